@@ -1,0 +1,65 @@
+"""Every error apq_tvm raises on purpose.
+
+::
+
+    ApqError
+    ├── ImportFailed         the ONNX file cannot be read: not ONNX, truncated, unsafe external data
+    ├── UnsupportedModel     the file is sound but holds something no stage can compile
+    ├── BadScheme            a scheme, format or group size that does not exist or does not fit
+    ├── BadTarget            an unknown device name
+    ├── BadInput             data given to ``eval`` or ``bench`` does not fit the model
+    ├── NotApplicable        one rule or kernel declines one layer, with the reason; never reaches a user
+    ├── PackError            codes do not fit the layout they are packed into
+    ├── BuildError           TVM, the C compiler or the linker failed
+    ├── OutputExists         the output is there already and ``force`` was not given
+    └── OutputFailed         the output could not be written (disk full, no permission); the old one is intact
+
+A compiled module imports nothing of apq_tvm: it raises its own ``ModuleError`` family, drawn in
+``codegen/templates/package.py``.
+"""
+
+from __future__ import annotations
+
+
+class ApqError(Exception):
+    """Base of every error apq_tvm raises on purpose."""
+
+
+class ImportFailed(ApqError):
+    """The ONNX file cannot be read."""
+
+
+class UnsupportedModel(ApqError):
+    """The ONNX file is sound but cannot be compiled."""
+
+
+class BadScheme(ApqError):
+    """A scheme string, format or group size is unknown or does not fit."""
+
+
+class BadTarget(ApqError):
+    """The device name is unknown."""
+
+
+class BadInput(ApqError):
+    """Data given to a command does not fit the model."""
+
+
+class NotApplicable(ApqError):
+    """A kernel or rule declines a layer; the message is the reason ``explain`` prints."""
+
+
+class PackError(ApqError):
+    """Codes or scales do not fit the layout they are packed into."""
+
+
+class BuildError(ApqError):
+    """TVM, the C compiler or the linker failed."""
+
+
+class OutputExists(ApqError):
+    """The output exists and must not be overwritten."""
+
+
+class OutputFailed(ApqError):
+    """The output could not be written; an existing one is left intact."""

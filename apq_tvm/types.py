@@ -1,0 +1,305 @@
+"""The types that travel between stages: frozen dataclasses over numpy, free of tvm, onnx and torch.
+
+``ImportedModel`` → ``QuantizedModel`` → ``KernelPlan`` → ``PackedModel`` → ``LoweredModel`` →
+``ScheduledModel`` → ``CompiledModule``. Each carries what the next stage needs (README, "Stages").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One graph input or output.
+
+    Parameters
+    ----------
+    name : str
+        The ONNX name, unchanged.
+    dtype : str
+        numpy dtype name, e.g. ``"int64"``.
+    shape : tuple of int or str
+        A string is a symbolic dimension, by its ONNX name.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of the normalised graph: ONNX semantics, except for ops that start with ``apq.``.
+
+    Parameters
+    ----------
+    op : str
+        ONNX operator, or one of the ``apq.`` operators of `apq_tvm.onnx_import`.
+    name : str
+        The ONNX node name (made unique), kept for errors and reports.
+    inputs, outputs : tuple of str
+        Value names; ``""`` is an absent optional.
+    attrs : mapping
+        int, float, str, tuples of these, or numpy arrays.
+    """
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A normalised ONNX graph.
+
+    Parameters
+    ----------
+    name : str
+        Stem of the file.
+    opset : int
+        ONNX opset of the default domain.
+    inputs, outputs : tuple of TensorSpec
+        The signature, in ONNX order.
+    nodes : tuple of Node
+        In topological order.
+    weights : mapping of str to ndarray
+        Every initializer a node reads. A weight that several layers share is stored once.
+    value_specs : mapping of str to TensorSpec
+        What shape inference knew of intermediate values.
+    sha256 : str
+        Of the ONNX file.
+    """
+
+    name: str
+    opset: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    nodes: tuple[Node, ...]
+    weights: Mapping[str, Array]
+    value_specs: Mapping[str, TensorSpec]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a layer is quantized: ``W{bits}[z]A{8|16|32}[t][g{group}]`` (`apq_tvm.formats.scheme`).
+
+    Parameters
+    ----------
+    bits : int
+        Weight bits, 1..8.
+    zero_points : bool
+        True if every group has its own zero point; False means code 2^(bits-1) is zero.
+    act_bits : int
+        8 (dynamic int8), or 16 and 32 (float).
+    per_token : bool
+        True if activations have one scale per token even where weights are grouped (``t``).
+    group_size : int
+        Along K: 16, 32, 64, 128, 256, or -1 for a whole row.
+    """
+
+    bits: int
+    zero_points: bool = False
+    act_bits: int = 8
+    per_token: bool = False
+    group_size: int = -1
+
+    def __str__(self) -> str:
+        group = f"g{self.group_size}" if self.group_size > 0 else ""
+        return (
+            f"W{self.bits}{'z' if self.zero_points else ''}"
+            f"A{self.act_bits}{'t' if self.per_token else ''}{group}"
+        )
+
+    @property
+    def act_group(self) -> int:
+        """Activation group along K, -1 for a whole token."""
+        return -1 if self.per_token else self.group_size
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """One weight matrix as codes: ``w[n, k] = scales[n, k // g] * (codes[n, k] - zero)``.
+
+    Parameters
+    ----------
+    codes : uint8 [N, K]
+        Values 0 .. 2^bits - 1.
+    scales : float16 [N, G]
+        G = ceil(K / group_size), 1 for a whole row. A short last group is a group of its own.
+    zeros : uint8 [N, G] or None
+        None means 2^(bits-1) everywhere (0.5 for bits=1: codes are -1 and +1, scaled by ``scales``,
+        that is ``w = scales * (2 * code - 1)``).
+    scheme : Scheme
+        What the codes mean.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float16]
+    zeros: NDArray[np.uint8] | None
+    scheme: Scheme
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes at ``bits`` each, scales and zeros: what bits per weight counts."""
+        code_bits = self.codes.size * self.scheme.bits
+        zeros = 0 if self.zeros is None else self.zeros.size
+        return (code_bits + 7) // 8 + self.scales.nbytes + zeros
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """The graph and its quantized tensors.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    tensors : mapping of str to QuantizedTensor
+        By ``"{weight name}:{scheme}"``; layers that share weight and scheme share the entry.
+    layers : mapping of str to str
+        Name of an ``apq.Linear`` or ``apq.Embedding`` node → key in `tensors`. A node that is not
+        here stays float.
+    """
+
+    model: ImportedModel
+    tensors: Mapping[str, QuantizedTensor]
+    layers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """Facts about one device, each from the vendor document in `sources`.
+
+    Parameters
+    ----------
+    name : str
+        What ``--target`` takes.
+    target : mapping
+        TVM target dict.
+    features : frozenset of str
+        Instruction-set extensions by LLVM name, e.g. ``{"avx2", "avx512vnni"}``.
+    vector_bytes, vector_registers : int
+        Of the widest vector unit.
+    cores : int
+        Physical cores.
+    l1_bytes, l2_bytes : int
+        Data caches of one core.
+    sources : tuple of str
+        Where the figures come from.
+    """
+
+    name: str
+    target: Mapping[str, Any]
+    features: frozenset[str]
+    vector_bytes: int
+    vector_registers: int
+    cores: int
+    l1_bytes: int
+    l2_bytes: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernel one layer gets for M in ``[m_min, m_max]``, and why.
+
+    Parameters
+    ----------
+    kernel : str
+        Name of the kernel in the one table of its device family.
+    layout : str
+        Weight layout, as in `apq_tvm.codegen.layouts`.
+    m_min, m_max : int
+        Inclusive rows of activations; `m_max` -1 means no upper limit.
+    rejected : tuple of (str, str)
+        Faster kernels that declined, with their reasons.
+    """
+
+    kernel: str
+    layout: str
+    m_min: int
+    m_max: int
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """Kernels per layer: names of `QuantizedModel.layers` → choices ordered by `m_min`."""
+
+    quantized: QuantizedModel
+    profile: DeviceProfile
+    choices: Mapping[str, tuple[KernelChoice, ...]]
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A tensor's bytes in a layout: named arrays (``codes``, ``scales``, ...) ready for a kernel."""
+
+    layout: str
+    arrays: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """`tensors` has the keys of `QuantizedModel.tensors`."""
+
+    plan: KernelPlan
+    tensors: Mapping[str, PackedTensor]
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """The whole graph in Relax, kernels unscheduled.
+
+    Parameters
+    ----------
+    packed : PackedModel
+    mod : tvm.IRModule
+        ``main`` and the PrimFuncs it calls.
+    params : mapping of str to ndarray
+        Weight parameters of ``main`` by name, in order, after the graph inputs.
+    variants : mapping of str to tuple of (int, str)
+        PrimFunc name → ``((m_max, PrimFunc name), ...)``, chosen at run time by the rows of the
+        first argument; -1 is no upper limit.
+    """
+
+    packed: PackedModel
+    mod: Any
+    params: Mapping[str, Array]
+    variants: Mapping[str, tuple[tuple[int, str], ...]]
+
+
+@dataclass(frozen=True)
+class ScheduledModel:
+    """`LoweredModel` with every PrimFunc scheduled.
+
+    Parameters
+    ----------
+    lowered : LoweredModel
+    mod : tvm.IRModule
+    schedules : mapping of str to str
+        PrimFunc name → which rule scheduled it and from where (``"default"`` or a log).
+    """
+
+    lowered: LoweredModel
+    mod: Any
+    schedules: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class CompiledModule:
+    """A module on disk and its manifest."""
+
+    path: Path
+    manifest: Mapping[str, Any]
