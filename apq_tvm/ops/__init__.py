@@ -1,0 +1,1 @@
+"""Unscheduled TensorIR of each operation family, written once, target-neutral."""

@@ -1,0 +1,1 @@
+"""Weight layouts, emitters and the small C runtime of compiled modules."""

@@ -1,0 +1,1 @@
+"""Files that are copied or filled in to make a compiled module."""

@@ -1,0 +1,1 @@
+"""Device profiles, default schedules and search spaces, one file per device family."""

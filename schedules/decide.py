@@ -1,0 +1,67 @@
+"""How a schedule's choices are answered: by default, at random, or from a record.
+
+A schedule is one readable function of its decisions: it asks ``decide("n_tile", (16, 8, 32))`` for
+every choice and gets one of the values back. The first value is the default. A candidate of the
+tuner is a dict of decisions; running the schedule again with one entry changed gives the next.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Decide(Protocol):
+    """Answers one named choice."""
+
+    def __call__(self, name: str, choices: Sequence[T]) -> T:
+        """Return one of `choices`; the first is the default."""
+
+
+class Defaults:
+    """Always the first choice; `taken` records what was asked and answered."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, object] = {}
+
+    def __call__(self, name: str, choices: Sequence[T]) -> T:
+        self.taken[name] = choices[0]
+        return choices[0]
+
+
+class Random:
+    """A random choice each time, repeatable from `seed`; `taken` records the answers."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.taken: dict[str, object] = {}
+
+    def __call__(self, name: str, choices: Sequence[T]) -> T:
+        choice = self._random.choice(choices)
+        self.taken[name] = choice
+        return choice
+
+
+class Recorded:
+    """Answers from `record`, a dict of decisions; an entry that is missing gets the default.
+
+    Raises
+    ------
+    ValueError
+        A recorded value is no longer among the choices: the record is of another schedule version.
+    """
+
+    def __init__(self, record: Mapping[str, object]) -> None:
+        self._record = record
+        self.taken: dict[str, object] = {}
+
+    def __call__(self, name: str, choices: Sequence[T]) -> T:
+        choice = self._record.get(name, choices[0])
+        for value in choices:
+            if value == choice:
+                self.taken[name] = value
+                return value
+        raise ValueError(f"decision {name}={choice!r} is not among {list(choices)!r}")

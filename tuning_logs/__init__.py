@@ -1,0 +1,1 @@
+"""Tuning logs: one folder per device."""
