@@ -252,7 +252,14 @@ class PackedTensor:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """`tensors` has the keys of `QuantizedModel.tensors`."""
+    """Weights in their kernels' layouts.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+    tensors : mapping of str to PackedTensor
+        By layer name. Layers that share a tensor and a layout share the entry's arrays.
+    """
 
     plan: KernelPlan
     tensors: Mapping[str, PackedTensor]

@@ -1,0 +1,151 @@
+"""Which kernel each quantized layer gets, per range of M, and why the others were turned down.
+
+``select`` walks the device's kernels in their order of preference. A kernel that declines raises
+`NotApplicable`; its reason is kept. The first kernel that fits fixes the layer's weight layout
+(weights are stored once), so kernels of another layout are turned down too. Every M from 1 on is
+covered, or the model cannot be compiled for this device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from apq_tvm.errors import NotApplicable, UnsupportedModel
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.types import DeviceProfile, KernelChoice, KernelPlan, Node, QuantizedModel
+
+if TYPE_CHECKING:
+    from apq_tvm.schedules.linear_kernel import LinearKernel
+
+EMBEDDING_LAYOUT = "rows"
+
+
+def linear_spec(quantized: QuantizedModel, node: Node) -> LinearSpec:
+    """The kernel problem of one ``apq.Linear`` node.
+
+    Parameters
+    ----------
+    quantized : QuantizedModel
+    node : Node
+        An ``apq.Linear`` of ``quantized.model``.
+
+    Returns
+    -------
+    LinearSpec
+        With ``scheme=None`` where the layer stays float.
+    """
+    n, k = quantized.model.weights[node.inputs[1]].shape
+    key = quantized.layers.get(node.name)
+    operands = (*node.inputs, "", "")
+    return LinearSpec(
+        n=n,
+        k=k,
+        scheme=quantized.tensors[key].scheme if key else None,
+        bias=bool(operands[2]),
+        activation=node.attrs.get("activation", ""),
+        residual=bool(operands[3]),
+    )
+
+
+def choose(
+    spec: LinearSpec, kernels: Sequence[LinearKernel], profile: DeviceProfile, layer: str
+) -> tuple[KernelChoice, ...]:
+    """Cover M = 1, 2, ... with the most preferred kernels that share one layout.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+    kernels : sequence of LinearKernel
+        In order of preference.
+    profile : DeviceProfile
+    layer : str
+        For the error.
+
+    Returns
+    -------
+    tuple of KernelChoice
+        Ordered by `m_min`, without gaps; the last has no upper limit.
+
+    Raises
+    ------
+    UnsupportedModel
+        Some M is left without a kernel; the message holds every kernel's reason.
+    """
+    rejected: list[tuple[str, str]] = []
+    fitting: list[LinearKernel] = []
+    layout = ""
+    for kernel in kernels:
+        try:
+            kernel.check(spec, profile)
+        except NotApplicable as reason:
+            rejected.append((kernel.name, str(reason)))
+            continue
+        name = kernel.layout(spec, profile).name
+        layout = layout or name
+        if name == layout:
+            fitting.append(kernel)
+        else:
+            rejected.append((kernel.name, f"wants layout {name}; the weights are stored as {layout}"))
+
+    choices: list[KernelChoice] = []
+    m = 1
+    while m != 0:  # 0 stands for "past infinity"
+        covering = [i for i, k in enumerate(fitting) if k.m_min <= m and not 0 <= k.m_max < m]
+        if not covering:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected) or "no kernels"
+            raise UnsupportedModel(
+                f"{layer}: no kernel of {profile.name} computes [{m}, {spec.k}] x [{spec.n}, "
+                f"{spec.k}] in {spec.scheme} ({reasons}); keep the layer float with --tensor-type"
+            )
+        best = covering[0]
+        # A more preferred kernel takes over where its own range starts.
+        ends = [k.m_min for k in fitting[:best] if k.m_min > m]
+        if fitting[best].m_max >= 0:
+            ends.append(fitting[best].m_max + 1)
+        end = min(ends, default=0)
+        choices.append(
+            KernelChoice(fitting[best].name, layout, m, end - 1, tuple(rejected))
+        )
+        m = end
+    return tuple(choices)
+
+
+def select(
+    quantized: QuantizedModel, profile: DeviceProfile, kernels: Sequence[LinearKernel]
+) -> KernelPlan:
+    """Choose kernels for every ``apq.Linear`` and the layout of every ``apq.Embedding``.
+
+    Parameters
+    ----------
+    quantized : QuantizedModel
+    profile : DeviceProfile
+    kernels : sequence of LinearKernel
+        The device's kernels in order of preference.
+
+    Returns
+    -------
+    KernelPlan
+        Float layers are in it too, with a float kernel.
+
+    Raises
+    ------
+    UnsupportedModel
+        A layer that no kernel of the device computes.
+    """
+    choices: dict[str, tuple[KernelChoice, ...]] = {}
+    memo: dict[LinearSpec, tuple[KernelChoice, ...]] = {}
+    for node in quantized.model.nodes:
+        if node.op == "apq.Linear":
+            spec = linear_spec(quantized, node)
+            if spec not in memo:
+                memo[spec] = choose(spec, kernels, profile, node.name)
+            choices[node.name] = memo[spec]
+        elif node.op == "apq.Embedding" and node.name in quantized.layers:
+            choices[node.name] = (KernelChoice("embedding", EMBEDDING_LAYOUT, 1, -1),)
+    return KernelPlan(quantized, profile, choices)
+
+
+def by_name(kernels: Sequence[LinearKernel]) -> Mapping[str, LinearKernel]:
+    """Kernels by their names."""
+    return {kernel.name: kernel for kernel in kernels}
