@@ -1,0 +1,105 @@
+"""apq_tvm.ops.math against libm, scalar and vectorized, at the ends of the range and on NaN."""
+
+from __future__ import annotations
+
+import math as libm
+from typing import Any
+
+import numpy as np
+import pytest
+
+tvm = pytest.importorskip("tvm")
+
+from tvm.script import tirx as T  # noqa: E402
+
+from apq_tvm.ops import math  # noqa: E402
+
+N = 1 << 14
+
+
+def _ref(f: Any) -> Any:
+    return np.vectorize(f, otypes=[np.float64])
+
+
+def _sigmoid(v: float) -> float:
+    return 1 / (1 + libm.exp(-v)) if v > -700 else 0.0
+
+
+REFERENCE = {
+    "exp": np.exp,
+    "erf": _ref(libm.erf),
+    "tanh": np.tanh,
+    "sigmoid": _ref(_sigmoid),
+    "relu": lambda v: np.maximum(v, 0),
+    "gelu": _ref(lambda v: 0.5 * v * (1 + libm.erf(v / libm.sqrt(2)))),
+    "gelu_tanh": lambda v: 0.5 * v * (1 + np.tanh(libm.sqrt(2 / libm.pi) * (v + 0.044715 * v**3))),
+    "silu": _ref(lambda v: v * _sigmoid(v)),
+}
+RELATIVE = {"exp": 2e-7, "erf": 5e-7, "tanh": 5e-7, "sigmoid": 5e-7}
+
+
+def _build(name: str) -> Any:
+    function = getattr(math, name)
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.handle, y: T.handle) -> None:
+        a = T.match_buffer(x, (N,), "float32", align=4)
+        b = T.match_buffer(y, (N,), "float32", align=4)
+        for i in T.serial(N):
+            with T.sblock("map"):
+                v = T.axis.spatial(N, i)
+                b[v] = function(a[v])
+
+    sch = tvm.s_tir.Schedule(kernel)
+    _, inner = sch.split(sch.get_loops(sch.get_sblock("map"))[0], [None, 8])
+    sch.vectorize(inner)
+    return tvm.compile(sch.mod, target={"kind": "llvm", "mcpu": "x86-64-v3"})
+
+
+def _run(name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    padded = np.zeros(N, np.float32)
+    padded[: x.size] = x
+    out = tvm.runtime.empty((N,), "float32")
+    _build(name)(tvm.runtime.tensor(padded), out)
+    return out.numpy()[: x.size]
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_error_bound(name: str) -> None:
+    near = np.linspace(-12, 12, N // 2)
+    far = np.linspace(-87, 88, N // 2)
+    x = np.concatenate([near, far]).astype(np.float32)
+    want = REFERENCE[name](x.astype(np.float64))
+    error = np.abs(_run(name, x) - want)
+    assert (error / np.maximum(1.0, np.abs(want))).max() <= 1e-6
+    if name in RELATIVE:
+        assert (error / np.maximum(np.abs(want), 1e-37)).max() <= RELATIVE[name]
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_limits_and_nan(name: str) -> None:
+    x = np.array([-np.inf, -1e30, -200, 0, 200, 1e30, np.inf, np.nan], np.float32)
+    got = _run(name, x)
+    assert np.isnan(got[-1])
+    if name in ("exp", "relu"):
+        assert got[-2] == np.inf
+    if name in ("exp", "sigmoid", "relu"):
+        assert got[0] == got[1] == 0
+    if name in ("erf", "tanh"):
+        assert got[0] == -1 and got[6] == 1
+    if name in ("gelu", "gelu_tanh", "silu"):
+        assert got[5] == np.float32(1e30) and got[2] == 0
+    assert got[3] == REFERENCE[name](np.zeros(1))[0]
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_stays_in_vector_registers(name: str) -> None:
+    assembly = _build(name).mod.inspect_source("asm")
+    assert "ymm" in assembly
+    for call in ("expf", "erff", "tanhf", "floorf"):
+        assert f"call\t{call}" not in assembly and f"callq\t{call}" not in assembly
+
+
+def test_activation_names_cover_the_linear_epilogues() -> None:
+    names = {"", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu"}
+    assert set(math.ACTIVATIONS) == names
