@@ -1,14 +1,14 @@
 """Elementary functions as float32 TIR expressions that vectorize on every target.
 
-A call to libm's ``expf`` or ``erff`` inside a loop stays scalar and costs 20 to 60 cycles a value. These are
-polynomials and rational functions over plain arithmetic, so that LLVM keeps the whole loop in vector
-registers. Every function takes and returns a float32 ``PrimExpr``; NaN goes through, and infinities give the
-limit. ``activation(name, x)`` is what fused epilogues call.
+A call to libm's ``expf`` or ``erff`` inside a loop stays scalar and costs 20 to 60 cycles a value.
+These are polynomials and rational functions over plain arithmetic, so that LLVM keeps the whole
+loop in vector registers. Every function takes and returns a float32 ``PrimExpr``; NaN goes
+through, and infinities give the limit. ``activation(name, x)`` is what fused epilogues call.
 
 Coefficients are our own minimax fits (weighted least squares on Chebyshev nodes, Lawson's
-re-weighting); the largest error against libm, measured in float32 arithmetic, stands in each docstring
-and is checked by ``tests/tir/test_math.py``. Range reduction of ``exp`` after Cody and Waite, *Software
-Manual for the Elementary Functions* (1980), chapter 6.
+re-weighting); the largest error against libm, measured in float32 arithmetic, stands in each
+docstring and is checked by ``tests/tir/test_math.py``. Range reduction of ``exp`` after Cody and
+Waite, *Software Manual for the Elementary Functions* (1980), chapter 6.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _f32(value: float) -> Expr:
 
 
 def _bind(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
-    """``let v = value in body(v)``: keeps an expression used many times from being copied as often."""
+    """``let v = value in body(v)``, so that a value used many times is not copied as often."""
     if isinstance(value, tirx.Var | tirx.FloatImm):
         return body(value)
     var = tirx.Var("v", "float32")
@@ -100,7 +100,7 @@ def _odd_rational(p: tuple[float, ...], q: tuple[float, ...], limit: float, x: E
 
 
 def exp(x: Expr) -> Expr:
-    """e^x, relative error at most 2e-7; overflows to inf, results below 1e-38 may be flushed to 0."""
+    """e^x, relative error at most 2e-7; overflows to inf, below 1e-38 it may be flushed to 0."""
 
     def scaled(n: Expr, r: Expr) -> Expr:
         value = _polynomial(_EXP, r) * r * r + r + _f32(1.0)
@@ -146,7 +146,7 @@ def relu(x: Expr) -> Expr:
 
 
 def gelu(x: Expr) -> Expr:
-    """x/2 (1 + erf(x / sqrt 2)): ONNX Gelu with approximate="none"; error at most 1e-6 max(1, abs x)."""
+    """x/2 (1 + erf(x / sqrt 2)): ONNX Gelu, approximate="none"; error at most 1e-6 max(1, |x|)."""
     return _bind(x, lambda v: _f32(0.5) * v * (_f32(1.0) + erf(v * _f32(0.7071067811865476))))
 
 
@@ -177,5 +177,5 @@ ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
 
 
 def activation(name: str, x: Expr) -> Expr:
-    """Apply the activation of an ``apq.Linear`` by its name, a key of `ACTIVATIONS` (``""`` is none)."""
+    """Apply an activation of ``apq.Linear`` by name, a key of `ACTIVATIONS` (``""`` is none)."""
     return ACTIVATIONS[name](x)
