@@ -1,0 +1,356 @@
+"""The integer weight layout ``W{bits}r{R}k4``: R rows interleaved, four consecutive k per row.
+
+A *unit* is R rows x 32 k. Its *vectors* v0..v7 have 4R bytes each: byte ``4r + i`` of vector j is
+row r, k = 4j + i, which is the operand order of maddubs + madd, vpdpbusd, sdot and dp4a: each
+32-bit lane holds four k of one row, so a lane accumulates one row and no horizontal sum is needed.
+
+Bits are split into fields of 4, 2 and 1 (7 = 4 + 2 + 1, low-order bits first). A field of width w
+takes w loads of 4R bytes; load i holds vectors i, i + w, i + 2w, ... at bits 0, w, 2w, ... of
+every byte, so a load, a shift and a mask give a whole vector::
+
+    4 bits: load i (0..3) low nibble = v[i], high nibble = v[i + 4]
+    2 bits: load i (0..1) bits 2t..2t+1 = v[i + 2t]
+    1 bit:  load 0        bit t = v[t]
+    8 bits: load i (0..7) = v[i]
+
+``rows=1`` is the layout of embedding tables: byte p of a field of width w holds codes
+``p, p + 4w, p + 8w, ...`` of one row's 32-code unit (W4: 16 bytes, low nibbles are codes 0..15,
+high nibbles 16..31). W8 is the plain row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.errors import PackError
+from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+
+UNIT_K = 32
+"""k of one unit: what one pass over the fields decodes."""
+
+ROWS = (1, 4, 8, 16)
+"""Rows a unit may interleave: 1 for lookups, then 128-, 256- and 512-bit vectors."""
+
+_NAME = re.compile(r"W([1-8])r(\d+)k4\Z")
+
+
+@dataclass(frozen=True)
+class Field:
+    """Some bits of every code, stored together.
+
+    Parameters
+    ----------
+    width : int
+        1, 2, 4 or 8 bits.
+    shift : int
+        Position of the field's lowest bit in the code. The field's bytes start at
+        ``4 * R * shift`` of a unit.
+    """
+
+    width: int
+    shift: int
+
+    @property
+    def mask(self) -> int:
+        """Bits of the field, shifted down to 0."""
+        return (1 << self.width) - 1
+
+    @property
+    def per_byte(self) -> int:
+        """Codes that share one byte."""
+        return 8 // self.width
+
+
+def split_fields(bits: int) -> tuple[Field, ...]:
+    """Split 1..8 bits into fields of 8, 4, 2 and 1, widest first at the low-order end."""
+    fields: list[Field] = []
+    shift = 0
+    for width in (8, 4, 2, 1):
+        if bits - shift >= width:
+            fields.append(Field(width, shift))
+            shift += width
+    return tuple(fields)
+
+
+@dataclass(frozen=True)
+class InterleavedLayout:
+    """How one quantized matrix [N, K] lies in memory.
+
+    Parameters
+    ----------
+    bits : int
+        1..8.
+    rows : int
+        R, rows interleaved: 1, 4, 8 or 16.
+    group_size : int
+        Codes along K that share a scale; -1 for a whole row.
+    zero_points : bool
+        True if there is an array ``zeros``.
+
+    Raises
+    ------
+    PackError
+        If a parameter is out of range.
+    """
+
+    bits: int
+    rows: int
+    group_size: int = -1
+    zero_points: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8:
+            raise PackError(f"layout bits={self.bits}: 1..8 are possible")
+        if self.rows not in ROWS:
+            raise PackError(f"layout rows={self.rows}: one of {ROWS} is possible")
+        if self.group_size != -1 and not (
+            self.group_size == 16 or (self.group_size > 0 and self.group_size % UNIT_K == 0)
+        ):
+            raise PackError(
+                f"layout group_size={self.group_size}: 16, a multiple of {UNIT_K} or -1 is possible"
+            )
+
+    @classmethod
+    def parse(cls, name: str, scheme: Scheme) -> InterleavedLayout | None:
+        """Read `name`; groups and zero points come from `scheme`. None if it is not of this family.
+
+        Raises
+        ------
+        PackError
+            If the name's bits are not the scheme's.
+        """
+        match = _NAME.match(name)
+        if match is None:
+            return None
+        bits, rows = int(match[1]), int(match[2])
+        if bits != scheme.bits:
+            raise PackError(f"layout {name} has {bits} bits, scheme {scheme} has {scheme.bits}")
+        return cls(bits, rows, scheme.group_size, scheme.zero_points)
+
+    @property
+    def name(self) -> str:
+        """``W{bits}r{R}k4``."""
+        return f"W{self.bits}r{self.rows}k4"
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Bit fields in storage order, low-order bits first."""
+        return split_fields(self.bits)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one vector, 4R."""
+        return 4 * self.rows
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one unit of R rows x 32 k."""
+        return self.vector_bytes * self.bits
+
+    @property
+    def pad_code(self) -> int:
+        """Code of padding where there are no zero points, and of rows past N: means 0 there."""
+        return 0 if self.zero_points else 1 << (self.bits - 1)
+
+    def padded_k(self, k: int) -> int:
+        """K rounded up to whole units and whole groups."""
+        step = max(UNIT_K, self.group_size)
+        return -(-k // step) * step
+
+    def row_blocks(self, n: int) -> int:
+        """Blocks of R rows that hold `n` rows."""
+        return -(-n // self.rows)
+
+    def group_width(self, k: int) -> int:
+        """Codes per scale in the packed matrix: the group size, or padded K for a whole row."""
+        return self.padded_k(k) if self.group_size == -1 else self.group_size
+
+    def groups(self, k: int) -> int:
+        """Groups of a canonical row, ceil(K / group_size)."""
+        return 1 if self.group_size == -1 else -(-k // self.group_size)
+
+    def padded_groups(self, k: int) -> int:
+        """Groups of a packed row, padded K / group width. May exceed `groups` for group_size 16."""
+        return self.padded_k(k) // self.group_width(k)
+
+    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
+        blocks, groups = self.row_blocks(n), self.padded_groups(k)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "codes": ((blocks, self.padded_k(k) // UNIT_K, self.unit_bytes), "uint8"),
+            "scales": ((blocks, groups, self.rows), "float16"),
+        }
+        if self.zero_points:
+            shapes["zeros"] = ((blocks, groups, self.rows), "uint8")
+        return shapes
+
+    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
+        """Lay out a quantized matrix.
+
+        Padding: rows past N and groups past the last get scale 0 and zero point 0; codes past K
+        are their group's zero point, so they stand for 0 (W1 has no code for 0: its padding is 1,
+        and the activations are 0 there).
+
+        Parameters
+        ----------
+        tensor : QuantizedTensor
+            Codes uint8 [N, K], scales float16 [N, G], zeros uint8 [N, G] or None.
+        name : str
+            For errors.
+
+        Raises
+        ------
+        PackError
+            If shapes, dtypes, bits, groups, zero points or a code's range do not fit the layout.
+        """
+        self._check(tensor, name)
+        n, k = tensor.codes.shape
+        codes = self._padded_codes(tensor)  # [NB * R, Kp]
+        arrays: dict[str, Array] = {
+            "codes": self._pack_codes(codes),
+            "scales": self._interleave(tensor.scales, n, k),
+        }
+        if tensor.zeros is not None:
+            arrays["zeros"] = self._interleave(tensor.zeros, n, k)
+        return PackedTensor(self.name, arrays)
+
+    def unpack(
+        self, packed: PackedTensor, n: int, k: int, scheme: Scheme | None = None
+    ) -> QuantizedTensor:
+        """Inverse of `pack`, exact.
+
+        Parameters
+        ----------
+        packed : PackedTensor
+        n, k : int
+            Shape of the matrix without padding.
+        scheme : Scheme, optional
+            Scheme of the result; by default int8 activations with the layout's groups.
+
+        Raises
+        ------
+        PackError
+            If the arrays are not this layout's arrays for an [n, k] matrix.
+        """
+        self._check_packed(packed, n, k)
+        codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
+        groups = self.groups(k)
+        scales = self._deinterleave(packed.arrays["scales"])[:n, :groups]
+        zeros = None
+        if self.zero_points:
+            zeros = np.ascontiguousarray(self._deinterleave(packed.arrays["zeros"])[:n, :groups])
+        if scheme is None:
+            scheme = Scheme(self.bits, self.zero_points, group_size=self.group_size)
+        return QuantizedTensor(
+            np.ascontiguousarray(codes), np.ascontiguousarray(scales), zeros, scheme
+        )
+
+    def _padded_codes(self, tensor: QuantizedTensor) -> NDArray[np.uint8]:
+        n, k = tensor.codes.shape
+        kp = self.padded_k(k)
+        padded = np.full((self.row_blocks(n) * self.rows, kp), self.pad_code, np.uint8)
+        padded[:n, :k] = tensor.codes
+        if tensor.zeros is not None and k < kp:
+            last_group_end = kp if self.group_size == -1 else self.groups(k) * self.group_size
+            padded[:n, k:last_group_end] = tensor.zeros[:, -1:]
+        return padded
+
+    def _pack_codes(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """[NB * R, Kp] -> [NB, Kp / 32, 4 * bits * R]."""
+        blocks, units = codes.shape[0] // self.rows, codes.shape[1] // UNIT_K
+        quads = codes.view(np.uint32).reshape(blocks, self.rows, units * 8)
+        # [NB, units * 8, R] of four k each: vectors in order of j
+        vectors = np.ascontiguousarray(quads.transpose(0, 2, 1)).view(np.uint8)
+        out = np.empty((blocks, units, self.unit_bytes), np.uint8)
+        for f in self.fields:
+            start, size = self.vector_bytes * f.shift, self.vector_bytes * f.width
+            # [NB, units, t, w loads of V bytes]: slice t goes to bits w*t of every byte
+            part = vectors.reshape(blocks, units, f.per_byte, size)
+            target = out[:, :, start : start + size]
+            for t in range(f.per_byte):
+                bits = ((part[:, :, t] >> f.shift) & f.mask) << (f.width * t)
+                if t == 0:
+                    target[...] = bits
+                else:
+                    target |= bits
+        return out
+
+    def _unpack_codes(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """[NB, Kp / 32, 4 * bits * R] -> [NB * R, Kp]."""
+        blocks, units, _ = packed.shape
+        vectors = np.zeros((blocks, units, 8 * self.vector_bytes), np.uint8)
+        for f in self.fields:
+            start, size = self.vector_bytes * f.shift, self.vector_bytes * f.width
+            source = packed[:, :, start : start + size]
+            part = vectors.reshape(blocks, units, f.per_byte, size)
+            for t in range(f.per_byte):
+                part[:, :, t] |= ((source >> (f.width * t)) & f.mask) << f.shift
+        # [NB, units * 8, R] of four k each -> [NB, R, units * 8]
+        quads = vectors.view(np.uint32).reshape(blocks, units * 8, self.rows)
+        rows = np.ascontiguousarray(quads.transpose(0, 2, 1)).view(np.uint8)
+        return rows.reshape(blocks * self.rows, units * UNIT_K)
+
+    def _interleave(self, values: Array, n: int, k: int) -> Array:
+        """[N, G] -> [NB, Gp, R], padded with 0."""
+        blocks, groups = self.row_blocks(n), self.padded_groups(k)
+        padded = np.zeros((blocks * self.rows, groups), values.dtype)
+        padded[:n, : values.shape[1]] = values
+        return np.ascontiguousarray(padded.reshape(blocks, self.rows, groups).transpose(0, 2, 1))
+
+    def _deinterleave(self, values: Array) -> Array:
+        """[NB, Gp, R] -> [NB * R, Gp]."""
+        blocks, groups, rows = values.shape
+        return values.transpose(0, 2, 1).reshape(blocks * rows, groups)
+
+    def _check(self, tensor: QuantizedTensor, name: str) -> None:
+        scheme = tensor.scheme
+        mine = (self.bits, self.group_size, self.zero_points)
+        if mine != (scheme.bits, scheme.group_size, scheme.zero_points):
+            raise PackError(
+                f"{name}: layout {self.name} with group {self.group_size} and "
+                f"zero_points={self.zero_points} cannot hold scheme {scheme}"
+            )
+        if tensor.codes.ndim != 2 or tensor.codes.size == 0:
+            raise PackError(
+                f"{name}: codes have shape {tensor.codes.shape}; [N, K] with N, K >= 1 is needed"
+            )
+        n, k = tensor.codes.shape
+        groups = (n, self.groups(k))
+        _check_array(f"{name}: codes", tensor.codes, (n, k), "uint8")
+        _check_array(f"{name}: scales", tensor.scales, groups, "float16")
+        if (tensor.zeros is not None) != self.zero_points:
+            raise PackError(f"{name}: zeros must be there exactly when scheme {scheme} has z")
+        top = (1 << self.bits) - 1
+        if int(tensor.codes.max()) > top:
+            raise PackError(f"{name}: code {int(tensor.codes.max())} exceeds {top} of {scheme}")
+        if not np.isfinite(tensor.scales).all():
+            raise PackError(f"{name}: a scale is not finite")
+        if tensor.zeros is not None:
+            _check_array(f"{name}: zeros", tensor.zeros, groups, "uint8")
+            if int(tensor.zeros.max()) > top:
+                raise PackError(
+                    f"{name}: zero point {int(tensor.zeros.max())} exceeds {top} of {scheme}"
+                )
+
+    def _check_packed(self, packed: PackedTensor, n: int, k: int) -> None:
+        if packed.layout != self.name:
+            raise PackError(f"a tensor in layout {packed.layout} is no {self.name}")
+        if n < 1 or k < 1:
+            raise PackError(f"{self.name}: shape [{n}, {k}]; N, K >= 1 is needed")
+        shapes: Mapping[str, tuple[tuple[int, ...], str]] = self.shapes(n, k)
+        if set(packed.arrays) != set(shapes):
+            raise PackError(f"{self.name} needs {sorted(shapes)}, got {sorted(packed.arrays)}")
+        for key, (shape, dtype) in shapes.items():
+            _check_array(f"{self.name} {key}", packed.arrays[key], shape, dtype)
+
+
+def _check_array(what: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        raise PackError(
+            f"{what} is {array.dtype} {list(array.shape)}; {dtype} {list(shape)} is needed"
+        )
