@@ -1,0 +1,275 @@
+"""Weight layouts: names, shapes, the byte order that kernels rely on, exact inverses, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apq_tvm.codegen.layouts import (
+    LAYOUTS,
+    ROWS,
+    UNIT_K,
+    Field,
+    FloatLayout,
+    InterleavedLayout,
+    embedding_layout,
+    float_layout,
+    integer_layout,
+    split_fields,
+)
+from apq_tvm.errors import PackError
+from apq_tvm.types import PackedTensor, QuantizedTensor, Scheme
+
+BITS = range(1, 9)
+GROUPS = (16, 32, 64, 128, 256, -1)
+
+
+def random_tensor(scheme: Scheme, n: int, k: int, seed: int = 0) -> QuantizedTensor:
+    rng = np.random.default_rng(seed)
+    groups = 1 if scheme.group_size == -1 else -(-k // scheme.group_size)
+    top = 1 << scheme.bits
+    zeros = rng.integers(0, top, (n, groups), dtype=np.uint8) if scheme.zero_points else None
+    return QuantizedTensor(
+        rng.integers(0, top, (n, k), dtype=np.uint8),
+        rng.normal(size=(n, groups)).astype(np.float16),
+        zeros,
+        scheme,
+    )
+
+
+def assert_equal(a: QuantizedTensor, b: QuantizedTensor) -> None:
+    np.testing.assert_array_equal(a.codes, b.codes)
+    np.testing.assert_array_equal(a.scales, b.scales)
+    assert (a.zeros is None) == (b.zeros is None)
+    if a.zeros is not None and b.zeros is not None:
+        np.testing.assert_array_equal(a.zeros, b.zeros)
+    assert a.scheme == b.scheme
+
+
+def read_code(layout: InterleavedLayout, codes: np.ndarray, n: int, k: int) -> int:
+    """One code out of packed bytes, straight from the layout's description."""
+    unit = codes[n // layout.rows, k // 32]
+    vector, lane = (k % 32) // 4, 4 * (n % layout.rows) + k % 4
+    v = 4 * layout.rows
+    value, offset, low = 0, 0, 0
+    for width in (8, 4, 2, 1):
+        if layout.bits - low < width:
+            continue
+        load, turn = vector % width, vector // width
+        byte = int(unit[offset + load * v + lane])
+        value |= ((byte >> (turn * width)) & ((1 << width) - 1)) << low
+        offset += width * v
+        low += width
+    assert (low, offset) == (layout.bits, unit.size)
+    return value
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_fields_cover_every_bit_once(bits: int) -> None:
+    fields = split_fields(bits)
+    assert [f.shift for f in fields] == [
+        sum(g.width for g in fields[:i]) for i in range(len(fields))
+    ]
+    assert sum(f.width for f in fields) == bits
+    assert all(f.per_byte * f.width == 8 and f.mask == 2**f.width - 1 for f in fields)
+
+
+def test_fields_of_seven_bits() -> None:
+    assert split_fields(7) == (Field(4, 0), Field(2, 4), Field(1, 6))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("bits", BITS)
+def test_bytes_are_where_kernels_look(bits: int, rows: int) -> None:
+    n, k = rows + 1, 70
+    tensor = random_tensor(Scheme(bits, group_size=32), n, k)
+    layout = InterleavedLayout(bits, rows, 32)
+    packed = layout.pack(tensor).arrays["codes"]
+    for row in range(n):
+        for col in (0, 3, 4, 15, 16, 31, 32, 63, 64, 69):
+            assert read_code(layout, packed, row, col) == tensor.codes[row, col]
+
+
+def test_four_bit_load_holds_a_vector_per_nibble() -> None:
+    codes = (np.arange(8 * 32) % 16).astype(np.uint8).reshape(8, 32)
+    tensor = QuantizedTensor(codes, np.ones((8, 1), np.float16), None, Scheme(4, group_size=32))
+    unit = InterleavedLayout(4, 8, 32).pack(tensor).arrays["codes"][0, 0].reshape(4, 32)
+    for load in range(4):
+        low = codes[:, 4 * load : 4 * load + 4].reshape(32)
+        high = codes[:, 4 * load + 16 : 4 * load + 20].reshape(32)
+        np.testing.assert_array_equal(unit[load], low | (high << 4))
+
+
+def test_eight_bit_embedding_row_is_plain() -> None:
+    tensor = random_tensor(Scheme(8), 5, 64)
+    packed = embedding_layout(tensor.scheme).pack(tensor).arrays["codes"]
+    np.testing.assert_array_equal(packed.reshape(5, 64), tensor.codes)
+
+
+@pytest.mark.parametrize("zero_points", (False, True))
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("bits", BITS)
+def test_round_trip_at_edges(bits: int, rows: int, group: int, zero_points: bool) -> None:
+    scheme = Scheme(bits, zero_points, group_size=group)
+    layout = InterleavedLayout(bits, rows, group, zero_points)
+    edge = max(group, UNIT_K)
+    for n in {1, max(rows - 1, 1), rows, rows + 1, 3 * rows + 1}:
+        for k in (1, edge - 1, edge, edge + 1):
+            tensor = random_tensor(scheme, n, k)
+            packed = layout.pack(tensor)
+            assert packed.layout == layout.name
+            got = {key: (a.shape, str(a.dtype)) for key, a in packed.arrays.items()}
+            assert got == layout.shapes(n, k)
+            assert list(got) == list(layout.shapes(n, k))
+            assert_equal(layout.unpack(packed, n, k), tensor)
+
+
+@given(
+    bits=st.integers(1, 8),
+    rows=st.sampled_from(ROWS),
+    group=st.sampled_from(GROUPS),
+    zero_points=st.booleans(),
+    n=st.integers(1, 40),
+    k=st.integers(1, 300),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=100, deadline=None)
+def test_round_trip_any_shape(
+    bits: int, rows: int, group: int, zero_points: bool, n: int, k: int, seed: int
+) -> None:
+    scheme = Scheme(bits, zero_points, act_bits=16, group_size=group)
+    tensor = random_tensor(scheme, n, k, seed)
+    layout = InterleavedLayout(bits, rows, group, zero_points)
+    assert_equal(layout.unpack(layout.pack(tensor), n, k, scheme), tensor)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("zero_points", (False, True))
+def test_padding_means_zero(bits: int, zero_points: bool) -> None:
+    scheme = Scheme(bits, zero_points, group_size=64)
+    tensor = random_tensor(scheme, 5, 70)
+    layout = InterleavedLayout(bits, 8, 64, zero_points)
+    packed = layout.pack(tensor)
+    assert not packed.arrays["scales"][0, :, 5:].any()
+    for row in range(8):
+        for col in range(70, 128):
+            want = 1 << (bits - 1)
+            if tensor.zeros is not None:
+                want = int(tensor.zeros[row, 1]) if row < 5 else 0
+            assert read_code(layout, packed.arrays["codes"], row, col) == want
+
+
+def test_group_of_16_pads_to_whole_units() -> None:
+    layout = InterleavedLayout(4, 8, 16)
+    assert (layout.padded_k(33), layout.groups(33), layout.padded_groups(33)) == (64, 3, 4)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_names_parse_back(bits: int, rows: int) -> None:
+    scheme = Scheme(bits, True, group_size=128)
+    layout = InterleavedLayout(bits, rows, 128, True)
+    assert layout.name == f"W{bits}r{rows}k4"
+    assert integer_layout(layout.name, scheme) == layout
+
+
+@pytest.mark.parametrize("name", ("W4r7k4", "W9r8k4", "W4r8", "w4r8k4", "W4r8k4 ", "F32r8", ""))
+def test_unknown_names_are_refused(name: str) -> None:
+    with pytest.raises(PackError, match="layout"):
+        integer_layout(name, Scheme(4))
+
+
+def test_name_of_other_bits_is_refused() -> None:
+    with pytest.raises(PackError, match="W4r8k4 has 4 bits, scheme W3A8g64"):
+        integer_layout("W4r8k4", Scheme(3, group_size=64))
+
+
+def test_each_name_belongs_to_one_family() -> None:
+    for name, scheme in (("W4r8k4", Scheme(4)), ("F32r8", None)):
+        parsed = [family.parse(name, scheme) for family in LAYOUTS]  # type: ignore[arg-type]
+        assert sum(layout is not None for layout in parsed) == 1
+
+
+@pytest.mark.parametrize("bits", (0, 9))
+def test_impossible_bits_are_refused(bits: int) -> None:
+    with pytest.raises(PackError, match=f"bits={bits}"):
+        InterleavedLayout(bits, 8)
+
+
+@pytest.mark.parametrize("group", (0, 17, 48, -2))
+def test_impossible_groups_are_refused(group: int) -> None:
+    with pytest.raises(PackError, match=f"group_size={group}"):
+        InterleavedLayout(4, 8, group)
+
+
+def test_pack_refuses_what_does_not_fit() -> None:
+    good = random_tensor(Scheme(4, True, group_size=32), 5, 40)
+    layout = InterleavedLayout(4, 8, 32, True)
+    assert good.zeros is not None
+    bad = {
+        "cannot hold scheme": replace(good, scheme=Scheme(4, True, group_size=64)),
+        "code 16 exceeds 15": replace(good, codes=np.full((5, 40), 16, np.uint8)),
+        "codes is int64": replace(good, codes=good.codes.astype(np.int64)),
+        "codes have shape": replace(good, codes=good.codes[0]),
+        r"scales is float16 \[5, 1\]": replace(good, scales=good.scales[:, :1]),
+        "scales is float32": replace(good, scales=good.scales.astype(np.float32)),
+        "scale is not finite": replace(good, scales=np.full((5, 2), np.inf, np.float16)),
+        "zeros must be there": replace(good, zeros=None),
+        "zero point 16 exceeds 15": replace(good, zeros=np.full((5, 2), 16, np.uint8)),
+        r"zeros is uint8 \[4, 2\]": replace(good, zeros=good.zeros[:4]),
+    }
+    for message, tensor in bad.items():
+        with pytest.raises(PackError, match=f"encoder.0.*{message}"):
+            layout.pack(tensor, "encoder.0")
+
+
+def test_unpack_refuses_other_arrays() -> None:
+    layout = InterleavedLayout(4, 8, 32)
+    packed = layout.pack(random_tensor(Scheme(4, group_size=32), 9, 40))
+    codes, scales = packed.arrays["codes"], packed.arrays["scales"]
+    with pytest.raises(PackError, match="codes is uint8"):
+        layout.unpack(packed, 17, 40)
+    with pytest.raises(PackError, match="N, K >= 1"):
+        layout.unpack(packed, 0, 40)
+    for bad in (
+        PackedTensor("W4r16k4", packed.arrays),
+        PackedTensor("W4r8k4", {"codes": codes}),
+        PackedTensor("W4r8k4", {"codes": codes, "scales": scales.astype(np.float32)}),
+    ):
+        with pytest.raises(PackError, match="W4r8k4"):
+            layout.unpack(bad, 9, 40)
+
+
+@pytest.mark.parametrize("rows", (1, 8, 16))
+@pytest.mark.parametrize("n", (1, 7, 8, 9, 33))
+def test_float_layout_round_trip(rows: int, n: int) -> None:
+    weight = np.random.default_rng(0).normal(size=(n, 5)).astype(np.float32)
+    layout = float_layout(f"F32r{rows}")
+    packed = layout.pack(weight)
+    assert packed.arrays["weight"].shape == layout.shapes(n, 5)["weight"][0]
+    np.testing.assert_array_equal(
+        packed.arrays["weight"][(n - 1) // rows, :, (n - 1) % rows], weight[-1]
+    )
+    np.testing.assert_array_equal(layout.unpack(packed, n, 5), weight)
+
+
+def test_float_layout_refuses_what_does_not_fit() -> None:
+    layout = FloatLayout(8)
+    with pytest.raises(PackError, match=r"head: float64 \[2, 2\]"):
+        layout.pack(np.zeros((2, 2)), "head")  # type: ignore[arg-type]
+    packed = layout.pack(np.zeros((2, 2), np.float32))
+    with pytest.raises(PackError, match="F32r8 weight is"):
+        layout.unpack(packed, 2, 3)
+    with pytest.raises(PackError, match="is no F32r8"):
+        layout.unpack(PackedTensor("F32r4", packed.arrays), 2, 2)
+    with pytest.raises(PackError, match="no float layout"):
+        float_layout("W4r8k4")
+    with pytest.raises(PackError, match="holds float weights"):
+        FloatLayout.parse("F32r8", Scheme(4))
+    with pytest.raises(PackError, match="rows=0"):
+        FloatLayout(0)
