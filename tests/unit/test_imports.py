@@ -1,0 +1,167 @@
+"""Importing is cheap, imports run one way, and what is public is documented."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import apq_tvm
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# design.md: types, errors <- formats, tensorize <- codegen.layouts <- ops <- schedules <- select
+# <- pipeline <- cli. A module may import those of its own rank and below. The longest prefix counts.
+RANKS = {
+    "apq_tvm.errors": 0,
+    "apq_tvm.types": 0,
+    "apq_tvm.progress": 0,
+    "apq_tvm.formats": 1,
+    "apq_tvm.tensorize": 1,
+    "apq_tvm.onnx_import": 2,
+    "apq_tvm.quantizers": 2,
+    "apq_tvm.codegen.layouts": 2,
+    "apq_tvm.ops": 3,
+    "apq_tvm.schedules": 4,
+    "apq_tvm.tuning_logs": 4,
+    "apq_tvm.select": 5,
+    "apq_tvm.lower": 6,
+    "apq_tvm.codegen": 6,
+    "apq_tvm.pipeline": 7,
+    "apq_tvm.evaluate": 8,
+    "apq_tvm.bench": 8,
+    "apq_tvm.module": 8,
+    "apq_tvm.inspect": 8,
+    "apq_tvm.explain": 8,
+    "apq_tvm.console": 8,
+    "apq_tvm.cli": 9,
+    "apq_tvm": 10,
+}
+
+# These two read and choose: they know nothing of kernels, layouts or devices.
+SEPARATE = {
+    "apq_tvm.onnx_import": {"apq_tvm.errors", "apq_tvm.types", "apq_tvm.formats"},
+    "apq_tvm.quantizers": {"apq_tvm.errors", "apq_tvm.types", "apq_tvm.formats"},
+}
+
+HEAVY = ("tvm", "tvm_ffi", "onnx", "onnxruntime", "torch", "typer", "rich", "numpy")
+
+
+def sources() -> list[tuple[str, Path]]:
+    """Every module by its dotted name; symlinked folders are visited through their target."""
+    found = []
+    for top in ("apq_tvm", "tensorize", "schedules", "codegen", "tuning_logs"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if top == "apq_tvm" and (ROOT / "apq_tvm" / parts[1]).is_symlink():
+                continue
+            name = ".".join(parts if top == "apq_tvm" else ("apq_tvm", *parts))
+            found.append((name.removesuffix(".__init__"), path))
+    return found
+
+
+def home(module: str) -> str:
+    """The entry of RANKS a module belongs to."""
+    parts = module.split(".")
+    for end in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:end])
+        if prefix in RANKS:
+            return prefix
+    raise AssertionError(f"{module} has no rank in the import order")
+
+
+def runtime_imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Modules imported at run time, also inside functions; not those for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{package}: relative import"
+            base = node.module or ""
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        else:
+            yield from runtime_imports(node, package)
+
+
+@pytest.mark.parametrize(("name", "path"), sources(), ids=[n for n, _ in sources()])
+def test_imports_run_one_way(name: str, path: Path) -> None:
+    # A generated package's template is not part of apq_tvm: it must not import it at all.
+    template = name.startswith("apq_tvm.codegen.templates.")
+    mine = home(name)
+    for imported in runtime_imports(ast.parse(path.read_text()), name):
+        if not imported.startswith("apq_tvm."):
+            continue
+        assert not template, f"{name} is copied into modules and must not import {imported}"
+        theirs = home(imported)
+        if theirs == "apq_tvm":  # a name of the root package, such as __version__
+            continue
+        assert RANKS[theirs] <= RANKS[mine], f"{name} imports {imported}, which comes after it"
+        if mine in SEPARATE and theirs != mine:
+            assert theirs in SEPARATE[mine], f"{name} must not import {imported}"
+
+
+def test_importing_apq_tvm_is_cheap() -> None:
+    code = "import sys, json, apq_tvm; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
+    assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
+
+
+def test_help_needs_no_compiler() -> None:
+    code = "import sys, json, apq_tvm.cli; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
+    assert loaded.isdisjoint({"tvm", "tvm_ffi", "onnx", "onnxruntime", "torch"})
+
+
+@pytest.mark.parametrize("name", apq_tvm.__all__)
+def test_public_name_exists_and_is_documented(name: str) -> None:
+    value = getattr(apq_tvm, name)
+    if callable(value):
+        assert value.__doc__ and value.__doc__.strip(), name
+
+
+def test_unknown_attribute_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing_here"):
+        _ = apq_tvm.nothing_here
+
+
+def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Public functions, classes and methods; overloads and test doubles have no place here."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    for node in tree.body:
+        if isinstance(node, kinds) and not node.name.startswith("_"):
+            yield node.name, node
+            if isinstance(node, ast.ClassDef):
+                for inner in node.body:
+                    if isinstance(inner, kinds) and not inner.name.startswith("_"):
+                        yield f"{node.name}.{inner.name}", inner
+
+
+@pytest.mark.parametrize(("name", "path"), sources(), ids=[n for n, _ in sources()])
+def test_public_definitions_have_docstrings(name: str, path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    if tree.body:
+        assert ast.get_docstring(tree), f"{name} has no module docstring"
+    for label, node in public_definitions(tree):
+        assert ast.get_docstring(node), f"{name}.{label} has no docstring"
+
+
+@pytest.mark.parametrize("name", ["apq_tvm.errors"])
+def test_error_tree_is_drawn_completely(name: str) -> None:
+    module = importlib.import_module(name)
+    doc = module.__doc__ or ""
+    for label, value in vars(module).items():
+        if isinstance(value, type) and issubclass(value, Exception):
+            assert label in doc, f"{label} is missing from the tree in the docstring"
