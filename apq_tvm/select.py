@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from apq_tvm.codegen.layouts import embedding_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.types import DeviceProfile, KernelChoice, KernelPlan, Node, QuantizedModel
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear_kernel import LinearKernel
-
-EMBEDDING_LAYOUT = "rows"
 
 
 def linear_spec(quantized: QuantizedModel, node: Node) -> LinearSpec:
@@ -142,7 +141,8 @@ def select(
                 memo[spec] = choose(spec, kernels, profile, node.name)
             choices[node.name] = memo[spec]
         elif node.op == "apq.Embedding" and node.name in quantized.layers:
-            choices[node.name] = (KernelChoice("embedding", EMBEDDING_LAYOUT, 1, -1),)
+            scheme = quantized.tensors[quantized.layers[node.name]].scheme
+            choices[node.name] = (KernelChoice("embedding", embedding_layout(scheme).name, 1, -1),)
     return KernelPlan(quantized, profile, choices)
 
 

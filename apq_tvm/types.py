@@ -279,12 +279,15 @@ class LoweredModel:
     variants : mapping of str to tuple of (int, str)
         PrimFunc name → ``((m_max, PrimFunc name), ...)``, chosen at run time by the rows of the
         first argument; -1 is no upper limit.
+    linears : mapping of str to LinearFunc
+        PrimFunc name → the kernel and problem it was made for (`apq_tvm.lower.linear`).
     """
 
     packed: PackedModel
     mod: Any
     params: Mapping[str, Array]
     variants: Mapping[str, tuple[tuple[int, str], ...]]
+    linears: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,106 @@
+"""``lower``: the whole graph becomes one IRModule; this is where Relax appears.
+
+Quantized layers are ``call_tir`` of unscheduled PrimFuncs of `apq_tvm.ops`; everything else comes
+from TVM's ONNX importer and is legalized and fused here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from apq_tvm.lower.linear import LinearLowering
+from apq_tvm.lower.nodes import node_converters
+from apq_tvm.lower.relax_import import import_graph
+from apq_tvm.types import Array, LoweredModel, PackedModel
+
+__all__ = ["lower"]
+
+WEIGHT_INPUT = {"apq.Linear": 1, "apq.Embedding": 0}
+"""Which input of a packed node its packed arrays stand for."""
+
+
+def lower(
+    packed: PackedModel,
+    kernels: Mapping[str, Any],
+    decide: Callable[[str, Any], Any],
+) -> LoweredModel:
+    """Lower to Relax with unscheduled PrimFuncs.
+
+    Parameters
+    ----------
+    packed : PackedModel
+    kernels : mapping of str to LinearKernel
+        The device's linear kernels by name.
+    decide : callable
+        ``(kernel name, LinearSpec) -> Decide`` for choices that change a PrimFunc.
+
+    Returns
+    -------
+    LoweredModel
+
+    Raises
+    ------
+    UnsupportedModel
+        A node whose shape or operator Relax cannot express; the message names it.
+    """
+    params, of_layer = _params(packed)
+    # ``main``'s parameters exist only once the import runs, hence the late lookup.
+    variables: dict[str, Any] = {}
+
+    def layer_params(layer: str) -> dict[str, Any]:
+        return {array: variables[param] for array, param in of_layer[layer].items()}
+
+    linears = LinearLowering(packed.plan, kernels, decide, layer_params)
+    converters = {
+        "apq.Linear": linears.convert,
+        **node_converters(packed, layer_params),
+    }
+    model = packed.plan.quantized.model
+    visible = {
+        name
+        for node in model.nodes
+        for i, name in enumerate(node.inputs)
+        if node.name not in packed.tensors or i != WEIGHT_INPUT[node.op]
+    }
+    hidden = frozenset(model.weights) - visible
+    # TVM's importer prints on standard output, which belongs to --json.
+    with contextlib.redirect_stdout(sys.stderr):
+        mod = import_graph(model, converters, params, hidden, variables)
+        mod = _fuse(mod)
+    return LoweredModel(packed, mod, params, linears.variants, linears.funcs)
+
+
+def _params(packed: PackedModel) -> tuple[dict[str, Array], dict[str, dict[str, str]]]:
+    """Name every packed array once: ``{param: array}``, ``{layer: {array name: param}}``."""
+    params: dict[str, Array] = {}
+    of_layer: dict[str, dict[str, str]] = {}
+    known: dict[int, str] = {}
+    for layer, tensor in packed.tensors.items():
+        of_layer[layer] = {}
+        for array_name, array in tensor.arrays.items():
+            param = known.setdefault(id(array), f"{layer}.{array_name}")
+            params[param] = array
+            of_layer[layer][array_name] = param
+    return params, of_layer
+
+
+def _fuse(mod: tvm.IRModule) -> tvm.IRModule:
+    """Legalize and fuse what is still Relax; our PrimFuncs are opaque to this."""
+    passes = tvm.transform.Sequential(
+        [
+            relax.transform.DecomposeOpsForInference(),
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            relax.transform.DeadCodeElimination(),
+        ]
+    )
+    return passes(mod)

@@ -1,0 +1,139 @@
+"""From the normalised graph to Relax: TVM's ONNX importer for ONNX operators, ours for ``apq.`` ones.
+
+TVM 0.27's `ONNXGraphImporter` is driven by operator name, so a subclass that answers our names
+first and leaves the rest to it reuses its 164 converters. Weights never pass through protobuf.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import helper
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.types import Array, ImportedModel, Node, TensorSpec
+
+Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
+
+
+def import_graph(
+    model: ImportedModel,
+    converters: Mapping[str, Convert],
+    params: Mapping[str, Array],
+    hidden: frozenset[str],
+    variables: dict[str, Any],
+) -> tvm.IRModule:
+    """Build the Relax module of `model`.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    converters : mapping of str to callable
+        ``(builder, node, inputs) -> relax.Expr`` (a tuple for several outputs) by operator.
+    params : mapping of str to ndarray
+        Become parameters of ``main`` after the graph inputs, in this order.
+    hidden : frozenset of str
+        Weights that only our converters read, in packed form; they reach them as None.
+    variables : dict of str to relax.Var
+        Filled with the variables of `params` before the first node is converted.
+
+    Returns
+    -------
+    tvm.IRModule
+        ``main``, and what the converters added.
+
+    Raises
+    ------
+    UnsupportedModel
+        TVM's importer or a converter refuses a node; the message names it.
+    """
+    variables.update(
+        (name, relax.Var(f"param{i}", relax.TensorType(array.shape, str(array.dtype))))
+        for i, (name, array) in enumerate(params.items())
+    )
+    importer = _Importer(model, converters, hidden, variables)
+    with warnings.catch_warnings():
+        # The importer warns about every renamed input; names of ours come from the signature.
+        warnings.simplefilter("ignore")
+        return importer.from_onnx(_graph_proto(model), model.opset)
+
+
+def _graph_proto(model: ImportedModel) -> onnx.GraphProto:
+    """The nodes and the signature as protobuf, without weights."""
+    return helper.make_graph(
+        [
+            helper.make_node(n.op, n.inputs, n.outputs, name=n.name, **_proto_attrs(n))
+            for n in model.nodes
+        ],
+        model.name,
+        [_value_info(spec) for spec in model.inputs],
+        [_value_info(spec) for spec in model.outputs],
+    )
+
+
+def _proto_attrs(node: Node) -> dict[str, Any]:
+    if node.op.startswith("apq."):
+        return {}  # our converters read the Node itself
+    return {
+        key: onnx.numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        for key, value in node.attrs.items()
+    }
+
+
+def _value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
+    elem = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    return helper.make_tensor_value_info(spec.name, elem, spec.shape)
+
+
+class _Importer(ONNXGraphImporter):  # type: ignore[misc]
+    """TVM's importer, with our operators, and weights taken from the model."""
+
+    def __init__(
+        self,
+        model: ImportedModel,
+        converters: Mapping[str, Convert],
+        hidden: frozenset[str],
+        variables: Mapping[str, Any],
+    ) -> None:
+        super().__init__(None, None)
+        self._model = model
+        self._converters = converters
+        self._hidden = hidden
+        self._by_name = {node.name: node for node in model.nodes}
+        self._variables = variables
+
+    def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+        for name, array in self._model.weights.items():
+            visible = name not in self._hidden
+            self._nodes[name] = relax.const(tvm.runtime.tensor(array)) if visible else None
+
+    def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
+        super()._parse_graph_input(graph)
+        for name, var in self._variables.items():
+            self._inputs[f"param {name}"] = var
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """The ONNX import has listed unsupported operators already, all at once."""
+
+    def _convert_operator(
+        self, op_name: str, inputs: Sequence[Any], attrs: dict[str, Any], opset: int
+    ) -> Any:
+        name = attrs["tvm_custom"]["name"]
+        convert = self._converters.get(op_name)
+        try:
+            if convert is not None:
+                return self.bb.normalize(convert(self.bb, self._by_name[name], list(inputs)))
+            return super()._convert_operator(op_name, inputs, attrs, opset)
+        except UnsupportedModel:
+            raise
+        except Exception as error:
+            raise UnsupportedModel(
+                f"{op_name} {name!r} cannot be lowered to Relax: {error}"
+            ) from error

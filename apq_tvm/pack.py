@@ -1,0 +1,46 @@
+"""``pack``: every layer's weights go into the layout its kernels read."""
+
+from __future__ import annotations
+
+from apq_tvm.codegen.layouts import float_layout, integer_layout
+from apq_tvm.progress import Progress
+from apq_tvm.types import KernelPlan, PackedModel, PackedTensor
+
+
+def pack(plan: KernelPlan, progress: Progress) -> PackedModel:
+    """Run the layout transforms.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+    progress : Progress
+
+    Returns
+    -------
+    PackedModel
+        Layers that share a weight and a layout share one `PackedTensor`.
+
+    Raises
+    ------
+    PackError
+        Codes do not fit the layout.
+    """
+    quantized = plan.quantized
+    weight_of = {n.name: n.inputs[1] for n in quantized.model.nodes if n.op == "apq.Linear"}
+    packed: dict[tuple[str, str], PackedTensor] = {}
+    tensors: dict[str, PackedTensor] = {}
+    with progress.stage("pack", len(plan.choices)):
+        for layer, choices in plan.choices.items():
+            layout = choices[0].layout
+            source = quantized.layers.get(layer) or weight_of[layer]
+            key = (source, layout)
+            if key not in packed:
+                tensor = quantized.tensors.get(source)
+                if tensor is None:
+                    weight = quantized.model.weights[source]
+                    packed[key] = float_layout(layout).pack(weight, layer)
+                else:
+                    packed[key] = integer_layout(layout, tensor.scheme).pack(tensor, layer)
+            tensors[layer] = packed[key]
+            progress.advance(layer)
+    return PackedModel(plan, tensors)
