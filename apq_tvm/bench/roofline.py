@@ -1,0 +1,141 @@
+"""The machine's own limits, measured: bytes read from DRAM and multiply-adds, per second.
+
+Published figures say little about a virtual machine, so both are measured by a small C program
+(`roofline_x86.c`) that is built for the CPU it runs on. `Limits.share` then says how much of what is
+possible a kernel reached.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.bench.timing import COLD_BYTES
+from apq_tvm.errors import BuildError
+
+ROUNDS = 7
+
+SOURCES = {"x86_64": "roofline_x86.c", "AMD64": "roofline_x86.c"}
+"""C source by `platform.machine()`."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Peak rates of this machine on a number of threads.
+
+    Parameters
+    ----------
+    threads : int
+    read_gbs : float
+        DRAM read bandwidth, 1e9 bytes per second.
+    int8_gmacs, fp32_gmacs : float
+        Multiply-adds, 1e9 per second, operands in registers.
+    int8_instruction : str
+        What the int8 figure was measured with.
+    """
+
+    threads: int
+    read_gbs: float
+    int8_gmacs: float
+    fp32_gmacs: float
+    int8_instruction: str
+
+    def share(self, us: float, nbytes: int, macs: int, integer: bool) -> tuple[float, str]:
+        """How close a kernel comes to the limit that binds it.
+
+        Parameters
+        ----------
+        us : float
+            Its time.
+        nbytes : int
+            Bytes that have to come from memory; 0 where they are cached.
+        macs : int
+            Multiply-adds of the operation.
+        integer : bool
+            True if they are done in int8.
+
+        Returns
+        -------
+        (float, str)
+            The least possible time over `us`, and ``"memory"`` or ``"compute"``.
+        """
+        memory_us = nbytes / self.read_gbs / 1e3
+        compute_us = macs / (self.int8_gmacs if integer else self.fp32_gmacs) / 1e3
+        binding = "memory" if memory_us >= compute_us else "compute"
+        return max(memory_us, compute_us) / us, binding
+
+
+@cache
+def _library() -> Any:
+    """Build and load this machine's C source; the library is gone again once it is loaded."""
+    if platform.machine() not in SOURCES:
+        raise BuildError(f"there is no program yet that measures the limits of {platform.machine()}")
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise BuildError("measuring the machine's limits needs a C compiler: install gcc")
+    source = resources.files("apq_tvm.bench") / SOURCES[platform.machine()]
+    with tempfile.TemporaryDirectory(prefix="apq-roofline-") as folder, resources.as_file(source) as c:
+        library = Path(folder) / "roofline.so"
+        command = [compiler, "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
+        done = subprocess.run(
+            [*command, str(c), "-o", str(library)], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise BuildError(f"building {c.name} failed: {done.stderr.strip()}")
+        lib = ctypes.CDLL(str(library))
+    lib.apq_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    lib.apq_read.restype = ctypes.c_uint64
+    for kind in ("int8", "fp32"):
+        work = getattr(lib, f"apq_{kind}")
+        work.argtypes, work.restype = [ctypes.c_long, ctypes.c_int], ctypes.c_double
+        macs = getattr(lib, f"apq_{kind}_macs")
+        macs.argtypes, macs.restype = [ctypes.c_long], ctypes.c_long
+    lib.apq_int8_name.restype = ctypes.c_char_p
+    return lib
+
+
+def _best_seconds(work: Callable[[], Any]) -> float:
+    """The shortest of `ROUNDS` runs after one untimed."""
+    work()
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@cache
+def measure(threads: int) -> Limits:
+    """Measure the machine on `threads` threads; takes about half a second, once per process.
+
+    Raises
+    ------
+    BuildError
+        There is no C compiler, or it fails.
+    """
+    lib = _library()
+    buffer = np.ones(COLD_BYTES, np.uint8)  # written, or all its pages would be the one zero page
+    read = _best_seconds(lambda: lib.apq_read(buffer.ctypes.data, buffer.nbytes, threads))
+    steps = 2_000_000
+    int8 = _best_seconds(lambda: lib.apq_int8(steps, threads))
+    fp32 = _best_seconds(lambda: lib.apq_fp32(steps, threads))
+    return Limits(
+        threads=threads,
+        read_gbs=buffer.nbytes / read / 1e9,
+        int8_gmacs=lib.apq_int8_macs(steps) * threads / int8 / 1e9,
+        fp32_gmacs=lib.apq_fp32_macs(steps) * threads / fp32 / 1e9,
+        int8_instruction=lib.apq_int8_name().decode(),
+    )

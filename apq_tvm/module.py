@@ -1,0 +1,68 @@
+"""Opening compiled modules from their folder: the manifest alone, or the Python package in it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from apq_tvm.errors import BadInput
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read ``manifest.json`` of the compiled module in folder `path`; no code of it is run.
+
+    Raises
+    ------
+    BadInput
+        The folder is no compiled module, or its manifest is damaged.
+    """
+    file = path / "manifest.json"
+    if not path.is_dir():
+        raise BadInput(f"{path}: no such folder; make one with: apq-tvm compile MODEL -o {path}")
+    if not file.is_file():
+        raise BadInput(f"{path} is not a compiled module: it holds no manifest.json")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BadInput(f"{file} is damaged: {error}; compile the model again") from error
+    if not isinstance(manifest, dict) or "layers" not in manifest:
+        raise BadInput(f"{file} is not the manifest of a compiled module: it lists no layers")
+    return manifest
+
+
+def load_module(path: Path) -> ModuleType:
+    """Import the package in folder `path` without touching ``sys.path``.
+
+    Two folders of one name may be loaded side by side: each gets a name of its own, made of the
+    folder's resolved path.
+
+    Raises
+    ------
+    BadInput
+        The folder is no compiled module, or its library does not load on this machine.
+    """
+    read_manifest(path)
+    resolved = path.resolve()
+    digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
+    name = f"_apq_module_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    init = resolved / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        name, init, submodule_search_locations=[str(resolved)]
+    )
+    if spec is None or spec.loader is None or not init.is_file():
+        raise BadInput(f"{path} is not a compiled module: it holds no __init__.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise BadInput(f"{path} does not load: {type(error).__name__}: {error}") from error
+    return module
