@@ -1,0 +1,82 @@
+"""What a module's manifest says of its layers: formats, kernels, and why others were turned down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.select import linear_spec
+from apq_tvm.types import KernelPlan, Node, ScheduledModel
+
+
+def describe(scheduled: ScheduledModel) -> dict[str, Any]:
+    """The compiler's part of ``manifest.json``; ``emit`` adds sizes, signature and checksums.
+
+    Parameters
+    ----------
+    scheduled : ScheduledModel
+
+    Returns
+    -------
+    dict
+        ``target``, ``features``, ``layers``, ``functions``, ``onnx_sha256``.
+    """
+    plan = scheduled.lowered.packed.plan
+    layers = {node.name: node for node in plan.quantized.model.nodes}
+    return {
+        "target": plan.profile.name,
+        "features": sorted(plan.profile.features),
+        "onnx_sha256": plan.quantized.model.sha256,
+        "layers": [describe_layer(plan, layers[name]) for name in plan.choices],
+        "functions": [
+            {"name": name, "schedule": rule}
+            for name, rule in sorted(scheduled.schedules.items())
+            if name not in scheduled.lowered.linears
+        ],
+    }
+
+
+def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
+    """One entry of ``layers``: format, size and kernels of one layer.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+    node : Node
+        An ``apq.Linear`` or ``apq.Embedding``.
+
+    Returns
+    -------
+    dict
+        Keys ``name, op, n, k, scheme, epilogue, bits_per_weight, bytes, layout, kernels, rejected, note``.
+        `bytes` counts codes, scales and zeros without the layout's padding.
+    """
+    quantized = plan.quantized
+    choices = plan.choices[node.name]
+    is_linear = node.op == "apq.Linear"
+    weight = quantized.model.weights[node.inputs[1 if is_linear else 0]]
+    tensor = quantized.tensors.get(quantized.layers.get(node.name, ""))
+    n, k = weight.shape
+    nbytes = tensor.nbytes if tensor else weight.nbytes
+    return {
+        "name": node.name,
+        "op": node.op,
+        "n": n,
+        "k": k,
+        "scheme": str(tensor.scheme) if tensor else "float",
+        "epilogue": _epilogue(linear_spec(quantized, node)) if is_linear else "",
+        "bits_per_weight": round(nbytes * 8 / weight.size, 4),
+        "bytes": nbytes,
+        "layout": choices[0].layout,
+        "kernels": [
+            {"m_min": c.m_min, "m_max": c.m_max, "kernel": c.kernel, "schedule": "default"}
+            for c in choices
+        ],
+        "rejected": [{"kernel": name, "reason": why} for name, why in choices[0].rejected],
+        "note": quantized.notes.get(node.name, ""),
+    }
+
+
+def _epilogue(spec: LinearSpec) -> str:
+    parts = ("bias" if spec.bias else "", spec.activation, "residual" if spec.residual else "")
+    return "+".join(part for part in parts if part)

@@ -1,0 +1,144 @@
+"""``compile``: the straight line from an ONNX file to a module, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import CompiledModule, KernelPlan, Scheme
+
+if TYPE_CHECKING:
+    from apq_tvm.ops.linear import LinearSpec
+    from apq_tvm.schedules.decide import Decide
+
+
+class _Stopwatch:
+    """Seconds per stage, for the manifest."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = round(now - self._last, 3)
+        self._last = now
+
+
+def plan(
+    model: str | os.PathLike[str],
+    *,
+    target: str = "host",
+    scheme: str | Scheme = "W4A8g32",
+    tensor_types: Mapping[str, str] | None = None,
+    search: bool = True,
+    progress: Progress | None = None,
+    stopwatch: _Stopwatch | None = None,
+) -> KernelPlan:
+    """Import, quantize and select: everything that is known before anything is built.
+
+    Parameters are those of `compile`.
+
+    Returns
+    -------
+    KernelPlan
+    """
+    from apq_tvm.onnx_import import import_onnx
+    from apq_tvm.quantizers import quantize
+    from apq_tvm.schedules.x86 import find_profile, linear_kernels
+    from apq_tvm.select import select
+
+    progress = progress or Silent()
+    stopwatch = stopwatch or _Stopwatch()
+    profile = find_profile(target)
+    with progress.stage("import"):
+        imported = import_onnx(model)
+    stopwatch.lap("import")
+    quantized = quantize(imported, scheme, tensor_types or {}, search=search, progress=progress)
+    stopwatch.lap("quantize")
+    chosen = select(quantized, profile, linear_kernels())
+    stopwatch.lap("select")
+    return chosen
+
+
+def compile(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    target: str = "host",
+    scheme: str | Scheme = "W4A8g32",
+    tensor_types: Mapping[str, str] | None = None,
+    force: bool = False,
+    search: bool = True,
+    progress: Progress | None = None,
+) -> CompiledModule:
+    """Compile an ONNX model into a module folder: a Python package and a C library in one.
+
+    Parameters
+    ----------
+    model : path
+        The ONNX file.
+    output : path
+        The folder to write; its last part is the package's name, so it must be an identifier.
+    target : str
+        A device of ``apq-tvm targets``.
+    scheme : str or Scheme
+        For every linear layer and embedding, e.g. ``"W4A8g32"``.
+    tensor_types : mapping of str to str
+        Regular expression on layer or weight names → scheme, or ``"float"``; the last match wins.
+    force : bool
+        Replace an existing output. The old one stays intact until the new one is complete.
+    search : bool
+        Search scales for least error; False rounds from the maximum.
+    progress : Progress, optional
+
+    Returns
+    -------
+    CompiledModule
+
+    Raises
+    ------
+    ApqError
+        Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
+    """
+    from apq_tvm.codegen.emit import check_output, emit
+    from apq_tvm.lower import lower
+    from apq_tvm.manifest import describe
+    from apq_tvm.pack import pack
+    from apq_tvm.schedule import schedule
+    from apq_tvm.schedules.x86 import linear_kernels
+    from apq_tvm.select import by_name
+
+    progress = progress or Silent()
+    stopwatch = _Stopwatch()
+    output = Path(output)
+    check_output(output, force)
+    chosen = plan(
+        model,
+        target=target,
+        scheme=scheme,
+        tensor_types=tensor_types,
+        search=search,
+        progress=progress,
+        stopwatch=stopwatch,
+    )
+    packed = pack(chosen, progress)
+    stopwatch.lap("pack")
+    with progress.stage("lower"):
+        lowered = lower(packed, by_name(linear_kernels()), default_decisions)
+    stopwatch.lap("lower")
+    scheduled = schedule(lowered, default_decisions, progress)
+    stopwatch.lap("schedule")
+    extra: dict[str, Any] = {**describe(scheduled), "timings": stopwatch.seconds}
+    return emit(scheduled, output, extra, force=force, progress=progress)
+
+
+def default_decisions(kernel: str, spec: LinearSpec) -> Decide:
+    """The decisions of a kernel without a tuning log: its defaults."""
+    from apq_tvm.schedules.decide import Defaults
+
+    return Defaults()
