@@ -1,15 +1,17 @@
-"""What the terminal shows: progress bars and tables on standard error, results on standard output."""
+"""What the terminal shows: progress on standard error, results on standard output."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -109,34 +111,31 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Turn exceptions of a command into one readable line and an exit code.
 
     `ApqError` exits with 1, Ctrl-C with 130, anything else with 2: that is a bug of apq_tvm, and
-    the line says how to see where (``APQ_TRACEBACK=1``).
+    the line says how to see where (``APQ_TRACEBACK=1``). Wrong usage is typer's and exits with 2.
     """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except (typer.BadParameter, typer.Exit):
+            raise
         except ApqError as error:
-            _say(f"error: {error}")
-            raise SystemExit(EXIT_ERROR) from error
-        except KeyboardInterrupt as error:
-            _say("interrupted: nothing was written")
-            raise SystemExit(EXIT_INTERRUPTED) from error
+            code, text = EXIT_ERROR, f"error: {error}"
+        except KeyboardInterrupt:
+            code, text = EXIT_INTERRUPTED, "interrupted; what was there before is untouched"
         except Exception as error:
-            _say(f"error: unexpected {type(error).__name__}: {error}")
-            _say("this is a bug in apq-tvm; run again with APQ_TRACEBACK=1 to see where")
-            raise SystemExit(EXIT_UNEXPECTED) from error
+            code = EXIT_UNEXPECTED
+            text = (
+                f"error: unexpected {type(error).__name__}: {error}\n"
+                "this is a bug in apq-tvm; run again with APQ_TRACEBACK=1 to see where"
+            )
+            if os.environ.get("APQ_TRACEBACK"):
+                traceback.print_exc()
+        print(text, file=sys.stderr, flush=True)
+        raise SystemExit(code)
 
     return wrapped
-
-
-def _say(text: str) -> None:
-    """Print one line of an error, and before it the traceback where the user asked for it."""
-    import os
-
-    if os.environ.get("APQ_TRACEBACK") and sys.exc_info()[0] is not None:
-        traceback.print_exc()
-    print(text, file=sys.stderr, flush=True)
 
 
 def describe_shape(names_shapes: Iterable[Mapping[str, Any]]) -> str:

@@ -96,7 +96,7 @@ def rows_of(values: Array, mask: Array | None) -> NDArray[np.float64]:
     if mask is not None and x.ndim >= 2 and x.shape[:2] == mask.shape:
         keep = mask != 0
         if x.ndim == 2:
-            return x * keep
+            return np.where(keep, x, 0.0)
         return np.asarray(x[keep]).reshape(-1, x.shape[-1])
     if x.ndim < 2:
         return x.reshape(1, -1)

@@ -90,7 +90,8 @@ def pack_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     per_byte = 8 // bits
     split = codes.reshape(*codes.shape[:-1], -1, per_byte)  # [..., K/per_byte, per_byte]
     shifts = (np.arange(per_byte) * bits).astype(np.uint8)
-    return np.bitwise_or.reduce(split << shifts, axis=-1).astype(np.uint8)
+    packed: NDArray[np.uint8] = np.bitwise_or.reduce(split << shifts, axis=-1).astype(np.uint8)
+    return packed
 
 
 def matmul_nbits(bits: int, block: int, accuracy_level: int) -> Rival:
@@ -140,7 +141,7 @@ def float32() -> Rival:
 
 
 def int8_dynamic() -> Rival:
-    """DynamicQuantizeLinear and MatMulInteger, as quantize_dynamic makes them (int8 per channel)."""
+    """DynamicQuantizeLinear and MatMulInteger, as quantize_dynamic makes them; per row."""
 
     def quantize(weight: NDArray[np.float32]) -> Layer:
         scales = np.maximum(np.abs(weight).max(axis=1), 1e-30).astype(np.float32) / 127  # [N]
@@ -177,11 +178,11 @@ EVERY = "onnxruntime-all"
 
 
 def strongest(bits: int) -> str:
-    """The rival that ``--against onnxruntime`` means: the fewest bits that hold `bits`, block 128."""
-    for have in (2, 4):
+    """What ``--against onnxruntime`` means: the fewest bits that hold `bits`, in blocks of 128."""
+    for have in (2, 4, 8):
         if bits <= have:
             return f"ort-w{have}-b128"
-    return "ort-w8-b128"
+    return "ort-fp32"
 
 
 def parse_against(text: str, bits: int) -> list[Rival]:
@@ -204,25 +205,6 @@ def parse_against(text: str, bits: int) -> list[Rival]:
             known = ", ".join(("onnxruntime", EVERY, *RIVALS))
             raise BadInput(f"unknown rival {word!r} in --against; known: {known}")
     return [RIVALS[name] for name in dict.fromkeys(names)]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A rival's session with its inputs bound.
-
-    Parameters
-    ----------
-    candidate : Candidate
-        What is timed.
-    first : callable
-        Runs it and returns the output of copy 0, float32 [M, N].
-    layer : Layer
-        Copy 0.
-    """
-
-    candidate: Candidate
-    first: Callable[[], Array]
-    layer: Layer
 
 
 def _model(rival: Rival, layer: Layer, count: int) -> bytes:
@@ -249,47 +231,52 @@ def _model(rival: Rival, layer: Layer, count: int) -> bytes:
     return serialized
 
 
-def prepare(
-    rival: Rival, weight: NDArray[np.float32], x: NDArray[np.float32], threads: int, cold: bool
-) -> Prepared:
-    """Build a rival for one layer.
+class RivalLayer:
+    """A rival's session for one layer and number of threads.
 
     Parameters
     ----------
     rival : Rival
     weight : float32 [N, K]
-    x : float32 [M, K]
     threads : int
     cold : bool
-        True rotates through copies of the weights larger than the caches.
-
-    Returns
-    -------
-    Prepared
+        True holds copies of the weights, together larger than the caches, and reads all of them.
 
     Raises
     ------
     BadInput
         onnxruntime is not installed.
     """
-    layer = rival.quantize(weight)
-    count = cold_copies(layer.nbytes) if cold else 1
-    session = open_session(_model(rival, layer, count), threads)
-    binding = session.io_binding()
-    for i in range(count):
-        binding.bind_cpu_input(f"x{i}", x)
-        binding.bind_output(f"y{i}", "cpu")
 
-    def run(repeats: int) -> None:
-        for _ in range(repeats):
-            session.run_with_iobinding(binding)
+    def __init__(
+        self, rival: Rival, weight: NDArray[np.float32], threads: int, cold: bool
+    ) -> None:
+        self.name = rival.name
+        self.layer = rival.quantize(weight)
+        self.copies = cold_copies(self.layer.nbytes) if cold else 1
+        self._session = open_session(_model(rival, self.layer, self.copies), threads)
 
-    def output() -> Array:
-        run(1)
-        result: Array = binding.get_outputs()[0].numpy()
+    def candidate(self, x: NDArray[np.float32]) -> Candidate:
+        """Return what is timed for activations `x`, float32 [M, K]; memory is bound beforehand."""
+        import onnxruntime
+
+        y = np.empty((len(x), len(self.layer.weight)), np.float32)
+        out = onnxruntime.OrtValue.ortvalue_from_numpy(y)
+        binding = self._session.io_binding()
+        for i in range(self.copies):
+            binding.bind_cpu_input(f"x{i}", x)
+            binding.bind_ortvalue_output(f"y{i}", out)
+
+        def run(repeats: int) -> None:
+            for _ in range(repeats):
+                self._session.run_with_iobinding(binding)
+
+        return Candidate(run, self.copies)
+
+    def output(self, x: NDArray[np.float32]) -> Array:
+        """Return the result of copy 0, float32 [M, N]."""
+        result: Array = self._session.run(["y0"], {f"x{i}": x for i in range(self.copies)})[0]
         return result
-
-    return Prepared(Candidate(run, count), output, layer)
 
 
 def relative_error(
@@ -315,5 +302,5 @@ def saturates(rival: Rival, k: int = 512, n: int = 64) -> bool:
     weight[: n // 2] = -1
     x = np.ones((4, k), np.float32)
     x[2:] = -1
-    prepared = prepare(rival, weight, x, threads=1, cold=False)
-    return relative_error(prepared.first(), x, prepared.layer.weight)[1] > SATURATED
+    built = RivalLayer(rival, weight, threads=1, cold=False)
+    return relative_error(built.output(x), x, built.layer.weight)[1] > SATURATED

@@ -1,8 +1,8 @@
 """The machine's own limits, measured: bytes read from DRAM and multiply-adds, per second.
 
 Published figures say little about a virtual machine, so both are measured by a small C program
-(`roofline_x86.c`) that is built for the CPU it runs on. `Limits.share` then says how much of what is
-possible a kernel reached.
+(`roofline_x86.c`) that is built for the CPU it runs on. `Limits.share` then says how much of what
+is possible a kernel reached.
 """
 
 from __future__ import annotations
@@ -81,12 +81,13 @@ class Limits:
 def _library() -> Any:
     """Build and load this machine's C source; the library is gone again once it is loaded."""
     if platform.machine() not in SOURCES:
-        raise BuildError(f"there is no program yet that measures the limits of {platform.machine()}")
+        raise BuildError(f"no program measures the limits of a {platform.machine()} machine")
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BuildError("measuring the machine's limits needs a C compiler: install gcc")
     source = resources.files("apq_tvm.bench") / SOURCES[platform.machine()]
-    with tempfile.TemporaryDirectory(prefix="apq-roofline-") as folder, resources.as_file(source) as c:
+    folders = tempfile.TemporaryDirectory(prefix="apq-roofline-")
+    with folders as folder, resources.as_file(source) as c:
         library = Path(folder) / "roofline.so"
         command = [compiler, "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
         done = subprocess.run(

@@ -1,0 +1,244 @@
+"""One quantized linear layer, compiled by the real pipeline, beside ONNX Runtime's."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.bench.clib import Library, Runner, Tensors, aligned, aligned_empty
+from apq_tvm.bench.rivals import Rival, RivalLayer, parse_against, relative_error, saturates
+from apq_tvm.bench.roofline import measure
+from apq_tvm.bench.timing import Candidate, Timing, cold_copies, interleave
+from apq_tvm.formats import dequantize, parse_scheme
+from apq_tvm.progress import Progress, Silent
+
+MODULE_NAME = "apq_bench_linear"
+
+
+@dataclass(frozen=True)
+class LinearCase:
+    """One line of the benchmark.
+
+    Parameters
+    ----------
+    n, k : int
+        Output and input channels.
+    m : int
+        Rows of activations.
+    scheme : str
+    threads : int
+    cold : bool
+        Weights out of cache.
+    """
+
+    n: int
+    k: int
+    m: int
+    scheme: str
+    threads: int
+    cold: bool = True
+
+    @property
+    def shape(self) -> str:
+        """``NxK``."""
+        return f"{self.n}x{self.k}"
+
+
+class OurLayer:
+    """The layer as a compiled module with as many handles as a cold run needs.
+
+    Parameters
+    ----------
+    folder : Path
+        Where model, module and weight copies are written.
+    weight : float32 [N, K]
+    scheme, target : str
+    cold : bool
+    """
+
+    def __init__(
+        self, folder: Path, weight: NDArray[np.float32], scheme: str, target: str, cold: bool
+    ) -> None:
+        from apq_tvm import pipeline
+
+        model = folder / "linear.onnx"
+        write_model(model, weight)
+        plan = pipeline.plan(model, target=target, scheme=scheme, search=False)
+        self.weight = weight.astype(np.float64)
+        for key in plan.quantized.layers.values():
+            self.weight = dequantize(plan.quantized.tensors[key]).astype(np.float64)
+        module = pipeline.compile(
+            model, folder / MODULE_NAME, target=target, scheme=scheme, search=False
+        )
+        (layer,) = module.manifest["layers"]
+        self.nbytes: int = layer["bytes"]
+        self.kernels: list[dict[str, Any]] = layer["kernels"]
+        library = Library(module.path)
+        (weights,) = module.path.glob("*.safetensors")
+        self._runners: list[Runner] = []
+        for i in range(cold_copies(self.nbytes) if cold else 1):
+            copy = folder / f"{i}.safetensors"
+            shutil.copyfile(weights, copy)
+            self._runners.append(library.open(copy, threads=1))
+
+    def candidate(self, x: NDArray[np.float32], threads: int) -> tuple[Candidate, NDArray[Any]]:
+        """Return what is timed for activations `x`, float32 [M, K], and where its result lands."""
+        y = aligned_empty((len(x), len(self.weight)), np.float32)
+        inputs, outputs = Tensors([aligned(x)]), Tensors([y])
+        for runner in self._runners:
+            runner.set_num_threads(threads)
+        calls = [runner.bind(inputs, outputs) for runner in self._runners]
+
+        def run(repeats: int) -> None:
+            for _ in range(repeats):
+                for call in calls:
+                    call()
+
+        return Candidate(run, len(calls)), y
+
+    def kernel_for(self, m: int) -> str:
+        """The kernel that serves `m` rows."""
+        for kernel in self.kernels:
+            if kernel["m_min"] <= m and (kernel["m_max"] < 0 or m <= kernel["m_max"]):
+                return str(kernel["kernel"])
+        return ""
+
+
+def write_model(path: Path, weight: NDArray[np.float32]) -> None:
+    """Write an ONNX model of one MatMul: ``x`` float32 [m, K] to ``y`` [m, N]."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    n, k = weight.shape
+    tensor = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="linear")],
+        "linear",
+        [tensor("x", onnx.TensorProto.FLOAT, ["m", k])],
+        [tensor("y", onnx.TensorProto.FLOAT, ["m", n])],
+        [numpy_helper.from_array(np.ascontiguousarray(weight.T), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+
+
+def bench_linear(
+    cases: Sequence[LinearCase],
+    against: str,
+    *,
+    target: str = "host",
+    budget_s: float = 4.0,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Time layers beside rivals.
+
+    Parameters
+    ----------
+    cases : sequence of LinearCase
+    against : str
+        Rivals (`apq_tvm.bench.rivals.parse_against`).
+    target : str
+        Device to compile for.
+    budget_s : float
+        Seconds per case.
+    progress : Progress or None
+        Told of every case.
+
+    Returns
+    -------
+    list of dict
+        One per case and rival: ``shape, m, threads, scheme, cold, us, gmacs, kernel, limit_share,
+        limit, error, error_max, noise, rival, rival_us, rival_error, rival_error_max,
+        rival_saturates, rival_noise, ratio``. `ratio` is the rival's time over ours; errors are
+        relative to the root mean square of the exact product with the codes' own weights;
+        `limit_share` is the least time that memory bandwidth and arithmetic allow over ours.
+
+    Raises
+    ------
+    ApqError
+        A scheme, target or rival is unknown, or onnxruntime or a compiler is missing.
+    """
+    progress = progress or Silent()
+    for case in cases:
+        parse_against(against, _bits(case.scheme))  # before minutes of work
+    rows = []
+    with progress.stage("bench", len(cases)):
+        for (n, k, scheme, cold), group in groupby(
+            cases, key=lambda c: (c.n, c.k, c.scheme, c.cold)
+        ):
+            weight = np.random.default_rng(n + k).standard_normal((n, k)).astype(np.float32)
+            rivals = parse_against(against, _bits(scheme))
+            with tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
+                progress.advance(f"{n}x{k} {scheme}")
+                ours = OurLayer(Path(folder), weight, scheme, target, cold)
+                for threads, same in groupby(group, key=lambda c: c.threads):
+                    built = [(r, RivalLayer(r, weight, threads, cold)) for r in rivals]
+                    for case in same:
+                        progress.advance(f"{case.shape} {scheme} M={case.m} {threads} threads")
+                        rows += list(_rows(case, ours, built, budget_s))
+    return rows
+
+
+def _bits(scheme: str) -> int:
+    """Bits of a scheme string, 32 for ``float``."""
+    parsed = parse_scheme(scheme)
+    return parsed.bits if parsed else 32
+
+
+def _rows(
+    case: LinearCase, ours: OurLayer, rivals: list[tuple[Rival, RivalLayer]], budget_s: float
+) -> Iterator[dict[str, Any]]:
+    """Time one case and describe it beside each rival."""
+    x = np.random.default_rng(case.m).standard_normal((case.m, case.k)).astype(np.float32)
+    mine, y = ours.candidate(x, case.threads)
+    candidates = {"ours": mine, **{b.name: b.candidate(x) for _, b in rivals}}
+    timings = interleave(candidates, budget_s=budget_s)
+    mean, largest = relative_error(y, x, ours.weight)
+    for rival, built in rivals:
+        rival_mean, rival_largest = relative_error(built.output(x), x, built.layer.weight)
+        theirs = timings[built.name]
+        yield {
+            **_our_side(case, ours, timings["ours"]),
+            "error": mean,
+            "error_max": largest,
+            "rival": built.name,
+            "rival_us": theirs.us,
+            "rival_error": rival_mean,
+            "rival_error_max": rival_largest,
+            "rival_saturates": saturates(rival),
+            "rival_noise": theirs.noise,
+            "ratio": theirs.us / timings["ours"].us,
+        }
+
+
+def _our_side(case: LinearCase, ours: OurLayer, timing: Timing) -> dict[str, Any]:
+    """The part of a row that does not depend on the rival."""
+    macs = case.m * case.n * case.k
+    scheme = parse_scheme(case.scheme)
+    share, limit = measure(case.threads).share(
+        timing.us,
+        ours.nbytes if case.cold else 0,
+        macs,
+        integer=scheme is not None and scheme.act_bits == 8,
+    )
+    return {
+        "shape": case.shape,
+        "m": case.m,
+        "threads": case.threads,
+        "scheme": case.scheme,
+        "cold": case.cold,
+        "us": timing.us,
+        "gmacs": macs / timing.us / 1e3,
+        "kernel": ours.kernel_for(case.m),
+        "limit_share": share,
+        "limit": limit,
+        "noise": timing.noise,
+    }

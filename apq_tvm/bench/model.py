@@ -1,0 +1,235 @@
+"""A whole compiled module beside ONNX Runtime: the float model, and its own int8 version."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.bench.timing import Candidate, interleave
+from apq_tvm.errors import BadInput
+from apq_tvm.evaluate import Batch, call_module, open_session, read_inputs, specs_of
+from apq_tvm.module import load_module
+from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import Array, TensorSpec
+
+BATCH_NAME = re.compile(r"batch|^n$", re.IGNORECASE)
+SEQUENCE_NAME = re.compile(r"seq|len|time|^s$|^t$", re.IGNORECASE)
+
+IDS = 1000
+"""Made-up token ids are below this: in every vocabulary, and far enough apart to miss the cache."""
+
+FLOAT = "onnxruntime fp32"
+INT8 = "onnxruntime int8 dynamic (quantize_dynamic)"
+
+
+def resolve_dims(
+    inputs: Sequence[TensorSpec], batch: int, seq: int, given: Mapping[str, int]
+) -> dict[str, int]:
+    """Choose a size for every symbolic dimension.
+
+    Parameters
+    ----------
+    inputs : sequence of TensorSpec
+    batch, seq : int
+        For dimensions whose name says that they are a batch or a sequence.
+    given : mapping of str to int
+        For the others, and before the names are looked at.
+
+    Returns
+    -------
+    dict of str to int
+
+    Raises
+    ------
+    BadInput
+        A dimension's name says nothing and it is not in `given`, or `given` names none.
+    """
+    names = list(dict.fromkeys(d for s in inputs for d in s.shape if isinstance(d, str)))
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        have = ", ".join(names) or "none"
+        raise BadInput(f"--dims: the model has no dimension {unknown[0]!r}; it has {have}")
+    dims = {}
+    for name in names:
+        if name in given:
+            dims[name] = given[name]
+        elif BATCH_NAME.search(name):
+            dims[name] = batch
+        elif SEQUENCE_NAME.search(name):
+            dims[name] = seq
+        else:
+            raise BadInput(f"how large is dimension {name!r}? Say --dims {name}=SIZE")
+    return dims
+
+
+def make_inputs(inputs: Sequence[TensorSpec], dims: Mapping[str, int]) -> Batch:
+    """Make up inputs: random numbers, token ids, masks of ones and segment ids of zeros.
+
+    Parameters
+    ----------
+    inputs : sequence of TensorSpec
+    dims : mapping of str to int
+        Size of every symbolic dimension.
+
+    Returns
+    -------
+    dict of str to ndarray
+    """
+    rng = np.random.default_rng(0)
+    batch: Batch = {}
+    for spec in inputs:
+        shape = tuple(dims[d] if isinstance(d, str) else d for d in spec.shape)
+        dtype = np.dtype(spec.dtype)
+        name = spec.name.lower()
+        value: Array
+        if dtype.kind == "f":
+            value = rng.standard_normal(shape)
+        elif dtype.kind == "b" or "mask" in name:
+            value = np.ones(shape)
+        elif "type" in name or "segment" in name:
+            value = np.zeros(shape)
+        else:
+            value = rng.integers(1, IDS, shape)
+        batch[spec.name] = value.astype(dtype)
+    return batch
+
+
+def quantize_with_onnxruntime(model: Path, folder: Path) -> Path:
+    """Quantize `model` with ONNX Runtime's own dynamic int8 quantization, default options.
+
+    Parameters
+    ----------
+    model : Path
+    folder : Path
+        Where the result is written.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    BadInput
+        onnxruntime is missing or refuses the model.
+    """
+    try:
+        from onnxruntime.quantization import quantize_dynamic
+    except ImportError as error:
+        raise BadInput(
+            "comparing with ONNX Runtime needs it installed: pip install 'apq-tvm[bench]'"
+        ) from error
+    output = folder / "int8.onnx"
+    level = logging.getLogger().level
+    logging.getLogger().setLevel(logging.ERROR)  # it advises on preprocessing through the root
+    try:
+        quantize_dynamic(str(model), str(output))
+    except Exception as error:  # its exception classes have no public common base
+        raise BadInput(f"ONNX Runtime cannot quantize {model}: {error}") from error
+    finally:
+        logging.getLogger().setLevel(level)
+    return output
+
+
+def bench_model(
+    module: Path,
+    against: Path,
+    *,
+    batch: int = 1,
+    seq: int = 128,
+    dims: Mapping[str, int] | None = None,
+    inputs: Path | None = None,
+    threads: int | None = None,
+    budget_s: float = 8.0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Time a compiled module beside its ONNX model in ONNX Runtime, float and dynamic int8.
+
+    Parameters
+    ----------
+    module : Path
+        Folder of the compiled module.
+    against : Path
+        The float ONNX file.
+    batch, seq : int
+        Sizes of symbolic dimensions by their names (`resolve_dims`).
+    dims : mapping of str to int, optional
+        Sizes of other symbolic dimensions.
+    inputs : Path, optional
+        npz of inputs instead of made-up ones; the first call in it is timed.
+    threads : int, optional
+        For all candidates; default is what the module starts with: all physical cores.
+    budget_s : float
+        Seconds for all candidates together.
+    progress : Progress, optional
+
+    Returns
+    -------
+    dict
+        ``module, against, dims, threads, us, noise, rivals`` (name → µs), ``rival_noise`` (name →
+        share) and ``ratio``: the fastest rival's time over ours.
+
+    Raises
+    ------
+    BadInput
+        Anything given does not fit, or onnxruntime is missing.
+    """
+    progress = progress or Silent()
+    package = load_module(module)
+    with progress.stage("bench", 3), tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
+        progress.advance(FLOAT)
+        session = open_session(against)
+        specs = specs_of(session)
+        sizes = resolve_dims(specs, batch, seq, dims or {}) if inputs is None else {}
+        call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
+        count = threads or package.num_threads()
+        package.set_num_threads(count)
+        progress.advance(INT8)
+        sessions = {
+            FLOAT: open_session(against, count),
+            INT8: open_session(quantize_with_onnxruntime(against, Path(folder)), count),
+        }
+        progress.advance("timing")
+        _check_call(package, call, made_up=inputs is None)
+        candidates = {"ours": Candidate(_repeat(partial(package.run, call)))}
+        for name, rival in sessions.items():
+            candidates[name] = Candidate(_repeat(partial(rival.run, None, call)))
+        timings = interleave(candidates, budget_s=budget_s)
+    ours = timings.pop("ours")
+    rivals = {name: timing.us for name, timing in timings.items()}
+    return {
+        "module": str(module),
+        "against": str(against),
+        "dims": sizes or {name: list(array.shape) for name, array in call.items()},
+        "threads": count,
+        "us": ours.us,
+        "noise": ours.noise,
+        "rivals": rivals,
+        "rival_noise": {name: timing.noise for name, timing in timings.items()},
+        "ratio": min(rivals.values()) / ours.us,
+    }
+
+
+def _check_call(package: Any, call: Batch, made_up: bool) -> None:
+    """Run the module once, so that refused inputs are reported before anything is timed."""
+    try:
+        call_module(package, call)
+    except BadInput as error:
+        hint = "; made-up inputs do not fit this model, give some with --inputs" if made_up else ""
+        raise BadInput(f"{error}{hint}") from error
+
+
+def _repeat(work: Callable[[], Any]) -> Callable[[int], None]:
+    """`work` as a `Candidate.run`."""
+
+    def run(repeats: int) -> None:
+        for _ in range(repeats):
+            work()
+
+    return run

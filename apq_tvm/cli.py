@@ -1,0 +1,313 @@
+"""The command ``apq-tvm``: thin commands over the Python API.
+
+Results go to standard output, everything else to standard error. ``--json`` makes the result one
+JSON document. Heavy imports happen inside the commands, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from apq_tvm import __version__
+from apq_tvm.cli_bench import bench_app
+from apq_tvm.console import (
+    Bars,
+    describe_shape,
+    megabytes,
+    print_json,
+    print_table,
+    reports_errors,
+    stderr,
+)
+from apq_tvm.errors import BadScheme
+
+app = typer.Typer(
+    name="apq-tvm",
+    help="Compile ONNX models into small quantized modules for one device.",
+    epilog="Example: apq-tvm compile model.onnx -o minilm_w4 --scheme W4A8g32",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Module = Annotated[Path, typer.Argument(help="Folder of a compiled module.", show_default=False)]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"apq-tvm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Compile ONNX models into small quantized modules for one device."""
+
+
+def parse_tensor_types(words: list[str]) -> dict[str, str]:
+    """Read repeated ``--tensor-type REGEX=SCHEME``; the scheme stands after the last ``=``.
+
+    Raises
+    ------
+    BadScheme
+        A word has no ``=`` or nothing on one side of it.
+    """
+    types = {}
+    for word in words:
+        pattern, equals, scheme = word.rpartition("=")
+        if not equals or not pattern or not scheme:
+            raise BadScheme(
+                f"--tensor-type {word!r} is not REGEX=SCHEME, such as 'attention.*=W8A8' "
+                "or 'classifier=float'"
+            )
+        types[pattern] = scheme
+    return types
+
+
+@app.command(
+    epilog="Example: apq-tvm compile model.onnx -o minilm_w4 --target host --scheme W4A8g32 "
+    "--tensor-type 'embeddings=W8A8'"
+)
+@reports_errors
+def compile(
+    model: Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder to write.", show_default=False)
+    ] = None,
+    target: Annotated[str, typer.Option(help="Device, see: apq-tvm targets.")] = "host",
+    scheme: Annotated[str, typer.Option(help="Of every layer, see: apq-tvm formats.")] = "W4A8g32",
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
+    ] = None,
+    search: Annotated[
+        bool, typer.Option(help="Search scales for least error, or only round from the maximum.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Choose formats and kernels, write nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Compile an ONNX model into a module folder.
+
+    The folder is a Python package and an embeddable C library in one.
+    """
+    from apq_tvm import pipeline
+
+    types = parse_tensor_types(tensor_type or [])
+    if dry_run:
+        plan = pipeline.plan(
+            model, target=target, scheme=scheme, tensor_types=types, search=search, progress=Bars()
+        )
+        _report_plan(plan, json)
+        return
+    if output is None:
+        raise typer.BadParameter("say where to write", param_hint="--output")
+    result = pipeline.compile(
+        model,
+        output,
+        target=target,
+        scheme=scheme,
+        tensor_types=types,
+        force=force,
+        search=search,
+        progress=Bars(),
+    )
+    from apq_tvm.inspect import inspect as describe
+
+    report = describe(result.path)
+    if json:
+        print_json(report)
+        return
+    share = report["package_bytes"] / max(model.stat().st_size, 1)
+    stderr().print(
+        f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "
+        f"{report['bits_per_weight']} bits per weight, "
+        f"{sum(report['timings'].values()):.1f} s",
+        markup=False,
+    )
+
+
+def _report_plan(plan: Any, json: bool) -> None:
+    """Print what ``--dry-run`` found: the layers as the manifest would list them."""
+    from apq_tvm.inspect import LAYER_COLUMNS, bits_per_weight, layer_rows
+    from apq_tvm.manifest import describe_layer
+
+    nodes = {node.name: node for node in plan.quantized.model.nodes}
+    layers = [describe_layer(plan, nodes[name]) for name in plan.choices]
+    if json:
+        print_json(
+            {
+                "dry_run": True,
+                "target": plan.profile.name,
+                "bits_per_weight": bits_per_weight(layers),
+                "layers": layers,
+            }
+        )
+        return
+    print_table(f"plan for {plan.profile.name}", LAYER_COLUMNS, layer_rows(layers))
+    print(f"{bits_per_weight(layers)} bits per weight; nothing was written")
+
+
+@app.command(epilog="Example: apq-tvm inspect minilm_w4")
+@reports_errors
+def inspect(module: Module, json: Json = False) -> None:
+    """Show what a module consists of.
+
+    Layers, kernels and why faster ones were turned down, bytes and bits per weight.
+    """
+    from apq_tvm import inspect as inspector
+
+    report = inspector.inspect(module)
+    if json:
+        print_json(report)
+        return
+    layers = report["layers"]
+    print(f"{module}: target {report['target']}")
+    print(f"inputs:  {describe_shape(report['inputs'])}")
+    print(f"outputs: {describe_shape(report['outputs'])}\n")
+    print_table("layers", inspector.LAYER_COLUMNS, inspector.layer_rows(layers))
+    rejected = inspector.rejections(layers)
+    if rejected:
+        print_table("turned down", ("kernel", "reason", "layers"), rejected, right=("layers",))
+    rows = inspector.schedule_rows(report["functions"])
+    if rows:
+        print_table("other functions", ("function", "scheduled by"), rows)
+    print_table("files", ("file", "bytes"), report["files"].items(), right=("bytes",))
+    print(
+        f"{report['bits_per_weight']} bits per weight in {len(layers)} layers, "
+        f"package {megabytes(report['package_bytes'])}"
+    )
+
+
+@app.command(
+    "eval",
+    epilog="Example: apq-tvm eval minilm_w4 --against model.onnx --inputs sentences.npz",
+)
+@reports_errors
+def evaluate(
+    module: Module,
+    against: Annotated[Path, typer.Option(help="The float ONNX model.", show_default=False)],
+    inputs: Annotated[
+        Path, typer.Option(help="npz of arrays by input name, batch first.", show_default=False)
+    ],
+    rows: Annotated[int, typer.Option(min=1, help="Batch entries per call.")] = 32,
+    json: Json = False,
+) -> None:
+    """Compare a module with its float model.
+
+    ONNX Runtime runs the float model on the same inputs; cosines are between rows of the outputs.
+    """
+    from apq_tvm.evaluate import evaluate as compare
+
+    report = compare(module, against, inputs, rows=rows, progress=Bars())
+    if json:
+        print_json(report)
+        return
+    columns = ("output", "cosine mean", "cosine min", "max abs error", "rows")
+    print_table(
+        f"{module} against {against}",
+        columns,
+        (
+            (
+                name,
+                f"{result['cosine_mean']:.6f}",
+                f"{result['cosine_min']:.6f}",
+                f"{result['max_abs_error']:.3g}",
+                result["rows"],
+            )
+            for name, result in report["outputs"].items()
+        ),
+        right=columns[1:],
+    )
+
+
+@app.command(epilog="Example: apq-tvm targets --json")
+@reports_errors
+def targets(json: Json = False) -> None:
+    """List the devices to compile for."""
+    from apq_tvm.listing import list_targets
+
+    report = list_targets()
+    if json:
+        print_json(report)
+        return
+    columns = ("target", "cores", "vector bits", "L1 kB", "L2 kB", "features")
+    print_table(
+        f"host is {report['host']}",
+        columns,
+        (
+            (
+                t["name"],
+                t["cores"],
+                t["vector_bytes"] * 8,
+                t["l1_bytes"] // 1024,
+                t["l2_bytes"] // 1024,
+                " ".join(t["features"]),
+            )
+            for t in report["targets"]
+        ),
+        right=columns[1:5],
+    )
+
+
+@app.command(epilog="Example: apq-tvm formats")
+@reports_errors
+def formats(json: Json = False) -> None:
+    """List weight formats and scheme strings."""
+    from apq_tvm.listing import list_formats
+
+    report = list_formats()
+    if json:
+        print_json(report)
+        return
+    groups = report["group_sizes"]
+    print_table(
+        "bits per weight, scales and zero points included, by group size",
+        ("format", "zero points", *(f"g{g}" for g in groups)),
+        (
+            (f["name"], "yes" if f["zero_points"] else "no", *f["bits_per_weight"].values())
+            for f in report["formats"]
+        ),
+        right=tuple(f"g{g}" for g in groups),
+    )
+    print(f"{report['grammar']}\nfor example {', '.join(report['examples'])}")
+
+
+@app.command(epilog="Example: apq-tvm explain minilm_w4 --layer 'attention.*query'")
+@reports_errors
+def explain(
+    module: Module,
+    layer: Annotated[
+        str | None, typer.Option(help="Regular expression on layer names.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say why every layer got its kernels.
+
+    And why others were turned down.
+    """
+    from apq_tvm.explain import explain as explain_module
+    from apq_tvm.explain import explanation_lines
+
+    report = explain_module(module, layer)
+    if json:
+        print_json(report)
+        return
+    print("\n".join(explanation_lines(report)))
+
+
+def main() -> None:
+    """Entry point of the ``apq-tvm`` command."""
+    app()

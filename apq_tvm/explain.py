@@ -1,0 +1,69 @@
+"""Why every layer got its kernel: the reasons of those that were turned down, layer by layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from apq_tvm.errors import BadInput
+from apq_tvm.inspect import rows_range
+from apq_tvm.module import read_manifest
+
+
+def explain(path: Path, layer: str | None = None) -> dict[str, Any]:
+    """List, for each layer, the kernels it got and the reasons why others were turned down.
+
+    Parameters
+    ----------
+    path : Path
+        Folder of the compiled module.
+    layer : str or None
+        Regular expression that selects layers by name; None takes all.
+
+    Returns
+    -------
+    dict
+        ``module``, ``target``, ``features`` and ``layers``: ``name``, ``scheme``, ``kernels``,
+        ``rejected`` and ``note`` of each.
+
+    Raises
+    ------
+    BadInput
+        The folder is no compiled module, the expression is invalid, or it selects nothing.
+    """
+    manifest = read_manifest(path)
+    try:
+        wanted = re.compile(layer or "")
+    except re.error as error:
+        raise BadInput(f"--layer {layer!r} is no regular expression: {error}") from error
+    layers = [entry for entry in manifest["layers"] if wanted.search(entry["name"])]
+    if layer and not layers:
+        names = ", ".join(entry["name"] for entry in manifest["layers"][:5])
+        raise BadInput(f"no layer of {path} matches {layer!r}; it begins with: {names}")
+    keep = ("name", "op", "n", "k", "scheme", "layout", "kernels", "rejected", "note")
+    return {
+        "module": str(path),
+        "target": manifest.get("target", ""),
+        "features": manifest.get("features", []),
+        "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
+    }
+
+
+def explanation_lines(report: Mapping[str, Any]) -> list[str]:
+    """`explain` as text, layers with the same story told once."""
+    stories: dict[tuple[str, ...], list[str]] = {}
+    for entry in report["layers"]:
+        stories.setdefault(_story(entry), []).append(f"{entry['name']}  {entry['n']}x{entry['k']}")
+    lines = [f"target {report['target']}: {' '.join(report['features'])}"]
+    for story, names in stories.items():
+        lines += ["", *names, *(f"  {line}" for line in story)]
+    return lines
+
+
+def _story(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    got = [f"{rows_range(k)}: {k['kernel']} ({k['schedule']})" for k in entry["kernels"]]
+    why = [f"not {r['kernel']}: {r['reason']}" for r in entry["rejected"]]
+    note = [f"note: {entry['note']}"] if entry.get("note") else []
+    return (f"{entry['scheme']} in layout {entry['layout']}", *got, *why, *note)

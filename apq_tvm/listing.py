@@ -1,0 +1,69 @@
+"""What ``apq-tvm targets`` and ``apq-tvm formats`` list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def list_targets() -> dict[str, Any]:
+    """Every device profile, and the name that ``host`` resolves to on this machine.
+
+    Returns
+    -------
+    dict
+        ``host`` and ``targets``: ``name``, ``target``, ``features``, ``cores``, ``vector_bytes``,
+        ``l1_bytes``, ``l2_bytes`` and ``sources`` of each.
+
+    Raises
+    ------
+    BadTarget
+        This machine fits no profile.
+    """
+    from apq_tvm.schedules.x86 import PROFILES, find_profile
+
+    return {
+        "host": find_profile("host").name,
+        "targets": [
+            {
+                "name": p.name,
+                "target": dict(p.target),
+                "features": sorted(p.features),
+                "cores": p.cores,
+                "vector_bytes": p.vector_bytes,
+                "l1_bytes": p.l1_bytes,
+                "l2_bytes": p.l2_bytes,
+                "sources": list(p.sources),
+            }
+            for p in PROFILES
+        ],
+    }
+
+
+def list_formats() -> dict[str, Any]:
+    """Every weight format with its bits per weight by group size, and the scheme grammar.
+
+    Returns
+    -------
+    dict
+        ``grammar``, ``examples``, ``group_sizes`` and ``formats``: ``name``, ``bits``,
+        ``zero_points`` and ``bits_per_weight`` (by group size) of each.
+    """
+    from apq_tvm.formats import FORMATS, GROUP_SIZES
+
+    return {
+        "grammar": "W{bits}[z]A{8|16|32}[t][g{group}]: z zero points per group, t one activation "
+        "scale per token, no g one scale per row",
+        "examples": ["W4A8g32", "W4zA8g32", "W8A8", "W8A8g32", "W4A16g128", "W3A8g64", "float"],
+        "group_sizes": list(GROUP_SIZES),
+        "formats": [
+            {
+                "name": f.name,
+                "bits": f.bits,
+                "zero_points": f.zero_points,
+                "bits_per_weight": {
+                    str(g): round(f.block_bits(g) / g, 4) for g in GROUP_SIZES
+                },
+            }
+            for f in FORMATS
+        ],
+    }
