@@ -38,7 +38,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of the normalised graph: ONNX semantics, except for ops that start with ``apq.``.
+    """One operator of the normalised graph: ONNX semantics, except for ops called ``apq.*``.
 
     Parameters
     ----------
@@ -170,11 +170,14 @@ class QuantizedModel:
     layers : mapping of str to str
         Name of an ``apq.Linear`` or ``apq.Embedding`` node → key in `tensors`. A node that is not
         here stays float.
+    notes : mapping of str to str
+        Name of every such node that stays float → why.
     """
 
     model: ImportedModel
     tensors: Mapping[str, QuantizedTensor]
     layers: Mapping[str, str]
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ class KernelPlan:
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor's bytes in a layout: named arrays (``codes``, ``scales``, ...) ready for a kernel."""
+    """A tensor's bytes in a layout: named arrays (``codes``, ``scales``, ...) for a kernel."""
 
     layout: str
     arrays: Mapping[str, Array]

@@ -1,0 +1,360 @@
+"""Integer weight formats: what a block is, its size, its numpy reference and its error bound.
+
+A block is one group of g weights along K: g codes of `bits` bits, a float16 scale and, with zero
+points, one byte of zero point. It means::
+
+    w = scale * (code - zero)          zero = 2^(bits-1) without zero points
+    w = scale * (2 * code - 1)         bits = 1 without zero points
+
+A scale may be negative: the symmetric code range -2^(bits-1) .. 2^(bits-1)-1 reaches one step
+further on its negative side, and the sign says which side of the group needs it (ggml's Q4_0 does
+the same). `apq_tvm.quantizers` chooses better codes than the plain rounding of `quantize_ref`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.errors import BadScheme, UnsupportedModel
+from apq_tvm.formats.scheme import BITS, check_scheme
+from apq_tvm.types import QuantizedTensor, Scheme
+
+F32 = NDArray[np.float32]
+
+SCALE_BITS = 16
+"""Bits of one float16 scale."""
+
+ZERO_BITS = 8
+"""Bits of one zero point."""
+
+MAX_SCALE = 65504.0
+"""Largest finite float16."""
+
+MIN_SCALE = 2.0**-24
+"""Smallest positive float16. A group that is not all zero never gets a smaller scale."""
+
+SCALE_ROUNDING = 2.0**-11
+"""Largest relative error of a normal float16."""
+
+SCALE_ROUNDING_SUBNORMAL = 2.0**-25
+"""Largest absolute error of a subnormal float16."""
+
+
+@dataclass(frozen=True)
+class IntegerFormat:
+    """Integers of 1..8 bits, symmetric or with zero points.
+
+    Parameters
+    ----------
+    bits : int
+        1..8.
+    zero_points : bool
+        True if every group has its own zero point, 0 .. 2^bits - 1.
+    """
+
+    bits: int
+    zero_points: bool
+
+    @property
+    def name(self) -> str:
+        """``W4`` or ``W4z``: how a scheme string starts."""
+        return f"W{self.bits}{'z' if self.zero_points else ''}"
+
+    @property
+    def max_code(self) -> int:
+        """2^bits - 1."""
+        return (1 << self.bits) - 1
+
+    @property
+    def zero(self) -> int:
+        """Code that means 0 without zero points. 1-bit codes mean -1 and +1 and have none."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def signs_only(self) -> bool:
+        """True for W1, whose codes mean -1 and +1."""
+        return self.bits == 1 and not self.zero_points
+
+    def groups(self, k: int, group_size: int) -> int:
+        """Groups of a row: the last one may be short."""
+        return 1 if group_size == -1 else -(-k // group_size)
+
+    def block_bits(self, group_size: int) -> int:
+        """Bits of one block of `group_size` codes, scale and zero point included."""
+        zero = ZERO_BITS if self.zero_points else 0
+        return group_size * self.bits + SCALE_BITS + zero
+
+    def bits_per_weight(self, k: int, group_size: int) -> float:
+        """Bits per weight of a row of `k` codes, scales and zero points included."""
+        per_group = self.block_bits(0)
+        return self.bits + per_group * self.groups(k, group_size) / k
+
+    def error_bound(self, lo: F32, hi: F32) -> F32:
+        """Largest |weight - decoded| of `quantize_ref` in a group with extremes `lo` and `hi`.
+
+        Symmetric: the step is absmax / 2^(bits-1); the side that reaches one code less far can
+        lose one whole step. Zero points: half a step for the code, half for the zero point that
+        is rounded too. W1 decodes to the mean magnitude. The rounding of the scale itself is
+        amplified by the largest code.
+        """
+        absmax = np.maximum(np.abs(lo), np.abs(hi))
+        if self.signs_only:
+            step, reach = absmax, 1
+        elif self.zero_points:
+            step, reach = _span(lo, hi) / np.float32(self.max_code), self.max_code
+        else:
+            step, reach = absmax / np.float32(self.zero), self.zero
+        rounding = np.maximum(step * SCALE_ROUNDING, SCALE_ROUNDING_SUBNORMAL)
+        return np.asarray(step + 2 * reach * rounding, np.float32)
+
+    def check(self, tensor: QuantizedTensor, name: str) -> None:
+        """Refuse a tensor whose arrays are not blocks of this format.
+
+        Raises
+        ------
+        BadScheme
+            If scheme, shapes, dtypes or ranges do not fit, with the tensor's name.
+        """
+        scheme = tensor.scheme
+        if (scheme.bits, scheme.zero_points) != (self.bits, self.zero_points):
+            raise BadScheme(f"{name}: scheme {scheme} is not of format {self.name}")
+        if tensor.codes.dtype != np.uint8 or tensor.codes.ndim != 2 or tensor.codes.size == 0:
+            raise BadScheme(
+                f"{name}: codes are {tensor.codes.dtype} {list(tensor.codes.shape)}; "
+                "uint8 [N, K] with N, K >= 1 is needed"
+            )
+        n, k = tensor.codes.shape
+        shape = (n, self.groups(k, scheme.group_size))
+        if tensor.scales.shape != shape or tensor.scales.dtype != np.float16:
+            raise BadScheme(
+                f"{name}: scales are {tensor.scales.dtype} {list(tensor.scales.shape)}; "
+                f"float16 {list(shape)} is needed"
+            )
+        if (tensor.zeros is not None) != self.zero_points:
+            raise BadScheme(f"{name}: zeros must be there exactly when scheme {scheme} has z")
+        if tensor.zeros is not None and (
+            tensor.zeros.shape != shape
+            or tensor.zeros.dtype != np.uint8
+            or int(tensor.zeros.max()) > self.max_code
+        ):
+            raise BadScheme(f"{name}: zeros must be uint8 {list(shape)}, at most {self.max_code}")
+        if int(tensor.codes.max()) > self.max_code:
+            raise BadScheme(f"{name}: code {int(tensor.codes.max())} exceeds {self.max_code}")
+
+    def plain_parameters(self, lo: F32, hi: F32) -> tuple[F32, F32]:
+        """Step and zero point of plain rounding, from the extremes of groups.
+
+        Parameters
+        ----------
+        lo, hi : float32, any equal shape
+            Least and largest weight of each group.
+
+        Returns
+        -------
+        step : float32
+            Not negative, a float16 value. 0 only if the group is all zero.
+        zero : float32
+            Integers. Decoded values are ``step * u``, u in -zero .. max_code - zero. Symmetric
+            groups whose largest magnitude is positive get ``2^(bits-1) - 1``: the mirror image
+            that a negative scale stands for.
+        """
+        if self.zero_points:
+            step = round_scale(_span(lo, hi) / np.float32(self.max_code))
+            down = np.minimum(lo, np.float32(0))
+            zero = np.rint(np.divide(-down, step, out=np.zeros_like(step), where=step > 0))
+            return step, np.clip(zero, 0, self.max_code).astype(np.float32)
+        step = round_scale(np.maximum(-lo, hi) / np.float32(self.zero))
+        return step, np.where(hi > -lo, self.zero - 1, self.zero).astype(np.float32)
+
+    def quantize_ref(self, weight: F32, group_size: int, name: str = "weight") -> QuantizedTensor:
+        """Plain rounding: scales from each group's maximum, codes to nearest.
+
+        Parameters
+        ----------
+        weight : float32 [N, K]
+        group_size : int
+            Along K, -1 for a whole row.
+        name : str
+            For errors.
+
+        Raises
+        ------
+        UnsupportedModel
+            If a weight is NaN or infinite.
+        BadScheme
+            If the group size does not exist or a scale overflows float16.
+        """
+        scheme = Scheme(self.bits, self.zero_points, group_size=group_size)
+        check_scheme(scheme, name)
+        check_weight(weight, name)
+        n, k = weight.shape
+        size = k if group_size == -1 else group_size
+        groups = self.groups(k, group_size)
+        codes = np.empty((n, k), np.uint8)
+        scales = np.empty((n, groups), np.float16)
+        zeros = np.empty((n, groups), np.uint8)
+        for g in range(groups):
+            part = weight[:, g * size : (g + 1) * size]
+            if self.signs_only:
+                scale, zero = round_scale(mean_magnitude(part, 1)), np.zeros((n, 1), np.float32)
+                code = (part > 0).astype(np.float32)
+            else:
+                lo, hi = part.min(axis=1, keepdims=True), part.max(axis=1, keepdims=True)
+                step, zero = self.plain_parameters(lo, hi)
+                code, scale = encode(part, step, zero, self)
+            check_scale(scale, name, self)
+            codes[:, g * size : (g + 1) * size] = code
+            scales[:, g], zeros[:, g] = scale[:, 0], zero[:, 0]
+        return QuantizedTensor(codes, scales, zeros if self.zero_points else None, scheme)
+
+    def dequantize_ref(self, tensor: QuantizedTensor) -> F32:
+        """Decode to float32 [N, K]; exact, since 11 x 8 bits fit a float32.
+
+        Raises
+        ------
+        BadScheme
+            If the tensor is not of this format.
+        """
+        self.check(tensor, "tensor")
+        k = tensor.codes.shape[1]
+        size = k if tensor.scheme.group_size == -1 else tensor.scheme.group_size
+        values = tensor.codes.astype(np.float32)
+        if self.signs_only:
+            values = 2 * values - 1
+        elif tensor.zeros is None:
+            values -= self.zero
+        else:
+            values -= np.repeat(tensor.zeros.astype(np.float32), size, axis=1)[:, :k]
+        values *= np.repeat(tensor.scales.astype(np.float32), size, axis=1)[:, :k]
+        return values
+
+
+FORMATS = tuple(IntegerFormat(bits, zero) for bits in BITS for zero in (False, True))
+"""Every integer format."""
+
+
+def format_of(scheme: Scheme) -> IntegerFormat:
+    """Format of a scheme's weights.
+
+    Raises
+    ------
+    BadScheme
+        If there is none.
+    """
+    for fmt in FORMATS:
+        if (fmt.bits, fmt.zero_points) == (scheme.bits, scheme.zero_points):
+            return fmt
+    raise BadScheme(f"scheme {scheme}: weights of {scheme.bits} bits; 1..8 are possible")
+
+
+def dequantize(tensor: QuantizedTensor) -> F32:
+    """Decode a quantized matrix to float32 [N, K].
+
+    Raises
+    ------
+    BadScheme
+        If its arrays do not fit its scheme.
+    """
+    return format_of(tensor.scheme).dequantize_ref(tensor)
+
+
+def bits_per_weight(tensor: QuantizedTensor) -> float:
+    """Bits per weight of a tensor, scales and zero points included."""
+    fmt = format_of(tensor.scheme)
+    return fmt.bits_per_weight(tensor.codes.shape[1], tensor.scheme.group_size)
+
+
+def round_scale(scale: F32) -> F32:
+    """Round scales that are not negative to float16 values, kept as float32.
+
+    Positive ones never become 0 (`MIN_SCALE` instead); too large ones become infinite, which
+    `check_scale` refuses.
+    """
+    with np.errstate(over="ignore"):
+        rounded = scale.astype(np.float16).astype(np.float32)
+    return np.where((scale > 0) & (rounded == 0), np.float32(MIN_SCALE), rounded)
+
+
+def encode(weight: F32, step: F32, zero: F32, fmt: IntegerFormat) -> tuple[F32, F32]:
+    """Codes and signed scales of groups, from the parameters that `plain_parameters` describes.
+
+    Parameters
+    ----------
+    weight : float32
+    step, zero : float32
+        Broadcast to `weight`.
+    fmt : IntegerFormat
+
+    Returns
+    -------
+    codes : float32
+        Integers 0 .. max_code, to nearest.
+    scale : float32
+        `step` with the sign that makes ``scale * (code - zero)`` the decoded weight.
+    """
+    usable = np.isfinite(step) & (step > 0)
+    code = np.divide(weight, step, out=np.zeros_like(weight), where=usable)
+    np.rint(code, out=code)
+    np.clip(code, -zero, fmt.max_code - zero, out=code)
+    if fmt.zero_points:
+        return code + zero, step
+    mirrored = zero != fmt.zero
+    return np.where(mirrored, fmt.zero - code, code + fmt.zero), np.where(mirrored, -step, step)
+
+
+def mean_magnitude(weight: F32, axis: int) -> F32:
+    """Mean |weight| along an axis that is kept: the best scale of codes -1 and +1."""
+    mean = np.abs(weight).mean(axis=axis, keepdims=True, dtype=np.float64)
+    return np.asarray(mean, np.float32)
+
+
+def check_weight(weight: F32, name: str) -> None:
+    """Refuse a weight that is no finite float32 matrix.
+
+    Raises
+    ------
+    UnsupportedModel
+        With the tensor's name and the first bad place.
+    """
+    if weight.dtype != np.float32 or weight.ndim != 2 or weight.size == 0:
+        raise UnsupportedModel(
+            f"weight {name!r} is {weight.dtype} {list(weight.shape)}; float32 [N, K] with "
+            "N, K >= 1 is needed"
+        )
+    # One sum is finite unless a value is not, or the sum overflows: only then look at each.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.einsum("nk->", weight)
+    if np.isfinite(total):
+        return
+    bad = ~np.isfinite(weight)
+    if bad.any():
+        row, col = np.unravel_index(int(bad.argmax()), bad.shape)
+        raise UnsupportedModel(
+            f"weight {name!r}: {int(bad.sum())} of {weight.size} values are NaN or infinite, the "
+            f"first is {weight[row, col]} at [{row}, {col}]; such weights cannot be quantized"
+        )
+
+
+def check_scale(scale: F32, name: str, fmt: IntegerFormat) -> None:
+    """Refuse scales that overflow float16.
+
+    Raises
+    ------
+    BadScheme
+        With the tensor's name, the limit and the remedy.
+    """
+    if not np.isfinite(scale).all():
+        raise BadScheme(
+            f"{name}: a scale of format {fmt.name} exceeds {MAX_SCALE:.0f}, the largest float16, "
+            "because its weights are too large; keep this tensor float (--tensor-type NAME=float)"
+        )
+
+
+def _span(lo: F32, hi: F32) -> F32:
+    """Width of the range that a group's codes must cover: it contains 0."""
+    zero = np.float32(0)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.maximum(hi, zero) - np.minimum(lo, zero), np.float32)
