@@ -1,0 +1,81 @@
+"""One unit of interleaved packed codes, as every integer dot intrinsic reads it: R rows x 32 k.
+
+`apq_tvm.codegen.layouts.interleaved` draws the bytes. Here is their meaning in TensorIR, shared by
+the operators and by the plain-loop side of the intrinsics of all instruction sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+UNIT_K = 32
+"""k of one unit."""
+
+VECTORS = 8
+"""Vectors of a unit: R rows x 4 k each."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Shape of a unit.
+
+    Parameters
+    ----------
+    bits : int
+        Of one code, 1..8.
+    rows : int
+        R, rows interleaved; a vector has 4R bytes.
+    fields : tuple of (int, int)
+        (width, shift) in bits of the parts a code is stored in; the part's bytes start at
+        ``4 * R * shift``.
+    groups : int
+        Sums wanted along the unit's k: 1, or 2 where groups have 16 codes.
+    """
+
+    bits: int
+    rows: int
+    fields: tuple[tuple[int, int], ...]
+    groups: int = 1
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one vector."""
+        return 4 * self.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the unit."""
+        return self.vector_bytes * self.bits
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of one group of the unit."""
+        return VECTORS // self.groups
+
+
+def decode(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any) -> Any:
+    """Code at one byte lane of one vector of a unit, as an int32 expression.
+
+    Parameters
+    ----------
+    unit : Unit
+    load : callable
+        Byte of the unit by its index, a uint8 expression.
+    vector, lane : PrimExpr
+        0..7 and 0..4R-1: the code of row ``lane // 4``, k ``4 * vector + lane % 4``.
+    """
+    from tvm import tirx
+
+    code: Any = None
+    for width, shift in unit.fields:
+        part = load(unit.vector_bytes * shift + vector % width * unit.vector_bytes + lane)
+        if width < 8:
+            down = (vector // width * width).astype("uint8")
+            mask = tirx.const((1 << width) - 1, "uint8")
+            part = tirx.bitwise_and(tirx.shift_right(part, down), mask)
+        if shift:
+            part = tirx.shift_left(part, tirx.const(shift, "uint8"))
+        code = part if code is None else tirx.bitwise_or(code, part)
+    return code.astype("int32")
