@@ -1,0 +1,145 @@
+"""From scheduled blocks to plain loops: the passes that come before our own loop rewrites.
+
+The same passes open TVM's own pipeline (``tvm.s_tir.pipeline``), which leaves functions without
+blocks as they are. Running them early gives `vectorize` flat buffers and loops to work on.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from apq_tvm.ops import math
+from apq_tvm.schedules.vectorize import uses
+
+_MATH = {
+    "tirx.exp": math.exp,
+    "tirx.erf": math.erf,
+    "tirx.tanh": math.tanh,
+    "tirx.sigmoid": math.sigmoid,
+}
+
+
+def expand_math(func: Any) -> Any:
+    """Replace float32 calls of exp, erf, tanh and sigmoid by expressions that vectorize.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+
+    def visit(call: Any) -> Any:
+        expand = _MATH.get(getattr(call.op, "name", ""))
+        if expand is None or str(call.ty) != "float32":
+            return call
+        return expand(call.args[0])
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, visit)))
+
+
+def hoist_init(func: Any) -> Any:
+    """Move the start value of a reduction, ``if k == 0: s = 0``, in front of the loop over ``k``.
+
+    TensorIR's ``decompose_reduction`` does this on blocks, but must come after ``parallel`` and then
+    adds bound checks that TVM cannot prove away on fused loops.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Lowered.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        An empty reduction gives its start value instead of nothing.
+    """
+
+    def conjuncts(condition: Any) -> list[Any]:
+        if isinstance(condition, tirx.And):
+            return conjuncts(condition.a) + conjuncts(condition.b)
+        return [condition]
+
+    def is_first(condition: Any, var: Any) -> bool:
+        return isinstance(condition, tirx.EQ) and any(
+            a.same_as(var) and isinstance(b, tirx.IntImm) and int(b) == 0
+            for a, b in ((condition.a, condition.b), (condition.b, condition.a))
+        )
+
+    def visit(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.SERIAL:
+            return loop
+        parts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+        before: list[Any] = []
+        kept: list[Any] = []
+        for part in parts:
+            tests = conjuncts(part.condition) if isinstance(part, tirx.IfThenElse) else []
+            others = [t for t in tests if not is_first(t, loop.loop_var)]
+            if len(others) == len(tests) or part.else_case is not None or uses(part.then_case, loop.loop_var):
+                kept.append(part)
+                continue
+            start = part.then_case
+            if others:
+                start = tirx.IfThenElse(functools.reduce(tirx.And, others), start, None)
+            before.append(start)
+        if not before:
+            return loop
+        body = tirx.For(
+            loop.loop_var, loop.min, loop.extent, loop.kind, tirx.stmt_seq(*kept),
+            annotations=loop.annotations,
+        )  # fmt: skip
+        return tirx.stmt_seq(*before, body)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, visit)))
+
+
+def lower_blocks(func: Any) -> Any:
+    """Lower blocks to loops over flat buffers and simplify every index.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        With or without blocks.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+    passes = tvm.ir.transform.Sequential(
+        [
+            s_tir.transform.CanonicalizeLoop(),
+            s_tir.transform.LowerInitBlock(),
+            s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+            s_tir.transform.ConvertBlocksToOpaque(),
+            s_tir.transform.CompactBufferAllocation(),
+            s_tir.transform.LowerMatchBuffer(),
+            s_tir.transform.StmtSimplify(),
+            s_tir.transform.LowerOpaqueBlock(),
+            tirx.transform.FlattenBuffer(),
+            s_tir.transform.StmtSimplify(),
+        ]
+    )
+    return hoist_init(passes(tvm.IRModule({"main": func}))["main"])
+
+
+def finish(func: Any) -> Any:
+    """Give every definition a variable of its own and mark the function as scheduled.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Lowered; rewrites may have copied loops with their variables.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+    func = s_tir.transform.ConvertSSA()(tvm.IRModule({"main": func}))["main"]
+    return func.with_attr("tirx.is_scheduled", True)
