@@ -1,0 +1,163 @@
+"""The last stage: a scheduled module becomes a folder that is a Python package and a C library."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from apq_tvm.codegen.graph import Graph, total_weight_bytes
+from apq_tvm.codegen.graph_c import WeightsFile, graph_source
+from apq_tvm.codegen.kernels import build_kernels, cpu_flags
+from apq_tvm.codegen.library import Toolchain, build_library, find_toolchain
+from apq_tvm.codegen.package import (
+    MANIFEST_FORMAT,
+    RUNTIME,
+    check_name,
+    check_output,
+    fill,
+    port_entries,
+    staged,
+    template_values,
+    write_package,
+)
+from apq_tvm.codegen.read_relax import prepare, read_graph
+from apq_tvm.codegen.weights import write_weights
+from apq_tvm.types import CompiledModule, DeviceProfile, ScheduledModel
+
+VERSION = "0.1.0"
+Progress = Callable[[str], None]
+
+
+def emit(
+    scheduled: ScheduledModel,
+    output: Path,
+    profile: DeviceProfile,
+    manifest_extra: Mapping[str, Any],
+    force: bool,
+    progress: Progress | None = None,
+) -> CompiledModule:
+    """Write a module's folder.
+
+    Parameters
+    ----------
+    scheduled : ScheduledModel
+        ``mod`` holds Relax ``main`` at the level of ``call_tir`` and every kernel. Attributes read:
+        ``tir_var_upper_bound`` of ``main`` (symbol name → largest value), and of a PrimFunc
+        ``apq.work`` (`apq_tvm.codegen.work`), ``apq.layer``, ``apq.ids_arg``, ``apq.id_rows``
+        (`apq_tvm.codegen.read_relax`).
+    output : Path
+        The folder; its name is the module's name.
+    profile : DeviceProfile
+        Its TVM target is compiled for.
+    manifest_extra : mapping
+        More entries for manifest.json, JSON values.
+    force : bool
+        Replace a module that is there.
+    progress : callable or None
+        Called with the name of each step as it starts: one of `STEPS`.
+
+    Returns
+    -------
+    CompiledModule
+
+    Raises
+    ------
+    UnsupportedModel
+        The graph holds what cannot be emitted.
+    BuildError
+        TVM or the C compiler failed, or there is none.
+    OutputExists, OutputFailed
+        See `apq_tvm.codegen.package`; the old output is intact.
+    """
+    step = progress or (lambda _: None)
+    name = check_name(output)
+    check_output(output, force)
+    tools = find_toolchain()
+    target = tvm.target.Target(dict(profile.target))
+    lowered = scheduled.lowered
+    model = lowered.packed.plan.quantized.model
+    step("graph")
+    mod = prepare(scheduled.mod)
+    graph = read_graph(mod, model.inputs, model.outputs, lowered.params, lowered.variants)
+    with staged(output, force) as folder, tempfile.TemporaryDirectory(prefix="apq.") as scratch:
+        step("kernels")
+        kernels = Path(scratch) / "kernels.o"
+        build_kernels(mod, graph.kernels(), target, kernels)
+        step("weights")
+        weights = write_weights(folder / "weights.safetensors", graph.weights)
+        step("library")
+        flags = cpu_flags(target)
+        sources = _write_sources(Path(scratch), name, graph, weights, flags)
+        build_library(tools, name, sources, kernels, Path(scratch), folder)
+        step("package")
+        write_package(folder, name, VERSION, graph)
+        manifest = {
+            **_manifest(name, graph, weights, profile, flags, tools),
+            "schedules": dict(scheduled.schedules),
+            **manifest_extra,
+        }
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        (folder / "manifest.json").write_text(text, encoding="utf-8")
+    return CompiledModule(path=output, manifest=manifest)
+
+
+STEPS = ("graph", "kernels", "weights", "library", "package")
+
+
+def _write_sources(
+    scratch: Path, name: str, graph: Graph, weights: WeightsFile, flags: tuple[str, ...]
+) -> list[Path]:
+    values = template_values(name, VERSION, graph)
+    api, emitted = scratch / "api.c", scratch / "graph.c"
+    (scratch / f"{name}.h").write_text(fill("module.h.in", values))
+    api.write_text(fill("api.c.in", values))
+    emitted.write_text(graph_source(name, VERSION, graph, weights, flags))
+    keep = os.environ.get("APQ_KEEP_SOURCES")
+    if keep:
+        (Path(keep) / f"{name}_graph.c").write_text(emitted.read_text())
+    return [api, emitted, *sorted(RUNTIME.glob("*.c"))]
+
+
+def _manifest(
+    name: str,
+    graph: Graph,
+    weights: WeightsFile,
+    profile: DeviceProfile,
+    flags: tuple[str, ...],
+    tools: Toolchain,
+) -> dict[str, Any]:
+    return {
+        "format": MANIFEST_FORMAT,
+        "name": name,
+        "versions": {"apq_tvm": VERSION, "tvm": tvm.__version__, "cc": tools.version},
+        "inputs": port_entries(graph.inputs),
+        "outputs": port_entries(graph.outputs),
+        "limits": {s.name: s.limit for s in graph.symbols if s.limit is not None},
+        "target": {"profile": profile.name, **dict(profile.target)},
+        "library": {
+            "name": name,
+            "system": sys.platform,
+            "machine": platform.machine(),
+            "cpu_flags": list(flags),
+            "threads": "OpenMP, looked up at run time; one thread without it",
+        },
+        "weights": {
+            "file": "weights.safetensors",
+            "bytes": total_weight_bytes(graph.weights),
+            "file_bytes": weights.file_bytes,
+            "checksum": f"{weights.data_checksum:016x}",
+        },
+        "graph": {
+            "calls": len(graph.calls),
+            "buffers": sum(b.first >= 0 and b.output is None for b in graph.buffers),
+            "kernels": graph.kernels(),
+        },
+    }

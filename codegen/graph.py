@@ -1,0 +1,189 @@
+"""The graph of a module as plain data: what the C emitter prints, free of tvm.
+
+A value lives in one of five places: a graph input, a graph output, a weight of the weights file, a
+small constant of the C source, or a buffer of the arena. Dimensions are C expressions of the symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Place(Enum):
+    """Where a value's bytes are."""
+
+    INPUT = "input"
+    WEIGHT = "weight"
+    CONSTANT = "constant"
+    BUFFER = "buffer"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value, or a reshaped view of one.
+
+    Parameters
+    ----------
+    place : Place
+    key : int or str
+        Number of the input or buffer, name of the weight or constant.
+    dtype : str
+        numpy name.
+    dims : tuple of str
+        C expressions.
+    """
+
+    place: Place
+    key: int | str
+    dtype: str
+    dims: tuple[str, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return int(np.dtype(self.dtype).itemsize)
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A symbolic dimension: C name, its name in messages, the input axis it is read from, its limit."""
+
+    c_name: str
+    name: str
+    input: int
+    axis: int
+    limit: int | None = None
+
+
+@dataclass
+class Buffer:
+    """A tensor the graph allocates; `first` and `last` are the calls that use it.
+
+    `output` is the graph output whose memory it is, if it is one.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[str, ...]
+    first: int = -1
+    last: int = -1
+    output: int | None = None
+
+
+@dataclass(frozen=True)
+class IdCheck:
+    """Before the call, argument `arg` must hold ids of a table with `rows` rows."""
+
+    layer: str
+    arg: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call.
+
+    Parameters
+    ----------
+    kernel : str
+        PrimFunc name; when `variants` is not empty, only what messages and comments call it.
+    variants : tuple of (int, str)
+        ``(m_max, PrimFunc name)``, -1 for no limit; chosen by `rows`.
+    rows : str
+        C expression of ``shape[0]`` of the first argument.
+    args : tuple of Tensor or str
+        In the kernel's order; a str is a C integer expression.
+    work : str
+        C expression of type double: estimated nanoseconds on one thread.
+    id_checks : tuple of IdCheck
+    comment : str
+        How the call reads in Relax.
+    """
+
+    kernel: str
+    variants: tuple[tuple[int, str], ...]
+    rows: str
+    args: tuple[Tensor | str, ...]
+    work: str
+    id_checks: tuple[IdCheck, ...]
+    comment: str
+
+
+@dataclass(frozen=True)
+class Port:
+    """A graph input or output: ONNX name, dtype, C dims, and how messages write each dim."""
+
+    name: str
+    dtype: str
+    dims: tuple[str, ...]
+    shown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Must hold for the input shapes: a C condition and the message when it does not."""
+
+    test: str
+    message: str
+
+
+@dataclass
+class Graph:
+    """A module's graph in execution order.
+
+    `results` holds the value of every output; `direct` tells the outputs whose buffer is written in
+    place (the others are copied at the end).
+    """
+
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    symbols: tuple[Symbol, ...] = ()
+    weights: dict[str, Array] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    results: tuple[Tensor, ...] = ()
+    conditions: list[Condition] = field(default_factory=list)
+
+    def kernels(self) -> list[str]:
+        """Every PrimFunc that some call may run, sorted."""
+        names: set[str] = set()
+        for call in self.calls:
+            names.update(name for _, name in call.variants)
+            if not call.variants:
+                names.add(call.kernel)
+        return sorted(names)
+
+
+def place_outputs(graph: Graph) -> None:
+    """Set lifetimes, and let each output that is a buffer of its own be written in place.
+
+    Parameters
+    ----------
+    graph : Graph
+        Changed in place. Buffers that no call uses keep ``first`` = -1 and get no memory.
+    """
+    for number, call in enumerate(graph.calls):
+        for arg in call.args:
+            if isinstance(arg, Tensor) and arg.place is Place.BUFFER:
+                buffer = graph.buffers[int(arg.key)]
+                buffer.first = number if buffer.first < 0 else buffer.first
+                buffer.last = number
+    for number, result in enumerate(graph.results):
+        if result.place is Place.BUFFER:
+            buffer = graph.buffers[int(result.key)]
+            if buffer.output is None:
+                buffer.output = number
+
+
+def total_weight_bytes(weights: Mapping[str, Array]) -> int:
+    """Bytes of all weights, without padding."""
+    return sum(w.nbytes for w in weights.values())

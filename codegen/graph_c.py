@@ -1,0 +1,323 @@
+"""From `apq_tvm.codegen.graph.Graph` to the C source of a module's graph.
+
+The source holds the module table, ``shapes`` (every dimension and buffer size from the symbols),
+``graph`` (the calls in order) and nothing else; what they call is in ``runtime/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from apq_tvm.codegen.graph import Array, Call, Graph, Place, Port, Tensor
+
+_DL_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2}
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """What the module table must know of the weights file: see `apq_tvm.codegen.weights`.
+
+    `offsets` are from the start of the file, by weight name.
+    """
+
+    offsets: Mapping[str, int]
+    header_bytes: int
+    file_bytes: int
+    header_checksum: int
+    data_checksum: int
+
+
+def c_string(text: str) -> str:
+    """Write a C string literal: printable ASCII kept, other UTF-8 bytes as octal escapes."""
+    out = []
+    for byte in text.encode():
+        char = chr(byte)
+        plain = 32 <= byte < 127 and char not in '"\\?'
+        out.append(char if plain else f"\\{byte:03o}")
+    return '"' + "".join(out) + '"'
+
+
+def dl_dtype(dtype: str) -> str:
+    """Write a numpy dtype as a ``DLDataType`` initializer."""
+    bits = np.dtype(dtype).itemsize * 8
+    return f"{{{_DL_CODES[np.dtype(dtype).name.rstrip('0123456789')]}, {bits}, 1}}"
+
+
+def graph_source(
+    name: str, version: str, graph: Graph, weights: WeightsFile, cpu_flags: Sequence[str]
+) -> str:
+    """Write the C source of a module's graph.
+
+    Parameters
+    ----------
+    name : str
+        The module's name, a C identifier.
+    version : str
+        The module format's version.
+    graph : Graph
+    weights : WeightsFile
+    cpu_flags : sequence of str
+        What ``/proc/cpuinfo`` must list.
+
+    Returns
+    -------
+    str
+        C11, to be compiled with ``runtime/`` on the include path.
+    """
+    buffers = [b for b in graph.buffers if b.first >= 0 and b.output is None]
+    parts = [
+        f"/* The graph of {name}, emitted by apq_tvm. */",
+        '#include <string.h>\n\n#include "apq_runtime.h"',
+        _kernel_declarations(graph),
+        _constants(graph.constants),
+        _shapes_function(graph, {id(b): i for i, b in enumerate(buffers)}),
+        _graph_function(graph, weights, {id(b): i for i, b in enumerate(buffers)}),
+        _tables(graph, [(b.first, b.last) for b in buffers], cpu_flags),
+        _module_table(name, version, graph, weights, len(buffers)),
+    ]
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def _kernel_declarations(graph: Graph) -> str:
+    return "\n".join(
+        f"int __tvm_ffi_{k}(void *self, const apq_any *args, int32_t n, apq_any *result);"
+        for k in graph.kernels()
+    )
+
+
+def _constants(constants: Mapping[str, Array]) -> str:
+    lines = []
+    for name, array in constants.items():
+        data = array.tobytes() or b"\0"
+        text = ", ".join(str(b) for b in data)
+        lines.append(
+            f"/* {array.dtype}{list(array.shape)} */\n"
+            f"static _Alignas(APQ_ALIGNMENT) unsigned char {name}[] = {{{text}}};"
+        )
+    return "\n".join(lines)
+
+
+def _symbol_lines(graph: Graph, source: str) -> list[str]:
+    lines = []
+    for i, symbol in enumerate(graph.symbols):
+        lines.append(f"  const int64_t {symbol.c_name} = {source}[{i}];")
+        lines.append(f"  (void){symbol.c_name};")
+    return lines
+
+
+def _dims(dims: Sequence[str]) -> str:
+    """A C array of dimensions; a rank of 0 still needs an element."""
+    return "{" + ", ".join(dims or ("1",)) + "}"
+
+
+def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
+    lines = [
+        "static int shapes(const int64_t *symbols, int64_t *inputs, int64_t *outputs, size_t *bytes) {",
+        "  int rc = APQ_OK;",
+        "  (void)symbols, (void)inputs, (void)outputs, (void)bytes;",
+        *_symbol_lines(graph, "symbols"),
+    ]
+    for symbol in graph.symbols:
+        if symbol.limit is not None:
+            lines.append(
+                f"  if ({symbol.c_name} > {symbol.limit}) return apq_fail(APQ_BAD_INPUT, "
+                f'"%s is %lld, this model allows at most {symbol.limit}", {c_string(symbol.name)}, '
+                f"(long long){symbol.c_name});"
+            )
+    for condition in graph.conditions:
+        lines.append(
+            f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", '
+            f"{c_string(condition.message)});"
+        )
+    for array, ports in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        dims = [d for p in ports for d in p.dims]
+        lines += [f"  {array}[{i}] = {d};" for i, d in enumerate(dims)]
+    for port in graph.outputs:
+        lines.append(_bytes_line("&unused", port.name, port.dtype, port.dims))
+    for buffer in graph.buffers:
+        if id(buffer) in numbers:
+            target = f"&bytes[{numbers[id(buffer)]}]"
+            lines.append(_bytes_line(target, buffer.name, buffer.dtype, buffer.dims))
+    lines.insert(2, "  size_t unused;")
+    return "\n".join([*lines, "  return rc;", "}"])
+
+
+def _bytes_line(target: str, name: str, dtype: str, dims: Sequence[str]) -> str:
+    return (
+        f"  if ((rc = apq_bytes({target}, {c_string(name)}, {np.dtype(dtype).itemsize}, {len(dims)}, "
+        f"(const int64_t[]){_dims(dims)})) != APQ_OK) return rc;"
+    )
+
+
+class _Pointers:
+    """Where a tensor's bytes are, as a C expression inside ``graph``."""
+
+    def __init__(self, graph: Graph, weights: WeightsFile, numbers: Mapping[int, int]) -> None:
+        self.graph = graph
+        self.weights = weights
+        self.numbers = numbers
+
+    def of(self, tensor: Tensor) -> str:
+        if tensor.place is Place.INPUT:
+            return f"frame->inputs[{tensor.key}]"
+        if tensor.place is Place.WEIGHT:
+            return f"frame->weights + {self.weights.offsets[str(tensor.key)]}u"
+        if tensor.place is Place.CONSTANT:
+            return str(tensor.key)
+        buffer = self.graph.buffers[int(tensor.key)]
+        if buffer.output is not None:
+            return f"frame->outputs[{buffer.output}]"
+        return f"frame->buffers[{self.numbers[id(buffer)]}]"
+
+    def label(self, tensor: Tensor) -> str:
+        if tensor.place is Place.INPUT:
+            return self.graph.inputs[int(tensor.key)].name
+        if tensor.place is Place.BUFFER:
+            return self.graph.buffers[int(tensor.key)].name
+        return str(tensor.key)
+
+
+def _comment(text: str) -> str:
+    return text.replace("*/", "* /").replace("/*", "/ *").encode("ascii", "replace").decode()
+
+
+def _graph_function(graph: Graph, weights: WeightsFile, numbers: Mapping[int, int]) -> str:
+    pointers = _Pointers(graph, weights, numbers)
+    lines = [
+        "static int graph(const apq_frame *frame) {",
+        "  int rc = APQ_OK;",
+        "  (void)frame;",
+        *_symbol_lines(graph, "frame->symbols"),
+    ]
+    for number, call in enumerate(graph.calls):
+        lines += _call_lines(number, call, pointers)
+    copies = [_copy_line(i, graph, pointers) for i in range(len(graph.results))]
+    if any(copies):
+        lines.append("  /* Outputs that are inputs, constants or another output. */")
+    lines += [c for c in copies if c]
+    return "\n".join([*lines, "  return rc;", "}"])
+
+
+def _call_lines(number: int, call: Call, pointers: _Pointers) -> list[str]:
+    tensors = [a for a in call.args if isinstance(a, Tensor)]
+    shown = ", ".join(a if isinstance(a, str) else pointers.label(a) for a in call.args)
+    lines = [f"  /* {number}: {_comment(call.comment)}({_comment(shown)}) */", "  {"]
+    lines += [f"    const int64_t d{i}[] = {_dims(t.dims)};" for i, t in enumerate(tensors)]
+    if tensors:
+        lines.append("    DLTensor t[] = {")
+        for i, t in enumerate(tensors):
+            dtype = f"(DLDataType){dl_dtype(t.dtype)}"
+            lines.append(f"        apq_tensor({pointers.of(t)}, {dtype}, {len(t.dims)}, d{i}),")
+        lines.append("    };")
+    args, next_tensor, argument_of = [], 0, {}
+    for position, arg in enumerate(call.args):
+        if isinstance(arg, str):
+            args.append(f"apq_int({arg})")
+        else:
+            args.append(f"apq_arg(&t[{next_tensor}])")
+            argument_of[position] = next_tensor
+            next_tensor += 1
+    lines.append(f"    const apq_any a[] = {{{', '.join(args)}}};")
+    for check in call.id_checks:
+        lines.append(
+            f"    if ((rc = apq_check_ids({c_string(check.layer)}, &t[{argument_of[check.arg]}], "
+            f"{check.rows})) != APQ_OK) return rc;"
+        )
+    lines += _launch_lines(call, len(args))
+    return [*lines, "    if (rc != APQ_OK) return rc;", "  }"]
+
+
+def _launch_lines(call: Call, count: int) -> list[str]:
+    def launch(kernel: str) -> str:
+        return (
+            f"rc = apq_call(frame, {c_string(kernel)}, __tvm_ffi_{kernel}, a, {count}, work);"
+        )
+
+    lines = [f"    const double work = {call.work};"]
+    if not call.variants:
+        return [*lines, f"    {launch(call.kernel)}"]
+    lines.append(f"    const int64_t rows = {call.rows};")
+    for i, (limit, kernel) in enumerate(call.variants):
+        last = i == len(call.variants) - 1
+        if last:
+            lines.append(f"    {'else ' if i else ''}{launch(kernel)}")
+        else:
+            lines.append(f"    {'else ' if i else ''}if (rows <= {limit}) {launch(kernel)}")
+    if len(call.variants) == 1:
+        lines.append("    (void)rows;")
+    return lines
+
+
+def _copy_line(index: int, graph: Graph, pointers: _Pointers) -> str:
+    result = graph.results[index]
+    if result.place is Place.BUFFER and graph.buffers[int(result.key)].output == index:
+        return ""
+    size = " * ".join([f"(size_t){result.itemsize}", *(f"(size_t)({d})" for d in result.dims)])
+    return f"  memcpy(frame->outputs[{index}], {pointers.of(result)}, {size});"
+
+
+def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
+    lines = []
+    for i, port in enumerate(ports):
+        shown = ", ".join([*(c_string(d) for d in port.shown), "NULL"])
+        lines.append(f"static const char *const {name}_dims_{i}[] = {{{shown}}};")
+    lines.append(f"static const apq_value {name}[] = {{")
+    for i, port in enumerate(ports):
+        lines.append(
+            f"    {{{c_string(port.name)}, {dl_dtype(port.dtype)}, {len(port.dims)}, {name}_dims_{i}}},"
+        )
+    lines += ["    {NULL, {0, 0, 0}, 0, NULL},", "};"]
+    return lines
+
+
+def _tables(
+    graph: Graph, lifetimes: Sequence[tuple[int, int]], cpu_flags: Sequence[str]
+) -> str:
+    flags = ", ".join([*(c_string(f) for f in cpu_flags), "NULL"])
+    spans = ", ".join(f"{{{first}, {last}}}" for first, last in [*lifetimes, (0, 0)])
+    symbols = [f"    {{{c_string(s.name)}, {s.input}, {s.axis}}}," for s in graph.symbols]
+    return "\n".join(
+        [
+            *_port_table("input_table", graph.inputs),
+            *_port_table("output_table", graph.outputs),
+            "static const apq_symbol symbol_table[] = {",
+            *symbols,
+            "    {NULL, 0, 0},",
+            "};",
+            f"static const apq_lifetime lifetime_table[] = {{{spans}}};",
+            f"static const char *const flag_table[] = {{{flags}}};",
+        ]
+    )
+
+
+def _module_table(
+    name: str, version: str, graph: Graph, weights: WeightsFile, buffers: int
+) -> str:
+    fields = {
+        "name": c_string(name),
+        "version": c_string(version),
+        "num_inputs": len(graph.inputs),
+        "num_outputs": len(graph.outputs),
+        "num_symbols": len(graph.symbols),
+        "num_buffers": buffers,
+        "input_dims": sum(len(p.dims) for p in graph.inputs),
+        "output_dims": sum(len(p.dims) for p in graph.outputs),
+        "inputs": "input_table",
+        "outputs": "output_table",
+        "symbols": "symbol_table",
+        "lifetimes": "lifetime_table",
+        "cpu_flags": "flag_table",
+        "header_bytes": f"{weights.header_bytes}u",
+        "file_bytes": f"{weights.file_bytes}u",
+        "header_checksum": f"{weights.header_checksum:#018x}u",
+        "data_checksum": f"{weights.data_checksum:#018x}u",
+        "shapes": "shapes",
+        "graph": "graph",
+    }
+    rows = [f"    .{field} = {value}," for field, value in fields.items()]
+    return "\n".join(
+        ["extern const apq_module apq_this_module;", "const apq_module apq_this_module = {", *rows, "};"]
+    )

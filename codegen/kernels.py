@@ -1,0 +1,119 @@
+"""All kernels of a module as one object file, by TVM's LLVM code generator."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.target import codegen
+
+from apq_tvm.errors import BuildError
+
+# LLVM feature → how /proc/cpuinfo spells it, for the extensions LLVM uses on its own or that intrinsics
+# name. x86: Linux arch/x86/include/asm/cpufeatures.h; Arm: arch/arm64/kernel/cpuinfo.c.
+CPUINFO_FLAGS = {
+    "sse3": "pni",
+    "ssse3": "ssse3",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "sse4a": "sse4a",
+    "popcnt": "popcnt",
+    "lzcnt": "abm",
+    "movbe": "movbe",
+    "prfchw": "3dnowprefetch",
+    "bmi": "bmi1",
+    "bmi2": "bmi2",
+    "avx": "avx",
+    "f16c": "f16c",
+    "fma": "fma",
+    "avx2": "avx2",
+    "avxvnni": "avx_vnni",
+    "gfni": "gfni",
+    "vaes": "vaes",
+    "vpclmulqdq": "vpclmulqdq",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512cd": "avx512cd",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512ifma": "avx512ifma",
+    "avx512vbmi": "avx512vbmi",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+    "dotprod": "asimddp",
+    "i8mm": "i8mm",
+    "bf16": "bf16",
+    "fullfp16": "asimdhp",
+    "sve": "sve",
+    "sve2": "sve2",
+}
+
+
+def cpu_flags(target: Any) -> tuple[str, ...]:
+    """List what ``/proc/cpuinfo`` must show for code built for `target` to run.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        Of kind llvm.
+
+    Returns
+    -------
+    tuple of str
+        Sorted.
+    """
+    features = {str(f) for f in codegen.llvm_get_cpu_features(target)}
+    return tuple(sorted(flag for feature, flag in CPUINFO_FLAGS.items() if feature in features))
+
+
+def build_kernels(mod: Any, names: Sequence[str], target: Any, path: Path) -> None:
+    """Compile PrimFuncs into one object file.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Holds every function of `names`, scheduled.
+    names : sequence of str
+        Each becomes ``__tvm_ffi_{name}``.
+    target : tvm.target.Target
+    path : Path
+        Of the ``.o`` to write.
+
+    Raises
+    ------
+    BuildError
+        A name that is not a C identifier, or TVM could not build the kernels (its message inside).
+    """
+    functions = {}
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, flags=re.ASCII):
+            raise BuildError(f"kernel name '{name}' is not a C identifier")
+        func = mod[name].with_attr("global_symbol", name)
+        functions[tvm.ir.GlobalVar(name)] = func
+    # LLVM ends the process when its file cannot be written, so it writes to memory.
+    memory = os.memfd_create("apq_kernels")
+    try:
+        built = tirx.build(tvm.IRModule(functions), target=target)
+        built.write_to_file(f"/proc/self/fd/{memory}", "o")
+        with os.fdopen(os.dup(memory), "rb") as file:
+            file.seek(0)
+            code = file.read()
+    except Exception as error:
+        raise BuildError(f"TVM could not build the kernels: {_last_line(error)}") from error
+    finally:
+        os.close(memory)
+    path.write_bytes(code)
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

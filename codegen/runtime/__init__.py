@@ -1,0 +1,1 @@
+"""C sources of the runtime that is compiled into every module (package data, not Python)."""

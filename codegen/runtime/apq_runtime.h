@@ -1,0 +1,173 @@
+/* What a compiled module's emitted graph and its runtime share.
+ *
+ * The runtime is generic: a module is described by one `apq_module` table and two emitted functions.
+ * Nothing here is exported; the public functions are the wrappers in api.c. */
+#ifndef APQ_RUNTIME_H_
+#define APQ_RUNTIME_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "apq_dlpack.h"
+
+/* Return codes of every function that returns int; the public header repeats them. */
+enum {
+  APQ_OK = 0,
+  APQ_BAD_INPUT = -1,
+  APQ_BAD_WEIGHTS = -2,
+  APQ_BAD_MACHINE = -3,
+  APQ_NO_MEMORY = -4,
+  APQ_KERNEL_FAILED = -5
+};
+
+/* Kernels use aligned vector loads, so every tensor they see starts at a multiple of this. */
+#define APQ_ALIGNMENT 64
+
+/* ---- kernels: the calling convention of tvm.tirx.build (tvm/ffi/c_api.h, TVMFFIAny) ---- */
+
+typedef struct {
+  int32_t type_index;
+  uint32_t zero_padding;
+  union {
+    int64_t v_int64;
+    void *v_ptr;
+  };
+} apq_any;
+
+enum { APQ_TYPE_INT = 1, APQ_TYPE_DLTENSOR = 7 };
+
+typedef int (*apq_kernel)(void *self, const apq_any *args, int32_t num_args, apq_any *result);
+
+/* ---- the module table ---- */
+
+typedef struct {
+  const char *name; /* the ONNX name */
+  DLDataType dtype;
+  int32_t ndim;
+  const char *const *dims; /* how each dimension is written in messages: "384", "batch_size" */
+} apq_value;
+
+/* A symbolic dimension takes its value from one axis of one input. */
+typedef struct {
+  const char *name;
+  int32_t input, axis;
+} apq_symbol;
+
+/* Calls (by number) between which a buffer must keep its bytes, both inclusive. */
+typedef struct {
+  int32_t first, last;
+} apq_lifetime;
+
+/* What one run of the graph works on. Every pointer is aligned to APQ_ALIGNMENT. */
+typedef struct {
+  const int64_t *symbols;
+  void *const *inputs;
+  void *const *outputs;
+  void *const *buffers;
+  unsigned char *weights; /* the mapped file, read only */
+  int32_t threads;
+} apq_frame;
+
+typedef struct {
+  const char *name, *version;
+  int32_t num_inputs, num_outputs, num_symbols, num_buffers;
+  int32_t input_dims, output_dims; /* sums of ndim */
+  const apq_value *inputs, *outputs;
+  const apq_symbol *symbols;
+  const apq_lifetime *lifetimes;
+  const char *const *cpu_flags; /* as /proc/cpuinfo spells them, NULL at the end */
+  uint64_t header_bytes, file_bytes, header_checksum, data_checksum;
+  /* From the symbols: every dimension of inputs and outputs, one after the other, and the bytes of
+   * every buffer. Fails with a message where a shape is impossible. */
+  int (*shapes)(const int64_t *symbols, int64_t *inputs, int64_t *outputs, size_t *buffers);
+  int (*graph)(const apq_frame *frame);
+} apq_module;
+
+/* ---- errors (errors.c) ---- */
+
+/* Stores the text for this thread and returns `code`. */
+int apq_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *apq_last_error(void);
+
+/* ---- threads and scratch (threads.c, workspace.c) ---- */
+
+enum { APQ_MAX_THREADS = 1024 };
+
+/* 1 if an OpenMP runtime was found when the first handle was opened. */
+int apq_has_openmp(void);
+/* Physical cores this process may use: affinity, then control group quota, then OMP_NUM_THREADS. */
+int32_t apq_default_threads(void);
+/* Called at the start of every run: `threads` if this thread may start a team, else 1. */
+int32_t apq_usable_threads(int32_t threads);
+/* How many tasks the next kernel on this thread is cut into. */
+void apq_set_tasks(int32_t tasks);
+
+/* ---- what emitted code calls (graph_support.c) ---- */
+
+int64_t apq_floordiv(int64_t a, int64_t b);
+int64_t apq_floormod(int64_t a, int64_t b);
+int64_t apq_truncdiv(int64_t a, int64_t b);
+int64_t apq_truncmod(int64_t a, int64_t b);
+static inline int64_t apq_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t apq_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* bytes = itemsize * product of dims; fails where a dimension is negative or the product overflows. */
+int apq_bytes(size_t *bytes, const char *name, size_t itemsize, int32_t ndim, const int64_t *dims);
+/* Fails, naming layer and value, unless -rows <= id < rows for every id (int32 or int64). */
+int apq_check_ids(const char *layer, const DLTensor *ids, int64_t rows);
+/* Runs a kernel; `work` estimates its nanoseconds on one thread. */
+int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
+             int32_t num_args, double work);
+
+static inline DLTensor apq_tensor(void *data, DLDataType dtype, int32_t ndim, const int64_t *shape) {
+  DLTensor t = {data, {kDLCPU, 0}, ndim, dtype, (int64_t *)(uintptr_t)shape, NULL, 0};
+  return t;
+}
+static inline apq_any apq_arg(DLTensor *t) {
+  apq_any a = {APQ_TYPE_DLTENSOR, 0, {.v_ptr = t}};
+  return a;
+}
+static inline apq_any apq_int(int64_t v) {
+  apq_any a = {APQ_TYPE_INT, 0, {.v_int64 = v}};
+  return a;
+}
+
+/* ---- memory planning (plan.c) ---- */
+
+/* Offsets for buffers so that those alive at once do not overlap; returns the arena's bytes.
+ * `order` is scratch of 2 * n. */
+size_t apq_plan(int32_t n, const apq_lifetime *lifetimes, const size_t *bytes, size_t *offsets,
+                int32_t *order);
+/* The most bytes alive at any one call: what no plan can be smaller than. */
+size_t apq_live_bytes(int32_t n, const apq_lifetime *lifetimes, const size_t *bytes);
+
+/* ---- weights (weights.c) ---- */
+
+typedef struct {
+  unsigned char *data; /* NULL when closed */
+  size_t bytes;
+} apq_weights;
+
+/* Sum over 64-bit little-endian words w_i of (2i + 1) * mix(w_i), mod 2^64, seed included; `bytes` is
+ * a multiple of 8. Finds any single altered word and nearly every other change; not cryptographic. */
+uint64_t apq_checksum(const unsigned char *data, size_t bytes);
+int apq_weights_open(const apq_module *module, const char *path, apq_weights *out);
+void apq_weights_close(apq_weights *weights);
+
+/* ---- handles and contexts (module.c) ---- */
+
+typedef struct apq_handle apq_handle;
+typedef struct apq_context apq_context;
+
+int apq_open(const apq_module *module, const char *weights_path, apq_handle **out);
+void apq_close(apq_handle *handle);
+int apq_verify(const apq_handle *handle);
+int apq_set_num_threads(apq_handle *handle, int32_t threads);
+int32_t apq_num_threads(const apq_handle *handle);
+int apq_context_create(const apq_handle *handle, apq_context **out);
+void apq_context_destroy(apq_context *context);
+int apq_output_shape(apq_context *context, const DLTensor *inputs, int32_t index, int64_t *shape);
+int apq_run(apq_context *context, const DLTensor *inputs, const DLTensor *outputs);
+int apq_memory(apq_context *context, uint64_t *arena_bytes, uint64_t *live_bytes);
+
+#endif

@@ -1,0 +1,365 @@
+"""A compiled model: ``run`` it on numpy arrays or any other tensors that speak DLPack.
+
+>>> import minilm_w4
+>>> minilm_w4.run(input_ids=ids, attention_mask=mask)["last_hidden_state"]
+
+Inputs and outputs go by their ONNX names; a name that is no Python identifier goes through a dict:
+``run({"input:0": x})``. `inputs` and `outputs` list them, `manifest` holds everything else that is known
+of the model. ``run`` may be called from several threads at once; each call has its own memory.
+
+Every error has the name of the offending tensor in it::
+
+    ModuleError
+    ├── LoadError            the library cannot be loaded
+    │   ├── WrongMachine       it was compiled for another system or for CPU features this one lacks
+    │   └── BadWeights         weights.safetensors is missing, truncated, altered or of another build
+    ├── InputError           an input is missing, unknown, or of the wrong type, rank, shape or value
+    └── RunError             the run failed: not enough memory, or a kernel refused its arguments
+
+Needs numpy and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import sys
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BadWeights",
+    "InputError",
+    "LoadError",
+    "ModuleError",
+    "RunError",
+    "TensorInfo",
+    "WrongMachine",
+    "inputs",
+    "manifest",
+    "memory",
+    "num_threads",
+    "outputs",
+    "run",
+    "set_num_threads",
+    "verify",
+]
+
+Array = NDArray[Any]
+
+
+class ModuleError(Exception):
+    """Base of every error of a compiled module."""
+
+
+class LoadError(ModuleError):
+    """The library cannot be loaded."""
+
+
+class WrongMachine(LoadError):
+    """The library was compiled for another system or for CPU features this one lacks."""
+
+
+class BadWeights(LoadError):
+    """The weights file is missing, truncated, altered or belongs to another build."""
+
+
+class InputError(ModuleError, ValueError):
+    """An input is missing, unknown, or of the wrong type, rank, shape or value."""
+
+
+class RunError(ModuleError, RuntimeError):
+    """The run failed: not enough memory, or a kernel refused its arguments."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One input or output: ONNX name, numpy dtype name, shape (a str is a dimension that may vary)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+# ---- the C library ----
+
+_ALIGNMENT = 64  # what kernels want; other memory is copied by the library
+_CPU = 1  # DLPack kDLCPU
+_ERRORS = {-1: InputError, -2: BadWeights, -3: WrongMachine, -4: RunError, -5: RunError}
+_DL_CODES = {"b": 6, "i": 0, "u": 1, "f": 2}  # numpy kind → DLDataTypeCode
+
+
+class _DLTensor(ctypes.Structure):
+    """DLTensor of DLPack: device and dtype spelled out."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def _describe(tensor: _DLTensor, array: Array, keep: list[Any]) -> None:
+    """Point a DLTensor at an array; `keep` holds what must outlive the call."""
+    dims = ctypes.c_int64 * max(array.ndim, 1)
+    shape, strides = dims(*array.shape), None
+    tensor.data = array.ctypes.data
+    tensor.device_type, tensor.device_id = _CPU, 0
+    tensor.ndim = array.ndim
+    tensor.code, tensor.bits, tensor.lanes = _DL_CODES[array.dtype.kind], array.itemsize * 8, 1
+    tensor.shape = shape
+    if not array.flags.c_contiguous:
+        strides = dims(*(s // array.itemsize for s in array.strides))
+        tensor.strides = strides
+    keep += [array, shape, strides]
+
+
+class _Library:
+    """The loaded library, its open handle, and contexts that no call is using."""
+
+    def __init__(self, folder: Path, info: Mapping[str, Any]) -> None:
+        self.name = str(info["name"])
+        machine = str(info["machine"])
+        if (sys.platform, platform.machine()) != (info["system"], machine):
+            raise WrongMachine(
+                f"{self.name} was compiled for {info['system']} on {machine}, this is {sys.platform} on "
+                f"{platform.machine()}; compile the model for this machine"
+            )
+        path = folder / f"lib{self.name}.so"
+        try:
+            self.c = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise LoadError(f"{path} cannot be loaded: {error}") from error
+        for function in ("last_error", "version"):
+            self._function(function).restype = ctypes.c_char_p
+        self.run_c = self._function("run")
+        self.shape_c = self._function("output_shape")
+        self.handle = ctypes.c_void_p()
+        weights = os.fsencode(folder / "weights.safetensors")
+        self.check(self._function("open")(weights, ctypes.byref(self.handle)))
+        self.idle: deque[ctypes.c_void_p] = deque()
+        self.verified = False
+
+    def _function(self, name: str) -> Any:
+        return getattr(self.c, f"{self.name}_{name}")
+
+    def check(self, code: int) -> None:
+        """Raise what a return code stands for."""
+        if code != 0:
+            text = self._function("last_error")().decode(errors="replace")
+            raise _ERRORS.get(code, RunError)(text)
+
+    def call(self, name: str, *args: Any) -> int:
+        """Call ``<module>_<name>`` on the handle."""
+        return int(self._function(name)(self.handle, *args))
+
+    def take_context(self) -> ctypes.c_void_p:
+        """An idle context, or a new one; `deque` keeps this safe without a lock, also over a fork."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            context = ctypes.c_void_p()
+            self.check(self.call("context_create", ctypes.byref(context)))
+            return context
+
+
+_FOLDER = Path(__file__).resolve().parent
+
+
+def _read_manifest() -> dict[str, Any]:
+    path = _FOLDER / "manifest.json"
+    try:
+        loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read: {error}") from error
+    return loaded
+
+
+def _tensor_infos(entries: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(e["name"], e["dtype"], tuple(e["shape"])) for e in entries)
+
+
+manifest: dict[str, Any] = _read_manifest()
+inputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["inputs"])
+outputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["outputs"])
+_library = _Library(_FOLDER, manifest["library"])
+
+
+# ---- threads, weights, memory ----
+
+
+def set_num_threads(threads: int) -> None:
+    """Set how many threads a run uses; the default is the physical cores this process may use.
+
+    Raises
+    ------
+    InputError
+        Not in 1 .. 1024.
+    """
+    _library.check(_library.call("set_num_threads", ctypes.c_int32(threads)))
+    if threads > 1:
+        _warn_without_openmp()
+
+
+def num_threads() -> int:
+    """Tell how many threads runs of the calling thread use.
+
+    One without an OpenMP runtime, and in a process forked from a thread that had run a model.
+    """
+    return _library.call("num_threads")
+
+
+def verify() -> None:
+    """Read all weights and compare their checksum; the first ``run`` does so by itself.
+
+    Raises
+    ------
+    BadWeights
+        The file was altered.
+    """
+    _library.check(_library.call("verify"))
+    _library.verified = True
+
+
+def memory() -> dict[str, int]:
+    """Measure the working memory of the context that the next ``run`` takes.
+
+    Returns
+    -------
+    dict
+        ``"arena"``: bytes it holds; ``"live"``: the most that was alive at once in its last run.
+    """
+    context = _library.take_context()
+    arena, live = ctypes.c_uint64(), ctypes.c_uint64()
+    _library._function("memory")(context, ctypes.byref(arena), ctypes.byref(live))
+    _library.idle.append(context)
+    return {"arena": arena.value, "live": live.value}
+
+
+def _warn_without_openmp() -> None:
+    if not _library._function("has_openmp")():
+        warnings.warn(
+            f"{_library.name} runs on one thread: no OpenMP runtime (libgomp.so.1) was found; "
+            "apt-get install libgomp1",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+if len(os.sched_getaffinity(0)) > 1:
+    _warn_without_openmp()
+
+
+# ---- running ----
+
+
+def run(feeds: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Array]:
+    """Run the model.
+
+    Parameters
+    ----------
+    feeds : mapping of str to tensor
+        Inputs by ONNX name. Tensors are numpy arrays or anything with ``__dlpack__`` in CPU memory;
+        any strides and alignment. Types are never cast.
+    **named : tensor
+        More inputs, for names that are identifiers.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Every ONNX output, in ONNX order; new arrays that belong to the caller.
+
+    Raises
+    ------
+    InputError
+        Names, types, ranks, shapes or embedding ids that do not fit; the message says what is wanted.
+    RunError
+        Not enough memory, or a kernel refused its arguments.
+    BadWeights
+        The weights file was altered (found by the first run).
+    """
+    if not _library.verified:
+        verify()
+    arrays = _collect({**(feeds or {}), **named}, set(feeds or ()) & set(named))
+    keep: list[Any] = []
+    given = (_DLTensor * max(len(inputs), 1))()
+    for tensor, array in zip(given, arrays, strict=False):
+        _describe(tensor, array, keep)
+    context = _library.take_context()
+    try:
+        results: dict[str, Array] = {}
+        wanted = (_DLTensor * max(len(outputs), 1))()
+        for index, info in enumerate(outputs):
+            dims = (ctypes.c_int64 * max(len(info.shape), 1))()
+            _library.check(_library.shape_c(context, given, ctypes.c_int32(index), dims))
+            shape = tuple(dims[: len(info.shape)])
+            results[info.name] = _aligned_empty(shape, np.dtype(info.dtype))
+            _describe(wanted[index], results[info.name], keep)
+        _library.check(_library.run_c(context, given, wanted))
+    finally:
+        _library.idle.append(context)
+    return results
+
+
+def _collect(feeds: Mapping[str, Any], twice: set[str]) -> list[Array]:
+    """Inputs as arrays, in ONNX order."""
+    known = [info.name for info in inputs]
+    if twice:
+        raise InputError(f"inputs given twice: {', '.join(sorted(twice))}")
+    unknown = [str(name) for name in feeds if name not in known]
+    missing = [name for name in known if name not in feeds]
+    if unknown or missing:
+        parts = [f"unknown inputs: {', '.join(unknown)}"] if unknown else []
+        parts += [f"missing inputs: {', '.join(missing)}"] if missing else []
+        raise InputError(f"{'; '.join(parts)}. {_library.name} takes {', '.join(known)}")
+    return [_as_array(info, feeds[info.name]) for info in inputs]
+
+
+def _as_array(info: TensorInfo, value: Any) -> Array:
+    """The value as an array of the right type, sharing its memory."""
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+    elif hasattr(value, "__dlpack__"):
+        try:
+            array = np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(
+                f"input '{info.name}' is a {type(value).__name__} that numpy cannot read by DLPack: {error}"
+            ) from error
+    else:
+        raise InputError(
+            f"input '{info.name}' is a {type(value).__name__}; wanted a numpy array or another tensor "
+            f"with __dlpack__, of {info.dtype}"
+        )
+    if array.dtype != np.dtype(info.dtype):  # also another byte order
+        raise InputError(
+            f"input '{info.name}' has dtype {array.dtype.str if array.dtype.name == info.dtype else array.dtype}"
+            f", wanted {info.dtype}: nothing is cast silently, use .astype('{info.dtype}')"
+        )
+    if any(s % array.itemsize for s in array.strides):
+        array = array.copy()  # a field of packed records: DLPack strides count whole elements
+    return array
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An uninitialised array whose first element the kernels may use as it is."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    block = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + size].view(dtype).reshape(shape)
