@@ -1,0 +1,61 @@
+"""An ONNX file becomes a normalised graph: ``import_onnx(path) -> ImportedModel``.
+
+Nodes keep ONNX semantics at the model's opset, except the ``apq.`` operators. Dimensions in their
+attributes are ints or text over the names in the input specs (``"2 * batch + 1"``; read with
+`apq_tvm.onnx_import.dims.evaluate`). An absent optional input is ``""``, or missing at the end.
+
+==================================  ==========================================================
+``apq.Linear(x, w, bias, res)``     ``activation``: y = act(x · wᵀ + bias) + res; w float32 [N, K]
+``apq.Embedding(w, ids)``           rows of w float32 [V, D]; negative ids count from the end
+``apq.MatMul(a, b)``                ``perm_a``, ``perm_b``, ``perm_out``: transpose(transpose(a)
+                                    @ transpose(b))
+``apq.Softmax(x, mask)``            ``scale``: softmax(x * scale + mask) over the last axis
+``apq.Gelu(x)``                     ``approximate``: ``"none"`` or ``"tanh"``
+``apq.Reshape(x)``                  ``shape``: where a constant target with 0 and -1 cannot say it
+``apq.Expand(x)``                   ``shape``: of the output, broadcasting done
+``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (positive), ``shape`` of the
+                                    output; starts are counted from the front and in range
+``apq.Full()``                      ``shape``, ``value`` (0-d array), ``dtype``
+``apq.Range()``                     ``shape`` (one entry), ``start``, ``delta``, ``dtype``
+``apq.Dims()``                      ``dims`` as a tensor of ``shape`` (ints, rank 0 or 1) and
+                                    ``dtype``: dimensions used as numbers
+==================================  ==========================================================
+
+``LayerNormalization`` may stand in graphs of an older opset than 17. `reference.run_reference` is the
+meaning of all of this in numpy. Importing this package does not import onnx.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from apq_tvm.types import ImportedModel
+
+__all__ = ["import_onnx"]
+
+
+def import_onnx(path: str | os.PathLike[str]) -> ImportedModel:
+    """Read an ONNX model and normalise it.
+
+    Parameters
+    ----------
+    path : str or path
+        An ONNX file of opset 11 or later; external data must lie beside it.
+
+    Returns
+    -------
+    ImportedModel
+        Constants folded, shapes resolved, every quantizable layer one named ``apq.Linear`` or
+        ``apq.Embedding``; see the package docstring.
+
+    Raises
+    ------
+    ImportFailed
+        The file is missing, not ONNX, truncated, unsafe, cyclic or contradicts itself.
+    UnsupportedModel
+        The file is sound but holds what cannot be compiled; everything of a kind is listed at once.
+    """
+    from apq_tvm.onnx_import.normalise import import_model
+
+    return import_model(Path(path))

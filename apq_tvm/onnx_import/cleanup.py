@@ -1,0 +1,153 @@
+"""Rewrites that make graphs smaller without changing what they compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.onnx_import.graph import Graph, with_attrs
+from apq_tvm.onnx_import.infer import infer, same_shape
+from apq_tvm.types import Node
+
+
+def merge_equal_nodes(graph: Graph) -> None:
+    """Compute the same thing once (common subexpressions). Graph outputs keep their own node."""
+    outputs = {spec.name for spec in graph.outputs}
+    seen: dict[Any, Node] = {}
+    alias: dict[str, str] = {}
+    nodes = []
+    for original in graph.nodes:
+        node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
+        key = (node.op, node.inputs, len(node.outputs), _frozen(node.attrs))
+        first = seen.setdefault(key, node)
+        if first is node or outputs.intersection(node.outputs):
+            nodes.append(node)
+        else:
+            alias.update(zip(node.outputs, first.outputs, strict=True))
+    graph.nodes = nodes
+    graph.index()
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype.name, value.shape, value.tobytes()
+    if hasattr(value, "items"):
+        return tuple(sorted((k, _frozen(v)) for k, v in value.items()))
+    return type(value).__name__, value
+
+
+def merge_equal_weights(graph: Graph) -> None:
+    """Store weights with the same contents once, under the name that comes first."""
+    groups: dict[Any, list[str]] = {}
+    alias: dict[str, str] = {}
+    for name, array in graph.weights.items():
+        sample = array.reshape(-1)[:: max(1, array.size // 64)].tobytes()
+        group = groups.setdefault((array.dtype.name, array.shape, sample), [])
+        twin = next((o for o in group if _same(graph.weights[o], array)), None)
+        if twin is None:
+            group.append(name)
+        else:
+            alias[name] = twin
+    graph.nodes = [replace(n, inputs=tuple(alias.get(v, v) for v in n.inputs)) for n in graph.nodes]
+    graph.index()
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Bitwise equality: -0.0 is not 0.0 here, and NaN equals itself."""
+    return a is b or bool(np.array_equal(a.view(np.uint8), b.view(np.uint8))) if (
+        a.flags.c_contiguous and b.flags.c_contiguous and a.ndim
+    ) else a.tobytes() == b.tobytes()
+
+
+def rename_outputs(graph: Graph) -> None:
+    """Let the node behind an Identity at a graph output make that output itself, where it can."""
+    outputs = {spec.name for spec in graph.outputs}
+    for node in list(graph.nodes):
+        if node.op != "Identity" or node.outputs[0] not in outputs:
+            continue
+        source = node.inputs[0]
+        if source not in graph.maker or source in outputs:
+            continue  # an input, a weight, or another output: the copy is needed
+        new = node.outputs[0]
+        for table in (graph.shapes, graph.dtypes, graph.values):
+            if source in table:
+                table[new] = table[source]  # type: ignore[index]
+        graph.nodes = [
+            replace(
+                other,
+                inputs=tuple(new if v == source else v for v in other.inputs),
+                outputs=tuple(new if v == source else v for v in other.outputs),
+            )
+            for other in graph.nodes
+            if other is not node
+        ]
+        graph.index()
+
+
+def simplify(graph: Graph) -> None:
+    """Merge transposes and reshapes that follow each other, and drop those that do nothing."""
+    outputs = {spec.name for spec in graph.outputs}
+    for node in list(graph.nodes):
+        new: Node | str | None = None
+        if node.op == "Transpose":
+            new = _transpose(graph, node)
+        elif node.op == "Reshape":
+            new = _reshape(graph, node)
+        if isinstance(new, str):
+            new = None if node.outputs[0] in outputs else _alias(graph, node, new)
+        if new is not None:
+            graph.replace(node, new)
+            infer(graph, new)
+    graph.sweep()
+
+
+def _alias(graph: Graph, node: Node, source: str) -> None:
+    """Let readers of `node` read `source`."""
+    for reader in [n for n in graph.nodes if node.outputs[0] in n.inputs]:
+        inputs = tuple(source if v == node.outputs[0] else v for v in reader.inputs)
+        graph.replace(reader, replace(reader, inputs=inputs))
+
+
+def _perm(graph: Graph, node: Node) -> tuple[int, ...] | None:
+    rank = graph.rank(node.inputs[0])
+    if "perm" in node.attrs:
+        return tuple(node.attrs["perm"])
+    return None if rank is None else tuple(reversed(range(rank)))
+
+
+def _transpose(graph: Graph, node: Node) -> Node | str | None:
+    perm = _perm(graph, node)
+    if perm is None:
+        return None
+    source = node.inputs[0]
+    before = graph.made_by(source, "Transpose")
+    merged = False
+    if before is not None:
+        first = _perm(graph, before)
+        if first is not None:
+            perm, source, merged = tuple(first[i] for i in perm), before.inputs[0], True
+    if perm == tuple(range(len(perm))):
+        return source
+    if merged:
+        return with_attrs(replace(node, inputs=(source,)), {"perm": perm})
+    return None
+
+
+def _reshape(graph: Graph, node: Node) -> Node | str | None:
+    from apq_tvm.onnx_import.shapes import reshape_to
+
+    before = graph.made_by(node.inputs[0], "Reshape", "apq.Reshape", "Squeeze", "Unsqueeze")
+    shape = graph.known_shape(node.outputs[0])
+    if before is None or shape is None:
+        return None
+    source = before.inputs[0]
+    if same_shape(graph.shape(source), shape):
+        return source
+    merged = reshape_to(graph, replace(node, inputs=(source,)), graph.shape(source), shape)
+    return merged if merged.op == "Reshape" or node.op == "apq.Reshape" else None
+
+
+def expand_late(graph: Graph) -> None:
+    """placeholder"""

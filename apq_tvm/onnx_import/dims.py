@@ -1,0 +1,327 @@
+"""Dimensions: integers, or polynomials over the model's symbolic dimensions.
+
+A dimension is an ``int`` when it is known and an `Expr` otherwise. Expressions are kept in one normal
+form, a sum of products, so that equal dimensions compare equal: ``(b * s) // s == b``. In node
+attributes they are text (``"2 * batch + 1"``), which `evaluate` reads back over whatever numbers
+the caller has: integers here, TIR variables in `apq_tvm.lower`.
+
+Every symbol is taken to be at least 1, so a comparison of ``sequence`` with -1 or 0 is decided.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from math import gcd
+from operator import mul
+from typing import Any, Union
+
+Dim = Union[int, "Expr"]
+Atom = Union[str, "Call"]
+Monomial = tuple[Atom, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function that is no polynomial: ``floordiv``, ``mod``, ``min`` or ``max`` of two dimensions."""
+
+    fn: str
+    a: Dim
+    b: Dim
+
+    def __str__(self) -> str:
+        infix = {"floordiv": "//", "mod": "%"}.get(self.fn)
+        if infix:
+            return f"({self.a}) {infix} ({self.b})"
+        return f"{self.fn}({self.a}, {self.b})"
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A sum of products of atoms: ``terms`` holds ``(atoms, coefficient)``, sorted, none zero."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Dim) -> Dim:
+        total = dict(self.terms)
+        for atoms, coefficient in _terms(other):
+            total[atoms] = total.get(atoms, 0) + coefficient
+        return _dim(total)
+
+    def __mul__(self, other: Dim) -> Dim:
+        total: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in _terms(other):
+                atoms = tuple(sorted(left + right, key=str))
+                total[atoms] = total.get(atoms, 0) + a * b
+        return _dim(total)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Dim:
+        return self * -1
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + -other
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return -self + other
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: Dim) -> Dim:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return mod(self, other)
+
+    def __rmod__(self, other: Dim) -> Dim:
+        return mod(other, self)
+
+    def __str__(self) -> str:
+        text = ""
+        for atoms, coefficient in self.terms:
+            factors = [str(abs(coefficient))] if abs(coefficient) != 1 or not atoms else []
+            factors += [f"({a})" if isinstance(a, Call) else a for a in atoms]
+            sign = "-" if coefficient < 0 else "+"
+            text += f" {sign} " if text else "-" * (coefficient < 0)
+            text += " * ".join(factors)
+        return text
+
+
+def symbol(name: str) -> Expr:
+    """The symbolic dimension `name`, an identifier."""
+    return Expr((((name,), 1),))
+
+
+def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
+    return dim.terms if isinstance(dim, Expr) else (((), int(dim)),)
+
+
+def _dim(terms: Mapping[Monomial, int]) -> Dim:
+    kept = {atoms: c for atoms, c in terms.items() if c}
+    if not kept.keys() - {()}:
+        return kept.get((), 0)
+    # Constants last: "batch + 1".
+    return Expr(tuple(sorted(kept.items(), key=lambda t: (not t[0], [str(a) for a in t[0]]))))
+
+
+def _call(fn: str, a: Dim, b: Dim) -> Dim:
+    return Expr((((Call(fn, a, b),), 1),))
+
+
+def _without(atoms: Monomial, part: Monomial) -> Monomial | None:
+    """`atoms` divided by `part`, or None."""
+    left = list(atoms)
+    for atom in part:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _exact(a: Dim, b: Dim) -> Dim | None:
+    """``a / b`` where every term of `a` is a multiple of the single term of `b`."""
+    if a == b:
+        return 1
+    divisor = _terms(b)
+    if len(divisor) != 1:
+        return None
+    (part, by), quotient = divisor[0], {}
+    for atoms, coefficient in _terms(a):
+        rest = _without(atoms, part)
+        if rest is None or coefficient % by:
+            return None
+        quotient[rest] = coefficient // by
+    return _dim(quotient)
+
+
+def floordiv(a: Dim, b: Dim) -> Dim:
+    """``a // b``, rounded down as in Python."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    exact = _exact(a, b)
+    return exact if exact is not None else _call("floordiv", a, b)
+
+
+def mod(a: Dim, b: Dim) -> Dim:
+    """``a % b`` with the sign of `b`."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    return 0 if _exact(a, b) is not None else _call("mod", a, b)
+
+
+def minimum(a: Dim, b: Dim) -> Dim:
+    """The smaller of two dimensions."""
+    order = compare(a, b)
+    if order is None:
+        return _call("min", a, b)
+    return a if order <= 0 else b
+
+
+def maximum(a: Dim, b: Dim) -> Dim:
+    """The larger of two dimensions."""
+    order = compare(a, b)
+    if order is None:
+        return _call("max", a, b)
+    return a if order >= 0 else b
+
+
+def compare(a: Dim, b: Dim) -> int | None:
+    """-1, 0 or 1 where the order holds for all values of the symbols, else None.
+
+    The order may be weak: -1 means ``a <= b`` always, and not always equal.
+    """
+    low, high = bounds(a - b)
+    if low == high == 0:
+        return 0
+    if high is not None and high <= 0:
+        return -1
+    return 1 if low is not None and low >= 0 else None
+
+
+def equal(a: Dim, b: Dim) -> bool | None:
+    """Whether two dimensions are equal: always, never (False), or that depends (None)."""
+    low, high = bounds(a - b)
+    if low == high == 0:
+        return True
+    if (low is not None and low > 0) or (high is not None and high < 0):
+        return False
+    return None
+
+
+def bounds(dim: Dim) -> tuple[int | None, int | None]:
+    """Least and greatest value over all symbols >= 1; None is unbounded."""
+    low: int | None = 0
+    high: int | None = 0
+    for atoms, coefficient in _terms(dim):
+        spans = [_span(atom) for atom in atoms]
+        if any(lo is None or lo < 0 for lo, _ in spans):
+            return None, None
+        least = coefficient * reduce(mul, (lo or 0 for lo, _ in spans), 1)
+        tops = [hi for _, hi in spans]
+        most = None
+        if all(hi is not None for hi in tops):
+            most = coefficient * reduce(mul, (hi or 0 for hi in tops), 1)
+        if coefficient < 0:
+            least, most = most, least  # type: ignore[assignment]
+        low = None if low is None or least is None else low + least
+        high = None if high is None or most is None else high + most
+    return low, high
+
+
+def _span(atom: Atom) -> tuple[int | None, int | None]:
+    if isinstance(atom, str):
+        return 1, None
+    (a_low, a_high), (b_low, b_high) = bounds(atom.a), bounds(atom.b)
+    if atom.fn == "mod":
+        return 0, None if b_high is None else b_high - 1
+    if atom.fn == "floordiv":
+        if a_low is None or a_low < 0 or b_low is None or b_low <= 0:
+            return None, None
+        return 0, None if a_high is None else a_high // b_low
+    lows, highs = [a_low, b_low], [a_high, b_high]
+    least, greatest = [v for v in lows if v is not None], [v for v in highs if v is not None]
+    if atom.fn == "min":
+        return (min(least) if len(least) == 2 else None), (min(greatest) if greatest else None)
+    return (max(least) if least else None), (max(greatest) if len(greatest) == 2 else None)
+
+
+def product(dims: Any) -> Dim:
+    """The product of an iterable of dimensions."""
+    total: Dim = 1
+    for dim in dims:
+        total = total * dim
+    return total
+
+
+def common_divisor(dim: Dim) -> int:
+    """The greatest integer that divides every term."""
+    return gcd(*(c for _, c in _terms(dim)))
+
+
+def symbols(dim: Dim) -> frozenset[str]:
+    """Names of the symbols in `dim`."""
+    found: set[str] = set()
+    for atoms, _ in _terms(dim):
+        for atom in atoms:
+            found |= {atom} if isinstance(atom, str) else symbols(atom.a) | symbols(atom.b)
+    return frozenset(found)
+
+
+def as_attr(dim: Dim) -> int | str:
+    """A dimension as node attribute: an int, or text for `evaluate`."""
+    return str(dim) if isinstance(dim, Expr) else int(dim)
+
+
+def parse(text: int | str) -> Dim:
+    """The inverse of `as_attr`.
+
+    Raises
+    ------
+    ValueError
+        `text` is not an expression that `as_attr` writes.
+    """
+    if isinstance(text, int):
+        return text
+    names = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
+    result: Dim = evaluate(
+        text, {name: symbol(name) for name in names - {"min", "max"}}, minimum, maximum
+    )
+    return result
+
+
+def evaluate(
+    dim: int | str,
+    values: Mapping[str, Any],
+    minimum: Callable[[Any, Any], Any] = min,
+    maximum: Callable[[Any, Any], Any] = max,
+) -> Any:
+    """Value of a dimension attribute.
+
+    Parameters
+    ----------
+    dim : int or str
+        As in the attributes of ``apq.`` nodes: names, integers, ``+ - * // %``, ``min`` and ``max``.
+    values : mapping of str to number
+        Of every symbol; anything with integer arithmetic, e.g. ``tvm.tirx.Var``.
+    minimum, maximum : callable
+        For numbers that Python's ``min`` and ``max`` do not take.
+
+    Raises
+    ------
+    ValueError
+        `dim` is no such expression, or names a symbol that `values` lacks.
+    """
+    if isinstance(dim, int):
+        return dim
+    calls = {"min": minimum, "max": maximum}
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in values:
+            return values[node.id]
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return calls[node.func.id](*(value(arg) for arg in node.args))
+        if isinstance(node, ast.BinOp):
+            a, b = value(node.left), value(node.right)
+            if isinstance(node.op, ast.Add):
+                return a + b
+            if isinstance(node.op, ast.Sub):
+                return a - b
+            if isinstance(node.op, ast.Mult):
+                return a * b
+            if isinstance(node.op, ast.FloorDiv):
+                return a // b
+            if isinstance(node.op, ast.Mod):
+                return a % b
+        raise ValueError(f"not a dimension: {dim!r} (known symbols: {sorted(values)})")
+
+    return value(ast.parse(dim, mode="eval").body)

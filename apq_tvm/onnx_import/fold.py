@@ -1,0 +1,149 @@
+"""One sweep in graph order: constants are computed, copies dropped, shapes resolved, types inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.dims import Expr, product
+from apq_tvm.onnx_import.graph import Graph, np_dtype
+from apq_tvm.onnx_import.infer import infer, node_proto
+from apq_tvm.onnx_import.shapes import rewrite
+from apq_tvm.onnx_import.values import evaluate
+from apq_tvm.types import Array, Node
+
+# Folding may make constants this much larger than what they come from, or this many entries.
+GROWTH, FREE_ENTRIES = 2, 1 << 16
+
+
+def fold(graph: Graph) -> None:
+    """Fold constants and shapes; afterwards every value that can be has a type and a shape.
+
+    Raises
+    ------
+    ImportFailed
+        A node does not fit its inputs, or its constant cannot be computed; the message names it.
+    """
+    for spec in graph.inputs:
+        graph.dtypes[spec.name] = spec.dtype
+        graph.shapes[spec.name] = tuple(
+            Expr((((dim,), 1),)) if isinstance(dim, str) else dim for dim in spec.shape
+        )
+    outputs = {spec.name for spec in graph.outputs}
+    alias: dict[str, str] = {}
+    nodes, graph.nodes = graph.nodes, []
+    for original in nodes:
+        node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
+        if _fold_constant(graph, node, outputs):
+            continue
+        infer(graph, node)
+        source = copied(graph, node)
+        if source is None and _fold_values(graph, node, outputs):
+            continue
+        new = source or rewrite(graph, node)
+        if isinstance(new, str):
+            value = node.outputs[0]
+            if value not in outputs:
+                alias[value] = new
+                continue
+            new = Node("Identity", node.name, (new,), (value,))
+        if new is not None:
+            infer(graph, new)
+            node = new
+        graph.maker.update((out, node) for out in node.outputs if out)
+        graph.nodes.append(node)
+    graph.index()
+    graph.sweep()
+
+
+def copied(graph: Graph, node: Node) -> str | None:
+    """The value `node` only copies: Identity, Dropout at inference, Cast to the type it has."""
+    if node.op == "Identity":
+        return node.inputs[0]
+    if node.op == "Dropout" and not any(node.outputs[1:]):
+        training = graph.weights.get(node.inputs[2]) if len(node.inputs) > 2 else None
+        return None if training is not None and bool(training.any()) else node.inputs[0]
+    if node.op == "Cast" and np_dtype(node.attrs["to"]) == graph.dtype(node.inputs[0]):
+        return node.inputs[0]
+    if node.op in ("Sum", "Max", "Min", "Mean", "Concat") and len(node.inputs) == 1:
+        return node.inputs[0]
+    return None
+
+
+def _fold_values(graph: Graph, node: Node, outputs: set[str]) -> bool:
+    """Record symbolic contents; whether the node is a constant after all."""
+    arrays = evaluate(graph, node)
+    if arrays is None:
+        return False
+    plain = True
+    for value, array in zip(node.outputs, arrays, strict=False):
+        graph.values[value] = array
+        graph.shapes[value] = array.shape
+        plain = plain and all(isinstance(v, (bool, int)) for v in array.ravel())
+    if not plain or outputs.intersection(node.outputs):
+        return False
+    for value, array in zip(node.outputs, arrays, strict=False):
+        graph.weights[value] = array.astype(np.dtype(str(graph.dtypes[value])))
+    return True
+
+
+def _fold_constant(graph: Graph, node: Node, outputs: set[str]) -> bool:
+    """Compute a node whose inputs are all constants; whether it is gone."""
+    constants = graph.weights
+    read = [v for v in node.inputs if v]
+    if not read or any(v not in constants for v in read) or outputs.intersection(node.outputs):
+        return False
+    if "." in node.op or (node.op == "Dropout" and len(node.inputs) > 2):
+        return False
+    infer(graph, node)
+    source = copied(graph, node)
+    if source is not None:
+        constants[node.outputs[0]] = constants[source]
+        return True
+    before = sum(constants[v].size for v in read)
+    for value in node.outputs:
+        shape = graph.known_shape(value)
+        after = product(shape) if shape is not None else 0
+        if isinstance(after, Expr) or after > max(FREE_ENTRIES, GROWTH * before):
+            return False
+    arrays = _compute(node, {v: constants[v] for v in read}, graph.opset)
+    if arrays is None:
+        return False
+    for value, array in zip(node.outputs, arrays, strict=False):
+        if value:
+            constants[value] = array
+    return True
+
+
+def _compute(node: Node, arrays: Mapping[str, Array], opset: int) -> list[Array] | None:
+    """Outputs of `node`; views where numpy can give them, so that mapped weights stay mapped."""
+    x = arrays[next(v for v in node.inputs if v)]
+    if node.op == "Transpose":
+        return [x.transpose(node.attrs.get("perm", tuple(reversed(range(x.ndim)))))]
+    if node.op == "Cast" and x.dtype.kind in "fiub":
+        to = np.dtype(np_dtype(node.attrs["to"]))
+        if to.kind in "fiub":
+            return [x.astype(to)]
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import RuntimeImplementationError
+
+    inputs = [
+        helper.make_tensor_value_info(v, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for v, a in arrays.items()
+    ]
+    outs = [helper.make_empty_tensor_value_info(v) for v in node.outputs if v]
+    graph = helper.make_graph([node_proto(node)], "constant", inputs, outs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    try:
+        results: list[Any] = ReferenceEvaluator(model).run(None, dict(arrays))
+    except (NotImplementedError, RuntimeImplementationError):
+        return None  # the node stays; it is reported if nothing can compile it
+    except Exception as error:
+        raise ImportFailed(f"{node.op} {node.name!r} cannot be computed: {error}") from error
+    given = iter(results)
+    return [np.asarray(next(given)) if v else np.empty(0) for v in node.outputs]

@@ -1,0 +1,210 @@
+"""The graph while it is being normalised: a list of nodes, the weights, and facts about values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.dims import Dim
+from apq_tvm.types import Array, Node, TensorSpec
+
+Shape = tuple[Dim | None, ...]
+
+
+@dataclass
+class Graph:
+    """A graph that passes rewrite in place.
+
+    Nodes stay in topological order: a rewrite puts the new node where the last node it replaces
+    stood. `outputs` are value names and never change; everything else may be renamed.
+
+    Parameters
+    ----------
+    name : str
+    opset : int
+        Of the default domain.
+    inputs, outputs : list of TensorSpec
+    nodes : list of Node
+    weights : dict of str to ndarray
+    """
+
+    name: str
+    opset: int
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    nodes: list[Node]
+    weights: dict[str, Array]
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._names: set[str] = {n.name for n in self.nodes} | set(self.weights)
+        self._names |= {v for n in self.nodes for v in (*n.inputs, *n.outputs)}
+        self._names |= {spec.name for spec in (*self.inputs, *self.outputs)}
+        self.index()
+
+    def index(self) -> None:
+        """Rebuild who makes and who reads each value; after this the rewrites below may be used."""
+        self.maker: dict[str, Node] = {}
+        self.uses: Counter[str] = Counter(spec.name for spec in self.outputs)
+        for node in self.nodes:
+            self.maker.update((out, node) for out in node.outputs if out)
+            self.uses.update(v for v in node.inputs if v)
+
+    def fresh(self, base: str) -> str:
+        """A name nothing has yet, `base` if possible."""
+        name, count = base, 1
+        while name in self._names:
+            count += 1
+            name = f"{base}_{count}"
+        self._names.add(name)
+        return name
+
+    def rank(self, value: str) -> int | None:
+        shape = self.shape(value)
+        return None if shape is None else len(shape)
+
+    def shape(self, value: str) -> Shape | None:
+        weight = self.weights.get(value)
+        return self.shapes.get(value) if weight is None else weight.shape
+
+    def dtype(self, value: str) -> str | None:
+        weight = self.weights.get(value)
+        return self.dtypes.get(value) if weight is None else weight.dtype.name
+
+    def known_shape(self, value: str) -> tuple[Dim, ...] | None:
+        """The shape if every dimension is known, if only by an expression."""
+        shape = self.shape(value)
+        if shape is None or any(dim is None for dim in shape):
+            return None
+        return shape  # type: ignore[return-value]
+
+    def only_use(self, value: str) -> bool:
+        """Whether exactly one node reads `value`, and it is no graph output."""
+        return self.uses[value] == 1
+
+    def made_by(self, value: str, *ops: str) -> Node | None:
+        """The node that makes `value`, if it is one of `ops`."""
+        node = self.maker.get(value)
+        return node if node is not None and node.op in ops else None
+
+    def scalar(self, value: str) -> float | None:
+        """The value of a one-element constant."""
+        weight = self.weights.get(value)
+        if weight is None or weight.size != 1 or weight.dtype.kind not in "fiub":
+            return None
+        return float(weight.reshape(()))
+
+    def add_weight(self, base: str, array: Array) -> str:
+        """Store `array` under a fresh name."""
+        name = self.fresh(base)
+        self.weights[name] = array
+        return name
+
+    def replace(self, old: Node, *new: Node) -> None:
+        """Put `new` where `old` stood; the last of them makes the outputs of `old`.
+
+        Nodes that nothing reads any more are dropped by `sweep`, but their reads stop counting here.
+        """
+        at = next(i for i, node in enumerate(self.nodes) if node is old)
+        self.nodes[at : at + 1] = new
+        for node in new:
+            self.maker.update((out, node) for out in node.outputs if out)
+            self.uses.update(v for v in node.inputs if v)
+        self._release(old.inputs)
+
+    def _release(self, values: Iterable[str]) -> None:
+        for value in values:
+            if not value:
+                continue
+            self.uses[value] -= 1
+            maker = self.maker.get(value)
+            if maker is not None and not any(self.uses[out] for out in maker.outputs):
+                self._release(maker.inputs)
+
+    def sweep(self) -> None:
+        """Drop nodes and weights that no output depends on."""
+        live = {spec.name for spec in self.outputs}
+        kept = []
+        for node in reversed(self.nodes):
+            if live.intersection(node.outputs):
+                live.update(v for v in node.inputs if v)
+                kept.append(node)
+        self.nodes = kept[::-1]
+        self.weights = {name: array for name, array in self.weights.items() if name in live}
+        self.index()
+
+    def describe(self, value: str) -> str:
+        """A value with its type, for error messages."""
+        shape = self.shape(value)
+        dims = "?" if shape is None else ", ".join("?" if d is None else str(d) for d in shape)
+        return f"{value!r} {self.dtype(value) or '?'}[{dims}]"
+
+
+def sort_nodes(nodes: list[Node], known: Iterable[str]) -> list[Node]:
+    """Topological order, stable.
+
+    Parameters
+    ----------
+    nodes : list of Node
+    known : iterable of str
+        Values that exist before any node ran: inputs and weights.
+
+    Raises
+    ------
+    ImportFailed
+        A value nobody makes, or a cycle; the message names the nodes.
+    """
+    ready, made = set(known) | {""}, {out for node in nodes for out in node.outputs}
+    for node in nodes:
+        for value in node.inputs:
+            if value not in made and value not in ready:
+                raise ImportFailed(
+                    f"{node.op} {node.name!r} reads {value!r}, which no node, input or weight makes"
+                )
+    order, waiting = [], nodes
+    while waiting:
+        later = []
+        for node in waiting:
+            if all(value in ready for value in node.inputs):
+                ready.update(node.outputs)
+                order.append(node)
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            names = ", ".join(repr(node.name) for node in _on_cycle(later))
+            raise ImportFailed(f"the graph has a cycle through the nodes {names}")
+        waiting = later
+    return order
+
+
+def _on_cycle(nodes: list[Node]) -> list[Node]:
+    """The nodes of one cycle among `nodes`, each of which waits for another."""
+    maker = {out: node for node in nodes for out in node.outputs}
+    path: list[Node] = []
+    node = nodes[0]
+    while all(node is not seen for seen in path):
+        path.append(node)
+        node = next(maker[value] for value in node.inputs if value in maker)
+    start = next(i for i, seen in enumerate(path) if seen is node)
+    return path[start:]
+
+
+def with_attrs(node: Node, attrs: Mapping[str, Any]) -> Node:
+    """`node` with some attributes changed."""
+    return replace(node, attrs={**node.attrs, **attrs})
+
+
+def np_dtype(elem_type: int) -> str:
+    """numpy name of an ONNX element type."""
+    from onnx import helper
+
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)

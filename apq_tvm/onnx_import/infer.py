@@ -1,0 +1,340 @@
+"""Shapes and element types of values, symbolically.
+
+The base is ONNX's own inference, node by node (`onnx.shape_inference.infer_node_outputs`), with
+expressions of `dims` passed through it as dimension names. Where that gives up on symbols (it does
+not add, multiply or broadcast them) the rules below step in.
+
+Broadcasting two different symbols, or a symbol with a number other than 1, needs them equal (or one of
+them 1, which no exporter means): such pairs are recorded in `Graph.same`, and the import starts over
+with one of them replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.dims import Dim, Expr, as_attr, equal, floordiv, parse, product, symbols
+from apq_tvm.onnx_import.graph import Graph, Shape, np_dtype
+from apq_tvm.onnx_import.values import contents
+from apq_tvm.types import Array, Node
+
+if TYPE_CHECKING:
+    import onnx
+
+# Larger constants are not needed to infer a shape.
+SMALL = 1024
+
+
+def infer(graph: Graph, node: Node) -> None:
+    """Record what is known of the outputs of `node`.
+
+    Raises
+    ------
+    ImportFailed
+        The shapes of its inputs contradict each other; the message names the node.
+    """
+    if not node.op.startswith("apq.") and "." not in node.op:
+        _onnx(graph, node)
+    rule = RULES.get(node.op)
+    shapes = rule(graph, node) if rule else None
+    for value, shape in zip(node.outputs, shapes or (), strict=False):
+        if shape is not None:
+            graph.shapes[value] = shape
+
+
+def _onnx(graph: Graph, node: Node) -> None:
+    """ONNX's inference for one node."""
+    from onnx import defs, helper, numpy_helper, shape_inference
+
+    try:
+        schema = defs.get_schema(node.op, graph.opset)
+    except defs.SchemaError:
+        return  # reported with all other unsupported operators
+    read = [v for v in node.inputs if v]
+    if any(graph.dtype(value) is None for value in read):
+        return
+    types = {value: _type_proto(graph, value) for value in read}
+    data = {
+        value: numpy_helper.from_array(np.ascontiguousarray(graph.weights[value]))
+        for value in read
+        if value in graph.weights and graph.weights[value].size <= SMALL
+    }
+    opsets = [helper.make_opsetid("", graph.opset)]
+    try:
+        found = shape_inference.infer_node_outputs(
+            schema, node_proto(node), types, data, opset_imports=opsets
+        )
+    except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        shapes = ", ".join(graph.describe(value) for value in read)
+        raise ImportFailed(
+            f"{node.op} {node.name!r} does not fit its inputs {shapes}: {str(error).strip()}"
+        ) from error
+    for value, kind in found.items():
+        if kind.HasField("tensor_type") and kind.tensor_type.elem_type:
+            graph.dtypes[value] = np_dtype(kind.tensor_type.elem_type)
+            if kind.tensor_type.HasField("shape"):
+                graph.shapes[value] = tuple(_dim(d) for d in kind.tensor_type.shape.dim)
+
+
+def _dim(proto: onnx.TensorShapeProto.Dimension) -> Dim | None:
+    if proto.HasField("dim_value"):
+        return int(proto.dim_value)
+    return parse(proto.dim_param) if proto.dim_param else None
+
+
+def _type_proto(graph: Graph, value: str) -> onnx.TypeProto:
+    from onnx import helper
+
+    elem = helper.np_dtype_to_tensor_dtype(np.dtype(str(graph.dtype(value))))
+    shape = graph.shape(value)
+    dims = None if shape is None else [None if d is None else as_attr(d) for d in shape]
+    return helper.make_tensor_type_proto(elem, dims)
+
+
+def node_proto(node: Node) -> onnx.NodeProto:
+    """A node of the default domain as protobuf."""
+    from onnx import helper, numpy_helper
+
+    attrs = {
+        key: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        for key, value in node.attrs.items()
+        if not isinstance(value, tuple) or value  # an empty list has no type; it means the default
+    }
+    return helper.make_node(node.op, node.inputs, node.outputs, name=node.name, **attrs)
+
+
+# Rules
+
+
+def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
+    """The one dimension that two which must be equal stand for."""
+    if a is None or b is None:
+        return b if a is None else a
+    if a == b:
+        return a
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, Expr) and str(one) in symbols(one):
+            if not (isinstance(other, Expr) and str(one) in symbols(other)):
+                graph.same[str(one)] = str(other)
+                return other
+    return a if isinstance(a, int) else b
+
+
+def broadcast(graph: Graph, *shapes: Shape | None) -> Shape | None:
+    """Multidirectional broadcasting (ONNX, "Broadcasting in ONNX")."""
+    if any(shape is None for shape in shapes):
+        return None
+    known: list[Shape] = [shape for shape in shapes if shape is not None]
+    rank = max((len(shape) for shape in known), default=0)
+    result: list[Dim | None] = []
+    for axis in range(-rank, 0):
+        dims = [shape[axis] for shape in known if len(shape) >= -axis]
+        wide = [dim for dim in dims if dim != 1]
+        if not wide:
+            result.append(1)
+        elif any(dim is None for dim in wide):
+            # A number other than 1 settles it; a symbol may itself be 1.
+            result.append(next((d for d in wide if isinstance(d, int)), None))
+        else:
+            dim = wide[0]
+            for other in wide[1:]:
+                dim = unify(graph, dim, other)
+            result.append(dim)
+    return tuple(result)
+
+
+def _broadcast(graph: Graph, node: Node) -> list[Shape | None]:
+    return [broadcast(graph, *(graph.shape(v) for v in node.inputs if v))]
+
+
+def _matmul(graph: Graph, node: Node) -> list[Shape | None]:
+    a, b = (graph.shape(v) for v in node.inputs[:2])
+    return [None if a is None or b is None else matmul_shape(graph, a, b)]
+
+
+def matmul_shape(graph: Graph, a: Shape, b: Shape) -> Shape | None:
+    """Shape of ``numpy.matmul``."""
+    if not a or not b:
+        return None
+    unify(graph, a[-1], b[-2] if len(b) > 1 else b[0])
+    lead = broadcast(graph, a[:-2], b[:-2]) or ()
+    rows = (a[-2],) if len(a) > 1 else ()
+    columns = (b[-1],) if len(b) > 1 else ()
+    return (*lead, *rows, *columns)
+
+
+def _concat(graph: Graph, node: Node) -> list[Shape | None]:
+    shapes = [graph.shape(v) for v in node.inputs]
+    if any(shape is None for shape in shapes):
+        return [None]
+    known = [shape for shape in shapes if shape is not None]
+    axis = node.attrs["axis"] % len(known[0])
+    result = list(known[0])
+    for shape in known[1:]:
+        for i, dim in enumerate(shape):
+            if i != axis:
+                result[i] = unify(graph, result[i], dim)
+    along = [shape[axis] for shape in known]
+    result[axis] = None if None in along else sum(d for d in along if d is not None)
+    return [tuple(result)]
+
+
+def _reshape(graph: Graph, node: Node) -> list[Shape | None]:
+    target = contents(graph, node.inputs[1])
+    if target is None:
+        return [None]
+    source = graph.shape(node.inputs[0])
+    dims: list[Dim | None] = list(target)
+    if not node.attrs.get("allowzero", 0):
+        dims = [
+            source[i] if dim == 0 and source is not None and i < len(source) else dim
+            for i, dim in enumerate(dims)
+        ]
+    if -1 in dims:
+        at = dims.index(-1)
+        dims[at] = None
+        if source is not None:
+            # Dimensions that stand on both sides, known or not, cancel.
+            left, right = list(source), dims[:at] + dims[at + 1 :]
+            for dim in list(right):
+                if dim is not None and dim in left:
+                    left.remove(dim)
+                    right.remove(dim)
+            if None not in left and None not in right:
+                dims[at] = floordiv(product(left), product(right))
+    return [tuple(dims)]
+
+
+def _expand(graph: Graph, node: Node) -> list[Shape | None]:
+    target = contents(graph, node.inputs[1])
+    return [None if target is None else broadcast(graph, graph.shape(node.inputs[0]), tuple(target))]
+
+
+def _constant_of_shape(graph: Graph, node: Node) -> list[Shape | None]:
+    target = contents(graph, node.inputs[0])
+    return [None if target is None else tuple(target)]
+
+
+def _tile(graph: Graph, node: Node) -> list[Shape | None]:
+    repeats, source = contents(graph, node.inputs[1]), graph.shape(node.inputs[0])
+    if repeats is None or source is None:
+        return [None]
+    return [tuple(None if None in (d, r) else d * r for d, r in zip(source, repeats, strict=True))]
+
+
+def _split(graph: Graph, node: Node) -> list[Shape | None]:
+    """Equal parts of a symbolic dimension; everything else ONNX's inference knows."""
+    source = graph.shape(node.inputs[0])
+    if source is None or "split" in node.attrs or len(node.inputs) > 1:
+        return [None] * len(node.outputs)
+    axis = node.attrs.get("axis", 0) % len(source)
+    dim = source[axis]
+    if not isinstance(dim, Expr):
+        return [None] * len(node.outputs)
+    part = (*source[:axis], floordiv(dim, len(node.outputs)), *source[axis + 1 :])
+    return [part] * len(node.outputs)
+
+
+def _conv(graph: Graph, node: Node) -> list[Shape | None]:
+    """Convolution and pooling over symbolic sizes; fixed ones ONNX's inference knows."""
+    x = graph.shape(node.inputs[0])
+    known = graph.shape(node.outputs[0])
+    if x is None or (known is not None and None not in known):
+        return [None]
+    kernel: Sequence[Any] | None = node.attrs.get("kernel_shape")
+    if kernel is None:
+        weight = graph.shape(node.inputs[1]) if len(node.inputs) > 1 else None
+        if weight is None:
+            return [None]
+        kernel = weight[2:]
+    spatial = len(x) - 2
+    strides = node.attrs.get("strides", (1,) * spatial)
+    dilations = node.attrs.get("dilations", (1,) * spatial)
+    pads = node.attrs.get("pads", (0,) * (2 * spatial))
+    same = node.attrs.get("auto_pad", "NOTSET").startswith("SAME")
+    up = node.attrs.get("ceil_mode", 0)
+    out: list[Dim | None] = []
+    for i, dim in enumerate(x[2:]):
+        if dim is None or kernel[i] is None:
+            out.append(None)
+        elif same:
+            out.append(floordiv(dim + strides[i] - 1, strides[i]))
+        else:
+            free = dim + pads[i] + pads[i + spatial] - dilations[i] * (kernel[i] - 1) - 1
+            free = free + strides[i] - 1 if up else free
+            out.append(floordiv(free, strides[i]) + 1)
+    channels = graph.shape(node.inputs[1]) if node.op == "Conv" else x[1:]
+    return [None if channels is None else (x[0], channels[0], *out)]
+
+
+def _pad(graph: Graph, node: Node) -> list[Shape | None]:
+    x, pads = graph.shape(node.inputs[0]), contents(graph, node.inputs[1])
+    if x is None or pads is None or len(node.inputs) > 3:
+        return [None]
+    rank = len(x)
+    return [
+        tuple(
+            None if None in (dim, pads[i], pads[i + rank]) else dim + pads[i] + pads[i + rank]
+            for i, dim in enumerate(x)
+        )
+    ]
+
+
+def _flatten(graph: Graph, node: Node) -> list[Shape | None]:
+    x = graph.known_shape(node.inputs[0])
+    if x is None:
+        return [None]
+    axis = node.attrs.get("axis", 1)
+    axis = axis + len(x) if axis < 0 else axis
+    return [(product(x[:axis]), product(x[axis:]))]
+
+
+def _given(graph: Graph, node: Node) -> list[Shape | None]:
+    """``apq.`` nodes that carry their shape."""
+    graph.dtypes[node.outputs[0]] = node.attrs.get("dtype") or str(graph.dtype(node.inputs[0]))
+    return [tuple(parse(dim) for dim in node.attrs["shape"])]
+
+
+ELEMENTWISE = (
+    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Mean", "Sum", "Where", "Equal"),
+    *("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor"),
+    *("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift"),
+)
+RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
+    **dict.fromkeys(ELEMENTWISE, _broadcast),
+    "MatMul": _matmul,
+    "Concat": _concat,
+    "Reshape": _reshape,
+    "Expand": _expand,
+    "ConstantOfShape": _constant_of_shape,
+    "Tile": _tile,
+    "Split": _split,
+    "Conv": _conv,
+    "MaxPool": _conv,
+    "AveragePool": _conv,
+    "LpPool": _conv,
+    "Pad": _pad,
+    "Flatten": _flatten,
+    **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice"), _given),
+    **dict.fromkeys(("apq.Full", "apq.Range", "apq.Dims"), _given),
+}
+
+
+def same_shape(a: Shape | None, b: Shape | None) -> bool:
+    """Whether two shapes are known and always equal."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return all(
+        x is not None and y is not None and equal(x, y) is True for x, y in zip(a, b, strict=True)
+    )
+
+
+def elements(array: Array | None) -> list[Dim] | None:
+    """The entries of symbolic contents, if all are known."""
+    if array is None or any(v is None for v in array.ravel()):
+        return None
+    return [v if isinstance(v, Expr) else int(v) for v in array.ravel()]

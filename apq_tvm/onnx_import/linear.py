@@ -1,0 +1,241 @@
+"""Every layer that can be quantized becomes one named ``apq.Linear`` or ``apq.Embedding``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.onnx_import.dims import Dim
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.infer import infer, same_shape
+from apq_tvm.onnx_import.shapes import uniform
+from apq_tvm.types import Array, Node
+
+FLOATS = ("float32", "float64")
+
+
+def make_layers(graph: Graph) -> None:
+    """Turn MatMul, Gemm and Gather with constant weights into layers, and Adds after them into biases."""
+    for node in list(graph.nodes):
+        new: list[Node] | None = None
+        if node.op == "MatMul":
+            new = _matmul(graph, node)
+        elif node.op == "Gemm":
+            new = _gemm(graph, node)
+        elif node.op == "Gather":
+            new = _embedding(graph, node)
+        if new:
+            graph.replace(node, *(_inferred(graph, n) for n in new))
+    for node in list(graph.nodes):
+        if node.op == "Add":
+            _bias(graph, node)
+    graph.sweep()
+
+
+def _inferred(graph: Graph, node: Node) -> Node:
+    infer(graph, node)
+    return node
+
+
+def _value(graph: Graph, base: str, like: str, shape: tuple[Dim | None, ...] | None) -> str:
+    """A new value with the type of `like`."""
+    name = graph.fresh(base)
+    graph.dtypes[name] = str(graph.dtype(like))
+    if shape is not None:
+        graph.shapes[name] = shape
+    return name
+
+
+def stored(graph: Graph, source: str, transform: str, array: Array) -> str:
+    """Name of ``transform(source)`` among the weights, stored once.
+
+    `transform` names what was done, e.g. ``".T"``; two layers that do the same share the array.
+    """
+    name = f"{source}{transform}"
+    if name not in graph.weights:
+        graph.weights[name] = np.ascontiguousarray(array, np.float32)
+    return name
+
+
+def _weight(graph: Graph, value: str, transposed: bool) -> str:
+    """A constant as float32 [N, K]; `transposed` if it is [K, N]."""
+    array = graph.weights[value]
+    if transposed:
+        return stored(graph, value, ".T", array.T)
+    if array.dtype == np.float32:
+        return value
+    return stored(graph, value, ".f32", array)
+
+
+def linear(
+    graph: Graph, node: Node, x: str, weight: str, out: str, bias: str = ""
+) -> list[Node]:
+    """``apq.Linear`` in the element type of `x`: a float64 value is cast to float32 and back."""
+    n = graph.weights[weight].shape[0]
+    shape = graph.shape(x)
+    result = None if shape is None else (*shape[:-1], n)
+    if graph.dtype(x) == "float32":
+        graph.dtypes[out] = "float32"
+        if result is not None:
+            graph.shapes[out] = result
+        return [Node("apq.Linear", node.name, (x, weight, bias, ""), (out,), {"activation": ""})]
+    narrow = _value(graph, f"{x}.f32", x, shape)
+    y = _value(graph, f"{out}.f32", x, result)
+    graph.dtypes[narrow] = graph.dtypes[y] = "float32"
+    return [
+        Node("Cast", graph.fresh(f"{node.name}.in"), (x,), (narrow,), {"to": 1}),
+        Node("apq.Linear", node.name, (narrow, weight, bias, ""), (y,), {"activation": ""}),
+        Node("Cast", graph.fresh(f"{node.name}.out"), (y,), (out,), {"to": 11}),
+    ]
+
+
+def _transpose(graph: Graph, base: str, x: str, out: str | None = None) -> Node:
+    """Swap the last two axes of `x`."""
+    shape = graph.shape(x)
+    assert shape is not None
+    perm = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    result = tuple(shape[i] for i in perm)
+    out = out or _value(graph, f"{x}.T", x, result)
+    graph.shapes[out] = result
+    graph.dtypes[out] = str(graph.dtype(x))
+    return Node("Transpose", graph.fresh(f"{base}.transpose"), (x,), (out,), {"perm": perm})
+
+
+def _matrix(graph: Graph, value: str) -> bool:
+    """Whether `value` is a constant float matrix, after dropping leading axes of 1."""
+    weight = graph.weights.get(value)
+    return weight is not None and weight.ndim == 2 and weight.dtype.name in FLOATS
+
+
+def _matmul(graph: Graph, node: Node) -> list[Node] | None:
+    a, b = node.inputs
+    weight = graph.weights.get(b)
+    rank = graph.rank(a)
+    if weight is not None and rank and weight.ndim > 2 and weight.ndim <= rank:
+        if all(d == 1 for d in weight.shape[:-2]):
+            b = stored_view(graph, b, weight.reshape(weight.shape[-2:]))
+    if _matrix(graph, b) and a not in graph.weights and graph.dtype(a) in FLOATS:
+        return linear(graph, node, a, _weight(graph, b, True), node.outputs[0])
+    if _matrix(graph, a) and b not in graph.weights and graph.dtype(b) in FLOATS:
+        return _left(graph, node, _weight(graph, a, False), b)
+    return None
+
+
+def stored_view(graph: Graph, source: str, array: Array) -> str:
+    """A reshaped constant."""
+    name = f"{source}.{'x'.join(map(str, array.shape))}"
+    graph.weights.setdefault(name, array)
+    return name
+
+
+def _left(graph: Graph, node: Node, weight: str, b: str) -> list[Node] | None:
+    """``W @ b`` is ``(bᵀ @ Wᵀ)ᵀ``; a vector needs no transposes."""
+    rank = graph.rank(b)
+    if rank is None:
+        return None
+    if rank == 1:
+        return linear(graph, node, b, weight, node.outputs[0])
+    before = _transpose(graph, node.name, b)
+    y = _value(graph, f"{node.outputs[0]}.T", b, None)
+    layer = linear(graph, node, before.outputs[0], weight, y)
+    return [before, *layer, _transpose(graph, node.name, y, node.outputs[0])]
+
+
+def _gemm(graph: Graph, node: Node) -> list[Node] | None:
+    """Gemm: ``alpha * A' @ B' + beta * C`` with A or B constant."""
+    a, b = node.inputs[:2]
+    c = node.inputs[2] if len(node.inputs) > 2 else ""
+    attrs = node.attrs
+    alpha, beta = float(attrs.get("alpha", 1.0)), float(attrs.get("beta", 1.0))
+    out, nodes = node.outputs[0], []
+    if _matrix(graph, b) and a not in graph.weights and graph.dtype(a) in FLOATS:
+        weight = _weight(graph, b, not attrs.get("transB", 0))
+        right, x, turn = True, a, bool(attrs.get("transA", 0))
+    elif _matrix(graph, a) and b not in graph.weights and graph.dtype(b) in FLOATS:
+        weight = _weight(graph, a, bool(attrs.get("transA", 0)))
+        right, x, turn = False, b, not attrs.get("transB", 0)
+    else:
+        return None
+    if alpha != 1.0:
+        weight = stored(graph, weight, f".x{alpha:g}", graph.weights[weight] * np.float32(alpha))
+    if turn:
+        nodes.append(_transpose(graph, node.name, x))
+        x = nodes[-1].outputs[0]
+    c = "" if beta == 0.0 else c
+    n = graph.weights[weight].shape[0]
+    bias = _bias_weight(graph, c, n, beta) if c and right else ""
+    rest = c if c and not bias else ""
+    if not right:
+        flat = _value(graph, f"{out}.T", x, None)
+        nodes += linear(graph, node, x, weight, flat)
+        y = out if not rest else _value(graph, f"{out}.linear", x, None)
+        nodes.append(_transpose(graph, node.name, flat, y))
+    else:
+        y = out if not rest else _value(graph, f"{out}.linear", x, None)
+        nodes += linear(graph, node, x, weight, y, bias)
+    if rest:
+        nodes += _scaled_add(graph, node, y, rest, beta)
+    return nodes
+
+
+def _scaled_add(graph: Graph, node: Node, y: str, c: str, beta: float) -> list[Node]:
+    """``y + beta * c``."""
+    nodes = []
+    if beta != 1.0:
+        scale = graph.add_weight(f"{node.name}.beta", np.asarray(beta, graph.dtype(c)))
+        scaled = _value(graph, f"{c}.x{beta:g}", c, graph.shape(c))
+        nodes.append(Node("Mul", graph.fresh(f"{node.name}.beta"), (c, scale), (scaled,)))
+        c = scaled
+    nodes.append(Node("Add", graph.fresh(f"{node.name}.add"), (y, c), (node.outputs[0],)))
+    return nodes
+
+
+def _bias_weight(graph: Graph, value: str, n: int, beta: float = 1.0) -> str:
+    """A constant that adds one number per output as float32 [N], else ``""``."""
+    array = graph.weights.get(value)
+    if array is None or array.dtype.name not in FLOATS or array.size not in (1, n):
+        return ""
+    if array.ndim and array.shape[-1] != array.size:
+        return ""
+    if beta == 1.0 and array.shape == (n,) and array.dtype == np.float32:
+        return value
+    scaled = np.broadcast_to(array.reshape(-1), (n,)) * beta
+    return stored(graph, value, f".bias{n}" + (f".x{beta:g}" if beta != 1.0 else ""), scaled)
+
+
+def _bias(graph: Graph, node: Node) -> None:
+    """Move a constant added to a layer's output into the layer."""
+    for y, c in (node.inputs, node.inputs[::-1]):
+        layer = graph.made_by(y, "apq.Linear")
+        if layer is None or not graph.only_use(y) or c not in graph.weights:
+            continue
+        if layer.inputs[2] or layer.inputs[3] or layer.attrs["activation"]:
+            continue
+        n = graph.weights[layer.inputs[1]].shape[0]
+        rank = graph.rank(y)
+        if rank is None or graph.weights[c].ndim > rank:
+            continue
+        bias = _bias_weight(graph, c, n)
+        if bias:
+            inputs = (*layer.inputs[:2], bias, "")
+            graph.replace(node, replace(layer, inputs=inputs, outputs=node.outputs))
+            return
+
+
+def _embedding(graph: Graph, node: Node) -> list[Node] | None:
+    """Rows of a constant float table; one repeated row is a constant itself."""
+    table, ids = node.inputs
+    axis = node.attrs.get("axis", 0)
+    if not _matrix(graph, table) or axis not in (0, -2) or graph.dtype(ids) not in _IDS:
+        return None
+    if graph.dtype(table) != "float32":
+        return None
+    attrs: dict[str, Any] = {}
+    return [Node("apq.Embedding", node.name, (table, ids), node.outputs, attrs)]
+
+
+_IDS = ("int32", "int64")
+
+__all__ = ["linear", "make_layers", "same_shape", "stored", "uniform"]

@@ -1,0 +1,102 @@
+"""The passes in their order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from apq_tvm.onnx_import.activations import fuse_activations, fuse_gelu, fuse_residuals
+from apq_tvm.onnx_import.attention import fuse_matmuls, fuse_softmax
+from apq_tvm.onnx_import.cleanup import (
+    expand_late,
+    merge_equal_nodes,
+    merge_equal_weights,
+    rename_outputs,
+    simplify,
+)
+from apq_tvm.onnx_import.dims import as_attr
+from apq_tvm.onnx_import.fold import fold
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.linear import make_layers
+from apq_tvm.onnx_import.norm import fuse_layer_norm
+from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose, plain_names
+from apq_tvm.onnx_import.read import read_graph
+from apq_tvm.onnx_import.shapes import check_shape_inputs, materialize
+from apq_tvm.onnx_import.widen import widen
+from apq_tvm.types import ImportedModel, TensorSpec
+
+
+def import_model(path: Path) -> ImportedModel:
+    """Read and normalise one file; see `apq_tvm.onnx_import.import_onnx`."""
+    raw, digest = read_graph(path)
+    widen(raw)
+    decompose(raw)
+    equal: dict[str, str] = {}
+    while True:
+        graph = _with_dims(raw, equal)
+        fold(graph)
+        if not graph.same:
+            break
+        # Two dimensions proved to be one: start over with one of them replaced everywhere.
+        name, other = next(iter(graph.same.items()))
+        equal = {old: other if new == name else new for old, new in equal.items()} | {name: other}
+    merge_equal_nodes(graph)
+    materialize(graph)
+    make_layers(graph)
+    simplify(graph)
+    expand_late(graph)
+    fuse_layer_norm(graph)
+    fuse_gelu(graph)
+    fuse_activations(graph)
+    fuse_residuals(graph)
+    fuse_matmuls(graph)
+    fuse_softmax(graph)
+    merge_equal_nodes(graph)
+    rename_outputs(graph)
+    merge_equal_weights(graph)
+    graph.sweep()
+    check_supported(graph)
+    check_shape_inputs(graph)
+    check_layers(graph)
+    plain_names(graph)
+    return _finish(graph, digest)
+
+
+def _with_dims(raw: Graph, equal: dict[str, str]) -> Graph:
+    """A fresh copy of `raw` with symbolic dimensions replaced."""
+
+    def spec(old: TensorSpec) -> TensorSpec:
+        shape = tuple(equal.get(d, d) if isinstance(d, str) else d for d in old.shape)
+        return replace(old, shape=tuple(int(d) if str(d).isdigit() else d for d in shape))
+
+    inputs, outputs = [spec(s) for s in raw.inputs], [spec(s) for s in raw.outputs]
+    return Graph(raw.name, raw.opset, inputs, outputs, list(raw.nodes), dict(raw.weights))
+
+
+def _finish(graph: Graph, digest: str) -> ImportedModel:
+    specs = {}
+    for node in graph.nodes:
+        for value in node.outputs:
+            shape = graph.shape(value)
+            if value and shape is not None and graph.dtype(value):
+                dims = tuple(
+                    f"{value}_dim_{i}" if d is None else as_attr(d) for i, d in enumerate(shape)
+                )
+                specs[value] = TensorSpec(value, str(graph.dtype(value)), dims)
+    outputs = tuple(
+        specs.get(spec.name, replace(spec, dtype=spec.dtype or str(graph.dtype(spec.name))))
+        for spec in graph.outputs
+    )
+    return ImportedModel(
+        name=graph.name,
+        opset=graph.opset,
+        inputs=tuple(graph.inputs),
+        outputs=outputs,
+        nodes=tuple(graph.nodes),
+        weights=graph.weights,
+        value_specs=specs,
+        sha256=digest,
+    )
+
+
+__all__ = ["import_model"]

@@ -1,0 +1,278 @@
+"""An ONNX file becomes a `Graph`: everything the file can be wrong about is found here."""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.external import read_tensor
+from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
+from apq_tvm.types import Array, Node, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+OLDEST_OPSET = 11
+CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
+
+
+def read_graph(path: Path) -> tuple[Graph, str]:
+    """Read and check a file.
+
+    Parameters
+    ----------
+    path : Path
+        An ONNX model.
+
+    Returns
+    -------
+    Graph
+        Sorted, without Constant nodes, every name unique.
+    str
+        SHA-256 of the file.
+
+    Raises
+    ------
+    ImportFailed
+        The file is missing, not ONNX, truncated, unsafe or contradicts itself.
+    UnsupportedModel
+        Control flow, an old opset that cannot be converted, sparse or string weights.
+    """
+    model, digest = _parse(path)
+    model = _inline(model)
+    _check_control_flow(model.graph)
+    model, opset = _at_known_opset(model)
+    graph = model.graph
+    _refuse_duplicates("input", (i.name for i in graph.input))
+    _refuse_duplicates("output", (o.name for o in graph.output))
+    _refuse_duplicates("weight", (w.name for w in graph.initializer))
+    if graph.sparse_initializer:
+        names = ", ".join(repr(w.values.name) for w in graph.sparse_initializer)
+        raise UnsupportedModel(f"sparse weights cannot be compiled: {names}; store them densely")
+    folder = path.resolve().parent
+    weights = {w.name: read_tensor(w, folder, w.name) for w in graph.initializer}
+    nodes = _nodes(graph, folder, weights)
+    _check_finite(weights)
+    names = _DimNames()
+    # An input with the name of a weight only gives it a default (ONNX IR, "Graphs"): the weight wins.
+    inputs = [_spec(i, "input", names) for i in graph.input if i.name not in weights]
+    _refuse_duplicates(
+        "value", [*(i.name for i in inputs), *(o for n in nodes for o in n.outputs if o), *weights]
+    )
+    nodes = sort_nodes(nodes, [*(i.name for i in inputs), *weights])
+    outputs = [_spec(o, "output", names) for o in graph.output]
+    made = {o for n in nodes for o in n.outputs} | {i.name for i in inputs} | set(weights)
+    for spec in outputs:
+        if spec.name not in made:
+            raise ImportFailed(f"nothing makes the graph output {spec.name!r}")
+    return Graph(path.stem, opset, inputs, outputs, nodes, weights), digest
+
+
+def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ImportFailed(f"cannot read {str(path)!r}: {error.strerror}") from error
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ImportFailed(
+            f"{str(path)!r} is not an ONNX file, or it is truncated ({len(data)} bytes): {error}"
+        ) from error
+    if not model.ir_version or not model.opset_import or not model.graph.output:
+        raise ImportFailed(
+            f"{str(path)!r} is not an ONNX file, or it is truncated ({len(data)} bytes): it has no "
+            "IR version, opset or graph output"
+        )
+    return model, hashlib.sha256(data).hexdigest()
+
+
+def _inline(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace calls of the model's own functions by their bodies."""
+    if not model.functions:
+        return model
+    from onnx import inliner
+
+    return inliner.inline_local_functions(model)
+
+
+def _check_control_flow(graph: onnx.GraphProto) -> None:
+    from onnx import AttributeProto
+
+    found = [
+        f"{node.op_type} {node.name or node.output[0]!r}"
+        for node in graph.node
+        if node.op_type in CONTROL_FLOW
+        or any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
+    ]
+    if found:
+        raise UnsupportedModel(
+            f"control flow cannot be compiled: {', '.join(found)}; export the model without it "
+            "(torch.export, or a fixed branch)"
+        )
+
+
+def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """The model at opset 11 or later, converted if need be."""
+    from onnx import defs, version_converter
+
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    newest = defs.onnx_opset_version()
+    if opset is None:
+        opset = newest  # nothing of the default domain is used
+    if opset > newest:
+        raise UnsupportedModel(
+            f"the model has opset {opset}; the installed onnx package knows up to {newest}: upgrade it"
+        )
+    if opset >= OLDEST_OPSET:
+        return model, opset
+    try:
+        return version_converter.convert_version(model, OLDEST_OPSET), OLDEST_OPSET
+    except RuntimeError as error:  # every failure of the converter's C++ code
+        raise UnsupportedModel(
+            f"the model has opset {opset}, older than {OLDEST_OPSET}, and onnx cannot convert it "
+            f"({str(error).strip()}); export it again with a newer opset"
+        ) from error
+
+
+def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ImportFailed(f"{what} names must be unique: {', '.join(map(repr, twice))}")
+
+
+def _nodes(graph: onnx.GraphProto, folder: Path, weights: dict[str, Array]) -> list[Node]:
+    """Nodes with unique names; Constants become weights."""
+    taken = {node.name for node in graph.node}
+    seen: set[str] = set()
+    nodes = []
+    for i, proto in enumerate(graph.node):
+        domain = "" if proto.domain in ("", "ai.onnx") else f"{proto.domain}."
+        name = proto.name
+        if not name or name in seen:
+            base = name or f"{proto.op_type}_{i}"
+            count = 1
+            name = base
+            while name in taken:
+                count += 1
+                name = f"{base}_{count}"
+            taken.add(name)
+        seen.add(name)
+        attrs = {a.name: _attribute(a, folder, name) for a in proto.attribute}
+        if domain + proto.op_type == "Constant":
+            if proto.output[0] in weights:
+                raise ImportFailed(f"value names must be unique: {proto.output[0]!r}")
+            weights[proto.output[0]] = _constant(attrs, name)
+        else:
+            inputs, outputs = _strip(proto.input), _strip(proto.output)
+            nodes.append(Node(domain + proto.op_type, name, inputs, outputs, attrs))
+    return nodes
+
+
+def _strip(values: Iterable[str]) -> tuple[str, ...]:
+    """Without absent optionals at the end, which mean the same."""
+    kept = list(values)
+    while kept and not kept[-1]:
+        kept.pop()
+    return tuple(kept)
+
+
+def _attribute(proto: onnx.AttributeProto, folder: Path, node: str) -> Any:
+    from onnx import AttributeProto, helper
+
+    value = helper.get_attribute_value(proto)
+    if proto.type == AttributeProto.TENSOR:
+        return read_tensor(value, folder, f"{node}.{proto.name}")
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (int, float)):
+        return value
+    if proto.type in (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS):
+        return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
+    kind = AttributeProto.AttributeType.Name(proto.type)
+    raise UnsupportedModel(f"node {node!r}: attribute {proto.name!r} of kind {kind}")
+
+
+def _constant(attrs: dict[str, Any], name: str) -> Array:
+    """The value of a Constant node."""
+    for key, dtype in (("value_float", np.float32), ("value_int", np.int64)):
+        for suffix in ("", "s"):
+            if key + suffix in attrs:
+                return np.asarray(attrs[key + suffix], dtype)
+    if "value" in attrs:
+        return np.asarray(attrs["value"])
+    raise UnsupportedModel(f"Constant {name!r} holds {sorted(attrs) or 'nothing'}, not numbers")
+
+
+def _check_finite(weights: dict[str, Array]) -> None:
+    """Refuse NaN; infinities are legal in masks, so those are looked for in layers (`check_layers`)."""
+    bad = [
+        name
+        for name, array in weights.items()
+        if array.dtype.kind == "f" and array.size > 1 and bool(np.isnan(array).any())
+    ]
+    if bad:
+        raise UnsupportedModel(
+            f"weights hold NaN: {', '.join(map(repr, bad))}; the training run or the export failed"
+        )
+
+
+class _DimNames:
+    """Names of symbolic dimensions as identifiers, so that expressions over them can be written."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        if name not in self._of:
+            base = re.sub(r"\W", "_", name, flags=re.ASCII)
+            base = f"dim_{base}" if not base or base[0].isdigit() else base
+            # Words that `dims.evaluate` or Python's grammar would read as something else.
+            if base in ("min", "max") or keyword.iskeyword(base):
+                base += "_"
+            count, unique = 1, base
+            while unique in self._of.values():
+                count += 1
+                unique = f"{base}_{count}"
+            self._of[name] = unique
+        return self._of[name]
+
+
+def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
+    """Type of a graph input or output.
+
+    Raises
+    ------
+    UnsupportedModel
+        It is no tensor of numbers, or an input without rank.
+    """
+    from onnx import TensorProto
+
+    kind = info.type.WhichOneof("value")
+    tensor = info.type.tensor_type
+    if kind not in ("tensor_type", None) or tensor.elem_type == TensorProto.STRING:
+        held = "strings" if kind == "tensor_type" else str(kind).removesuffix("_type")
+        raise UnsupportedModel(f"{what} {info.name!r} holds {held}; only tensors of numbers work")
+    if what == "input" and (kind is None or not tensor.HasField("shape")):
+        raise UnsupportedModel(
+            f"input {info.name!r} has no shape; give it one with onnx.tools.update_model_dims"
+        )
+    shape: list[int | str] = []
+    for axis, dim in enumerate(tensor.shape.dim):
+        if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
+            shape.append(int(dim.dim_value))
+        else:
+            shape.append(names(dim.dim_param or f"{info.name}_dim_{axis}"))
+    dtype = np_dtype(tensor.elem_type) if tensor.elem_type else ""
+    return TensorSpec(info.name, dtype, tuple(shape))

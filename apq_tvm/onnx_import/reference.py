@@ -1,0 +1,150 @@
+"""The meaning of the normalised graph in numpy, node by node: slow, and what everything is checked against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.onnx_import.dims import evaluate
+from apq_tvm.onnx_import.infer import node_proto
+from apq_tvm.types import Array, ImportedModel, Node
+
+
+def run_reference(model: ImportedModel, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a normalised graph.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    feeds : mapping of str to ndarray
+        Every input by name.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Every output by name, in ONNX order.
+    """
+    symbols = {
+        dim: size
+        for spec in model.inputs
+        for dim, size in zip(spec.shape, feeds[spec.name].shape, strict=True)
+        if isinstance(dim, str)
+    }
+    values: dict[str, Any] = {"": None, **model.weights, **feeds}
+    for node in model.nodes:
+        given = [values[name] for name in node.inputs]
+        attrs = dict(node.attrs)
+        if "shape" in attrs:
+            attrs["shape"] = tuple(evaluate(dim, symbols) for dim in attrs["shape"])
+        if node.op in _OPS:
+            results = [_OPS[node.op](attrs, symbols, *given)]
+        else:
+            results = _onnx(node, given, model.opset)
+        for name, result in zip(node.outputs, results, strict=False):
+            values[name] = np.asarray(result)
+    return {spec.name: values[spec.name] for spec in model.outputs}
+
+
+def _onnx(node: Node, given: list[Any], opset: int) -> list[Array]:
+    """One ONNX operator by onnx's reference evaluator."""
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {name: np.asarray(v) for name, v in zip(node.inputs, given, strict=True) if name}
+    inputs = [helper.make_empty_tensor_value_info(name) for name in feeds]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.outputs if name]
+    graph = helper.make_graph([node_proto(node)], node.name, inputs, outputs)
+    # LayerNormalization may stand in a graph older than the operator.
+    version = max(opset, 17) if node.op == "LayerNormalization" else opset
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
+    results = iter(ReferenceEvaluator(made).run(None, feeds))
+    return [next(results) if name else np.empty(0) for name in node.outputs]
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def gelu(x: Array, approximate: str = "none") -> Array:
+    """GELU in float64: ``x * Phi(x)``, or the tanh approximation."""
+    wide = x.astype(np.float64)
+    if approximate == "tanh":
+        gate = np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))
+    else:
+        gate = _erf(wide / math.sqrt(2))
+    return np.asarray(0.5 * wide * (1 + gate), np.float32)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))), np.float32)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, "tanh"),
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "silu": lambda x: x * _sigmoid(x),
+}
+
+
+def _linear(attrs: Any, _: Any, x: Array, w: Array, bias: Any = None, residual: Any = None) -> Array:
+    y = x @ w.T
+    if bias is not None:
+        y = y + bias
+    y = ACTIVATIONS[attrs["activation"]](y)
+    return y if residual is None else np.asarray(y + residual)
+
+
+def _embedding(attrs: Any, _: Any, table: Array, ids: Array) -> Array:
+    return np.take(table, ids, axis=0)
+
+
+def _matmul(attrs: Any, _: Any, a: Array, b: Array) -> Array:
+    product = a.transpose(attrs["perm_a"]) @ b.transpose(attrs["perm_b"])
+    return np.ascontiguousarray(product.transpose(attrs["perm_out"]))
+
+
+def _softmax(attrs: Any, _: Any, x: Array, mask: Any = None) -> Array:
+    scores = x * np.float32(attrs["scale"])
+    scores = scores if mask is None else scores + mask
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+
+
+def _slice(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
+    index = [slice(None)] * x.ndim
+    for axis, start, step in zip(attrs["axes"], attrs["starts"], attrs["steps"], strict=True):
+        first = evaluate(start, symbols)
+        index[axis] = slice(first, first + attrs["shape"][axis] * step, step)
+    return x[tuple(index)]
+
+
+def _range(attrs: Any, symbols: Mapping[str, int]) -> Array:
+    (count,) = attrs["shape"]
+    values = evaluate(attrs["start"], symbols) + np.arange(count) * attrs["delta"]
+    return values.astype(attrs["dtype"])
+
+
+def _dims(attrs: Any, symbols: Mapping[str, int]) -> Array:
+    values = [evaluate(dim, symbols) for dim in attrs["dims"]]
+    return np.asarray(values, attrs["dtype"]).reshape(attrs["shape"])
+
+
+_OPS: dict[str, Callable[..., Array]] = {
+    "apq.Linear": _linear,
+    "apq.Embedding": _embedding,
+    "apq.MatMul": _matmul,
+    "apq.Softmax": _softmax,
+    "apq.Gelu": lambda attrs, _, x: gelu(x, attrs["approximate"]),
+    "apq.Reshape": lambda attrs, _, x: x.reshape(attrs["shape"]),
+    "apq.Expand": lambda attrs, _, x: np.broadcast_to(x, attrs["shape"]),
+    "apq.Slice": _slice,
+    "apq.Full": lambda attrs, _: np.full(attrs["shape"], attrs["value"], attrs["dtype"]),
+    "apq.Range": _range,
+    "apq.Dims": _dims,
+}

@@ -1,0 +1,313 @@
+"""Operators that take a shape as input become operators that carry it.
+
+Once the contents of a shape input are known (`values`), a Reshape gets a constant target, written
+with 0 (copy) and -1 (infer) where that is possible, and the rest become ``apq.`` nodes whose
+attributes hold dimensions as text (`dims.evaluate`). What is left of Shape, Gather, Concat ... is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.onnx_import.dims import (
+    Dim,
+    Expr,
+    as_attr,
+    bounds,
+    compare,
+    floordiv,
+    maximum,
+    minimum,
+    parse,
+)
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.infer import elements, infer, same_shape
+from apq_tvm.onnx_import.values import contents
+from apq_tvm.types import Array, Node
+
+# Inputs that say how large the output is; a value that depends on data cannot be compiled there.
+SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
+    "Reshape": (1,),
+    "Expand": (1,),
+    "ConstantOfShape": (0,),
+    "Tile": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Range": (0, 1, 2),
+    "Pad": (1, 3),
+    "Resize": (2, 3),
+    "Upsample": (1,),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+    "TopK": (1,),
+    "OneHot": (1,),
+    "Trilu": (1,),
+    "CumSum": (1,),
+    "AffineGrid": (1,),
+    **dict.fromkeys(("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean", "ReduceProd"), (1,)),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceLogSum", "ReduceSumSquare"), (1,)),
+    **dict.fromkeys(("ReduceL1", "ReduceL2"), (1,)),
+}
+
+
+def rewrite(graph: Graph, node: Node) -> Node | str | None:
+    """Simplify a node whose outputs have been inferred.
+
+    Returns
+    -------
+    Node, str or None
+        The node that takes its place, the value it merely copies, or None: it stays.
+    """
+    rule = RULES.get(node.op)
+    return None if rule is None else rule(graph, node)
+
+
+def check_shape_inputs(graph: Graph) -> None:
+    """Refuse shapes that are computed from data.
+
+    Raises
+    ------
+    UnsupportedModel
+        Naming every such node at once.
+    """
+    bad = [
+        f"{node.op} {node.name!r} (by {node.inputs[i]!r})"
+        for node in graph.nodes
+        for i in SHAPE_INPUTS.get(node.op, ())
+        if i < len(node.inputs) and node.inputs[i] and node.inputs[i] not in graph.weights
+    ]
+    if bad:
+        raise UnsupportedModel(
+            f"shapes that are computed at run time cannot be compiled: {', '.join(bad)}; make them "
+            "constants or functions of the input shapes"
+        )
+
+
+def materialize(graph: Graph) -> None:
+    """Give shape values that a remaining node reads as numbers a node of their own."""
+    for node in list(graph.nodes):
+        for value in node.outputs:
+            dims = elements(graph.values.get(value))
+            if node.op.startswith("apq.") or dims is None or not graph.uses[value]:
+                continue
+            attrs = {
+                "dims": tuple(as_attr(dim) for dim in dims),
+                "shape": graph.values[value].shape,
+                "dtype": graph.dtype(value),
+            }
+            name = node.name if len(node.outputs) == 1 else graph.fresh(f"{node.name}:{value}")
+            new = Node("apq.Dims", name, (), (value,), attrs)
+            rest = tuple("" if out == value else out for out in node.outputs)
+            keep = [] if not any(rest) else [_with_outputs(node, rest)]
+            graph.replace(node, *keep, new)
+    graph.sweep()
+
+
+def _with_outputs(node: Node, outputs: tuple[str, ...]) -> Node:
+    return Node(node.op, node.name, node.inputs, outputs, node.attrs)
+
+
+def carried(graph: Graph, op: str, node: Node, shape: Sequence[Dim], **attrs: Any) -> Node:
+    """An ``apq.`` node over the first input of `node` that carries its output shape."""
+    attrs = {"shape": tuple(as_attr(dim) for dim in shape), **attrs}
+    return Node(op, node.name, node.inputs[:1], node.outputs[:1], attrs)
+
+
+def _reshape(graph: Graph, node: Node) -> Node | str | None:
+    source, shape = graph.shape(node.inputs[0]), graph.known_shape(node.outputs[0])
+    if shape is None:
+        return None
+    if same_shape(source, shape):
+        return node.inputs[0]
+    return reshape_to(graph, node, source, shape)
+
+
+def reshape_to(
+    graph: Graph, node: Node, source: Sequence[Dim | None] | None, shape: Sequence[Dim]
+) -> Node:
+    """`node` as Reshape of its first input to `shape`, with a constant target if it has one."""
+    target: list[int | None] = []
+    for i, dim in enumerate(shape):
+        if isinstance(dim, int):
+            target.append(dim)
+        elif source is not None and i < len(source) and source[i] == dim:
+            target.append(0)
+        else:
+            target.append(None)
+    if target.count(None) > 1 or 0 in shape:
+        return carried(graph, "apq.Reshape", node, shape)
+    array = np.asarray([-1 if dim is None else dim for dim in target], np.int64)
+    text = "x".join(str(d) for d in array).replace("-1", "_") or "scalar"
+    known = graph.weights.get(f"shape:{text}")
+    name = f"shape:{text}" if known is not None else graph.add_weight(f"shape:{text}", array)
+    return Node("Reshape", node.name, (node.inputs[0], name), node.outputs[:1])
+
+
+def _flatten(graph: Graph, node: Node) -> Node | str | None:
+    shape = graph.known_shape(node.outputs[0])
+    return None if shape is None else _reshape(graph, node)
+
+
+def _resized(graph: Graph, node: Node) -> Node | str | None:
+    """Squeeze and Unsqueeze that change nothing; the others stay."""
+    same = same_shape(graph.shape(node.inputs[0]), graph.shape(node.outputs[0]))
+    return node.inputs[0] if same else None
+
+
+def _expand(graph: Graph, node: Node) -> Node | str | None:
+    shape = graph.known_shape(node.outputs[0])
+    if shape is None:
+        return None
+    if same_shape(graph.shape(node.inputs[0]), shape):
+        return node.inputs[0]
+    value = uniform(graph, node.inputs[0])
+    if value is not None:
+        return full(node, shape, value)
+    return carried(graph, "apq.Expand", node, shape)
+
+
+def uniform(graph: Graph, value: str) -> Array | None:
+    """The one number a constant repeats, as 0-d array."""
+    weight = graph.weights.get(value)
+    if weight is None or not weight.size:
+        maker = graph.made_by(value, "apq.Full")
+        return None if maker is None else np.asarray(maker.attrs["value"])
+    first = weight.reshape(-1)[0]
+    return np.asarray(first) if bool((weight == first).all()) else None
+
+
+def full(node: Node, shape: Sequence[Dim], value: Array) -> Node:
+    """A tensor that is `value` everywhere."""
+    attrs = {
+        "shape": tuple(as_attr(dim) for dim in shape),
+        "value": value.reshape(()),
+        "dtype": value.dtype.name,
+    }
+    return Node("apq.Full", node.name, (), node.outputs[:1], attrs)
+
+
+def _constant_of_shape(graph: Graph, node: Node) -> Node | str | None:
+    shape = graph.known_shape(node.outputs[0])
+    if shape is None:
+        return None
+    return full(node, shape, np.asarray(node.attrs.get("value", np.zeros(1, np.float32))))
+
+
+def _tile(graph: Graph, node: Node) -> Node | str | None:
+    source, shape = graph.known_shape(node.inputs[0]), graph.known_shape(node.outputs[0])
+    repeats = elements(contents(graph, node.inputs[1]))
+    if source is None or shape is None or repeats is None:
+        return None
+    if all(r == 1 for r in repeats):
+        return node.inputs[0]
+    if all(r == 1 or d == 1 for r, d in zip(repeats, source, strict=True)):
+        return _expand(graph, node)
+    return None
+
+
+def _range(graph: Graph, node: Node) -> Node | str | None:
+    given = [elements(contents(graph, v)) for v in node.inputs]
+    if any(v is None for v in given):
+        return None
+    (start,), (limit,), (delta,) = given  # type: ignore[misc]
+    if not isinstance(delta, int) or not delta:
+        return None
+    count = floordiv(limit - start + (delta - 1 if delta > 0 else delta + 1), delta)
+    count = maximum(count, 0)
+    attrs = {
+        "start": as_attr(start),
+        "delta": delta,
+        "shape": (as_attr(count),),
+        "dtype": graph.dtype(node.inputs[0]),
+    }
+    return Node("apq.Range", node.name, (), node.outputs, attrs)
+
+
+def _slice(graph: Graph, node: Node) -> Node | str | None:
+    """Slices of symbolic dimensions or with symbolic limits, as ``apq.Slice``."""
+    x = graph.known_shape(node.inputs[0])
+    given = [elements(contents(graph, v)) if v else None for v in node.inputs[1:]]
+    given += [None] * (4 - len(given))
+    starts, ends, axes, steps = given
+    if x is None or starts is None or ends is None:
+        return None
+    if (len(node.inputs) > 3 and node.inputs[3] and axes is None) or (
+        len(node.inputs) > 4 and node.inputs[4] and steps is None
+    ):
+        return None
+    at = [int(a) % len(x) for a in axes] if axes else list(range(len(starts)))  # type: ignore[arg-type]
+    by = steps or [1] * len(starts)
+    shape, spans = list(x), []
+    for start, end, axis, step in zip(starts, ends, at, by, strict=True):
+        if not isinstance(step, int) or (step <= 0 and isinstance(x[axis], Expr)):
+            return None
+        if step <= 0:
+            return None  # all numbers: ONNX's inference and Relax know it
+        first = _clamped(graph, node, start, x[axis])
+        last = _clamped(graph, node, end, x[axis])
+        if first is None or last is None:
+            return None
+        count = maximum(floordiv(last - first + step - 1, step), 0)
+        shape[axis] = count
+        spans.append((axis, first, step))
+    if same_shape(x, tuple(shape)):
+        return node.inputs[0]
+    numbers = all(isinstance(v, int) for a, first, _ in spans for v in (x[a], first, shape[a]))
+    if numbers:
+        return None
+    value = uniform(graph, node.inputs[0])
+    if value is not None:
+        return full(node, shape, value)
+    return carried(
+        graph,
+        "apq.Slice",
+        node,
+        shape,
+        axes=tuple(axis for axis, _, _ in spans),
+        starts=tuple(as_attr(first) for _, first, _ in spans),
+        steps=tuple(step for _, _, step in spans),
+    )
+
+
+def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim | None:
+    """A slice limit counted from the front and kept inside the axis; None if its sign is unknown.
+
+    A constant table (position ids, causal masks) sliced to a symbolic length stands for a limit of
+    that length, kept in `Graph.limits`: past it the model itself is out of range.
+    """
+    low, high = bounds(at)
+    if high is not None and high < 0:
+        at = maximum(at + size, 0)
+    elif low is None or low < 0:
+        return None
+    name = str(at)
+    table = node.inputs[0] in graph.weights and isinstance(size, int)
+    if table and isinstance(size, int) and isinstance(at, Expr) and at == parse(name):
+        if name.isidentifier():
+            graph.limits[name] = min(size, graph.limits.get(name, size))
+            return at
+    order = compare(at, size)
+    return minimum(at, size) if order is None else (at if order <= 0 else size)
+
+
+RULES: dict[str, Callable[[Graph, Node], Node | str | None]] = {
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Squeeze": _resized,
+    "Unsqueeze": _resized,
+    "Expand": _expand,
+    "ConstantOfShape": _constant_of_shape,
+    "Tile": _tile,
+    "Range": _range,
+    "Slice": _slice,
+}
+
+
+def infer_new(graph: Graph, node: Node) -> Node:
+    """Infer the outputs of a node a pass has made, and return it."""
+    infer(graph, node)
+    return node

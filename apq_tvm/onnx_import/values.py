@@ -1,0 +1,295 @@
+"""Symbolic contents of small integer tensors: what a graph computes from the shapes of its inputs.
+
+Contents are numpy object arrays whose entries are dimensions (`dims`), booleans, or None where
+nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.onnx_import.dims import (
+    Dim,
+    Expr,
+    bounds,
+    compare,
+    equal,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    product,
+)
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.types import Array, Node
+
+# A tensor with more entries holds data, not a shape.
+LARGEST = 64
+
+
+def contents(graph: Graph, value: str) -> Array | None:
+    """What is known of the entries of an integer or boolean tensor, None if nothing."""
+    weight = graph.weights.get(value)
+    if weight is None:
+        return graph.values.get(value)
+    if weight.dtype.kind not in "iub" or weight.size > LARGEST:
+        return None
+    return _objects(weight.tolist(), weight.shape)
+
+
+def evaluate(graph: Graph, node: Node) -> list[Array] | None:
+    """Contents of the outputs of `node`, or None."""
+    if node.op == "Shape":
+        shape = graph.shape(node.inputs[0])
+        if shape is None:
+            return None
+        dims = list(shape)[node.attrs.get("start", 0) : node.attrs.get("end")]
+        return [_objects(dims, (len(dims),))]
+    if node.op == "Size":
+        known = graph.known_shape(node.inputs[0])
+        return None if known is None else [_objects(product(known), ())]
+    rule = RULES.get(node.op)
+    if rule is None:
+        return None
+    arguments = [contents(graph, v) if v else None for v in node.inputs]
+    if any(argument is None for v, argument in zip(node.inputs, arguments, strict=True) if v):
+        return None
+    result = rule(node, *arguments)
+    if result is None:
+        return None
+    # numpy hands out the entry itself where an object array would have no dimension.
+    arrays = [
+        a if isinstance(a, np.ndarray) else _objects(a, ())
+        for a in (result if isinstance(result, list) else [result])
+    ]
+    return None if any(array.size > LARGEST for array in arrays) else arrays
+
+
+def _objects(values: Any, shape: tuple[int, ...]) -> Array:
+    """An object array; numpy must not look into the entries."""
+    array = np.empty(shape, object)
+    flat = array.reshape(-1)
+    flat[:] = np.asarray(values, object).reshape(-1) if shape else [values]
+    return flat.reshape(shape)
+
+
+def _elementwise(fn: Callable[..., Any]) -> Callable[..., Array]:
+    def rule(node: Node, *arguments: Array) -> Array:
+        def entry(*values: Any) -> Any:
+            return None if any(v is None for v in values) else fn(*values)
+
+        whole = np.frompyfunc(entry, len(arguments), 1)(*arguments)
+        return np.asarray(whole, object)
+
+    return rule
+
+
+def _div(a: Dim, b: Dim) -> Dim | None:
+    """Integer Div truncates; that is the floor where neither side is negative."""
+    if b == 0:
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    low_a, low_b = bounds(a)[0], bounds(b)[0]
+    if low_a is None or low_b is None or low_a < 0 or low_b <= 0:
+        return None
+    return floordiv(a, b)
+
+
+def _mod(a: Dim, b: Dim) -> Dim | None:
+    if b == 0:
+        return None
+    return mod(a, b)
+
+
+def _equal(a: Any, b: Any) -> bool | None:
+    return a == b if isinstance(a, bool) or isinstance(b, bool) else equal(a, b)
+
+
+def _less(a: Dim, b: Dim) -> bool | None:
+    """``a < b``: for integers the same as ``a + 1 <= b``."""
+    if compare(a + 1, b) in (-1, 0):
+        return True
+    return False if compare(a, b) in (0, 1) else None
+
+
+def _not(a: bool | None) -> bool | None:
+    return None if a is None else not a
+
+
+def _and(a: bool, b: bool) -> bool:
+    return a and b
+
+
+def _or(a: bool, b: bool) -> bool:
+    return a or b
+
+
+def _where(node: Node, condition: Array, x: Array, y: Array) -> Array:
+    def entry(c: Any, a: Any, b: Any) -> Any:
+        if c is None:
+            return a if a is not None and type(a) is type(b) and a == b else None
+        return a if c else b
+
+    return np.asarray(np.frompyfunc(entry, 3, 1)(condition, x, y), object)
+
+
+def _cast(node: Node, x: Array) -> Array | None:
+    from apq_tvm.onnx_import.graph import np_dtype
+
+    kind = np.dtype(np_dtype(node.attrs["to"])).kind
+    if kind == "b":
+        return np.asarray(
+            np.frompyfunc(lambda v: None if v is None else _not(_equal(v, 0)), 1, 1)(x), object
+        )
+    if kind not in "iu":
+        return None
+    return np.asarray(
+        np.frompyfunc(lambda v: int(v) if isinstance(v, bool) else v, 1, 1)(x), object
+    )
+
+
+def _axes(node: Node, axes: Array | None) -> tuple[int, ...] | None:
+    """Axes given as attribute (before opset 13) or as input; None where they are absent."""
+    if "axes" in node.attrs:
+        return tuple(node.attrs["axes"])
+    return None if axes is None else tuple(int(a) for a in axes.ravel())
+
+
+def _unsqueeze(node: Node, x: Array, axes: Array | None = None) -> Array:
+    return np.expand_dims(x, _axes(node, axes) or ())
+
+
+def _squeeze(node: Node, x: Array, axes: Array | None = None) -> Array:
+    return np.squeeze(x, _axes(node, axes))
+
+
+def _concrete(array: Array | None) -> list[int] | None:
+    if array is None or any(v is None or isinstance(v, Expr) for v in array.ravel()):
+        return None
+    return [int(v) for v in array.ravel()]
+
+
+def _gather(node: Node, x: Array, indices: Array) -> Array | None:
+    at = _concrete(indices)
+    axis = node.attrs.get("axis", 0)
+    if at is None or not x.ndim or any(not -x.shape[axis] <= i < x.shape[axis] for i in at):
+        return None
+    return np.take(x, np.asarray(at, np.int64).reshape(indices.shape), axis)
+
+
+def _slice(node: Node, x: Array, *bounds_: Array | None) -> Array | None:
+    starts, ends = _concrete(bounds_[0]), _concrete(bounds_[1])
+    if starts is None or ends is None:
+        return None
+    axes = _concrete(bounds_[2]) if len(bounds_) > 2 else list(range(len(starts)))
+    steps = _concrete(bounds_[3]) if len(bounds_) > 3 else [1] * len(starts)
+    if axes is None or steps is None:
+        return None
+    index: list[slice] = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        # Counted back from the end, "before the first" has no number in Python.
+        stop = None if step < 0 and end < -x.shape[axis] else end
+        index[axis] = slice(start, stop, step)
+    return x[tuple(index)]
+
+
+def _reshape(node: Node, x: Array, shape: Array) -> Array | None:
+    target = _concrete(shape)
+    if target is None:
+        return None
+    if not node.attrs.get("allowzero", 0):
+        target = [x.shape[i] if d == 0 else d for i, d in enumerate(target)]
+    return x.reshape(target)
+
+
+def _concat(node: Node, *parts: Array) -> Array:
+    return np.concatenate(parts, node.attrs["axis"])
+
+
+def _split(node: Node, x: Array, sizes: Array | None = None) -> list[Array] | None:
+    axis = node.attrs.get("axis", 0)
+    given = list(node.attrs.get("split", ())) or _concrete(sizes)
+    if given is None:
+        count = len(node.outputs)
+        given = [-(-x.shape[axis] // count)] * count
+    return np.split(x, np.cumsum(given)[:-1], axis)
+
+
+def _constant_of_shape(node: Node, shape: Array) -> Array | None:
+    target = _concrete(shape)
+    value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32)))
+    if target is None or value.dtype.kind not in "iub" or int(np.prod(target)) > LARGEST:
+        return None
+    return _objects([value.reshape(-1)[0].item()] * int(np.prod(target)), tuple(target))
+
+
+def _expand(node: Node, x: Array, shape: Array) -> Array | None:
+    target = _concrete(shape)
+    if target is None or int(np.prod(target)) > LARGEST:
+        return None
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(target)))
+
+
+def _range(node: Node, start: Array, limit: Array, delta: Array) -> Array | None:
+    given = [_concrete(v) for v in (start, limit, delta)]
+    if any(v is None for v in given):
+        return None
+    (first,), (last,), (step,) = given  # type: ignore[misc]
+    values = list(range(first, last, step)) if step else []
+    return _objects(values, (len(values),)) if len(values) <= LARGEST else None
+
+
+def _reduce(fn: Callable[[Any, Any], Any]) -> Callable[..., Array | None]:
+    def rule(node: Node, x: Array, axes: Array | None = None) -> Array | None:
+        over = _axes(node, axes)
+        if not x.size or any(v is None for v in x.ravel()):
+            return None
+        if over is None and node.attrs.get("noop_with_empty_axes", 0):
+            return x
+        keep = bool(node.attrs.get("keepdims", 1))
+        axis = tuple(range(x.ndim)) if over is None else over
+        result = np.frompyfunc(fn, 2, 1).reduce(x, axis=axis, keepdims=keep)
+        return np.asarray(result, object)
+
+    return rule
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "Add": _elementwise(lambda a, b: a + b),
+    "Sub": _elementwise(lambda a, b: a - b),
+    "Mul": _elementwise(lambda a, b: a * b),
+    "Div": _elementwise(_div),
+    "Mod": _elementwise(_mod),
+    "Neg": _elementwise(lambda a: -a),
+    "Min": _elementwise(lambda a, b: minimum(a, b)),
+    "Max": _elementwise(lambda a, b: maximum(a, b)),
+    "Equal": _elementwise(_equal),
+    "Less": _elementwise(_less),
+    "Greater": _elementwise(lambda a, b: _less(b, a)),
+    "LessOrEqual": _elementwise(lambda a, b: _not(_less(b, a))),
+    "GreaterOrEqual": _elementwise(lambda a, b: _not(_less(a, b))),
+    "Not": _elementwise(_not),
+    "And": _elementwise(_and),
+    "Or": _elementwise(_or),
+    "Where": _where,
+    "Cast": _cast,
+    "Identity": lambda node, x: x,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Reshape": _reshape,
+    "Concat": _concat,
+    "Split": _split,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Range": _range,
+    "ReduceProd": _reduce(lambda a, b: a * b),
+    "ReduceSum": _reduce(lambda a, b: a + b),
+    "ReduceMax": _reduce(maximum),
+    "ReduceMin": _reduce(minimum),
+}

@@ -1,0 +1,62 @@
+"""Half precision becomes float32 inside; inputs and outputs keep their ONNX element type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.types import Node
+
+HALF = {10: "float16", 16: "bfloat16"}  # ONNX element types
+FLOAT32 = 1
+
+
+def widen(graph: Graph) -> None:
+    """Replace float16 and bfloat16 by float32 in weights, attributes and casts.
+
+    Results can only become more accurate: what overflowed or was rounded in half precision is not.
+    """
+    halves = tuple(HALF.values())
+    for name, array in graph.weights.items():
+        if array.dtype.name in halves:
+            graph.weights[name] = array.astype(np.float32)
+    graph.nodes = [replace(n, attrs={k: _attr(k, v) for k, v in n.attrs.items()}) for n in graph.nodes]
+    before: list[Node] = []
+    inner: dict[str, str] = {}
+    for spec in graph.inputs:
+        if spec.dtype in halves:
+            inner[spec.name] = graph.fresh(f"{spec.name}.f32")
+            name = graph.fresh(f"{spec.name}.widen")
+            before.append(
+                Node("Cast", name, (spec.name,), (inner[spec.name],), {"to": FLOAT32})
+            )
+    after: list[Node] = []
+    for spec in graph.outputs:
+        if spec.dtype in halves and spec.name not in inner:
+            inner[spec.name] = graph.fresh(f"{spec.name}.f32")
+            to = next(elem for elem, dtype in HALF.items() if dtype == spec.dtype)
+            name = graph.fresh(f"{spec.name}.narrow")
+            after.append(Node("Cast", name, (inner[spec.name],), (spec.name,), {"to": to}))
+            if spec.name in graph.weights:
+                graph.weights[inner[spec.name]] = graph.weights.pop(spec.name)
+    renamed = [
+        replace(
+            node,
+            inputs=tuple(inner.get(v, v) for v in node.inputs),
+            outputs=tuple(inner.get(v, v) for v in node.outputs),
+        )
+        for node in graph.nodes
+    ]
+    graph.nodes = [*before, *renamed, *after]
+    graph.index()
+
+
+def _attr(key: str, value: Any) -> Any:
+    if key in ("to", "dtype") and value in HALF:
+        return FLOAT32
+    if isinstance(value, np.ndarray) and value.dtype.name in HALF.values():
+        return value.astype(np.float32)
+    return value
