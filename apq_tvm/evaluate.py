@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,12 +105,12 @@ def rows_of(values: Array, mask: Array | None) -> NDArray[np.float64]:
 
 
 def row_cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cosine of rows, float64 [rows]: 1 where both rows are 0, 0 where one is or holds a NaN."""
+    """Cosine of rows, float64 [rows]: 1 where they are equal, 0 where one is 0 or holds a NaN."""
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    both = ~a.any(axis=1) & ~b.any(axis=1)
     dots = np.einsum("rk,rk->r", a, b)
-    cosine = np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0)
-    return np.where(both, 1.0, np.nan_to_num(np.clip(cosine, -1.0, 1.0), nan=0.0))
+    finite = np.isfinite(norms) & (norms > 0)
+    cosine = np.divide(dots, norms, out=np.zeros_like(dots), where=finite)
+    return np.where((a == b).all(axis=1), 1.0, np.clip(cosine, -1.0, 1.0))
 
 
 def read_inputs(path: Path, inputs: Sequence[TensorSpec]) -> list[Batch]:
@@ -134,11 +135,13 @@ def read_inputs(path: Path, inputs: Sequence[TensorSpec]) -> list[Batch]:
         The file is no npz; a name is unknown or missing; a dtype or shape does not fit.
     """
     try:
+        with zipfile.ZipFile(path):  # np.load reads other kinds of files too
+            pass
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise BadInput(f"{path}: no such file") from error
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path} is not an npz of plain arrays: {error}") from error
     names = {spec.name for spec in inputs}
     calls: dict[int, Batch] = {}

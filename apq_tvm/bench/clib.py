@@ -91,7 +91,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         manifest = read_manifest(path)
         self.path = path
-        self.name: str = manifest["name"]
+        self.name: str = manifest["library"]["name"]
         file = path / f"lib{self.name}.so"
         try:
             self._lib = ctypes.CDLL(str(file.resolve()))

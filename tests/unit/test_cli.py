@@ -1,0 +1,218 @@
+"""The command line: JSON on standard output, errors in one line, exit codes, help with examples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fake_module
+import pytest
+from typer.testing import CliRunner
+
+from apq_tvm import pipeline
+from apq_tvm.cli import app, parse_tensor_types
+from apq_tvm.cli_bench import parse_counts, parse_dims, parse_shapes
+from apq_tvm.errors import ApqError, BadInput, BadScheme, OutputExists
+
+runner = CliRunner()
+
+COMMANDS = (
+    ["compile"],
+    ["inspect"],
+    ["eval"],
+    ["bench", "model"],
+    ["bench", "linear"],
+    ["targets"],
+    ["formats"],
+    ["explain"],
+)
+
+
+def run(*words: object) -> Any:
+    return runner.invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example_and_json(command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: apq-tvm {' '.join(command)}" in result.output
+    assert "--json" in result.output
+
+
+def test_every_command_is_tested_above() -> None:
+    names = {" ".join(c) for c in COMMANDS}
+    listed = {c.name or c.callback.__name__ for c in app.registered_commands}
+    (bench,) = app.registered_groups
+    nested = {f"bench {c.callback.__name__}" for c in bench.typer_instance.registered_commands}
+    assert listed | nested == names
+
+
+def test_version() -> None:
+    assert run("--version").output.startswith("apq-tvm ")
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    return fake_module.write(tmp_path / "fake")
+
+
+def test_inspect_shows_the_manifest(module: Path) -> None:
+    report = json.loads(run("inspect", module, "--json").stdout)
+    assert [layer["name"] for layer in report["layers"]] == ["query", "key", "classifier"]
+    assert report["bits_per_weight"] == pytest.approx((4.5 + 4.5 + 32) / 3, abs=1e-3)
+    assert report["package_bytes"] == sum(report["files"].values()) > 0
+    text = run("inspect", module).stdout
+    for word in ("query", "W4A8g32", "M=1: apq_vnni_gemv", "M=2..15: small", "M=16..: large",
+                 "K=32 of key is too short", "gather1", "generic", "manifest.json"):  # fmt: skip
+        assert word in text, word
+
+
+def test_explain_gives_reasons(module: Path) -> None:
+    report = json.loads(run("explain", module, "--layer", "^q", "--json").stdout)
+    (layer,) = report["layers"]
+    assert layer["rejected"] == [{"kernel": "faster", "reason": "K=32 of query is too short"}]
+    text = run("explain", module).stdout
+    assert "not faster: K=32 of query is too short" in text
+    assert "M=16..: large (default)" in text
+
+
+def test_explain_of_no_layer_is_an_error(module: Path) -> None:
+    result = run("explain", module, "--layer", "nothing")
+    assert result.exit_code == 1
+    assert "matches 'nothing'; it begins with: query, key" in result.stderr
+    assert "no regular expression" in run("explain", module, "--layer", "(").stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain"])
+def test_errors_are_one_line_on_stderr(command: str, tmp_path: Path) -> None:
+    result = run(command, tmp_path / "absent", "--json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ") and "absent: no such folder" in line
+
+
+def failing(error: BaseException) -> Any:
+    def compile_(*_: Any, **__: Any) -> None:
+        raise error
+
+    return compile_
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (OutputExists("out exists; use --force"), 1, "error: out exists; use --force\n"),
+        (ApqError("anything"), 1, "error: anything\n"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ValueError("oops"), 2, "error: unexpected ValueError: oops\n"),
+    ],
+)
+def test_exit_codes(
+    error: BaseException, code: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "compile", failing(error))
+    result = run("compile", "m.onnx", "-o", "out", "--json")
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APQ_TRACEBACK", "1")
+    monkeypatch.setattr(pipeline, "compile", failing(ValueError("oops")))
+    result = run("compile", "m.onnx", "-o", "out")
+    assert "Traceback" in result.stderr and "ValueError: oops" in result.stderr
+
+
+def test_wrong_usage_exits_with_2() -> None:
+    assert run("compile", "m.onnx").exit_code == 2
+    assert run("compile", "m.onnx", "-o", "x", "--nothing").exit_code == 2
+    assert run("nothing").exit_code == 2
+
+
+def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def compile_(model: Path, output: Path, **options: Any) -> Any:
+        seen.update(options, model=model, output=output)
+        with options["progress"].stage("quantize", 2):
+            options["progress"].advance("layer [1]")
+            options["progress"].advance("layer [2]")
+        with options["progress"].stage("import"):
+            pass
+        return type("Result", (), {"path": module})
+
+    monkeypatch.setattr(pipeline, "compile", compile_)
+    result = run(
+        "compile", "m.onnx", "-o", module, "--target", "znver3", "--scheme", "W8A8", "--force",
+        "--tensor-type", "att.*=W4A8g32", "--tensor-type", "cls=float", "--no-search", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["path"] == str(module)
+    assert "quantize" in result.stderr and "import" in result.stderr
+    del seen["progress"]
+    assert seen == {
+        "model": Path("m.onnx"),
+        "output": module,
+        "target": "znver3",
+        "scheme": "W8A8",
+        "tensor_types": {"att.*": "W4A8g32", "cls": "float"},
+        "force": True,
+        "search": False,
+    }
+
+
+def test_tensor_types() -> None:
+    assert parse_tensor_types(["a=b=W8A8"]) == {"a=b": "W8A8"}
+    for bad in ("nothing", "=W8A8", "a="):
+        with pytest.raises(BadScheme, match="is not REGEX=SCHEME"):
+            parse_tensor_types([bad])
+
+
+def test_comma_lists() -> None:
+    assert parse_counts("1, 4,128", "--m") == [1, 4, 128]
+    assert parse_shapes("4096x4096,11008X4096") == [(4096, 4096), (11008, 4096)]
+    assert parse_dims("a=1, b=20") == {"a": 1, "b": 20}
+    assert parse_dims("") == {}
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1,", "x", "1.5"])
+def test_bad_counts_name_the_option(text: str) -> None:
+    with pytest.raises(BadInput, match="--threads"):
+        parse_counts(text, "--threads")
+
+
+@pytest.mark.parametrize("text", ["", "4096", "4096x", "0x4", "4x4x4", "axb"])
+def test_bad_shapes(text: str) -> None:
+    with pytest.raises(BadInput, match="--shape"):
+        parse_shapes(text)
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "a=0", "=3", "a=x"])
+def test_bad_dims(text: str) -> None:
+    with pytest.raises(BadInput, match="--dims"):
+        parse_dims(text)
+
+
+def test_formats_lists_every_format() -> None:
+    from apq_tvm.formats import FORMATS, parse_scheme
+
+    report = json.loads(run("formats", "--json").stdout)
+    assert [f["name"] for f in report["formats"]] == [f.name for f in FORMATS]
+    for example in report["examples"]:
+        parse_scheme(example)
+    text = run("formats").stdout
+    assert "W4z" in text and "4.5" in text
+
+
+def test_targets_lists_the_host() -> None:
+    report = json.loads(run("targets", "--json").stdout)
+    names = [t["name"] for t in report["targets"]]
+    assert report["host"] in names
+    for target in report["targets"]:
+        assert target["sources"], target["name"]
+    assert report["host"] in run("targets").stdout
