@@ -166,7 +166,8 @@ class IntegerFormat:
             down = np.minimum(lo, np.float32(0))
             zero = np.rint(np.divide(-down, step, out=np.zeros_like(step), where=step > 0))
             return step, np.clip(zero, 0, self.max_code).astype(np.float32)
-        step = round_scale(np.maximum(-lo, hi) / np.float32(self.zero))
+        absmax = np.asarray(np.maximum(-lo, hi), np.float32)
+        step = round_scale(absmax / np.float32(self.zero))
         return step, np.where(hi > -lo, self.zero - 1, self.zero).astype(np.float32)
 
     def quantize_ref(self, weight: F32, group_size: int, name: str = "weight") -> QuantizedTensor:

@@ -4,8 +4,7 @@ The search looks, for every group, for the step s and zero point z that minimise
 of ``s * u``, ``u = clip(round(w / s), -z, 2^bits - 1 - z)``:
 
 1. a grid of clip ratios, each with its candidates for z; every candidate is judged by the error
-   that remains after a least-squares refit of s to the codes it gives,
-   sum(w^2) - sum(wu)^2 / sum(u^2);
+   that remains after a least-squares refit of s to the codes it gives;
 2. finer grids around the best;
 3. a few rounds of refitting s to the codes, rounding s to float16 and choosing the codes again;
 4. plain rounding is one of the candidates, so the result is never worse.
@@ -146,17 +145,23 @@ class _Groups:
         """Inverse of `take` for an array like ``w``."""
         return (values if self.axis == 1 else values.T).reshape(self.shape)
 
-    def sum(self, values: F32) -> F32:
-        """Sum of each group, the axis kept with length 1."""
-        total: F32 = np.add.reduce(values, axis=self.axis, keepdims=True)
-        return total
+    def dot(self, a: F32, b: F32) -> F32:
+        """Sum of the products in each group, the axis kept with length 1."""
+        sums = np.einsum("gk,gk->g" if self.axis == 1 else "kg,kg->g", a, b)
+        return np.asarray(np.expand_dims(sums, self.axis))
+
+    def squares(self, a: F32) -> NDArray[np.float64]:
+        """Like ``dot(a, a)``, in float64."""
+        wide = a.astype(np.float64)
+        sums = np.einsum("gk,gk->g" if self.axis == 1 else "kg,kg->g", wide, wide)
+        return np.asarray(np.expand_dims(sums, self.axis))
 
 
 @dataclass
 class _Best:
-    """The best candidate of every group so far: error left after a refit, its step and zero."""
+    """The best candidate of every group so far: error after a refit, the refitted step, zero."""
 
-    gain: F32
+    error: F32
     step: F32
     zero: F32
 
@@ -184,7 +189,7 @@ def _search(
 ) -> tuple[F32, F32]:
     """Step (a float16 value) and zero point of least squared error."""
     full = np.maximum(plain_step, FLOOR)
-    best = _Best(np.full_like(full, -1), full.copy(), plain_zero.copy())
+    best = _Best(np.full_like(full, np.inf), full.copy(), plain_zero.copy())
     scratch = np.empty_like(work.w), np.empty_like(work.w)
     for ratio in COARSE:
         step = full * np.float32(ratio)
@@ -205,37 +210,41 @@ def _zeros(fmt: IntegerFormat, lo: F32, hi: F32, step: F32, plain_zero: F32) -> 
     """Zero points worth trying with a step."""
     if not fmt.zero_points:
         return [plain_zero, np.float32(fmt.max_code) - plain_zero]
-    # Centred on the group's range, and covering it from below or from above.
+    # The two that centre the codes on the group's range.
     middle = np.float32(fmt.max_code / 2) - (lo + hi) / (2 * step)
-    zeros = [np.floor(middle), np.ceil(middle)]
-    return [np.clip(z, 0, fmt.max_code) for z in zeros]
+    return [np.clip(z, 0, fmt.max_code) for z in (np.floor(middle), np.ceil(middle))]
 
 
-def _round(work: _Groups, fmt: IntegerFormat, step: F32, zero: F32, out: F32) -> F32:
-    """``u`` of every weight, as `encode` rounds it."""
-    np.divide(work.w, step, out=out)
-    np.rint(out, out=out)
-    np.maximum(out, -zero, out=out)
-    np.minimum(out, np.float32(fmt.max_code) - zero, out=out)
-    return out
+def _round(
+    work: _Groups, fmt: IntegerFormat, step: F32, zero: F32, scratch: tuple[F32, F32]
+) -> tuple[F32, F32]:
+    """``u`` of every weight, as `encode` rounds it, and what is left of it, ``w - step * u``."""
+    u, rest = scratch
+    np.divide(work.w, np.maximum(step, FLOOR), out=u)
+    np.rint(u, out=u)
+    np.maximum(u, -zero, out=u)
+    np.minimum(u, np.float32(fmt.max_code) - zero, out=u)
+    np.multiply(u, step, out=rest)
+    np.subtract(work.w, rest, out=rest)
+    return u, rest
 
 
 def _try(
-    work: _Groups,
-    fmt: IntegerFormat,
-    step: F32,
-    zero: F32,
-    best: _Best,
-    scratch: tuple[F32, F32],
+    work: _Groups, fmt: IntegerFormat, step: F32, zero: F32, best: _Best, scratch: tuple[F32, F32]
 ) -> None:
-    """Round with a step, refit it to the codes, keep it where it beats the best."""
-    u = _round(work, fmt, step, zero, scratch[0])
-    wu = work.sum(np.multiply(u, work.w, out=scratch[1]))
-    uu = work.sum(np.multiply(u, u, out=scratch[1]))
-    fit = wu / np.maximum(uu, np.float32(1))
-    gain = wu * fit  # squared error = sum(w^2) - gain
-    better = (gain > best.gain) & (fit > 0)
-    np.copyto(best.gain, gain, where=better)
+    """Round with a step, refit it to the codes, keep it where it beats the best.
+
+    The sums are of what is left, not of the weights: at 8 bits the candidates' errors differ by
+    less than the float32 rounding of sum(w^2).
+    """
+    u, rest = _round(work, fmt, step, zero, scratch)
+    ru = work.dot(rest, u)
+    uu = np.maximum(work.dot(u, u), np.float32(1))
+    correction = ru / uu
+    error = work.dot(rest, rest) - ru * correction
+    fit = step + correction
+    better = (error < best.error) & (fit > 0)
+    np.copyto(best.error, error, where=better)
     np.copyto(best.step, fit, where=better)
     np.copyto(best.zero, zero, where=better)
 
@@ -250,29 +259,17 @@ def _refine(
 ) -> tuple[F32, F32]:
     """Refit and round again with float16 steps; compare exact errors, plain rounding's first."""
     step, zero = plain_step.copy(), plain_zero.copy()
-    least = _error(work, fmt, step, zero, scratch)
+    _, rest = _round(work, fmt, step, zero, scratch)
+    least = work.squares(rest)
     trial = best.step
     for _ in range(REFITS):
         trial = np.minimum(round_scale(trial), np.float32(MAX_SCALE))
-        error = _error(work, fmt, trial, best.zero, scratch)
+        u, rest = _round(work, fmt, trial, best.zero, scratch)
+        error = work.squares(rest)
         better = error < least
         np.copyto(least, error, where=better)
         np.copyto(step, trial, where=better)
         np.copyto(zero, best.zero, where=better)
-        u = scratch[0]  # left there by _error
-        wu = work.sum(np.multiply(u, work.w, out=scratch[1]))
-        uu = work.sum(np.multiply(u, u, out=scratch[1]))
-        trial = np.where((uu > 0) & (wu > 0), wu / np.maximum(uu, np.float32(1)), trial)
+        fit = trial + work.dot(rest, u) / np.maximum(work.dot(u, u), np.float32(1))
+        trial = np.where(fit > 0, fit, trial)
     return step, zero
-
-
-def _error(
-    work: _Groups, fmt: IntegerFormat, step: F32, zero: F32, scratch: tuple[F32, F32]
-) -> NDArray[np.float64]:
-    """Exact squared error of each group; leaves u in the first scratch array."""
-    u = _round(work, fmt, np.maximum(step, FLOOR), zero, scratch[0])
-    difference = np.multiply(u, step, out=scratch[1])
-    np.subtract(work.w, difference, out=difference)
-    axes = "gk,gk->g" if work.axis == 1 else "kg,kg->g"
-    error = np.einsum(axes, difference, difference, dtype=np.float64, casting="same_kind")
-    return np.asarray(np.expand_dims(error, work.axis))

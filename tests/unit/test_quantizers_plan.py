@@ -1,0 +1,131 @@
+"""The plan: which layers are quantized and how, what stays float and why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apq_tvm.errors import BadScheme, UnsupportedModel
+from apq_tvm.formats import dequantize
+from apq_tvm.quantizers import quantize, quantize_tensor
+from apq_tvm.types import ImportedModel, Node, Scheme, TensorSpec
+
+
+def model(**weights: np.ndarray) -> ImportedModel:
+    """Words and token types, two linear layers that share a weight, and a narrow one."""
+    rng = np.random.default_rng(0)
+    shapes = {"words": (50, 32), "types": (2, 32), "shared": (32, 32), "narrow": (8, 15)}
+    arrays = {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()} | weights
+    nodes = (
+        Node("apq.Embedding", "embed/words", ("words", "ids"), ("a",)),
+        Node("apq.Embedding", "embed/types", ("types", "ids"), ("b",)),
+        Node("Add", "add", ("a", "b"), ("c",)),
+        Node("apq.Linear", "layer.0/query", ("c", "shared", "", ""), ("d",)),
+        Node("apq.Linear", "layer.1/query", ("d", "shared", "", ""), ("e",)),
+        Node("apq.Linear", "head", ("f", "narrow", "", ""), ("g",)),
+    )
+    ids = TensorSpec("ids", "int64", ("batch",))
+    return ImportedModel("toy", 17, (ids,), (), nodes, arrays, {}, "")
+
+
+def test_layers_and_tables_get_the_scheme() -> None:
+    result = quantize(model(), "W4A8g32")
+    assert dict(result.layers) == {
+        "embed/words": "words:W4A8g32",
+        "layer.0/query": "shared:W4A8g32",
+        "layer.1/query": "shared:W4A8g32",
+    }
+    assert set(result.tensors) == set(result.layers.values())
+    tensor = result.tensors["shared:W4A8g32"]
+    want = quantize_tensor(result.model.weights["shared"], Scheme(4, group_size=32))
+    np.testing.assert_array_equal(tensor.codes, want.codes)
+    assert tensor.scheme == Scheme(4, group_size=32)
+
+
+def test_what_stays_float_has_a_reason() -> None:
+    notes = quantize(model(), Scheme(4, group_size=32)).notes
+    assert set(notes) == {"embed/types", "head"}
+    assert "2 rows" in notes["embed/types"] and "256 bytes" in notes["embed/types"]
+    assert "K=15" in notes["head"]
+
+
+@pytest.mark.parametrize("scheme", (None, "float"))
+def test_float_quantizes_nothing(scheme: str | None) -> None:
+    result = quantize(model(), scheme)
+    assert not result.tensors and not result.layers
+    assert set(result.notes.values()) == {"the scheme is float"} and len(result.notes) == 5
+
+
+def test_tensor_types_match_nodes_and_weights_and_the_last_one_counts() -> None:
+    types = {"query": "W8A8", r"layer\.1": "float", "^words$": "W2A16g16", "embed/": "W8A16"}
+    result = quantize(model(), "W4A8g32", types)
+    assert dict(result.layers) == {
+        "embed/words": "words:W8A16",
+        "embed/types": "types:W8A16",
+        "layer.0/query": "shared:W8A8",
+    }
+    assert result.notes["layer.1/query"] == r"asked for by 'layer\\.1'"
+
+
+def test_tensor_types_reach_layers_that_stay_float_by_themselves() -> None:
+    result = quantize(model(), "W4A8g32", {"head": "W8A8"})
+    assert result.layers["head"] == "narrow:W8A8" and "head" not in result.notes
+
+
+def test_tensor_types_quantize_single_layers_of_a_float_model() -> None:
+    result = quantize(model(), "float", {"words": "W8A8"})
+    assert dict(result.layers) == {"embed/words": "words:W8A8"}
+
+
+def test_one_weight_under_two_schemes_is_two_tensors() -> None:
+    result = quantize(model(), "W4A8g32", {r"layer\.1": "W8A8"})
+    assert {"shared:W4A8g32", "shared:W8A8"} <= set(result.tensors)
+
+
+def test_plain_rounding_is_worse() -> None:
+    weights = model().weights["words"]
+    errors = [
+        (
+            (dequantize(quantize(model(), "W3A8", search=s).tensors["words:W3A8"]) - weights) ** 2
+        ).sum()
+        for s in (False, True)
+    ]
+    assert errors[1] < errors[0]
+
+
+def test_progress_counts_all_weights_once() -> None:
+    seen: list[tuple[str, int, int]] = []
+    quantize(model(), "W4A8g32", progress=lambda *args: seen.append(args))
+    total = 50 * 32 + 32 * 32
+    assert seen[-1] == ("shared", total, total)
+    assert [s[1] for s in seen] == sorted(s[1] for s in seen)
+
+
+@pytest.mark.parametrize(
+    "types,message",
+    (
+        ({"nothing": "W8A8"}, "'nothing' matches no linear layer"),
+        ({"^add$": "W8A8"}, "'\\^add\\$' matches no linear layer"),
+        ({"(": "W8A8"}, r"'\(' is no regular expression"),
+        ({"query": "W9A8"}, "'W9A8'"),
+    ),
+)
+def test_bad_tensor_types_are_refused(types: dict[str, str], message: str) -> None:
+    with pytest.raises(BadScheme, match=message):
+        quantize(model(), "W4A8g32", types)
+
+
+def test_refusals_name_the_weight() -> None:
+    with pytest.raises(BadScheme, match="W4A8g48"):
+        quantize(model(), "W4A8g48")
+    with pytest.raises(BadScheme, match=r"words: .*groups of 17"):
+        quantize(model(), Scheme(4, group_size=17))
+    with pytest.raises(UnsupportedModel, match=r"'words'.*inf"):
+        quantize(model(words=np.full((50, 32), np.inf, np.float32)), "W4A8g32")
+
+
+def test_float16_weights_are_read() -> None:
+    half = np.random.default_rng(1).normal(size=(50, 32)).astype(np.float16)
+    result = quantize(model(words=half), "W8A8")
+    error = np.abs(dequantize(result.tensors["words:W8A8"]) - half).max()
+    assert error < np.abs(half).max() / 128
