@@ -79,6 +79,9 @@ class ImportedModel:
         What shape inference knew of intermediate values.
     sha256 : str
         Of the ONNX file.
+    limits : mapping of str to int
+        Largest value of a symbolic dimension, where a table (position embeddings, a causal mask) is
+        no longer; a longer input must be refused.
     """
 
     name: str
@@ -89,6 +92,7 @@ class ImportedModel:
     weights: Mapping[str, Array]
     value_specs: Mapping[str, TensorSpec]
     sha256: str
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

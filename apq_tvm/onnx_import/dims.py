@@ -5,7 +5,8 @@ form, a sum of products, so that equal dimensions compare equal: ``(b * s) // s 
 attributes they are text (``"2 * batch + 1"``), which `evaluate` reads back over whatever numbers
 the caller has: integers here, TIR variables in `apq_tvm.lower`.
 
-Every symbol is taken to be at least 1, so a comparison of ``sequence`` with -1 or 0 is decided.
+Every symbol is taken to be at least 1 and below a thousand million, so that a comparison of
+``sequence`` with -1, or with the huge numbers exporters write for "to the end", is decided.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any, Union
 Dim = Union[int, "Expr"]
 Atom = Union[str, "Call"]
 Monomial = tuple[Atom, ...]
+
+LONGEST = 10**9 - 1  # tf2onnx writes 10**9 where others write 2**31 - 1 or 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ def equal(a: Dim, b: Dim) -> bool | None:
 
 
 def bounds(dim: Dim) -> tuple[int | None, int | None]:
-    """Least and greatest value over all symbols >= 1; None is unbounded."""
+    """Least and greatest value over all symbols in 1 .. `LONGEST`; None is unknown."""
     low: int | None = 0
     high: int | None = 0
     for atoms, coefficient in _terms(dim):
@@ -216,7 +219,7 @@ def bounds(dim: Dim) -> tuple[int | None, int | None]:
 
 def _span(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, str):
-        return 1, None
+        return 1, LONGEST
     (a_low, a_high), (b_low, b_high) = bounds(atom.a), bounds(atom.b)
     if atom.fn == "mod":
         return 0, None if b_high is None else b_high - 1

@@ -96,6 +96,7 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         weights=graph.weights,
         value_specs=specs,
         sha256=digest,
+        limits=graph.limits,
     )
 
 
