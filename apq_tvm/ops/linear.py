@@ -214,12 +214,20 @@ class _Nest:
         return tile if mt == 1 else tirx.min(tile * _i64(mt), self.m - _i64(mt)) + i
 
     def block(self, bundle: Any, stream: Any) -> Any:
-        """Row block: past the end the last one again."""
+        """Row block to read: past the end the last one again."""
         from tvm import tirx
 
-        bl, blocks = self.blocking, self.layout.row_blocks(self.spec.n)
-        index = bundle * _i64(bl.streams) + stream
-        return tirx.min(index, _i64(blocks - 1)) if blocks % bl.streams else index
+        index, last = self.block_index(bundle, stream), self.layout.row_blocks(self.spec.n) - 1
+        return tirx.min(index, _i64(last)) if self.ragged else index
+
+    def block_index(self, bundle: Any, stream: Any) -> Any:
+        """Row block, possibly past the end. Each stream runs through consecutive blocks."""
+        return stream * _i64(self.blocking.bundles) + bundle
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last bundle has fewer blocks than streams."""
+        return self.layout.row_blocks(self.spec.n) % self.blocking.streams != 0
 
     def dot(self, dots: Any, xq: Any, codes: Any, signed: bool) -> None:
         from tvm import tirx
@@ -297,7 +305,8 @@ class _Nest:
         n, rows = self.spec.n, self.layout.rows
         with b.grid(*self.shape(groups=False)) as loops, b.sblock("store"):
             t, nb, s, i, r = b.axis.remap("SSSSS", loops)
-            row, col = self.row(t, i), self.block(nb, s) * _i64(rows) + r
+            index = self.block_index(nb, s)
+            row, col = self.row(t, i), index * _i64(rows) + r
             value = sums[t, nb, s, i, r]
             if self.token_scale:
                 value = value * xs[row, _i64(0)]
@@ -306,9 +315,10 @@ class _Nest:
             value = math.activation(self.spec.activation, value)
             if residual is not None:
                 value = value + residual[row, col]
-            if n % rows == 0:
+            if n % rows == 0 and not self.ragged:
                 b.buffer_store(y, value, [row, col])
             else:
                 # Not a predicate of the block: TVM calls that binding not affine.
-                with b.If(col < _i64(n)), b.Then():
+                inside = col < _i64(n) if n % rows else index < _i64(n // rows)
+                with b.If(inside), b.Then():
                     b.buffer_store(y, value, [row, col])
