@@ -105,7 +105,8 @@ def compile(
     ApqError
         Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
     """
-    from apq_tvm.codegen.emit import check_output, emit
+    from apq_tvm.codegen.emit import STEPS, emit
+    from apq_tvm.codegen.package import check_name, check_output
     from apq_tvm.lower import lower
     from apq_tvm.manifest import describe
     from apq_tvm.pack import pack
@@ -116,6 +117,7 @@ def compile(
     progress = progress or Silent()
     stopwatch = _Stopwatch()
     output = Path(output)
+    check_name(output)
     check_output(output, force)
     chosen = plan(
         model,
@@ -134,7 +136,8 @@ def compile(
     scheduled = schedule(lowered, default_decisions, progress)
     stopwatch.lap("schedule")
     extra: dict[str, Any] = {**describe(scheduled), "timings": stopwatch.seconds}
-    return emit(scheduled, output, extra, force=force, progress=progress)
+    with progress.stage("emit", len(STEPS)):
+        return emit(scheduled, output, chosen.profile, extra, force, progress.advance)
 
 
 def default_decisions(kernel: str, spec: LinearSpec) -> Decide:

@@ -17,6 +17,7 @@ from tvm import relax
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.relax_import import import_graph
+from apq_tvm.lower.shapes import ShapeLowering
 from apq_tvm.types import Array, LoweredModel, PackedModel
 
 __all__ = ["lower"]
@@ -50,8 +51,9 @@ def lower(
         A node whose shape or operator Relax cannot express; the message names it.
     """
     params, of_layer = _params(packed)
-    # ``main``'s parameters exist only once the import runs, hence the late lookup.
+    # ``main``'s parameters and symbols exist only once the import runs, hence the late lookup.
     variables: dict[str, Any] = {}
+    symbols: dict[str, Any] = {}
 
     def layer_params(layer: str) -> dict[str, Any]:
         return {array: variables[param] for array, param in of_layer[layer].items()}
@@ -60,6 +62,7 @@ def lower(
     converters = {
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
+        **ShapeLowering(symbols).converters(),
     }
     model = packed.plan.quantized.model
     visible = {
@@ -71,7 +74,7 @@ def lower(
     hidden = frozenset(model.weights) - visible
     # TVM's importer prints on standard output, which belongs to --json.
     with contextlib.redirect_stdout(sys.stderr):
-        mod = import_graph(model, converters, params, hidden, variables)
+        mod = import_graph(model, converters, params, hidden, variables, symbols)
         mod = _fuse(mod)
     return LoweredModel(packed, mod, params, linears.variants, linears.funcs)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
+from apq_tvm.errors import NotApplicable
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.ops.batch_matmul import batch_matmul
 from apq_tvm.ops.elementwise import gelu
@@ -19,117 +20,111 @@ from apq_tvm.ops.layernorm import layernorm
 from apq_tvm.ops.softmax import softmax
 from apq_tvm.types import Node, PackedModel
 
-Names = dict[str, Any]
+Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
 
 
-def dims(x: Any, node: Node, names: Names) -> tuple[int | str, ...]:
-    """The shape of `x` as the operation families take it; `names` remembers each text's expression."""
-    out: list[int | str] = []
-    for extent in known_shape(x, node):
+class Shapes:
+    """Shapes of one call's operands as the operation families take them, and back again."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._expr: dict[str, Any] = {}
+
+    def of(self, x: Any) -> tuple[int | str, ...]:
+        """Integers, and texts for what is dynamic."""
+        return tuple(self._dim(extent) for extent in known_shape(x, self._node))
+
+    def _dim(self, extent: Any) -> int | str:
         if isinstance(extent, tirx.IntImm):
-            out.append(int(extent))
-        else:
-            names[str(extent)] = extent
-            out.append(str(extent))
-    return tuple(out)
+            return int(extent)
+        self._expr[str(extent)] = extent
+        return str(extent)
+
+    def type_of(self, buffer: Any) -> relax.TensorType:
+        """The Relax type of a PrimFunc's buffer whose extents are integers and such texts."""
+        extents = [
+            self._expr[e.name] if isinstance(e, tirx.Var) else int(e) for e in buffer.shape
+        ]
+        return relax.TensorType(extents, buffer.dtype)
 
 
-def call(
-    bb: relax.BlockBuilder, func: Any, args: Sequence[Any], outs: Sequence[Any]
-) -> Any:
-    """``call_tir`` of `func`, named after its ``apq.op``."""
-    op = str(func.attrs["apq.op"])
-    return bb.emit(relax.call_tir(bb.add_func(func, op), list(args), list(outs)))
+def call(bb: relax.BlockBuilder, func: Any, args: Sequence[Any], shapes: Shapes) -> Any:
+    """``call_tir`` of `func`, named after its ``apq.op``; outputs are its last arguments."""
+    variable = bb.add_func(func, str(func.attrs["apq.op"]))
+    outs = [shapes.type_of(func.buffer_map[p]) for p in func.params[len(args) :]]
+    return bb.emit(relax.call_tir(variable, list(args), outs))
 
 
 def convert_softmax(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``apq.Softmax``."""
-    names: Names = {}
-    x, mask = (*inputs, None)[:2]
-    shape = dims(x, node, names)
-    mask_shape = None if mask is None else dims(mask, node, names)
-    func = softmax(shape, mask_shape, node.attrs.get("scale", 1.0))
-    args = [x] if mask is None else [x, mask]
-    return call(bb, func, args, [relax.TensorType(x.ty.shape, "float32")])
+    shapes = Shapes(node)
+    args = [value for value in inputs if value is not None]
+    mask = shapes.of(args[1]) if len(args) > 1 else None
+    func = softmax(shapes.of(args[0]), mask, node.attrs.get("scale", 1.0))
+    return call(bb, func, args, shapes)
 
 
 def convert_layernorm(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``LayerNormalization``, with ONNX's optional mean and inverse standard deviation."""
-    names: Names = {}
-    x, scale, bias = (*inputs, None)[:3]
-    extents = known_shape(x, node)
-    axis = node.attrs.get("axis", -1) % len(extents)
-    statistics = len(node.outputs) > 1
+    shapes = Shapes(node)
+    args = [value for value in inputs if value is not None]
     func = layernorm(
-        dims(x, node, names),
-        axis,
+        shapes.of(args[0]),
+        node.attrs.get("axis", -1),
         node.attrs.get("epsilon", 1e-5),
-        bias=bias is not None,
-        statistics=statistics,
+        bias=len(args) > 2,
+        statistics=len(node.outputs) > 1,
     )
-    args = [x, scale] if bias is None else [x, scale, bias]
-    outs = [relax.TensorType(extents, "float32")]
-    if statistics:
-        reduced = [*extents[:axis], *[1] * (len(extents) - axis)]
-        outs += [relax.TensorType(reduced, "float32")] * 2
-    return call(bb, func, args, outs)
+    return call(bb, func, args, shapes)
 
 
 def convert_matmul(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``apq.MatMul``: transposes are folded into the loops."""
-    names: Names = {}
+    """``apq.MatMul``: transposes are folded into the loops, except where shapes forbid it."""
+    shapes = Shapes(node)
     a, b = inputs
-    shapes = dims(a, node, names), dims(b, node, names)
     perms = [node.attrs[key] for key in ("perm_a", "perm_b", "perm_out")]
-    func, out = batch_matmul(*shapes, *perms)
-    extents = [d if isinstance(d, int) else names[d] for d in out]
-    return call(bb, func, [a, b], [relax.TensorType(extents, "float32")])
+    try:
+        func = batch_matmul(shapes.of(a), shapes.of(b), *perms)
+    except NotApplicable:
+        # Vectors, and axes whose equality only run time knows; `inspect` shows the generic rules.
+        a, b = (bb.emit(relax.op.permute_dims(v, p)) for v, p in zip(inputs, perms, strict=False))
+        return relax.op.permute_dims(bb.emit(relax.op.matmul(a, b)), perms[2])
+    return call(bb, func, [a, b], shapes)
 
 
 def convert_gelu(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``apq.Gelu`` that no linear layer took in."""
+    shapes = Shapes(node)
     (x,) = inputs
-    func = gelu(dims(x, node, {}), node.attrs.get("approximate", "none"))
-    return call(bb, func, [x], [relax.TensorType(x.ty.shape, "float32")])
+    return call(bb, gelu(shapes.of(x), node.attrs.get("approximate", "none")), [x], shapes)
 
 
-class EmbeddingLowering:
-    """``apq.Embedding``: rows decoded on lookup.
+def embedding_converter(
+    packed: PackedModel, param_vars: Callable[[str], Mapping[str, Any]]
+) -> Convert:
+    """``apq.Embedding``: rows decoded on lookup; bad ids are refused under the node's name."""
+    quantized = packed.plan.quantized
 
-    Parameters
-    ----------
-    packed : PackedModel
-    param_vars : callable
-        ``layer name -> {array name: relax.Var}``.
-    """
-
-    def __init__(
-        self, packed: PackedModel, param_vars: Callable[[str], Mapping[str, Any]]
-    ) -> None:
-        self._packed = packed
-        self._param_vars = param_vars
-
-    def convert(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        """Lower one node; ids out of range are refused at run time under the node's name."""
-        quantized = self._packed.plan.quantized
+    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        shapes = Shapes(node)
         weight, ids = inputs
         rows, width = quantized.model.weights[node.inputs[0]].shape
-        tensor = quantized.tensors.get(quantized.layers.get(node.name, ""))
-        scheme = tensor.scheme if tensor else None
-        names: Names = {}
-        func = embedding(rows, width, dims(ids, node, names), ids.ty.dtype, scheme)
+        key = quantized.layers.get(node.name)
+        scheme = quantized.tensors[key].scheme if key else None
+        func = embedding(rows, width, shapes.of(ids), str(ids.ty.dtype), scheme)
+        table = param_vars(node.name).values() if key else [weight]
         func = func.with_attrs({"apq.layer": node.name})
-        table = self._param_vars(node.name).values() if tensor else [weight]
-        out = relax.TensorType([*known_shape(ids, node), width], "float32")
-        return call(bb, func, [*table, ids], [out])
+        return call(bb, func, [*table, ids], shapes)
+
+    return convert
 
 
 def node_converters(
     packed: PackedModel, param_vars: Callable[[str], Mapping[str, Any]]
-) -> dict[str, Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]]:
+) -> dict[str, Convert]:
     """Converters by operator name."""
     return {
-        "apq.Embedding": EmbeddingLowering(packed, param_vars).convert,
+        "apq.Embedding": embedding_converter(packed, param_vars),
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,
         "apq.Softmax": convert_softmax,

@@ -29,6 +29,7 @@ def import_graph(
     params: Mapping[str, Array],
     hidden: frozenset[str],
     variables: dict[str, Any],
+    symbols: dict[str, Any],
 ) -> tvm.IRModule:
     """Build the Relax module of `model`.
 
@@ -43,6 +44,8 @@ def import_graph(
         Weights that only our converters read, in packed form; they reach them as None.
     variables : dict of str to relax.Var
         Filled with the variables of `params` before the first node is converted.
+    symbols : dict of str to tvm.tirx.Var
+        Filled likewise with the symbolic dimensions of the graph inputs.
 
     Returns
     -------
@@ -58,7 +61,7 @@ def import_graph(
         (name, relax.Var(f"param{i}", relax.TensorType(array.shape, str(array.dtype))))
         for i, (name, array) in enumerate(params.items())
     )
-    importer = _Importer(model, converters, hidden, variables)
+    importer = _Importer(model, converters, hidden, variables, symbols)
     with warnings.catch_warnings():
         # The importer warns about every renamed input; names of ours come from the signature.
         warnings.simplefilter("ignore")
@@ -101,6 +104,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         converters: Mapping[str, Convert],
         hidden: frozenset[str],
         variables: Mapping[str, Any],
+        symbols: dict[str, Any],
     ) -> None:
         super().__init__(None, None)
         self._model = model
@@ -108,6 +112,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._hidden = hidden
         self._by_name = {node.name: node for node in model.nodes}
         self._variables = variables
+        self._symbols = symbols
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, array in self._model.weights.items():
@@ -116,6 +121,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
         super()._parse_graph_input(graph)
+        for spec in self._model.inputs:
+            for dim, extent in zip(spec.shape, self._nodes[spec.name].ty.shape, strict=True):
+                if isinstance(dim, str):
+                    self._symbols[dim] = extent
         for name, var in self._variables.items():
             self._inputs[f"param {name}"] = var
 
