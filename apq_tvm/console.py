@@ -23,6 +23,7 @@ from apq_tvm.errors import ApqError
 EXIT_ERROR = 1
 EXIT_UNEXPECTED = 2
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,6 +123,10 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise
         except ApqError as error:
             code, text = EXIT_ERROR, f"error: {error}"
+        except BrokenPipeError:
+            # The reader left (apq-tvm inspect m | head): stop quietly, also at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(EXIT_BROKEN_PIPE) from None
         except KeyboardInterrupt:
             code, text = EXIT_INTERRUPTED, "interrupted; what was there before is untouched"
         except Exception as error:

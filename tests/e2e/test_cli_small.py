@@ -1,0 +1,186 @@
+"""Every command on a small model, through the real pipeline and the installed entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDTH = 64
+
+
+def apq(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``apq-tvm`` in a process of its own."""
+    command = [sys.executable, "-c", "from apq_tvm.cli import main; main()", *map(str, words)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=600)
+
+
+def report(*words: object, cwd: Path | None = None) -> Any:
+    """The JSON document of a command that must succeed."""
+    done = apq(*words, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def write_model(path: Path) -> Path:
+    """Two linear layers with bias and Relu: x [batch, 64] to y [batch, 64]."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "w1": rng.standard_normal((WIDTH, 2 * WIDTH)) / 8,
+        "b1": rng.standard_normal(2 * WIDTH),
+        "w2": rng.standard_normal((2 * WIDTH, WIDTH)) / 11,
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w1"], ["h1"], name="first"),
+            helper.make_node("Add", ["h1", "b1"], ["h2"], name="bias"),
+            helper.make_node("Relu", ["h2"], ["h3"], name="relu"),
+            helper.make_node("MatMul", ["h3", "w2"], ["y"], name="second"),
+        ],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", WIDTH])],
+        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small.onnx, in.npz and the compiled module small_w8."""
+    pytest.importorskip("onnxruntime")
+    path = tmp_path_factory.mktemp("small")
+    write_model(path / "small.onnx")
+    x = np.random.default_rng(1).standard_normal((40, WIDTH)).astype(np.float32)
+    np.savez(path / "in.npz", x=x)
+    compiled = report("compile", "small.onnx", "-o", "small_w8", "--scheme", "W8A8g32", cwd=path)
+    assert [layer["scheme"] for layer in compiled["layers"]] == ["W8A8g32"] * 2
+    return path
+
+
+def test_eval_agrees_with_onnxruntime(folder: Path) -> None:
+    words = ("eval", "small_w8", "--against", "small.onnx", "--inputs", "in.npz")
+    y = report(*words, cwd=folder)["outputs"]["y"]
+    assert y["rows"] == 40
+    assert y["cosine_min"] > 0.9995
+    assert 0 < y["max_abs_error"] < 0.2
+
+
+def test_inspect_and_explain_know_the_layers(folder: Path) -> None:
+    for command in ("inspect", "explain"):
+        layers = report(command, "small_w8", cwd=folder)["layers"]
+        assert [(layer["n"], layer["k"]) for layer in layers] == [(128, 64), (64, 128)]
+        for layer in layers:
+            assert layer["kernels"][0]["m_min"] == 1
+            assert layer["kernels"][-1]["m_max"] == -1
+        assert apq(command, "small_w8", cwd=folder).stdout.count("W8A8g32") >= 1
+
+
+def test_module_runs_without_tvm(folder: Path) -> None:
+    code = (
+        "import sys, numpy, small_w8\n"
+        "y = small_w8.run(x=numpy.ones((3, 64), numpy.float32))['y']\n"
+        "assert y.shape == (3, 64)\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'tvm', 'onnx', 'apq_tvm'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_bench_model_reports_rivals(folder: Path) -> None:
+    words = ("bench", "model", "small_w8", "--against", "small.onnx", "--seconds", "0.05")
+    result = report(*words, "--batch", "3", "--threads", "1", cwd=folder)
+    assert result["dims"] == {"batch": 3}
+    assert result["threads"] == 1
+    assert len(result["rivals"]) == 2
+    assert result["ratio"] == pytest.approx(min(result["rivals"].values()) / result["us"])
+
+
+KEYS = {"shape", "m", "threads", "scheme", "cold", "us", "rival", "rival_us", "ratio"}
+
+
+def test_bench_linear_reports_every_case() -> None:
+    rows = report(
+        "bench", "linear", "--shape", "128x64", "--m", "1,4", "--scheme", "W4A8g32,W8A8",
+        "--threads", "1,2", "--against", "onnxruntime", "--seconds", "0", "--warm",
+    )  # fmt: skip
+    assert [(r["m"], r["threads"], r["scheme"]) for r in rows] == [
+        (m, threads, scheme)
+        for scheme in ("W4A8g32", "W8A8")
+        for threads in (1, 2)
+        for m in (1, 4)
+    ]
+    for row in rows:
+        assert KEYS <= set(row)
+        assert row["ratio"] == pytest.approx(row["rival_us"] / row["us"])
+        assert row["limit_share"] > 0
+        assert row["error"] < 0.02
+        bits = row["scheme"][1]
+        assert row["rival"] == f"onnxruntime MatMulNBits W{bits} block 128 accuracy_level 4"
+
+
+def test_output_is_not_overwritten(folder: Path) -> None:
+    before = (folder / "small_w8" / "manifest.json").read_bytes()
+    again = apq("compile", "small.onnx", "-o", "small_w8", "--scheme", "W4A8g32", cwd=folder)
+    assert again.returncode == 1
+    assert again.stdout == ""
+    assert "small_w8" in again.stderr and "--force" in again.stderr
+    assert (folder / "small_w8" / "manifest.json").read_bytes() == before
+
+
+def test_force_replaces(folder: Path) -> None:
+    report("compile", "small.onnx", "-o", "other", "--scheme", "W8A8", cwd=folder)
+    report("compile", "small.onnx", "-o", "other", "--scheme", "W4A8", "--force", cwd=folder)
+    assert {layer["scheme"] for layer in report("inspect", "other", cwd=folder)["layers"]} == {
+        "W4A8"
+    }
+
+
+def test_dry_run_writes_nothing(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    words = ("compile", "small.onnx", "--dry-run", "--tensor-type", "second=float")
+    plan = report(*words, cwd=folder)
+    assert [layer["scheme"] for layer in plan["layers"]] == ["W4A8g32", "float"]
+    assert sorted(folder.iterdir()) == before
+    assert "nothing was written" in apq(*words, cwd=folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("compile", "absent.onnx", "-o", "x"), "absent.onnx"),
+        (("compile", "in.npz", "-o", "x"), "in.npz"),
+        (("compile", "small.onnx", "-o", "x", "--scheme", "W9A8"), "W9A8"),
+        (("compile", "small.onnx", "-o", "x", "--target", "znver33"), "znver33"),
+        (("compile", "small.onnx", "-o", "x", "--tensor-type", "(=W8A8"), "("),
+        (("eval", "small_w8", "--against", "small.onnx", "--inputs", "no.npz"), "no.npz"),
+        (("bench", "model", "small_w8", "--against", "no.onnx"), "no.onnx"),
+        (("bench", "linear", "--shape", "4096"), "--shape"),
+        (("bench", "linear", "--against", "tflite"), "tflite"),
+    ],
+)
+def test_errors_name_the_culprit(
+    words: tuple[str, ...], message: str, folder: Path
+) -> None:
+    done = apq(*words, "--json", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ") and message in last
+    assert "Traceback" not in done.stderr
+    assert not (folder / "x").exists()
