@@ -22,7 +22,8 @@ MIN_K = 16
 MIN_TABLE_ROWS = 16
 """Embedding tables with fewer rows stay float: one row serves so many tokens that its error does
 not average out (token types in BERT: all tokens use one of two rows), and its bytes are nothing. In
-a 3-layer MiniLM at W4A8g32 those 768 weights cost half as much accuracy as all linear layers."""
+the demo model at W4A8g32, rounding those 768 weights too lowers the mean pooled cosine to the float
+model from 0.9855 to 0.9788."""
 
 
 @dataclass(frozen=True)

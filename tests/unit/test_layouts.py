@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -273,3 +275,11 @@ def test_float_layout_refuses_what_does_not_fit() -> None:
         FloatLayout.parse("F32r8", Scheme(4))
     with pytest.raises(PackError, match="rows=0"):
         FloatLayout(0)
+
+
+def test_references_need_no_tvm() -> None:
+    code = (
+        "import sys, apq_tvm.codegen.layouts, apq_tvm.formats, apq_tvm.quantizers;"
+        "sys.exit('tvm' in sys.modules or 'onnx' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
