@@ -1,0 +1,107 @@
+"""Nodes whose attributes hold symbolic dimensions: ``apq.Reshape``, ``apq.Range`` and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from apq_tvm.onnx_import.dims import evaluate
+from apq_tvm.types import Node
+
+Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
+
+
+class ShapeLowering:
+    """Converters that read dimensions from attributes.
+
+    Parameters
+    ----------
+    symbols : mapping of str to tvm.tirx.Var
+        By the name the dimension has in the ONNX file; may be filled after construction.
+    """
+
+    def __init__(self, symbols: Mapping[str, Any]) -> None:
+        self._symbols = symbols
+
+    def converters(self) -> dict[str, Convert]:
+        """Converters by operator name."""
+        return {
+            "apq.Dims": self.dims,
+            "apq.Expand": self.expand,
+            "apq.Full": self.full,
+            "apq.Range": self.range,
+            "apq.Reshape": self.reshape,
+            "apq.Slice": self.slice,
+        }
+
+    def _dim(self, dim: int | str) -> Any:
+        value = evaluate(dim, self._symbols, tirx.min, tirx.max)
+        return tirx.const(value, "int64") if isinstance(value, int) else value
+
+    def _shape(self, node: Node) -> list[Any]:
+        return [self._dim(d) for d in node.attrs["shape"]]
+
+    def reshape(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Reshape``."""
+        return relax.op.reshape(inputs[0], relax.ShapeExpr(self._shape(node)))
+
+    def expand(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Expand``."""
+        return relax.op.broadcast_to(inputs[0], relax.ShapeExpr(self._shape(node)))
+
+    def slice(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Slice``: starts are in range, so the output's shape is exact."""
+        shape, axes = self._shape(node), list(node.attrs["axes"])
+        starts = [self._dim(d) for d in node.attrs["starts"]]
+        steps = [self._dim(d) for d in node.attrs["steps"]]
+
+        def element(x: Any) -> Any:
+            def at(*index: Any) -> Any:
+                where = list(index)
+                for axis, start, step in zip(axes, starts, steps, strict=True):
+                    where[axis] = start + where[axis] * step
+                return x(*where)
+
+            return te.compute(shape, at, "slice")
+
+        return bb.emit_te(element, inputs[0], primfunc_name_hint="slice")
+
+    def full(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Full``."""
+        dtype = node.attrs["dtype"]
+        value = relax.const(np.asarray(node.attrs["value"], dtype), dtype)
+        return relax.op.full(relax.ShapeExpr(self._shape(node)), value, dtype)
+
+    def range(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Range``."""
+        dtype = node.attrs["dtype"]
+        start, delta = (self._number(node.attrs[key], dtype) for key in ("start", "delta"))
+
+        def values() -> Any:
+            return te.compute(
+                self._shape(node), lambda i: start + i.astype(dtype) * delta, "range"
+            )
+
+        return bb.emit_te(values, primfunc_name_hint="range")
+
+    def _number(self, value: Any, dtype: str) -> Any:
+        if isinstance(value, str):
+            return self._dim(value).astype(dtype)
+        return tirx.const(np.asarray(value).item(), dtype)
+
+    def dims(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Dims``: dimensions used as numbers."""
+        dtype = node.attrs["dtype"]
+        numbers = [self._dim(d).astype(dtype) for d in node.attrs["dims"]]
+
+        def at(*index: Any) -> Any:
+            value = numbers[-1]
+            for i in reversed(range(len(numbers) - 1)):
+                value = tirx.Select(index[0] == i, numbers[i], value)
+            return value
+
+        shape = [tirx.const(d, "int64") for d in node.attrs["shape"]]
+        return bb.emit_te(lambda: te.compute(shape, at, "dims"), primfunc_name_hint="dims")
