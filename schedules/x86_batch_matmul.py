@@ -1,0 +1,513 @@
+"""Batched float32 matrix product on x86: register tiles over packed panels.
+
+Each task is one panel of ``NR`` columns of one matrix of the batch. The panel of the right operand is
+copied, transposed where needed, into a small scratch ``[KC, NR]`` padded with zeros; then blocks of
+``MR`` rows run down it with ``MR x NR`` accumulators in registers. Rows left over go through blocks of
+half the height, so no row is computed twice and nothing is predicated; columns left over are stored
+under a mask. The roles of the operands are exchanged if the result's rows are contiguous.
+
+Register tiles after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import sym, tirx
+
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.loops import parallel_when
+from apq_tvm.schedules.lowering import finish
+from apq_tvm.types import DeviceProfile
+
+Expr = Any
+Stmt = Any
+
+
+def _i(value: int) -> Expr:
+    return tirx.const(value, "int64")
+
+
+def is_const(e: Expr, value: int | None = None) -> bool:
+    """True if `e` is an integer constant (and equal to `value`)."""
+    return isinstance(e, tirx.IntImm) and (value is None or int(e) == value)
+
+
+def loop(extent: Expr, body: Callable[[Expr], Stmt], kind: Any = tirx.ForKind.SERIAL) -> Stmt:
+    """``for v in range(extent): body(v)``; no loop around a single iteration."""
+    if is_const(extent, 1):
+        return body(_i(0))
+    if is_const(extent, 0):
+        return tirx.Evaluate(tirx.const(0, "int32"))
+    var = tirx.Var("i", "int64")
+    return tirx.For(var, _i(0), extent, kind, body(var))
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A flat view of an argument and the position of one matrix element in it."""
+
+    buffer: Any
+    index: Callable[[Expr, Expr], Expr]
+
+    def at(self, row: Expr, col: Expr) -> Expr:
+        """The element (row, col)."""
+        return tirx.BufferLoad(self.buffer, [self.index(row, col)])
+
+    def run(self, row: Expr, col: Expr, lanes: int) -> Expr:
+        """Index of `lanes` consecutive elements from (row, col) on."""
+        return tirx.Ramp(self.index(row, col), _i(1), lanes)
+
+
+def strides(shape: Sequence[Expr]) -> list[Expr]:
+    """Row-major strides in elements."""
+    out: list[Expr] = []
+    step: Any = _i(1)
+    for extent in reversed(list(shape)):
+        out.insert(0, step)
+        step = step * extent
+    return out
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The register tile: `rows` x (`vectors` of `lanes` columns), `depth` rows of packed panel."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    depth: int
+
+    @property
+    def cols(self) -> int:
+        """Columns of a panel."""
+        return self.vectors * self.lanes
+
+
+def micro_kernel(
+    tile: Tile, rows: int, depth: Expr, left: Callable[[int, Expr], Expr], panel: Any
+) -> tuple[list[Stmt], Callable[[int, int], Expr], Any]:
+    """Accumulate ``rows x tile.cols`` over `depth`.
+
+    Parameters
+    ----------
+    tile : Tile
+    rows : int
+        Of this block, at most ``tile.rows``.
+    depth : PrimExpr
+    left : callable
+        (row, k) → scalar.
+    panel : Buffer
+        Flat ``[tile.depth, tile.cols]``.
+
+    Returns
+    -------
+    list of Stmt, callable, Buffer
+        The loop over k; (row, vector) → index of an accumulator vector; the accumulators, which the
+        caller allocates and initialises.
+    """
+    acc = tirx.decl_buffer((rows * tile.cols,), "float32", "acc")
+
+    def place(row: int, vector: int) -> Expr:
+        at = row * tile.cols + vector * tile.lanes
+        return tirx.Ramp(tirx.const(at, "int32"), tirx.const(1, "int32"), tile.lanes)
+
+    def step(k: Expr) -> Stmt:
+        out: list[Stmt] = []
+        cols: list[Expr] = []
+        for v in range(tile.vectors):
+            at = tirx.Ramp(k * _i(tile.cols) + _i(v * tile.lanes), _i(1), tile.lanes)
+            value = tirx.BufferLoad(panel, [at])
+            var = tirx.Var(f"b{v}", str(value.ty))
+            out.append(tirx.Bind(var, value))
+            cols.append(var)
+        for r in range(rows):
+            scalar = tirx.Var(f"a{r}", f"float32x{tile.lanes}")
+            out.append(tirx.Bind(scalar, tirx.Broadcast(left(r, k), tile.lanes)))
+            for v in range(tile.vectors):
+                at = place(r, v)
+                value = tirx.BufferLoad(acc, [at]) + scalar * cols[v]
+                out.append(tirx.BufferStore(acc, value, [at]))
+        return tirx.stmt_seq(*out)
+
+    return [loop(depth, step)], place, acc
+
+
+def bind_all(values: list[Expr], name: str) -> tuple[list[Stmt], list[Expr]]:
+    """Name each value once, so that later uses do not repeat it."""
+    out: list[Stmt] = []
+    names: list[Expr] = []
+    for i, value in enumerate(values):
+        var = tirx.Var(f"{name}{i}", str(value.ty))
+        out.append(tirx.Bind(var, value))
+        names.append(var)
+    return out, names
+
+
+def transpose_block(source: list[Expr], store: Callable[[int, Expr], Stmt]) -> Stmt:
+    """Transpose a square of vectors and store row i of the result with ``store(i, vector)``."""
+    width = len(source)
+    out, rows = bind_all(source, "t")
+    span = 1
+    level = 0
+    while span < width:
+        mixed = list(rows)
+        for r in range(width):
+            if r & span:
+                continue
+            low, high = rows[r], rows[r + span]
+            first = [(i & ~span) + (width if i & span else 0) for i in range(width)]
+            second = [(i | span) + (width if i & span else 0) for i in range(width)]
+            mixed[r] = tirx.Shuffle([low, high], [tirx.const(i, "int32") for i in first])
+            mixed[r + span] = tirx.Shuffle([low, high], [tirx.const(i, "int32") for i in second])
+        binds, rows = bind_all(mixed, f"t{level}_")
+        out += binds
+        span *= 2
+        level += 1
+    return tirx.stmt_seq(*out, *(store(i, row) for i, row in enumerate(rows)))
+
+
+SQUARE = 8  # lanes of the transposed squares: 8 x 8 fits the registers of AVX2 and AVX-512 alike
+
+
+def pack_panel(
+    tile: Tile, panel: Any, right: Flat, first: Expr, cols: Expr, start: Expr, depth: Expr,
+    layout: str,
+) -> Stmt:  # fmt: skip
+    """Copy ``right[start : start+depth, first : first+cols]`` to the panel; columns past `cols` are 0.
+
+    Parameters
+    ----------
+    tile : Tile
+    panel : Buffer
+        Flat ``[tile.depth, tile.cols]``.
+    right : Flat
+    first, cols : PrimExpr
+        Columns of the operand, at most ``tile.cols`` of them.
+    start, depth : PrimExpr
+        Rows of the operand, at most ``tile.depth`` of them.
+    layout : {"rows", "columns", "strided"}
+        Which axis of the operand is contiguous: columns run along a row, or down a column, or neither.
+    """
+    width = _i(tile.cols)
+
+    def element(k: Expr, j: Expr) -> Stmt:
+        return tirx.BufferStore(panel, right.at(start + k, first + j), [k * width + j])
+
+    def zero(k: Expr, j: Expr) -> Stmt:
+        return tirx.BufferStore(panel, tirx.const(0.0, "float32"), [k * width + j])
+
+    if layout == "rows":
+
+        def whole(k: Expr) -> Stmt:
+            return tirx.stmt_seq(
+                *(
+                    tirx.BufferStore(
+                        panel,
+                        tirx.BufferLoad(
+                            right.buffer,
+                            [right.run(start + k, first + _i(v * tile.lanes), tile.lanes)],
+                        ),
+                        [tirx.Ramp(k * width + _i(v * tile.lanes), _i(1), tile.lanes)],
+                    )
+                    for v in range(tile.vectors)
+                )
+            )
+
+        def part(k: Expr) -> Stmt:
+            out = []
+            for v in range(tile.vectors):
+                at = _i(v * tile.lanes)
+                mask = tirx.LT(tirx.Ramp(at, _i(1), tile.lanes), tirx.Broadcast(cols, tile.lanes))
+                value = tirx.op.masked_load(
+                    f"float32x{tile.lanes}", right.buffer,
+                    right.run(start + k, first + at, tile.lanes), mask,
+                )  # fmt: skip
+                out.append(
+                    tirx.BufferStore(panel, value, [tirx.Ramp(k * width + at, _i(1), tile.lanes)])
+                )
+            return tirx.stmt_seq(*out)
+
+        if is_const(cols, tile.cols):
+            return loop(depth, whole)
+        return tirx.IfThenElse(cols >= width, loop(depth, whole), loop(depth, part))
+
+    def rest(k: Expr) -> Stmt:
+        return tirx.stmt_seq(
+            loop(cols, lambda j: element(k, j)), loop(width - cols, lambda j: zero(k, cols + j))
+        )
+
+    if layout == "strided":
+        return loop(depth, rest)
+
+    squares = cols // _i(SQUARE)
+
+    def square(kb: Expr, jb: Expr) -> Stmt:
+        k, j = kb * _i(SQUARE), jb * _i(SQUARE)
+        source = [
+            tirx.BufferLoad(
+                right.buffer, [tirx.Ramp(right.index(start + k, first + j + _i(i)), _i(1), SQUARE)]
+            )
+            for i in range(SQUARE)
+        ]
+
+        def store(i: int, row: Expr) -> Stmt:
+            at = tirx.Ramp((k + _i(i)) * width + j, _i(1), SQUARE)
+            return tirx.BufferStore(panel, row, [at])
+
+        return transpose_block(source, store)
+
+    def beside(k: Expr) -> Stmt:
+        done = squares * _i(SQUARE)
+        return tirx.stmt_seq(
+            loop(cols - done, lambda j: element(k, done + j)),
+            loop(width - cols, lambda j: zero(k, cols + j)),
+        )
+
+    whole_k = depth // _i(SQUARE)
+    done_k = whole_k * _i(SQUARE)
+    parts = [loop(whole_k, lambda kb: loop(squares, lambda jb: square(kb, jb)))]
+    if not is_const(cols, tile.cols):
+        parts.append(
+            tirx.IfThenElse(cols < width, loop(done_k, beside), None)
+        )
+    parts.append(loop(depth - done_k, lambda k: rest(done_k + k)))
+    return tirx.stmt_seq(*parts)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """One product in terms of flat buffers: `left` is (m, k), `right` (k, n), `out` (m, n)."""
+
+    m: Expr
+    n: Expr
+    k: Expr
+    left: Flat
+    right: Flat
+    out: Flat
+    right_layout: str
+
+
+def _batch_indices(task: Expr, batch: Sequence[Expr]) -> list[Expr]:
+    out: list[Expr] = []
+    for extent in reversed(list(batch)):
+        if is_const(extent, 1):
+            out.insert(0, _i(0))
+        else:
+            out.insert(0, task % extent)
+            task = task // extent
+    return out
+
+
+def _views(func: Any) -> tuple[list[Stmt], list[Any]]:
+    """Flat views of the arguments."""
+    out: list[Stmt] = []
+    views: list[Any] = []
+    for p in func.params:
+        size: Any = _i(1)
+        for extent in p.shape:
+            size = size * extent
+        view = tirx.decl_buffer((size,), p.dtype, f"{p.name}_flat", data=p.data)
+        out.append(tirx.DeclBuffer(view, data=p.data))
+        views.append(view)
+    return out, views
+
+
+class _Layout:
+    """Where the logical axes of one operand lie in memory."""
+
+    def __init__(self, param: Any, order: Sequence[int]) -> None:
+        self.order = list(order)
+        self.shape = [param.shape[p] for p in self.order]
+        steps = strides(param.shape)
+        self.strides = [steps[p] for p in self.order]
+        self.contiguous = self.order.index(len(self.order) - 1)
+
+    def offset(self, batch: Sequence[Expr], batch_shape: Sequence[Expr]) -> Expr:
+        """Offset of one matrix; broadcast axes add nothing."""
+        own = len(self.order) - 2
+        used = list(batch)[len(batch) - own :]
+        total: Any = _i(0)
+        for index, extent, step in zip(used, self.shape[:-2], self.strides[:-2], strict=True):
+            if not is_const(extent, 1):
+                total = total + index * step
+        return total
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    out = [0] * len(order)
+    for position, axis in enumerate(order):
+        out[axis] = position
+    return out
+
+
+def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Schedule `apq_tvm.ops.batch_matmul.batch_matmul`.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+    profile : DeviceProfile
+    decide : Decide
+        ``rows`` and ``vectors`` of the register tile, ``depth`` of the panel, ``parallel_least``
+        (multiply-adds worth a second thread).
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+    wide = profile.vector_registers >= 32
+    tile = Tile(
+        rows=decide("rows", (8, 6, 12, 4) if wide else (6, 4, 5)),
+        vectors=decide("vectors", (2, 1)),
+        lanes=profile.vector_bytes // 4,
+        depth=decide("depth", (128, 64, 256)),
+    )
+    views_decl, views = _views(func)
+    a = _Layout(func.params[0], [int(p) for p in func.attrs["apq.perm_a"]])
+    b = _Layout(func.params[1], [int(p) for p in func.attrs["apq.perm_b"]])
+    # The output's permutation goes from the product to memory; its inverse names the product's axes.
+    y = _Layout(func.params[2], _inverse([int(p) for p in func.attrs["apq.perm_out"]]))
+    batch_shape = y.shape[:-2]
+    rank = len(y.shape)
+
+    swap = y.contiguous == rank - 2
+    count: Any = _i(1)
+    for extent in batch_shape:
+        count = count * extent
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    if swap:
+        m, n = n, m
+    panels = sym.Analyzer().simplify((n + _i(tile.cols - 1)) // _i(tile.cols))
+
+    def task(t: Expr) -> Stmt:
+        batch = _batch_indices(t // panels, batch_shape)
+        offsets = [layout.offset(batch, batch_shape) for layout in (a, b, y)]
+        binds, bases = bind_all(offsets, "base")
+
+        def flat(which: int, layout: _Layout, row: int, col: int) -> Flat:
+            rs, cs = layout.strides[row], layout.strides[col]
+            return Flat(views[which], lambda i, j: bases[which] + i * rs + j * cs)
+
+        if swap:
+            left, right, out = flat(1, b, -1, -2), flat(0, a, -1, -2), flat(2, y, -1, -2)
+            along, down = (len(a.order) - 2, len(a.order) - 1), a.contiguous
+        else:
+            left, right, out = flat(0, a, -2, -1), flat(1, b, -2, -1), flat(2, y, -2, -1)
+            along, down = (len(b.order) - 1, len(b.order) - 2), b.contiguous
+        layout = "rows" if down == along[0] else "columns" if down == along[1] else "strided"
+        problem = _Problem(m, n, k, left, right, out, layout)
+        dense = y.contiguous >= rank - 2
+        return tirx.stmt_seq(*binds, _panel(problem, tile, t % panels, dense))
+
+    body = loop(count * panels, task, tirx.ForKind.PARALLEL)
+    scheduled = func.with_body(tirx.stmt_seq(*views_decl, body))
+    least = decide("parallel_least", (1 << 18, 1 << 16, 1 << 20))
+    return finish(parallel_when(scheduled, count * m * n * k, least))
+
+
+def _panel(p: _Problem, tile: Tile, index: Expr, dense: bool) -> Stmt:
+    """One panel of columns: pack, then all blocks of rows, for each slice of the depth."""
+    first = index * _i(tile.cols)
+    if is_const(p.n) and int(p.n) % tile.cols == 0:
+        cols: Any = _i(tile.cols)
+    else:
+        cols = tirx.min(_i(tile.cols), p.n - first)
+    one_slice = is_const(p.k) and int(p.k) <= tile.depth
+    panel_size = (int(p.k) if one_slice else tile.depth) * tile.cols
+    panel = tirx.decl_buffer((panel_size,), "float32", "panel")
+
+    def slice_of(start: Expr, depth: Expr) -> Stmt:
+        parts: list[Stmt] = [
+            pack_panel(tile, panel, p.right, first, cols, start, depth, p.right_layout)
+        ]
+        done: Any = _i(0)
+        rows = tile.rows
+        while rows:
+            blocks = (p.m - done) // _i(rows)
+            origin = done
+
+            def block(i: Expr, rows: int = rows, origin: Any = origin) -> Stmt:
+                at = (origin + i * _i(rows), first, cols, start, depth)
+                return _block(p, tile, rows, panel, *at, dense=dense, continued=not one_slice)
+
+            parts.append(loop(sym.Analyzer().simplify(blocks), block))
+            done = sym.Analyzer().simplify(done + blocks * _i(rows))
+            rows = 4 if rows > 4 else rows // 2
+        return tirx.stmt_seq(*parts)
+
+    if one_slice:
+        work = slice_of(_i(0), p.k)
+    else:
+        slices = tirx.max(_i(1), (p.k + _i(tile.depth - 1)) // _i(tile.depth))
+        work = loop(
+            slices,
+            lambda s: slice_of(
+                s * _i(tile.depth), tirx.min(_i(tile.depth), p.k - s * _i(tile.depth))
+            ),
+        )
+    return tirx.stmt_seq(tirx.AllocBuffer(panel), work)
+
+
+def _block(
+    p: _Problem, tile: Tile, rows: int, panel: Any, row: Expr, first: Expr, cols: Expr,
+    start: Expr, depth: Expr, *, dense: bool, continued: bool,
+) -> Stmt:  # fmt: skip
+    """One block of rows of one panel; later slices of the depth add to what is there."""
+    steps, place, acc = micro_kernel(
+        tile, rows, depth, lambda r, k: p.left.at(row + _i(r), start + k), panel
+    )
+    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
+    grid = [(r, v) for r in range(rows) for v in range(tile.vectors)]
+    begin = tirx.stmt_seq(*(tirx.BufferStore(acc, zero, [place(r, v)]) for r, v in grid))
+
+    def run(r: int, v: int) -> Expr:
+        return p.out.run(row + _i(r), first + _i(v * tile.lanes), tile.lanes)
+
+    def mask(v: int) -> Expr:
+        lane = tirx.Ramp(_i(v * tile.lanes), _i(1), tile.lanes)
+        return tirx.LT(lane, tirx.Broadcast(cols, tile.lanes))
+
+    def store(r: int, v: int, part: bool) -> Stmt:
+        value = tirx.BufferLoad(acc, [place(r, v)])
+        if not part:
+            return tirx.BufferStore(p.out.buffer, value, [run(r, v)])
+        return tirx.Evaluate(tirx.op.masked_store(p.out.buffer, value, run(r, v), mask(v)))
+
+    def resume(r: int, v: int, part: bool) -> Stmt:
+        if not part:
+            value = tirx.BufferLoad(p.out.buffer, [run(r, v)])
+        else:
+            kind = f"float32x{tile.lanes}"
+            value = tirx.op.masked_load(kind, p.out.buffer, run(r, v), mask(v))
+        return tirx.BufferStore(acc, value, [place(r, v)])
+
+    def scatter(r: int, back: bool) -> Stmt:
+        def one(j: Expr) -> Stmt:
+            here = [_i(r * tile.cols) + j]
+            at = p.out.index(row + _i(r), first + j)
+            if back:
+                return tirx.BufferStore(acc, tirx.BufferLoad(p.out.buffer, [at]), here)
+            return tirx.BufferStore(p.out.buffer, tirx.BufferLoad(acc, here), [at])
+
+        return loop(cols, one)
+
+    def whole_or_part(access: Callable[[int, int, bool], Stmt]) -> Stmt:
+        whole = tirx.stmt_seq(*(access(r, v, False) for r, v in grid))
+        if is_const(cols):
+            return whole
+        # Masked stores cost some 20 cycles each on AVX2: only the last panel needs them.
+        part = tirx.stmt_seq(*(access(r, v, True) for r, v in grid))
+        return tirx.IfThenElse(cols >= _i(tile.cols), whole, part)
+
+    if dense:
+        end = [whole_or_part(store)]
+        again = whole_or_part(resume)
+    else:
+        end = [scatter(r, False) for r in range(rows)]
+        again = tirx.stmt_seq(*(scatter(r, True) for r in range(rows)))
+    if continued:
+        begin = tirx.IfThenElse(start > 0, again, begin)
+    return tirx.stmt_seq(tirx.AllocBuffer(acc), begin, *steps, *end)
