@@ -21,8 +21,8 @@ attributes are ints or text over the names in the input specs (``"2 * batch + 1"
                                     ``dtype``: dimensions used as numbers
 ==================================  ==========================================================
 
-``LayerNormalization`` may stand in graphs of an older opset than 17. `reference.run_reference` is the
-meaning of all of this in numpy. Importing this package does not import onnx.
+``LayerNormalization`` may stand in graphs of an older opset than 17. `reference.run_reference` is
+the meaning of all of this in numpy. Importing this package does not import onnx.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def _split(graph: Graph, node: Node | None) -> tuple[str, float] | None:
 
 
 def _factors(graph: Graph, value: str) -> tuple[list[str], float]:
-    """`value` as product of values and one constant, through single-use Mul and Div by constants."""
+    """`value` as product of values and one constant, through Mul, and Div by constants."""
     todo, values, constant = [value], [], 1.0
     while todo:
         name = todo.pop()
@@ -66,7 +66,7 @@ def fuse_gelu(graph: Graph) -> None:
 
 
 def _gelu(graph: Graph, node: Node) -> tuple[str, str] | None:
-    """``0.5 * x * (1 + erf(x / sqrt(2)))`` or its tanh approximation (Hendrycks and Gimpel 2016, §2)."""
+    """``0.5 * x * (1 + erf(x / sqrt(2)))``, or by tanh (Hendrycks and Gimpel 2016, section 2)."""
     values, constant = _factors(graph, node.outputs[0])
     if len(values) != 2:
         return None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import broadcast, same_shape
+from apq_tvm.onnx_import.infer import same_shape
 from apq_tvm.types import Node
 
 
@@ -91,6 +89,3 @@ def _softmax(graph: Graph, node: Node) -> None:
         x, scale = a, scale / by if product.op == "Div" else scale * by
     attrs = {"scale": scale}
     graph.replace(node, Node("apq.Softmax", node.name, (x, mask), node.outputs, attrs))
-
-
-__all__ = ["broadcast", "fuse_matmuls", "fuse_softmax", "replace"]

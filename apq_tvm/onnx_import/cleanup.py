@@ -56,9 +56,11 @@ def merge_equal_weights(graph: Graph) -> None:
 
 def _same(a: Any, b: Any) -> bool:
     """Bitwise equality: -0.0 is not 0.0 here, and NaN equals itself."""
-    return a is b or bool(np.array_equal(a.view(np.uint8), b.view(np.uint8))) if (
-        a.flags.c_contiguous and b.flags.c_contiguous and a.ndim
-    ) else a.tobytes() == b.tobytes()
+    return (
+        a is b or bool(np.array_equal(a.view(np.uint8), b.view(np.uint8)))
+        if (a.flags.c_contiguous and b.flags.c_contiguous and a.ndim)
+        else a.tobytes() == b.tobytes()
+    )
 
 
 def rename_outputs(graph: Graph) -> None:
@@ -71,9 +73,10 @@ def rename_outputs(graph: Graph) -> None:
         if source not in graph.maker or source in outputs:
             continue  # an input, a weight, or another output: the copy is needed
         new = node.outputs[0]
-        for table in (graph.shapes, graph.dtypes, graph.values):
+        tables: list[dict[str, Any]] = [graph.shapes, graph.dtypes, graph.values]
+        for table in tables:
             if source in table:
-                table[new] = table[source]  # type: ignore[index]
+                table[new] = table[source]
         graph.nodes = [
             replace(
                 other,
@@ -96,8 +99,9 @@ def simplify(graph: Graph) -> None:
         elif node.op == "Reshape":
             new = _reshape(graph, node)
         if isinstance(new, str):
-            new = None if node.outputs[0] in outputs else _alias(graph, node, new)
-        if new is not None:
+            if node.outputs[0] not in outputs:
+                _alias(graph, node, new)
+        elif new is not None:
             graph.replace(node, new)
             infer(graph, new)
     graph.sweep()
@@ -147,7 +151,3 @@ def _reshape(graph: Graph, node: Node) -> Node | str | None:
         return source
     merged = reshape_to(graph, replace(node, inputs=(source,)), graph.shape(source), shape)
     return merged if merged.op == "Reshape" or node.op == "apq.Reshape" else None
-
-
-def expand_late(graph: Graph) -> None:
-    """placeholder"""

@@ -1,9 +1,9 @@
 """Dimensions: integers, or polynomials over the model's symbolic dimensions.
 
-A dimension is an ``int`` when it is known and an `Expr` otherwise. Expressions are kept in one normal
-form, a sum of products, so that equal dimensions compare equal: ``(b * s) // s == b``. In node
-attributes they are text (``"2 * batch + 1"``), which `evaluate` reads back over whatever numbers
-the caller has: integers here, TIR variables in `apq_tvm.lower`.
+A dimension is an ``int`` when it is known and an `Expr` otherwise. Expressions are kept in one
+normal form, a sum of products, so that equal dimensions compare equal: ``(b * s) // s == b``. In
+node attributes they are text (``"2 * batch + 1"``), which `evaluate` reads back over whatever
+numbers the caller has: integers here, TIR variables in `apq_tvm.lower`.
 
 Every symbol is taken to be at least 1 and below a thousand million, so that a comparison of
 ``sequence`` with -1, or with the huge numbers exporters write for "to the end", is decided.
@@ -28,7 +28,7 @@ LONGEST = 10**9 - 1  # tf2onnx writes 10**9 where others write 2**31 - 1 or 2**6
 
 @dataclass(frozen=True)
 class Call:
-    """A function that is no polynomial: ``floordiv``, ``mod``, ``min`` or ``max`` of two dimensions."""
+    """What is no polynomial: ``floordiv``, ``mod``, ``min`` or ``max`` of two dimensions."""
 
     fn: str
     a: Dim
@@ -289,7 +289,7 @@ def evaluate(
     Parameters
     ----------
     dim : int or str
-        As in the attributes of ``apq.`` nodes: names, integers, ``+ - * // %``, ``min`` and ``max``.
+        As in the attributes of ``apq.`` nodes: names, integers, ``+ - * // %``, ``min``, ``max``.
     values : mapping of str to number
         Of every symbol; anything with integer arithmetic, e.g. ``tvm.tirx.Var``.
     minimum, maximum : callable

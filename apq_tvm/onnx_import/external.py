@@ -1,4 +1,4 @@
-"""Weights as numpy arrays, also those in files beside the model, which are mapped and never trusted."""
+"""Weights as numpy arrays; files beside the model are mapped, and nothing they say is trusted."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path, name: str) -> Array:
         )
     if offset < 0 or offset + needed > path.stat().st_size:
         raise ImportFailed(
-            f"weight {name!r} needs bytes {offset} to {offset + needed} of {path.name!r}, which has "
-            f"only {path.stat().st_size}: the file is truncated; download it again"
+            f"weight {name!r} needs bytes {offset} to {offset + needed} of {path.name!r}, which "
+            f"has only {path.stat().st_size}: the file is truncated; download it again"
         )
     if count == 0:
         return np.zeros(shape, dtype)

@@ -1,4 +1,4 @@
-"""One sweep in graph order: constants are computed, copies dropped, shapes resolved, types inferred."""
+"""One sweep in graph order: constants computed, copies dropped, shapes resolved, types inferred."""
 
 from __future__ import annotations
 
@@ -50,12 +50,11 @@ def fold(graph: Graph) -> None:
             if value not in outputs:
                 alias[value] = new
                 continue
-            new = Node("Identity", node.name, (new,), (value,))
-        if new is not None:
-            infer(graph, new)
-            node = new
-        graph.maker.update((out, node) for out in node.outputs if out)
-        graph.nodes.append(node)
+            new = [Node("Identity", node.name, (new,), (value,))]
+        for made in new or [node]:
+            infer(graph, made)
+            graph.maker.update((out, made) for out in made.outputs if out)
+            graph.nodes.append(made)
     graph.index()
     graph.sweep()
 
@@ -69,6 +68,8 @@ def copied(graph: Graph, node: Node) -> str | None:
         return None if training is not None and bool(training.any()) else node.inputs[0]
     if node.op == "Cast" and np_dtype(node.attrs["to"]) == graph.dtype(node.inputs[0]):
         return node.inputs[0]
+    if node.op == "CastLike" and graph.dtype(node.inputs[0]) == graph.dtype(node.inputs[1]):
+        return node.inputs[0] if graph.dtype(node.inputs[0]) else None
     if node.op in ("Sum", "Max", "Min", "Mean", "Concat") and len(node.inputs) == 1:
         return node.inputs[0]
     return None

@@ -112,7 +112,7 @@ class Graph:
     def replace(self, old: Node, *new: Node) -> None:
         """Put `new` where `old` stood; the last of them makes the outputs of `old`.
 
-        Nodes that nothing reads any more are dropped by `sweep`, but their reads stop counting here.
+        Nodes that nothing reads any more stop counting as readers here; `sweep` drops them.
         """
         at = next(i for i, node in enumerate(self.nodes) if node is old)
         self.nodes[at : at + 1] = new
@@ -137,7 +137,7 @@ class Graph:
         for node in reversed(self.nodes):
             if live.intersection(node.outputs):
                 live.update(v for v in node.inputs if v)
-                kept.append(node)
+                kept.append(_without_unread_outputs(node, live))
         self.nodes = kept[::-1]
         self.weights = {name: array for name, array in self.weights.items() if name in live}
         self.index()
@@ -147,6 +147,14 @@ class Graph:
         shape = self.shape(value)
         dims = "?" if shape is None else ", ".join("?" if d is None else str(d) for d in shape)
         return f"{value!r} {self.dtype(value) or '?'}[{dims}]"
+
+
+def _without_unread_outputs(node: Node, live: set[str]) -> Node:
+    """Without the optional outputs at the end that nobody reads, e.g. a Dropout's mask."""
+    outputs = list(node.outputs)
+    while len(outputs) > 1 and outputs[-1] not in live:
+        outputs.pop()
+    return node if len(outputs) == len(node.outputs) else replace(node, outputs=tuple(outputs))
 
 
 def sort_nodes(nodes: list[Node], known: Iterable[str]) -> list[Node]:

@@ -4,9 +4,9 @@ The base is ONNX's own inference, node by node (`onnx.shape_inference.infer_node
 expressions of `dims` passed through it as dimension names. Where that gives up on symbols (it does
 not add, multiply or broadcast them) the rules below step in.
 
-Broadcasting two different symbols, or a symbol with a number other than 1, needs them equal (or one of
-them 1, which no exporter means): such pairs are recorded in `Graph.same`, and the import starts over
-with one of them replaced.
+Broadcasting two different symbols, or a symbol with a number other than 1, needs them equal (or one
+of them 1, which no exporter means): such pairs are recorded in `Graph.same`, and the import starts
+over with one of them replaced.
 """
 
 from __future__ import annotations
@@ -211,7 +211,9 @@ def _reshape(graph: Graph, node: Node) -> list[Shape | None]:
 
 def _expand(graph: Graph, node: Node) -> list[Shape | None]:
     target = contents(graph, node.inputs[1])
-    return [None if target is None else broadcast(graph, graph.shape(node.inputs[0]), tuple(target))]
+    return [
+        None if target is None else broadcast(graph, graph.shape(node.inputs[0]), tuple(target))
+    ]
 
 
 def _constant_of_shape(graph: Graph, node: Node) -> list[Shape | None]:
@@ -264,7 +266,7 @@ def _conv(graph: Graph, node: Node) -> list[Shape | None]:
         elif same:
             out.append(floordiv(dim + strides[i] - 1, strides[i]))
         else:
-            free = dim + pads[i] + pads[i + spatial] - dilations[i] * (kernel[i] - 1) - 1
+            free: Dim = dim + pads[i] + pads[i + spatial] - dilations[i] * (kernel[i] - 1) - 1
             free = free + strides[i] - 1 if up else free
             out.append(floordiv(free, strides[i]) + 1)
     channels = graph.shape(node.inputs[1]) if node.op == "Conv" else x[1:]
@@ -293,6 +295,14 @@ def _flatten(graph: Graph, node: Node) -> list[Shape | None]:
     return [(product(x[:axis]), product(x[axis:]))]
 
 
+def _like(graph: Graph, node: Node) -> list[Shape | None]:
+    """The first output has the type of the first input."""
+    dtype = graph.dtype(node.inputs[0])
+    if dtype is not None:
+        graph.dtypes[node.outputs[0]] = dtype
+    return [graph.shape(node.inputs[0])]
+
+
 def _given(graph: Graph, node: Node) -> list[Shape | None]:
     """``apq.`` nodes that carry their shape."""
     graph.dtypes[node.outputs[0]] = node.attrs.get("dtype") or str(graph.dtype(node.inputs[0]))
@@ -319,6 +329,8 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "LpPool": _conv,
     "Pad": _pad,
     "Flatten": _flatten,
+    # LayerNormalization may be younger than the graph's opset.
+    **dict.fromkeys(("apq.Gelu", "LayerNormalization"), _like),
     **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice"), _given),
     **dict.fromkeys(("apq.Full", "apq.Range", "apq.Dims"), _given),
 }

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.dims import Dim
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import infer, same_shape
-from apq_tvm.onnx_import.shapes import uniform
+from apq_tvm.onnx_import.infer import infer
 from apq_tvm.types import Array, Node
 
 FLOATS = ("float32", "float64")
 
 
 def make_layers(graph: Graph) -> None:
-    """Turn MatMul, Gemm and Gather with constant weights into layers, and Adds after them into biases."""
+    """Turn MatMul, Gemm and Gather with constant weights into layers, Adds after them into biases."""
     for node in list(graph.nodes):
         new: list[Node] | None = None
         if node.op == "MatMul":
@@ -60,7 +60,7 @@ def stored(graph: Graph, source: str, transform: str, array: Array) -> str:
 
 
 def _weight(graph: Graph, value: str, transposed: bool) -> str:
-    """A constant as float32 [N, K]; `transposed` if it is [K, N]."""
+    """A constant matrix as float32, turned over if `transposed`."""
     array = graph.weights[value]
     if transposed:
         return stored(graph, value, ".T", array.T)
@@ -69,9 +69,7 @@ def _weight(graph: Graph, value: str, transposed: bool) -> str:
     return stored(graph, value, ".f32", array)
 
 
-def linear(
-    graph: Graph, node: Node, x: str, weight: str, out: str, bias: str = ""
-) -> list[Node]:
+def linear(graph: Graph, node: Node, x: str, weight: str, out: str, bias: str = "") -> list[Node]:
     """``apq.Linear`` in the element type of `x`: a float64 value is cast to float32 and back."""
     n = graph.weights[weight].shape[0]
     shape = graph.shape(x)
@@ -225,17 +223,31 @@ def _bias(graph: Graph, node: Node) -> None:
 
 
 def _embedding(graph: Graph, node: Node) -> list[Node] | None:
-    """Rows of a constant float table; one repeated row is a constant itself."""
+    """Rows of a constant float table. One row repeated (token types, all 0) is a constant."""
     table, ids = node.inputs
-    axis = node.attrs.get("axis", 0)
-    if not _matrix(graph, table) or axis not in (0, -2) or graph.dtype(ids) not in _IDS:
+    if not _matrix(graph, table) or node.attrs.get("axis", 0) not in (0, -2):
         return None
-    if graph.dtype(table) != "float32":
+    if graph.dtype(ids) not in ("int32", "int64") or ids in graph.weights:
         return None
-    attrs: dict[str, Any] = {}
-    return [Node("apq.Embedding", node.name, (table, ids), node.outputs, attrs)]
-
-
-_IDS = ("int32", "int64")
-
-__all__ = ["linear", "make_layers", "same_shape", "stored", "uniform"]
+    out, wide = node.outputs[0], graph.dtype(table) == "float64"
+    weight = _weight(graph, table, False)
+    shape = graph.shape(ids)
+    width = graph.weights[weight].shape[1]
+    result = None if shape is None else (*shape, width)
+    row = graph.made_by(ids, "apq.Full")
+    if wide:
+        out = _value(graph, f"{out}.f32", table, result)
+        graph.dtypes[out] = "float32"
+    if row is not None:
+        at = int(row.attrs["value"])
+        if not -len(graph.weights[weight]) <= at < len(graph.weights[weight]):
+            raise ImportFailed(
+                f"Gather {node.name!r} reads row {at} of {graph.describe(table)}: out of range"
+            )
+        constant = stored(graph, weight, f"[{at}]", graph.weights[weight][at])
+        attrs: dict[str, Any] = {"shape": (*row.attrs["shape"], width)}
+        new = Node("apq.Expand", node.name, (constant,), (out,), attrs)
+    else:
+        new = Node("apq.Embedding", node.name, (weight, ids), (out,))
+    cast = Node("Cast", graph.fresh(f"{node.name}.out"), (out,), node.outputs, {"to": 11})
+    return [new, cast] if wide else [new]

@@ -8,18 +8,18 @@ from pathlib import Path
 from apq_tvm.onnx_import.activations import fuse_activations, fuse_gelu, fuse_residuals
 from apq_tvm.onnx_import.attention import fuse_matmuls, fuse_softmax
 from apq_tvm.onnx_import.cleanup import (
-    expand_late,
     merge_equal_nodes,
     merge_equal_weights,
     rename_outputs,
     simplify,
 )
 from apq_tvm.onnx_import.dims import as_attr
+from apq_tvm.onnx_import.expand import expand_late
 from apq_tvm.onnx_import.fold import fold
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.linear import make_layers
 from apq_tvm.onnx_import.norm import fuse_layer_norm
-from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose, plain_names
+from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
 from apq_tvm.onnx_import.read import read_graph
 from apq_tvm.onnx_import.shapes import check_shape_inputs, materialize
 from apq_tvm.onnx_import.widen import widen
@@ -58,7 +58,6 @@ def import_model(path: Path) -> ImportedModel:
     check_supported(graph)
     check_shape_inputs(graph)
     check_layers(graph)
-    plain_names(graph)
     return _finish(graph, digest)
 
 

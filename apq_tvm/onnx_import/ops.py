@@ -1,7 +1,161 @@
-"""x"""
+"""Which operators can be compiled, and what the others are written as."""
+
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
-def check_layers(graph: Graph) -> None: ...
-def check_supported(graph: Graph) -> None: ...
-def decompose(graph: Graph) -> None: ...
-def plain_names(graph: Graph) -> None: ...
+from apq_tvm.types import Node
+
+# What is left after folding must be one of these, or an ``apq.`` operator.
+SUPPORTED = frozenset(
+    "Abs Acos Acosh Add AffineGrid And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool "
+    "BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil "
+    "Clip Concat ConstantOfShape Conv ConvTranspose Cos Cosh CumSum DepthToSpace "
+    "DequantizeLinear Div DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand EyeLike Flatten "
+    "Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool "
+    "GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish "
+    "Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Less "
+    "LessOrEqual Log LogSoftmax LpPool MatMul MatMulInteger Max MaxPool MaxRoiPool MaxUnpool "
+    "Mean MeanVarianceNormalization Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow "
+    "QuantizeLinear RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum "
+    "ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu "
+    "Reshape Resize RoiAlign Round Scatter ScatterElements ScatterND Selu Shape Shrink Sigmoid "
+    "Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum "
+    "Tan Tanh ThresholdedRelu Tile Transpose Trilu Unsqueeze Where Xor".split()
+)
+
+# Those TVM's importer knows and this compiler still refuses, with the reason.
+_SIZE = "the size of its output depends on data"
+_SEQUENCE = "sequences and optionals are no tensors"
+_CONTRIB = "it is no standard operator; see CONTRIB for those of onnxruntime that can be read"
+REFUSED = {
+    **dict.fromkeys(("Compress", "NonMaxSuppression", "AllClassNMS", "NonZero", "Unique"), _SIZE),
+    **dict.fromkeys(
+        ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase"), _SEQUENCE
+    ),
+    **dict.fromkeys(("SequenceInsert", "SequenceLength", "SplitToSequence"), _SEQUENCE),
+    **dict.fromkeys(("ConcatFromSequence", "Optional", "OptionalGetElement"), _SEQUENCE),
+    "OptionalHasElement": _SEQUENCE,
+    **dict.fromkeys(("BiasGelu", "FastGelu", "SkipLayerNormalization"), _CONTRIB),
+    **dict.fromkeys(("EmbedLayerNormalization", "MatMulInteger16"), _CONTRIB),
+    "Attention": "TVM reads onnxruntime's operator of that name, not ONNX's",
+    "Constant": "it is a weight",
+    "Dropout": "only training needs it; at inference it is dropped unless its mask is used",
+    "TopK": "TVM calls its run-time library for it",
+    "Upsample": "it is older than opset 11",
+}
+
+# Weights of these are a layer's; an infinity there is a mistake, in a mask it is not.
+LAYERS = frozenset(
+    "apq.Linear apq.Embedding Conv ConvTranspose Gemm MatMul LayerNormalization BatchNormalization "
+    "InstanceNormalization GroupNormalization RMSNormalization PRelu".split()
+)
+
+
+def check_supported(graph: Graph) -> None:
+    """Refuse operators nothing can compile.
+
+    Raises
+    ------
+    UnsupportedModel
+        Listing every such operator with the names of its nodes.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for node in graph.nodes:
+        if not node.op.startswith("apq.") and node.op not in SUPPORTED:
+            found[node.op].append(repr(node.name))
+        elif node.op == "MaxPool" and len(node.outputs) > 1:
+            found["MaxPool with indices"].append(repr(node.name))
+    if found:
+        listed = "; ".join(
+            f"{op}{f' ({REFUSED[op]})' if op in REFUSED else ''}: {', '.join(names)}"
+            for op, names in sorted(found.items())
+        )
+        raise UnsupportedModel(
+            f"operators that cannot be compiled: {listed}; replace them in the model or cut it there"
+        )
+
+
+def check_layers(graph: Graph) -> None:
+    """Refuse infinities in the weights of layers.
+
+    Raises
+    ------
+    UnsupportedModel
+        Naming every such weight.
+    """
+    read = {v for node in graph.nodes if node.op in LAYERS for v in node.inputs}
+    bad = [
+        name
+        for name, array in graph.weights.items()
+        if name in read and array.dtype.kind == "f" and not bool(np.isfinite(array).all())
+    ]
+    if bad:
+        raise UnsupportedModel(
+            f"weights hold infinities: {', '.join(map(repr, bad))}; the training run or the export "
+            "failed"
+        )
+
+
+def decompose(graph: Graph) -> None:
+    """Write operators of ONNX Runtime's own domain, which its optimizer leaves, in standard ones."""
+    nodes = []
+    for node in graph.nodes:
+        rule = CONTRIB.get(node.op)
+        nodes += rule(graph, node) if rule else [node]
+    graph.nodes = nodes
+    graph.index()
+
+
+def _gelu(graph: Graph, node: Node) -> list[Node]:
+    """Gelu, FastGelu and BiasGelu, with a bias or not (onnxruntime docs/ContribOperators.md)."""
+    x, nodes = node.inputs[0], []
+    if len(node.inputs) > 1:
+        x = graph.fresh(f"{node.name}.biased")
+        nodes.append(Node("Add", graph.fresh(f"{node.name}.add"), node.inputs, (x,)))
+    kind = "tanh" if node.op.endswith("FastGelu") else "none"
+    return [*nodes, Node("apq.Gelu", node.name, (x,), node.outputs, {"approximate": kind})]
+
+
+def _quick_gelu(graph: Graph, node: Node) -> list[Node]:
+    """``x * sigmoid(alpha * x)``."""
+    (x,) = node.inputs
+    alpha = np.asarray(node.attrs.get("alpha", 1.702), np.float32)
+    factor = graph.add_weight(f"{node.name}.alpha", alpha)
+    scaled, gate = graph.fresh(f"{node.name}.scaled"), graph.fresh(f"{node.name}.gate")
+    return [
+        Node("Mul", graph.fresh(f"{node.name}.scale"), (x, factor), (scaled,)),
+        Node("Sigmoid", graph.fresh(f"{node.name}.sigmoid"), (scaled,), (gate,)),
+        Node("Mul", node.name, (x, gate), node.outputs),
+    ]
+
+
+def _skip_layer_norm(graph: Graph, node: Node) -> list[Node]:
+    """LayerNormalization of ``input + skip + bias``; the fourth output is that sum."""
+    x, skip, gamma, beta, bias = (*node.inputs, "", "", "")[:5]
+    outputs = (*node.outputs, "", "", "")[:4]
+    nodes = []
+    if bias:
+        biased = graph.fresh(f"{node.name}.biased")
+        nodes.append(Node("Add", graph.fresh(f"{node.name}.bias"), (x, bias), (biased,)))
+        x = biased
+    total = outputs[3] or graph.fresh(f"{node.name}.sum")
+    nodes.append(Node("Add", graph.fresh(f"{node.name}.add"), (x, skip), (total,)))
+    attrs = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-12)}
+    inputs = (total, gamma, beta) if beta else (total, gamma)
+    kept = outputs[:3] if any(outputs[1:3]) else outputs[:1]
+    return [*nodes, Node("LayerNormalization", node.name, inputs, kept, attrs)]
+
+
+CONTRIB: dict[str, Callable[[Graph, Node], list[Node]]] = {
+    "com.microsoft.Gelu": _gelu,
+    "com.microsoft.FastGelu": _gelu,
+    "com.microsoft.BiasGelu": _gelu,
+    "com.microsoft.QuickGelu": _quick_gelu,
+    "com.microsoft.SkipLayerNormalization": _skip_layer_norm,
+}

@@ -15,6 +15,7 @@ import numpy as np
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
+from apq_tvm.onnx_import.ops import SUPPORTED
 from apq_tvm.types import Array, Node, TensorSpec
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     model = _inline(model)
     _check_control_flow(model.graph)
     model, opset = _at_known_opset(model)
+    model = _inline_standard(model, opset)
     graph = model.graph
+    _check_control_flow(graph)
     _refuse_duplicates("input", (i.name for i in graph.input))
     _refuse_duplicates("output", (o.name for o in graph.output))
     _refuse_duplicates("weight", (w.name for w in graph.initializer))
@@ -61,14 +64,14 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     weights = {w.name: read_tensor(w, folder, w.name) for w in graph.initializer}
     nodes = _nodes(graph, folder, weights)
     _check_finite(weights)
-    names = _DimNames()
-    # An input with the name of a weight only gives it a default (ONNX IR, "Graphs"): the weight wins.
-    inputs = [_spec(i, "input", names) for i in graph.input if i.name not in weights]
+    dims = _DimNames()
+    # A weight with the name of an input is its default value (ONNX IR, "Graphs"): it wins.
+    inputs = [_spec(i, "input", dims) for i in graph.input if i.name not in weights]
     _refuse_duplicates(
         "value", [*(i.name for i in inputs), *(o for n in nodes for o in n.outputs if o), *weights]
     )
     nodes = sort_nodes(nodes, [*(i.name for i in inputs), *weights])
-    outputs = [_spec(o, "output", names) for o in graph.output]
+    outputs = [_spec(o, "output", dims) for o in graph.output]
     made = {o for n in nodes for o in n.outputs} | {i.name for i in inputs} | set(weights)
     for spec in outputs:
         if spec.name not in made:
@@ -78,7 +81,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
 
 def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
         data = path.read_bytes()
@@ -107,6 +110,22 @@ def _inline(model: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_local_functions(model)
 
 
+def _inline_standard(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Replace standard operators that nothing compiles but ONNX defines as functions, e.g. Celu."""
+    from onnx import defs, inliner
+
+    names = {n.op_type for n in model.graph.node if n.domain in ("", "ai.onnx")} - SUPPORTED
+    found = []
+    for name in sorted(names):
+        if defs.has(name, max_inclusive_version=opset):
+            schema = defs.get_schema(name, opset)
+            if schema.has_function or schema.has_context_dependent_function:
+                found.append(("", name))
+    if not found:
+        return model
+    return inliner.inline_selected_functions(model, found, inline_schema_functions=True)
+
+
 def _check_control_flow(graph: onnx.GraphProto) -> None:
     from onnx import AttributeProto
 
@@ -133,7 +152,8 @@ def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         opset = newest  # nothing of the default domain is used
     if opset > newest:
         raise UnsupportedModel(
-            f"the model has opset {opset}; the installed onnx package knows up to {newest}: upgrade it"
+            f"the model has opset {opset}; the installed onnx package knows up to {newest}: "
+            "upgrade it"
         )
     if opset >= OLDEST_OPSET:
         return model, opset
@@ -216,7 +236,7 @@ def _constant(attrs: dict[str, Any], name: str) -> Array:
 
 
 def _check_finite(weights: dict[str, Array]) -> None:
-    """Refuse NaN; infinities are legal in masks, so those are looked for in layers (`check_layers`)."""
+    """Refuse NaN; infinities are legal in masks, so `ops.check_layers` looks for those."""
     bad = [
         name
         for name, array in weights.items()

@@ -1,4 +1,4 @@
-"""The meaning of the normalised graph in numpy, node by node: slow, and what everything is checked against."""
+"""The meaning of the normalised graph in numpy, node by node: what everything is checked against."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _linear(attrs: Any, _: Any, x: Array, w: Array, bias: Any = None, residual: Any = None) -> Array:
+def _linear(
+    attrs: Any, _: Any, x: Array, w: Array, bias: Any = None, residual: Any = None
+) -> Array:
     y = x @ w.T
     if bias is not None:
         y = y + bias
@@ -106,7 +108,7 @@ def _embedding(attrs: Any, _: Any, table: Array, ids: Array) -> Array:
 
 def _matmul(attrs: Any, _: Any, a: Array, b: Array) -> Array:
     product = a.transpose(attrs["perm_a"]) @ b.transpose(attrs["perm_b"])
-    return np.ascontiguousarray(product.transpose(attrs["perm_out"]))
+    return np.asarray(product.transpose(attrs["perm_out"]))
 
 
 def _softmax(attrs: Any, _: Any, x: Array, mask: Any = None) -> Array:

@@ -2,12 +2,14 @@
 
 Once the contents of a shape input are known (`values`), a Reshape gets a constant target, written
 with 0 (copy) and -1 (infer) where that is possible, and the rest become ``apq.`` nodes whose
-attributes hold dimensions as text (`dims.evaluate`). What is left of Shape, Gather, Concat ... is dead.
+attributes hold dimensions as text (`dims.evaluate`). What computed the shapes is dead then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from apq_tvm.onnx_import.dims import (
     parse,
 )
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import elements, infer, same_shape
+from apq_tvm.onnx_import.infer import elements, same_shape
 from apq_tvm.onnx_import.values import contents
 from apq_tvm.types import Array, Node
 
@@ -54,16 +56,20 @@ SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
 }
 
 
-def rewrite(graph: Graph, node: Node) -> Node | str | None:
+Rewritten = list[Node] | Node | str | None
+
+
+def rewrite(graph: Graph, node: Node) -> list[Node] | str | None:
     """Simplify a node whose outputs have been inferred.
 
     Returns
     -------
-    Node, str or None
-        The node that takes its place, the value it merely copies, or None: it stays.
+    list of Node, str or None
+        The nodes that take its place, the value it merely copies, or None: it stays.
     """
     rule = RULES.get(node.op)
-    return None if rule is None else rule(graph, node)
+    new = None if rule is None else rule(graph, node)
+    return [new] if isinstance(new, Node) else new
 
 
 def check_shape_inputs(graph: Graph) -> None:
@@ -102,13 +108,9 @@ def materialize(graph: Graph) -> None:
             name = node.name if len(node.outputs) == 1 else graph.fresh(f"{node.name}:{value}")
             new = Node("apq.Dims", name, (), (value,), attrs)
             rest = tuple("" if out == value else out for out in node.outputs)
-            keep = [] if not any(rest) else [_with_outputs(node, rest)]
+            keep = [] if not any(rest) else [replace(node, outputs=rest)]
             graph.replace(node, *keep, new)
     graph.sweep()
-
-
-def _with_outputs(node: Node, outputs: tuple[str, ...]) -> Node:
-    return Node(node.op, node.name, node.inputs, outputs, node.attrs)
 
 
 def carried(graph: Graph, op: str, node: Node, shape: Sequence[Dim], **attrs: Any) -> Node:
@@ -117,7 +119,7 @@ def carried(graph: Graph, op: str, node: Node, shape: Sequence[Dim], **attrs: An
     return Node(op, node.name, node.inputs[:1], node.outputs[:1], attrs)
 
 
-def _reshape(graph: Graph, node: Node) -> Node | str | None:
+def _reshape(graph: Graph, node: Node) -> Rewritten:
     source, shape = graph.shape(node.inputs[0]), graph.known_shape(node.outputs[0])
     if shape is None:
         return None
@@ -147,18 +149,18 @@ def reshape_to(
     return Node("Reshape", node.name, (node.inputs[0], name), node.outputs[:1])
 
 
-def _flatten(graph: Graph, node: Node) -> Node | str | None:
+def _flatten(graph: Graph, node: Node) -> Rewritten:
     shape = graph.known_shape(node.outputs[0])
     return None if shape is None else _reshape(graph, node)
 
 
-def _resized(graph: Graph, node: Node) -> Node | str | None:
+def _resized(graph: Graph, node: Node) -> Rewritten:
     """Squeeze and Unsqueeze that change nothing; the others stay."""
     same = same_shape(graph.shape(node.inputs[0]), graph.shape(node.outputs[0]))
     return node.inputs[0] if same else None
 
 
-def _expand(graph: Graph, node: Node) -> Node | str | None:
+def _expand(graph: Graph, node: Node) -> Rewritten:
     shape = graph.known_shape(node.outputs[0])
     if shape is None:
         return None
@@ -190,14 +192,14 @@ def full(node: Node, shape: Sequence[Dim], value: Array) -> Node:
     return Node("apq.Full", node.name, (), node.outputs[:1], attrs)
 
 
-def _constant_of_shape(graph: Graph, node: Node) -> Node | str | None:
+def _constant_of_shape(graph: Graph, node: Node) -> Rewritten:
     shape = graph.known_shape(node.outputs[0])
     if shape is None:
         return None
     return full(node, shape, np.asarray(node.attrs.get("value", np.zeros(1, np.float32))))
 
 
-def _tile(graph: Graph, node: Node) -> Node | str | None:
+def _tile(graph: Graph, node: Node) -> Rewritten:
     source, shape = graph.known_shape(node.inputs[0]), graph.known_shape(node.outputs[0])
     repeats = elements(contents(graph, node.inputs[1]))
     if source is None or shape is None or repeats is None:
@@ -209,7 +211,7 @@ def _tile(graph: Graph, node: Node) -> Node | str | None:
     return None
 
 
-def _range(graph: Graph, node: Node) -> Node | str | None:
+def _range(graph: Graph, node: Node) -> Rewritten:
     given = [elements(contents(graph, v)) for v in node.inputs]
     if any(v is None for v in given):
         return None
@@ -227,7 +229,7 @@ def _range(graph: Graph, node: Node) -> Node | str | None:
     return Node("apq.Range", node.name, (), node.outputs, attrs)
 
 
-def _slice(graph: Graph, node: Node) -> Node | str | None:
+def _slice(graph: Graph, node: Node) -> Rewritten:
     """Slices of symbolic dimensions or with symbolic limits, as ``apq.Slice``."""
     x = graph.known_shape(node.inputs[0])
     given = [elements(contents(graph, v)) if v else None for v in node.inputs[1:]]
@@ -294,7 +296,53 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim | None:
     return minimum(at, size) if order is None else (at if order <= 0 else size)
 
 
-RULES: dict[str, Callable[[Graph, Node], Node | str | None]] = {
+def _gather(graph: Graph, node: Node) -> Rewritten:
+    """One entry or evenly spaced ones are a slice, e.g. ``x[:, 0]`` in CLS pooling."""
+    x, at = graph.known_shape(node.inputs[0]), graph.weights.get(node.inputs[1])
+    if x is None or at is None or at.ndim > 1 or not at.size or node.inputs[0] in graph.weights:
+        return None
+    axis = node.attrs.get("axis", 0) % len(x)
+    indices: list[Dim] = [i if i >= 0 else x[axis] + i for i in at.reshape(-1).tolist()]
+    step = indices[1] - indices[0] if len(indices) > 1 else 1
+    even = all(b - a == step for a, b in pairwise(indices))
+    if not even or not isinstance(step, int) or step < 1:
+        return None
+    inside = compare(0, indices[0]) in (-1, 0) and compare(indices[-1] + 1, x[axis]) in (-1, 0)
+    if not inside:
+        return None  # it depends on the input, which must be checked at run time
+    shape = (*x[:axis], len(indices), *x[axis + 1 :])
+    starts, steps = (as_attr(indices[0]),), (step,)
+    if at.ndim:
+        return carried(graph, "apq.Slice", node, shape, axes=(axis,), starts=starts, steps=steps)
+    inner = graph.fresh(f"{node.outputs[0]}.slice")
+    first = Node(
+        "apq.Slice",
+        graph.fresh(f"{node.name}.slice"),
+        node.inputs[:1],
+        (inner,),
+        {
+            "shape": tuple(as_attr(dim) for dim in shape),
+            "axes": (axis,),
+            "starts": starts,
+            "steps": steps,
+        },
+    )
+    last = Node("Reshape", node.name, (inner,), node.outputs)
+    return [first, reshape_to(graph, last, shape, (*x[:axis], *x[axis + 1 :]))]
+
+
+def _one_hot(graph: Graph, node: Node) -> Rewritten:
+    """A depth given as [n] becomes a scalar, the only form TVM reads."""
+    depth = graph.weights.get(node.inputs[1])
+    if depth is None or depth.ndim == 0:
+        return None
+    name = graph.add_weight(f"{node.inputs[1]}.scalar", depth.reshape(()))
+    return Node(
+        node.op, node.name, (node.inputs[0], name, *node.inputs[2:]), node.outputs, node.attrs
+    )
+
+
+RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Squeeze": _resized,
@@ -304,10 +352,6 @@ RULES: dict[str, Callable[[Graph, Node], Node | str | None]] = {
     "Tile": _tile,
     "Range": _range,
     "Slice": _slice,
+    "Gather": _gather,
+    "OneHot": _one_hot,
 }
-
-
-def infer_new(graph: Graph, node: Node) -> Node:
-    """Infer the outputs of a node a pass has made, and return it."""
-    infer(graph, node)
-    return node

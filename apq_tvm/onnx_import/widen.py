@@ -23,16 +23,16 @@ def widen(graph: Graph) -> None:
     for name, array in graph.weights.items():
         if array.dtype.name in halves:
             graph.weights[name] = array.astype(np.float32)
-    graph.nodes = [replace(n, attrs={k: _attr(k, v) for k, v in n.attrs.items()}) for n in graph.nodes]
+    graph.nodes = [
+        replace(n, attrs={k: _attr(k, v) for k, v in n.attrs.items()}) for n in graph.nodes
+    ]
     before: list[Node] = []
     inner: dict[str, str] = {}
     for spec in graph.inputs:
         if spec.dtype in halves:
             inner[spec.name] = graph.fresh(f"{spec.name}.f32")
             name = graph.fresh(f"{spec.name}.widen")
-            before.append(
-                Node("Cast", name, (spec.name,), (inner[spec.name],), {"to": FLOAT32})
-            )
+            before.append(Node("Cast", name, (spec.name,), (inner[spec.name],), {"to": FLOAT32}))
     after: list[Node] = []
     for spec in graph.outputs:
         if spec.dtype in halves and spec.name not in inner:
