@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apq_tvm.console import Bars, print_json, print_table, reports_errors
+from apq_tvm.console import Bars, megabytes, print_json, print_table, reports_errors
 from apq_tvm.errors import BadInput
 
 bench_app = typer.Typer(
@@ -197,3 +197,9 @@ def model(
     title = f"{sizes or 'fixed shapes'}; {report['threads']} threads; minima"
     print_table(title, columns, rows, right=columns[1:])
     print(f"ratio to the fastest rival: {report['ratio']:.2f}")
+    memory = report["memory"]
+    print(
+        f"peak memory of a run over import: {megabytes(memory['peak_rss_bytes'])}; "
+        f"weights {megabytes(memory['weight_bytes'])}, working memory {memory['overhead']:.2f} "
+        f"times the {megabytes(memory['live'])} that are alive at once"
+    )

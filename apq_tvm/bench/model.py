@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.bench.memory import measure_memory
 from apq_tvm.bench.timing import Candidate, interleave
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluate import Batch, call_module, open_session, read_inputs, specs_of
@@ -173,7 +174,7 @@ def bench_model(
     -------
     dict
         ``module, against, dims, threads, us, noise, rivals`` (name → µs), ``rival_noise`` (name →
-        share) and ``ratio``: the fastest rival's time over ours.
+        share), ``ratio``: the fastest rival's time over ours, and ``memory`` (`measure_memory`).
 
     Raises
     ------
@@ -182,7 +183,7 @@ def bench_model(
     """
     progress = progress or Silent()
     package = load_module(module)
-    with progress.stage("bench", 3), tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
+    with progress.stage("bench", 4), tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
         progress.advance(FLOAT)
         session = open_session(against)
         specs = specs_of(session)
@@ -201,6 +202,8 @@ def bench_model(
         for name, rival in sessions.items():
             candidates[name] = Candidate(_repeat(partial(rival.run, None, call)))
         timings = interleave(candidates, budget_s=budget_s)
+        progress.advance("memory")
+        memory = measure_memory(module, call, count)
     ours = timings.pop("ours")
     rivals = {name: timing.us for name, timing in timings.items()}
     return {
@@ -213,6 +216,7 @@ def bench_model(
         "rivals": rivals,
         "rival_noise": {name: timing.noise for name, timing in timings.items()},
         "ratio": min(rivals.values()) / ours.us,
+        "memory": memory,
     }
 
 

@@ -109,6 +109,9 @@ def test_bench_model_reports_rivals(folder: Path) -> None:
     assert result["threads"] == 1
     assert len(result["rivals"]) == 2
     assert result["ratio"] == pytest.approx(min(result["rivals"].values()) / result["us"])
+    memory = result["memory"]
+    assert 0 < memory["live"] <= memory["arena"]
+    assert memory["output_bytes"] == 3 * WIDTH * 4
 
 
 KEYS = {"shape", "m", "threads", "scheme", "cold", "us", "rival", "rival_us", "ratio"}
