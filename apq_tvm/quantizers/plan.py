@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.scheme import parse_scheme
+from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.rtn import quantize_tensor
 from apq_tvm.types import ImportedModel, Node, QuantizedModel, QuantizedTensor, Scheme
-
-Progress = Callable[[str, int, int], None]
-"""Called with a weight's name, and the weights (numbers, not tensors) done so far and in total."""
 
 MIN_K = 16
 """Linear layers with fewer inputs stay float: the smallest group is 16."""
@@ -60,7 +58,7 @@ def quantize(
         name; of several that match, the last one counts.
     search : bool
         False rounds plainly, from each group's maximum.
-    progress : callable, optional
+    progress : Progress, optional
 
     Returns
     -------
@@ -77,30 +75,20 @@ def quantize(
     default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
     layers = tuple(_layers(model, default, tensor_types or {}))
     wanted = {layer.key: layer for layer in layers if layer.scheme is not None}
-    total = sum(model.weights[layer.weight].size for layer in wanted.values())
+    progress = progress or Silent()
     tensors: dict[str, QuantizedTensor] = {}
-    done = 0
-    for key, layer in wanted.items():
-        assert layer.scheme is not None
-        weight = np.asarray(model.weights[layer.weight], np.float32)
-        report = _reporter(progress, layer.weight, done, weight.shape[-1], total)
-        tensors[key] = quantize_tensor(weight, layer.scheme, layer.weight, search, report)
-        done += weight.size
+    with progress.stage("quantize", len(wanted)):
+        for key, layer in wanted.items():
+            assert layer.scheme is not None
+            progress.advance(layer.weight)
+            weight = np.asarray(model.weights[layer.weight], np.float32)
+            tensors[key] = quantize_tensor(weight, layer.scheme, layer.weight, search)
     return QuantizedModel(
         model,
         tensors,
         {layer.node: layer.key for layer in layers if layer.scheme is not None},
         {layer.node: layer.note for layer in layers if layer.scheme is None},
     )
-
-
-def _reporter(
-    progress: Progress | None, name: str, before: int, width: int, total: int
-) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    report = progress
-    return lambda rows, _: report(name, before + rows * width, total)
 
 
 def _layers(

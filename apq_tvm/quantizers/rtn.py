@@ -14,7 +14,6 @@ A symmetric group with a negative scale is the same problem with z = 2^(bits-1) 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +33,6 @@ from apq_tvm.formats.scheme import check_scheme
 from apq_tvm.types import QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
-Progress = Callable[[int, int], None]
-"""Called with the rows that are done and the rows there are."""
-
 CHUNK = 1 << 16
 """Weights quantized at a time: float32 work arrays stay in a second-level cache."""
 
@@ -66,7 +62,6 @@ def quantize_tensor(
     scheme: Scheme,
     name: str = "weight",
     search: bool = True,
-    progress: Progress | None = None,
 ) -> QuantizedTensor:
     """Quantize one weight matrix.
 
@@ -78,8 +73,6 @@ def quantize_tensor(
         For errors.
     search : bool
         False rounds plainly, from each group's maximum.
-    progress : callable, optional
-        Called with (rows done, N) after every chunk.
 
     Returns
     -------
@@ -116,8 +109,6 @@ def quantize_tensor(
             span = slice(first, first + (columns.stop - columns.start) // width)
             scales[at, span] = scale.reshape(at.stop - at.start, -1)
             zeros[at, span] = zero.reshape(at.stop - at.start, -1)
-        if progress is not None:
-            progress(at.stop, n)
     return QuantizedTensor(codes, scales, zeros if fmt.zero_points else None, scheme)
 
 

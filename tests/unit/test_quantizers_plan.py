@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import pytest
 
@@ -93,12 +95,26 @@ def test_plain_rounding_is_worse() -> None:
     assert errors[1] < errors[0]
 
 
-def test_progress_counts_all_weights_once() -> None:
-    seen: list[tuple[str, int, int]] = []
-    quantize(model(), "W4A8g32", progress=lambda *args: seen.append(args))
-    total = 50 * 32 + 32 * 32
-    assert seen[-1] == ("shared", total, total)
-    assert [s[1] for s in seen] == sorted(s[1] for s in seen)
+class Recorder:
+    """A `Progress` that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.totals: list[int | None] = []
+        self.seen: list[str] = []
+
+    def stage(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
+        self.totals.append(total)
+        return nullcontext()
+
+    def advance(self, text: str = "") -> None:
+        self.seen.append(text)
+
+
+def test_progress_counts_every_tensor_once() -> None:
+    recorder = Recorder()
+    quantized = quantize(model(), "W4A8g32", progress=recorder)
+    assert recorder.totals == [len(quantized.tensors)]
+    assert [f"{name}:W4A8g32" for name in recorder.seen] == list(quantized.tensors)
 
 
 @pytest.mark.parametrize(

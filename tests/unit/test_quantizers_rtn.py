@@ -184,17 +184,6 @@ def test_strided_weights_are_the_same_weights() -> None:
     assert_equal(quantize_tensor(w.T, scheme), quantize_tensor(np.ascontiguousarray(w.T), scheme))
 
 
-def test_progress_reaches_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rtn, "CHUNK", 64)
-    seen: list[tuple[int, int]] = []
-    quantize_tensor(
-        np.ones((5, 32), np.float32),
-        Scheme(4, group_size=32),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == [(2, 5), (4, 5), (5, 5)]
-
-
 @pytest.mark.parametrize("search", (False, True))
 @ALL
 def test_refusals_name_the_tensor(fmt: IntegerFormat, search: bool) -> None:
