@@ -7,16 +7,23 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tvm
 
+from apq_tvm import __version__
 from apq_tvm.codegen.graph import Graph, total_weight_bytes
 from apq_tvm.codegen.graph_c import WeightsFile, graph_source
 from apq_tvm.codegen.kernels import build_kernels, cpu_flags
-from apq_tvm.codegen.library import Toolchain, build_library, find_toolchain
+from apq_tvm.codegen.library import (
+    Toolchain,
+    check_kernels,
+    compile_sources,
+    find_toolchain,
+    link_library,
+)
 from apq_tvm.codegen.package import (
     MANIFEST_FORMAT,
     RUNTIME,
@@ -30,18 +37,18 @@ from apq_tvm.codegen.package import (
 )
 from apq_tvm.codegen.read_relax import prepare, read_graph
 from apq_tvm.codegen.weights import write_weights
+from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import CompiledModule, DeviceProfile, ScheduledModel
 
-VERSION = "0.1.0"
-Progress = Callable[[str], None]
+STEPS = ("graph", "weights", "kernels", "library", "package")
 
 
 def emit(
     scheduled: ScheduledModel,
     output: Path,
-    profile: DeviceProfile,
     manifest_extra: Mapping[str, Any],
-    force: bool,
+    *,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> CompiledModule:
     """Write a module's folder.
@@ -55,14 +62,11 @@ def emit(
         (`apq_tvm.codegen.read_relax`).
     output : Path
         The folder; its name is the module's name.
-    profile : DeviceProfile
-        Its TVM target is compiled for.
     manifest_extra : mapping
         More entries for manifest.json, JSON values.
     force : bool
         Replace a module that is there.
-    progress : callable or None
-        Called with the name of each step as it starts: one of `STEPS`.
+    progress : Progress, optional
 
     Returns
     -------
@@ -77,28 +81,33 @@ def emit(
     OutputExists, OutputFailed
         See `apq_tvm.codegen.package`; the old output is intact.
     """
-    step = progress or (lambda _: None)
+    progress = progress or Silent()
     name = check_name(output)
     check_output(output, force)
     tools = find_toolchain()
+    profile = scheduled.lowered.packed.plan.profile
     target = tvm.target.Target(dict(profile.target))
     lowered = scheduled.lowered
     model = lowered.packed.plan.quantized.model
-    step("graph")
-    mod = prepare(scheduled.mod)
-    graph = read_graph(mod, model.inputs, model.outputs, lowered.params, lowered.variants)
-    with staged(output, force) as folder, tempfile.TemporaryDirectory(prefix="apq.") as scratch:
-        step("kernels")
-        kernels = Path(scratch) / "kernels.o"
-        build_kernels(mod, graph.kernels(), target, kernels)
-        step("weights")
+    with (
+        progress.stage("emit", len(STEPS)),
+        staged(output, force) as folder,
+        tempfile.TemporaryDirectory(prefix="apq.") as scratch,
+    ):
+        progress.advance("graph")
+        mod = prepare(scheduled.mod)
+        graph = read_graph(mod, model.inputs, model.outputs, lowered.params, lowered.variants)
+        progress.advance("weights")
         weights = write_weights(folder / "weights.safetensors", graph.weights)
-        step("library")
-        flags = cpu_flags(target)
-        sources = _write_sources(Path(scratch), name, graph, weights, flags)
-        build_library(tools, name, sources, kernels, Path(scratch), folder)
-        step("package")
-        write_package(folder, name, VERSION, graph)
+        progress.advance("kernels")
+        flags, work = cpu_flags(target), Path(scratch)
+        compiled = compile_sources(tools, _write_sources(work, name, graph, weights, flags), work)
+        kernels = build_kernels(mod, graph.kernels(), target, work)
+        check_kernels(tools, kernels)
+        progress.advance("library")
+        link_library(tools, name, [*compiled(), *kernels], work, folder)
+        progress.advance("package")
+        write_package(folder, name, __version__, graph)
         manifest = {
             **_manifest(name, graph, weights, profile, flags, tools),
             "schedules": dict(scheduled.schedules),
@@ -109,17 +118,14 @@ def emit(
     return CompiledModule(path=output, manifest=manifest)
 
 
-STEPS = ("graph", "kernels", "weights", "library", "package")
-
-
 def _write_sources(
     scratch: Path, name: str, graph: Graph, weights: WeightsFile, flags: tuple[str, ...]
 ) -> list[Path]:
-    values = template_values(name, VERSION, graph)
+    values = template_values(name, __version__, graph)
     api, emitted = scratch / "api.c", scratch / "graph.c"
     (scratch / f"{name}.h").write_text(fill("module.h.in", values))
     api.write_text(fill("api.c.in", values))
-    emitted.write_text(graph_source(name, VERSION, graph, weights, flags))
+    emitted.write_text(graph_source(name, __version__, graph, weights, flags))
     keep = os.environ.get("APQ_KEEP_SOURCES")
     if keep:
         (Path(keep) / f"{name}_graph.c").write_text(emitted.read_text())
@@ -137,11 +143,11 @@ def _manifest(
     return {
         "format": MANIFEST_FORMAT,
         "name": name,
-        "versions": {"apq_tvm": VERSION, "tvm": tvm.__version__, "cc": tools.version},
+        "versions": {"apq_tvm": __version__, "tvm": tvm.__version__, "cc": tools.version},
         "inputs": port_entries(graph.inputs),
         "outputs": port_entries(graph.outputs),
         "limits": {s.name: s.limit for s in graph.symbols if s.limit is not None},
-        "target": {"profile": profile.name, **dict(profile.target)},
+        "tvm_target": dict(profile.target),
         "library": {
             "name": name,
             "system": sys.platform,

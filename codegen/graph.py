@@ -1,7 +1,8 @@
 """The graph of a module as plain data: what the C emitter prints, free of tvm.
 
-A value lives in one of five places: a graph input, a graph output, a weight of the weights file, a
-small constant of the C source, or a buffer of the arena. Dimensions are C expressions of the symbols.
+A value lives in one of four places: a graph input, a weight of the weights file, a small constant
+of the C source, or a buffer, which is in the arena or is a graph output. Dimensions are C
+expressions of the symbols.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A symbolic dimension: C name, its name in messages, the input axis it is read from, its limit."""
+    """A symbolic dimension: its name in C and in messages, the input axis it is from, its limit."""
 
     c_name: str
     name: str

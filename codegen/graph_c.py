@@ -115,7 +115,9 @@ def _dims(dims: Sequence[str]) -> str:
 
 def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
     lines = [
-        "static int shapes(const int64_t *symbols, int64_t *inputs, int64_t *outputs, size_t *bytes) {",
+        "static int shapes(const int64_t *symbols, int64_t *inputs, int64_t *outputs,",
+        "                  size_t *bytes) {",
+        "  size_t unused;",
         "  int rc = APQ_OK;",
         "  (void)symbols, (void)inputs, (void)outputs, (void)bytes;",
         *_symbol_lines(graph, "symbols"),
@@ -141,13 +143,13 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
         if id(buffer) in numbers:
             target = f"&bytes[{numbers[id(buffer)]}]"
             lines.append(_bytes_line(target, buffer.name, buffer.dtype, buffer.dims))
-    lines.insert(2, "  size_t unused;")
     return "\n".join([*lines, "  return rc;", "}"])
 
 
 def _bytes_line(target: str, name: str, dtype: str, dims: Sequence[str]) -> str:
+    item = np.dtype(dtype).itemsize
     return (
-        f"  if ((rc = apq_bytes({target}, {c_string(name)}, {np.dtype(dtype).itemsize}, {len(dims)}, "
+        f"  if ((rc = apq_bytes({target}, {c_string(name)}, {item}, {len(dims)}, "
         f"(const int64_t[]){_dims(dims)})) != APQ_OK) return rc;"
     )
 
@@ -232,9 +234,7 @@ def _call_lines(number: int, call: Call, pointers: _Pointers) -> list[str]:
 
 def _launch_lines(call: Call, count: int) -> list[str]:
     def launch(kernel: str) -> str:
-        return (
-            f"rc = apq_call(frame, {c_string(kernel)}, __tvm_ffi_{kernel}, a, {count}, work);"
-        )
+        return f"rc = apq_call(frame, {c_string(kernel)}, __tvm_ffi_{kernel}, a, {count}, work);"
 
     lines = [f"    const double work = {call.work};"]
     if not call.variants:
@@ -266,16 +266,13 @@ def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
         lines.append(f"static const char *const {name}_dims_{i}[] = {{{shown}}};")
     lines.append(f"static const apq_value {name}[] = {{")
     for i, port in enumerate(ports):
-        lines.append(
-            f"    {{{c_string(port.name)}, {dl_dtype(port.dtype)}, {len(port.dims)}, {name}_dims_{i}}},"
-        )
+        dtype = dl_dtype(port.dtype)
+        lines.append(f"    {{{c_string(port.name)}, {dtype}, {len(port.dims)}, {name}_dims_{i}}},")
     lines += ["    {NULL, {0, 0, 0}, 0, NULL},", "};"]
     return lines
 
 
-def _tables(
-    graph: Graph, lifetimes: Sequence[tuple[int, int]], cpu_flags: Sequence[str]
-) -> str:
+def _tables(graph: Graph, lifetimes: Sequence[tuple[int, int]], cpu_flags: Sequence[str]) -> str:
     flags = ", ".join([*(c_string(f) for f in cpu_flags), "NULL"])
     spans = ", ".join(f"{{{first}, {last}}}" for first, last in [*lifetimes, (0, 0)])
     symbols = [f"    {{{c_string(s.name)}, {s.input}, {s.axis}}}," for s in graph.symbols]
@@ -293,9 +290,7 @@ def _tables(
     )
 
 
-def _module_table(
-    name: str, version: str, graph: Graph, weights: WeightsFile, buffers: int
-) -> str:
+def _module_table(name: str, version: str, graph: Graph, weights: WeightsFile, buffers: int) -> str:
     fields = {
         "name": c_string(name),
         "version": c_string(version),
@@ -319,5 +314,10 @@ def _module_table(
     }
     rows = [f"    .{field} = {value}," for field, value in fields.items()]
     return "\n".join(
-        ["extern const apq_module apq_this_module;", "const apq_module apq_this_module = {", *rows, "};"]
+        [
+            "extern const apq_module apq_this_module;",
+            "const apq_module apq_this_module = {",
+            *rows,
+            "};",
+        ]
     )

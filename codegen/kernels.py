@@ -1,10 +1,11 @@
-"""All kernels of a module as one object file, by TVM's LLVM code generator."""
+"""All kernels of a module as object files, by TVM's LLVM code generator."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tvm.target import codegen
 
 from apq_tvm.errors import BuildError
 
-# LLVM feature → how /proc/cpuinfo spells it, for the extensions LLVM uses on its own or that intrinsics
-# name. x86: Linux arch/x86/include/asm/cpufeatures.h; Arm: arch/arm64/kernel/cpuinfo.c.
+# LLVM feature → how /proc/cpuinfo spells it, for the extensions LLVM uses on its own or that
+# intrinsics name. x86: Linux arch/x86/include/asm/cpufeatures.h; Arm: arch/arm64/kernel/cpuinfo.c.
 CPUINFO_FLAGS = {
     "sse3": "pni",
     "ssse3": "ssse3",
@@ -57,6 +58,9 @@ CPUINFO_FLAGS = {
     "sve2": "sve2",
 }
 
+# Small enough to share the work among cores, large enough that an object's own overhead is lost.
+_KERNELS_PER_OBJECT = 8
+
 
 def cpu_flags(target: Any) -> tuple[str, ...]:
     """List what ``/proc/cpuinfo`` must show for code built for `target` to run.
@@ -75,8 +79,8 @@ def cpu_flags(target: Any) -> tuple[str, ...]:
     return tuple(sorted(flag for feature, flag in CPUINFO_FLAGS.items() if feature in features))
 
 
-def build_kernels(mod: Any, names: Sequence[str], target: Any, path: Path) -> None:
-    """Compile PrimFuncs into one object file.
+def build_kernels(mod: Any, names: Sequence[str], target: Any, folder: Path) -> list[Path]:
+    """Compile PrimFuncs into a few object files, in parallel.
 
     Parameters
     ----------
@@ -85,33 +89,50 @@ def build_kernels(mod: Any, names: Sequence[str], target: Any, path: Path) -> No
     names : sequence of str
         Each becomes ``__tvm_ffi_{name}``.
     target : tvm.target.Target
-    path : Path
-        Of the ``.o`` to write.
+    folder : Path
+        Receives ``kernels_0.o`` and so on.
+
+    Returns
+    -------
+    list of Path
+        The object files; the same for the same kernels, however many cores there are.
 
     Raises
     ------
     BuildError
         A name that is not a C identifier, or TVM could not build the kernels (its message inside).
+    OSError
+        An object file could not be written.
     """
-    functions = {}
     for name in names:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, flags=re.ASCII):
             raise BuildError(f"kernel name '{name}' is not a C identifier")
-        func = mod[name].with_attr("global_symbol", name)
-        functions[tvm.ir.GlobalVar(name)] = func
-    # LLVM ends the process when its file cannot be written, so it writes to memory.
+    count = -(-len(names) // _KERNELS_PER_OBJECT)
+    shares = [names[i::count] for i in range(count)]
+    paths = [folder / f"kernels_{i}.o" for i in range(count)]
+    # tirx.build leaves the interpreter lock and keeps its state per thread.
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        jobs = [pool.submit(_build_object, mod, share, target) for share in shares]
+        for path, job in zip(paths, jobs, strict=True):
+            path.write_bytes(job.result())
+    return paths
+
+
+def _build_object(mod: Any, names: Sequence[str], target: Any) -> bytes:
+    """One object file. LLVM ends the process if it cannot write a file, so it gets memory."""
+    functions = {tvm.ir.GlobalVar(n): mod[n].with_attr("global_symbol", n) for n in names}
     memory = os.memfd_create("apq_kernels")
     try:
         built = tirx.build(tvm.IRModule(functions), target=target)
         built.write_to_file(f"/proc/self/fd/{memory}", "o")
         with os.fdopen(os.dup(memory), "rb") as file:
             file.seek(0)
-            code = file.read()
+            return file.read()
     except Exception as error:
-        raise BuildError(f"TVM could not build the kernels: {_last_line(error)}") from error
+        text = _last_line(error)
+        raise BuildError(f"TVM could not build the kernels {', '.join(names)}: {text}") from error
     finally:
         os.close(memory)
-    path.write_bytes(code)
 
 
 def _last_line(error: Exception) -> str:

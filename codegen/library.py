@@ -1,7 +1,7 @@
 """From C sources and the kernels' object file to ``lib<name>.so`` and ``lib<name>.a``.
 
-Everything is first linked into one relocatable object whose internal names are made local, so that any
-number of modules can be linked into one program or loaded into one process.
+Everything is first linked into one relocatable object whose internal names are made local, so that
+any number of modules can be linked into one program or loaded into one process.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from apq_tvm.errors import BuildError
 
-# Functions kernels may call that the runtime or libm and libc provide; any other symbol of TVM's runtime
-# means an operation that needs TVM.
+# What the module's own runtime provides of TVM's; any other symbol of TVM's runtime that kernels
+# call means an operation that needs TVM.
 _PROVIDED = frozenset(
     {
         "TVMFFIErrorSetRaisedFromCStrParts",
@@ -27,6 +28,7 @@ _PROVIDED = frozenset(
     }
 )
 _C_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fwrapv", "-pthread", "-ffunction-sections")
+_LINK_FLAGS = ("-Wl,--no-undefined", "-Wl,-z,relro", "-Wl,-z,noexecstack", "-Wl,-s")
 LINK_LIBRARIES = ("-lm", "-ldl", "-lpthread")
 # What templates/module.h.in declares.
 API_FUNCTIONS = (
@@ -104,7 +106,7 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def check_kernels(tools: Toolchain, kernels: Path) -> None:
+def check_kernels(tools: Toolchain, kernels: Sequence[Path]) -> None:
     """Refuse kernels that call into TVM's runtime beyond what the module's own runtime provides.
 
     Raises
@@ -113,8 +115,8 @@ def check_kernels(tools: Toolchain, kernels: Path) -> None:
         Naming the functions.
     """
     foreign = set()
-    for line in _run([tools.nm, str(kernels)]).splitlines():
-        kind, symbol = line.split()[-2:]
+    for line in _run([tools.nm, *map(str, kernels)]).splitlines():
+        kind, symbol = ["", "", *line.split()][-2:]  # with several files there are title lines
         own = symbol in _PROVIDED or (kind in "Tt" and symbol.startswith("__tvm_ffi_"))
         if ("TVM" in symbol or "tvm" in symbol) and kind in "UVWvw" and not own:
             foreign.add(symbol)
@@ -122,20 +124,52 @@ def check_kernels(tools: Toolchain, kernels: Path) -> None:
         raise BuildError(f"kernels call TVM runtime functions: {', '.join(sorted(foreign))}")
 
 
-def build_library(
-    tools: Toolchain, name: str, sources: Sequence[Path], kernels: Path, work: Path, output: Path
+def compile_sources(
+    tools: Toolchain, sources: Sequence[Path], work: Path
+) -> Callable[[], list[Path]]:
+    """Start compiling C files.
+
+    Parameters
+    ----------
+    tools : Toolchain
+    sources : sequence of Path
+        Their folders are searched for headers.
+    work : Path
+        Folder of the object files.
+
+    Returns
+    -------
+    callable
+        Waits for the compiler and returns the object files, or raises BuildError with its output.
+    """
+    includes = [f"-I{folder}" for folder in sorted({str(s.parent) for s in sources})]
+    objects = [work / f"{source.stem}.o" for source in sources]
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    jobs = [
+        pool.submit(_run, [*tools.cc, *_C_FLAGS, *includes, "-c", str(source), "-o", str(path)])
+        for source, path in zip(sources, objects, strict=True)
+    ]
+
+    def wait() -> list[Path]:
+        with pool:
+            for job in jobs:
+                job.result()
+        return objects
+
+    return wait
+
+
+def link_library(
+    tools: Toolchain, name: str, objects: Sequence[Path], work: Path, output: Path
 ) -> None:
-    """Compile and link.
+    """Link object files into the shared and the static library.
 
     Parameters
     ----------
     tools : Toolchain
     name : str
         Exported are ``{name}_{function}`` for `API_FUNCTIONS` and nothing else.
-    sources : sequence of Path
-        C files; their folders are searched for headers.
-    kernels : Path
-        The kernels' object file.
+    objects : sequence of Path
     work : Path
         Folder for intermediate files.
     output : Path
@@ -144,24 +178,13 @@ def build_library(
     Raises
     ------
     BuildError
-        The compiler or linker failed; its output is in the message.
+        The linker failed; its output is in the message.
     """
-    check_kernels(tools, kernels)
-    folders = sorted({str(s.parent) for s in sources})
-    includes = [f"-I{folder}" for folder in folders]
-    objects = []
-    for source in sources:
-        objects.append(work / f"{source.stem}.o")
-        command = [*tools.cc, *_C_FLAGS, *includes, "-c", str(source), "-o", str(objects[-1])]
-        _run(command)
     whole, local = work / f"{name}_all.o", work / f"{name}.o"
-    parts = [str(o) for o in [*objects, kernels]]
-    _run([*tools.cc, "-nostdlib", "-r", *parts, "-o", str(whole)])
+    _run([*tools.cc, "-nostdlib", "-r", *map(str, objects), "-o", str(whole)])
     keep = [f"--keep-global-symbol={name}_{function}" for function in API_FUNCTIONS]
     _run([tools.objcopy, *keep, str(whole), str(local)])
+    flags = ["-shared", f"-Wl,-soname,lib{name}.so", *_LINK_FLAGS]
     shared = output / f"lib{name}.so"
-    flags = ["-shared", f"-Wl,-soname,lib{name}.so", "-Wl,--no-undefined", "-Wl,-z,relro,-z,noexecstack"]
-    _run([*tools.cc, *flags, str(local), *LINK_LIBRARIES, "-s", "-o", str(shared)])
-    static = output / f"lib{name}.a"
-    static.unlink(missing_ok=True)
-    _run([tools.ar, "rcsD", str(static), str(local)])
+    _run([*tools.cc, *flags, str(local), *LINK_LIBRARIES, "-o", str(shared)])
+    _run([tools.ar, "rcsD", str(output / f"lib{name}.a"), str(local)])

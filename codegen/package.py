@@ -34,8 +34,9 @@ def check_name(output: Path) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
         suggestion = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("0123456789") or "model"
         raise OutputFailed(
-            f"'{name}' cannot be imported in Python: a module's folder must be named like a variable, "
-            f"e.g. {suggestion if not keyword.iskeyword(suggestion) else suggestion + '_'}"
+            f"'{name}' cannot be imported in Python: a module's folder must be named like a "
+            "variable, e.g. "
+            f"{suggestion if not keyword.iskeyword(suggestion) else suggestion + '_'}"
         )
     if name == "apq":
         raise OutputFailed("'apq' is the prefix of the C runtime; name the folder differently")
@@ -61,7 +62,8 @@ def check_output(output: Path, force: bool) -> None:
         ours = False
     if not ours and not (output.is_dir() and not any(output.iterdir())):
         raise OutputExists(
-            f"{output} is not a compiled module, so it is not replaced even with --force; remove it first"
+            f"{output} is not a compiled module, so it is not replaced even with --force; "
+            "remove it first"
         )
 
 
@@ -93,7 +95,8 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
         _swap(fresh, output, temporary / "old")
     except OSError as error:
         raise OutputFailed(
-            f"{output} could not be written: {error.strerror or error}; what was there before is intact"
+            f"{output} could not be written: {error.strerror or error}; what was there before is "
+            "intact"
         ) from error
     finally:
         if temporary is not None:
@@ -152,7 +155,7 @@ def _signature(kind: str, ports: Sequence[Port]) -> list[str]:
 
 
 def write_package(folder: Path, name: str, version: str, graph: Graph) -> None:
-    """Write the files that do not depend on a build: ``__init__.py``, header, CMake and pkg-config."""
+    """Write the files that need no build: ``__init__.py``, header, CMake and pkg-config."""
     values = template_values(name, version, graph)
     shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")
     for template, target in (

@@ -30,7 +30,7 @@ from apq_tvm.codegen.work import work_of
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.types import TensorSpec
 
-# A constant up to this many bytes is written into the C source, a larger one goes to the weights file.
+# A constant of up to this many bytes is written into the C source, others go to the weights file.
 SMALL_CONSTANT_BYTES = 256
 DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
@@ -38,7 +38,7 @@ DTYPES = frozenset(
 
 
 def prepare(mod: Any) -> Any:
-    """Take a scheduled module to the form `read_graph` reads: explicit allocations and kernel calls.
+    """Take a scheduled module to the form `read_graph` reads: allocations and kernel calls.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def prepare(mod: Any) -> Any:
     Returns
     -------
     tvm.IRModule
-        Without dataflow blocks; every PrimFunc call writes tensors that ``builtin.alloc_tensor`` made.
+        Without dataflow blocks; PrimFunc calls write tensors that ``builtin.alloc_tensor`` made.
         Memory planning is left to the runtime, which knows the sizes.
     """
     t = relax.transform
@@ -108,9 +108,7 @@ def _c_name(name: str, taken: set[str]) -> str:
 class _Reader:
     """Walks the bindings of ``main`` once; `values` maps Relax variables to what they hold."""
 
-    def __init__(
-        self, mod: Any, params: Mapping[str, Array], variants: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, mod: Any, params: Mapping[str, Array], variants: Mapping[str, Any]) -> None:
         self.mod = mod
         self.main = mod["main"]
         self.params = params
@@ -125,8 +123,8 @@ class _Reader:
         variables = list(self.main.params)
         if len(variables) != len(inputs) + len(self.params):
             raise UnsupportedModel(
-                f"main takes {len(variables)} parameters, but the model has {len(inputs)} inputs and "
-                f"{len(self.params)} weights"
+                f"main takes {len(variables)} parameters, but the model has {len(inputs)} inputs "
+                f"and {len(self.params)} weights"
             )
         self._read_inputs(variables[: len(inputs)], inputs)
         weights = zip(variables[len(inputs) :], self.params.items(), strict=True)
@@ -169,7 +167,9 @@ class _Reader:
             kind = self._tensor_type(variable, spec.name)
             dims = self._dims(kind.shape)
             self.values[variable] = Tensor(Place.INPUT, number, _dtype(kind.dtype, spec.name), dims)
-            shown_dims = tuple(str(d) for d in (spec.shape if len(spec.shape) == len(dims) else dims))
+            shown_dims = tuple(
+                str(d) for d in (spec.shape if len(spec.shape) == len(dims) else dims)
+            )
             ports.append(Port(spec.name, _dtype(kind.dtype, spec.name), dims, shown_dims))
         self.graph.inputs = tuple(ports)
         self.graph.symbols = tuple(symbols)
@@ -203,8 +203,9 @@ class _Reader:
         array = np.asarray(array)
         dims = tuple(str(d) for d in array.shape)
         dtype = _dtype(str(array.dtype), name)
-        digest = hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data if array.ndim else
-                                array.tobytes())
+        digest = hashlib.sha256(
+            np.ascontiguousarray(array).view(np.uint8).data if array.ndim else array.tobytes()
+        )
         key = f"{digest.hexdigest()}:{dtype}:{array.shape}"
         if key not in self.by_content:
             self.by_content[key] = name
@@ -290,7 +291,9 @@ class _Reader:
         choices = tuple(self.variants.get(name, ()))
         missing = [n for _, n in choices if n not in _function_names(self.mod)]
         if func is None or missing:
-            raise UnsupportedModel(f"kernel {name} or one of its variants {missing} is not in the module")
+            raise UnsupportedModel(
+                f"kernel {name} or one of its variants {missing} is not in the module"
+            )
         args: list[Tensor | str] = []
         for arg in call.args:
             value = self._value(arg)
@@ -334,7 +337,7 @@ def _as_numpy(constant: Any) -> NDArray[Any]:
 
 
 def _id_checks(func: Any) -> tuple[IdCheck, ...]:
-    """From the attributes ``apq.layer``, ``apq.ids_arg`` and ``apq.id_rows`` (an int, or equal lists)."""
+    """From attributes ``apq.layer``, ``apq.ids_arg``, ``apq.id_rows`` (ints, or equal lists)."""
     attrs = func.attrs or {}
     if "apq.id_rows" not in attrs:
         return ()

@@ -1,8 +1,8 @@
 """Weights files: safetensors, laid out so that every tensor can be used where it is mapped.
 
-Format: https://github.com/huggingface/safetensors ("Format"): 8 bytes of header length, a JSON header,
-the data without holes. Here the data start at a multiple of 64 bytes (spaces after the JSON) and so
-does every tensor (uint8 tensors named ``_pad.N`` fill the gaps).
+Format: https://github.com/huggingface/safetensors ("Format"): 8 bytes of header length, a JSON
+header, the data without holes. Here the data start at a multiple of 64 bytes (spaces after the
+JSON) and so does every tensor (uint8 tensors named ``_pad.N`` fill the gaps).
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def checksum(data: bytes | NDArray[np.uint8], start: int = 0, seed: int | None =
         w ^= w >> np.uint64(32)
         w *= np.uint64(0x9E3779B97F4A7C15)
         w ^= w >> np.uint64(29)
-        odd = np.arange(start + at, start + at + len(w), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        odd = np.arange(start + at, start + at + len(w), dtype=np.uint64) * np.uint64(
+            2
+        ) + np.uint64(1)
         total = (total + int((w * odd).sum(dtype=np.uint64))) % (1 << 64)
     return total
 
@@ -103,7 +105,9 @@ def write_weights(
         if pads[name]:
             span = [end, end + pads[name]]
             header[f"_pad.{len(header)}"] = {
-                "dtype": "U8", "shape": [pads[name]], "data_offsets": span
+                "dtype": "U8",
+                "shape": [pads[name]],
+                "data_offsets": span,
             }
             end += pads[name]
     data_sum = end

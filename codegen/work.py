@@ -1,8 +1,8 @@
 """How long a kernel call takes, roughly: decides whether it is worth a team of threads.
 
-The estimate is a C expression of the dimensions, in nanoseconds on one thread: bytes at memory speed
-plus arithmetic. Arithmetic comes from the PrimFunc attribute ``apq.work`` or, without it, from the
-loops.
+The estimate is a C expression of the dimensions, in nanoseconds on one thread: bytes at memory
+speed plus arithmetic. Arithmetic comes from the PrimFunc attribute ``apq.work`` or, without it,
+from the loops.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def work_of(func: Any, names: Mapping[Any, str], outputs_elements: str, tensor_b
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        Attribute ``apq.work`` (int or PrimExpr over the function's own symbols) gives its arithmetic
-        operations per element of its last argument.
+        Attribute ``apq.work`` (int or PrimExpr over the function's own symbols) gives its
+        arithmetic operations per element of its last argument.
     names : mapping of tvm.tirx.Var to str
         C expressions of the function's symbols at this call.
     outputs_elements, tensor_bytes : str

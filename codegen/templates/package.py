@@ -4,17 +4,17 @@
 >>> minilm_w4.run(input_ids=ids, attention_mask=mask)["last_hidden_state"]
 
 Inputs and outputs go by their ONNX names; a name that is no Python identifier goes through a dict:
-``run({"input:0": x})``. `inputs` and `outputs` list them, `manifest` holds everything else that is known
+``run({"input:0": x})``. `inputs` and `outputs` list them, `manifest` holds all else that is known
 of the model. ``run`` may be called from several threads at once; each call has its own memory.
 
 Every error has the name of the offending tensor in it::
 
     ModuleError
-    ├── LoadError            the library cannot be loaded
-    │   ├── WrongMachine       it was compiled for another system or for CPU features this one lacks
-    │   └── BadWeights         weights.safetensors is missing, truncated, altered or of another build
-    ├── InputError           an input is missing, unknown, or of the wrong type, rank, shape or value
-    └── RunError             the run failed: not enough memory, or a kernel refused its arguments
+    ├── LoadError          the library cannot be loaded
+    │   ├── WrongMachine     it was compiled for another system or for CPU features this one lacks
+    │   └── BadWeights       weights.safetensors is missing, truncated, altered or of another build
+    ├── InputError         an input is missing, unknown, or of the wrong type, rank, shape or value
+    └── RunError           the run failed: not enough memory, or a kernel refused its arguments
 
 Needs numpy and nothing else.
 """
@@ -83,7 +83,7 @@ class RunError(ModuleError, RuntimeError):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One input or output: ONNX name, numpy dtype name, shape (a str is a dimension that may vary)."""
+    """One input or output: ONNX name, numpy dtype name, shape (a str is a varying dimension)."""
 
     name: str
     dtype: str
@@ -138,8 +138,8 @@ class _Library:
         machine = str(info["machine"])
         if (sys.platform, platform.machine()) != (info["system"], machine):
             raise WrongMachine(
-                f"{self.name} was compiled for {info['system']} on {machine}, this is {sys.platform} on "
-                f"{platform.machine()}; compile the model for this machine"
+                f"{self.name} was compiled for {info['system']} on {machine}, this is "
+                f"{sys.platform} on {platform.machine()}; compile the model for this machine"
             )
         path = folder / f"lib{self.name}.so"
         try:
@@ -170,7 +170,7 @@ class _Library:
         return int(self._function(name)(self.handle, *args))
 
     def take_context(self) -> ctypes.c_void_p:
-        """An idle context, or a new one; `deque` keeps this safe without a lock, also over a fork."""
+        """An idle context, or a new one; a deque is safe here without a lock, also over a fork."""
         try:
             return self.idle.pop()
         except IndexError:
@@ -288,7 +288,7 @@ def run(feeds: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Ar
     Raises
     ------
     InputError
-        Names, types, ranks, shapes or embedding ids that do not fit; the message says what is wanted.
+        Names, types, ranks, shapes or embedding ids that do not fit; the message says what does.
     RunError
         Not enough memory, or a kernel refused its arguments.
     BadWeights
@@ -340,17 +340,19 @@ def _as_array(info: TensorInfo, value: Any) -> Array:
             array = np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(
-                f"input '{info.name}' is a {type(value).__name__} that numpy cannot read by DLPack: {error}"
+                f"input '{info.name}' is a {type(value).__name__} that numpy cannot read by "
+                f"DLPack: {error}"
             ) from error
     else:
         raise InputError(
-            f"input '{info.name}' is a {type(value).__name__}; wanted a numpy array or another tensor "
-            f"with __dlpack__, of {info.dtype}"
+            f"input '{info.name}' is a {type(value).__name__}; wanted a numpy array or another "
+            f"tensor with __dlpack__, of {info.dtype}"
         )
     if array.dtype != np.dtype(info.dtype):  # also another byte order
+        swapped = array.dtype.name == info.dtype
         raise InputError(
-            f"input '{info.name}' has dtype {array.dtype.str if array.dtype.name == info.dtype else array.dtype}"
-            f", wanted {info.dtype}: nothing is cast silently, use .astype('{info.dtype}')"
+            f"input '{info.name}' has dtype {array.dtype.str if swapped else array.dtype}, wanted "
+            f"{info.dtype}: nothing is cast silently, use .astype('{info.dtype}')"
         )
     if any(s % array.itemsize for s in array.strides):
         array = array.copy()  # a field of packed records: DLPack strides count whole elements
