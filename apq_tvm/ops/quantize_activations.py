@@ -1,0 +1,235 @@
+"""Dynamic int8 quantization of activations, as unscheduled TensorIR.
+
+Per row and group: ``scale = absmax / 127``, ``code = round(x * (127 / absmax))`` to nearest even,
+clamped to [-127, 127], and the sum of codes per *weight* group, which zero points and the symmetric
+offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric uint8 cousin).
+
+- Columns past K are quantized as zeros.
+- A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So 127 / absmax
+  stays finite.
+- A NaN or an infinity makes its group's scale NaN or infinite (the largest magnitude is found on the
+  bit patterns, where NaN is largest), so that everything computed from the group is NaN or infinite;
+  the codes are some values in [-127, 127].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import UNIT_K
+from apq_tvm.errors import NotApplicable
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+TINY = 2.0**-100
+"""Largest magnitudes below this count as zero."""
+
+_MAX_CODE = 127.0
+
+
+def quantize_activations(
+    k: int, act_group: int, weight_group: int, lanes: int = 32, row_block: int = 1
+) -> PrimFunc:
+    """Quantize rows of float32 activations to int8.
+
+    Parameters
+    ----------
+    k : int
+        Columns of x.
+    act_group : int
+        Columns that share a scale; -1 for a whole row.
+    weight_group : int
+        Columns that share a sum of codes; -1 for a whole row. Divides the activation group.
+    lanes : int
+        Columns handled together (16 where a group has 16), rows of which are independent.
+    row_block : int
+        Rows in one parallel task.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x f32 [M, K], xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, Gw])``, M dynamic, Kp as in
+        `apq_tvm.codegen.layouts.InterleavedLayout.padded_k`.
+
+    Raises
+    ------
+    NotApplicable
+        The groups do not divide each other.
+    """
+    step = max(UNIT_K, weight_group)
+    padded = -(-k // step) * step
+    sum_width = padded if weight_group == -1 else weight_group
+    width = padded if act_group == -1 else act_group
+    if padded % width or width % sum_width:
+        raise NotApplicable(
+            f"K={k}: activation groups of {width} and weight groups of {sum_width} do not nest; "
+            "use one group size for both or whole rows of activations"
+        )
+    return _Quantize(k, padded, width, sum_width, min(lanes, sum_width), row_block).build()
+
+
+class _Quantize:
+    def __init__(
+        self, k: int, padded: int, width: int, sum_width: int, lanes: int, row_block: int
+    ) -> None:
+        self.k, self.padded, self.width, self.sum_width = k, padded, width, sum_width
+        self.lanes, self.row_block = lanes, row_block
+
+    def build(self) -> PrimFunc:
+        m = tirx.Var("m", "int64")
+        rows = self.row_block
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name("quantize_activations")
+            b.func_attr({"apq.op": "quantize_activations", "op_pattern": 8, "tirx.noalias": True})
+            self.x = _argument("x", (m, self.k), "float32")
+            self.xq = _argument("xq", (m, self.padded), "int8")
+            self.xs = _argument("xs", (m, self.padded // self.width), "float32")
+            self.xsum = _argument("xsum", (m, self.padded // self.sum_width), "int32")
+            tasks = (m + _i64(rows - 1)) // _i64(rows)
+            with b.sblock("root"):
+                b.reads()
+                b.writes()
+                with b.serial(0, tasks) as t, b.sblock("task"):
+                    task = b.axis.spatial(tasks, t)
+                    b.reads(self.x[0:m, 0 : self.k])
+                    b.writes(self.xq[0:m, 0 : self.padded])
+                    first = b.bind(task * _i64(rows))
+                    mine = b.bind(tirx.min(_i64(rows), m - first))
+                    with b.serial(0, mine) as r, b.sblock("row"):
+                        row = b.axis.spatial(mine, r)
+                        b.reads()
+                        b.writes()
+                        self._row(first + row)
+        return builder.get()
+
+    def _row(self, row: Expr) -> None:
+        groups = self.padded // self.width
+        # Groups that reach past K read a padded copy, so that no lane needs a predicate.
+        whole = self.k // self.width
+        if whole:
+            with b.serial(0, whole) as g, b.sblock("group"):
+                group = b.axis.spatial(whole, g)
+                b.reads()
+                b.writes()
+                self._group(row, group, lambda c: self.x[row, group * self.width + c], "")
+        if whole < groups:
+            copy = b.sblock_alloc_buffer(((groups - whole) * self.width,), "float32", align=64)
+            with b.serial(0, copy.shape[0]) as c, b.sblock("pad"):
+                col = b.axis.spatial(copy.shape[0], c)
+                b.reads()
+                b.writes(copy[col])
+                at = col + whole * self.width
+                zero = tirx.const(0.0, "float32")
+                value = tirx.if_then_else(at < self.k, self.x[row, at], zero)
+                b.buffer_store(copy, value, [col])
+            with b.serial(0, groups - whole) as g, b.sblock("tail_group"):
+                tail = b.axis.spatial(groups - whole, g)
+                b.reads()
+                b.writes()
+                self._group(row, tail + whole, lambda c: copy[tail * self.width + c], "_tail")
+
+    def _group(self, row: Expr, group: Expr, x: Any, suffix: str) -> None:
+        lanes = self.lanes
+        chunks = self.width // lanes
+        largest = b.sblock_alloc_buffer((lanes,), "int32", align=64)
+        top = b.sblock_alloc_buffer((1,), "int32", align=64)
+        inverse = b.sblock_alloc_buffer((1,), "float32", align=64)
+        with b.grid(chunks, lanes) as (c0, e0), b.sblock(f"largest{suffix}"):
+            e, c = b.axis.spatial(lanes, e0), b.axis.reduce(chunks, c0)
+            b.reads(x(c * lanes + e))
+            b.writes(largest[e])
+            with b.init():
+                b.buffer_store(largest, tirx.const(0, "int32"), [e])
+            # Without its sign bit a float's pattern orders like its magnitude, NaN above infinity.
+            pattern = tirx.bitwise_and(
+                tirx.reinterpret("int32", x(c * lanes + e)), tirx.const(0x7FFFFFFF, "int32")
+            )
+            b.buffer_store(largest, tirx.max(largest[e], pattern), [e])
+        _reduce(f"top{suffix}", lanes, largest, top, tirx.max)
+        with b.sblock(f"factors{suffix}"):
+            b.reads(top[0])
+            b.writes(inverse[0], self.xs[row, group])
+            size = tirx.reinterpret("float32", top[0])
+            tiny = size < tirx.const(TINY, "float32")
+            zero, most = tirx.const(0.0, "float32"), tirx.const(_MAX_CODE, "float32")
+            scale = tirx.Select(tiny, zero, size * tirx.const(1 / _MAX_CODE, "float32"))
+            b.buffer_store(self.xs, scale, [row, group])
+            b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
+        parts = self.width // self.sum_width
+        with b.serial(0, parts) as p, b.sblock(f"part{suffix}"):
+            part = b.axis.spatial(parts, p)
+            b.reads()
+            b.writes()
+            self._codes(row, group * parts + part, part * self.sum_width, x, inverse, suffix)
+
+    def _codes(
+        self, row: Expr, sum_group: Expr, first: Expr, x: Any, inverse: Buffer, suffix: str
+    ) -> None:
+        lanes = self.lanes
+        chunks = self.sum_width // lanes
+        codes = b.sblock_alloc_buffer((lanes,), "int32", align=64)
+        sums = b.sblock_alloc_buffer((lanes,), "int32", align=64)
+        total = b.sblock_alloc_buffer((1,), "int32", align=64)
+        with b.serial(0, lanes) as e0, b.sblock(f"clear{suffix}"):
+            e = b.axis.spatial(lanes, e0)
+            b.reads()
+            b.writes(sums[e])
+            b.buffer_store(sums, tirx.const(0, "int32"), [e])
+        with b.serial(0, chunks) as c0, b.sblock(f"chunk{suffix}"):
+            c = b.axis.spatial(chunks, c0)
+            b.reads()
+            b.writes()
+            with b.serial(0, lanes) as e0, b.sblock(f"code{suffix}"):
+                e = b.axis.spatial(lanes, e0)
+                b.reads(x(first + c * lanes + e), inverse[0])
+                b.writes(codes[e])
+                value = tirx.nearbyint(x(first + c * lanes + e) * inverse[0])
+                most = tirx.const(_MAX_CODE, "float32")
+                value = tirx.max(tirx.min(value, most), tirx.const(-_MAX_CODE, "float32"))
+                b.buffer_store(codes, value.astype("int32"), [e])
+            with b.serial(0, lanes) as e0, b.sblock(f"store{suffix}"):
+                e = b.axis.spatial(lanes, e0)
+                at = sum_group * self.sum_width + c * lanes + e
+                b.reads(codes[e])
+                b.writes(self.xq[row, at])
+                b.buffer_store(self.xq, codes[e].astype("int8"), [row, at])
+            with b.sblock(f"add_stage{suffix}"):
+                b.reads()
+                b.writes()
+                with b.serial(0, lanes) as e0, b.sblock(f"add{suffix}"):
+                    e = b.axis.spatial(lanes, e0)
+                    # `sums` is left out of the reads: TVM would not vectorize a running sum.
+                    b.reads(codes[e])
+                    b.writes(sums[e])
+                    b.buffer_store(sums, sums[e] + codes[e], [e])
+        _reduce(f"total{suffix}", lanes, sums, total, lambda a, c: a + c)
+        with b.sblock(f"sum{suffix}"):
+            b.reads(total[0])
+            b.writes(self.xsum[row, sum_group])
+            b.buffer_store(self.xsum, total[0], [row, sum_group])
+
+
+def _reduce(name: str, lanes: int, source: Buffer, target: Buffer, combine: Any) -> None:
+    """``target[0] = combine over lanes of source``, from 0."""
+    with b.serial(0, lanes) as e0, b.sblock(name):
+        e = b.axis.reduce(lanes, e0)
+        b.reads(source[e])
+        b.writes(target[0])
+        with b.init():
+            b.buffer_store(target, tirx.const(0, "int32"), [0])
+        b.buffer_store(target, combine(target[0], source[e]), [0])
+
+
+def _i64(value: int) -> Expr:
+    return tirx.const(value, "int64")
+
+
+def _argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:
+    extents = [_i64(s) if isinstance(s, int) else s for s in shape]
+    return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=4, offset_factor=1)

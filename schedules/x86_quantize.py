@@ -1,0 +1,79 @@
+"""Default schedule of the quantization of activations on x86: one group at a time in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.ops.quantize_activations import quantize_activations
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.tensorize.x86_reduce import reduce_intrinsic
+from apq_tvm.types import DeviceProfile
+
+ELEMENTS_PER_TASK = 16384
+"""Activations in a parallel task: a few microseconds, what a launch costs at least."""
+
+
+def quantize_func(
+    k: int, act_group: int, weight_group: int, profile: DeviceProfile, decide: Decide
+) -> Any:
+    """The unscheduled PrimFunc with this device's choices: ``lanes`` and ``task`` (elements).
+
+    Parameters
+    ----------
+    k, act_group, weight_group : int
+        As in `apq_tvm.ops.quantize_activations.quantize_activations`.
+    profile : DeviceProfile
+    decide : Decide
+    """
+    lanes, task = _decisions(decide)
+    return quantize_activations(k, act_group, weight_group, lanes, max(1, task // k))
+
+
+def _decisions(decide: Decide) -> tuple[int, int]:
+    return (
+        decide("lanes", (32, 16)),
+        decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4)),
+    )
+
+
+def schedule_quantize(sch: Any, profile: DeviceProfile, decide: Decide) -> None:
+    """Schedule in place; `decide` must answer as it did for `quantize_func`.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+    profile : DeviceProfile
+    decide : Decide
+    """
+    _decisions(decide)
+    unroll = decide("unroll", (4, 2, 1, 8))
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    sch.parallel(task)
+    suffixes = [s for s, block in (("", "group"), ("_tail", "tail_group")) if _has(sch, block)]
+    for suffix in suffixes:
+        _schedule_group(sch, suffix, unroll)
+
+
+def _has(sch: Any, block: str) -> bool:
+    children = sch.get_child_blocks(sch.get_sblock("row"))
+    return any(str(sch.get(child).name_hint) == block for child in children)
+
+
+def _schedule_group(sch: Any, suffix: str, unroll: int) -> None:
+    largest = sch.get_sblock(f"largest{suffix}")
+    chunks, lane = sch.get_loops(largest)
+    sch.vectorize(lane)  # before its init leaves it: then it is no reduction block any more
+    sch.decompose_reduction(largest, chunks)
+    for name in ("clear", "code", "store", "add"):
+        sch.vectorize(sch.get_loops(sch.get_sblock(f"{name}{suffix}"))[-1])
+    for name, operation in (("top", "max"), ("total", "add")):
+        block = sch.get_sblock(f"{name}{suffix}")
+        (loop,) = sch.get_loops(block)
+        lanes = int(sch.get(loop).extent)
+        sch.decompose_reduction(block, loop)
+        sch.tensorize(loop, reduce_intrinsic(operation, lanes))
+    (chunk,) = sch.get_loops(sch.get_sblock(f"chunk{suffix}"))
+    extent = int(sch.get(chunk).extent)
+    factor = max(f for f in range(1, unroll + 1) if extent % f == 0)
+    if factor > 1:
+        sch.unroll(sch.split(chunk, [None, factor])[1])
