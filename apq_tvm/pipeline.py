@@ -105,7 +105,7 @@ def compile(
     ApqError
         Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
     """
-    from apq_tvm.codegen.emit import STEPS, emit
+    from apq_tvm.codegen.emit import emit
     from apq_tvm.codegen.package import check_name, check_output
     from apq_tvm.lower import lower
     from apq_tvm.manifest import describe
@@ -136,8 +136,7 @@ def compile(
     scheduled = schedule(lowered, default_decisions, progress)
     stopwatch.lap("schedule")
     extra: dict[str, Any] = {**describe(scheduled), "timings": stopwatch.seconds}
-    with progress.stage("emit", len(STEPS)):
-        return emit(scheduled, output, chosen.profile, extra, force, progress.advance)
+    return emit(scheduled, output, extra, force=force, progress=progress)
 
 
 def default_decisions(kernel: str, spec: LinearSpec) -> Decide:

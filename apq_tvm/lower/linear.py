@@ -128,7 +128,7 @@ class LinearLowering:
                 self._vars[name] = bb.add_func(func.with_attr("global_symbol", name), name)
             outs = [
                 relax.TensorType((m, *buffer.shape[1:]), buffer.dtype)
-                for buffer in (func.buffer_map[p] for p in func.params[1:])
+                for buffer in func.params[1:]
             ]
             packed = bb.emit(relax.call_tir(self._vars[name], [x2d], outs))
             self._quantized[key] = tuple(

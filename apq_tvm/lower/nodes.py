@@ -51,7 +51,7 @@ class Shapes:
 def call(bb: relax.BlockBuilder, func: Any, args: Sequence[Any], shapes: Shapes) -> Any:
     """``call_tir`` of `func`, named after its ``apq.op``; outputs are its last arguments."""
     variable = bb.add_func(func, str(func.attrs["apq.op"]))
-    outs = [shapes.type_of(func.buffer_map[p]) for p in func.params[len(args) :]]
+    outs = [shapes.type_of(param) for param in func.params[len(args) :]]
     return bb.emit(relax.call_tir(variable, list(args), outs))
 
 
@@ -113,7 +113,9 @@ def embedding_converter(
         scheme = quantized.tensors[key].scheme if key else None
         func = embedding(rows, width, shapes.of(ids), str(ids.ty.dtype), scheme)
         table = param_vars(node.name).values() if key else [weight]
-        func = func.with_attrs({"apq.layer": node.name})
+        func = func.with_attrs(
+            {"apq.layer": node.name, "apq.ids_arg": len(func.params) - 2, "apq.id_rows": rows}
+        )
         return call(bb, func, [*table, ids], shapes)
 
     return convert
