@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.infer import same_shape
 from apq_tvm.types import Node
 
+# Operators that only move numbers, so that a factor may be applied after them as well as before.
+MOVES = ("Transpose", "Reshape", "apq.Reshape", "Squeeze", "Unsqueeze")
 
-def fuse_matmuls(graph: Graph) -> None:
-    """MatMul of two computed values becomes ``apq.MatMul`` with the transposes around it."""
+
+def fuse_attention(graph: Graph) -> None:
+    """Make ``apq.MatMul`` and ``apq.Softmax`` with the transposes, scales and masks around them."""
     for node in list(graph.nodes):
         if node.op == "MatMul":
             _matmul(graph, node)
+    for node in list(graph.nodes):
+        if node.op == "Softmax":
+            _softmax(graph, node)
     graph.sweep()
 
 
 def _matmul(graph: Graph, node: Node) -> None:
+    """MatMul of two computed float32 values, with transposes before and after it."""
     if any(v in graph.weights or graph.dtype(v) != "float32" for v in node.inputs):
         return
     operands, perms = [], []
@@ -45,17 +54,10 @@ def _only_reader(graph: Graph, value: str) -> Node | None:
     return next((n for n in graph.nodes if value in n.inputs), None)
 
 
-def fuse_softmax(graph: Graph) -> None:
-    """Softmax over the last axis takes the scale and the mask before it along."""
-    for node in list(graph.nodes):
-        if node.op == "Softmax":
-            _softmax(graph, node)
-    graph.sweep()
-
-
 def _softmax(graph: Graph, node: Node) -> None:
+    """Softmax over the last axis takes the mask and the scale before it along."""
     rank = graph.rank(node.inputs[0])
-    if rank is None or rank == 0 or graph.dtype(node.inputs[0]) != "float32":
+    if not rank or graph.dtype(node.inputs[0]) != "float32":
         return
     # Before opset 13 Softmax flattens from `axis` on, which for the last axis is the same thing.
     axis = node.attrs.get("axis", -1 if graph.opset >= 13 else 1)
@@ -64,28 +66,71 @@ def _softmax(graph: Graph, node: Node) -> None:
     x, mask, scale = node.inputs[0], "", 1.0
     add = graph.made_by(x, "Add")
     if add is not None and graph.only_use(x):
-        for scores, other in (add.inputs, add.inputs[::-1]):
-            if not same_shape(graph.shape(scores), graph.shape(x)) or scores == other:
-                continue
-            if graph.made_by(scores, "Mul", "Div", "apq.MatMul") or graph.rank(other) != rank:
-                x, mask = scores, other
-                break
-            if not same_shape(graph.shape(other), graph.shape(x)):
-                x, mask = scores, other
-                break
+        x, mask = _mask(graph, add) or (x, "")
     while graph.only_use(x):
-        product = graph.made_by(x, "Mul", "Div")
-        if product is None:
+        factor = _factor(graph, graph.maker.get(x))
+        if factor is None:
             break
-        a, b = product.inputs
-        by = graph.scalar(b)
-        if by is None and product.op == "Mul":
-            a, b = b, a
-            by = graph.scalar(b)
-        if by is None or not same_shape(graph.shape(a), graph.shape(x)):
+        x, scale = factor[0], scale * factor[1]
+    graph.replace(node, Node("apq.Softmax", node.name, (x, mask), node.outputs, {"scale": scale}))
+    product = graph.made_by(x, "apq.MatMul")
+    if product is not None and graph.only_use(x):
+        for operand in dict.fromkeys(product.inputs):
+            scale *= _lift(graph, operand)
+        softmax = graph.maker[node.outputs[0]]
+        graph.replace(softmax, replace(softmax, attrs={"scale": scale}))
+
+
+def _mask(graph: Graph, add: Node) -> tuple[str, str] | None:
+    """``(scores, mask)`` of an Add: the mask is the operand that is broadcast, or is no product."""
+    out = graph.shape(add.outputs[0])
+    whole = [v for v in add.inputs if same_shape(graph.shape(v), out)]
+    if not whole or add.inputs[0] == add.inputs[1]:
+        return None
+    scores = whole[0]
+    if len(whole) == 2:
+        products = [v for v in whole if graph.made_by(v, "Mul", "Div", "apq.MatMul")]
+        scores = (products or whole)[0]
+    return scores, next(v for v in add.inputs if v != scores)
+
+
+def _factor(graph: Graph, node: Node | None) -> tuple[str, float] | None:
+    """``(x, c)`` of a node that multiplies a value of its own shape by a scalar constant."""
+    if node is None or node.op not in ("Mul", "Div"):
+        return None
+    pairs = [node.inputs] if node.op == "Div" else [node.inputs, node.inputs[::-1]]
+    for x, c in pairs:
+        by = graph.scalar(c)
+        if by is not None and same_shape(graph.shape(x), graph.shape(node.outputs[0])):
+            if node.op == "Mul":
+                return x, by
+            if by != 0.0:
+                return x, 1.0 / by
+    return None
+
+
+def _lift(graph: Graph, operand: str) -> float:
+    """Take constant factors off an operand of the product before a Softmax; their product."""
+    total = 1.0
+    value = operand
+    while graph.only_use(value):
+        maker = graph.maker.get(value)
+        if maker is None:
             break
-        if product.op == "Div" and by == 0.0:
+        factor = _factor(graph, maker)
+        if factor is not None:
+            total *= factor[1]
+            value = _bypass(graph, value, factor[0])
+        elif maker.op in MOVES:
+            value = maker.inputs[0]
+        else:
             break
-        x, scale = a, scale / by if product.op == "Div" else scale * by
-    attrs = {"scale": scale}
-    graph.replace(node, Node("apq.Softmax", node.name, (x, mask), node.outputs, attrs))
+    return total
+
+
+def _bypass(graph: Graph, value: str, source: str) -> str:
+    """Let the one reader of `value` read `source` instead."""
+    reader = next(n for n in graph.nodes if value in n.inputs)
+    inputs = tuple(source if v == value else v for v in reader.inputs)
+    graph.replace(reader, replace(reader, inputs=inputs))
+    return source

@@ -261,14 +261,14 @@ def _conv(graph: Graph, node: Node) -> list[Shape | None]:
     up = node.attrs.get("ceil_mode", 0)
     out: list[Dim | None] = []
     for i, dim in enumerate(x[2:]):
-        if dim is None or kernel[i] is None:
+        width: Dim | None = kernel[i]
+        if dim is None or width is None:
             out.append(None)
         elif same:
-            out.append(floordiv(dim + strides[i] - 1, strides[i]))
+            out.append(floordiv(dim + (strides[i] - 1), strides[i]))
         else:
-            free: Dim = dim + pads[i] + pads[i + spatial] - dilations[i] * (kernel[i] - 1) - 1
-            free = free + strides[i] - 1 if up else free
-            out.append(floordiv(free, strides[i]) + 1)
+            free = dim + (pads[i] + pads[i + spatial] - 1) - dilations[i] * (width - 1)
+            out.append(floordiv(free + (strides[i] - 1 if up else 0), strides[i]) + 1)
     channels = graph.shape(node.inputs[1]) if node.op == "Conv" else x[1:]
     return [None if channels is None else (x[0], channels[0], *out)]
 
@@ -278,12 +278,10 @@ def _pad(graph: Graph, node: Node) -> list[Shape | None]:
     if x is None or pads is None or len(node.inputs) > 3:
         return [None]
     rank = len(x)
-    return [
-        tuple(
-            None if None in (dim, pads[i], pads[i + rank]) else dim + pads[i] + pads[i + rank]
-            for i, dim in enumerate(x)
-        )
-    ]
+    out: list[Dim | None] = []
+    for dim, before, after in zip(x, pads[:rank], pads[rank:], strict=True):
+        out.append(None if dim is None or None in (before, after) else dim + before + after)
+    return [tuple(out)]
 
 
 def _flatten(graph: Graph, node: Node) -> list[Shape | None]:

@@ -17,7 +17,7 @@ FLOATS = ("float32", "float64")
 
 
 def make_layers(graph: Graph) -> None:
-    """Turn MatMul, Gemm and Gather with constant weights into layers, Adds after them into biases."""
+    """Turn MatMul, Gemm and Gather with constants into layers, Adds after them into biases."""
     for node in list(graph.nodes):
         new: list[Node] | None = None
         if node.op == "MatMul":

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from apq_tvm.onnx_import.activations import fuse_activations, fuse_gelu, fuse_residuals
-from apq_tvm.onnx_import.attention import fuse_matmuls, fuse_softmax
+from apq_tvm.onnx_import.attention import fuse_attention
 from apq_tvm.onnx_import.cleanup import (
     merge_equal_nodes,
     merge_equal_weights,
@@ -49,8 +49,7 @@ def import_model(path: Path) -> ImportedModel:
     fuse_gelu(graph)
     fuse_activations(graph)
     fuse_residuals(graph)
-    fuse_matmuls(graph)
-    fuse_softmax(graph)
+    fuse_attention(graph)
     merge_equal_nodes(graph)
     rename_outputs(graph)
     merge_equal_weights(graph)

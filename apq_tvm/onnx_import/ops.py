@@ -77,7 +77,7 @@ def check_supported(graph: Graph) -> None:
             for op, names in sorted(found.items())
         )
         raise UnsupportedModel(
-            f"operators that cannot be compiled: {listed}; replace them in the model or cut it there"
+            f"operators that cannot be compiled: {listed}; replace them in the model"
         )
 
 
@@ -103,7 +103,7 @@ def check_layers(graph: Graph) -> None:
 
 
 def decompose(graph: Graph) -> None:
-    """Write operators of ONNX Runtime's own domain, which its optimizer leaves, in standard ones."""
+    """Write what ONNX Runtime's optimizer makes of its own domain in standard operators."""
     nodes = []
     for node in graph.nodes:
         rule = CONTRIB.get(node.op)

@@ -1,4 +1,4 @@
-"""The meaning of the normalised graph in numpy, node by node: what everything is checked against."""
+"""The meaning of the normalised graph in numpy, node by node: what all else is checked against."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ def _slice(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
     for axis, start, step in zip(attrs["axes"], attrs["starts"], attrs["steps"], strict=True):
         first = evaluate(start, symbols)
         index[axis] = slice(first, first + attrs["shape"][axis] * step, step)
-    return x[tuple(index)]
+    return np.asarray(x[tuple(index)])
 
 
 def _range(attrs: Any, symbols: Mapping[str, int]) -> Array:
     (count,) = attrs["shape"]
     values = evaluate(attrs["start"], symbols) + np.arange(count) * attrs["delta"]
-    return values.astype(attrs["dtype"])
+    return np.asarray(values, attrs["dtype"])
 
 
 def _dims(attrs: Any, symbols: Mapping[str, int]) -> Array:

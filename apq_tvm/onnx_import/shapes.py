@@ -27,7 +27,7 @@ from apq_tvm.onnx_import.dims import (
     parse,
 )
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import elements, same_shape
+from apq_tvm.onnx_import.infer import elements, infer, same_shape
 from apq_tvm.onnx_import.values import contents
 from apq_tvm.types import Array, Node
 
@@ -100,17 +100,29 @@ def materialize(graph: Graph) -> None:
             dims = elements(graph.values.get(value))
             if node.op.startswith("apq.") or dims is None or not graph.uses[value]:
                 continue
-            attrs = {
-                "dims": tuple(as_attr(dim) for dim in dims),
-                "shape": graph.values[value].shape,
-                "dtype": graph.dtype(value),
-            }
             name = node.name if len(node.outputs) == 1 else graph.fresh(f"{node.name}:{value}")
-            new = Node("apq.Dims", name, (), (value,), attrs)
             rest = tuple("" if out == value else out for out in node.outputs)
-            keep = [] if not any(rest) else [replace(node, outputs=rest)]
-            graph.replace(node, *keep, new)
+            keep = [replace(node, outputs=rest)] if any(rest) else []
+            graph.replace(node, *keep, *_dims_nodes(graph, name, value, dims))
     graph.sweep()
+
+
+def _dims_nodes(graph: Graph, name: str, value: str, dims: list[Dim]) -> list[Node]:
+    """``apq.Dims``, reshaped if `value` has more than one dimension."""
+    shape = graph.values[value].shape
+    flat = shape if len(shape) < 2 else (len(dims),)
+    out = value if flat == shape else graph.fresh(f"{value}.flat")
+    attrs = {
+        "dims": tuple(as_attr(dim) for dim in dims),
+        "shape": flat,
+        "dtype": graph.dtype(value),
+    }
+    first = Node("apq.Dims", name, (), (out,), attrs)
+    if out == value:
+        return [first]
+    infer(graph, first)
+    last = Node("Reshape", graph.fresh(f"{name}.reshape"), (out,), (value,))
+    return [first, reshape_to(graph, last, flat, shape)]
 
 
 def carried(graph: Graph, op: str, node: Node, shape: Sequence[Dim], **attrs: Any) -> Node:

@@ -65,7 +65,7 @@ def evaluate(graph: Graph, node: Node) -> list[Array] | None:
         a if isinstance(a, np.ndarray) else _objects(a, ())
         for a in (result if isinstance(result, list) else [result])
     ]
-    return None if any(array.size > LARGEST for array in arrays) else arrays
+    return None if any(a.size > LARGEST for a in arrays) else arrays
 
 
 def _objects(values: Any, shape: tuple[int, ...]) -> Array:
@@ -284,6 +284,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "Slice": _slice,
     "Reshape": _reshape,
     "Concat": _concat,
+    "Transpose": lambda node, x: x.transpose(node.attrs.get("perm")),
     "Split": _split,
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,
