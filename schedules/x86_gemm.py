@@ -1,8 +1,8 @@
 """Default schedules and search spaces of large-M linear layers on x86, and their kernel records.
 
-A task's panel of decoded weights stays in L1, its activations in L2; the accumulators of a tile stay
-in registers. Tiles below are chosen so that accumulators, one weight vector per column vector and one
-broadcast fit 32 zmm or 16 ymm registers.
+A task's panel of decoded weights stays in L1, its activations in L2; the accumulators of a tile
+stay in registers. Tiles below are chosen so that accumulators, one weight vector per column vector
+and one broadcast fit 32 zmm or 16 ymm registers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLOAT_M_TILES = (4, 2, 1)
 
 _MAX_ACTIVATION, _INT32 = 127, 2**31
 
-_TILE_STAGES = frozenset(("load", "wait", "start", "scale", "store"))
+_TILE_STAGES = ("load", "wait", "start", "sum", "store")
 
 _Tiles = tuple[tuple[int, int], ...]
 
@@ -47,7 +47,7 @@ def _even_block(k: int, step: int, target: int) -> int:
 def _integer_tiles(instruction: DotInstruction, whole: bool) -> _Tiles:
     """(rows, column vectors); grouped schemes hold an int32 and a float32 sum per element."""
     if instruction.rows == 16:
-        return ((4, 3), (5, 3), (3, 4), (6, 2), (7, 2)) if whole else ((4, 3), (6, 2), (3, 4), (5, 2))
+        return ((4, 3), (5, 3), (3, 4), (6, 2)) if whole else ((4, 3), (6, 2), (3, 4), (5, 2))
     if instruction is MADDUBS:
         return ((4, 2), (3, 3), (3, 2), (2, 4), (6, 1))
     return ((4, 3), (6, 2), (3, 3), (4, 2)) if whole else ((4, 2), (3, 2), (6, 1), (2, 3))
@@ -104,8 +104,8 @@ def _schedule_stages(sch: Any) -> None:
     for name in stages:
         *_, lane = loops = sch.get_loops(sch.get_sblock(name))
         sch.vectorize(lane)
-        if name in _TILE_STAGES:
-            for loop in loops[-3:-1]:
+        if name.startswith(_TILE_STAGES):
+            for loop in loops[:-1]:
                 sch.unroll(loop)
         elif name == "decode":
             sch.unroll(loops[-2])
@@ -152,7 +152,8 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
         # Largest sum of code * activation, and of zero point * sum of activations.
         if width * ((1 << bits) - 1) * _MAX_ACTIVATION >= _INT32:
             raise NotApplicable(
-                f"K={spec.k}: a sum of {width} products of {bits}-bit codes exceeds int32; use groups"
+                f"K={spec.k}: a sum of {width} products of {bits}-bit codes exceeds int32; "
+                "use groups"
             )
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:

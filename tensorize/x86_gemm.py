@@ -76,7 +76,9 @@ def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -
     dtype = "int8" if signed else "uint8"
     name = f"apq_{instruction.name}_{tile}_s8{'s8' if signed else 'u8'}s32"
     if instruction.name != "maddubs":
-        return register(name, lambda: (_integer_pair(tile, dtype), _integer_pair(tile, dtype, "dp")))
+        return register(
+            name, lambda: (_integer_pair(tile, dtype), _integer_pair(tile, dtype, "dp"))
+        )
     if signed:
         return register(
             name, lambda: (_integer_pair(tile, dtype), _integer_pair(tile, dtype, "sign"))
@@ -100,7 +102,8 @@ def dequantize_intrinsic(lanes: int) -> str:
     F float32 [4, R].
     """
     return register(
-        f"apq_cvtdq2ps_{lanes}x4_u8f32", lambda: (_dequantize(lanes, False), _dequantize(lanes, True))
+        f"apq_cvtdq2ps_{lanes}x4_u8f32",
+        lambda: (_dequantize(lanes, False), _dequantize(lanes, True)),
     )
 
 
@@ -206,9 +209,9 @@ def _maddubs(codes: Expr, activations: Expr) -> Expr:
 
 
 def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> None:
-    # k is the outer loop: one weight vector and one broadcast are live at a time, and the int16 sums
-    # are the only accumulators, so nothing spills with 16 registers.
-    partial = b.sblock_alloc_buffer((tile.m, tile.vectors, 16), "int16")
+    # k is the outer loop: one weight vector and one broadcast are live at a time, and the int16
+    # sums are the only accumulators, so nothing spills with 16 registers.
+    partial = b.alloc_buffer((tile.m, tile.vectors, 16), "int16", align=64)
     with b.unroll(tile.k // 4 // sums) as chunk:
         for step in range(sums):
             with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:

@@ -1,22 +1,23 @@
 """``y = act(x Wᵀ + b) + residual`` for many rows of x, as unscheduled TensorIR.
 
-A *task* is a block of rows of x by a panel of `vectors` x R columns; tasks are independent. It walks K
-in blocks of `k_block`: the panel's packed weights are decoded once into a scratch that stays in
-cache, and every tile of `m_tile` rows is multiplied with it. Sums of a tile wait in another scratch
-between K blocks. What makes this fast on CPUs without predicates in the inner loops:
+A *task* is a block of rows of x by a panel of `vectors` x R columns; tasks are independent. It
+walks K in blocks of `k_block`: the panel's packed weights are decoded once into a scratch that stays
+in cache, and every tile of `m_tile` rows is multiplied with it. Sums of a tile wait in another
+scratch between K blocks. There are no predicates in the inner loops:
 
-- M is covered by tiles of `m_tile` rows; the last one starts at ``M - m_tile`` and repeats rows that
-  the same task has done (same values). M must be at least `m_tile`.
+- M is covered by tiles of `m_tile` rows; the last one starts at ``M - m_tile`` and repeats rows.
+  M must be at least `m_tile`.
 - Past the last row block of W a panel repeats it; those columns are written twice with one value.
 - Loops over K run to the block's own end, so any K works.
 
-The tile's shape is part of the PrimFunc because TensorIR cannot split a dynamic M without predicates.
+The tile's shape is part of the PrimFunc because TensorIR cannot split a dynamic M without
+predicates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,7 @@ class _Gemm:
         self.panels = -(-self.row_blocks // blocking.vectors)
         self.k_blocks = -(-k // blocking.k_block)
         self.sum_dtype = "float32"
+        self.shared_columns = False  # True where two panels may compute a column: the later stores
         self.stages: list[str] = []
 
     # Subclass interface.
@@ -187,11 +189,29 @@ class _Gemm:
                 b.buffer_store(waiting, sums[at], [tile, *at])
 
     def _store(self, sums: Buffer) -> None:
-        spec, lanes = self.spec, self.lanes
-        with self._stage("store", self.blocking.m_tile, self.blocking.vectors, lanes) as (m, j, r):
-            row, col = self.row + m, self.row_block(j) * _i64(lanes) + r
-            if spec.n % lanes:
-                b.where(col < _i64(spec.n))
+        """Write the tile: vector by vector where the last one is shorter or another panel's."""
+        vectors, lanes, tail = self.blocking.vectors, self.lanes, self.spec.n % self.lanes
+        if not tail and not self.shared_columns:
+            self._store_vectors("store", sums, range(vectors), lanes)
+            return
+        for j in range(vectors):
+            block = self.row_block(j)
+            with b.If(block >= self.panel) if self.shared_columns else nullcontext():
+                with b.Then() if self.shared_columns else nullcontext():
+                    if not tail:
+                        self._store_vectors(f"store{j}", sums, range(j, j + 1), lanes)
+                        continue
+                    with b.If(block == _i64(self.row_blocks - 1)):
+                        with b.Then():
+                            self._store_vectors(f"store_tail{j}", sums, range(j, j + 1), tail)
+                        with b.Else():
+                            self._store_vectors(f"store{j}", sums, range(j, j + 1), lanes)
+
+    def _store_vectors(self, name: str, sums: Buffer, vectors: range, lanes: int) -> None:
+        spec = self.spec
+        with self._stage(name, self.blocking.m_tile, len(vectors), lanes) as (m, v, r):
+            j = v + vectors.start
+            row, col = self.row + m, self.row_block(j) * _i64(self.lanes) + r
             b.reads(sums[m, j, r])
             b.writes(self.y[row, col])
             value = self.result(m, j, r, sums[m, j, r])
@@ -333,7 +353,7 @@ class _IntegerGemm(_Gemm):
                 zero = self.zeros[j, group, r] if self.layout.zero_points else self._offset()
                 b.buffer_store(dots, tirx.const(0, "int32") - zero * total, [m, j, r])
             self._dots(kb, group * self.group, self.group // bl.k_step, dots)
-            with self._stage("scale", *shape) as (m, j, r):
+            with self._stage("sum", *shape) as (m, j, r):
                 # `sums` is left out of the reads: TVM would not vectorize a running sum.
                 b.reads(dots[m, j, r])
                 b.writes(sums[m, j, r])
@@ -453,6 +473,7 @@ class _FloatGemm(_Gemm):
     def __init__(self, spec: LinearSpec, layout: FloatLayout, blocking: GemmBlocking) -> None:
         super().__init__(spec, blocking, layout.rows, spec.k)
         self.layout = layout
+        self.shared_columns = self.row_blocks % blocking.vectors != 0
 
     def declare(self) -> None:
         spec = self.spec
@@ -494,7 +515,7 @@ def _float_dots(
 def integer_gemm(
     spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking, signed: bool = False
 ) -> PrimFunc:
-    """Linear layer with int8 activations; arguments and meaning of `apq_tvm.ops.linear.integer_linear`.
+    """Linear layer with int8 activations, as `apq_tvm.ops.linear.integer_linear`.
 
     Parameters
     ----------

@@ -5,11 +5,11 @@ clamped to [-127, 127], and the sum of codes per *weight* group, which zero poin
 offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric uint8 cousin).
 
 - Columns past K are quantized as zeros.
-- A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So 127 / absmax
-  stays finite.
-- A NaN or an infinity makes its group's scale NaN or infinite (the largest magnitude is found on the
-  bit patterns, where NaN is largest), so that everything computed from the group is NaN or infinite;
-  the codes are some values in [-127, 127].
+- A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So
+  127 / absmax stays finite.
+- A NaN or an infinity makes its group's scale NaN or infinite (the largest magnitude is found on
+  the bit patterns, where NaN is largest), so that everything computed from the group is NaN or
+  infinite; the codes are some values in [-127, 127].
 """
 
 from __future__ import annotations
