@@ -21,6 +21,9 @@ def set_num_threads(count):
     global threads
     threads = count
 
+def memory():
+    return {{"arena": 2000, "live": 1000}}
+
 def run(feeds):
     x, mask = feeds["x"], feeds["attention_mask"]
     if len(x) > 50:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import fake_module
 import numpy as np
 import pytest
 
-from apq_tvm.bench import rivals
+from apq_tvm.bench import rivals, roofline
 from apq_tvm.bench.linear import LinearCase, write_model
+from apq_tvm.bench.memory import measure_memory
 from apq_tvm.bench.model import make_inputs, resolve_dims
 from apq_tvm.bench.roofline import Limits
 from apq_tvm.bench.timing import COLD_BYTES, Candidate, cold_copies, interleave
@@ -153,7 +156,7 @@ def test_unknown_rival_is_named_with_the_known_ones() -> None:
         rivals.parse_against("onnxruntime,tflite", 4)
 
 
-def test_written_model_is_one_matmul(tmp_path) -> None:
+def test_written_model_is_one_matmul(tmp_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime")
     weight = np.random.default_rng(0).standard_normal((6, 10)).astype(np.float32)
     write_model(tmp_path / "m.onnx", weight)
@@ -204,3 +207,36 @@ def test_repeats_reach_the_candidate() -> None:
     clock = FakeClock()
     interleave({"a": Candidate(run)}, budget_s=0, min_rounds=2, max_rounds=2, clock=clock)
     assert len(seen) == 4 and min(seen) >= 1
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("ahead", roofline.PREFETCH_BYTES)
+def test_bandwidth_probe_reads_every_byte(threads: int, ahead: int) -> None:
+    words = np.random.default_rng(0).integers(0, 2**62, 1024, dtype=np.uint64)
+    lib = roofline._library()
+    total = lib.apq_read(words.ctypes.data, words.nbytes, threads, ahead)
+    assert total == int(words.sum()) % 2**64
+
+
+@pytest.mark.isa("avx2")
+def test_arithmetic_probes_count_what_they_do() -> None:
+    lib = roofline._library()
+    assert lib.apq_int8_macs(10) % (8 * 32) == 0 and lib.apq_fp32_macs(10) % (8 * 8) == 0
+    # 3 * 5 per byte pair, 4 bytes in an int32 lane, 8 accumulators of which one lane is returned
+    assert lib.apq_int8(10, 1) == 10 * 8 * 4 * 3 * 5
+    lanes = lib.apq_fp32_macs(10) / 10 / 8
+    assert lib.apq_fp32(10, 2) == 2 * 10 * 8 * lanes * 0.5 * 0.25
+
+
+def test_memory_of_a_run(tmp_path: Path) -> None:
+    module = fake_module.write(tmp_path / "fake")
+    (module / "weights.safetensors").write_bytes(bytes(100))
+    call = {"x": np.ones((2, 3, 4), np.float32), "attention_mask": np.ones((2, 3), np.int64)}
+    found = measure_memory(module, call, threads=1)
+    assert found["weight_bytes"] == 100
+    assert found["output_bytes"] == 2 * 3 * 4 * 4 + 2 * 3 * 8
+    assert (found["arena"], found["live"]) == (2000, 1000)
+    assert found["overhead"] == (found["peak_rss_bytes"] - 100 - found["output_bytes"]) / 1000
+    with pytest.raises(BadInput, match=r"process of its own: .*KeyError: 'attention_mask'"):
+        measure_memory(module, {"x": call["x"]}, threads=1)
