@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +188,29 @@ def test_errors_name_the_culprit(
     assert last.startswith("error: ") and message in last
     assert "Traceback" not in done.stderr
     assert not (folder / "x").exists()
+
+
+def test_interrupt_leaves_the_old_output(folder: Path) -> None:
+    report("compile", "small.onnx", "-o", "kept", "--scheme", "W8A8", cwd=folder)
+    before = sorted(folder.rglob("*"))
+    manifest = (folder / "kept" / "manifest.json").read_bytes()
+    code = "from apq_tvm.cli import main; main()"
+    words = ("compile", "small.onnx", "-o", "kept", "--scheme", "W4A8", "--force")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "import" in line:  # the first stage has ended, the others have not
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == 130, rest
+    assert rest.strip().endswith("interrupted; what was there before is untouched")
+    assert sorted(folder.rglob("*")) == before
+    assert (folder / "kept" / "manifest.json").read_bytes() == manifest
