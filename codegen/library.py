@@ -117,7 +117,7 @@ def check_kernels(tools: Toolchain, kernels: Sequence[Path]) -> None:
     foreign = set()
     for line in _run([tools.nm, *map(str, kernels)]).splitlines():
         kind, symbol = ["", "", *line.split()][-2:]  # with several files there are title lines
-        own = symbol in _PROVIDED or (kind in "Tt" and symbol.startswith("__tvm_ffi_"))
+        own = symbol in _PROVIDED or (kind in "TtW" and symbol.startswith("__tvm_ffi_"))
         if ("TVM" in symbol or "tvm" in symbol) and kind in "UVWvw" and not own:
             foreign.add(symbol)
     if foreign:
