@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from apq_tvm.schedules.vectorize import substitute
+from apq_tvm.schedules.vectorize import substitute, uses
 
 Expr = Any
 Stmt = Any
@@ -188,8 +188,132 @@ def distribute_rows(func: Any, tile: int) -> Any:
 
 
 def elements(buffer: Any) -> Expr:
-    """Number of elements of a buffer, as an int64 expression."""
+    """Number of elements of an argument, as an int64 expression; 1 for a scalar argument."""
     count: Any = tirx.const(1, "int64")
+    if not tirx.is_buffer_var(buffer):
+        return count
     for extent in buffer.shape:
         count = count * extent
     return count
+
+
+def nest(stmt: Stmt) -> tuple[list[Any], Stmt]:
+    """The serial loops around `stmt`'s innermost single statement, outermost first, and that statement."""
+    loops: list[Any] = []
+    while isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.SERIAL:
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops, stmt
+
+
+def rebuild(loops: list[Any], body: Stmt) -> Stmt:
+    """Inverse of `nest`."""
+    for loop in reversed(loops):
+        body = tirx.For(
+            loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations
+        )
+    return body
+
+
+def is_straight(stmt: Stmt) -> bool:
+    """True for a store or a sequence of stores."""
+    parts = stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]
+    return all(isinstance(part, tirx.BufferStore) for part in parts)
+
+
+def _accesses(body: Stmt) -> list[Any]:
+    found: list[Any] = []
+    keep = (lambda node: found.append(node) or node,)
+    tvm_ffi.structural_map(body, ((ir.TensorLoad, keep[0]), (tirx.BufferStore, keep[0])))
+    return found
+
+
+def _mergeable(body: Stmt, outer: Any, inner: Any) -> bool:
+    """True if both loop variables occur only as ``outer * extent(inner) + inner``, or not at all."""
+    analyzer = sym.Analyzer()
+    accesses = _accesses(body)
+    for access in accesses:
+        for index in access.indices:
+            found = sym.detect_linear_equation(index, [outer.loop_var, inner.loop_var])
+            if not found or any(uses(f, outer.loop_var) or uses(f, inner.loop_var) for f in found):
+                return False
+            if not analyzer.can_prove_equal(found[0], found[1] * inner.extent):
+                return False
+    # Outside of indices the variables must not occur.
+    bare = tvm_ffi.structural_map(
+        body,
+        (
+            (ir.TensorLoad, lambda node: tirx.const(0, str(node.ty))),
+            (
+                tirx.BufferStore,
+                lambda node: tirx.BufferStore(node.buffer, node.value, [_zero(node)]),
+            ),
+        ),
+    )
+    return not (uses(bare, outer.loop_var) or uses(bare, inner.loop_var))
+
+
+def _zero(store: Any) -> Expr:
+    return tirx.const(0, str(store.indices[0].ty))
+
+
+def collapse(stmt: Stmt) -> Stmt:
+    """Merge neighbouring loops that together run along memory into one, from the inside out.
+
+    Parameters
+    ----------
+    stmt : Stmt
+        Lowered. Every perfect nest of serial loops around straight stores in it is treated.
+    """
+
+    def visit(loop: Any) -> Any:
+        loops, body = nest(loop)
+        if len(loops) < 2 or not is_straight(body):
+            return loop
+        outer, inner = loops[0], loops[1]
+        rest = rebuild(loops[2:], body)
+        if not (_starts_at_0(outer) and _starts_at_0(inner) and _mergeable(rest, outer, inner)):
+            return loop
+        extent = sym.Analyzer().simplify(outer.extent * inner.extent)
+        body = substitute(rest, outer.loop_var, tirx.const(0, str(outer.loop_var.ty)))
+        return tirx.For(inner.loop_var, inner.min, extent, tirx.ForKind.SERIAL, body)
+
+    return tvm_ffi.structural_map(stmt, (tirx.For, visit))
+
+
+def _starts_at_0(loop: Any) -> bool:
+    return isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0
+
+
+def fuse_outer(loops: list[Any], body: Stmt) -> Stmt:
+    """One parallel loop over all iterations of `loops` around `body`."""
+    if len(loops) == 1:
+        (only,) = loops
+        return tirx.For(
+            only.loop_var, only.min, only.extent, tirx.ForKind.PARALLEL, body
+        )
+    dtype = str(loops[0].loop_var.ty)
+    fused = tirx.Var("fused", dtype)
+    total: Any = tirx.const(1, dtype)
+    index: Any = fused
+    for loop in reversed(loops):
+        total = total * loop.extent
+        value = index if loop.same_as(loops[0]) else index % loop.extent
+        body = tirx.stmt_seq(tirx.Bind(loop.loop_var, value), body)
+        index = index // loop.extent
+    return tirx.For(fused, tirx.const(0, dtype), total, tirx.ForKind.PARALLEL, body)
+
+
+def chunk(loop: Any, size: int) -> Stmt:
+    """One loop as a parallel loop over chunks of `size` iterations."""
+    dtype = str(loop.loop_var.ty)
+    step = tirx.const(size, dtype)
+    outer, inner = tirx.Var("chunk", dtype), tirx.Var("j", dtype)
+    body = substitute(loop.body, loop.loop_var, outer * step + inner)
+    extent = tirx.min(step, loop.extent - outer * step)
+    if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % size == 0:
+        extent = step
+    count = sym.Analyzer().simplify((loop.extent + step - 1) // step)
+    zero = tirx.const(0, dtype)
+    run = tirx.For(inner, zero, extent, tirx.ForKind.SERIAL, body)
+    return tirx.For(outer, zero, count, tirx.ForKind.PARALLEL, run)

@@ -384,10 +384,16 @@ def _emit(loop: _Loop, extent: Expr, unroll: int) -> list[Stmt]:
     rest = simplify(extent % const(lanes))
     if not (isinstance(rest, tirx.IntImm) and int(rest) == 0):
         base = simplify(extent // const(lanes) * const(lanes))
-        lane = tirx.Ramp(const(0), const(1), lanes)
-        mask = tirx.LT(lane, tirx.Broadcast(rest, lanes))
-        tail = tirx.stmt_seq(*step(base, mask, 0))
-        out.append(tail if isinstance(rest, tirx.IntImm) else tirx.IfThenElse(rest > 0, tail, None))
+        try:
+            lane = tirx.Ramp(const(0), const(1), lanes)
+            tail = tirx.stmt_seq(*step(base, tirx.LT(lane, tirx.Broadcast(rest, lanes)), 0))
+            if not isinstance(rest, tirx.IntImm):
+                tail = tirx.IfThenElse(rest > 0, tail, None)
+        except _Scalar:  # gathers have no masked form
+            var = tirx.Var("vt", dtype)
+            body = tirx.stmt_seq(*(substitute(s, loop.var, base + var) for s in loop.stores))
+            tail = tirx.For(var, const(0), rest, tirx.ForKind.SERIAL, body)
+        out.append(tail)
     return out
 
 
@@ -419,9 +425,12 @@ def vectorize_loop(for_loop: Any, vector_bytes: int, unroll: int = 1) -> Stmt:
             raise _Scalar("the loop does not start at 0")
         _analyse(loop)
         if isinstance(for_loop.extent, tirx.IntImm):
-            if int(for_loop.extent) < loop.lanes // 2:
+            extent = int(for_loop.extent)
+            if extent < 4:
                 raise _Scalar("too short")
-            unroll = max(1, min(unroll, int(for_loop.extent) // loop.lanes))
+            while loop.lanes > extent:
+                loop.lanes //= 2
+            unroll = max(1, min(unroll, extent // loop.lanes))
         before: list[Stmt] = []
         after: list[Stmt] = []
         for r in loop.reductions:

@@ -1,0 +1,48 @@
+"""Which schedule each PrimFunc gets: our own operation families by name, everything else generic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.generic import schedule_generic
+from apq_tvm.schedules.x86_batch_matmul import schedule_batch_matmul
+from apq_tvm.schedules.x86_embedding import schedule_embedding
+from apq_tvm.schedules.x86_layernorm import schedule_layernorm
+from apq_tvm.schedules.x86_softmax import schedule_softmax
+from apq_tvm.types import DeviceProfile
+
+Rule = Callable[[Any, DeviceProfile, Decide], Any]
+
+RULES: dict[str, Rule] = {
+    "batch_matmul": schedule_batch_matmul,
+    "embedding": schedule_embedding,
+    "layernorm": schedule_layernorm,
+    "softmax": schedule_softmax,
+}
+"""``apq.op`` of a PrimFunc → its schedule. A new family is a file and a line here."""
+
+
+def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tuple[Any, str]:
+    """Schedule one PrimFunc that is no quantized linear layer.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Of `apq_tvm.ops`, or out of Relax's LegalizeOps, FuseOps and FuseTIR.
+    profile : DeviceProfile
+    decide : Decide
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc, str
+        The scheduled function with its attributes kept, and the name ``inspect`` shows:
+        ``x86_softmax``, ``generic_elementwise``, ...
+    """
+    op = str(func.attrs["apq.op"]) if func.attrs is not None and "apq.op" in func.attrs else ""
+    rule = RULES.get(op)
+    if rule is not None:
+        return rule(func, profile, decide), f"x86_{op}"
+    scheduled, kind = schedule_generic(func, profile, decide)
+    return scheduled, f"generic_{kind}"
