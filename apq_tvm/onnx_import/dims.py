@@ -37,7 +37,8 @@ class Call:
     def __str__(self) -> str:
         infix = {"floordiv": "//", "mod": "%"}.get(self.fn)
         if infix:
-            return f"({self.a}) {infix} ({self.b})"
+            a, b = (f"({d})" if " " in str(d) else str(d) for d in (self.a, self.b))
+            return f"{a} {infix} {b}"
         return f"{self.fn}({self.a}, {self.b})"
 
 
@@ -89,7 +90,8 @@ class Expr:
         text = ""
         for atoms, coefficient in self.terms:
             factors = [str(abs(coefficient))] if abs(coefficient) != 1 or not atoms else []
-            factors += [f"({a})" if isinstance(a, Call) else a for a in atoms]
+            alone = len(factors) + len(atoms) == 1 and coefficient > 0
+            factors += [str(a) if alone or isinstance(a, str) else f"({a})" for a in atoms]
             sign = "-" if coefficient < 0 else "+"
             text += f" {sign} " if text else "-" * (coefficient < 0)
             text += " * ".join(factors)

@@ -101,10 +101,8 @@ def _fold_constant(graph: Graph, node: Node, outputs: set[str]) -> bool:
     if "." in node.op or (node.op == "Dropout" and len(node.inputs) > 2):
         return False
     infer(graph, node)
-    source = copied(graph, node)
-    if source is not None:
-        constants[node.outputs[0]] = constants[source]
-        return True
+    if copied(graph, node) is not None:
+        return False  # an alias, which keeps the weight's name
     before = sum(constants[v].size for v in read)
     for value in node.outputs:
         shape = graph.known_shape(value)
@@ -129,9 +127,10 @@ def _compute(node: Node, arrays: Mapping[str, Array], opset: int) -> list[Array]
         to = np.dtype(np_dtype(node.attrs["to"]))
         if to.kind in "fiub":
             return [x.astype(to)]
+    if node.op == "DequantizeLinear":
+        return [dequantize(x, *(arrays[v] for v in node.inputs[1:]), attrs=node.attrs)]
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
-    from onnx.reference.op_run import RuntimeImplementationError
 
     inputs = [
         helper.make_tensor_value_info(v, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
@@ -141,10 +140,43 @@ def _compute(node: Node, arrays: Mapping[str, Array], opset: int) -> list[Array]
     graph = helper.make_graph([node_proto(node)], "constant", inputs, outs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     try:
-        results: list[Any] = ReferenceEvaluator(model).run(None, dict(arrays))
-    except (NotImplementedError, RuntimeImplementationError):
-        return None  # the node stays; it is reported if nothing can compile it
+        evaluator = ReferenceEvaluator(model)
+    except (NotImplementedError, RuntimeError):
+        return None  # onnx cannot run this version; the node stays, and is reported if TVM cannot
+    try:
+        results: list[Any] = evaluator.run(None, dict(arrays))
     except Exception as error:
         raise ImportFailed(f"{node.op} {node.name!r} cannot be computed: {error}") from error
     given = iter(results)
     return [np.asarray(next(given)) if v else np.empty(0) for v in node.outputs]
+
+
+def dequantize(
+    x: Array, scale: Array, zero: Array | None = None, *, attrs: Mapping[str, Any]
+) -> Array:
+    """DequantizeLinear per tensor, per axis or in blocks (ONNX operator specification, opset 21).
+
+    Parameters
+    ----------
+    x : int8, uint8 or int32 [...]
+        4-bit types are accepted too.
+    scale, zero : [] or [D] or the shape of `x` with one axis divided by ``block_size``
+    attrs : mapping
+        ``axis`` and ``block_size``.
+
+    Returns
+    -------
+    ndarray
+        ``(x - zero) * scale`` in the type of `scale`.
+    """
+    axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+
+    def spread(array: Array) -> Array:
+        if block:
+            return np.repeat(array, block, axis)[tuple(slice(d) for d in x.shape)]
+        if array.size == 1:
+            return array.reshape(())
+        return array.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
+
+    offset = x.astype(np.int32) - (0 if zero is None else spread(zero).astype(np.int32))
+    return np.asarray(offset * spread(scale), scale.dtype)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.infer import infer
 from apq_tvm.types import Node
 
 HALF = {10: "float16", 16: "bfloat16"}  # ONNX element types
@@ -20,6 +21,7 @@ def widen(graph: Graph) -> None:
     Results can only become more accurate: what overflowed or was rounded in half precision is not.
     """
     halves = tuple(HALF.values())
+    _complete_outputs(graph)
     for name, array in graph.weights.items():
         if array.dtype.name in halves:
             graph.weights[name] = array.astype(np.float32)
@@ -52,6 +54,19 @@ def widen(graph: Graph) -> None:
     ]
     graph.nodes = [*before, *renamed, *after]
     graph.index()
+
+
+def _complete_outputs(graph: Graph) -> None:
+    """Element types of outputs that the file does not state, inferred before the change."""
+    if all(spec.dtype for spec in graph.outputs):
+        return
+    scratch = Graph("", graph.opset, graph.inputs, graph.outputs, graph.nodes, graph.weights)
+    scratch.dtypes = {spec.name: spec.dtype for spec in graph.inputs}
+    for node in scratch.nodes:
+        infer(scratch, node)
+    graph.outputs = [
+        replace(spec, dtype=spec.dtype or scratch.dtype(spec.name) or "") for spec in graph.outputs
+    ]
 
 
 def _attr(key: str, value: Any) -> Any:

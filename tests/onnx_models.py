@@ -1,0 +1,196 @@
+"""Small ONNX models built in a line each, and the check every imported model must pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper, numpy_helper
+
+from apq_tvm.onnx_import import import_onnx
+from apq_tvm.onnx_import.reference import run_reference
+from apq_tvm.types import ImportedModel, Node
+
+# A node as (operator, inputs, outputs[, attributes]); inputs and outputs are words of one string.
+NodeSpec = tuple[Any, ...]
+
+# float32 results of another order of summation, and of GELU computed in float64.
+TOLERANCE = 2e-5
+
+
+def build(
+    nodes: Sequence[NodeSpec],
+    inputs: Mapping[str, tuple[str, Sequence[int | str | None]]],
+    outputs: str,
+    weights: Mapping[str, Any] | None = None,
+    opset: int = 17,
+    domains: Mapping[str, int] | None = None,
+) -> onnx.ModelProto:
+    """A model.
+
+    Parameters
+    ----------
+    nodes : sequence of tuple
+        ``("MatMul", "x w", "y")``, with a dict of attributes as fourth entry where there are any;
+        an absent optional input is ``_``. The node is named after its first output.
+    inputs : mapping
+        ``{"x": ("float32", ["batch", 8])}``.
+    outputs : str
+        Names, separated by spaces.
+    weights : mapping of str to array
+    opset : int
+    domains : mapping of str to int
+        Other operator sets and their versions.
+    """
+    protos = []
+    for op, read, made, *rest in nodes:
+        domain, _, name = op.rpartition(".")
+        attrs = {
+            key: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+            for key, value in (rest[0] if rest else {}).items()
+        }
+        given = ["" if word == "_" else word for word in read.split()]
+        outs = made.split()
+        protos.append(
+            helper.make_node(name, given, outs, name=f"n_{outs[0]}", domain=domain, **attrs)
+        )
+    graph = helper.make_graph(
+        protos,
+        "test",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(shape)
+            )
+            for name, (dtype, shape) in inputs.items()
+        ],
+        [helper.make_empty_tensor_value_info(name) for name in outputs.split()],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    opsets += [helper.make_opsetid(domain, version) for domain, version in (domains or {}).items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def save(model: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> Path:
+    """Write `model` into `folder`."""
+    path = folder / name
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def rand(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normal float32 numbers."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def feeds_for(model: ImportedModel, sizes: Mapping[str, int], seed: int = 1) -> dict[str, Any]:
+    """Random inputs for one choice of the symbolic dimensions; integers are 0 or 1."""
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for spec in model.inputs:
+        shape = [sizes[d] if isinstance(d, str) else d for d in spec.shape]
+        if spec.dtype.startswith("float"):
+            feeds[spec.name] = rng.standard_normal(shape).astype(spec.dtype)
+        else:
+            feeds[spec.name] = rng.integers(0, 2, shape).astype(spec.dtype)
+    return feeds
+
+
+def run_onnx(path: Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Outputs by ONNX Runtime, unoptimized, on one thread."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [out.name for out in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def check(
+    path: Path,
+    *sizes: Mapping[str, int],
+    feeds: Mapping[str, Any] | None = None,
+    tolerance: float = TOLERANCE,
+) -> ImportedModel:
+    """Import, run by the numpy reference, compare with ONNX Runtime; returns the imported model.
+
+    Parameters
+    ----------
+    path : Path
+    *sizes : mapping of str to int
+        Values of the symbolic dimensions; one run each, one run without symbols if there are none.
+    feeds : mapping of str to array
+        Inputs instead of random ones.
+    tolerance : float
+        Of the largest absolute difference, relative to the largest absolute value above 1.
+    """
+    model = import_onnx(path)
+    well_formed(model)
+    for size in sizes or ({},):
+        given = dict(feeds) if feeds is not None else feeds_for(model, size)
+        want, got = run_onnx(path, given), run_reference(model, given)
+        assert list(got) == list(want) == [spec.name for spec in model.outputs]
+        for spec in model.outputs:
+            name = spec.name
+            assert got[name].dtype == want[name].dtype == np.dtype(spec.dtype), name
+            assert got[name].shape == want[name].shape, name
+            assert len(spec.shape) == want[name].ndim, name
+            _shapes_agree(spec.shape, want[name].shape, size)
+            wide = want[name].astype(np.float64)
+            scale = max(1.0, float(np.abs(wide[np.isfinite(wide)]).max(initial=0)))
+            np.testing.assert_allclose(
+                got[name].astype(np.float64), wide, rtol=0, atol=tolerance * scale, err_msg=name
+            )
+    return model
+
+
+def _shapes_agree(
+    spec: Sequence[int | str], shape: Sequence[int], sizes: Mapping[str, int]
+) -> None:
+    for dim, size in zip(spec, shape, strict=True):
+        if isinstance(dim, int):
+            assert dim == size
+        elif dim in sizes:
+            assert sizes[dim] == size
+
+
+def well_formed(model: ImportedModel) -> None:
+    """What every later stage relies on."""
+    known = {spec.name for spec in model.inputs} | set(model.weights) | {""}
+    names = [node.name for node in model.nodes]
+    assert len(set(names)) == len(names), "node names are unique"
+    assert all(names)
+    read = set()
+    for node in model.nodes:
+        assert known.issuperset(node.inputs), f"{node.name} reads what is not there yet"
+        assert not known.intersection(o for o in node.outputs if o)
+        known.update(node.outputs)
+        read.update(node.inputs)
+        if node.op == "apq.Linear":
+            weight, bias = model.weights[node.inputs[1]], node.inputs[2]
+            assert weight.ndim == 2
+            assert weight.dtype == np.float32
+            assert len(node.inputs) == 4
+            assert not bias or model.weights[bias].shape == (weight.shape[0],)
+            if node.inputs[3]:
+                residual = node.inputs[3]
+                specs = {spec.name: spec for spec in model.inputs} | dict(model.value_specs)
+                assert specs[residual].shape == specs[node.outputs[0]].shape
+    assert known.issuperset(spec.name for spec in model.outputs)
+    assert read.issuperset(model.weights), "every weight is read"
+
+
+def ops(model: ImportedModel) -> Counter[str]:
+    """How often each operator occurs."""
+    return Counter(node.op for node in model.nodes)
+
+
+def only(model: ImportedModel, op: str) -> Node:
+    """The one node of an operator."""
+    (node,) = [node for node in model.nodes if node.op == op]
+    return node

@@ -1,0 +1,74 @@
+"""Real models: what they become, and that they compute the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx_models import check, feeds_for, ops
+
+from apq_tvm.onnx_import import import_onnx
+
+SIZES = [(1, 1), (1, 128), (2, 17), (3, 40)]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("batch", "sequence"), SIZES)
+def test_demo_model_computes_the_same(demo_onnx: Path, batch: int, sequence: int) -> None:
+    model = import_onnx(demo_onnx)
+    sizes = {"batch_size": batch, "sequence_length": sequence}
+    feeds = feeds_for(model, sizes)
+    feeds["input_ids"] = np.random.default_rng(2).integers(0, 30522, (batch, sequence))
+    feeds["attention_mask"][:, 0] = 1
+    check(demo_onnx, sizes, feeds=feeds)
+
+
+@pytest.mark.model
+def test_demo_model_is_fused(demo_onnx: Path) -> None:
+    model = import_onnx(demo_onnx)
+    found = ops(model)
+    assert found["apq.Linear"] == 18
+    assert found["apq.MatMul"] == 6
+    assert found["apq.Softmax"] == 3
+    assert found["LayerNormalization"] == 7
+    # Words and positions; the token types, all 0, are one constant row.
+    assert found["apq.Embedding"] == 2
+    assert not {"Transpose", "Expand", "apq.Expand", "Erf", "MatMul", "Where"} & set(found)
+    assert not {"Shape", "Gather", "Concat", "Equal", "ConstantOfShape"} & set(found)
+    assert found["Reshape"] == 12
+    fused = {"apq.Linear", "apq.MatMul", "apq.Softmax", "LayerNormalization", "Reshape"}
+    assert sum(count for op, count in found.items() if op not in fused) <= 19
+    linears = [node for node in model.nodes if node.op == "apq.Linear"]
+    assert all(node.inputs[2] for node in linears), "every layer has its bias"
+    assert sum(node.attrs["activation"] == "gelu" for node in linears) == 3
+    assert sum(bool(node.inputs[3]) for node in linears) == 6
+    softmaxes = [node for node in model.nodes if node.op == "apq.Softmax"]
+    assert all(node.inputs[1] for node in softmaxes), "every softmax has its mask"
+    assert all(node.attrs["scale"] == pytest.approx(32**-0.5) for node in softmaxes)
+    reshapes = {n.inputs[1] for n in model.nodes if n.op == "Reshape"}
+    targets = sorted(model.weights[name].tolist() for name in reshapes)
+    assert targets == [[0, 0, 12, 32], [0, 0, 384]]
+    assert model.limits == {"sequence_length": 512}
+    assert linears[0].name.endswith("encoder/layer.0/attention/self/query/MatMul")
+    assert [spec.name for spec in model.outputs] == ["output", "463", "onnx::Shape_422", "461"]
+    assert model.outputs[3].shape == ("batch_size", 384)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, apq_tvm.onnx_import; "
+        "assert not {'onnx', 'tvm', 'onnxruntime', 'torch'} & set(sys.modules), sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() -> None:
+    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+    from apq_tvm.onnx_import.ops import REFUSED, SUPPORTED
+
+    assert SUPPORTED.isdisjoint(REFUSED)
+    assert SUPPORTED | set(REFUSED) == set(_get_convert_map())
