@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -126,9 +125,6 @@ def _write_sources(
     (scratch / f"{name}.h").write_text(fill("module.h.in", values))
     api.write_text(fill("api.c.in", values))
     emitted.write_text(graph_source(name, __version__, graph, weights, flags))
-    keep = os.environ.get("APQ_KEEP_SOURCES")
-    if keep:
-        (Path(keep) / f"{name}_graph.c").write_text(emitted.read_text())
     return [api, emitted, *sorted(RUNTIME.glob("*.c"))]
 
 
