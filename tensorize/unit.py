@@ -79,3 +79,24 @@ def decode(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any) -> An
             part = tirx.shift_left(part, tirx.const(shift, "uint8"))
         code = part if code is None else tirx.bitwise_or(code, part)
     return code.astype("int32")
+
+
+def centred_code(unit: Unit, code: Any, zero: Any | None) -> Any:
+    """What a code stands for before its scale, as a float32 expression.
+
+    Parameters
+    ----------
+    unit : Unit
+    code : PrimExpr
+        int32.
+    zero : PrimExpr or None
+        The group's zero point; None for symmetric codes, where it is 2^(bits-1) and 1-bit codes
+        are -1 and +1.
+    """
+    from tvm import tirx
+
+    if zero is not None:
+        return (code - zero.astype("int32")).astype("float32")
+    if unit.bits == 1:
+        return (code * tirx.const(2, "int32") - tirx.const(1, "int32")).astype("float32")
+    return (code - tirx.const(1 << (unit.bits - 1), "int32")).astype("float32")

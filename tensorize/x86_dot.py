@@ -28,12 +28,14 @@ the operands are |code - 128| <= 128 and the activation with the sign of (code -
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
+from apq_tvm.tensorize.unit import UNIT_K, Unit
+from apq_tvm.tensorize.unit_dot import Operands, UnitDot, decoded, make_pair, prefetch
+
+Expr = Any  # tvm is untyped
 
 MADDUBS_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 4, 6: 2, 7: 1, 8: 1}
 """bits -> vpmaddubsw results that are summed in int16 (table above, at most the 8 of a unit)."""
@@ -69,7 +71,7 @@ INSTRUCTIONS = (VNNI512, VNNI256, MADDUBS)
 """In order of preference."""
 
 
-def dot_intrinsic(instruction: DotInstruction, unit: Unit, prefetch: int = 0) -> str:
+def dot_intrinsic(instruction: DotInstruction, unit: Unit, m: int = 1, ahead: int = 0) -> str:
     """Register (once) and name the dot product of one unit.
 
     Parameters
@@ -77,167 +79,98 @@ def dot_intrinsic(instruction: DotInstruction, unit: Unit, prefetch: int = 0) ->
     instruction : DotInstruction
     unit : Unit
         Its rows must be the instruction's.
-    prefetch : int
+    m : int
+        Rows of x; a decoded vector is used for all of them.
+    ahead : int
         Bytes ahead of the unit to prefetch, 0 for none.
 
     Returns
     -------
     str
-        The intrinsic's name; operands codes uint8 [unit bytes], x int8 [32], acc int32 [R], or
-        [2, R] where a unit holds two groups.
+        The intrinsic's name; its operands are those of `UnitDot`: x int8, sums int32.
     """
     signed = instruction.signed8 and unit.bits == 8
     code = f"s{unit.bits}" if signed else f"u{unit.bits}"
-    name = f"apq_{instruction.name}_1x{unit.rows}x{UNIT_K}_s8{code}s32"
-    name += ("_g16" if unit.groups == 2 else "") + (f"_pf{prefetch}" if prefetch else "")
+    name = f"apq_{instruction.name}_{m}x{unit.rows}x{UNIT_K}_s8{code}s32"
+    name += ("_g16" if unit.groups == 2 else "") + (f"_pf{ahead}" if ahead else "")
 
-    def make() -> tuple[Any, Any]:
+    def product(code: Expr, x: Expr, zero: Expr | None) -> Expr:
+        from tvm import tirx
+
+        centred = code - tirx.const(128, "int32") if signed else code
+        return centred * x.astype("int32")
+
+    def implement(operands: Operands) -> None:
+        prefetch(operands.codes, unit.nbytes, ahead)
         accumulate = _maddubs if instruction is MADDUBS else _vnni
-        desc = _pair_member(unit, lambda *o: _plain_loops(unit, signed, *o))
-        impl = _pair_member(unit, lambda *o: _instructions(unit, accumulate, prefetch, *o))
-        return desc, impl
+        for group in range(unit.groups):
+            accumulate(operands, group)
 
-    return register(name, make)
-
-
-def _pair_member(unit: Unit, body: Callable[[Any, Any, Any], None]) -> Any:
-    """PrimFunc (codes, x, acc) whose block holds `body`."""
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    sums = (unit.rows,) if unit.groups == 1 else (unit.groups, unit.rows)
-    operands = (
-        ("codes", (unit.nbytes,), "uint8", unit.vector_bytes),
-        ("x", (UNIT_K,), "int8", 4),
-        ("acc", sums, "int32", unit.vector_bytes),
-    )
-    with IRBuilder() as builder:
-        with b.prim_func(s_tir=True):
-            b.func_name("dot")
-            codes, x, acc = (
-                b.match_buffer(b.arg(name, b.handle()), shape, dtype, offset_factor=1, align=align)
-                for name, shape, dtype, align in operands
-            )
-            with b.sblock("root"):
-                whole = acc[tuple(slice(0, extent) for extent in sums)]
-                b.reads(whole, codes[0 : unit.nbytes], x[0:UNIT_K])
-                b.writes(whole)
-                body(codes, x, acc)
-    return builder.get()
+    dot = UnitDot(unit, m, "int8", "int32")
+    return register(name, lambda: make_pair(dot, product, implement))
 
 
-def _plain_loops(unit: Unit, signed: bool, codes: Any, x: Any, acc: Any) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
-    extents = (unit.rows, unit.vectors, 4)
-    if unit.groups == 1:
-        with b.grid(*extents) as loops, b.sblock("dot"):
-            r, j, c = b.axis.remap("SRR", loops)
-            _plain_update(unit, signed, codes, x, acc, (r,), j, c)
-    else:
-        with b.grid(unit.groups, *extents) as loops, b.sblock("dot"):
-            p, r, j, c = b.axis.remap("SSRR", loops)
-            _plain_update(unit, signed, codes, x, acc, (p, r), p * unit.vectors + j, c)
-
-
-def _plain_update(
-    unit: Unit, signed: bool, codes: Any, x: Any, acc: Any, at: tuple[Any, ...], vector: Any, c: Any
-) -> None:
-    """``acc[at] += code * x`` for k = 4 * vector + c of a unit."""
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
-    b.reads(acc[at], codes[0 : unit.nbytes], x[0:UNIT_K])
-    b.writes(acc[at])
-    code = decode(unit, lambda byte: codes[byte], vector, at[-1] * 4 + c)
-    if signed:
-        code = code - tirx.const(128, "int32")
-    b.buffer_store(acc, acc[at] + code * x[vector * 4 + c].astype("int32"), list(at))
-
-
-def _instructions(
-    unit: Unit, accumulate: Callable[..., Any], prefetch: int, codes: Any, x: Any, acc: Any
-) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
-    # A prefetch never faults, so the address may lie past the end of the weights.
-    for line in range(0, unit.nbytes if prefetch else 0, 64):
-        address = tirx.address_of(codes[prefetch + line])
-        arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all levels, data
-        b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
-    for p in range(unit.groups):
-        vectors = range(p * unit.vectors, (p + 1) * unit.vectors)
-        operands = [(_decoded(unit, codes, v), _four_k(unit, x, v)) for v in vectors]
-        lanes = tirx.Ramp(0, 1, unit.rows)
-        at = [lanes] if unit.groups == 1 else [p, lanes]
-        b.buffer_store(acc, accumulate(unit, acc[tuple(at)], operands), at)
-
-
-def _four_k(unit: Unit, x: Any, vector: int) -> Any:
-    """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row."""
+def _four_k(o: Operands, row: int, vector: int) -> Expr:
+    """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row of weights."""
     from tvm import tirx
 
-    four = tirx.reinterpret("int32", x.vload([4 * vector], "int8x4"))
+    unit = o.dot.unit
+    four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
     return tirx.reinterpret(f"int8x{unit.vector_bytes}", tirx.Broadcast(four, unit.rows))
 
 
-def _decoded(unit: Unit, codes: Any, vector: int) -> Any:
-    """uint8 [4R]: codes of one vector, from each field by at most a shift and a mask."""
+def _vnni(o: Operands, group: int) -> None:
     from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
 
-    size = unit.vector_bytes
-    result: Any = None
-    for width, shift in unit.fields:
-        part = codes.vload([size * (shift + vector % width)], f"uint8x{size}")
-        if width < 8:
-            # Shifted in 16-bit lanes: x86 has no 8-bit shift, and the mask drops what crosses over.
-            down = vector // width * width - shift
-            words = tirx.reinterpret(f"uint16x{size // 2}", part)
-            if down:
-                move = tirx.shift_right if down > 0 else tirx.shift_left
-                amount = tirx.Broadcast(tirx.const(abs(down), "uint16"), size // 2)
-                part = tirx.reinterpret(f"uint8x{size}", move(words, amount))
-            mask = tirx.const(((1 << width) - 1) << shift, "uint8")
-            part = tirx.bitwise_and(part, tirx.Broadcast(mask, size))
-        result = part if result is None else tirx.bitwise_or(result, part)
-    return result
-
-
-def _vnni(unit: Unit, acc: Any, operands: list[tuple[Any, Any]]) -> Any:
-    from tvm import tirx
-
+    unit = o.dot.unit
     intrinsic = f"llvm.x86.avx512.vpdpbusd.{8 * unit.vector_bytes}"
-    for codes, x in operands:
-        acc = tirx.call_llvm_pure_intrin(f"int32x{unit.rows}", intrinsic, acc, codes, x)
-    return acc
+    at = [o.sums_at(group, i) for i in range(o.dot.m)]
+    sums = [o.acc[tuple(index)] for index in at]
+    for vector in range(group * unit.vectors, (group + 1) * unit.vectors):
+        codes = decoded(unit, o.codes, vector)
+        for i in range(o.dot.m):
+            x = _four_k(o, i, vector)
+            sums[i] = tirx.call_llvm_pure_intrin(f"int32x{unit.rows}", intrinsic, sums[i], codes, x)
+    for index, total in zip(at, sums, strict=True):
+        b.buffer_store(o.acc, total, index)
 
 
-def _maddubs(unit: Unit, acc: Any, operands: list[tuple[Any, Any]]) -> Any:
+def _maddubs(o: Operands, group: int) -> None:
     from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
 
-    def call(name: str, dtype: str, *arguments: Any) -> Any:
-        return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.avx2.{name}", *arguments)
-
+    unit = o.dot.unit
     ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-    limit = MADDUBS_SUMS[unit.bits]
-    for start in range(0, len(operands), limit):
-        words: Any = None
-        for codes, x in operands[start : start + limit]:
-            if unit.bits == 8:
-                codes, x = _magnitude_and_sign(codes, x, call)
-            product = call("pmadd.ub.sw", "int16x16", codes, x)
-            words = product if words is None else words + product
-        acc = acc + call("pmadd.wd", "int32x8", words, ones)
-    return acc
+    at = [o.sums_at(group, i) for i in range(o.dot.m)]
+    sums = [o.acc[tuple(index)] for index in at]
+    vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
+    for start in range(0, len(vectors), MADDUBS_SUMS[unit.bits]):
+        words: list[Expr] = [None] * o.dot.m
+        for vector in vectors[start : start + MADDUBS_SUMS[unit.bits]]:
+            codes = decoded(unit, o.codes, vector)
+            for i in range(o.dot.m):
+                product = _products(unit, codes, _four_k(o, i, vector))
+                words[i] = product if words[i] is None else words[i] + product
+        for i in range(o.dot.m):
+            sums[i] = sums[i] + _avx2("pmadd.wd", "int32x8", words[i], ones)
+    for index, total in zip(at, sums, strict=True):
+        b.buffer_store(o.acc, total, index)
 
 
-def _magnitude_and_sign(codes: Any, x: Any, call: Callable[..., Any]) -> tuple[Any, Any]:
-    """|code - 128| as uint8 and x with the sign of (code - 128)."""
+def _avx2(name: str, dtype: str, *arguments: Expr) -> Expr:
     from tvm import tirx
 
+    return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.avx2.{name}", *arguments)
+
+
+def _products(unit: Unit, codes: Expr, x: Expr) -> Expr:
+    """int16 [16]: sums of two products; of signed codes at 8 bits."""
+    from tvm import tirx
+
+    if unit.bits < 8:
+        return _avx2("pmadd.ub.sw", "int16x16", codes, x)
     flip = tirx.Broadcast(tirx.const(0x80, "uint8"), 32)
     centred = tirx.reinterpret("int8x32", tirx.bitwise_xor(codes, flip))
-    magnitude = call("psign.b", "int8x32", centred, centred)
-    return tirx.reinterpret("uint8x32", magnitude), call("psign.b", "int8x32", x, centred)
+    magnitude = tirx.reinterpret("uint8x32", _avx2("psign.b", "int8x32", centred, centred))
+    return _avx2("pmadd.ub.sw", "int16x16", magnitude, _avx2("psign.b", "int8x32", x, centred))

@@ -1,15 +1,15 @@
 """``y = act(x Wᵀ + b) + residual`` on packed integer weights, as unscheduled TensorIR.
 
-Three plain loop nests: integer dot products per group, the sum over groups with scales, and the
-store with its epilogue. The weights are read where `InterleavedLayout` puts them. Two decisions
-shape the loops from the start, because TensorIR cannot split a dynamic M or an indivisible count
-of row blocks without predicates inside the dot product:
+Three plain loop nests: dot products per group, their sum with the groups' scales, and the store with
+its epilogue. The weights are read where `InterleavedLayout` puts them. Two decisions shape the loops
+from the start, because TensorIR cannot split a dynamic M or an indivisible count of row blocks
+without predicates inside the dot product:
 
-- M is covered by tiles of `m_tile` rows; the last one starts at ``M - m_tile`` and repeats rows
-  that another tile has done. M must be at least `m_tile`.
-- Row blocks come in bundles of `streams`; past the end the last block is repeated.
-
-Repeated rows are written twice with the same value by the same task.
+- M is covered by tiles of `m_tile` rows; the last one starts at ``M - m_tile`` and repeats rows that
+  another tile has done (and writes the same values again, in the same task). M must be at least
+  `m_tile`.
+- Row blocks are read by `streams` at once, each of which runs through consecutive blocks; a stream
+  that ends early reads the last block again and stores nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.tensorize.unit import Unit, decode
+from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
+from apq_tvm.tensorize.unit import Unit, centred_code, decode
 from apq_tvm.types import Scheme
 
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu")
 """Epilogues a linear layer may have."""
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 @dataclass(frozen=True)
@@ -49,29 +52,18 @@ class LinearSpec:
     residual: bool = False
 
 
-def act_groups(layout: InterleavedLayout, scheme: Scheme, k: int) -> int:
-    """Columns of ``xs``: scales of one row of activations."""
-    return 1 if scheme.act_group == -1 else layout.padded_groups(k)
-
-
-def unit_of(layout: InterleavedLayout) -> Unit:
-    """The unit of `layout` as intrinsics describe it."""
-    fields = tuple((f.width, f.shift) for f in layout.fields)
-    return Unit(layout.bits, layout.rows, fields, 2 if layout.group_size == 16 else 1)
-
-
 @dataclass(frozen=True)
 class Blocking:
-    """Extents of the loops of `integer_linear`.
+    """Extents of the loops of a linear PrimFunc.
 
     Parameters
     ----------
     m_tile : int
         Rows of x per tile.
     streams : int
-        Row blocks per bundle.
+        Row blocks that are read at once.
     bundles : int
-        Bundles that hold all row blocks.
+        Row blocks of one stream.
     per_unit : int
         Groups that share one unit: 2 for groups of 16, else 1.
     spans, units : int
@@ -89,48 +81,21 @@ class Blocking:
     def of(cls, layout: InterleavedLayout, n: int, k: int, m_tile: int, streams: int) -> Blocking:
         """The blocking of an [n, k] matrix in `layout`."""
         width = layout.group_width(k)
-        per_unit = max(1, UNIT_K // width)
         units = max(1, width // UNIT_K)
         bundles = -(-layout.row_blocks(n) // streams)
-        return cls(m_tile, streams, bundles, per_unit, layout.padded_k(k) // UNIT_K // units, units)
+        spans = layout.padded_k(k) // UNIT_K // units
+        return cls(m_tile, streams, bundles, max(1, UNIT_K // width), spans, units)
 
 
-class _Operands:
-    """Declares the buffers of a linear PrimFunc in the order of the calling convention."""
-
-    def __init__(self, spec: LinearSpec, layout: InterleavedLayout) -> None:
-        from tvm import tirx
-
-        self.spec = spec
-        self.m = tirx.Var("m", "int64")
-        self._shapes = layout.shapes(spec.n, spec.k)
-
-    def declare(self, name: str, shape: tuple[Any, ...], dtype: str, align: int) -> Any:
-        from tvm.tirx.script.builder import ir as b
-
-        handle = b.arg(name, b.handle())
-        extents = [_i64(s) if isinstance(s, int) else s for s in shape]
-        return b.match_buffer(handle, extents, dtype, align=align, offset_factor=1)
-
-    def weights(self) -> dict[str, Any]:
-        # 64: packed arrays start on cache lines (codegen), so vector loads may be aligned ones.
-        return {
-            name: self.declare(name, shape, dtype, 64)
-            for name, (shape, dtype) in self._shapes.items()
-        }
-
-    def epilogue(self) -> tuple[Any, Any, Any]:
-        spec = self.spec
-        bias = self.declare("bias", (spec.n,), "float32", 4) if spec.bias else None
-        whole = (self.m, spec.n)
-        residual = self.declare("residual", whole, "float32", 4) if spec.residual else None
-        return bias, residual, self.declare("y", whole, "float32", 4)
+def act_groups(layout: InterleavedLayout, scheme: Scheme, k: int) -> int:
+    """Columns of ``xs``: scales of one row of activations."""
+    return 1 if scheme.act_group == -1 else layout.padded_groups(k)
 
 
-def _i64(value: int) -> Any:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
+def unit_of(layout: InterleavedLayout) -> Unit:
+    """The unit of `layout` as intrinsics describe it."""
+    fields = tuple((f.width, f.shift) for f in layout.fields)
+    return Unit(layout.bits, layout.rows, fields, 2 if layout.group_size == 16 else 1)
 
 
 def integer_linear(
@@ -140,10 +105,10 @@ def integer_linear(
     streams: int = 1,
     signed: bool = False,
 ) -> Any:
-    """Linear layer with int8 activations: argument order as in `apq_tvm.lower`.
+    """Linear layer with int8 activations.
 
     ``y[m, n] = act(Σ_g scale[n, g] xs[m, g] (Σ_k code[n, k] xq[m, k] - zero[n, g] xsum[m, g])
-    + b[n]) + residual[m, n]``, with a scale of the whole token applied after the sum.
+    + b[n]) + residual[m, n]``; a scale of the whole token is applied after the sum.
 
     Parameters
     ----------
@@ -166,159 +131,334 @@ def integer_linear(
     from tvm.tirx.script.builder import ir as b
 
     assert spec.scheme is not None
-    blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
-    kp = layout.padded_k(spec.k)
     with IRBuilder() as builder:
         with b.prim_func(s_tir=True):
-            b.func_name("linear")
-            b.func_attr({"apq.op": "linear", "op_pattern": 8, "tirx.noalias": True})
-            operands = _Operands(spec, layout)
-            m = operands.m
-            xq = operands.declare("xq", (m, kp), "int8", 4)
-            xs = operands.declare("xs", (m, act_groups(layout, spec.scheme, spec.k)), "float32", 4)
-            xsum = operands.declare("xsum", (m, layout.padded_groups(spec.k)), "int32", 4)
-            weights = operands.weights()
+            operands = _Operands(spec)
+            m, groups = operands.m, act_groups(layout, spec.scheme, spec.k)
+            xq = operands.declare("xq", (m, layout.padded_k(spec.k)), "int8")
+            xs = operands.declare("xs", (m, groups), "float32")
+            xsum = operands.declare("xsum", (m, layout.padded_groups(spec.k)), "int32")
+            weights = operands.weights(layout)
             bias, residual, y = operands.epilogue()
-            nest = _Nest(spec, layout, blocking, m)
-            dots = b.sblock_alloc_buffer(nest.shape(groups=True), "int32")
-            sums = b.sblock_alloc_buffer(nest.shape(groups=False), "float32")
-            nest.dot(dots, xq, weights["codes"], signed)
-            nest.scale(sums, dots, xs, xsum, weights, signed)
+            nest = _Nest(spec, layout, Blocking.of(layout, spec.n, spec.k, m_tile, streams), m)
+            dots = b.sblock_alloc_buffer(nest.dots_shape, "int32")
+            sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
+            nest.integer_dot(dots, xq, weights["codes"], 128 if signed else 0)
+            nest.scale(sums, dots, weights, xs, xsum, 128 if signed else 0)
             nest.store(y, sums, xs, bias, residual)
     return builder.get()
 
 
+def float_linear(
+    spec: LinearSpec, layout: InterleavedLayout, m_tile: int = 1, streams: int = 1
+) -> Any:
+    """Linear layer with float activations: codes become floats one unit at a time.
+
+    ``y[m, n] = act(Σ_g scale[n, g] Σ_k (code[n, k] - zero[n, g]) x[m, k] + b[n]) + residual[m, n]``
+
+    Parameters are those of `integer_linear`.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x f32 [M, K], codes, scales, [zeros], [bias], [residual], y)``, blocks ``dot``, ``scale``
+        and ``store``, and ``pad`` (a copy of x with zeros up to whole units) if K needs it.
+    """
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    with IRBuilder() as builder:
+        with b.prim_func(s_tir=True):
+            operands = _Operands(spec)
+            x = operands.declare("x", (operands.m, spec.k), "float32")
+            weights = operands.weights(layout)
+            bias, residual, y = operands.epilogue()
+            blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
+            nest = _Nest(spec, layout, blocking, operands.m)
+            if layout.padded_k(spec.k) != spec.k:
+                x = nest.padded(x)
+            dots = b.sblock_alloc_buffer(nest.dots_shape, "float32")
+            sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
+            nest.float_dot(dots, x, weights["codes"], weights.get("zeros"))
+            nest.scale(sums, dots, weights)
+            nest.store(y, sums, None, bias, residual)
+    return builder.get()
+
+
+def dense_linear(spec: LinearSpec, layout: FloatLayout) -> Any:
+    """Linear layer with float32 weights, the plainest form.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x f32 [M, K], weight f32 [NB, K, R], [bias], [residual], y)``, blocks ``dot`` and
+        ``store``, both over (row of x, block of R rows, lane).
+    """
+    from tvm import tirx
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    with IRBuilder() as builder:
+        with b.prim_func(s_tir=True):
+            operands = _Operands(spec)
+            x = operands.declare("x", (operands.m, spec.k), "float32")
+            weight = operands.weights(layout)["weight"]
+            bias, residual, y = operands.epilogue()
+            shape = [operands.m, _i64(-(-spec.n // layout.rows)), _i64(layout.rows)]
+            sums = b.sblock_alloc_buffer(shape, "float32")
+            with b.grid(*shape, _i64(spec.k)) as loops, b.sblock("dot"):
+                i, nb, r, k = b.axis.remap("SSSR", loops)
+                with b.init():
+                    b.buffer_store(sums, tirx.const(0.0, "float32"), [i, nb, r])
+                b.buffer_store(sums, sums[i, nb, r] + x[i, k] * weight[nb, k, r], [i, nb, r])
+            with b.grid(*shape) as loops, b.sblock("store"):
+                i, nb, r = b.axis.remap("SSS", loops)
+                col = nb * _i64(layout.rows) + r
+                value = _epilogue(spec, sums[i, nb, r], bias, residual, i, col)
+                _store_inside(y, value, i, col, col < _i64(spec.n), spec.n % layout.rows == 0)
+    return builder.get()
+
+
+def _epilogue(
+    spec: LinearSpec,
+    total: Expr,
+    bias: Buffer | None,
+    residual: Buffer | None,
+    row: Expr,
+    col: Expr,
+) -> Expr:
+    """act(total + bias) + residual."""
+    from apq_tvm.ops import math
+
+    value = math.activation(spec.activation, total if bias is None else total + bias[col])
+    return value if residual is None else value + residual[row, col]
+
+
+def _store_inside(y: Buffer, value: Expr, row: Expr, col: Expr, inside: Expr, always: bool) -> None:
+    """Store where `inside` holds. Not a predicate of the block: TVM calls that binding not affine."""
+    from tvm.tirx.script.builder import ir as b
+
+    if always:
+        b.buffer_store(y, value, [row, col])
+    else:
+        with b.If(inside), b.Then():
+            b.buffer_store(y, value, [row, col])
+
+
+class _Operands:
+    """Declares the buffers of a linear PrimFunc in the order of the calling convention."""
+
+    def __init__(self, spec: LinearSpec) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        b.func_name("linear")
+        # Operands never overlap: the memory planner gives every tensor of a call its own bytes.
+        b.func_attr({"apq.op": "linear", "op_pattern": 8, "tirx.noalias": True})
+        self.spec = spec
+        self.m = tirx.Var("m", "int64")
+
+    def declare(self, name: str, shape: tuple[Any, ...], dtype: str, align: int = 4) -> Buffer:
+        from tvm.tirx.script.builder import ir as b
+
+        extents = [_i64(s) if isinstance(s, int) else s for s in shape]
+        return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
+
+    def weights(self, layout: InterleavedLayout | FloatLayout) -> dict[str, Buffer]:
+        # Packed arrays start on cache lines, so that vector loads may be aligned ones.
+        shapes = layout.shapes(self.spec.n, self.spec.k).items()
+        return {name: self.declare(name, shape, dtype, 64) for name, (shape, dtype) in shapes}
+
+    def epilogue(self) -> tuple[Buffer | None, Buffer | None, Buffer]:
+        spec = self.spec
+        bias = self.declare("bias", (spec.n,), "float32") if spec.bias else None
+        whole = (self.m, spec.n)
+        residual = self.declare("residual", whole, "float32") if spec.residual else None
+        return bias, residual, self.declare("y", whole, "float32")
+
+
 class _Nest:
-    """Emits the loop nests of `integer_linear`; indices are (tile, bundle, ..., stream, row of the
-    tile, lane) so that every buffer between the nests is indexed by loop variables alone."""
+    """Emits the loop nests of a linear PrimFunc.
+
+    Buffers between the nests are indexed by loop variables alone, (tile, bundle, [span,] stream,
+    [group of the unit,] [row of the tile,] lane), so that each nest can be computed inside the next.
+    Bracketed axes of extent 1 are left out: tensorization would not see them.
+    """
 
     def __init__(
-        self, spec: LinearSpec, layout: InterleavedLayout, blocking: Blocking, m: Any
+        self, spec: LinearSpec, layout: InterleavedLayout, blocking: Blocking, m: Expr
     ) -> None:
         self.spec, self.layout, self.blocking, self.m = spec, layout, blocking, m
-        self.tiles = (m + _i64(blocking.m_tile - 1)) // _i64(blocking.m_tile)
-        assert spec.scheme is not None
-        self.token_scale = spec.scheme.act_group == -1
+        self.unit = unit_of(layout)
+        scheme = spec.scheme
+        assert scheme is not None
+        self.token_scale = scheme.act_bits == 8 and scheme.act_group == -1
+        tiles = (m + _i64(blocking.m_tile - 1)) // _i64(blocking.m_tile)
+        outer = [tiles, _i64(blocking.bundles)]
+        self._pairs = [_i64(blocking.per_unit)] if blocking.per_unit > 1 else []
+        rows = [_i64(blocking.m_tile)] if blocking.m_tile > 1 else []
+        lanes = [*rows, _i64(layout.rows)]
+        streams = _i64(blocking.streams)
+        self.dots_shape = [*outer, _i64(blocking.spans), streams, *self._pairs, *lanes]
+        self.sums_shape = [*outer, streams, *lanes]
 
-    def shape(self, groups: bool) -> list[Any]:
-        """Shape of the dot products (with spans and groups of a unit) or of their sums."""
-        bl, rows = self.blocking, self.layout.rows
-        middle = [bl.spans, bl.streams, bl.m_tile, bl.per_unit] if groups else [bl.streams, bl.m_tile]
-        return [self.tiles, *(_i64(e) for e in (bl.bundles, *middle, rows))]
-
-    def row(self, tile: Any, i: Any) -> Any:
-        """Row of x: the last tile is moved back to end at M."""
+    def _row(self, tile: Expr, inner: list[Expr]) -> Expr:
+        """Row of x; `inner` is empty where tiles have one row. The last tile ends at M."""
         from tvm import tirx
 
         mt = self.blocking.m_tile
-        return tile if mt == 1 else tirx.min(tile * _i64(mt), self.m - _i64(mt)) + i
+        return tirx.min(tile * _i64(mt), self.m - _i64(mt)) + inner[0] if inner else tile
 
-    def block(self, bundle: Any, stream: Any) -> Any:
-        """Row block to read: past the end the last one again."""
-        from tvm import tirx
-
-        index, last = self.block_index(bundle, stream), self.layout.row_blocks(self.spec.n) - 1
-        return tirx.min(index, _i64(last)) if self.ragged else index
-
-    def block_index(self, bundle: Any, stream: Any) -> Any:
-        """Row block, possibly past the end. Each stream runs through consecutive blocks."""
+    def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
+        """Row block, past the end in the last bundle of ragged streams."""
         return stream * _i64(self.blocking.bundles) + bundle
 
+    def _block(self, bundle: Expr, stream: Expr) -> Expr:
+        """Row block to read: past the end the last one."""
+        from tvm import tirx
+
+        index, last = self._block_index(bundle, stream), self.layout.row_blocks(self.spec.n) - 1
+        return tirx.min(index, _i64(last)) if self._ragged else index
+
     @property
-    def ragged(self) -> bool:
-        """Whether the last bundle has fewer blocks than streams."""
+    def _ragged(self) -> bool:
         return self.layout.row_blocks(self.spec.n) % self.blocking.streams != 0
 
-    def dot(self, dots: Any, xq: Any, codes: Any, signed: bool) -> None:
+    def padded(self, x: Buffer) -> Buffer:
+        """Copy of x f32 [M, K] with zeros up to whole units and groups."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        bl, lay = self.blocking, self.layout
-        vectors = 8 // bl.per_unit
-        extents = [*self.shape(groups=True), *(_i64(e) for e in (bl.units, vectors, 4))]
-        with b.grid(*extents) as loops, b.sblock("dot"):
-            t, nb, g, s, i, p, r, u, j, c = b.axis.remap("SSSSSSSRRR", loops)
-            target = [t, nb, g, s, i, p, r]
-            # p is left out where it is 0: intrinsics for one group have no such axis.
-            vector = p * _i64(vectors) + j if bl.per_unit > 1 else j
-            unit = g * _i64(bl.units) + u
-            block, row = self.block(nb, s), self.row(t, i)
-            # A whole unit of both operands: what an instruction reads.
-            first = unit * _i64(UNIT_K)
-            b.reads(
-                codes[block, unit, 0 : lay.unit_bytes], xq[row, first : first + _i64(UNIT_K)]
-            )
-            b.writes(dots[tuple(target)])
-            with b.init():
-                b.buffer_store(dots, tirx.const(0, "int32"), target)
-            code = decode(unit_of(lay), lambda byte: codes[block, unit, byte], vector, r * _i64(4) + c)
-            if signed:
-                code = code - tirx.const(128, "int32")
-            x = xq[row, first + vector * _i64(4) + c].astype("int32")
-            b.buffer_store(dots, dots[tuple(target)] + code * x, target)
+        k = _i64(self.spec.k)
+        shape = [self.m, _i64(self.layout.padded_k(self.spec.k))]
+        copy = b.sblock_alloc_buffer(shape, "float32")
+        with b.grid(*shape) as loops, b.sblock("pad"):
+            i, j = b.axis.remap("SS", loops)
+            zero = tirx.const(0.0, "float32")
+            b.buffer_store(copy, tirx.if_then_else(j < k, x[i, j], zero), [i, j])
+        return copy
 
-    def scale(
-        self, sums: Any, dots: Any, xs: Any, xsum: Any, weights: dict[str, Any], signed: bool
+    def integer_dot(self, dots: Buffer, xq: Buffer, codes: Buffer, offset: int) -> None:
+        """Σ (code - offset) xq per group."""
+        from tvm import tirx
+
+        def product(code: Expr, activation: Expr, at: list[Expr]) -> Expr:
+            centred = code - tirx.const(offset, "int32") if offset else code
+            return centred * activation.astype("int32")
+
+        self._dot(dots, xq, codes, None, product)
+
+    def float_dot(self, dots: Buffer, x: Buffer, codes: Buffer, zeros: Buffer | None) -> None:
+        """Σ (code - zero) x per group."""
+
+        def product(code: Expr, activation: Expr, at: list[Expr]) -> Expr:
+            zero = None if zeros is None else zeros[tuple(at)]
+            return centred_code(self.unit, code, zero) * activation
+
+        self._dot(dots, x, codes, zeros, product)
+
+    def _dot(
+        self, dots: Buffer, x: Buffer, codes: Buffer, zeros: Buffer | None, product: Any
     ) -> None:
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        bl, lay = self.blocking, self.layout
-        spatial = self.shape(groups=False)
-        with b.grid(*spatial, _i64(bl.spans), _i64(bl.per_unit)) as loops, b.sblock("scale"):
-            t, nb, s, i, r, g, p = b.axis.remap("SSSSSRR", loops)
-            target = [t, nb, s, i, r]
+        bl, unit = self.blocking, self.unit
+        reduced = [_i64(e) for e in (bl.units, unit.vectors, 4)]
+        kinds = "S" * len(self.dots_shape) + "RRR"
+        with b.grid(*self.dots_shape, *reduced) as loops, b.sblock("dot"):
+            axes = b.axis.remap(kinds, loops)
+            target, (u, j, c) = list(axes[:-3]), axes[-3:]
+            t, nb, g, s = target[:4]
+            pair, inner = target[4 : 4 + len(self._pairs)], target[4 + len(self._pairs) : -1]
+            r, row, block = target[-1], self._row(t, inner), self._block(nb, s)
+            vector = pair[0] * _i64(unit.vectors) + j if pair else j
+            index = g * _i64(bl.units) + u
+            first = index * _i64(UNIT_K)
+            # A whole unit of both operands: what an instruction reads.
+            reads = [codes[block, index, 0 : unit.nbytes], x[row, first : first + _i64(UNIT_K)]]
+            group = [block, g * _i64(bl.per_unit) + pair[0] if pair else g, r]
+            b.reads(*reads, *([] if zeros is None else [zeros[tuple(group)]]))
+            b.writes(dots[tuple(target)])
+            with b.init():
+                b.buffer_store(dots, tirx.const(0, dots.dtype), target)
+            code = decode(unit, lambda byte: codes[block, index, byte], vector, r * _i64(4) + c)
+            activation = x[row, first + vector * _i64(4) + c]
+            value = dots[tuple(target)] + product(code, activation, group)
+            b.buffer_store(dots, value, target)
+
+    def scale(
+        self,
+        sums: Buffer,
+        dots: Buffer,
+        weights: dict[str, Buffer],
+        xs: Buffer | None = None,
+        xsum: Buffer | None = None,
+        offset: int = 0,
+    ) -> None:
+        """Σ_g scale (dot - zero xsum), times xs where activations have a scale per group."""
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        bl = self.blocking
+        reduced = [_i64(bl.spans), *self._pairs]
+        kinds = "S" * len(self.sums_shape) + "R" * len(reduced)
+        with b.grid(*self.sums_shape, *reduced) as loops, b.sblock("scale"):
+            axes = b.axis.remap(kinds, loops)
+            target, (g, *pair) = list(axes[: -len(reduced)]), axes[-len(reduced) :]
+            t, nb, s, *inner, r = target
             with b.init():
                 b.buffer_store(sums, tirx.const(0.0, "float32"), target)
-            block, row = self.block(nb, s), self.row(t, i)
-            group = g * _i64(bl.per_unit) + p
-            total = self._centred(
-                dots[t, nb, g, s, i, p, r],
-                xsum[row, group],
-                weights["zeros"][block, group, r] if lay.zero_points else None,
-                signed,
-            ).astype("float32")
+            block, row = self._block(nb, s), self._row(t, inner)
+            group = g * _i64(bl.per_unit) + pair[0] if pair else g
+            total = dots[tuple([t, nb, g, s, *pair, *inner, r])]
+            if xsum is not None:
+                zero = weights["zeros"][block, group, r] if "zeros" in weights else None
+                total = self._centred(total, xsum[row, group], zero, offset).astype("float32")
             factor = weights["scales"][block, group, r].astype("float32")
-            if not self.token_scale:
+            if xs is not None and not self.token_scale:
                 factor = factor * xs[row, group]
             b.buffer_store(sums, sums[tuple(target)] + factor * total, target)
 
-    def _centred(self, dot: Any, xsum: Any, zeros: Any, signed: bool) -> Any:
-        """Dot product with (code - zero) instead of code; W1 without zeros is 2 * code - 1."""
+    def _centred(self, dot: Expr, xsum: Expr, zero: Expr | None, offset: int) -> Expr:
+        """Σ (code - zero) x from Σ (code - offset) x; W1 without zeros is 2 code - 1."""
         from tvm import tirx
 
         bits = self.layout.bits
-        offset = 128 if signed else 0
-        if zeros is not None:
-            zero = zeros.astype("int32")
-            return dot - (zero - tirx.const(offset, "int32") if offset else zero) * xsum
+        if zero is not None:
+            wide = zero.astype("int32")
+            return dot - (wide - tirx.const(offset, "int32") if offset else wide) * xsum
         if bits == 1:
             return dot * tirx.const(2, "int32") - xsum
-        zero = (1 << (bits - 1)) - offset
-        return dot - tirx.const(zero, "int32") * xsum if zero else dot
+        middle = (1 << (bits - 1)) - offset
+        return dot - tirx.const(middle, "int32") * xsum if middle else dot
 
-    def store(self, y: Any, sums: Any, xs: Any, bias: Any, residual: Any) -> None:
+    def store(
+        self,
+        y: Buffer,
+        sums: Buffer,
+        xs: Buffer | None,
+        bias: Buffer | None,
+        residual: Buffer | None,
+    ) -> None:
+        """Epilogue of every sum inside [M, N]."""
         from tvm.tirx.script.builder import ir as b
 
-        from apq_tvm.ops import math
-
         n, rows = self.spec.n, self.layout.rows
-        with b.grid(*self.shape(groups=False)) as loops, b.sblock("store"):
-            t, nb, s, i, r = b.axis.remap("SSSSS", loops)
-            index = self.block_index(nb, s)
-            row, col = self.row(t, i), index * _i64(rows) + r
-            value = sums[t, nb, s, i, r]
-            if self.token_scale:
+        with b.grid(*self.sums_shape) as loops, b.sblock("store"):
+            target = b.axis.remap("S" * len(self.sums_shape), loops)
+            t, nb, s, *inner, r = target
+            index, row = self._block_index(nb, s), self._row(t, inner)
+            col = index * _i64(rows) + r
+            value = sums[tuple(target)]
+            if xs is not None and self.token_scale:
                 value = value * xs[row, _i64(0)]
-            if bias is not None:
-                value = value + bias[col]
-            value = math.activation(self.spec.activation, value)
-            if residual is not None:
-                value = value + residual[row, col]
-            if n % rows == 0 and not self.ragged:
-                b.buffer_store(y, value, [row, col])
-            else:
-                # Not a predicate of the block: TVM calls that binding not affine.
-                inside = col < _i64(n) if n % rows else index < _i64(n // rows)
-                with b.If(inside), b.Then():
-                    b.buffer_store(y, value, [row, col])
+            value = _epilogue(self.spec, value, bias, residual, row, col)
+            inside = col < _i64(n) if n % rows else index < _i64(n // rows)
+            _store_inside(y, value, row, col, inside, n % rows == 0 and not self._ragged)
+
+
+def _i64(value: int) -> Expr:
+    from tvm import tirx
+
+    return tirx.const(value, "int64")

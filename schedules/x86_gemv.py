@@ -1,0 +1,243 @@
+"""Default schedules of linear layers for few rows of x: the weights are streamed through once.
+
+What the decisions mean, and why their defaults are first:
+
+- ``streams``: row blocks read at once. Two keep more cache misses in flight than one; with four the
+  hardware prefetchers do better alone than with ours.
+- ``ahead``: software prefetch distance in bytes. A page ahead hides DRAM; the hardware prefetcher
+  stops at the page's end.
+- ``unroll``: units per iteration where a group spans several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.linear import Blocking, LinearSpec, float_linear, integer_linear, unit_of
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.tensorize.float_dot import float_dot_intrinsic
+from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
+from apq_tvm.types import DeviceProfile, Scheme
+
+M_TILES = (4, 2, 1)
+"""Rows of x that share a decoded weight vector; a kernel is for at least that many rows."""
+
+_FLOAT_FEATURES = {16: ("avx512f",), 8: ("fma",), 4: ()}
+"""Lanes of the float kernels -> feature they need; 4 lanes are in every x86-64."""
+
+_INT32_MAX = 2**31 - 1
+_ACT_MAX = 127
+
+
+def _scheme(spec: LinearSpec, bits: int) -> Scheme:
+    if spec.scheme is None:
+        raise NotApplicable("the layer's weights are float32")
+    if spec.scheme.bits != bits:
+        raise NotApplicable(f"is for W{bits}, not {spec.scheme}")
+    return spec.scheme
+
+
+def _check_features(features: tuple[str, ...], lanes: int, profile: DeviceProfile) -> None:
+    if features and not profile.features & set(features):
+        raise NotApplicable(f"needs {' or '.join(features)}; {profile.name} has none of it")
+    if profile.vector_bytes < 4 * lanes:
+        have = 8 * profile.vector_bytes
+        raise NotApplicable(f"needs {32 * lanes}-bit vectors; {profile.name} has {have}-bit ones")
+
+
+def _layout(spec: LinearSpec, lanes: int) -> InterleavedLayout:
+    scheme = spec.scheme
+    assert scheme is not None
+    return InterleavedLayout(scheme.bits, lanes, scheme.group_size, scheme.zero_points)
+
+
+def check_int32(spec: LinearSpec, lanes: int) -> None:
+    """Decline a group so wide that int32 cannot hold every possible sum of it.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    layout = _layout(spec, lanes)
+    # |Σ code x|, and |zero Σ x| where the zero point is at most the largest code
+    width, largest = layout.group_width(spec.k), (1 << layout.bits) - 1
+    if 2 * width * largest * _ACT_MAX > _INT32_MAX:
+        raise NotApplicable(
+            f"K={spec.k}: {width} products of W{layout.bits} codes may exceed int32; use groups"
+        )
+
+
+def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile: int) -> int:
+    blocks = layout.row_blocks(spec.n)
+    # Several rows of x give enough independent work, and their sums need the registers.
+    choices = (2, 1, 4) if m_tile == 1 else (1, 2)
+    return decide("streams", tuple(s for s in choices if s <= blocks))
+
+
+def _ahead(decide: Decide) -> int:
+    return decide("ahead", (4096, 0, 2048, 8192))
+
+
+def _unroll(decide: Decide, units: int) -> int:
+    return decide("unroll", tuple(u for u in (2, 1, 4) if units % u == 0))
+
+
+def schedule_gemv(sch: Any, blocking: Blocking, intrinsic: str, whole: bool, unroll: int) -> None:
+    """Schedule a PrimFunc of `apq_tvm.ops.linear`: one task per bundle of row blocks.
+
+    Per tile of rows of x: sums to zero; over the spans of K, dot products of every stream by
+    `intrinsic`, then their scales; the epilogue.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+    blocking : Blocking
+        Of the PrimFunc.
+    intrinsic : str
+        Registered name.
+    whole : bool
+        True if N is a multiple of the lanes, so that stores are whole vectors.
+    unroll : int
+        Units per iteration within a span.
+    """
+    store, scale, dot = (sch.get_sblock(name) for name in ("store", "scale", "dot"))
+    tile, bundle, stream, *row, lane = sch.get_loops(store)
+    sch.reorder(bundle, tile, stream)
+    sch.parallel(bundle)
+    _unroll_all(sch, stream, *row)
+    # A ragged vector is stored lane by lane; its lanes must have constant indices all the same,
+    # or LLVM keeps the sums in memory.
+    (sch.vectorize if whole else sch.unroll)(lane)
+
+    pair_axes = 1 if blocking.per_unit > 1 else 0
+    sch.compute_at(scale, tile, preserve_unit_loops=True)
+    stream, *row, lane, span, pair = _last(sch, scale, 3 + len(row) + pair_axes, pair_axes)
+    sch.reorder(span, stream, *row, *pair, lane)
+    _unroll_all(sch, stream, *row, *pair)
+    sch.vectorize(lane)
+
+    # Spans of several units run all streams side by side; single units finish one after another,
+    # which needs fewer registers.
+    at = span if blocking.units > 1 else stream
+    sch.compute_at(dot, at, preserve_unit_loops=True)
+    count = 5 + pair_axes + len(row)
+    stream, *inner, unit, vector, four = sch.get_loops(dot)[-count:]
+    sch.reorder(unit, stream, *inner, vector, four)
+    if unroll > 1:
+        unit, part = sch.split(unit, [None, unroll])
+        sch.unroll(part)
+    init = sch.decompose_reduction(dot, unit)
+    stream_init, *inner_init, lane_init = sch.get_loops(init)[-(count - 3) :]
+    _unroll_all(sch, stream, stream_init, *inner_init)
+    sch.vectorize(lane_init)
+    sch.tensorize(inner[0], intrinsic)
+
+    init = sch.decompose_reduction(scale, span)
+    *outer, lane = sch.get_loops(init)[-(2 + len(row)) :]
+    _unroll_all(sch, *outer)
+    sch.vectorize(lane)
+    if "pad" in {
+        sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))
+    }:
+        _, column = sch.get_loops(sch.get_sblock("pad"))
+        sch.vectorize(sch.split(column, [None, 8])[1])
+
+
+def _unroll_all(sch: Any, *loops: Any) -> None:
+    for loop in loops:
+        sch.unroll(loop)
+
+
+def _last(sch: Any, block: Any, count: int, pairs: int) -> tuple[Any, ...]:
+    """The last `count` loops of a block, the axis of groups in a unit as a list of 0 or 1."""
+    loops = sch.get_loops(block)[-count:]
+    split = len(loops) - pairs
+    return (*loops[:split], loops[split:])
+
+
+def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> LinearKernel:
+    """The record of one integer kernel for M >= m_tile."""
+    lanes = instruction.rows
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        scheme = _scheme(spec, bits)
+        if scheme.act_bits != 8:
+            raise NotApplicable(f"is for int8 activations, not {scheme}")
+        _check_features(instruction.features, lanes, profile)
+        check_int32(spec, lanes)
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout = _layout(spec, lanes)
+        streams = _streams(decide, layout, spec, m_tile)
+        return integer_linear(spec, layout, m_tile, streams, bits == 8 and instruction.signed8)
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout = _layout(spec, lanes)
+        blocking = Blocking.of(
+            layout, spec.n, spec.k, m_tile, _streams(decide, layout, spec, m_tile)
+        )
+        intrinsic = dot_intrinsic(instruction, unit_of(layout), m_tile, _ahead(decide))
+        unroll = _unroll(decide, blocking.units)
+        schedule_gemv(sch, blocking, intrinsic, spec.n % lanes == 0, unroll)
+
+    name = f"gemv_W{bits}A8_{instruction.name}_r{lanes}m{m_tile}"
+    return _record(name, m_tile, lanes, check, func, schedule)
+
+
+def float_kernel(lanes: int, bits: int, m_tile: int) -> LinearKernel:
+    """The record of one kernel with float activations for M >= m_tile."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        scheme = _scheme(spec, bits)
+        if scheme.act_bits == 8:
+            raise NotApplicable(f"is for float activations, not {scheme}")
+        _check_features(_FLOAT_FEATURES[lanes], lanes, profile)
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout = _layout(spec, lanes)
+        return float_linear(spec, layout, m_tile, _streams(decide, layout, spec, m_tile))
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout = _layout(spec, lanes)
+        blocking = Blocking.of(
+            layout, spec.n, spec.k, m_tile, _streams(decide, layout, spec, m_tile)
+        )
+        intrinsic = float_dot_intrinsic(unit_of(layout), layout.zero_points, m_tile, _ahead(decide))
+        unroll = _unroll(decide, blocking.units)
+        schedule_gemv(sch, blocking, intrinsic, spec.n % lanes == 0, unroll)
+
+    return _record(f"gemv_W{bits}A16_fma_r{lanes}m{m_tile}", m_tile, lanes, check, func, schedule)
+
+
+def _record(
+    name: str,
+    m_tile: int,
+    lanes: int,
+    check: Callable[[LinearSpec, DeviceProfile], None],
+    func: Callable[[LinearSpec, DeviceProfile, Decide], Any],
+    schedule: Callable[[Any, LinearSpec, DeviceProfile, Decide], None],
+) -> LinearKernel:
+    return LinearKernel(
+        name, m_tile, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule
+    )
+
+
+GEMV_KERNELS: tuple[LinearKernel, ...] = (
+    *(
+        integer_kernel(instruction, bits, m_tile)
+        for instruction in INSTRUCTIONS
+        for bits in range(1, 9)
+        for m_tile in M_TILES
+    ),
+    *(
+        float_kernel(lanes, bits, m_tile)
+        for lanes in _FLOAT_FEATURES
+        for bits in range(1, 9)
+        for m_tile in M_TILES
+    ),
+)
+"""In order of preference: where several fit, larger M tiles take over as M grows."""
