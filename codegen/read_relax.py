@@ -59,7 +59,13 @@ def prepare(mod: Any) -> Any:
         t.RemovePurityChecking(),
         t.CallTIRRewrite(),
     ]
-    return tvm.ir.transform.Sequential(passes)(mod)
+    prepared = tvm.ir.transform.Sequential(passes)(mod)
+    # Variants are known by name only, so dead code elimination takes them for dead.
+    kept = {v.name_hint for v in prepared.get_global_vars()}
+    for variable, func in mod.functions.items():
+        if isinstance(func, tirx.PrimFunc) and variable.name_hint not in kept:
+            prepared[variable] = func
+    return prepared
 
 
 def read_graph(
