@@ -11,7 +11,7 @@ import numpy as np
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.dims import Expr, product
 from apq_tvm.onnx_import.graph import Graph, np_dtype
-from apq_tvm.onnx_import.infer import infer, node_proto
+from apq_tvm.onnx_import.infer import infer, infer_inputs, node_proto
 from apq_tvm.onnx_import.shapes import rewrite
 from apq_tvm.onnx_import.values import evaluate
 from apq_tvm.types import Array, Node
@@ -28,11 +28,7 @@ def fold(graph: Graph) -> None:
     ImportFailed
         A node does not fit its inputs, or its constant cannot be computed; the message names it.
     """
-    for spec in graph.inputs:
-        graph.dtypes[spec.name] = spec.dtype
-        graph.shapes[spec.name] = tuple(
-            Expr((((dim,), 1),)) if isinstance(dim, str) else dim for dim in spec.shape
-        )
+    infer_inputs(graph)
     outputs = {spec.name for spec in graph.outputs}
     alias: dict[str, str] = {}
     nodes, graph.nodes = graph.nodes, []

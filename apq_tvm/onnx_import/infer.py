@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
-from apq_tvm.onnx_import.dims import Dim, Expr, as_attr, equal, floordiv, parse, product, symbols
+from apq_tvm.onnx_import.dims import (
+    Dim,
+    Expr,
+    as_attr,
+    equal,
+    floordiv,
+    parse,
+    product,
+    symbol,
+    symbols,
+)
 from apq_tvm.onnx_import.graph import Graph, Shape, np_dtype
 from apq_tvm.onnx_import.values import contents
 from apq_tvm.types import Array, Node
@@ -44,6 +54,15 @@ def infer(graph: Graph, node: Node) -> None:
     for value, shape in zip(node.outputs, shapes or (), strict=False):
         if shape is not None:
             graph.shapes[value] = shape
+
+
+def infer_inputs(graph: Graph) -> None:
+    """Record the types of the graph inputs."""
+    for spec in graph.inputs:
+        graph.dtypes[spec.name] = spec.dtype
+        graph.shapes[spec.name] = tuple(
+            symbol(dim) if isinstance(dim, str) else dim for dim in spec.shape
+        )
 
 
 def _onnx(graph: Graph, node: Node) -> None:
@@ -191,7 +210,7 @@ def _reshape(graph: Graph, node: Node) -> list[Shape | None]:
     dims: list[Dim | None] = list(target)
     if not node.attrs.get("allowzero", 0):
         dims = [
-            source[i] if dim == 0 and source is not None and i < len(source) else dim
+            dim if dim != 0 else source[i] if source is not None and i < len(source) else None
             for i, dim in enumerate(dims)
         ]
     if -1 in dims:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
-from apq_tvm.onnx_import.dims import Dim
+from apq_tvm.onnx_import.dims import Dim, parse
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.infer import infer
+from apq_tvm.onnx_import.shapes import limit
 from apq_tvm.types import Array, Node
 
 FLOATS = ("float32", "float64")
@@ -234,7 +235,10 @@ def _embedding(graph: Graph, node: Node) -> list[Node] | None:
     shape = graph.shape(ids)
     width = graph.weights[weight].shape[1]
     result = None if shape is None else (*shape, width)
-    row = graph.made_by(ids, "apq.Full")
+    row, steps = graph.made_by(ids, "apq.Full"), graph.made_by(ids, "apq.Range")
+    if steps is not None and steps.attrs["delta"] == 1:
+        end = parse(steps.attrs["start"]) + parse(steps.attrs["shape"][0])
+        limit(graph, end, graph.weights[weight].shape[0])
     if wide:
         out = _value(graph, f"{out}.f32", table, result)
         graph.dtypes[out] = "float32"

@@ -29,6 +29,7 @@ from apq_tvm.types import ImportedModel, TensorSpec
 def import_model(path: Path) -> ImportedModel:
     """Read and normalise one file; see `apq_tvm.onnx_import.import_onnx`."""
     raw, digest = read_graph(path)
+    raw.sweep()
     widen(raw)
     decompose(raw)
     equal: dict[str, str] = {}

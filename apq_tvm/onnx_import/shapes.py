@@ -24,7 +24,8 @@ from apq_tvm.onnx_import.dims import (
     floordiv,
     maximum,
     minimum,
-    parse,
+    symbol,
+    symbols,
 )
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.infer import elements, infer, same_shape
@@ -298,12 +299,8 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim | None:
         at = maximum(at + size, 0)
     elif low is None or low < 0:
         return None
-    name = str(at)
-    table = node.inputs[0] in graph.weights and isinstance(size, int)
-    if table and isinstance(size, int) and isinstance(at, Expr) and at == parse(name):
-        if name.isidentifier():
-            graph.limits[name] = min(size, graph.limits.get(name, size))
-            return at
+    if node.inputs[0] in graph.weights and isinstance(size, int) and limit(graph, at, size):
+        return at
     order = compare(at, size)
     return minimum(at, size) if order is None else (at if order <= 0 else size)
 
@@ -352,6 +349,19 @@ def _one_hot(graph: Graph, node: Node) -> Rewritten:
     return Node(
         node.op, node.name, (node.inputs[0], name, *node.inputs[2:]), node.outputs, node.attrs
     )
+
+
+def limit(graph: Graph, dim: Dim, size: int) -> bool:
+    """Record that `dim` must not exceed `size`; False if it is no symbol plus a number."""
+    names = symbols(dim)
+    if len(names) != 1:
+        return False
+    (name,) = names
+    rest = dim - symbol(name)
+    if not isinstance(rest, int):
+        return False
+    graph.limits[name] = min(size - rest, graph.limits.get(name, size - rest))
+    return True
 
 
 RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {

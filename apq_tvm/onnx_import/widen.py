@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import infer
+from apq_tvm.onnx_import.infer import infer, infer_inputs
 from apq_tvm.types import Node
 
 HALF = {10: "float16", 16: "bfloat16"}  # ONNX element types
@@ -21,6 +21,8 @@ def widen(graph: Graph) -> None:
     Results can only become more accurate: what overflowed or was rounded in half precision is not.
     """
     halves = tuple(HALF.values())
+    if not _has_half(graph):
+        return
     _complete_outputs(graph)
     for name, array in graph.weights.items():
         if array.dtype.name in halves:
@@ -56,12 +58,23 @@ def widen(graph: Graph) -> None:
     graph.index()
 
 
+def _has_half(graph: Graph) -> bool:
+    """Whether half precision occurs anywhere."""
+    halves = tuple(HALF.values())
+    tensors = [a for n in graph.nodes for a in n.attrs.values() if isinstance(a, np.ndarray)]
+    return (
+        any(array.dtype.name in halves for array in (*graph.weights.values(), *tensors))
+        or any(spec.dtype in halves for spec in (*graph.inputs, *graph.outputs))
+        or any(n.attrs.get(key) in HALF for n in graph.nodes for key in ("to", "dtype"))
+    )
+
+
 def _complete_outputs(graph: Graph) -> None:
     """Element types of outputs that the file does not state, inferred before the change."""
     if all(spec.dtype for spec in graph.outputs):
         return
     scratch = Graph("", graph.opset, graph.inputs, graph.outputs, graph.nodes, graph.weights)
-    scratch.dtypes = {spec.name: spec.dtype for spec in graph.inputs}
+    infer_inputs(scratch)
     for node in scratch.nodes:
         infer(scratch, node)
     graph.outputs = [
