@@ -52,7 +52,7 @@ def _factors(graph: Graph, value: str) -> tuple[list[str], float]:
 
 def fuse_gelu(graph: Graph) -> None:
     """Write GELU in its many spellings as ``apq.Gelu``."""
-    for node in list(graph.nodes):
+    for node in graph.each():
         if node.op == "Gelu" and graph.dtype(node.inputs[0]) == "float32":
             kind = node.attrs.get("approximate", "none")
             graph.replace(node, replace(node, op="apq.Gelu", attrs={"approximate": kind}))
@@ -134,7 +134,7 @@ def _is_power(graph: Graph, value: str, x: str, power: int) -> bool:
 
 def fuse_activations(graph: Graph) -> None:
     """Let a layer apply the activation that alone reads it."""
-    for node in list(graph.nodes):
+    for node in graph.each():
         name, x = PLAIN.get(node.op, ""), node.inputs[0] if node.inputs else ""
         uses = 1
         if node.op == "apq.Gelu":
@@ -167,7 +167,7 @@ def _silu(graph: Graph, node: Node) -> str:
 def fuse_residuals(graph: Graph) -> None:
     """Let a layer add the value of its own shape that is added to it alone."""
     order = {out: i for i, node in enumerate(graph.nodes) for out in node.outputs}
-    for node in list(graph.nodes):
+    for node in graph.each():
         if node.op != "Add":
             continue
         # Of two layers the later one adds the earlier one's result.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.infer import same_shape
 from apq_tvm.types import Node
@@ -14,13 +16,53 @@ MOVES = ("Transpose", "Reshape", "apq.Reshape", "Squeeze", "Unsqueeze")
 
 def fuse_attention(graph: Graph) -> None:
     """Make ``apq.MatMul`` and ``apq.Softmax`` with the transposes, scales and masks around them."""
-    for node in list(graph.nodes):
+    for node in graph.each():
+        if node.op == "Softmax":
+            _scale_scores(graph, node)
+    for node in graph.each():
         if node.op == "MatMul":
             _matmul(graph, node)
-    for node in list(graph.nodes):
+    for node in graph.each():
         if node.op == "Softmax":
             _softmax(graph, node)
     graph.sweep()
+
+
+def _scale_scores(graph: Graph, softmax: Node) -> None:
+    """Multiply the scores by what the queries and keys are multiplied by; Softmax takes it in."""
+    product = _scores(graph, softmax.inputs[0])
+    if product is None or any(v in graph.weights for v in product.inputs):
+        return
+    out, scale = product.outputs[0], 1.0
+    for operand in dict.fromkeys(product.inputs):
+        scale *= _lift(graph, operand)
+    if scale == 1.0:
+        return
+    product = graph.maker[out]
+    plain = graph.fresh(f"{out}.plain")
+    graph.shapes[plain], graph.dtypes[plain] = graph.shapes[out], graph.dtypes[out]
+    factor = graph.add_weight(f"{product.name}.scale", np.asarray(scale, np.float32))
+    times = Node("Mul", graph.fresh(f"{product.name}.scaled"), (plain, factor), (out,))
+    graph.replace(product, replace(product, outputs=(plain,)), times)
+
+
+def _scores(graph: Graph, value: str) -> Node | None:
+    """The MatMul behind a Softmax, past one Add and constant factors, if nothing else reads it."""
+    if graph.dtype(value) != "float32" or graph.shape(value) is None:
+        return None
+    add = graph.made_by(value, "Add")
+    candidates = [value] if add is None else list(add.inputs)
+    for candidate in candidates:
+        while graph.only_use(candidate):
+            node = graph.maker.get(candidate)
+            factor = _factor(graph, node)
+            if factor is None:
+                break
+            candidate = factor[0]
+        product = graph.made_by(candidate, "MatMul")
+        if product is not None and graph.only_use(candidate) and graph.only_use(value):
+            return product
+    return None
 
 
 def _matmul(graph: Graph, node: Node) -> None:
@@ -73,12 +115,6 @@ def _softmax(graph: Graph, node: Node) -> None:
             break
         x, scale = factor[0], scale * factor[1]
     graph.replace(node, Node("apq.Softmax", node.name, (x, mask), node.outputs, {"scale": scale}))
-    product = graph.made_by(x, "apq.MatMul")
-    if product is not None and graph.only_use(x):
-        for operand in dict.fromkeys(product.inputs):
-            scale *= _lift(graph, operand)
-        softmax = graph.maker[node.outputs[0]]
-        graph.replace(softmax, replace(softmax, attrs={"scale": scale}))
 
 
 def _mask(graph: Graph, add: Node) -> tuple[str, str] | None:

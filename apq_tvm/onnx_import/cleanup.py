@@ -64,9 +64,22 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def rename_outputs(graph: Graph) -> None:
-    """Let the node behind an Identity at a graph output make that output itself, where it can."""
+    """Let the node behind an Identity at a graph output make that output itself, where it can.
+
+    An output that is a weight gets an Identity, so that outputs are made by nodes or are inputs.
+    """
     outputs = {spec.name for spec in graph.outputs}
-    for node in list(graph.nodes):
+    for name in outputs.intersection(graph.weights):
+        array = graph.weights.pop(name)
+        graph.shapes[name], graph.dtypes[name] = array.shape, array.dtype.name
+        value = graph.add_weight(f"{name}.value", array)
+        graph.nodes = [
+            replace(n, inputs=tuple(value if v == name else v for v in n.inputs))
+            for n in graph.nodes
+        ]
+        graph.nodes.append(Node("Identity", graph.fresh(f"{name}.output"), (value,), (name,)))
+    graph.index()
+    for node in graph.each():
         if node.op != "Identity" or node.outputs[0] not in outputs:
             continue
         source = node.inputs[0]
@@ -92,7 +105,7 @@ def rename_outputs(graph: Graph) -> None:
 def simplify(graph: Graph) -> None:
     """Merge transposes and reshapes that follow each other, and drop those that do nothing."""
     outputs = {spec.name for spec in graph.outputs}
-    for node in list(graph.nodes):
+    for node in graph.each():
         new: Node | str | None = None
         if node.op == "Transpose":
             new = _transpose(graph, node)

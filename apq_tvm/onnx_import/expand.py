@@ -25,7 +25,7 @@ def expand_late(graph: Graph) -> None:
     ``f(expand(x)) = expand(f(x))``; an operator with another operand of the full shape needs no
     expansion at all; a reduction over axes that were not expanded can run before it.
     """
-    for node in list(graph.nodes):
+    for node in graph.each():
         if node.op in ELEMENTWISE:
             _operands(graph, node)
         elif node.op in UNARY and all(v in graph.weights for v in node.inputs[1:] if v):

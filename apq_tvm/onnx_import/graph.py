@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,26 +109,39 @@ class Graph:
         self.weights[name] = array
         return name
 
+    def each(self) -> Iterator[Node]:
+        """The nodes in order, while rewrites go on: the current node behind each output."""
+        for name in [next(out for out in node.outputs if out) for node in self.nodes]:
+            node = self.maker.get(name)
+            if node is not None:
+                yield node
+
     def replace(self, old: Node, *new: Node) -> None:
         """Put `new` where `old` stood; the last of them makes the outputs of `old`.
 
-        Nodes that nothing reads any more stop counting as readers here; `sweep` drops them.
+        Nodes that nothing reads any more go at once.
         """
-        at = next(i for i, node in enumerate(self.nodes) if node is old)
+        at = self._position(old)
         self.nodes[at : at + 1] = new
         for node in new:
             self.maker.update((out, node) for out in node.outputs if out)
             self.uses.update(v for v in node.inputs if v)
         self._release(old.inputs)
 
+    def _position(self, node: Node) -> int:
+        return next(i for i, other in enumerate(self.nodes) if other is node)
+
     def _release(self, values: Iterable[str]) -> None:
         for value in values:
             if not value:
                 continue
             self.uses[value] -= 1
-            maker = self.maker.get(value)
-            if maker is not None and not any(self.uses[out] for out in maker.outputs):
-                self._release(maker.inputs)
+            node = self.maker.get(value)
+            if node is not None and not any(self.uses[out] for out in node.outputs):
+                for out in node.outputs:
+                    self.maker.pop(out, None)
+                del self.nodes[self._position(node)]
+                self._release(node.inputs)
 
     def sweep(self) -> None:
         """Drop nodes and weights that no output depends on."""

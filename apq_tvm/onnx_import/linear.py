@@ -19,7 +19,7 @@ FLOATS = ("float32", "float64")
 
 def make_layers(graph: Graph) -> None:
     """Turn MatMul, Gemm and Gather with constants into layers, Adds after them into biases."""
-    for node in list(graph.nodes):
+    for node in graph.each():
         new: list[Node] | None = None
         if node.op == "MatMul":
             new = _matmul(graph, node)
@@ -29,7 +29,7 @@ def make_layers(graph: Graph) -> None:
             new = _embedding(graph, node)
         if new:
             graph.replace(node, *(_inferred(graph, n) for n in new))
-    for node in list(graph.nodes):
+    for node in graph.each():
         if node.op == "Add":
             _bias(graph, node)
     graph.sweep()

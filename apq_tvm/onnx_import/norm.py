@@ -17,7 +17,7 @@ def fuse_layer_norm(graph: Graph) -> None:
     Scale and bias are constants over the normalised axes; either may be missing. The source of the
     formula is the function body of LayerNormalization in the ONNX operator specification.
     """
-    for node in list(graph.nodes):
+    for node in graph.each():
         if node.op not in ("Div", "Mul"):
             continue
         found = _normalised(graph, node)

@@ -115,14 +115,25 @@ def _inline_standard(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     from onnx import defs, inliner
 
     names = {n.op_type for n in model.graph.node if n.domain in ("", "ai.onnx")} - SUPPORTED
-    found = []
-    for name in sorted(names):
-        if defs.has(name, max_inclusive_version=opset):
-            schema = defs.get_schema(name, opset)
-            if schema.has_function or schema.has_context_dependent_function:
-                found.append(("", name))
+    schemas = {
+        name: defs.get_schema(name, opset)
+        for name in sorted(names)
+        if defs.has(name, max_inclusive_version=opset)
+    }
+    found = [
+        ("", name)
+        for name, schema in schemas.items()
+        if schema.has_function or schema.has_context_dependent_function
+    ]
     if not found:
         return model
+    for node in model.graph.node:
+        # onnx's inliner leaves attributes that the node does not state without a value.
+        given = {a.name for a in node.attribute}
+        if node.domain in ("", "ai.onnx") and ("", node.op_type) in found:
+            for name, attribute in schemas[node.op_type].attributes.items():
+                if name not in given and attribute.default_value.type:
+                    node.attribute.append(attribute.default_value)
     return inliner.inline_selected_functions(model, found, inline_schema_functions=True)
 
 

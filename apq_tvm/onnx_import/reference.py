@@ -12,8 +12,12 @@ from apq_tvm.onnx_import.dims import evaluate
 from apq_tvm.onnx_import.infer import node_proto
 from apq_tvm.types import Array, ImportedModel, Node
 
+RunNode = Callable[[Node, list[Any], int], list[Array]]
 
-def run_reference(model: ImportedModel, feeds: Mapping[str, Array]) -> dict[str, Array]:
+
+def run_reference(
+    model: ImportedModel, feeds: Mapping[str, Array], run_node: RunNode | None = None
+) -> dict[str, Array]:
     """Run a normalised graph.
 
     Parameters
@@ -21,6 +25,9 @@ def run_reference(model: ImportedModel, feeds: Mapping[str, Array]) -> dict[str,
     model : ImportedModel
     feeds : mapping of str to ndarray
         Every input by name.
+    run_node : callable, optional
+        ``(node, inputs, opset) -> outputs`` for ONNX operators; onnx's reference evaluator, which
+        has gaps (pooling, Softmax before opset 13), by default.
 
     Returns
     -------
@@ -42,25 +49,30 @@ def run_reference(model: ImportedModel, feeds: Mapping[str, Array]) -> dict[str,
         if node.op in _OPS:
             results = [_OPS[node.op](attrs, symbols, *given)]
         else:
-            results = _onnx(node, given, model.opset)
+            results = (run_node or run_with_onnx)(node, given, model.opset)
         for name, result in zip(node.outputs, results, strict=False):
             values[name] = np.asarray(result)
     return {spec.name: values[spec.name] for spec in model.outputs}
 
 
-def _onnx(node: Node, given: list[Any], opset: int) -> list[Array]:
-    """One ONNX operator by onnx's reference evaluator."""
+def one_node_model(node: Node, opset: int) -> Any:
+    """An ``onnx.ModelProto`` of one ONNX operator, its inputs and outputs named as in the graph."""
     from onnx import helper
-    from onnx.reference import ReferenceEvaluator
 
-    feeds = {name: np.asarray(v) for name, v in zip(node.inputs, given, strict=True) if name}
-    inputs = [helper.make_empty_tensor_value_info(name) for name in feeds]
+    inputs = [helper.make_empty_tensor_value_info(n) for n in dict.fromkeys(node.inputs) if n]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.outputs if name]
     graph = helper.make_graph([node_proto(node)], node.name, inputs, outputs)
     # LayerNormalization may stand in a graph older than the operator.
     version = max(opset, 17) if node.op == "LayerNormalization" else opset
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
-    results = iter(ReferenceEvaluator(made).run(None, feeds))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10)
+
+
+def run_with_onnx(node: Node, given: list[Any], opset: int) -> list[Array]:
+    """One ONNX operator by onnx's reference evaluator."""
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {name: np.asarray(v) for name, v in zip(node.inputs, given, strict=True) if name}
+    results = iter(ReferenceEvaluator(one_node_model(node, opset)).run(None, feeds))
     return [next(results) if name else np.empty(0) for name in node.outputs]
 
 
@@ -138,8 +150,6 @@ def _dims(attrs: Any, symbols: Mapping[str, int]) -> Array:
 
 
 _OPS: dict[str, Callable[..., Array]] = {
-    # onnx 1.23's evaluator pools over the wrong axes here.
-    "GlobalMaxPool": lambda attrs, _, x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True),
     "apq.Linear": _linear,
     "apq.Embedding": _embedding,
     "apq.MatMul": _matmul,

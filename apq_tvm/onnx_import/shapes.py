@@ -96,12 +96,14 @@ def check_shape_inputs(graph: Graph) -> None:
 
 def materialize(graph: Graph) -> None:
     """Give shape values that a remaining node reads as numbers a node of their own."""
-    for node in list(graph.nodes):
+    for node in graph.each():
+        several = len(node.outputs) > 1
         for value in node.outputs:
             dims = elements(graph.values.get(value))
             if node.op.startswith("apq.") or dims is None or not graph.uses[value]:
                 continue
-            name = node.name if len(node.outputs) == 1 else graph.fresh(f"{node.name}:{value}")
+            node = graph.maker[value]
+            name = graph.fresh(f"{node.name}:{value}") if several else node.name
             rest = tuple("" if out == value else out for out in node.outputs)
             keep = [replace(node, outputs=rest)] if any(rest) else []
             graph.replace(node, *keep, *_dims_nodes(graph, name, value, dims))
