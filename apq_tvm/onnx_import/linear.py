@@ -56,7 +56,9 @@ def stored(graph: Graph, source: str, transform: str, array: Array) -> str:
     """
     name = f"{source}{transform}"
     if name not in graph.weights:
-        graph.weights[name] = np.ascontiguousarray(array, np.float32)
+        # What overflows becomes infinite, and is refused by name in the end.
+        with np.errstate(over="ignore"):
+            graph.weights[name] = np.ascontiguousarray(array, np.float32)
     return name
 
 
