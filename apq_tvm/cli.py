@@ -6,6 +6,7 @@ JSON document. Heavy imports happen inside the commands, so that ``--help`` is i
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,6 +115,7 @@ def compile(
         return
     if output is None:
         raise typer.BadParameter("say where to write", param_hint="--output")
+    started = time.perf_counter()
     result = pipeline.compile(
         model,
         output,
@@ -134,14 +136,14 @@ def compile(
     stderr().print(
         f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "
         f"{report['bits_per_weight']} bits per weight, "
-        f"{sum(report['timings'].values()):.1f} s",
+        f"{time.perf_counter() - started:.1f} s",
         markup=False,
     )
 
 
 def _report_plan(plan: Any, json: bool) -> None:
     """Print what ``--dry-run`` found: the layers as the manifest would list them."""
-    from apq_tvm.inspect import LAYER_COLUMNS, bits_per_weight, layer_rows
+    from apq_tvm.inspect import LAYER_COLUMNS, bits_per_weight, kernel_rows, layer_rows
     from apq_tvm.manifest import describe_layer
 
     nodes = {node.name: node for node in plan.quantized.model.nodes}
@@ -157,6 +159,7 @@ def _report_plan(plan: Any, json: bool) -> None:
         )
         return
     print_table(f"plan for {plan.profile.name}", LAYER_COLUMNS, layer_rows(layers))
+    print_table("kernels", ("", "rows and kernel"), kernel_rows(layers))
     print(f"{bits_per_weight(layers)} bits per weight; nothing was written")
 
 
@@ -178,9 +181,11 @@ def inspect(module: Module, json: Json = False) -> None:
     print(f"inputs:  {describe_shape(report['inputs'])}")
     print(f"outputs: {describe_shape(report['outputs'])}\n")
     print_table("layers", inspector.LAYER_COLUMNS, inspector.layer_rows(layers))
-    rejected = inspector.rejections(layers)
+    print_table("kernels", ("", "rows and kernel"), inspector.kernel_rows(layers))
+    rejected = inspector.by_reason(r for layer in layers for r in layer["rejected"])
     if rejected:
-        print_table("turned down", ("kernel", "reason", "layers"), rejected, right=("layers",))
+        lines = ((inspector.shorten(names), reason) for reason, names in rejected.items())
+        print_table("turned down (all names: --json)", ("kernels", "reason"), lines)
     rows = inspector.schedule_rows(report["functions"])
     if rows:
         print_table("other functions", ("function", "scheduled by"), rows)

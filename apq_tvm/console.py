@@ -53,7 +53,7 @@ def print_table(
 
     Where standard output is no terminal the table is as wide as its text, so that nothing is cut.
     """
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD)
     numbers = set(right)
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
@@ -62,7 +62,10 @@ def print_table(
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, 200)
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    print("\n".join([title, *lines]))
 
 
 def megabytes(count: int) -> str:

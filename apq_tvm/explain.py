@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadInput
-from apq_tvm.inspect import rows_range
+from apq_tvm.inspect import by_reason, rows_range, shorten
 from apq_tvm.module import read_manifest
 
 
@@ -64,6 +64,8 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
 
 def _story(entry: Mapping[str, Any]) -> tuple[str, ...]:
     got = [f"{rows_range(k)}: {k['kernel']} ({k['schedule']})" for k in entry["kernels"]]
-    why = [f"not {r['kernel']}: {r['reason']}" for r in entry["rejected"]]
+    why = [
+        f"not {shorten(names)}: {reason}" for reason, names in by_reason(entry["rejected"]).items()
+    ]
     note = [f"note: {entry['note']}"] if entry.get("note") else []
     return (f"{entry['scheme']} in layout {entry['layout']}", *got, *why, *note)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,31 @@ def rows_range(kernel: Mapping[str, Any]) -> str:
     return f"M={low}.." if high < 0 else f"M={low}..{high}"
 
 
-def kernels_text(layer: Mapping[str, Any]) -> str:
-    """Every kernel of a layer with its range of M, one per line."""
-    return "\n".join(f"{rows_range(k)}: {k['kernel']}" for k in layer["kernels"])
+def kernel_sets(layers: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], str]:
+    """Name every distinct choice of kernels by a letter: ``("M=1: gemv", ...)`` → ``"A"``.
+
+    Many layers get the same kernels; the table of layers shows the letter.
+    """
+    sets: dict[tuple[str, ...], str] = {}
+    for layer in layers:
+        sets.setdefault(kernels_of(layer), _letter(len(sets)))
+    return sets
+
+
+def kernels_of(layer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Every kernel of a layer with its range of M."""
+    return tuple(f"{rows_range(k)}: {k['kernel']}" for k in layer["kernels"])
+
+
+def _letter(number: int) -> str:
+    """A, B, ... Z, AA, AB, ..."""
+    head, tail = divmod(number, 26)
+    return (_letter(head - 1) if head else "") + chr(ord("A") + tail)
 
 
 def layer_rows(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Rows of the table of layers; the columns are `LAYER_COLUMNS`."""
+    sets = kernel_sets(layers)
     return [
         (
             layer["name"],
@@ -74,7 +91,7 @@ def layer_rows(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             f"{layer['bits_per_weight']:.2f}",
             f"{layer['bytes'] / 1e3:.0f}",
             layer["layout"],
-            kernels_text(layer),
+            sets[kernels_of(layer)],
         )
         for layer in layers
     ]
@@ -83,12 +100,25 @@ def layer_rows(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 LAYER_COLUMNS = ("layer", "op", "NxK", "scheme", "bits/w", "kB", "layout", "kernels")
 
 
-def rejections(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
-    """Every kernel that was turned down and why, with the number of layers it concerns."""
-    count: Counter[tuple[str, str]] = Counter()
-    for layer in layers:
-        count.update({(r["kernel"], r["reason"]) for r in layer["rejected"]})
-    return [(kernel, reason, layers_) for (kernel, reason), layers_ in count.most_common()]
+def kernel_rows(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Rows of the table of kernels: the letter in `layer_rows`, and one kernel of it."""
+    return [(name, kernel) for kernels, name in kernel_sets(layers).items() for kernel in kernels]
+
+
+def by_reason(rejected: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Kernels that were turned down, by reason; reasons that concern the fewest come first."""
+    reasons: dict[str, list[str]] = {}
+    for entry in rejected:
+        names = reasons.setdefault(entry["reason"], [])
+        if entry["kernel"] not in names:
+            names.append(entry["kernel"])
+    return dict(sorted(reasons.items(), key=lambda item: len(item[1])))
+
+
+def shorten(names: Sequence[str], shown: int = 2) -> str:
+    """A list of names as text, e.g. ``"a, b and 7 more"``."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def schedule_rows(functions: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -170,14 +170,15 @@ def bench_linear(
     for case in cases:
         parse_against(against, _bits(case.scheme))  # before minutes of work
     rows = []
-    with progress.stage("bench", len(cases)):
+    layers = {(c.n, c.k, c.scheme, c.cold) for c in cases}
+    with progress.stage("bench", len(cases) + len(layers)):
         for (n, k, scheme, cold), group in groupby(
             cases, key=lambda c: (c.n, c.k, c.scheme, c.cold)
         ):
             weight = np.random.default_rng(n + k).standard_normal((n, k)).astype(np.float32)
             rivals = parse_against(against, _bits(scheme))
             with tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
-                progress.advance(f"{n}x{k} {scheme}")
+                progress.advance(f"compile {n}x{k} {scheme}")
                 ours = OurLayer(Path(folder), weight, scheme, target, cold)
                 for threads, same in groupby(group, key=lambda c: c.threads):
                     built = [(r, RivalLayer(r, weight, threads, cold)) for r in rivals]
