@@ -2,13 +2,13 @@
 
 Features are LLVM's names. Sources of the figures:
 
-- psABI: System V ABI, AMD64 supplement, section 3.1.1 (micro-architecture levels x86-64-v2, v3, v4)
-- AMD Software Optimization Guides: 56305 (family 17h models 30h+, Zen 2), 56665 (family 19h, Zen 3),
-  57647 (family 19h model 11h, Zen 4), 58455 (family 1Ah, Zen 5)
+- psABI: System V ABI, AMD64 supplement, section 3.1.1 (levels x86-64-v2, v3 and v4)
+- AMD Software Optimization Guides: 56305 (family 17h models 30h+, Zen 2), 56665 (family 19h,
+  Zen 3), 57647 (family 19h model 11h, Zen 4), 58455 (family 1Ah, Zen 5)
 - Intel 64 and IA-32 Architectures Optimization Reference Manual, 248966-050: chapter 2, the cache
   tables of Haswell, Skylake client and server, Ice Lake, Golden Cove
-- Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapters 14 and 15: feature
-  flags
+- Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapters 14 and 15:
+  feature flags
 """
 
 from __future__ import annotations

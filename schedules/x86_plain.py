@@ -1,4 +1,4 @@
-"""Linear kernels for any x86-64, where no other fits: right for every scheme, without an intrinsic."""
+"""Linear kernels for any x86-64, where no other fits: right for every scheme, no intrinsics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dot product of one unit of packed codes with float activations: decode, convert, multiply-add.
 
-No instruction is named: shifts, conversions and fused multiply-adds of R-lane vectors exist on every
-SIMD machine, and LLVM picks them (``vpsrld``, ``vcvtdq2ps``, ``vfmadd231ps`` on x86 with FMA).
+No instruction is named: shifts, conversions and fused multiply-adds of R-lane vectors exist on
+every SIMD machine, and LLVM picks them (``vpsrld``, ``vcvtdq2ps``, ``vfmadd231ps`` on x86).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def float_dot_intrinsic(unit: Unit, zeros: bool, m: int = 1, ahead: int = 0) -> 
 
 
 def _group(o: Operands, group: int) -> None:
-    """Four sums per row of x, one for each k of a vector: multiply-adds must not wait in one chain."""
+    """Four sums per row of x, one for each k of a vector: one chain of multiply-adds would wait."""
     from tvm.tirx.script.builder import ir as b
 
     unit, rows = o.dot.unit, range(o.dot.m)

@@ -1,8 +1,8 @@
 """The scaffold of every dot product of one unit: operands, loops of the meaning, names.
 
-``acc[p, i, r] += Σ_k product(code[r, k], x[i, k])`` over the k of group p of a unit of packed codes,
-for rows i of x and rows r of the weights. The group axis is left out where a unit is one group, the
-row axis where there is one row: a tensorized block has no axes of extent 1.
+``acc[p, i, r] += Σ_k product(code[r, k], x[i, k])`` over the k of group p of a unit of packed
+codes, for rows i of x and rows r of the weights. The group axis is left out where a unit is one
+group, the row axis where there is one row: a tensorized block has no axes of extent 1.
 """
 
 from __future__ import annotations

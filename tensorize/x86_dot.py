@@ -5,8 +5,8 @@ by all instructions; the implementations differ in how decoded vectors are multi
 Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, PMADDUBSW, PMADDWD, PSIGNB,
 VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
 
-``vpmaddubsw`` adds two products u8 x s8 to an int16 and saturates. Codes of q bits and activations in
-[-127, 127] give at most (2^q - 1) * 127 * 2 a lane and instruction, so int16 holds the sum of
+``vpmaddubsw`` adds two products u8 x s8 to an int16 and saturates. Codes of q bits and activations
+in [-127, 127] give at most (2^q - 1) * 127 * 2 a lane and instruction, so int16 holds the sum of
 
     ====  ====================  =======================================
     bits  one instruction       instructions that int16 can sum (<= 32767)
@@ -21,8 +21,8 @@ VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
     8     255 * 127 * 2 = 64770 none: saturates
     ====  ====================  =======================================
 
-At most 8 are summed, the vectors of one unit; then ``vpmaddwd`` with ones widens to int32. For 8 bits
-the operands are |code - 128| <= 128 and the activation with the sign of (code - 128):
+At most 8 are summed, the vectors of one unit; then ``vpmaddwd`` with ones widens to int32. For 8
+bits the operands are |code - 128| <= 128 and the activation with the sign of (code - 128):
 128 * 127 * 2 = 32512 fits, and the result is a dot product of signed codes.
 """
 

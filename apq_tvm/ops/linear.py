@@ -1,13 +1,13 @@
 """``y = act(x Wᵀ + b) + residual`` on packed integer weights, as unscheduled TensorIR.
 
-Three plain loop nests: dot products per group, their sum with the groups' scales, and the store with
-its epilogue. The weights are read where `InterleavedLayout` puts them. Two decisions shape the loops
-from the start, because TensorIR cannot split a dynamic M or an indivisible count of row blocks
-without predicates inside the dot product:
+Three plain loop nests: dot products per group, their sum with the groups' scales, and the store
+with its epilogue. The weights are read where `InterleavedLayout` puts them. Two decisions shape the
+loops from the start, because TensorIR cannot split a dynamic M or an indivisible count of row
+blocks without predicates inside the dot product:
 
-- M is covered by tiles of `m_tile` rows; the last one starts at ``M - m_tile`` and repeats rows that
-  another tile has done (and writes the same values again, in the same task). M must be at least
-  `m_tile`.
+- M is covered by tiles of `m_tile` rows; the last one starts at ``M - m_tile`` and repeats rows
+  that another tile has done (and writes the same values again, in the same task). M must be at
+  least `m_tile`.
 - Row blocks are read by `streams` at once, each of which runs through consecutive blocks; a stream
   that ends early reads the last block again and stores nothing.
 """
@@ -30,7 +30,7 @@ Buffer = Any
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """One linear layer as a kernel sees it: y[M, N] = act(x[M, K] W[N, K]ᵀ + b[N]) + residual[M, N].
+    """One linear layer as a kernel sees it: y[M, N] = act(x[M, K] W[N, K]ᵀ + b) + residual[M, N].
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def _epilogue(
 
 
 def _store_inside(y: Buffer, value: Expr, row: Expr, col: Expr, inside: Expr, always: bool) -> None:
-    """Store where `inside` holds. Not a predicate of the block: TVM calls that binding not affine."""
+    """Store where `inside` holds. (TVM calls a block with such a predicate not affine.)"""
     from tvm.tirx.script.builder import ir as b
 
     if always:
@@ -281,8 +281,8 @@ class _Nest:
     """Emits the loop nests of a linear PrimFunc.
 
     Buffers between the nests are indexed by loop variables alone, (tile, bundle, [span,] stream,
-    [group of the unit,] [row of the tile,] lane), so that each nest can be computed inside the next.
-    Bracketed axes of extent 1 are left out: tensorization would not see them.
+    [group of the unit,] [row of the tile,] lane), so that each nest can be computed inside the
+    next. Bracketed axes of extent 1 are left out: tensorization would not see them.
     """
 
     def __init__(
