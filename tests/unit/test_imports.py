@@ -52,7 +52,12 @@ RANKS = {
 # These two read and choose: they know nothing of kernels, layouts or devices.
 SEPARATE = {
     "apq_tvm.onnx_import": {"apq_tvm.errors", "apq_tvm.types", "apq_tvm.formats"},
-    "apq_tvm.quantizers": {"apq_tvm.errors", "apq_tvm.types", "apq_tvm.formats"},
+    "apq_tvm.quantizers": {
+        "apq_tvm.errors",
+        "apq_tvm.types",
+        "apq_tvm.progress",
+        "apq_tvm.formats",
+    },
 }
 
 HEAVY = ("tvm", "tvm_ffi", "onnx", "onnxruntime", "torch", "typer", "rich", "numpy")
