@@ -304,6 +304,8 @@ def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
             shape.append(int(dim.dim_value))
         else:
-            shape.append(names(dim.dim_param or f"{info.name}_dim_{axis}"))
+            # "?" and "*" are how some exporters write an unknown dimension: each is its own.
+            named = any(c.isalnum() for c in dim.dim_param)
+            shape.append(names(dim.dim_param if named else f"{info.name}_dim_{axis}"))
     dtype = np_dtype(tensor.elem_type) if tensor.elem_type else ""
     return TensorSpec(info.name, dtype, tuple(shape))

@@ -294,8 +294,9 @@ def test_old_opsets_are_converted(tmp_path: Path, opset: int) -> None:
 
 
 def test_an_old_opset_that_cannot_be_converted(tmp_path: Path) -> None:
-    model = build([("Gelu", "x", "y")], X, "y", opset=9)
-    with pytest.raises(UnsupportedModel, match=r"opset 9, older than 11.*Gelu"):
+    nodes = [("BatchNormalization", "x g g g g", "y", {"spatial": 0})]
+    model = build(nodes, X, "y", {"g": rand(8)}, opset=7)
+    with pytest.raises(UnsupportedModel, match=r"opset 7, older than 11.*spatial"):
         import_onnx(save(model, tmp_path))
 
 

@@ -413,6 +413,12 @@ def test_unnamed_dimensions_get_names(tmp_path: Path) -> None:
     assert model.outputs[0].shape == ("x_dim_0", "x_dim_1", 6)
 
 
+def test_question_marks_are_no_names(tmp_path: Path) -> None:
+    inputs = {"x": ("float32", ["?", "?", 8])}
+    path = save(build([("Relu", "x", "y")], inputs, "y"), tmp_path)
+    assert check(path, {"x_dim_0": 2, "x_dim_1": 3}).inputs[0].shape == ("x_dim_0", "x_dim_1", 8)
+
+
 @pytest.mark.parametrize("name", ["batch size", "2nd", "lambda", "min", "a.b", "x-y", "späte"])
 def test_odd_names_of_dimensions_can_be_computed_with(tmp_path: Path, name: str) -> None:
     inputs = {"x": ("float32", [name, "s", 8])}
