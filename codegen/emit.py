@@ -95,7 +95,9 @@ def emit(
     ):
         progress.advance("graph")
         mod = prepare(scheduled.mod)
-        graph = read_graph(mod, model.inputs, model.outputs, lowered.params, lowered.variants)
+        graph = read_graph(
+            mod, model.inputs, model.outputs, lowered.params, lowered.variants, lowered.mod
+        )
         progress.advance("weights")
         weights = write_weights(folder / "weights.safetensors", graph.weights)
         progress.advance("kernels")

@@ -53,7 +53,7 @@ class Tensor:
         return int(np.dtype(self.dtype).itemsize)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Symbol:
     """A symbolic dimension: its name in C and in messages, the input axis it is from, its limit."""
 
@@ -81,10 +81,11 @@ class Buffer:
 
 @dataclass(frozen=True)
 class IdCheck:
-    """Before the call, argument `arg` must hold ids of a table with `rows` rows."""
+    """Before the call, every element of argument `arg` must be in ``lowest .. rows - 1``."""
 
     layer: str
     arg: int
+    lowest: int
     rows: int
 
 

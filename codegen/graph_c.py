@@ -226,7 +226,7 @@ def _call_lines(number: int, call: Call, pointers: _Pointers) -> list[str]:
     for check in call.id_checks:
         lines.append(
             f"    if ((rc = apq_check_ids({c_string(check.layer)}, &t[{argument_of[check.arg]}], "
-            f"{check.rows})) != APQ_OK) return rc;"
+            f"{check.lowest}, {check.rows})) != APQ_OK) return rc;"
         )
     lines += _launch_lines(call, len(args))
     return [*lines, "    if (rc != APQ_OK) return rc;", "  }"]

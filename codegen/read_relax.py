@@ -12,21 +12,21 @@ import tvm
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
+from apq_tvm.codegen.bounds import find_accesses
 from apq_tvm.codegen.c_expr import c_expr
+from apq_tvm.codegen.calls import call_work, id_checks, shape_limits, symbols_at
 from apq_tvm.codegen.graph import (
     Array,
     Buffer,
     Call,
     Condition,
     Graph,
-    IdCheck,
     Place,
     Port,
     Symbol,
     Tensor,
     place_outputs,
 )
-from apq_tvm.codegen.work import work_of
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.types import TensorSpec
 
@@ -74,6 +74,7 @@ def read_graph(
     outputs: Sequence[TensorSpec],
     params: Mapping[str, Array],
     variants: Mapping[str, tuple[tuple[int, str], ...]],
+    unscheduled: Any,
 ) -> Graph:
     """Read a prepared module.
 
@@ -87,6 +88,8 @@ def read_graph(
         ``main``'s further parameters, in order.
     variants : mapping of str to tuple of (int, str)
         As in `apq_tvm.types.LoweredModel`.
+    unscheduled : tvm.IRModule
+        The module before scheduling, in which accesses are checked (`apq_tvm.codegen.bounds`).
 
     Returns
     -------
@@ -98,7 +101,7 @@ def read_graph(
         Anything left that is not a kernel call, a reshape or a tuple (all of them are named);
         a shape that depends on data; an output that is not a tensor; an unknown dtype.
     """
-    return _Reader(mod, params, variants).read(inputs, outputs)
+    return _Reader(mod, params, variants, unscheduled).read(inputs, outputs)
 
 
 def _c_name(name: str, taken: set[str]) -> str:
@@ -114,8 +117,16 @@ def _c_name(name: str, taken: set[str]) -> str:
 class _Reader:
     """Walks the bindings of ``main`` once; `values` maps Relax variables to what they hold."""
 
-    def __init__(self, mod: Any, params: Mapping[str, Array], variants: Mapping[str, Any]) -> None:
+    def __init__(
+        self, mod: Any, params: Mapping[str, Array], variants: Mapping[str, Any], unscheduled: Any
+    ) -> None:
         self.mod = mod
+        self.unscheduled = unscheduled
+        self.accesses = {
+            v.name_hint: find_accesses(f)
+            for v, f in unscheduled.functions.items()
+            if isinstance(f, tirx.PrimFunc)
+        }
         self.main = mod["main"]
         self.params = params
         self.variants = variants
@@ -313,18 +324,33 @@ class _Reader:
         rows = first.dims[0] if first is not None and first.dims else "1"
         written = [a.key for a in args if isinstance(a, Tensor) and a.place is Place.BUFFER]
         result = self.graph.buffers[int(written[-1])].name if written else ""
-        work_func = self.mod[choices[0][1]] if choices else func
+        reaches, lookups = self.accesses.get(name, ((), ()))
+        names = symbols_at(self.unscheduled[name], args) if reaches else {}
+        self._limit(*shape_limits(name, reaches, names))
+        checks = id_checks(func, name, lookups)
+        run = self.mod[choices[0][1]] if choices else func
         self.graph.calls.append(
             Call(
                 kernel=name,
                 variants=choices,
                 rows=rows,
                 args=tuple(args),
-                work=_work(work_func, args),
-                id_checks=_id_checks(func),
+                work=call_work(run, args, symbols_at(run, args), bool(checks)),
+                id_checks=checks,
                 comment=f"{result} = {name}",
             )
         )
+
+    def _limit(self, limits: Mapping[str, int], conditions: Sequence[Condition]) -> None:
+        """Take note of what a kernel asks of the input shapes."""
+        for dimension, limit in limits.items():
+            symbol = next((s for s in self.graph.symbols if s.c_name == dimension), None)
+            if symbol is not None:
+                symbol.limit = limit if symbol.limit is None else min(limit, symbol.limit)
+            else:
+                message = f"these input shapes are too large: {dimension} must be at most {limit}"
+                self.graph.conditions.append(Condition(f"{dimension} <= {limit}", message))
+        self.graph.conditions += conditions
 
 
 def _function_names(mod: Any) -> set[str]:
@@ -340,44 +366,3 @@ def _dtype(dtype: Any, name: str) -> str:
 def _as_numpy(constant: Any) -> NDArray[Any]:
     array: NDArray[Any] = constant.value.numpy()
     return array
-
-
-def _id_checks(func: Any) -> tuple[IdCheck, ...]:
-    """From attributes ``apq.layer``, ``apq.ids_arg``, ``apq.id_rows`` (ints, or equal lists)."""
-    attrs = func.attrs or {}
-    if "apq.id_rows" not in attrs:
-        return ()
-    layer = str(attrs["apq.layer"])
-    args, rows = (_ints(attrs[k]) for k in ("apq.ids_arg", "apq.id_rows"))
-    return tuple(IdCheck(layer, a, r) for a, r in zip(args, rows, strict=True))
-
-
-def _ints(value: Any) -> list[int]:
-    if isinstance(value, int | tirx.IntImm):
-        return [int(value)]
-    return [int(v) for v in value]
-
-
-def _work(func: Any, args: Sequence[Tensor | str]) -> str:
-    """C estimate of one call: the function's symbols are those of its parameters' shapes."""
-    names: dict[Any, str] = {}
-    for param, arg in zip(func.params, args, strict=True):
-        if isinstance(arg, str):
-            names[param] = arg
-            continue
-        for dim, text in zip(param.shape, arg.dims, strict=False):
-            if isinstance(dim, tirx.Var):
-                names.setdefault(dim, text)
-    tensors = [a for a in args if isinstance(a, Tensor)]
-    looked_up = {c.arg for c in _id_checks(func)}
-    touched = [
-        _product([str(t.itemsize), *t.dims])
-        for t in tensors
-        if not (looked_up and t.place is Place.WEIGHT)  # a table is read by the row
-    ]
-    elements = _product(list(tensors[-1].dims)) if tensors else "0"
-    return work_of(func, names, elements, " + ".join(touched) or "0")
-
-
-def _product(factors: Sequence[str]) -> str:
-    return " * ".join(factors) if factors else "1"

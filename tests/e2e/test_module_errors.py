@@ -25,7 +25,7 @@ from module_helpers import (
     symbol,
     tensor,
 )
-from tvm import relax
+from tvm import relax, te
 
 from apq_tvm.codegen.emit import emit
 from apq_tvm.errors import BuildError, OutputExists, OutputFailed, UnsupportedModel
@@ -338,6 +338,67 @@ def test_limit_of_a_dimension(tmp_path: Path) -> None:
     with pytest.raises(module.InputError, match="seq is 7, this model allows at most 6"):
         module.run(mixed_feeds(2, 7))
     assert module.manifest["limits"] == {"seq": 6}
+
+
+def te_module(func: Any, params: list[Any], out: Any) -> Any:
+    """``main`` that calls one TE function."""
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            kernel = bb.add_func(func, "kernel")
+            y = bb.emit_output(relax.call_tir(kernel, params, out))
+        bb.emit_func_output(y)
+    return bb.get()
+
+
+def test_limit_found_in_a_kernel(tmp_path: Path) -> None:
+    """A table of 6 positions read by a loop over the sequence allows sequences of 6."""
+    a = te.placeholder((symbol("n"), symbol("s")), "float32", "a")
+    table = te.placeholder((6,), "float32", "table")
+    func = te.create_prim_func([a, table, te.compute(a.shape, lambda i, j: a[i, j] + table[j])])
+    n, s = symbol("n"), symbol("s")
+    params = [tensor("x", (n, s), "float32"), tensor("table", (6,), "float32")]
+    mod = te_module(func, params, relax.TensorType((n, s), "float32"))
+    spec = [TensorSpec("x", "float32", ("batch", "length"))]
+    positions = np.arange(6, dtype=np.float32)
+    out = [TensorSpec("y", "float32", ("batch", "length"))]
+    scheduled = as_scheduled(mod, spec, out, {"table": positions})
+    module = import_from(emit(scheduled, tmp_path / "positions", {}))
+    x = np.ones((2, 6), np.float32)
+    np.testing.assert_array_equal(module.run(x=x)["y"], x + positions)
+    with pytest.raises(module.InputError, match="length is 7, this model allows at most 6"):
+        module.run(x=np.ones((2, 7), np.float32))
+
+
+def test_condition_between_dimensions(tmp_path: Path) -> None:
+    """``a[i] + b[i]`` over the length of a needs a b that is as long."""
+    a = te.placeholder((symbol("n"),), "float32", "a")
+    b = te.placeholder((symbol("m"),), "float32", "b")
+    func = te.create_prim_func([a, b, te.compute(a.shape, lambda i: a[i] + b[i])])
+    n, m = symbol("n"), symbol("m")
+    params = [tensor("a", (n,), "float32"), tensor("b", (m,), "float32")]
+    mod = te_module(func, params, relax.TensorType((n,), "float32"))
+    spec = [TensorSpec("a", "float32", ("n",)), TensorSpec("b", "float32", ("m",))]
+    scheduled = as_scheduled(mod, spec, [TensorSpec("y", "float32", ("n",))])
+    module = import_from(emit(scheduled, tmp_path / "lengths", {}))
+    one = np.ones(5, np.float32)
+    assert (module.run(a=one[:3], b=one)["y"] == 2).all()
+    with pytest.raises(module.InputError, match="do not fit together"):
+        module.run(a=one, b=one[:3])
+
+
+def test_lookup_without_attributes_is_checked(tmp_path: Path) -> None:
+    """Ids that index a table as they are must be inside it, whoever made the kernel."""
+    scheduled = mixed_model()
+    for var, func in list(scheduled.mod.functions.items()):
+        if var.name_hint == "take":
+            plain = func.without_attr("apq.id_rows")
+            scheduled.mod.update_func(var, plain)
+    module = import_from(emit(scheduled, tmp_path / "lookup", {}))
+    module.run(mixed_feeds(2, 2))
+    for bad in (TABLE_ROWS, -1):
+        with pytest.raises(module.InputError, match=f"layer take: id {bad}"):
+            module.run(changed(ids=IDS + bad))
 
 
 # ---- outputs ----
