@@ -7,18 +7,21 @@ so that equal expressions are equal names and equal calls share one PrimFunc.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import mul
 from typing import Any
 
 from tvm import relax, tirx
 
-from apq_tvm.errors import NotApplicable
+from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.ops.batch_matmul import batch_matmul
 from apq_tvm.ops.elementwise import gelu
 from apq_tvm.ops.embedding import embedding
 from apq_tvm.ops.layernorm import layernorm
+from apq_tvm.ops.scan import cumsum
 from apq_tvm.ops.softmax import softmax
-from apq_tvm.types import Node, PackedModel
+from apq_tvm.types import ImportedModel, Node, PackedModel
 
 Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
 
@@ -121,6 +124,24 @@ def embedding_converter(
     return convert
 
 
+def cumsum_converter(model: ImportedModel) -> Convert:
+    """``CumSum`` along a constant axis, as [outer, n, inner]."""
+
+    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        x, extents = inputs[0], known_shape(inputs[0], node)
+        if node.inputs[1] not in model.weights:
+            raise UnsupportedModel(f"CumSum {node.name!r}: its axis is not a constant")
+        axis = int(model.weights[node.inputs[1]]) % len(extents)
+        shape = [reduce(mul, extents[:axis], 1), extents[axis], reduce(mul, extents[axis + 1 :], 1)]
+        flags = {key: bool(node.attrs.get(key, 0)) for key in ("exclusive", "reverse")}
+        func = bb.add_func(cumsum(str(x.ty.dtype), **flags), "cumsum")
+        x3d = bb.emit(relax.op.reshape(x, relax.ShapeExpr(shape)))
+        y = bb.emit(relax.call_tir(func, [x3d], relax.TensorType(shape, x.ty.dtype)))
+        return relax.op.reshape(y, relax.ShapeExpr(extents))
+
+    return convert
+
+
 def node_converters(
     packed: PackedModel, param_vars: Callable[[str], Mapping[str, Any]]
 ) -> dict[str, Convert]:
@@ -130,5 +151,6 @@ def node_converters(
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,
         "apq.Softmax": convert_softmax,
+        "CumSum": cumsum_converter(packed.plan.quantized.model),
         "LayerNormalization": convert_layernorm,
     }
