@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.onnx_import.graph import Graph, with_attrs
-from apq_tvm.onnx_import.infer import infer, same_shape
+from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.types import Node
 
 
@@ -100,67 +99,3 @@ def rename_outputs(graph: Graph) -> None:
             if other is not node
         ]
         graph.index()
-
-
-def simplify(graph: Graph) -> None:
-    """Merge transposes and reshapes that follow each other, and drop those that do nothing."""
-    outputs = {spec.name for spec in graph.outputs}
-    for node in graph.each():
-        new: Node | str | None = None
-        if node.op == "Transpose":
-            new = _transpose(graph, node)
-        elif node.op == "Reshape":
-            new = _reshape(graph, node)
-        if isinstance(new, str):
-            if node.outputs[0] not in outputs:
-                _alias(graph, node, new)
-        elif new is not None:
-            graph.replace(node, new)
-            infer(graph, new)
-    graph.sweep()
-
-
-def _alias(graph: Graph, node: Node, source: str) -> None:
-    """Let readers of `node` read `source`."""
-    for reader in [n for n in graph.nodes if node.outputs[0] in n.inputs]:
-        inputs = tuple(source if v == node.outputs[0] else v for v in reader.inputs)
-        graph.replace(reader, replace(reader, inputs=inputs))
-
-
-def _perm(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    rank = graph.rank(node.inputs[0])
-    if "perm" in node.attrs:
-        return tuple(node.attrs["perm"])
-    return None if rank is None else tuple(reversed(range(rank)))
-
-
-def _transpose(graph: Graph, node: Node) -> Node | str | None:
-    perm = _perm(graph, node)
-    if perm is None:
-        return None
-    source = node.inputs[0]
-    before = graph.made_by(source, "Transpose")
-    merged = False
-    if before is not None:
-        first = _perm(graph, before)
-        if first is not None:
-            perm, source, merged = tuple(first[i] for i in perm), before.inputs[0], True
-    if perm == tuple(range(len(perm))):
-        return source
-    if merged:
-        return with_attrs(replace(node, inputs=(source,)), {"perm": perm})
-    return None
-
-
-def _reshape(graph: Graph, node: Node) -> Node | str | None:
-    from apq_tvm.onnx_import.shapes import reshape_to
-
-    before = graph.made_by(node.inputs[0], "Reshape", "apq.Reshape", "Squeeze", "Unsqueeze")
-    shape = graph.known_shape(node.outputs[0])
-    if before is None or shape is None:
-        return None
-    source = before.inputs[0]
-    if same_shape(graph.shape(source), shape):
-        return source
-    merged = reshape_to(graph, replace(node, inputs=(source,)), graph.shape(source), shape)
-    return merged if merged.op == "Reshape" or node.op == "apq.Reshape" else None

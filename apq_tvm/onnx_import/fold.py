@@ -11,7 +11,7 @@ import numpy as np
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.dims import Expr, product
 from apq_tvm.onnx_import.graph import Graph, np_dtype
-from apq_tvm.onnx_import.infer import infer, infer_inputs, node_proto
+from apq_tvm.onnx_import.infer import infer, infer_inputs, node_proto, same_shape
 from apq_tvm.onnx_import.shapes import rewrite
 from apq_tvm.onnx_import.values import evaluate
 from apq_tvm.types import Array, Node
@@ -66,9 +66,29 @@ def copied(graph: Graph, node: Node) -> str | None:
         return node.inputs[0]
     if node.op == "CastLike" and graph.dtype(node.inputs[0]) == graph.dtype(node.inputs[1]):
         return node.inputs[0] if graph.dtype(node.inputs[0]) else None
+    if _neutral(graph, node):
+        return node.inputs[0] if node.inputs[1] in graph.weights else node.inputs[1]
     if node.op in ("Sum", "Max", "Min", "Mean", "Concat") and len(node.inputs) == 1:
         return node.inputs[0]
     return None
+
+
+# Numbers that change nothing, on either side unless the operator is in _RIGHT.
+_NEUTRAL: dict[str, float] = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "And": 1, "Or": 0, "Pow": 1}
+_RIGHT = ("Sub", "Div", "Pow")
+
+
+def _neutral(graph: Graph, node: Node) -> bool:
+    """Whether `node` adds 0, multiplies by 1 or the like, and does not broadcast."""
+    if node.op not in _NEUTRAL or len(node.inputs) != 2:
+        return False
+    pairs = [node.inputs] if node.op in _RIGHT else [node.inputs, node.inputs[::-1]]
+    return any(
+        x not in graph.weights
+        and graph.scalar(c) == _NEUTRAL[node.op]
+        and same_shape(graph.shape(x), graph.shape(node.outputs[0]))
+        for x, c in pairs
+    )
 
 
 def _fold_values(graph: Graph, node: Node, outputs: set[str]) -> bool:

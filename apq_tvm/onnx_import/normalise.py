@@ -11,13 +11,13 @@ from apq_tvm.onnx_import.cleanup import (
     merge_equal_nodes,
     merge_equal_weights,
     rename_outputs,
-    simplify,
 )
 from apq_tvm.onnx_import.dims import as_attr
 from apq_tvm.onnx_import.expand import expand_late
 from apq_tvm.onnx_import.fold import fold
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.linear import make_layers
+from apq_tvm.onnx_import.moves import merge_moves
 from apq_tvm.onnx_import.norm import fuse_layer_norm
 from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
 from apq_tvm.onnx_import.read import read_graph
@@ -44,7 +44,7 @@ def import_model(path: Path) -> ImportedModel:
     merge_equal_nodes(graph)
     materialize(graph)
     make_layers(graph)
-    simplify(graph)
+    merge_moves(graph)
     expand_late(graph)
     fuse_layer_norm(graph)
     fuse_gelu(graph)
