@@ -1,11 +1,12 @@
 """Default schedules of linear layers for few rows of x: the weights are streamed through once.
 
-What the decisions mean, and why their defaults are first:
+What the decisions mean, and why their defaults come first (measured on Zen 4, out of cache):
 
-- ``streams``: row blocks read at once. Two keep more cache misses in flight than one; with four the
-  hardware prefetchers do better alone than with ours.
-- ``ahead``: software prefetch distance in bytes. A page ahead hides DRAM; the hardware prefetcher
-  stops at the page's end.
+- ``streams``: row blocks read at once. Two keep more cache misses in flight than one (AVX2 W4A8g32
+  283 us against 321); with two rows of x the sums of two streams do not fit 16 registers.
+- ``ahead``: software prefetch distance in bytes. 4 KB is a page, where the hardware prefetcher
+  stops. 512-bit units of many bits or without a scale per unit pass so fast that the
+  prefetches only take fill buffers from the loads (W4A8g128 376 us with, 240 without).
 - ``unroll``: units per iteration where a group spans several.
 """
 
@@ -72,18 +73,17 @@ def check_int32(spec: LinearSpec, lanes: int) -> None:
 
 
 def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile: int) -> int:
-    blocks = layout.row_blocks(spec.n)
-    # Several rows of x give enough independent work, and their sums need the registers.
-    choices = (2, 1, 4) if m_tile == 1 else (1, 2)
-    return decide("streams", tuple(s for s in choices if s <= blocks))
+    choices = (1, 2) if m_tile == 2 else (2, 1, 4) if m_tile == 1 else (2, 1)
+    return decide("streams", tuple(s for s in choices if s <= layout.row_blocks(spec.n)))
 
 
-def _ahead(decide: Decide) -> int:
-    return decide("ahead", (4096, 0, 2048, 8192))
+def _ahead(decide: Decide, layout: InterleavedLayout, blocking: Blocking) -> int:
+    slow = layout.rows < 16 or (blocking.units == 1 and layout.bits <= 5)
+    return decide("ahead", (4096, 0, 2048, 8192) if slow else (0, 4096, 2048, 8192))
 
 
-def _unroll(decide: Decide, units: int) -> int:
-    return decide("unroll", tuple(u for u in (2, 1, 4) if units % u == 0))
+def _unroll(decide: Decide, blocking: Blocking) -> int:
+    return decide("unroll", tuple(u for u in (1, 2, 4) if blocking.units % u == 0))
 
 
 def schedule_gemv(sch: Any, blocking: Blocking, intrinsic: str, whole: bool, unroll: int) -> None:
@@ -175,17 +175,11 @@ def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> Linea
         streams = _streams(decide, layout, spec, m_tile)
         return integer_linear(spec, layout, m_tile, streams, bits == 8 and instruction.signed8)
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = _layout(spec, lanes)
-        blocking = Blocking.of(
-            layout, spec.n, spec.k, m_tile, _streams(decide, layout, spec, m_tile)
-        )
-        intrinsic = dot_intrinsic(instruction, unit_of(layout), m_tile, _ahead(decide))
-        unroll = _unroll(decide, blocking.units)
-        schedule_gemv(sch, blocking, intrinsic, spec.n % lanes == 0, unroll)
+    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
+        return dot_intrinsic(instruction, unit_of(layout), m_tile, ahead)
 
     name = f"gemv_W{bits}A8_{instruction.name}_r{lanes}m{m_tile}"
-    return _record(name, m_tile, lanes, check, func, schedule)
+    return _record(name, m_tile, lanes, check, func, intrinsic)
 
 
 def float_kernel(lanes: int, bits: int, m_tile: int) -> LinearKernel:
@@ -201,16 +195,10 @@ def float_kernel(lanes: int, bits: int, m_tile: int) -> LinearKernel:
         layout = _layout(spec, lanes)
         return float_linear(spec, layout, m_tile, _streams(decide, layout, spec, m_tile))
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = _layout(spec, lanes)
-        blocking = Blocking.of(
-            layout, spec.n, spec.k, m_tile, _streams(decide, layout, spec, m_tile)
-        )
-        intrinsic = float_dot_intrinsic(unit_of(layout), layout.zero_points, m_tile, _ahead(decide))
-        unroll = _unroll(decide, blocking.units)
-        schedule_gemv(sch, blocking, intrinsic, spec.n % lanes == 0, unroll)
+    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
+        return float_dot_intrinsic(unit_of(layout), layout.zero_points, m_tile, ahead)
 
-    return _record(f"gemv_W{bits}A16_fma_r{lanes}m{m_tile}", m_tile, lanes, check, func, schedule)
+    return _record(f"gemv_W{bits}A16_fma_r{lanes}m{m_tile}", m_tile, lanes, check, func, intrinsic)
 
 
 def _record(
@@ -219,8 +207,17 @@ def _record(
     lanes: int,
     check: Callable[[LinearSpec, DeviceProfile], None],
     func: Callable[[LinearSpec, DeviceProfile, Decide], Any],
-    schedule: Callable[[Any, LinearSpec, DeviceProfile, Decide], None],
+    intrinsic: Callable[[InterleavedLayout, int], str],
 ) -> LinearKernel:
+    """`intrinsic` registers and names the dot product for a layout and a prefetch distance."""
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout = _layout(spec, lanes)
+        streams = _streams(decide, layout, spec, m_tile)
+        blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
+        chosen = intrinsic(layout, _ahead(decide, layout, blocking))
+        schedule_gemv(sch, blocking, chosen, spec.n % lanes == 0, _unroll(decide, blocking))
+
     return LinearKernel(
         name, m_tile, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule
     )
