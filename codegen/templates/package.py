@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
+import operator
 import os
 import platform
 import sys
@@ -94,6 +96,7 @@ class TensorInfo:
 
 _ALIGNMENT = 64  # what kernels want; other memory is copied by the library
 _CPU = 1  # DLPack kDLCPU
+_MAX_THREADS = 1024
 _ERRORS = {-1: InputError, -2: BadWeights, -3: WrongMachine, -4: RunError, -5: RunError}
 _DL_CODES = {"b": 6, "i": 0, "u": 1, "f": 2}  # numpy kind → DLDataTypeCode
 
@@ -211,7 +214,11 @@ def set_num_threads(threads: int) -> None:
     ------
     InputError
         Not in 1 .. 1024.
+    TypeError
+        Not an integer.
     """
+    if not 1 <= operator.index(threads) <= _MAX_THREADS:
+        raise InputError(f"number of threads is {threads}, wanted 1 to {_MAX_THREADS}")
     _library.check(_library.call("set_num_threads", ctypes.c_int32(threads)))
     if threads > 1:
         _warn_without_openmp()
@@ -361,7 +368,7 @@ def _as_array(info: TensorInfo, value: Any) -> Array:
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array whose first element the kernels may use as it is."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     block = np.empty(size + _ALIGNMENT, np.uint8)
     start = -block.ctypes.data % _ALIGNMENT
     return block[start : start + size].view(dtype).reshape(shape)

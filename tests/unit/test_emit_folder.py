@@ -1,0 +1,132 @@
+"""Names, staging and templates of a module's folder; C literals of odd names."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apq_tvm.codegen.graph_c import c_string, dl_dtype
+from apq_tvm.codegen.kernels import CPUINFO_FLAGS, cpu_flags
+from apq_tvm.codegen.package import check_name, staged
+from apq_tvm.codegen.read_relax import DTYPES
+from apq_tvm.errors import OutputExists, OutputFailed
+
+
+@pytest.mark.parametrize("name", ["m", "minilm_w4", "_private", "X9", "int"])
+def test_good_names(name: str) -> None:
+    assert check_name(Path("some-folder") / name) == name
+
+
+@pytest.mark.parametrize("name", ["", "9x", "a-b", "a b", "lambda", "é", "apq", "a.so"])
+def test_bad_names(name: str) -> None:
+    with pytest.raises(OutputFailed):
+        check_name(Path(name))
+
+
+def test_staged_folder_appears_whole(tmp_path: Path) -> None:
+    output = tmp_path / "deep" / "out"
+    with staged(output, force=False) as folder:
+        (folder / "file").write_text("new")
+        assert not output.exists()
+    assert (output / "file").read_text() == "new"
+    assert [p.name for p in output.parent.iterdir()] == ["out"]
+
+
+def test_failure_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), staged(tmp_path / "out", force=False) as folder:
+        (folder / "file").write_text("half")
+        raise KeyError("stop")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_empty_folder_is_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputExists), staged(tmp_path / "out", force=False):
+        pytest.fail("must not start")
+    with staged(tmp_path / "out", force=True) as folder:
+        (folder / "file").write_text("new")
+    assert (tmp_path / "out" / "file").exists()
+
+
+def test_old_output_returns_if_the_move_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    with staged(output, force=False) as folder:
+        (folder / "manifest.json").write_text('{"format": "apq_tvm-module-1"}')
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OutputFailed, match="Input/output error"), staged(output, force=True):
+        pass
+    assert (output / "manifest.json").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+ODD_NAMES = ('"', "\\", "a\nb", "??/", "%s%n", "*/", "é", "日本", "\x01" + "7", "")
+
+
+def test_c_strings(tmp_path: Path) -> None:
+    lines = [f"const char *s{i}(void) {{ return {c_string(t)}; }}" for i, t in enumerate(ODD_NAMES)]
+    source, library = tmp_path / "s.c", tmp_path / "s.so"
+    source.write_text("\n".join(lines))
+    command = ["cc", "-std=c11", "-Wall", "-Werror", "-trigraphs", "-shared", "-fPIC"]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    loaded = ctypes.CDLL(str(library))
+    for i, text in enumerate(ODD_NAMES):
+        function = getattr(loaded, f"s{i}")
+        function.restype = ctypes.c_char_p
+        assert function().decode() == text
+
+
+@given(text=st.text(max_size=30))
+@settings(deadline=None)
+def test_c_strings_are_plain_ascii(text: str) -> None:
+    literal = c_string(text)
+    assert literal.isascii()
+    assert "\n" not in literal
+
+
+def test_dl_types() -> None:
+    assert {d: dl_dtype(d) for d in DTYPES} == {
+        "bool": "{6, 8, 1}",
+        "int8": "{0, 8, 1}",
+        "int16": "{0, 16, 1}",
+        "int32": "{0, 32, 1}",
+        "int64": "{0, 64, 1}",
+        "uint8": "{1, 8, 1}",
+        "uint16": "{1, 16, 1}",
+        "uint32": "{1, 32, 1}",
+        "uint64": "{1, 64, 1}",
+        "float16": "{2, 16, 1}",
+        "float32": "{2, 32, 1}",
+        "float64": "{2, 64, 1}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "has", "lacks"),
+    [
+        ("znver3", {"avx2", "fma", "bmi2"}, {"avx512f", "avx512_vnni"}),
+        ("znver4", {"avx2", "avx512f", "avx512_vnni", "avx512_bf16"}, {"amx_tile"}),
+        ("x86-64", set(), {"avx", "avx2"}),
+    ],
+)
+def test_flags_of_a_cpu(mcpu: str, has: set[str], lacks: set[str]) -> None:
+    import tvm
+
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "mtriple": "x86_64-linux-gnu"})
+    flags = set(cpu_flags(target))
+    assert has <= flags
+    assert not lacks & flags
+    assert flags <= set(CPUINFO_FLAGS.values())
