@@ -1,0 +1,56 @@
+"""What the README lists is what there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from apq_tvm.cli import app
+from apq_tvm.formats import FORMATS, GROUP_SIZES
+from apq_tvm.schedules.x86 import PROFILES
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+COMMANDS = sorted(set(re.findall(r"^apq-tvm ([^#\n]+)", README, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("name", [p.name for p in PROFILES])
+def test_every_target_is_listed(name: str) -> None:
+    assert f"`{name}`" in README
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_bits_per_weight_are_right(fmt) -> None:
+    (row,) = [line for line in README.splitlines() if re.match(rf"\| `W{fmt.bits}` \(", line)]
+    cells = row.split("|")[2:-1]
+    assert len(cells) == len(GROUP_SIZES)
+    for cell, group in zip(cells, GROUP_SIZES, strict=True):
+        plain, zeros = re.findall(r"[\d.]+", cell)
+        shown = float(zeros if fmt.zero_points else plain)
+        assert shown == pytest.approx(fmt.block_bits(group) / group, abs=1e-3)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_and_options_exist(command: str) -> None:
+    words = shlex.split(command)
+    names = [w for w in words if not w.startswith("-")]
+    names = names[:2] if names[0] == "bench" else names[:1]
+    result = CliRunner().invoke(app, [*names, "--help"])
+    assert result.exit_code == 0
+    for option in (w for w in words if w.startswith("-")):
+        assert option in result.output
+
+
+def test_readme_names_every_command() -> None:
+    assert {c.split()[0] for c in COMMANDS} == {
+        "compile", "inspect", "explain", "eval", "bench", "targets", "formats",
+    }  # fmt: skip
+
+
+def test_folders_exist() -> None:
+    root = Path(__file__).resolve().parents[2]
+    for path in re.findall(r"`((?:apq_tvm|codegen|schedules|tensorize|tuning_logs)/[\w/.]*)`", README):
+        assert (root / path).exists() or path.endswith("/x.py"), path
