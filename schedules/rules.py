@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tvm import s_tir
+
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.generic import schedule_generic
 from apq_tvm.schedules.x86_batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.x86_embedding import schedule_embedding
 from apq_tvm.schedules.x86_layernorm import schedule_layernorm
+from apq_tvm.schedules.x86_quantize import schedule_quantize
 from apq_tvm.schedules.x86_softmax import schedule_softmax
 from apq_tvm.types import DeviceProfile
 
 Rule = Callable[[Any, DeviceProfile, Decide], Any]
 
+
+def schedule_quantize_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """`schedule_quantize` as a rule."""
+    sch = s_tir.Schedule(func)
+    schedule_quantize(sch, profile, decide)
+    return sch.mod["main"]
+
+
 RULES: dict[str, Rule] = {
     "batch_matmul": schedule_batch_matmul,
     "embedding": schedule_embedding,
     "layernorm": schedule_layernorm,
+    "quantize_activations": schedule_quantize_activations,
     "softmax": schedule_softmax,
 }
 """``apq.op`` of a PrimFunc → its schedule. A new family is a file and a line here."""

@@ -16,7 +16,8 @@ from tvm import relax
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.ops.quantize_activations import quantize_activations
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.x86_quantize import quantize_func
 from apq_tvm.select import linear_spec
 from apq_tvm.types import KernelPlan, Node
 
@@ -122,7 +123,7 @@ class LinearLowering:
         groups = (spec.scheme.act_group, spec.scheme.group_size)
         key = (x, *groups)
         if key not in self._quantized:
-            func = quantize_activations(spec.k, *groups)
+            func = quantize_func(spec.k, *groups, self._plan.profile, Defaults())
             name = f"quantize_k{spec.k}_{suffix(groups[0])}_{suffix(groups[1])}"
             if name not in self._vars:
                 self._vars[name] = bb.add_func(func.with_attr("global_symbol", name), name)
