@@ -21,6 +21,7 @@ from apq_tvm.tensorize.x86_gemm import (
     dequantize_intrinsic,
     float_gemm_intrinsic,
     integer_gemm_intrinsic,
+    splits_codes,
 )
 from apq_tvm.types import DeviceProfile, Scheme
 
@@ -44,13 +45,17 @@ def _even_block(k: int, step: int, target: int) -> int:
     return -(-steps // blocks) * step
 
 
-def _integer_tiles(instruction: DotInstruction, whole: bool) -> _Tiles:
+def _integer_tiles(instruction: DotInstruction, whole: bool, bits: int) -> _Tiles:
     """(rows, column vectors); grouped schemes hold an int32 and a float32 sum per element."""
     if instruction.rows == 16:
         return ((4, 3), (5, 3), (3, 4), (6, 2)) if whole else ((4, 3), (6, 2), (3, 4), (5, 2))
-    if instruction is MADDUBS:
-        return ((4, 2), (3, 3), (3, 2), (2, 4), (6, 1))
-    return ((4, 3), (6, 2), (3, 3), (4, 2)) if whole else ((4, 2), (3, 2), (6, 1), (2, 3))
+    if instruction is not MADDUBS:
+        return ((4, 3), (6, 2), (3, 3), (4, 2)) if whole else ((4, 2), (3, 2), (6, 1), (2, 3))
+    # int16 sums besides: LLVM finishes one accumulator after the other, so that the eight weight
+    # vectors of a unit want registers too.
+    if splits_codes(instruction, bits):
+        return ((2, 2), (4, 1), (2, 1), (3, 2)) if whole else ((2, 1), (2, 2), (3, 1), (3, 2))
+    return ((4, 2), (2, 2), (3, 2), (2, 3)) if whole else ((2, 2), (4, 1), (3, 1), (1, 4))
 
 
 def integer_blocking(
@@ -59,7 +64,7 @@ def integer_blocking(
     """The decisions of an integer GEMM: ``tile``, ``k_block``, ``k_step``, ``m_tiles``."""
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
-    m_tile, vectors = decide("tile", _integer_tiles(instruction, whole))
+    m_tile, vectors = decide("tile", _integer_tiles(instruction, whole, layout.bits))
     step = UNIT_K if whole else max(UNIT_K, group)
     k_block = _even_block(kp, step, decide("k_block", (512, 256, 384, 1024, 2048)))
     steps = [s for s in (32, 64, 128) if k_block % s == 0 and (whole or group % s == 0)]
@@ -78,9 +83,7 @@ def dequantized_blocking(
 ) -> GemmBlocking:
     """The decisions of a GEMM with float activations and integer weights."""
     m_tile, vectors = decide("tile", ((4, 3), (6, 2), (3, 4)))
-    k_block = _even_block(
-        layout.padded_k(spec.k), UNIT_K, decide("k_block", (128, 64, 256, 512))
-    )
+    k_block = _even_block(layout.padded_k(spec.k), UNIT_K, decide("k_block", (128, 64, 256, 512)))
     k_step = _float_k_step(spec.k, k_block, decide)
     return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", (32, 16, 64, 8)))
 
@@ -107,7 +110,7 @@ def _schedule_stages(sch: Any) -> None:
         if name.startswith(_TILE_STAGES):
             for loop in loops[:-1]:
                 sch.unroll(loop)
-        elif name == "decode":
+        elif name.startswith("decode"):
             sch.unroll(loops[-2])
 
 
@@ -159,7 +162,7 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = _layout(spec, lanes)
         blocking = integer_blocking(spec, layout, instruction, decide)
-        return integer_gemm(spec, layout, blocking, bits == 8 and instruction.signed8)
+        return integer_gemm(spec, layout, blocking, splits_codes(instruction, bits))
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         bl = integer_blocking(spec, _layout(spec, lanes), instruction, decide)

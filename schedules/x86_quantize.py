@@ -16,7 +16,7 @@ ELEMENTS_PER_TASK = 16384
 def quantize_func(
     k: int, act_group: int, weight_group: int, profile: DeviceProfile, decide: Decide
 ) -> Any:
-    """The unscheduled PrimFunc with this device's choices: ``lanes`` and ``task`` (elements).
+    """The unscheduled PrimFunc with this device's choices.
 
     Parameters
     ----------
@@ -24,28 +24,23 @@ def quantize_func(
         As in `apq_tvm.ops.quantize_activations.quantize_activations`.
     profile : DeviceProfile
     decide : Decide
+        ``lanes``: columns in a vector; ``task``: activations in a parallel task.
     """
-    lanes, task = _decisions(decide)
+    lanes = decide("lanes", (32, 16))
+    task = decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4))
     return quantize_activations(k, act_group, weight_group, lanes, max(1, task // k))
 
 
-def _decisions(decide: Decide) -> tuple[int, int]:
-    return (
-        decide("lanes", (32, 16)),
-        decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4)),
-    )
-
-
 def schedule_quantize(sch: Any, profile: DeviceProfile, decide: Decide) -> None:
-    """Schedule in place; `decide` must answer as it did for `quantize_func`.
+    """Schedule in place.
 
     Parameters
     ----------
     sch : tvm.s_tir.Schedule
     profile : DeviceProfile
     decide : Decide
+        ``unroll``: vectors per iteration where a group has several.
     """
-    _decisions(decide)
     unroll = decide("unroll", (4, 2, 1, 8))
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)

@@ -16,6 +16,7 @@ VPMADDUBSW, VPMADDWD, VPSIGNB, VFMADD231PS, VCVTDQ2PS); LLVM names from its Intr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -23,7 +24,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.x86_dot import MADDUBS_SUMS, DotInstruction
+from apq_tvm.tensorize.x86_dot import MADDUBS, MADDUBS_SUMS, DotInstruction
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -55,6 +56,17 @@ class Tile:
         return f"{self.m}x{self.vectors * self.lanes}x{self.k}"
 
 
+def splits_codes(instruction: DotInstruction, bits: int) -> bool:
+    """Whether the micro-kernel wants codes as two planes of nibbles, low then high.
+
+    ``vpmaddubsw`` saturates at 8 bits: 2 * 255 * 127 > 32767. Of two nibbles each sums 8 times in
+    int16 like 4-bit codes (8 * 2 * 15 * 127 = 30480), and ``vpmaddwd`` with 16 instead of 1 weighs
+    the high one for nothing. That is 2 multiplications for 32 products where sign and absolute
+    value take ``vpsignb``, ``vpmaddubsw`` and ``vpmaddwd``.
+    """
+    return instruction is MADDUBS and bits == 8
+
+
 def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -> str:
     """Register (once) and name the micro-kernel for int8 activations and decoded codes.
 
@@ -64,30 +76,24 @@ def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -
         ``tile.lanes`` must be its rows.
     tile : Tile
     bits : int
-        Largest code is 2^bits - 1; 1-bit codes may be doubled to 2. For 8 bits and an instruction
-        with ``signed8``, B is int8 and holds ``code - 128``.
+        Largest code is 2^bits - 1; 1-bit codes may be doubled to 2. See `splits_codes`.
 
     Returns
     -------
     str
-        ``apq_<instr>_<m>x<n>x<k>_s8u8s32`` or ``..._s8s8s32``; vpmaddubsw adds ``_x<sums>``.
+        ``apq_<instr>_<m>x<n>x<k>_s8u8s32``; vpmaddubsw adds ``_x<sums>`` or ``_halves``.
     """
-    signed = bits == 8 and instruction.signed8
-    dtype = "int8" if signed else "uint8"
-    name = f"apq_{instruction.name}_{tile}_s8{'s8' if signed else 'u8'}s32"
-    if instruction.name != "maddubs":
+    name = f"apq_{instruction.name}_{tile}_s8u8s32"
+    if instruction is not MADDUBS:
+        return register(name, lambda: (_integer_pair(tile), _integer_pair(tile, _dp_body)))
+    if bits == 8:
         return register(
-            name, lambda: (_integer_pair(tile, dtype), _integer_pair(tile, dtype, "dp"))
-        )
-    if signed:
-        return register(
-            name, lambda: (_integer_pair(tile, dtype), _integer_pair(tile, dtype, "sign"))
+            f"{name}_halves",
+            lambda: (_integer_pair(tile, None, 2), _integer_pair(tile, _halves_body, 2)),
         )
     sums = min(MADDUBS_SUMS[2 if bits == 1 else bits], tile.k // 4)
-    return register(
-        f"{name}_x{sums}",
-        lambda: (_integer_pair(tile, dtype), _integer_pair(tile, dtype, "maddubs", sums)),
-    )
+    body = partial(_maddubs_body, sums=sums)
+    return register(f"{name}_x{sums}", lambda: (_integer_pair(tile), _integer_pair(tile, body)))
 
 
 def float_gemm_intrinsic(tile: Tile) -> str:
@@ -131,7 +137,7 @@ def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool) -> Bu
     handle = b.arg(name, b.handle())
     strides: list[Any] | None = None
     if strided:
-        inner = 2 if len(shape) == 4 else 1  # the integer B keeps [R, 4] contiguous
+        inner = 2 if len(shape) > 3 else 1  # the integer B keeps [R, 4] contiguous
         strides = [tirx.Var(f"{name}{d}", "int64") for d in range(len(shape) - inner)]
         strides += [4, 1] if inner == 2 else [1]
     # Activations are the caller's and only element-aligned (int8 rows: whole quads).
@@ -139,40 +145,35 @@ def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool) -> Bu
     return b.match_buffer(handle, shape, dtype, strides=strides, align=align, offset_factor=1)
 
 
-def _integer_pair(tile: Tile, dtype: str, instruction: str = "", sums: int = 0) -> PrimFunc:
-    """The desc (no instruction) or one impl of the integer micro-kernel."""
+def _integer_pair(tile: Tile, body: Any = None, halves: int = 1) -> PrimFunc:
+    """The desc (no body) or one impl of the integer micro-kernel."""
     quads = tile.k // 4
     a_shape, c_shape = (tile.m, tile.k), (tile.m, tile.vectors, tile.lanes)
-    b_shape = (tile.vectors, quads, tile.lanes, 4)
-    with IRBuilder() as builder:
-        with b.prim_func(s_tir=True):
-            b.func_name("gemm")
-            strided = bool(instruction)
-            a = _operand("a", a_shape, "int8", strided)
-            w = _operand("b", b_shape, dtype, strided)
-            c = _operand("c", c_shape, "int32", False)
-            with b.sblock("root"):
-                b.reads(_whole(c, c_shape), _whole(a, a_shape), _whole(w, b_shape))
-                b.writes(_whole(c, c_shape))
-                if instruction == "dp":
-                    _dp_body(tile, a, w, c)
-                elif instruction == "sign":
-                    _sign_body(tile, a, w, c)
-                elif instruction == "maddubs":
-                    _maddubs_body(tile, a, w, c, sums)
-                else:
-                    _integer_loops(tile, a, w, c)
+    b_shape = (tile.vectors, quads, *((2,) if halves == 2 else ()), tile.lanes, 4)
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("gemm")
+        a = _operand("a", a_shape, "int8", body is not None)
+        w = _operand("b", b_shape, "uint8", body is not None)
+        c = _operand("c", c_shape, "int32", False)
+        with b.sblock("root"):
+            b.reads(_whole(c, c_shape), _whole(a, a_shape), _whole(w, b_shape))
+            b.writes(_whole(c, c_shape))
+            (body or partial(_integer_loops, halves=halves))(tile, a, w, c)
     return builder.get()
 
 
-def _integer_loops(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
+def _integer_loops(tile: Tile, a: Buffer, w: Buffer, c: Buffer, halves: int) -> None:
     extents = (tile.m, tile.vectors, tile.lanes, tile.k // 4, 4)
     with b.grid(*extents) as loops, b.sblock("dot"):
         m, j, r, k, i = _axes("SSSRR", extents, loops)
-        b.reads(c[m, j, r], a[m, k * 4 + i], w[j, k, r, i])
+        codes = [w[j, k, h, r, i] for h in range(2)] if halves == 2 else [w[j, k, r, i]]
+        read = w[j, k, 0:2, r, i] if halves == 2 else codes[0]
+        b.reads(c[m, j, r], a[m, k * 4 + i], read)
         b.writes(c[m, j, r])
-        product = a[m, k * 4 + i].astype("int32") * w[j, k, r, i].astype("int32")
-        b.buffer_store(c, c[m, j, r] + product, [m, j, r])
+        code = codes[0].astype("int32")
+        if halves == 2:
+            code = code + codes[1].astype("int32") * tirx.const(16, "int32")
+        b.buffer_store(c, c[m, j, r] + a[m, k * 4 + i].astype("int32") * code, [m, j, r])
 
 
 def _broadcast_quad(a: Buffer, m: Expr, k: Expr, lanes: int, dtype: str) -> Expr:
@@ -198,10 +199,10 @@ def _dp_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
         _accumulate(c, m, j, lanes, lambda acc: _call(f"int32x{lanes}", name, acc, codes, quad))
 
 
-def _widen(pairs: Expr) -> Expr:
-    """Sum neighbouring int16 into int32 (vpmaddwd with ones); AVX2."""
-    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-    return _call("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, ones)
+def _widen(pairs: Expr, factor: int = 1) -> Expr:
+    """`factor` times the sums of neighbouring int16, as int32 (vpmaddwd); AVX2."""
+    factors = tirx.Broadcast(tirx.const(factor, "int16"), 16)
+    return _call("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, factors)
 
 
 def _maddubs(codes: Expr, activations: Expr) -> Expr:
@@ -209,33 +210,49 @@ def _maddubs(codes: Expr, activations: Expr) -> Expr:
 
 
 def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> None:
-    # k is the outer loop: one weight vector and one broadcast are live at a time, and the int16
-    # sums are the only accumulators, so nothing spills with 16 registers.
-    partial = b.alloc_buffer((tile.m, tile.vectors, 16), "int16", align=64)
-    with b.unroll(tile.k // 4 // sums) as chunk:
-        for step in range(sums):
-            with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-                k = chunk * sums + step
-                codes = w.vload([j, k, 0, 0], "uint8x32")
-                pairs = _maddubs(codes, _broadcast_quad(a, m, k, 8, "int8"))
-                if step:
-                    pairs = partial.vload([m, j, 0], "int16x16") + pairs
-                b.buffer_store(partial, pairs, [m, j, _ramp(0, 16)])
+    # k is the outer loop: one weight vector and one broadcast are live at a time. It is a loop that
+    # LLVM unrolls, late: unrolled here, LLVM would first reassociate the sums over k, then order
+    # the products by accumulator and spill the weights.
+    partials = b.alloc_buffer((tile.m, tile.vectors, 16), "int16", align=64)
+
+    def add(k: Expr, first: bool) -> None:
+        with b.unroll(tile.vectors) as j, b.unroll(tile.m) as m:
+            codes = w.vload([j, k, 0, 0], "uint8x32")
+            pairs = _maddubs(codes, _broadcast_quad(a, m, k, 8, "int8"))
+            if not first:
+                pairs = partials.vload([m, j, 0], "int16x16") + pairs
+            b.buffer_store(partials, pairs, [m, j, _ramp(0, 16)])
+
+    with b.serial(0, tile.k // 4 // sums) as chunk:
+        add(chunk * sums, True)
+        if sums > 1:
+            with b.serial(1, sums) as step:
+                add(chunk * sums + step, False)
         with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-            total = _widen(partial.vload([m, j, 0], "int16x16"))
+            total = _widen(partials.vload([m, j, 0], "int16x16"))
             _accumulate(c, m, j, 8, lambda acc: acc + total)
 
 
-def _sign_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    # |code - 128| <= 128 as unsigned and the activation with its sign: 2 * 128 * 127 fits int16.
-    with b.unroll(tile.k // 4) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-        codes = w.vload([j, k, 0, 0], "int8x32")
-        zero = tirx.Broadcast(tirx.const(0, "int8"), 32)
-        size = tirx.reinterpret("uint8x32", tirx.Select(codes < zero, zero - codes, codes))
-        quad = _broadcast_quad(a, m, k, 8, "int8")
-        signed = _call("int8x32", "llvm.x86.avx2.psign.b", quad, codes)
-        total = _widen(_maddubs(size, signed))
-        _accumulate(c, m, j, 8, lambda acc: acc + total)
+def _halves_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
+    sums = min(8, tile.k // 4)
+    partials = b.alloc_buffer((tile.m, tile.vectors, 2, 16), "int16", align=64)
+
+    def add(k: Expr, first: bool) -> None:
+        with b.unroll(tile.vectors) as j, b.unroll(2) as h, b.unroll(tile.m) as m:
+            codes = w.vload([j, k, h, 0, 0], "uint8x32")
+            pairs = _maddubs(codes, _broadcast_quad(a, m, k, 8, "int8"))
+            if not first:
+                pairs = partials.vload([m, j, h, 0], "int16x16") + pairs
+            b.buffer_store(partials, pairs, [m, j, h, _ramp(0, 16)])
+
+    with b.serial(0, tile.k // 4 // sums) as chunk:
+        add(chunk * sums, True)
+        with b.serial(1, sums) as step:
+            add(chunk * sums + step, False)
+        with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
+            low = _widen(partials.vload([m, j, 0, 0], "int16x16"))
+            high = _widen(partials.vload([m, j, 1, 0], "int16x16"), 16)
+            _accumulate(c, m, j, 8, lambda acc: acc + low + high)
 
 
 def _float_desc(tile: Tile) -> PrimFunc:

@@ -1,9 +1,9 @@
 """``y = act(x Wᵀ + b) + residual`` for many rows of x, as unscheduled TensorIR.
 
 A *task* is a block of rows of x by a panel of `vectors` x R columns; tasks are independent. It
-walks K in blocks of `k_block`: the panel's packed weights are decoded once into a scratch that stays
-in cache, and every tile of `m_tile` rows is multiplied with it. Sums of a tile wait in another
-scratch between K blocks. There are no predicates in the inner loops:
+walks K in blocks of `k_block`: the panel's packed weights are decoded once into a scratch that
+stays in cache, and every tile of `m_tile` rows is multiplied with it. Sums of a tile wait in
+another scratch between K blocks. There are no predicates in the inner loops:
 
 - M is covered by tiles of `m_tile` rows; the last one starts at ``M - m_tile`` and repeats rows.
   M must be at least `m_tile`.
@@ -254,11 +254,11 @@ class _IntegerGemm(_Gemm):
     """int8 activations; sums stay int32 for whole-row scales, else float32 after every group."""
 
     def __init__(
-        self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking, signed: bool
+        self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking, halves: bool
     ) -> None:
         super().__init__(spec, blocking, layout.rows, layout.padded_k(spec.k))
         assert spec.scheme is not None
-        self.layout, self.signed = layout, signed
+        self.layout, self.halves = layout, halves
         self.group = layout.group_width(spec.k)
         self.groups = layout.padded_groups(spec.k)
         self.token_scale = spec.scheme.act_group == -1 or self.groups == 1
@@ -281,9 +281,9 @@ class _IntegerGemm(_Gemm):
 
     def scratch(self) -> None:
         bl = self.blocking
-        shape = (bl.vectors, bl.k_block // 4, self.lanes, 4)
-        dtype = "int8" if self.signed else "uint8"
-        self.decoded = b.sblock_alloc_buffer(shape, dtype, align=64)
+        planes = (2,) if self.halves else ()
+        shape = (bl.vectors, bl.k_block // 4, *planes, self.lanes, 4)
+        self.decoded = b.sblock_alloc_buffer(shape, "uint8", align=64)
         if self.groups > 1:
             per_group = (bl.vectors, bl.k_block // self.group, self.lanes)
             self.scales = b.sblock_alloc_buffer(per_group, "float32", align=64)
@@ -295,42 +295,40 @@ class _IntegerGemm(_Gemm):
         units = bl.k_block // UNIT_K
         mine = self.count(units, self.k // UNIT_K, kb)
         codes, unit = self.weights["codes"], unit_of(self.layout)
-        with self._stage("decode", bl.vectors, mine, 8, unit.vector_bytes) as (j, u, v, e):
-            block, at = self.row_block(j), kb * units + u
-            target = [j, u * 8 + v, e // 4, e % 4]
-            b.reads(codes[block, at, 0 : unit.nbytes])
-            b.writes(self.decoded[tuple(target)])
-            code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
-            if self.doubled:
-                code = code + code
-            if self.signed:
-                code = tirx.bitwise_xor(code, tirx.const(128, "uint8")).astype("int8")
-            b.buffer_store(self.decoded, code, target)
+        for plane in range(2 if self.halves else 1):
+            name = "decode_high" if plane else "decode"
+            with self._stage(name, bl.vectors, mine, 8, unit.vector_bytes) as (j, u, v, e):
+                block, at = self.row_block(j), kb * units + u
+                b.reads(codes[block, at, 0 : unit.nbytes])
+                code = decode(unit, lambda byte, s=(block, at): codes[(*s, byte)], v, e)
+                code = code.astype("uint8")
+                if self.doubled:
+                    code = code + code
+                if self.halves:
+                    low = tirx.bitwise_and(code, tirx.const(15, "uint8"))
+                    code = tirx.shift_right(code, tirx.const(4, "uint8")) if plane else low
+                target = [j, u * 8 + v, *((plane,) if self.halves else ()), e // 4, e % 4]
+                b.writes(self.decoded[tuple(target)])
+                b.buffer_store(self.decoded, code, target)
         if self.groups > 1:
             per_block = bl.k_block // self.group
             mine = self.count(per_block, self.groups, kb)
-            self._per_group("scales", self.scales, mine, kb * per_block, lambda s: s)
+            self._per_group("scales", self.scales, mine, kb * per_block)
             if self.layout.zero_points:
-                self._per_group("zeros", self.zeros, mine, kb * per_block, self._zero)
+                self._per_group("zeros", self.zeros, mine, kb * per_block)
 
-    def _per_group(
-        self, name: str, target: Buffer, groups: Any, first: Expr, convert: Callable[[Expr], Expr]
-    ) -> None:
+    def _per_group(self, name: str, target: Buffer, groups: Any, first: Expr) -> None:
         source = self.weights[name]
         with self._stage(name, self.blocking.vectors, groups, self.lanes) as (j, g, r):
             value = source[self.row_block(j), first + g, r]
             b.reads(value)
             b.writes(target[j, g, r])
-            b.buffer_store(target, convert(value.astype(target.dtype)), [j, g, r])
-
-    def _zero(self, zero: Expr) -> Expr:
-        return zero - tirx.const(128, "int32") if self.signed else zero
+            b.buffer_store(target, value.astype(target.dtype), [j, g, r])
 
     def _offset(self) -> Expr:
         """What a decoded code is too large by, where the layer has no zero points."""
         bits = self.layout.bits
-        offset = 1 if self.doubled else 1 << (bits - 1)
-        return tirx.const(offset - (128 if self.signed else 0), "int32")
+        return tirx.const(1 if self.doubled else 1 << (bits - 1), "int32")
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
         bl = self.blocking
@@ -371,10 +369,16 @@ class _IntegerGemm(_Gemm):
             step = b.axis.spatial(steps, s)
             m, j, r, k, i = b.axis.remap("SSSRR", loops)
             x = self.xq[self.row + m, kb * bl.k_block + first + step * bl.k_step + k * 4 + i]
-            w = self.decoded[j, first // 4 + step * quads + k, r, i]
-            b.reads(dots[m, j, r], x, w)
+            at = first // 4 + step * quads + k
+            w = self.decoded
+            b.reads(dots[m, j, r], x, w[j, at, 0:2, r, i] if self.halves else w[j, at, r, i])
             b.writes(dots[m, j, r])
-            b.buffer_store(dots, dots[m, j, r] + x.astype("int32") * w.astype("int32"), [m, j, r])
+            if self.halves:
+                high = w[j, at, 1, r, i].astype("int32") * tirx.const(16, "int32")
+                code = w[j, at, 0, r, i].astype("int32") + high
+            else:
+                code = w[j, at, r, i].astype("int32")
+            b.buffer_store(dots, dots[m, j, r] + x.astype("int32") * code, [m, j, r])
 
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         row = self.row + m
@@ -383,7 +387,7 @@ class _IntegerGemm(_Gemm):
         block = self.row_block(j)
         zero = self._offset()
         if self.layout.zero_points:
-            zero = self._zero(self.weights["zeros"][block, _i64(0), r].astype("int32"))
+            zero = self.weights["zeros"][block, _i64(0), r].astype("int32")
         centred = (value - zero * self.xsum[row, _i64(0)]).astype("float32")
         scale = self.weights["scales"][block, _i64(0), r].astype("float32")
         return centred * (scale * self.xs[row, _i64(0)])
@@ -392,9 +396,7 @@ class _IntegerGemm(_Gemm):
 class _DequantizedGemm(_Gemm):
     """float32 activations: the panel is decoded to float32."""
 
-    def __init__(
-        self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking
-    ) -> None:
+    def __init__(self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking) -> None:
         super().__init__(spec, blocking, layout.rows, spec.k)
         self.layout = layout
         self.group = layout.group_width(spec.k)
@@ -513,7 +515,7 @@ def _float_dots(
 
 
 def integer_gemm(
-    spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking, signed: bool = False
+    spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking, halves: bool = False
 ) -> PrimFunc:
     """Linear layer with int8 activations, as `apq_tvm.ops.linear.integer_linear`.
 
@@ -523,9 +525,8 @@ def integer_gemm(
         With 8-bit activations.
     layout : InterleavedLayout
     blocking : GemmBlocking
-    signed : bool
-        True to take 128 off 8-bit codes (and off the zero point), for instructions whose unsigned
-        operand cannot hold 255 without saturating.
+    halves : bool
+        True to decode codes into two planes of nibbles (`apq_tvm.tensorize.x86_gemm.splits_codes`).
 
     Returns
     -------
@@ -533,7 +534,7 @@ def integer_gemm(
         ``(xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, Kp/gw], codes, scales, [zeros], [bias],
         [residual], y)``, M >= m_tile.
     """
-    return _IntegerGemm(spec, layout, blocking, signed).build()
+    return _IntegerGemm(spec, layout, blocking, halves).build()
 
 
 def dequantized_gemm(
