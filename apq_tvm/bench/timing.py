@@ -16,6 +16,10 @@ COLD_BYTES = 256 * 1024 * 1024
 """Weights read between two uses of the same one in a cold run: more than any last-level cache
 of a desktop or of one server socket that is not shared with others."""
 
+SETTLE_S = 5e-3
+"""Pause before every sample: OpenMP's idle threads spin for about a millisecond after a run, and
+would take a core from whatever is measured next."""
+
 MIN_SAMPLE_S = 2e-3
 """Shortest sample: long beside the clock's resolution and the cost of asking it."""
 
@@ -98,6 +102,9 @@ def interleave(
         if index >= min_rounds and clock() - started > budget_s:
             break
         for name, candidate in candidates.items():
+            time.sleep(SETTLE_S)
+            if repeats[name] > 1:
+                candidate.run(1)  # wakes threads and fills caches after the pause
             start = clock()
             candidate.run(repeats[name])
             elapsed = clock() - start
