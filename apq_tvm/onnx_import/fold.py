@@ -60,8 +60,8 @@ def copied(graph: Graph, node: Node) -> str | None:
     if node.op == "Identity":
         return node.inputs[0]
     if node.op == "Dropout" and not any(node.outputs[1:]):
-        training = graph.weights.get(node.inputs[2]) if len(node.inputs) > 2 else None
-        return None if training is not None and bool(training.any()) else node.inputs[0]
+        # Also where an exporter left the training mode on: what is compiled here infers.
+        return node.inputs[0]
     if node.op == "Cast" and np_dtype(node.attrs["to"]) == graph.dtype(node.inputs[0]):
         return node.inputs[0]
     if node.op == "CastLike" and graph.dtype(node.inputs[0]) == graph.dtype(node.inputs[1]):

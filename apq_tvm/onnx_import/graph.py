@@ -103,6 +103,11 @@ class Graph:
             return None
         return float(weight.reshape(()))
 
+    def constant_operand(self, node: Node) -> float | None:
+        """The one-element constant among the inputs of `node`."""
+        values = (self.scalar(v) for v in node.inputs)
+        return next((v for v in values if v is not None), None)
+
     def add_weight(self, base: str, array: Array) -> str:
         """Store `array` under a fresh name."""
         name = self.fresh(base)

@@ -130,17 +130,24 @@ def node_proto(node: Node) -> onnx.NodeProto:
 
 
 def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
-    """The one dimension that two which must be equal stand for."""
+    """The one dimension that two which must be equal stand for.
+
+    A symbol is replaced by another or by a number. One that equals a longer expression stays: most
+    often that expression becomes a symbol too, once others have been replaced.
+    """
     if a is None or b is None:
         return b if a is None else a
     if a == b:
         return a
     for one, other in ((a, b), (b, a)):
-        if isinstance(one, Expr) and str(one) in symbols(one):
-            if not (isinstance(other, Expr) and str(one) in symbols(other)):
-                graph.same[str(one)] = str(other)
-                return other
+        if _is_symbol(one) and (isinstance(other, int) or _is_symbol(other)):
+            graph.same[str(one)] = str(other)
+            return other
     return a if isinstance(a, int) else b
+
+
+def _is_symbol(dim: Dim) -> bool:
+    return isinstance(dim, Expr) and symbols(dim) == {str(dim)}
 
 
 def broadcast(graph: Graph, *shapes: Shape | None) -> Shape | None:

@@ -45,7 +45,7 @@ REFUSED = {
     **dict.fromkeys(("EmbedLayerNormalization", "MatMulInteger16"), _CONTRIB),
     "Attention": "TVM reads onnxruntime's operator of that name, not ONNX's",
     "Constant": "it is a weight",
-    "Dropout": "only training needs it; at inference it is dropped unless its mask is used",
+    "Dropout": "it is dropped, as it does nothing at inference, but here its mask is used",
     "TopK": "TVM calls its run-time library for it",
     "Upsample": "it is older than opset 11",
 }
