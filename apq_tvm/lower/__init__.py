@@ -103,6 +103,8 @@ def _fuse(mod: tvm.IRModule) -> tvm.IRModule:
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
+            # A schedule would hide that a PrimFunc only renames indices.
+            relax.transform.RewriteDataflowReshape(),
             relax.transform.DeadCodeElimination(),
         ]
     )
