@@ -63,7 +63,8 @@ def convert_softmax(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -
     shapes = Shapes(node)
     args = [value for value in inputs if value is not None]
     mask = shapes.of(args[1]) if len(args) > 1 else None
-    func = softmax(shapes.of(args[0]), mask, node.attrs.get("scale", 1.0))
+    scale, zero_masked = node.attrs.get("scale", 1.0), bool(node.attrs.get("zero_masked", False))
+    func = softmax(shapes.of(args[0]), mask, scale, zero_masked)
     return call(bb, func, args, shapes)
 
 

@@ -17,6 +17,7 @@ from apq_tvm.ops.shapes import Dim, Symbols
 
 _MAGIC = 12582912.0 + 127.0  # 1.5 * 2^23: adding it rounds to an integer, kept in the low mantissa bits
 _LOG2E = 1.4426950408889634
+_LOWEST = -3.4028234663852886e38  # of finite float32
 _LN2 = 0.6931471805599453
 # e^r = 1 + r + r^2 * poly(r), |r| <= ln(2) / 2: own weighted least-squares fit, error 1.5e-7
 _EXP = (0.4999922811985016, 0.16667115688323975, 0.04189055413007736, 0.00831248052418232)
@@ -66,7 +67,12 @@ def broadcast_index(dims: Sequence[Dim], mask: Sequence[Dim], indices: Sequence[
     return out
 
 
-def softmax(shape: Sequence[Dim], mask: Sequence[Dim] | None = None, scale: float = 1.0) -> Any:
+def softmax(
+    shape: Sequence[Dim],
+    mask: Sequence[Dim] | None = None,
+    scale: float = 1.0,
+    zero_masked: bool = False,
+) -> Any:
     """softmax(x * scale + mask) over the last axis.
 
     Parameters
@@ -77,6 +83,8 @@ def softmax(shape: Sequence[Dim], mask: Sequence[Dim] | None = None, scale: floa
         Shape of the mask; broadcasts to `shape` as in ONNX.
     scale : float
         Multiplies ``x`` before the mask is added.
+    zero_masked : bool
+        A row whose entries are all -inf is 0 instead of NaN.
 
     Returns
     -------
@@ -108,10 +116,24 @@ def softmax(shape: Sequence[Dim], mask: Sequence[Dim] | None = None, scale: floa
 
     j = te.reduce_axis((0, extents[-1]), "j")
     largest = te.compute(rows, lambda *r: te.max(score(*r, j), axis=j), "largest")
-    e = te.compute(extents, lambda *i: exp_of_nonpositive(score(*i) - largest(*i[:-1])), "e")
+
+    def above(*row: Any) -> Any:
+        """What to subtract: with the lowest float instead of -inf the exponentials are 0, not NaN."""
+        if not zero_masked:
+            return largest(*row)
+        return tirx.max(largest(*row), tirx.const(_LOWEST, "float32"))
+
+    e = te.compute(extents, lambda *i: exp_of_nonpositive(score(*i) - above(*i[:-1])), "e")
     k = te.reduce_axis((0, extents[-1]), "k")
     total = te.compute(rows, lambda *r: te.sum(e(*r, k), axis=k), "total")
-    inverse = te.compute(rows, lambda *r: tirx.const(1.0, "float32") / total(*r), "inverse")
+
+    def sums(*row: Any) -> Any:
+        """The sum is at least 1 (the largest entry) unless the whole row is masked."""
+        if not zero_masked:
+            return total(*row)
+        return tirx.max(total(*row), tirx.const(1e-30, "float32"))
+
+    inverse = te.compute(rows, lambda *r: tirx.const(1.0, "float32") / sums(*r), "inverse")
     y = te.compute(extents, lambda *i: e(*i) * inverse(*i[:-1]), "y")
     func = te.create_prim_func([*args, y])
     return func.with_attrs({"apq.op": "softmax", "op_pattern": 8})
