@@ -9,7 +9,8 @@ attributes are ints or text over the names in the input specs (``"2 * batch + 1"
 ``apq.Embedding(w, ids)``           rows of w float32 [V, D]; negative ids count from the end
 ``apq.MatMul(a, b)``                ``perm_a``, ``perm_b``, ``perm_out``: transpose(transpose(a)
                                     @ transpose(b))
-``apq.Softmax(x, mask)``            ``scale``: softmax(x * scale + mask) over the last axis
+``apq.Softmax(x, mask)``            ``scale``: softmax(x * scale + mask) over the last axis;
+                                    ``zero_masked``: rows of -inf alone give 0, not NaN
 ``apq.Gelu(x)``                     ``approximate``: ``"none"`` or ``"tanh"``
 ``apq.Reshape(x)``                  ``shape``: where a constant target with 0 and -1 cannot say it
 ``apq.Expand(x)``                   ``shape``: of the output, broadcasting done

@@ -114,7 +114,27 @@ def _softmax(graph: Graph, node: Node) -> None:
         if factor is None:
             break
         x, scale = factor[0], scale * factor[1]
-    graph.replace(node, Node("apq.Softmax", node.name, (x, mask), node.outputs, {"scale": scale}))
+    wide = graph.made_by(mask, "apq.Expand")
+    mask = wide.inputs[0] if wide is not None else mask
+    last = _nan_guard(graph, node)
+    attrs = {"scale": scale, "zero_masked": last is not node}
+    graph.replace(last, Node("apq.Softmax", node.name, (x, mask), last.outputs, attrs))
+
+
+def _nan_guard(graph: Graph, softmax: Node) -> Node:
+    """The Where of ``where(isnan(p), 0, p)`` after a Softmax, or the Softmax itself.
+
+    torch's scaled_dot_product_attention gives rows that are masked altogether the probability 0.
+    """
+    value = softmax.outputs[0]
+    for reader in [n for n in graph.nodes if value in n.inputs]:
+        if reader.op == "Where" and graph.uses[value] == 2:
+            condition, zero, other = reader.inputs
+            test = graph.made_by(condition, "IsNaN")
+            if test is not None and test.inputs[0] == value == other:
+                if graph.only_use(condition) and graph.scalar(zero) == 0.0:
+                    return reader
+    return softmax
 
 
 def _mask(graph: Graph, add: Node) -> tuple[str, str] | None:

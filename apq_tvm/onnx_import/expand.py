@@ -54,8 +54,6 @@ def _operands(graph: Graph, node: Node) -> None:
     if shape is None or not any(sources):
         return
     inputs = tuple(s or v for s, v in zip(sources, node.inputs, strict=True))
-    if all(v in graph.weights for v in inputs):
-        return
     full = _broadcast([graph.shape(v) for v in inputs])
     if full is None:
         return

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
-from apq_tvm.onnx_import.dims import Dim, parse
+from apq_tvm.onnx_import.dims import Dim
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.infer import infer
-from apq_tvm.onnx_import.moves import RESHAPES
+from apq_tvm.onnx_import.positions import span
 from apq_tvm.onnx_import.shapes import limit
 from apq_tvm.types import Array, Node
 
@@ -238,9 +238,9 @@ def _embedding(graph: Graph, node: Node) -> list[Node] | None:
     shape = graph.shape(ids)
     width = graph.weights[weight].shape[1]
     result = None if shape is None else (*shape, width)
-    row, end = graph.made_by(ids, "apq.Full"), _end(graph, ids)
-    if end is not None:
-        limit(graph, end, graph.weights[weight].shape[0])
+    row, reach = graph.made_by(ids, "apq.Full"), span(graph, ids)
+    if reach is not None:
+        limit(graph, reach[1], graph.weights[weight].shape[0])
     if wide:
         out = _value(graph, f"{out}.f32", table, result)
         graph.dtypes[out] = "float32"
@@ -257,19 +257,3 @@ def _embedding(graph: Graph, node: Node) -> list[Node] | None:
         new = Node("apq.Embedding", node.name, (weight, ids), (out,))
     cast = Node("Cast", graph.fresh(f"{node.name}.out"), (out,), node.outputs, {"to": 11})
     return [new, cast] if wide else [new]
-
-
-def _end(graph: Graph, ids: str) -> Dim | None:
-    """One past the largest of ids that count up from a number, e.g. positions."""
-    node, offset = graph.maker.get(ids), 0
-    while node is not None and node.op != "apq.Range":
-        moved = node.op in (*RESHAPES, "apq.Expand", "apq.Slice", "Cast", "Transpose")
-        plus = graph.constant_operand(node) if node.op == "Add" else None
-        if plus is not None:
-            offset += int(plus)
-            node = next((graph.maker.get(v) for v in node.inputs if v not in graph.weights), None)
-        else:
-            node = graph.maker.get(node.inputs[0]) if moved else None
-    if node is None or node.attrs["delta"] != 1:
-        return None
-    return parse(node.attrs["start"]) + parse(node.attrs["shape"][0]) + offset

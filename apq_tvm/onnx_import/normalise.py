@@ -20,6 +20,7 @@ from apq_tvm.onnx_import.linear import make_layers
 from apq_tvm.onnx_import.moves import merge_moves
 from apq_tvm.onnx_import.norm import fuse_layer_norm
 from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
+from apq_tvm.onnx_import.positions import decide_comparisons
 from apq_tvm.onnx_import.read import read_graph
 from apq_tvm.onnx_import.shapes import check_shape_inputs, materialize
 from apq_tvm.onnx_import.widen import widen
@@ -45,7 +46,9 @@ def import_model(path: Path) -> ImportedModel:
     materialize(graph)
     make_layers(graph)
     merge_moves(graph)
+    decide_comparisons(graph)
     expand_late(graph)
+    fold(graph)  # what is left of a decided comparison or of a tensor of one number
     fuse_layer_norm(graph)
     fuse_gelu(graph)
     fuse_activations(graph)

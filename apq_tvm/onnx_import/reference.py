@@ -126,8 +126,12 @@ def _matmul(attrs: Any, _: Any, a: Array, b: Array) -> Array:
 def _softmax(attrs: Any, _: Any, x: Array, mask: Any = None) -> Array:
     scores = x * np.float32(attrs["scale"])
     scores = scores if mask is None else scores + mask
-    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+    top = scores.max(axis=-1, keepdims=True)
+    if attrs["zero_masked"]:
+        top = np.maximum(top, np.finfo(np.float32).min)
+    e = np.exp(scores - top)
+    total = e.sum(axis=-1, keepdims=True)
+    return np.asarray(e / (np.maximum(total, 1e-30) if attrs["zero_masked"] else total))
 
 
 def _slice(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
