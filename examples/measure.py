@@ -159,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=6.0, help="per comparison")
     options = parser.parse_args()
+    layers = linears(options.seconds)
     print(f"## Measured\n\n{machine()}")
     print(
         "\nOurs and ONNX Runtime take turns in one process; minima of many rounds; `noise` is how "
@@ -168,7 +169,7 @@ def main() -> None:
         "mean square, against the exact product with the same codes; `saturates`: whether ONNX "
         "Runtime's int8 sums overflow on this machine at the extremes.\n"
     )
-    print(linears(options.seconds))
+    print(layers)
     with tempfile.TemporaryDirectory(prefix="apq-measure-") as folder:
         accuracy, speed = models(Path(folder), options.seconds)
     print(

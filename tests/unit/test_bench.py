@@ -80,6 +80,11 @@ def test_limit_share_names_what_binds() -> None:
     assert limits.share(us=200, nbytes=0, macs=10**7, integer=False) == (1.0, "compute")
 
 
+def test_best_of_limits_takes_every_maximum() -> None:
+    first, second = Limits(1, 10.0, 50.0, 30.0, "x"), Limits(1, 9.0, 60.0, 20.0, "x")
+    assert first.best_of(second) == second.best_of(first) == Limits(1, 10.0, 60.0, 30.0, "x")
+
+
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("k", [8, 16, 64])
 def test_pack_bits_is_low_bits_first(bits: int, k: int) -> None:
