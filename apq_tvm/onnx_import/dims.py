@@ -313,8 +313,8 @@ def evaluate(
             return values[node.id]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -value(node.operand)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            return calls[node.func.id](*(value(arg) for arg in node.args))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in calls:
+            return calls[node.func.id](*(value(arg) for arg in node.args))  # type: ignore[attr-defined]
         if isinstance(node, ast.BinOp):
             a, b = value(node.left), value(node.right)
             if isinstance(node.op, ast.Add):

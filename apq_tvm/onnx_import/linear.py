@@ -11,8 +11,9 @@ from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.dims import Dim
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.infer import infer
+from apq_tvm.onnx_import.moves import RESHAPES
 from apq_tvm.onnx_import.positions import span
-from apq_tvm.onnx_import.shapes import limit
+from apq_tvm.onnx_import.shapes import carried, limit
 from apq_tvm.types import Array, Node
 
 FLOATS = ("float32", "float64")
@@ -33,7 +34,29 @@ def make_layers(graph: Graph) -> None:
     for node in graph.each():
         if node.op == "Add":
             _bias(graph, node)
+    for node in graph.each():
+        if node.op == "apq.Linear":
+            _unflatten(graph, node)
     graph.sweep()
+
+
+def _unflatten(graph: Graph, node: Node) -> None:
+    """Let a layer between two reshapes work on the shape before the first, so that both can go."""
+    flat, y = graph.made_by(node.inputs[0], *RESHAPES), node.outputs[0]
+    if flat is None or not graph.only_use(y) or node.inputs[3]:
+        return
+    reader = next((n for n in graph.nodes if y in n.inputs), None)
+    shape, last = graph.known_shape(flat.inputs[0]), graph.shape(node.inputs[0])
+    result = graph.known_shape(y)
+    if reader is None or reader.op not in RESHAPES or not shape or not last or result is None:
+        return
+    if shape[-1] != last[-1] or graph.dtype(y) is None:
+        return
+    wide = _value(graph, f"{y}.unflattened", y, (*shape[:-1], result[-1]))
+    inputs = (flat.inputs[0], *node.inputs[1:])
+    name = graph.fresh(f"{node.name}.flat")
+    back = carried(graph, "apq.Reshape", Node("", name, (wide,), (y,)), result)
+    graph.replace(node, replace(node, inputs=inputs, outputs=(wide,)), back)
 
 
 def _inferred(graph: Graph, node: Node) -> Node:

@@ -129,7 +129,8 @@ def _softmax(attrs: Any, _: Any, x: Array, mask: Any = None) -> Array:
     top = scores.max(axis=-1, keepdims=True)
     if attrs["zero_masked"]:
         top = np.maximum(top, np.finfo(np.float32).min)
-    e = np.exp(scores - top)
+    with np.errstate(invalid="ignore"):  # a row of -inf alone is NaN, as in ONNX
+        e = np.exp(scores - top)
     total = e.sum(axis=-1, keepdims=True)
     return np.asarray(e / (np.maximum(total, 1e-30) if attrs["zero_masked"] else total))
 

@@ -306,6 +306,21 @@ def test_convolutions_are_left_alone(tmp_path: Path) -> None:
     assert model.outputs[0].shape == ("b", 4, "(h - 1) // 2 + 1", 5)
 
 
+def test_a_layer_between_reshapes_works_without_them(tmp_path: Path) -> None:
+    """GPT-2's Conv1D: view(-1, K), addmm, view back; the residual can then be fused."""
+    nodes = [
+        ("Reshape", "x flat", "h"),
+        ("Gemm", "h w c", "g"),
+        ("Shape", "x", "shape"),
+        ("Reshape", "g shape", "r"),
+        ("Add", "x r", "y"),
+    ]
+    weights = {"flat": np.array([-1, 8]), "w": rand(8, 8), "c": rand(8)}
+    model = check(save(build(nodes, X, "y", weights), tmp_path), *SIZES)
+    assert ops(model) == {"apq.Linear": 1}
+    assert only(model, "apq.Linear").inputs[3] == "x"
+
+
 def test_nodes_without_names_or_with_one_name_get_their_own(tmp_path: Path) -> None:
     nodes = [("MatMul", "x w", "a"), ("MatMul", "a w", "b"), ("MatMul", "b w", "y")]
     model = build(nodes, X, "y", {"w": rand(8, 8)})
