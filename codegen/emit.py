@@ -94,7 +94,7 @@ def emit(
         tempfile.TemporaryDirectory(prefix="apq.") as scratch,
     ):
         progress.advance("graph")
-        mod = prepare(scheduled.mod)
+        mod = prepare(scheduled.mod, lowered.mod)
         graph = read_graph(
             mod, model.inputs, model.outputs, lowered.params, lowered.variants, lowered.mod
         )

@@ -59,7 +59,7 @@ CPUINFO_FLAGS = {
 }
 
 # Small enough to share the work among cores, large enough that an object's own overhead is lost.
-_KERNELS_PER_OBJECT = 8
+_KERNELS_PER_OBJECT = 4
 
 
 def cpu_flags(target: Any) -> tuple[str, ...]:

@@ -37,13 +37,15 @@ DTYPES = frozenset(
 )
 
 
-def prepare(mod: Any) -> Any:
+def prepare(scheduled: Any, unscheduled: Any) -> Any:
     """Take a scheduled module to the form `read_graph` reads: allocations and kernel calls.
 
     Parameters
     ----------
-    mod : tvm.IRModule
-        Relax ``main`` of ``call_tir`` and PrimFuncs, scheduled or not.
+    scheduled : tvm.IRModule
+        Relax ``main`` of ``call_tir`` and PrimFuncs.
+    unscheduled : tvm.IRModule
+        The same PrimFuncs before scheduling, in which mere reshapes can still be recognised.
 
     Returns
     -------
@@ -52,20 +54,16 @@ def prepare(mod: Any) -> Any:
         Memory planning is left to the runtime, which knows the sizes.
     """
     t = relax.transform
-    passes = [
-        t.RewriteDataflowReshape(),
-        t.DeadCodeElimination(),
-        t.ToNonDataflow(),
-        t.RemovePurityChecking(),
-        t.CallTIRRewrite(),
-    ]
-    prepared = tvm.ir.transform.Sequential(passes)(mod)
-    # Variants are known by name only, so dead code elimination takes them for dead.
-    kept = {v.name_hint for v in prepared.get_global_vars()}
-    for variable, func in mod.functions.items():
-        if isinstance(func, tirx.PrimFunc) and variable.name_hint not in kept:
-            prepared[variable] = func
-    return prepared
+    plain = {v.name_hint: f for v, f in unscheduled.functions.items()}
+    functions = {
+        v: plain.get(v.name_hint, f) if isinstance(f, tirx.PrimFunc) else f
+        for v, f in scheduled.functions.items()
+    }
+    passes = [t.RewriteDataflowReshape(), t.DeadCodeElimination()]
+    mod = tvm.ir.transform.Sequential(passes)(tvm.IRModule(functions))
+    mod = tvm.IRModule({**scheduled.functions, mod.get_global_var("main"): mod["main"]})
+    passes = [t.ToNonDataflow(), t.RemovePurityChecking(), t.CallTIRRewrite()]
+    return tvm.ir.transform.Sequential(passes)(mod)
 
 
 def read_graph(
