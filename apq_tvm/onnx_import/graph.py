@@ -31,6 +31,12 @@ class Graph:
     inputs, outputs : list of TensorSpec
     nodes : list of Node
     weights : dict of str to ndarray
+    shapes, dtypes, values : dict
+        By value: what `infer` and `values` know.
+    limits : dict of str to int
+        As in `apq_tvm.types.ImportedModel`.
+    same : dict of str to str
+        Symbols that must equal another symbol or a number.
     """
 
     name: str
@@ -69,14 +75,17 @@ class Graph:
         return name
 
     def rank(self, value: str) -> int | None:
+        """Number of dimensions of a value or weight."""
         shape = self.shape(value)
         return None if shape is None else len(shape)
 
     def shape(self, value: str) -> Shape | None:
+        """Dimensions of a value or weight, None where unknown."""
         weight = self.weights.get(value)
         return self.shapes.get(value) if weight is None else weight.shape
 
     def dtype(self, value: str) -> str | None:
+        """numpy name of the element type of a value or weight."""
         weight = self.weights.get(value)
         return self.dtypes.get(value) if weight is None else weight.dtype.name
 
