@@ -4,15 +4,15 @@
 
     ApqError
     ├── ImportFailed         the ONNX file cannot be read: not ONNX, truncated, unsafe external data
-    ├── UnsupportedModel     the file is sound but holds something no stage can compile
+    ├── UnsupportedModel     the file is sound but holds what no stage can compile
     ├── BadScheme            a scheme, format or group size that does not exist or does not fit
     ├── BadTarget            an unknown device name
     ├── BadInput             data given to ``eval`` or ``bench`` does not fit the model
-    ├── NotApplicable        one rule or kernel declines one layer, with the reason; never reaches a user
+    ├── NotApplicable        one rule or kernel declines one layer; never reaches a user
     ├── PackError            codes do not fit the layout they are packed into
     ├── BuildError           TVM, the C compiler or the linker failed
     ├── OutputExists         the output is there already and ``force`` was not given
-    └── OutputFailed         the output could not be written (disk full, no permission); the old one is intact
+    └── OutputFailed         the output could not be written (disk full); the old one is intact
 
 A compiled module imports nothing of apq_tvm: it raises its own ``ModuleError`` family, drawn in
 ``codegen/templates/package.py``.

@@ -1,4 +1,4 @@
-"""What a module's manifest says of its layers: formats, kernels, and why others were turned down."""
+"""What a manifest says of its module's layers: formats, kernels, why others were turned down."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
     Returns
     -------
     dict
-        Keys ``name, op, n, k, scheme, epilogue, bits_per_weight, bytes, layout, kernels, rejected, note``.
-        `bytes` counts codes, scales and zeros without the layout's padding.
+        Keys ``name, op, n, k, scheme, epilogue, bits_per_weight, bytes, layout, kernels, rejected``
+        and ``note``. `bytes` counts codes, scales and zeros without the layout's padding.
     """
     quantized = plan.quantized
     choices = plan.choices[node.name]

@@ -85,7 +85,8 @@ def choose(
         if name == layout:
             fitting.append(kernel)
         else:
-            rejected.append((kernel.name, f"wants layout {name}; the weights are stored as {layout}"))
+            reason = f"wants layout {name}; the weights are stored as {layout}"
+            rejected.append((kernel.name, reason))
 
     choices: list[KernelChoice] = []
     m = 1

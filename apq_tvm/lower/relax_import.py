@@ -1,4 +1,4 @@
-"""From the normalised graph to Relax: TVM's ONNX importer for ONNX operators, ours for ``apq.`` ones.
+"""From the normalised graph to Relax: TVM's importer for ONNX operators, ours for ``apq.`` ones.
 
 TVM 0.27's `ONNXGraphImporter` is driven by operator name, so a subclass that answers our names
 first and leaves the rest to it reuses its 164 converters. Weights never pass through protobuf.

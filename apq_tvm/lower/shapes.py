@@ -1,4 +1,4 @@
-"""Nodes whose attributes hold symbolic dimensions: ``apq.Reshape``, ``apq.Range`` and their like."""
+"""Nodes whose attributes hold symbolic dimensions: ``apq.Reshape``, ``apq.Range`` and so on."""
 
 from __future__ import annotations
 
