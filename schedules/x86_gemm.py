@@ -11,7 +11,9 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.gemm import STAGES, GemmBlocking, dequantized_gemm, float_gemm, integer_gemm
+from apq_tvm.ops.gemm import integer_gemm
+from apq_tvm.ops.gemm_float import dequantized_gemm, float_gemm
+from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_kernel import LinearKernel
@@ -33,7 +35,7 @@ FLOAT_M_TILES = (4, 2, 1)
 
 _MAX_ACTIVATION, _INT32 = 127, 2**31
 
-_TILE_STAGES = ("load", "wait", "start", "sum", "store")
+_TILE_STAGES = ("load", "wait", "start", "sum", "spill", "store")
 
 _Tiles = tuple[tuple[int, int], ...]
 
@@ -195,7 +197,8 @@ def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         bl = dequantized_blocking(spec, _layout(spec, lanes), decide)
         _schedule_stages(sch)
-        for block in ("convert0", "convert1") if spec.scheme.group_size == 16 else ("convert0",):
+        halves = _layout(spec, lanes).group_size == 16
+        for block in ("convert0", "convert1") if halves else ("convert0",):
             sch.tensorize(sch.get_loops(sch.get_sblock(block))[-2], dequantize_intrinsic(lanes))
         _micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
 

@@ -97,8 +97,9 @@ def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -
 
 
 def float_gemm_intrinsic(tile: Tile) -> str:
-    """Register (once) and name the float32 micro-kernel, ``apq_fma_<m>x<n>x<k>_f32f32f32``."""
-    return register(f"apq_fma_{tile}_f32f32f32", lambda: (_float_desc(tile), _float_impl(tile)))
+    """Register (once) and name the micro-kernel ``apq_fma{bits}_<m>x<n>x<k>_f32f32f32``."""
+    name = f"apq_fma{32 * tile.lanes}_{tile}_f32f32f32"  # 80 columns are 5 zmm or 10 ymm
+    return register(name, lambda: (_float_desc(tile), _float_impl(tile)))
 
 
 def dequantize_intrinsic(lanes: int) -> str:

@@ -18,7 +18,7 @@ from apq_tvm.schedules.x86 import find_profile
 from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
 from apq_tvm.types import DeviceProfile, Scheme
 
-PROFILE_OF = {"vpdpbusd512": "znver4", "vpdpbusd256": "znver5", "maddubs": "znver3"}
+PROFILE_OF = {"vpdpbusd512": "znver4", "vpdpbusd256": "znver4", "maddubs": "znver3"}
 INSTRUCTION_IN_ASSEMBLY = {
     "vpdpbusd512": r"vpdpbusd\s.*zmm",
     "vpdpbusd256": r"vpdpbusd\s.*ymm",
