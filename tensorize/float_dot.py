@@ -49,23 +49,27 @@ def float_dot_intrinsic(unit: Unit, zeros: bool, m: int = 1, ahead: int = 0) -> 
 
 
 def _group(o: Operands, group: int) -> None:
-    """Four sums per row of x, one for each k of a vector: one chain of multiply-adds would wait."""
+    """At least four sums in flight: a multiply-add must not wait for the one before it."""
     from tvm.tirx.script.builder import ir as b
 
     unit, rows = o.dot.unit, range(o.dot.m)
     zero = _zero_points(o, group)
-    partial: list[list[Expr]] = [[None] * 4 for _ in rows]
+    at = [o.sums_at(group, i) for i in rows]
+    chains = max(1, 4 // o.dot.m)
+    sums: list[list[Expr]] = [[o.acc[tuple(at[i])]] + [None] * (chains - 1) for i in rows]
     for vector in range(group * unit.vectors, (group + 1) * unit.vectors):
         codes = decoded(unit, o.codes, vector)
         for c in range(4):
             weight = _weights(unit, codes, c, zero)
             for i in rows:
                 term = weight * _repeated(o, i, 4 * vector + c)
-                partial[i][c] = term if partial[i][c] is None else partial[i][c] + term
+                before = sums[i][c % chains]
+                sums[i][c % chains] = term if before is None else before + term
     for i in rows:
-        at = o.sums_at(group, i)
-        first, second, third, fourth = partial[i]
-        b.buffer_store(o.acc, o.acc[tuple(at)] + ((first + second) + (third + fourth)), at)
+        total = sums[i][0]
+        for part in sums[i][1:]:
+            total = total + part
+        b.buffer_store(o.acc, total, at[i])
 
 
 def _zero_points(o: Operands, group: int) -> Expr | None:
