@@ -129,6 +129,63 @@ def lower_blocks(func: Any) -> Any:
     return hoist_init(passes(tvm.IRModule({"main": func}))["main"])
 
 
+def truncate_divisions(func: Any) -> Any:
+    """Make ``//`` and ``%`` of sizes and loop variables the processor's own division.
+
+    TVM rounds towards minus infinity and cannot know that a dynamic size is not negative: each
+    division becomes several with selections around them, and a nest of them (batch indices out of one
+    task number) takes its simplifier exponential time.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Scalar arguments may be negative; sizes and loop variables are not.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+    scalars = {p.name for p in func.params if not tirx.is_buffer_var(p)}
+    unknown = set(scalars)
+
+    def bind(node: Any) -> Any:
+        if not natural(node.value):
+            unknown.add(node.var.name)
+        return node
+
+    def natural(e: Any) -> bool:
+        if isinstance(e, tirx.IntImm):
+            return int(e) >= 0
+        if isinstance(e, tirx.Var):
+            return str(e.ty) in ("int32", "int64") and e.name not in unknown
+        if isinstance(e, tirx.Cast):
+            return natural(e.value)
+        if isinstance(
+            e, tirx.Add | tirx.Mul | tirx.FloorDiv | tirx.FloorMod | tirx.Div | tirx.Mod
+        ) or isinstance(e, tirx.Min | tirx.Max):
+            return natural(e.a) and natural(e.b)
+        return False
+
+    def divide(node: Any) -> Any:
+        if not (natural(node.a) and natural(node.b)):
+            return node
+        return tirx.truncdiv(node.a, node.b)
+
+    def modulo(node: Any) -> Any:
+        if not (natural(node.a) and natural(node.b)):
+            return node
+        return tirx.truncmod(node.a, node.b)
+
+    def let(node: Any) -> Any:
+        unknown.add(node.var.name)
+        return node
+
+    tvm_ffi.structural_map(func.body, ((tirx.Bind, bind), (tirx.Let, let)))
+    return func.with_body(
+        tvm_ffi.structural_map(func.body, ((tirx.FloorDiv, divide), (tirx.FloorMod, modulo)))
+    )
+
+
 def finish(func: Any) -> Any:
     """Give every definition a variable of its own and mark the function as scheduled.
 
@@ -142,6 +199,7 @@ def finish(func: Any) -> Any:
     tvm.tirx.PrimFunc
     """
     func = s_tir.transform.ConvertSSA()(tvm.IRModule({"main": func}))["main"]
+    func = truncate_divisions(func)
     # Relax passes that look at PrimFuncs (RewriteDataflowReshape) insist on a root block.
     root = s_tir.SBlock([], [], [], "root", func.body)
     func = func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root))

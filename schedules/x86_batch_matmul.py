@@ -496,7 +496,7 @@ def _block(
 
     def whole_or_part(access: Callable[[int, int, bool], Stmt]) -> Stmt:
         whole = tirx.stmt_seq(*(access(r, v, False) for r, v in grid))
-        if is_const(cols):
+        if is_const(cols, tile.cols):
             return whole
         # Masked stores cost some 20 cycles each on AVX2: only the last panel needs them.
         part = tirx.stmt_seq(*(access(r, v, True) for r, v in grid))

@@ -7,6 +7,7 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.generic import schedule_generic
 from apq_tvm.schedules.loops import distribute_rows, elements, parallel_when
 from apq_tvm.schedules.lowering import finish, lower_blocks
 from apq_tvm.schedules.vectorize import vectorize_loops
@@ -29,6 +30,8 @@ def schedule_layernorm(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     tvm.tirx.PrimFunc
         Lowered and vectorized.
     """
+    if func.attrs["apq.statistics"]:  # rows cannot share a loop with steps that are results
+        return schedule_generic(func, profile, decide)[0]
     sch = s_tir.Schedule(func)
     y = sch.get_sblock("y")
     outer = sch.get_loops(y)[: int(func.attrs["apq.rows"])]

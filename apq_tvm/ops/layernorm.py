@@ -99,8 +99,15 @@ def layernorm(
         return value + args[2](*index[first:]) if bias else value
 
     y = te.compute(extents, result, "y")
+
     func = te.create_prim_func([*args, y, *(outputs if statistics else [])])
     steps = ["total", "mean", "squares", "inverse"][2 if rms else 0 :]
     return func.with_attrs(
-        {"apq.op": "layernorm", "op_pattern": 8, "apq.rows": first, "apq.steps": steps}
+        {
+            "apq.op": "layernorm",
+            "op_pattern": 8,
+            "apq.rows": first,
+            "apq.steps": steps,
+            "apq.statistics": statistics,
+        }
     )

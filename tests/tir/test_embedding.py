@@ -1,0 +1,104 @@
+"""Rows by id: every bit width and group against the numpy decode, ids of both signs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from scheduled import AVX2, PROFILES, compiled, normal
+
+from apq_tvm.codegen.layouts import embedding_layout
+from apq_tvm.ops.embedding import embedding
+from apq_tvm.schedules.decide import Random
+from apq_tvm.types import QuantizedTensor, Scheme
+
+ROWS = 19
+
+
+def quantized(scheme: Scheme, width: int) -> tuple[list[Any], Any]:
+    """Packed arrays of a random table, and the table as float32."""
+    rng = np.random.default_rng(scheme.bits)
+    group = width if scheme.group_size < 0 else scheme.group_size
+    groups = -(-width // group)
+    top = 1 << scheme.bits
+    tensor = QuantizedTensor(
+        rng.integers(0, top, (ROWS, width)).astype(np.uint8),
+        (rng.random((ROWS, groups)) + 0.1).astype(np.float16),
+        rng.integers(0, top, (ROWS, groups)).astype(np.uint8) if scheme.zero_points else None,
+        scheme,
+    )
+    repeat = np.repeat(np.arange(groups), group)[:width]
+    if tensor.zeros is not None:
+        zero = tensor.zeros[:, repeat].astype(np.float32)
+    else:
+        zero = np.float32(0.5 if scheme.bits == 1 else 1 << (scheme.bits - 1))
+    table = (tensor.codes - zero) * tensor.scales[:, repeat].astype(np.float32)
+    if scheme.bits == 1 and tensor.zeros is None:
+        table = table * 2
+    return list(embedding_layout(scheme).pack(tensor).arrays.values()), table.astype(np.float32)
+
+
+SCHEMES = [
+    *(Scheme(bits, bits % 2 == 0, group_size=32) for bits in range(1, 9)),
+    Scheme(4, group_size=32),
+    *(Scheme(4, group_size=g) for g in (-1, 16, 64)),
+]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_quantized_tables(profile: Any, scheme: Scheme) -> None:
+    arrays, table = quantized(scheme, 64)
+    ids = np.random.default_rng(0).integers(-ROWS, ROWS, (2, 9))
+    y = np.full((2, 9, 64), np.nan, np.float32)
+    compiled(embedding(ROWS, 64, ("B", "S"), "int64", scheme), profile)(*arrays, ids, y)
+    np.testing.assert_array_equal(y, table[ids])
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33])
+def test_widths_that_do_not_fill_a_unit(width: int) -> None:
+    scheme = Scheme(4, group_size=32)
+    arrays, table = quantized(scheme, width)
+    ids = np.arange(ROWS)
+    y = np.full((ROWS, width), np.nan, np.float32)
+    compiled(embedding(ROWS, width, ("S",), "int64", scheme), AVX2)(*arrays, ids, y)
+    np.testing.assert_array_equal(y, table)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("dtype", "width"), [("int32", 50), ("int64", 1), ("int64", 16)])
+def test_float_tables(profile: Any, dtype: str, width: int) -> None:
+    table = normal(np.random.default_rng(1), (ROWS, width))
+    ids = np.array([0, -1, ROWS - 1, -ROWS], dtype)
+    y = np.full((4, width), np.nan, np.float32)
+    compiled(embedding(ROWS, width, ("S",), dtype), profile)(table, ids, y)
+    np.testing.assert_array_equal(y, table[ids])
+
+
+def test_ids_outside_the_table_read_its_first_or_last_row() -> None:
+    table = normal(np.random.default_rng(2), (ROWS, 8))
+    ids = np.array([ROWS, 10**12, -ROWS - 1, -(10**12)])
+    y = np.empty((4, 8), np.float32)
+    compiled(embedding(ROWS, 8, ("S",)), AVX2)(table, ids, y)
+    np.testing.assert_array_equal(y, table[[-1, -1, 0, 0]])
+
+
+def test_one_id_without_axes() -> None:
+    table = normal(np.random.default_rng(3), (ROWS, 8))
+    y = np.empty((8,), np.float32)
+    compiled(embedding(ROWS, 8, ()), AVX2)(table, np.array(4), y)
+    np.testing.assert_array_equal(y, table[4])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_decisions(seed: int) -> None:
+    scheme = Scheme(4, True, group_size=32)
+    arrays, table = quantized(scheme, 96)
+    ids = np.random.default_rng(seed).integers(-ROWS, ROWS, (3, 5))
+    y = np.empty((3, 5, 96), np.float32)
+    compiled(embedding(ROWS, 96, ("B", "S"), "int64", scheme), AVX2, Random(seed))(*arrays, ids, y)
+    np.testing.assert_array_equal(y, table[ids])
