@@ -100,18 +100,17 @@ def schedule_gemv(sch: Any, blocking: Blocking, intrinsic: str, whole: bool, unr
     intrinsic : str
         Registered name.
     whole : bool
-        True if N is a multiple of the lanes, so that stores are whole vectors.
+        True if N is a multiple of the lanes; if not, the store has no loop over lanes.
     unroll : int
         Units per iteration within a span.
     """
     store, scale, dot = (sch.get_sblock(name) for name in ("store", "scale", "dot"))
-    tile, bundle, stream, *row, lane = sch.get_loops(store)
+    tile, bundle, stream, *row = sch.get_loops(store)
+    if whole:
+        sch.vectorize(row.pop())
     sch.reorder(bundle, tile, stream)
     sch.parallel(bundle)
     _unroll_all(sch, stream, *row)
-    # A ragged vector is stored lane by lane; its lanes must have constant indices all the same,
-    # or LLVM keeps the sums in memory.
-    (sch.vectorize if whole else sch.unroll)(lane)
 
     pair_axes = 1 if blocking.per_unit > 1 else 0
     sch.compute_at(scale, tile, preserve_unit_loops=True)

@@ -445,17 +445,51 @@ class _Nest:
         from tvm.tirx.script.builder import ir as b
 
         n, rows = self.spec.n, self.layout.rows
-        with b.grid(*self.sums_shape) as loops, b.sblock("store"):
-            target = b.axis.remap("S" * len(self.sums_shape), loops)
-            t, nb, s, *inner, r = target
-            index, row = self._block_index(nb, s), self._row(t, inner)
-            col = index * _i64(rows) + r
-            value = sums[tuple(target)]
+
+        def output(target: list[Expr], total: Expr, r: Expr) -> tuple[Expr, list[Expr]]:
+            row = self._row(target[0], target[3:])
+            col = self._block_index(target[1], target[2]) * _i64(rows) + r
             if xs is not None and self.token_scale:
-                value = value * xs[row, _i64(0)]
-            value = _epilogue(self.spec, value, bias, residual, row, col)
-            inside = col < _i64(n) if n % rows else index < _i64(n // rows)
-            _store_inside(y, value, row, col, inside, n % rows == 0 and not self._ragged)
+                total = total * xs[row, _i64(0)]
+            return _epilogue(self.spec, total, bias, residual, row, col), [row, col]
+
+        def full(target: list[Expr]) -> Expr:
+            return self._block_index(target[1], target[2]) < _i64(n // rows)
+
+        if n % rows:
+            self._store_ragged(sums, y, output, full)
+            return
+        with b.grid(*self.sums_shape) as loops, b.sblock("store"):
+            *target, r = b.axis.remap("S" * len(self.sums_shape), loops)
+            value, at = output(target, sums[(*target, r)], r)
+            _store_inside(y, value, *at, full(target), not self._ragged)
+
+    def _store_ragged(self, sums: Buffer, y: Buffer, output: Any, full: Any) -> None:
+        """Whole vectors for full row blocks; lane by lane, from a copy, for the last one.
+
+        The lanes are loops of the block itself: a schedule could not treat the two cases apart. The
+        copy leaves the sums with constant indices, so that they stay in registers.
+        """
+        from tvm.tirx.script.builder import ir as b
+
+        n, rows = self.spec.n, _i64(self.layout.rows)
+        with b.grid(*self.sums_shape[:-1]) as loops, b.sblock("store"):
+            target = list(b.axis.remap("S" * len(loops), loops))
+            row = self._row(target[0], target[3:])
+            index = self._block_index(target[1], target[2])
+            b.reads(sums[(*target, slice(0, rows))])
+            b.writes(y[row, index * rows : index * rows + rows])
+            tail = b.sblock_alloc_buffer([rows], "float32")
+            with b.If(full(target)):
+                with b.Then(), b.vectorized(rows) as r:
+                    value, at = output(target, sums[(*target, r)], r)
+                    b.buffer_store(y, value, at)
+                with b.Else(), b.If(index == _i64(n // self.layout.rows)), b.Then():
+                    with b.vectorized(rows) as r:
+                        b.buffer_store(tail, sums[(*target, r)], [r])
+                    with b.serial(_i64(n % self.layout.rows)) as r:
+                        value, at = output(target, tail[r], r)
+                        b.buffer_store(y, value, at)
 
 
 def _i64(value: int) -> Expr:
