@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from module_helpers import (
     as_scheduled,
     build,
@@ -28,7 +29,7 @@ from module_helpers import (
 from tvm import relax, te, tirx
 
 from apq_tvm.codegen.emit import emit
-from apq_tvm.types import Array, CompiledModule, TensorSpec
+from apq_tvm.types import Array, CompiledModule, ScheduledModel, TensorSpec
 
 TOLERANCE = 1e-5
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
@@ -205,6 +206,43 @@ def test_every_dtype(tmp_path: Path) -> None:
         x = feeds[f"in_{d}"]
         assert results[f"out_{d}"].dtype == x.dtype
         np.testing.assert_array_equal(results[f"out_{d}"], ~x if d == "bool" else x + x)
+
+
+ODD = ('x "quoted" */', "日本語", "a\\b %s ??/", "class")
+
+
+def test_any_onnx_names(tmp_path: Path) -> None:
+    """Names that are no identifiers, no ASCII, or would end a C comment or string."""
+    n = symbol("n")
+    inputs = [tensor(f"in{i}", (n,), "float32") for i in range(len(ODD))]
+
+    def body(bb: Any) -> Any:
+        return relax.Tuple([bb.emit(relax.op.add(x, x)) for x in inputs])
+
+    specs = [TensorSpec(name, "float32", ('sequence "length" */',)) for name in ODD]
+    scheduled = as_scheduled(legalize(build(inputs, body)), specs, specs)
+    module = import_from(emit(scheduled, tmp_path / "odd_names", {}))
+    feeds = {name: np.full(3, i, np.float32) for i, name in enumerate(ODD)}
+    results = module.run(feeds)
+    assert list(results) == list(ODD)
+    assert all((results[name] == 2 * feeds[name]).all() for name in ODD)
+    with pytest.raises(module.InputError) as caught:
+        module.run({**feeds, ODD[1]: np.zeros((3, 3), np.float32)})
+    assert ODD[1] in str(caught.value)
+
+
+def test_reshapes_cost_nothing_even_if_scheduled(tmp_path: Path) -> None:
+    """Scheduling hides that a kernel only reshapes; the unscheduled function still shows it."""
+    scheduled = mixed_model()
+    mod = tvm.IRModule(dict(scheduled.mod.functions))
+    var = next(v for v in mod.get_global_vars() if v.name_hint == "reshape")
+    sch = tvm.s_tir.Schedule(mod[var])
+    (loop,) = sch.get_loops(sch.get_sblock("T_reshape"))
+    sch.parallel(sch.split(loop, [None, 16])[0])
+    mod.update_func(var, sch.mod["main"].with_attr("tirx.is_scheduled", True))
+    compiled = emit(ScheduledModel(scheduled.lowered, mod, {}), tmp_path / "reshaped", {})
+    assert "reshape" not in compiled.manifest["graph"]["kernels"]
+    check(import_from(compiled), mixed_feeds(3, 3))
 
 
 def test_two_modules_of_one_name_in_one_process(tmp_path: Path) -> None:
