@@ -95,13 +95,17 @@ class ShapeLowering:
     def dims(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Dims``: dimensions used as numbers."""
         dtype = node.attrs["dtype"]
-        numbers = [self._dim(d).astype(dtype) for d in node.attrs["dims"]]
-
-        def at(*index: Any) -> Any:
-            value = numbers[-1]
-            for i in reversed(range(len(numbers) - 1)):
-                value = tirx.Select(index[0] == i, numbers[i], value)
-            return value
-
         shape = [tirx.const(d, "int64") for d in node.attrs["shape"]]
-        return bb.emit_te(lambda: te.compute(shape, at, "dims"), primfunc_name_hint="dims")
+
+        # As arguments: no buffer of this PrimFunc has a shape that would bind the symbols.
+        def values(*numbers: Any) -> Any:
+            def at(*index: Any) -> Any:
+                value = numbers[-1]
+                for i in reversed(range(len(numbers) - 1)):
+                    value = tirx.Select(index[0] == i, numbers[i], value)
+                return value.astype(dtype)
+
+            return te.compute(shape, at, "dims")
+
+        numbers = [self._dim(d) for d in node.attrs["dims"]]
+        return bb.emit_te(values, *numbers, primfunc_name_hint="dims")

@@ -23,6 +23,7 @@ from apq_tvm.onnx_import.dims import (
     as_attr,
     equal,
     floordiv,
+    mod,
     parse,
     product,
     symbol,
@@ -232,6 +233,12 @@ def _reshape(graph: Graph, node: Node) -> list[Shape | None]:
                     right.remove(dim)
             if None not in left and None not in right:
                 dims[at] = floordiv(product(left), product(right))
+                if mod(product(left), product(right)) != 0:
+                    # Two names for one batch, as in mask.view(batch, -1): no other size divides.
+                    for one, other in zip(source, dims, strict=False):
+                        if one is not None and other is not None and _is_symbol(one):
+                            if _is_symbol(other):
+                                unify(graph, one, other)
     return [tuple(dims)]
 
 

@@ -400,6 +400,29 @@ def test_dimensions_that_must_be_equal_become_one(tmp_path: Path) -> None:
     assert model.inputs[0].shape[:2] == model.inputs[1].shape[:2] == model.outputs[0].shape[:2]
 
 
+def test_two_names_of_one_batch_become_one(tmp_path: Path) -> None:
+    """GPT-2's attention_mask.view(batch, -1), with a batch that has another name there."""
+    inputs = {"x": ("float32", ["b", "s", 8]), "m": ("float32", ["batch", "length"])}
+    nodes = [
+        ("Shape", "x", "shape"),
+        ("Slice", "shape zero one", "first"),
+        ("Concat", "first minus", "target", {"axis": 0}),
+        ("Reshape", "m target", "rows"),
+        ("Unsqueeze", "rows two", "column"),
+        ("Mul", "x column", "y"),
+    ]
+    weights = {
+        "zero": np.array([0], INT),
+        "one": np.array([1], INT),
+        "two": np.array([2], INT),
+        "minus": np.array([-1], INT),
+    }
+    path = save(build(nodes, inputs, "y", weights), tmp_path)
+    model = check(path, {"b": 2, "s": 3, "batch": 2, "length": 3})
+    assert model.inputs[0].shape[:2] == model.inputs[1].shape
+    assert "apq.Reshape" not in ops(model)
+
+
 def test_a_symbol_that_must_be_a_number_becomes_it(tmp_path: Path) -> None:
     path = save(build([("Add", "x table", "y")], X, "y", {"table": rand(1, 7, 12)}), tmp_path)
     model = check(path, {"b": 2, "s": 7})
