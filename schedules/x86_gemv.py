@@ -5,8 +5,9 @@ What the decisions mean, and why their defaults come first (measured on Zen 4, o
 - ``streams``: row blocks read at once. Two keep more cache misses in flight than one (AVX2 W4A8g32
   283 us against 321); with two rows of x the sums of two streams do not fit 16 registers.
 - ``ahead``: software prefetch distance in bytes. 4 KB is a page, where the hardware prefetcher
-  stops. 512-bit units of many bits or without a scale per unit pass so fast that the
-  prefetches only take fill buffers from the loads (W4A8g128 376 us with, 240 without).
+  stops. 512-bit vectors pass so fast over 4 and 8 bits and over wide groups that prefetches only
+  take fill buffers from the loads: four streams and the hardware do better there (W4A8g128 248 us
+  against 386, W8A8g32 559 against 778, W4A8g32 275 against 297).
 - ``unroll``: units per iteration where a group spans several.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear import Blocking, LinearSpec, float_linear, integer_linear, unit_of
 from apq_tvm.schedules.decide import Decide
@@ -29,6 +30,13 @@ M_TILES = (4, 2, 1)
 
 _FLOAT_FEATURES = {16: ("avx512f",), 8: ("fma",), 4: ()}
 """Lanes of the float kernels -> feature they need; 4 lanes are in every x86-64."""
+
+_TASKS = 8
+"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
+
+_PARALLEL = 1 << 16
+"""Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
+30 weights a nanosecond."""
 
 _INT32_MAX = 2**31 - 1
 _ACT_MAX = 127
@@ -72,21 +80,40 @@ def check_int32(spec: LinearSpec, lanes: int) -> None:
         )
 
 
+def _fast(layout: InterleavedLayout, m_tile: int) -> bool:
+    """Whether units pass faster than prefetches pay."""
+    one_scale_per_unit = layout.group_size in (16, UNIT_K)
+    return layout.rows == 16 and m_tile == 1 and (layout.bits in (4, 8) or not one_scale_per_unit)
+
+
 def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile: int) -> int:
-    choices = (1, 2) if m_tile == 2 else (2, 1, 4) if m_tile == 1 else (2, 1)
-    return decide("streams", tuple(s for s in choices if s <= layout.row_blocks(spec.n)))
+    if _fast(layout, m_tile):
+        choices: tuple[int, ...] = (4, 2, 1)
+    else:
+        choices = (1, 2) if m_tile == 2 else (2, 1, 4) if m_tile == 1 else (2, 1)
+    blocks = layout.row_blocks(spec.n)
+    possible = [s for s in choices if s <= blocks]
+    # Narrow layers keep work for every core rather than many streams.
+    return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
 
 
-def _ahead(decide: Decide, layout: InterleavedLayout, blocking: Blocking) -> int:
-    slow = layout.rows < 16 or (blocking.units == 1 and layout.bits <= 5)
-    return decide("ahead", (4096, 0, 2048, 8192) if slow else (0, 4096, 2048, 8192))
+def _ahead(decide: Decide, layout: InterleavedLayout, m_tile: int) -> int:
+    fast = _fast(layout, m_tile)
+    return decide("ahead", (0, 4096, 2048, 8192) if fast else (4096, 0, 2048, 8192))
 
 
 def _unroll(decide: Decide, blocking: Blocking) -> int:
     return decide("unroll", tuple(u for u in (1, 2, 4) if blocking.units % u == 0))
 
 
-def schedule_gemv(sch: Any, blocking: Blocking, intrinsic: str, whole: bool, unroll: int) -> None:
+def schedule_gemv(
+    sch: Any,
+    blocking: Blocking,
+    intrinsic: str,
+    whole: bool,
+    unroll: int = 1,
+    parallel: bool = True,
+) -> None:
     """Schedule a PrimFunc of `apq_tvm.ops.linear`: one task per bundle of row blocks.
 
     Per tile of rows of x: sums to zero; over the spans of K, dot products of every stream by
@@ -103,13 +130,16 @@ def schedule_gemv(sch: Any, blocking: Blocking, intrinsic: str, whole: bool, unr
         True if N is a multiple of the lanes; if not, the store has no loop over lanes.
     unroll : int
         Units per iteration within a span.
+    parallel : bool
+        Whether bundles are shared among threads.
     """
     store, scale, dot = (sch.get_sblock(name) for name in ("store", "scale", "dot"))
     tile, bundle, stream, *row = sch.get_loops(store)
     if whole:
         sch.vectorize(row.pop())
     sch.reorder(bundle, tile, stream)
-    sch.parallel(bundle)
+    if parallel:
+        sch.parallel(bundle)
     _unroll_all(sch, stream, *row)
 
     pair_axes = 1 if blocking.per_unit > 1 else 0
@@ -214,8 +244,9 @@ def _record(
         layout = _layout(spec, lanes)
         streams = _streams(decide, layout, spec, m_tile)
         blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
-        chosen = intrinsic(layout, _ahead(decide, layout, blocking))
-        schedule_gemv(sch, blocking, chosen, spec.n % lanes == 0, _unroll(decide, blocking))
+        chosen = intrinsic(layout, _ahead(decide, layout, m_tile))
+        whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= _PARALLEL
+        schedule_gemv(sch, blocking, chosen, whole, _unroll(decide, blocking), parallel)
 
     return LinearKernel(
         name, m_tile, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule

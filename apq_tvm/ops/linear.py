@@ -461,8 +461,8 @@ class _Nest:
             return
         with b.grid(*self.sums_shape) as loops, b.sblock("store"):
             *target, r = b.axis.remap("S" * len(self.sums_shape), loops)
-            value, at = output(target, sums[(*target, r)], r)
-            _store_inside(y, value, *at, full(target), not self._ragged)
+            value, (row, col) = output(target, sums[(*target, r)], r)
+            _store_inside(y, value, row, col, full(target), not self._ragged)
 
     def _store_ragged(self, sums: Buffer, y: Buffer, output: Any, full: Any) -> None:
         """Whole vectors for full row blocks; lane by lane, from a copy, for the last one.
