@@ -42,7 +42,7 @@ def test_demo_model_is_fused(demo_onnx: Path) -> None:
     # Twelve around attention, one that makes the mask [batch, 1, 1, sequence].
     assert found["Reshape"] == 13
     fused = {"apq.Linear", "apq.MatMul", "apq.Softmax", "LayerNormalization", "Reshape"}
-    assert sum(count for op, count in found.items() if op not in fused) <= 16
+    assert sum(count for op, count in found.items() if op not in fused) <= 17
     linears = [node for node in model.nodes if node.op == "apq.Linear"]
     assert all(node.inputs[2] for node in linears), "every layer has its bias"
     assert sum(node.attrs["activation"] == "gelu" for node in linears) == 3
