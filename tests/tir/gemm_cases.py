@@ -22,16 +22,25 @@ Array = Any
 
 
 def build(
-    kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Any = None
+    kernel: LinearKernel,
+    spec: LinearSpec,
+    profile: DeviceProfile,
+    decide: Any = None,
+    on: DeviceProfile | None = None,
 ) -> tuple[Callable[..., None], str]:
-    """The kernel as a callable over numpy arrays (the last is the result), and its assembly."""
+    """The kernel as a callable over numpy arrays (the last is the result), and its assembly.
+
+    With `on`, the PrimFunc is left unscheduled and built for that profile: its plain loops.
+    """
     decide = decide or Defaults()
     func = kernel.func(spec, profile, decide)
     sch = s_tir.Schedule(tvm.IRModule({"f": func.with_attr("global_symbol", "f")}))
     sch.work_on("f")
-    replay: Decide = Recorded(dict(decide.taken))
-    kernel.schedule(sch, spec, profile, replay)
-    module = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
+    if on is None:
+        replay: Decide = Recorded(dict(decide.taken))
+        kernel.schedule(sch, spec, profile, replay)
+    target = tvm.target.Target(dict((on or profile).target))
+    module = tvm.tirx.build(sch.mod, target=target)
 
     def call(*arrays: Array) -> None:
         tensors = [tvm.runtime.tensor(a) for a in arrays]
