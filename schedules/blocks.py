@@ -11,12 +11,11 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
-from apq_tvm.schedules.vectorize import uses
+from apq_tvm.schedules.vectorize import call_name, uses
 
 # Calls that cost more than loading their result again.
 _CHEAP = frozenset(
-    "tirx." + name
-    for name in ("reinterpret", "shift_left", "shift_right", "bitwise_and", "bitwise_or", "abs")
+    ("reinterpret", "shift_left", "shift_right", "bitwise_and", "bitwise_or", "abs")
 )
 
 SPATIAL, REDUCE = 0, 2  # IterVar.iter_type of data-parallel and reduction axes
@@ -24,7 +23,12 @@ SPATIAL, REDUCE = 0, 2  # IterVar.iter_type of data-parallel and reduction axes
 
 def _collect(node: Any, kind: Any) -> list[Any]:
     found: list[Any] = []
-    tvm_ffi.structural_map(node, (kind, lambda value: found.append(value) or value))
+
+    def keep(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    tvm_ffi.structural_map(node, (kind, keep))
     return found
 
 
@@ -45,7 +49,7 @@ def is_plain(sch: Any, block: Any) -> bool:
 
 def _is_costly(sch: Any, block: Any) -> bool:
     calls = _collect(sch.get(block).body, ir.Call)
-    return any(getattr(c.op, "name", "") not in _CHEAP for c in calls)
+    return any(call_name(c) not in _CHEAP for c in calls)
 
 
 def _try(sch: Any, primitive: Any, *args: Any, **kwargs: Any) -> bool:
@@ -54,6 +58,26 @@ def _try(sch: Any, primitive: Any, *args: Any, **kwargs: Any) -> bool:
     except (s_tir.ScheduleError, RuntimeError):
         return False
     return True
+
+
+def is_contraction(sch: Any, block: Any) -> bool:
+    """True for a sum of products in which some factor does not depend on every result axis."""
+    node = sch.get(block)
+    if not is_reduction(sch, block) or not isinstance(node.body, tirx.BufferStore):
+        return False
+    value = node.body.value
+    if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
+        return False
+    loads = _collect(value.b, ir.TensorLoad)
+    axes = [
+        v.var
+        for v in node.iter_vars
+        if int(v.iter_type) == SPATIAL
+        and not (isinstance(v.dom.extent, tirx.IntImm) and int(v.dom.extent) == 1)
+    ]
+    return len(loads) > 1 and any(
+        not any(uses(i, axis) for i in load.indices) for load in loads for axis in axes
+    )
 
 
 def child_blocks(sch: Any) -> list[Any]:
@@ -78,6 +102,9 @@ def inline_producers(sch: Any, outputs: Sequence[Any]) -> None:
         if is_reduction(sch, block) or _writes_output(sch, block, outputs):
             continue
         consumers = sch.get_consumers(block)
+        copies = isinstance(sch.get(block).body.value, ir.TensorLoad)
+        if any(is_contraction(sch, c) for c in consumers) and not copies:
+            continue
         repeated = len(consumers) > 1 or any(is_reduction(sch, c) for c in consumers)
         if not (repeated and _is_costly(sch, block)):
             _try(sch, sch.compute_inline, block)
@@ -144,7 +171,10 @@ def arrange_loops(sch: Any, block: Any, shared: int) -> None:
     if len(own) > 1:
         _try(sch, sch.reorder, *outer, *reductions, inner)
     if any(reduce):
-        _try(sch, sch.decompose_reduction, block, reductions[0] if reductions else inner)
+        start = reductions[0] if reductions else inner
+        if is_contraction(sch, block) and not shared:
+            start = (outer or [start])[0]  # apart, so that register tiles see one perfect nest
+        _try(sch, sch.decompose_reduction, block, start)
 
 
 def _prefix(sch: Any, block: Any, intermediates: Sequence[Any]) -> int:
@@ -175,6 +205,8 @@ def share_rows(sch: Any, outputs: Sequence[Any]) -> int:
     """
     blocks = child_blocks(sch)
     if len(blocks) < 2 or not all(is_plain(sch, b) for b in blocks):
+        return 0
+    if any(is_contraction(sch, b) for b in blocks):
         return 0
     *steps, last = blocks
     if not _writes_output(sch, last, outputs) or any(_writes_output(sch, b, outputs) for b in steps):

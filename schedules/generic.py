@@ -35,8 +35,11 @@ from apq_tvm.schedules.loops import (
     nest,
     parallel_when,
     rebuild,
+    reuse_outputs,
 )
 from apq_tvm.schedules.lowering import expand_math, finish, lower_blocks
+from apq_tvm.schedules.register_tile import register_tile
+from apq_tvm.schedules.split_guards import split_guards
 from apq_tvm.schedules.vectorize import uses, vectorize_loops
 from apq_tvm.types import DeviceProfile
 
@@ -68,9 +71,17 @@ def schedule_generic(func: Any, profile: DeviceProfile, decide: Decide) -> tuple
     reduces = any(is_reduction(sch, b) for b in child_blocks(sch))
     for block in child_blocks(sch):
         arrange_loops(sch, block, shared)
-    lowered = expand_math(lower_blocks(sch.mod["main"]))
+    lowered = reuse_outputs(expand_math(lower_blocks(sch.mod["main"])))
     size = decide("chunk", (4096, 1024, 16384))
-    body = tirx.stmt_seq(*(_parallel(collapse(part), size) for part in _parts(lowered.body)))
+    wide = profile.vector_registers >= 32
+    rows = decide("rows", (8, 6, 4) if wide else (6, 4))
+    vectors = decide("vectors", (2, 1))
+
+    def arrange(part: Any) -> Any:
+        tiled = register_tile(part, profile.vector_bytes // 4, rows, vectors)
+        return _parallel(collapse(part), size) if tiled is None else tiled
+
+    body = split_guards(tirx.stmt_seq(*(arrange(part) for part in _parts(lowered.body))))
     lowered = vectorize_loops(
         lowered.with_body(body), profile.vector_bytes, decide("unroll", (2, 1, 4))
     )

@@ -187,6 +187,72 @@ def distribute_rows(func: Any, tile: int) -> Any:
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, visit)))
 
 
+def reuse_outputs(func: Any) -> Any:
+    """`reuse_output` for every scratch that is provably as large as the output it ends in.
+
+    Either a whole buffer (a convolution before its bias and activation) or one row per iteration (the
+    exponentials of a softmax).
+    """
+    allocs = [b.buffer for b in collect(func.body, tirx.AllocBuffer)]
+    for scratch in allocs:
+        if _fits_output(func, scratch):
+            func = reuse_output(func, scratch.name)
+    return func
+
+
+def collect(node: Any, kind: Any) -> list[Any]:
+    """Every node of a kind, children first."""
+    found: list[Any] = []
+
+    def keep(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    tvm_ffi.structural_map(node, (kind, keep))
+    return found
+
+
+def _fits_output(func: Any, scratch: Any) -> bool:
+    analyzer = sym.Analyzer()
+    stores = collect(func.body, tirx.BufferStore)
+    allocs = collect(func.body, tirx.AllocBuffer)
+    inner = [a.buffer for a in allocs]
+    if sum(a.name == scratch.name for a in inner) != 1 or len(scratch.shape) != 1:
+        return False
+    readers = []
+    for s in stores:
+        loads = [x for x in collect(s.value, ir.TensorLoad) if x.source.same_as(scratch)]
+        if loads and not any(s.buffer.same_as(b) for b in inner):
+            readers.append((s, loads))
+    if len(readers) != 1:
+        return False
+    (store, loads) = readers[0]
+    out = store.buffer
+    used = sum(s.buffer.same_as(out) for s in stores)
+    used += sum(x.source.same_as(out) for x in collect(func.body, ir.TensorLoad))
+    index = loads[0].indices[0]
+    if used != 1 or str(out.dtype) != str(scratch.dtype):
+        return False
+    if any(not analyzer.can_prove_equal(x.indices[0], index) for x in loads):
+        return False
+    if isinstance(scratch.shape[0], tirx.IntImm) and int(scratch.shape[0]) == 1:
+        return False
+    if analyzer.can_prove_equal(scratch.shape[0], out.shape[0]):
+        return bool(analyzer.can_prove_equal(store.indices[0], index))
+    inside = [x for x in collect(func.body, tirx.For) if not _allocates(x, scratch)]
+    rows = [x for x in inside if x.loop_var.same_as(index)]
+    offset = analyzer.simplify(store.indices[0] - index)
+    return (
+        len(rows) == 1
+        and bool(analyzer.can_prove_equal(rows[0].extent, scratch.shape[0]))
+        and not any(uses(offset, x.loop_var) for x in inside)
+    )
+
+
+def _allocates(stmt: Stmt, buffer: Any) -> bool:
+    return any(a.buffer.same_as(buffer) for a in collect(stmt, tirx.AllocBuffer))
+
+
 def elements(buffer: Any) -> Expr:
     """Number of elements of an argument, as an int64 expression; 1 for a scalar argument."""
     count: Any = tirx.const(1, "int64")
@@ -222,13 +288,10 @@ def is_straight(stmt: Stmt) -> bool:
 
 
 def _accesses(body: Stmt) -> list[Any]:
-    found: list[Any] = []
-    keep = (lambda node: found.append(node) or node,)
-    tvm_ffi.structural_map(body, ((ir.TensorLoad, keep[0]), (tirx.BufferStore, keep[0])))
-    return found
+    return collect(body, ir.TensorLoad) + collect(body, tirx.BufferStore)
 
 
-def _mergeable(body: Stmt, outer: Any, inner: Any) -> bool:
+def mergeable(body: Stmt, outer: Any, inner: Any) -> bool:
     """True if both loop variables occur only as ``outer * extent(inner) + inner``, or not at all."""
     analyzer = sym.Analyzer()
     accesses = _accesses(body)
@@ -272,7 +335,7 @@ def collapse(stmt: Stmt) -> Stmt:
             return loop
         outer, inner = loops[0], loops[1]
         rest = rebuild(loops[2:], body)
-        if not (_starts_at_0(outer) and _starts_at_0(inner) and _mergeable(rest, outer, inner)):
+        if not (_starts_at_0(outer) and _starts_at_0(inner) and mergeable(rest, outer, inner)):
             return loop
         extent = sym.Analyzer().simplify(outer.extent * inner.extent)
         body = substitute(rest, outer.loop_var, tirx.const(0, str(outer.loop_var.ty)))
@@ -286,7 +349,12 @@ def _starts_at_0(loop: Any) -> bool:
 
 
 def fuse_outer(loops: list[Any], body: Stmt) -> Stmt:
-    """One parallel loop over all iterations of `loops` around `body`."""
+    """One parallel loop over all iterations of `loops` around `body`.
+
+    Dynamic extents come first: the first is no divisor, and TVM's bounds of a division by a size that
+    it thinks may be 0 end in an error.
+    """
+    loops = sorted(loops, key=lambda loop: isinstance(loop.extent, tirx.IntImm))
     if len(loops) == 1:
         (only,) = loops
         return tirx.For(

@@ -35,8 +35,7 @@ _BINARY = (
 
 # Calls that LLVM has as instructions on vectors, or splits into lanes by itself.
 _LANEWISE = frozenset(
-    "tirx." + name
-    for name in (
+    (
         "abs", "fabs", "floor", "ceil", "round", "trunc", "nearbyint", "sqrt", "exp", "exp2", "log",
         "log2", "log10", "pow", "sin", "cos", "fma", "reinterpret", "shift_left", "shift_right",
         "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "copysign",
@@ -52,13 +51,18 @@ _REDUCTIONS: dict[type, Callable[[str], Expr]] = {
 }
 
 
-class _Scalar(Exception):
+class NotVector(Exception):
     """This loop cannot be vectorized; the message says why."""
 
 
 def lanes_of(expr: Expr) -> int:
     """Vector lanes of an expression, 1 for a scalar."""
     return int(tvm_ffi.dtype(str(expr.ty)).lanes)
+
+
+def call_name(call: Any) -> str:
+    """Operator of a call without its dialect, e.g. ``exp``; empty for calls of other things."""
+    return str(getattr(call.op, "name", "")).rpartition(".")[2]
 
 
 def _vector_type(expr: Expr, lanes: int) -> str:
@@ -100,7 +104,7 @@ class _Reduction:
 
 
 @dataclass
-class _Loop:
+class Loop:
     """What is known of one innermost loop while it is rewritten."""
 
     var: Any
@@ -119,10 +123,10 @@ class _Loop:
         return self.analyzer.simplify(coefficients[0])
 
 
-class _Vectorizer:
+class Vectorizer:
     """Rewrites the body of one loop for one position: base, mask and accumulator set."""
 
-    def __init__(self, loop: _Loop, base: Expr, mask: Expr | None, accumulator: int) -> None:
+    def __init__(self, loop: Loop, base: Expr, mask: Expr | None, accumulator: int) -> None:
         self.loop = loop
         self.base = base
         self.mask = mask
@@ -160,7 +164,7 @@ class _Vectorizer:
             return self._call(e)
         if isinstance(e, tirx.IntImm | tirx.FloatImm | ir.StringImm):
             return e
-        raise _Scalar(f"{type(e).__name__} has no vector form")
+        raise NotVector(f"{type(e).__name__} has no vector form")
 
     def _var(self, var: Any) -> Expr:
         if var.same_as(self.loop.var):
@@ -187,14 +191,14 @@ class _Vectorizer:
     def _call(self, e: Any) -> Expr:
         if not uses(e, self.loop.var) and not self.scope:
             return e
-        name = getattr(e.op, "name", "")
-        if name == "tirx.if_then_else":
+        name = call_name(e)
+        if name == "if_then_else":
             return self._guarded(e)
         args = [self.expr(a) for a in e.args]
         if all(lanes_of(a) == 1 for a in args):
             return ir.Call(e.op, args, e.attrs, e.ty_args, ret_ty=e.ty)
         if name not in _LANEWISE:
-            raise _Scalar(f"{name} has no vector form")
+            raise NotVector(f"{name} has no vector form")
         args = [self.wide(a) for a in args]
         ty = _vector_type(e, self.loop.lanes)
         return ir.Call(e.op, args, e.attrs, e.ty_args, ret_ty=ty)
@@ -217,7 +221,7 @@ class _Vectorizer:
     def _index(self, buffer: Any, indices: Any) -> tuple[Expr, bool]:
         """The rewritten index and whether it is one run of consecutive elements."""
         if len(indices) != 1:
-            raise _Scalar(f"{buffer.name} is not flat")
+            raise NotVector(f"{buffer.name} is not flat")
         stride = self.loop.stride(indices[0])
         if stride is None:
             return self.expr(indices[0]), False
@@ -232,19 +236,20 @@ class _Vectorizer:
     def _scalar(self, e: Expr) -> Expr:
         value = self.expr(e)
         if lanes_of(value) > 1:
-            raise _Scalar("an index is computed from a vector")
+            raise NotVector("an index is computed from a vector")
         return value
 
     def _load(self, e: Any) -> Expr:
         index, run = self._index(e.source, e.indices)
         if lanes_of(index) == 1:
             if self.mask is not None and uses(self.mask, self.loop.var):
-                raise _Scalar("a guarded load of one element")
+                raise NotVector("a guarded load of one element")
             return tirx.BufferLoad(e.source, [index])
         if self.mask is None:
-            return tirx.BufferLoad(e.source, [index])
+            pairs = _every_other(e.source, index)
+            return tirx.BufferLoad(e.source, [index]) if pairs is None else pairs
         if not run:
-            raise _Scalar(f"{e.source.name} is gathered under a mask")
+            raise NotVector(f"{e.source.name} is gathered under a mask")
         return tirx.op.masked_load(_vector_type(e, self.loop.lanes), e.source, index, self.mask)
 
     def store(self, s: Any) -> Stmt:
@@ -252,13 +257,16 @@ class _Vectorizer:
         for r in self.loop.reductions:
             if r.fits(s):
                 return self._accumulate(r, s)
-        index, run = self._index(s.buffer, s.indices)
-        value = self.wide(self.expr(s.value))
+        return self.write(s.buffer, self.wide(self.expr(s.value)), s.indices)
+
+    def write(self, buffer: Any, value: Expr, indices: Any) -> Stmt:
+        """Store a vector where the scalar code stores at `indices`."""
+        index, run = self._index(buffer, indices)
         if self.mask is None:
-            return tirx.BufferStore(s.buffer, value, [index])
+            return tirx.BufferStore(buffer, value, [index])
         if not run:
-            raise _Scalar(f"{s.buffer.name} is scattered under a mask")
-        return tirx.Evaluate(tirx.op.masked_store(s.buffer, value, index, self.mask))
+            raise NotVector(f"{buffer.name} is scattered under a mask")
+        return tirx.Evaluate(tirx.op.masked_store(buffer, value, index, self.mask))
 
     def _accumulate(self, r: _Reduction, s: Any) -> Stmt:
         value = self.wide(self.expr(s.value.b))
@@ -272,60 +280,84 @@ class _Vectorizer:
         )
 
 
+def _every_other(buffer: Any, index: Expr) -> Expr | None:
+    """A load at stride 2 as two whole vectors and one shuffle; None for other indices.
+
+    The second vector starts one element early, so that nothing past the last element is read.
+    """
+    if not isinstance(index, tirx.Ramp) or not isinstance(index.stride, tirx.IntImm):
+        return None
+    lanes = int(index.lanes)
+    if int(index.stride) != 2 or lanes < 4:
+        return None
+    one, dtype = tirx.const(1, str(index.base.ty)), str(index.base.ty)
+    parts = [
+        tirx.BufferLoad(buffer, [tirx.Ramp(start, one, lanes)])
+        for start in (index.base, index.base + tirx.const(lanes - 1, dtype))
+    ]
+    places = [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)]
+    return tirx.Shuffle(parts, [tirx.const(i, "int32") for i in places])
+
+
 def _stores(body: Stmt) -> list[Any]:
     """The straight-line stores of a loop body."""
     parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
     for part in parts:
         if not isinstance(part, tirx.BufferStore):
-            raise _Scalar(f"the body holds a {type(part).__name__}")
+            raise NotVector(f"the body holds a {type(part).__name__}")
     return parts
 
 
-def _analyse(loop: _Loop) -> None:
+def _analyse(loop: Loop) -> None:
     """Find the reductions and make sure that iterations do not depend on each other."""
     for s in loop.stores:
         if len(s.indices) != 1:
-            raise _Scalar(f"{s.buffer.name} is not flat")
+            raise NotVector(f"{s.buffer.name} is not flat")
         stride = loop.stride(s.indices[0])
         if stride is None:
-            raise _Scalar(f"{s.buffer.name} is stored at an irregular index")
+            raise NotVector(f"{s.buffer.name} is stored at an irregular index")
         if loop.analyzer.can_prove_equal(stride, tirx.const(0, str(stride.ty))):
             loop.reductions.append(_reduction(loop, s))
         elif not (isinstance(stride, tirx.IntImm) and int(stride) > 0):
-            raise _Scalar(f"{s.buffer.name} is stored at a stride known only at run time")
+            raise NotVector(f"{s.buffer.name} is stored at a stride known only at run time")
     for s in loop.stores:
         reduced = any(r.fits(s) for r in loop.reductions)
         _check_loads(loop, s.value.b if reduced else s.value)
 
 
-def _reduction(loop: _Loop, s: Any) -> _Reduction:
+def _reduction(loop: Loop, s: Any) -> _Reduction:
     value = s.value
     if type(value) not in _REDUCTIONS:
-        raise _Scalar(f"{s.buffer.name} is overwritten in every iteration")
+        raise NotVector(f"{s.buffer.name} is overwritten in every iteration")
     left = value.a
     if not (
         isinstance(left, ir.TensorLoad)
         and left.source.same_as(s.buffer)
         and tvm_ffi.structural_equal(left.indices[0], s.indices[0])
     ):
-        raise _Scalar(f"{s.buffer.name} is not reduced")
+        raise NotVector(f"{s.buffer.name} is not reduced")
     if any(r.fits(s) for r in loop.reductions):
-        raise _Scalar(f"{s.buffer.name} is reduced twice")
+        raise NotVector(f"{s.buffer.name} is reduced twice")
     return _Reduction(s.buffer, s.indices[0], type(value), str(value.ty))
 
 
-def _check_loads(loop: _Loop, value: Expr) -> None:
+def _check_loads(loop: Loop, value: Expr) -> None:
     """Every load of a buffer the loop writes must be of the element this iteration wrote."""
 
     loads: list[Any] = []
-    tvm_ffi.structural_map(value, (ir.TensorLoad, lambda load: loads.append(load) or load))
+
+    def keep(load: Any) -> Any:
+        loads.append(load)
+        return load
+
+    tvm_ffi.structural_map(value, (ir.TensorLoad, keep))
     for load in loads:
         for s in loop.stores:
             if load.source.same_as(s.buffer) and (
                 not loop.analyzer.can_prove_equal(load.indices[0], s.indices[0])
                 or any(r.fits(s) for r in loop.reductions)
             ):
-                raise _Scalar(f"{s.buffer.name} is read at another place than it is written")
+                raise NotVector(f"{s.buffer.name} is read at another place than it is written")
 
 
 def _combine(r: _Reduction, lanes: int, unroll: int) -> list[Stmt]:
@@ -354,7 +386,7 @@ def _combine(r: _Reduction, lanes: int, unroll: int) -> list[Stmt]:
     return out
 
 
-def _emit(loop: _Loop, extent: Expr, unroll: int) -> list[Stmt]:
+def _emit(loop: Loop, extent: Expr, unroll: int) -> list[Stmt]:
     """Main loop, single vectors and the masked rest of a loop from 0 to `extent`."""
     dtype = str(extent.ty)
     simplify = loop.analyzer.simplify
@@ -364,7 +396,7 @@ def _emit(loop: _Loop, extent: Expr, unroll: int) -> list[Stmt]:
         return tirx.const(value, dtype)
 
     def step(base: Expr, mask: Expr | None, accumulator: int) -> list[Stmt]:
-        v = _Vectorizer(loop, base, mask, accumulator)
+        v = Vectorizer(loop, base, mask, accumulator)
         return [v.store(s) for s in loop.stores]
 
     def run(count: Expr, first: Expr, vectors: int) -> list[Stmt]:
@@ -389,7 +421,7 @@ def _emit(loop: _Loop, extent: Expr, unroll: int) -> list[Stmt]:
             tail = tirx.stmt_seq(*step(base, tirx.LT(lane, tirx.Broadcast(rest, lanes)), 0))
             if not isinstance(rest, tirx.IntImm):
                 tail = tirx.IfThenElse(rest > 0, tail, None)
-        except _Scalar:  # gathers have no masked form
+        except NotVector:  # gathers have no masked form
             var = tirx.Var("vt", dtype)
             body = tirx.stmt_seq(*(substitute(s, loop.var, base + var) for s in loop.stores))
             tail = tirx.For(var, const(0), rest, tirx.ForKind.SERIAL, body)
@@ -417,17 +449,17 @@ def vectorize_loop(for_loop: Any, vector_bytes: int, unroll: int = 1) -> Stmt:
         stores = _stores(for_loop.body)
         width = max(tvm_ffi.dtype(str(s.value.ty)).bits for s in stores)
         if any(lanes_of(s.value) > 1 for s in stores):
-            raise _Scalar("the body is vectorized already")
-        loop = _Loop(for_loop.loop_var, vector_bytes * 8 // max(width, 32))
+            raise NotVector("the body is vectorized already")
+        loop = Loop(for_loop.loop_var, vector_bytes * 8 // max(width, 32))
         shift = for_loop.min
         loop.stores = stores
         if not (isinstance(shift, tirx.IntImm) and int(shift) == 0):
-            raise _Scalar("the loop does not start at 0")
+            raise NotVector("the loop does not start at 0")
         _analyse(loop)
         if isinstance(for_loop.extent, tirx.IntImm):
             extent = int(for_loop.extent)
             if extent < 4:
-                raise _Scalar("too short")
+                raise NotVector("too short")
             while loop.lanes > extent:
                 loop.lanes //= 2
             unroll = max(1, min(unroll, extent // loop.lanes))
@@ -446,7 +478,7 @@ def vectorize_loop(for_loop: Any, vector_bytes: int, unroll: int = 1) -> Stmt:
             ]
             after += _combine(r, loop.lanes, unroll)
         return tirx.stmt_seq(*before, *_emit(loop, for_loop.extent, unroll), *after)
-    except _Scalar:
+    except NotVector:
         return for_loop
 
 
