@@ -11,7 +11,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
-from apq_tvm.schedules.vectorize import call_name, uses
+from apq_tvm.schedules.exprs import call_name, uses
 
 # Calls that cost more than loading their result again.
 _CHEAP = frozenset(
@@ -95,8 +95,8 @@ def _writes_output(sch: Any, block: Any, outputs: Sequence[Any]) -> bool:
 def inline_producers(sch: Any, outputs: Sequence[Any]) -> None:
     """Compute elementwise intermediates where they are used.
 
-    Not where that would repeat costly work: a value with a function call that several blocks use, or a
-    reduction, which reads each element many times.
+    Not where that would repeat costly work: a value with a function call that several blocks use,
+    or a reduction, which reads each element many times.
     """
     for block in child_blocks(sch):
         if is_reduction(sch, block) or _writes_output(sch, block, outputs):
@@ -133,7 +133,7 @@ def inner_axis(sch: Any, block: Any) -> int | None:
         if isinstance(axis.dom.extent, tirx.IntImm) and int(axis.dom.extent) == 1:
             continue
         score = sum(
-            weight * {1: 1.0, 0: 0.0, -1: -1.0}[_stride_class(i, axis.var)] for i, weight in accesses
+            weight * _stride_class(indices, axis.var) for indices, weight in accesses
         )
         if score >= best_score:
             best, best_score = position, score
@@ -141,7 +141,7 @@ def inner_axis(sch: Any, block: Any) -> int | None:
 
 
 def arrange_loops(sch: Any, block: Any, shared: int) -> None:
-    """Bring the best axis innermost, other reductions outside it, and start reductions outside those.
+    """Bring the best axis innermost, other reductions outside it, their start outside those.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def share_rows(sch: Any, outputs: Sequence[Any]) -> int:
     if any(is_contraction(sch, b) for b in blocks):
         return 0
     *steps, last = blocks
-    if not _writes_output(sch, last, outputs) or any(_writes_output(sch, b, outputs) for b in steps):
+    if [_writes_output(sch, b, outputs) for b in blocks] != [False] * len(steps) + [True]:
         return 0
     intermediates = [w.source for b in steps for w in sch.get(b).writes]
     rank = len([v for v in sch.get(last).iter_vars if int(v.iter_type) == SPATIAL])

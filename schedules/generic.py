@@ -26,6 +26,7 @@ from apq_tvm.schedules.blocks import (
     share_rows,
 )
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.exprs import uses
 from apq_tvm.schedules.loops import (
     chunk,
     collapse,
@@ -40,7 +41,7 @@ from apq_tvm.schedules.loops import (
 from apq_tvm.schedules.lowering import expand_math, finish, lower_blocks
 from apq_tvm.schedules.register_tile import register_tile
 from apq_tvm.schedules.split_guards import split_guards
-from apq_tvm.schedules.vectorize import uses, vectorize_loops
+from apq_tvm.schedules.vectorize import vectorize_loops
 from apq_tvm.types import DeviceProfile
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from apq_tvm.schedules.vectorize import substitute, uses
+from apq_tvm.schedules.exprs import substitute, uses
 
 Expr = Any
 Stmt = Any
@@ -17,7 +17,8 @@ def reuse_output(func: Any, scratch: str) -> Any:
     """Keep a scratch row in the output row that is computed from it, element by element.
 
     Given ``out[f(j)] = g(scratch[j])`` where ``f(j) - j`` does not depend on ``j``, the scratch is
-    not needed: its values can wait where the results go. Saves a dynamic allocation and its traffic.
+    not needed: its values can wait where the results go. Saves a dynamic allocation and its
+    traffic.
 
     Parameters
     ----------
@@ -121,9 +122,10 @@ def parallel_when(func: Any, work: Expr, least: int) -> Any:
 def distribute_rows(func: Any, tile: int) -> Any:
     """Run the steps of a row operation step by step over `tile` rows instead of row by row.
 
-    ``for row: max(row); exp(row); scale(row)`` becomes, over groups of rows, all the maxima, then all the
-    exponentials, then all the scalings. Each step of a row waits for the horizontal reduction of the
-    one before; the next row's same step does not, and fills the pipeline meanwhile.
+    ``for row: max(row); exp(row); scale(row)`` becomes, over groups of rows, all the maxima, then
+    all the exponentials, then all the scalings. Each step of a row waits for the horizontal
+    reduction of the one before; the next row's same step does not, and fills the pipeline
+    meanwhile.
 
     Parameters
     ----------
@@ -190,8 +192,8 @@ def distribute_rows(func: Any, tile: int) -> Any:
 def reuse_outputs(func: Any) -> Any:
     """`reuse_output` for every scratch that is provably as large as the output it ends in.
 
-    Either a whole buffer (a convolution before its bias and activation) or one row per iteration (the
-    exponentials of a softmax).
+    Either a whole buffer (a convolution before its bias and activation) or one row per iteration
+    (the exponentials of a softmax).
     """
     allocs = [b.buffer for b in collect(func.body, tirx.AllocBuffer)]
     for scratch in allocs:
@@ -264,7 +266,7 @@ def elements(buffer: Any) -> Expr:
 
 
 def nest(stmt: Stmt) -> tuple[list[Any], Stmt]:
-    """The serial loops around `stmt`'s innermost single statement, outermost first, and that statement."""
+    """The serial loops around the innermost single statement, and that statement."""
     loops: list[Any] = []
     while isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.SERIAL:
         loops.append(stmt)
@@ -292,7 +294,7 @@ def _accesses(body: Stmt) -> list[Any]:
 
 
 def mergeable(body: Stmt, outer: Any, inner: Any) -> bool:
-    """True if both loop variables occur only as ``outer * extent(inner) + inner``, or not at all."""
+    """True if the loop variables occur only as ``outer * extent(inner) + inner``."""
     analyzer = sym.Analyzer()
     accesses = _accesses(body)
     for access in accesses:
@@ -351,8 +353,8 @@ def _starts_at_0(loop: Any) -> bool:
 def fuse_outer(loops: list[Any], body: Stmt) -> Stmt:
     """One parallel loop over all iterations of `loops` around `body`.
 
-    Dynamic extents come first: the first is no divisor, and TVM's bounds of a division by a size that
-    it thinks may be 0 end in an error.
+    Dynamic extents come first: the first is no divisor, and TVM's bounds of a division by a size
+    that it thinks may be 0 end in an error.
     """
     loops = sorted(loops, key=lambda loop: isinstance(loop.extent, tirx.IntImm))
     if len(loops) == 1:

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from apq_tvm.ops import math
-from apq_tvm.schedules.vectorize import uses
+from apq_tvm.schedules.exprs import uses
 
 _MATH = {
     "tirx.exp": math.exp,
@@ -48,8 +48,8 @@ def expand_math(func: Any) -> Any:
 def hoist_init(func: Any) -> Any:
     """Move the start value of a reduction, ``if k == 0: s = 0``, in front of the loop over ``k``.
 
-    TensorIR's ``decompose_reduction`` does this on blocks, but must come after ``parallel`` and then
-    adds bound checks that TVM cannot prove away on fused loops.
+    TensorIR's ``decompose_reduction`` does this on blocks, but must come after ``parallel`` and
+    then adds bound checks that TVM cannot prove away on fused loops.
 
     Parameters
     ----------
@@ -82,7 +82,8 @@ def hoist_init(func: Any) -> Any:
         for part in parts:
             tests = conjuncts(part.condition) if isinstance(part, tirx.IfThenElse) else []
             others = [t for t in tests if not is_first(t, loop.loop_var)]
-            if len(others) == len(tests) or part.else_case is not None or uses(part.then_case, loop.loop_var):
+            first = len(others) < len(tests) and part.else_case is None
+            if not first or uses(part.then_case, loop.loop_var):
                 kept.append(part)
                 continue
             start = part.then_case
@@ -133,8 +134,8 @@ def truncate_divisions(func: Any) -> Any:
     """Make ``//`` and ``%`` of sizes and loop variables the processor's own division.
 
     TVM rounds towards minus infinity and cannot know that a dynamic size is not negative: each
-    division becomes several with selections around them, and a nest of them (batch indices out of one
-    task number) takes its simplifier exponential time.
+    division becomes several with selections around them, and a nest of them (batch indices out of
+    one task number) takes its simplifier exponential time.
 
     Parameters
     ----------

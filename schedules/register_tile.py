@@ -1,8 +1,8 @@
 """Register tiles for sums of products: convolution, and matrix products that Relax legalized.
 
-A nest ``out[.., i, .., j] += f(i, j, k)`` whose loads partly do not depend on ``i`` runs in blocks of
-rows of ``i`` times vectors of ``j``: the accumulators stay in registers over all of ``k``, and what does
-not depend on ``i`` is loaded once for all rows (LLVM merges the equal loads).
+A nest ``out[.., i, .., j] += f(i, j, k)`` whose loads partly do not depend on ``i`` runs in blocks
+of rows of ``i`` times vectors of ``j``: the accumulators stay in registers over all of ``k``, and
+what does not depend on ``i`` is loaded once for all rows (LLVM merges the equal loads).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
+from apq_tvm.schedules.exprs import substitute, uses
 from apq_tvm.schedules.loops import fuse_outer, mergeable, nest, rebuild
-from apq_tvm.schedules.vectorize import Loop, NotVector, Vectorizer, substitute, uses
+from apq_tvm.schedules.vectorize import Loop, NotVector, Vectorizer
 
 Expr = Any
 Stmt = Any
@@ -21,6 +22,10 @@ Stmt = Any
 
 def _is_int(e: Expr) -> bool:
     return isinstance(e, tirx.IntImm)
+
+
+def _is_one(e: Expr) -> bool:
+    return _is_int(e) and int(e) == 1
 
 
 def _sum_of(store: Any) -> Expr | None:
@@ -58,8 +63,7 @@ class _Tile:
         columns = [
             loop
             for loop in spatial
-            if _is_int(analysis[loop])
-            and int(analysis[loop]) == 1
+            if _is_one(analysis[loop])
             and not (_is_int(loop.extent) and int(loop.extent) < 4)
         ]
         if not columns or not self.reductions:
@@ -205,8 +209,8 @@ def register_tile(stmt: Stmt, lanes: int, rows: int, vectors: int) -> Stmt | Non
     Returns
     -------
     Stmt or None
-        Parallel over the outer loops and blocks of rows; None if the nest is no sum of products that
-        reuses anything.
+        Parallel over the outer loops and blocks of rows; None if the nest is no sum of products
+        that reuses anything.
     """
     loops, body = nest(stmt)
     if not isinstance(body, tirx.BufferStore) or str(body.value.ty) != "float32":

@@ -1,19 +1,18 @@
 """Loops whose elements come from different places, cut where the place changes.
 
-Concatenation and padding are legalized as ``if_then_else(j < 48, x[j], z[j - 48])`` in one loop over j.
-Cut at 48 each part is a plain copy.
+Concatenation and padding are legalized as ``if_then_else(j < 48, x[j], z[j - 48])`` in one loop
+over j. Cut at 48 each part is a plain copy.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, sym, tirx
 
+from apq_tvm.schedules.exprs import call_name, substitute, uses
 from apq_tvm.schedules.loops import collect, is_straight
-from apq_tvm.schedules.vectorize import call_name, substitute, uses
 
 Expr = Any
 Stmt = Any
@@ -79,7 +78,7 @@ def _split(loop: Any, cuts: int) -> Stmt:
     """Cut `loop` at the first comparison that depends on its variable, then its parts."""
     var, dtype = loop.loop_var, str(loop.loop_var.ty)
     guards = [call.args[0] for call in collect(loop.body, ir.Call) if _is_guard(call)]
-    tests = functools.reduce(lambda a, b: a + b, map(_conjuncts, guards), [])
+    tests = [test for guard in guards for test in _conjuncts(guard)]
     for test in tests:
         cut = _cut(test, var) if cuts else None
         if cut is None:

@@ -10,9 +10,9 @@ loops (no blocks, flat buffers) instead and turns::
 
 into a main loop of whole vectors (``unroll`` of them at a time, one accumulator each), a loop of
 single vectors and one masked vector for the rest, followed by a pairwise sum of the accumulators.
-Masked lanes are never read or written (``llvm.masked.load``), so nothing is padded. A loop that does
-not fit (an index that is no linear function of the loop variable, a call without a vector form, a
-dependence between iterations) is left as it was.
+Masked lanes are never read or written (``llvm.masked.load``), so nothing is padded. A loop that
+does not fit (an index that is no linear function of the loop variable, a call without a vector
+form, a dependence between iterations) is left as it was.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, sym, tirx
+
+from apq_tvm.schedules.exprs import call_name, lanes_of, substitute, uses
 
 Expr = Any
 Stmt = Any
@@ -55,36 +57,8 @@ class NotVector(Exception):
     """This loop cannot be vectorized; the message says why."""
 
 
-def lanes_of(expr: Expr) -> int:
-    """Vector lanes of an expression, 1 for a scalar."""
-    return int(tvm_ffi.dtype(str(expr.ty)).lanes)
-
-
-def call_name(call: Any) -> str:
-    """Operator of a call without its dialect, e.g. ``exp``; empty for calls of other things."""
-    return str(getattr(call.op, "name", "")).rpartition(".")[2]
-
-
 def _vector_type(expr: Expr, lanes: int) -> str:
     return f"{expr.ty}x{lanes}"
-
-
-def uses(node: Any, var: Any) -> bool:
-    """True if `var` occurs in `node`."""
-    found: list[bool] = []
-
-    def visit(value: Any) -> Any:
-        if value.same_as(var):
-            found.append(True)
-        return value
-
-    tvm_ffi.structural_map(node, (tirx.Var, visit))
-    return bool(found)
-
-
-def substitute(node: Any, var: Any, value: Expr) -> Any:
-    """`node` with every use of the scalar `var` replaced."""
-    return tvm_ffi.structural_map(node, (tirx.Var, lambda v: value if v.same_as(var) else v))
 
 
 @dataclass
@@ -138,7 +112,7 @@ class Vectorizer:
         return expr if lanes_of(expr) > 1 else tirx.Broadcast(expr, self.loop.lanes)
 
     def expr(self, e: Expr) -> Expr:
-        """`e` at `lanes` consecutive values of the loop variable; scalar where it does not change."""
+        """`e` at `lanes` consecutive iterations; a scalar where it does not change."""
         if isinstance(e, tirx.Var):
             return self._var(e)
         if isinstance(e, ir.TensorLoad):
@@ -210,10 +184,10 @@ class Vectorizer:
             yes, no = self.wide(self.expr(e.args[1])), self.wide(self.expr(e.args[2]))
             return tirx.if_then_else(condition, yes, no)
         outer = self.mask
-        both = (lambda m: m) if outer is None else (lambda m: tirx.And(outer, m))
-        self.mask = both(condition)
+        other = tirx.Not(condition)
+        self.mask = condition if outer is None else tirx.And(outer, condition)
         yes = self.wide(self.expr(e.args[1]))
-        self.mask = both(tirx.Not(condition))
+        self.mask = other if outer is None else tirx.And(outer, other)
         no = self.wide(self.expr(e.args[2]))
         self.mask = outer
         return tirx.Select(condition, yes, no)

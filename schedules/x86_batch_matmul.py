@@ -1,12 +1,14 @@
 """Batched float32 matrix product on x86: register tiles over packed panels.
 
-Each task is one panel of ``NR`` columns of one matrix of the batch. The panel of the right operand is
-copied, transposed where needed, into a small scratch ``[KC, NR]`` padded with zeros; then blocks of
-``MR`` rows run down it with ``MR x NR`` accumulators in registers. Rows left over go through blocks of
-half the height, so no row is computed twice and nothing is predicated; columns left over are stored
-under a mask. The roles of the operands are exchanged if the result's rows are contiguous.
+Each task is one panel of ``NR`` columns of one matrix of the batch. The panel of the right operand
+is copied, transposed where needed, into a small scratch ``[KC, NR]`` padded with zeros; then blocks
+of ``MR`` rows run down it with ``MR x NR`` accumulators in registers. Rows left over go through
+blocks of half the height, so no row is computed twice and nothing is predicated; columns left over
+are stored under a mask. The roles of the operands are exchanged if the result's rows are
+contiguous.
 
-Register tiles after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
+Register tiles after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+(2008).
 """
 
 from __future__ import annotations
@@ -20,70 +22,20 @@ from tvm import sym, tirx
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.loops import parallel_when
 from apq_tvm.schedules.lowering import finish
+from apq_tvm.schedules.x86_panel import (
+    Flat,
+    Tile,
+    bind_all,
+    int64,
+    is_const,
+    loop,
+    pack_panel,
+    strides,
+)
 from apq_tvm.types import DeviceProfile
 
 Expr = Any
 Stmt = Any
-
-
-def _i(value: int) -> Expr:
-    return tirx.const(value, "int64")
-
-
-def is_const(e: Expr, value: int | None = None) -> bool:
-    """True if `e` is an integer constant (and equal to `value`)."""
-    return isinstance(e, tirx.IntImm) and (value is None or int(e) == value)
-
-
-def loop(extent: Expr, body: Callable[[Expr], Stmt], kind: Any = tirx.ForKind.SERIAL) -> Stmt:
-    """``for v in range(extent): body(v)``; no loop around a single iteration."""
-    if is_const(extent, 1):
-        return body(_i(0))
-    if is_const(extent, 0):
-        return tirx.Evaluate(tirx.const(0, "int32"))
-    var = tirx.Var("i", "int64")
-    return tirx.For(var, _i(0), extent, kind, body(var))
-
-
-@dataclass(frozen=True)
-class Flat:
-    """A flat view of an argument and the position of one matrix element in it."""
-
-    buffer: Any
-    index: Callable[[Expr, Expr], Expr]
-
-    def at(self, row: Expr, col: Expr) -> Expr:
-        """The element (row, col)."""
-        return tirx.BufferLoad(self.buffer, [self.index(row, col)])
-
-    def run(self, row: Expr, col: Expr, lanes: int) -> Expr:
-        """Index of `lanes` consecutive elements from (row, col) on."""
-        return tirx.Ramp(self.index(row, col), _i(1), lanes)
-
-
-def strides(shape: Sequence[Expr]) -> list[Expr]:
-    """Row-major strides in elements."""
-    out: list[Expr] = []
-    step: Any = _i(1)
-    for extent in reversed(list(shape)):
-        out.insert(0, step)
-        step = step * extent
-    return out
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The register tile: `rows` x (`vectors` of `lanes` columns), `depth` rows of packed panel."""
-
-    rows: int
-    vectors: int
-    lanes: int
-    depth: int
-
-    @property
-    def cols(self) -> int:
-        """Columns of a panel."""
-        return self.vectors * self.lanes
 
 
 def micro_kernel(
@@ -118,7 +70,7 @@ def micro_kernel(
         out: list[Stmt] = []
         cols: list[Expr] = []
         for v in range(tile.vectors):
-            at = tirx.Ramp(k * _i(tile.cols) + _i(v * tile.lanes), _i(1), tile.lanes)
+            at = tirx.Ramp(k * int64(tile.cols) + int64(v * tile.lanes), int64(1), tile.lanes)
             value = tirx.BufferLoad(panel, [at])
             var = tirx.Var(f"b{v}", str(value.ty))
             out.append(tirx.Bind(var, value))
@@ -133,148 +85,6 @@ def micro_kernel(
         return tirx.stmt_seq(*out)
 
     return [loop(depth, step)], place, acc
-
-
-def bind_all(values: list[Expr], name: str) -> tuple[list[Stmt], list[Expr]]:
-    """Name each value once, so that later uses do not repeat it."""
-    out: list[Stmt] = []
-    names: list[Expr] = []
-    for i, value in enumerate(values):
-        var = tirx.Var(f"{name}{i}", str(value.ty))
-        out.append(tirx.Bind(var, value))
-        names.append(var)
-    return out, names
-
-
-def transpose_block(source: list[Expr], store: Callable[[int, Expr], Stmt]) -> Stmt:
-    """Transpose a square of vectors and store row i of the result with ``store(i, vector)``."""
-    width = len(source)
-    out, rows = bind_all(source, "t")
-    span = 1
-    level = 0
-    while span < width:
-        mixed = list(rows)
-        for r in range(width):
-            if r & span:
-                continue
-            low, high = rows[r], rows[r + span]
-            first = [(i & ~span) + (width if i & span else 0) for i in range(width)]
-            second = [(i | span) + (width if i & span else 0) for i in range(width)]
-            mixed[r] = tirx.Shuffle([low, high], [tirx.const(i, "int32") for i in first])
-            mixed[r + span] = tirx.Shuffle([low, high], [tirx.const(i, "int32") for i in second])
-        binds, rows = bind_all(mixed, f"t{level}_")
-        out += binds
-        span *= 2
-        level += 1
-    return tirx.stmt_seq(*out, *(store(i, row) for i, row in enumerate(rows)))
-
-
-SQUARE = 8  # lanes of the transposed squares: 8 x 8 fits the registers of AVX2 and AVX-512 alike
-
-
-def pack_panel(
-    tile: Tile, panel: Any, right: Flat, first: Expr, cols: Expr, start: Expr, depth: Expr,
-    layout: str,
-) -> Stmt:  # fmt: skip
-    """Copy ``right[start : start+depth, first : first+cols]`` to the panel; columns past `cols` are 0.
-
-    Parameters
-    ----------
-    tile : Tile
-    panel : Buffer
-        Flat ``[tile.depth, tile.cols]``.
-    right : Flat
-    first, cols : PrimExpr
-        Columns of the operand, at most ``tile.cols`` of them.
-    start, depth : PrimExpr
-        Rows of the operand, at most ``tile.depth`` of them.
-    layout : {"rows", "columns", "strided"}
-        Which axis of the operand is contiguous: columns run along a row, or down a column, or neither.
-    """
-    width = _i(tile.cols)
-
-    def element(k: Expr, j: Expr) -> Stmt:
-        return tirx.BufferStore(panel, right.at(start + k, first + j), [k * width + j])
-
-    def zero(k: Expr, j: Expr) -> Stmt:
-        return tirx.BufferStore(panel, tirx.const(0.0, "float32"), [k * width + j])
-
-    if layout == "rows":
-
-        def whole(k: Expr) -> Stmt:
-            return tirx.stmt_seq(
-                *(
-                    tirx.BufferStore(
-                        panel,
-                        tirx.BufferLoad(
-                            right.buffer,
-                            [right.run(start + k, first + _i(v * tile.lanes), tile.lanes)],
-                        ),
-                        [tirx.Ramp(k * width + _i(v * tile.lanes), _i(1), tile.lanes)],
-                    )
-                    for v in range(tile.vectors)
-                )
-            )
-
-        def part(k: Expr) -> Stmt:
-            out = []
-            for v in range(tile.vectors):
-                at = _i(v * tile.lanes)
-                mask = tirx.LT(tirx.Ramp(at, _i(1), tile.lanes), tirx.Broadcast(cols, tile.lanes))
-                value = tirx.op.masked_load(
-                    f"float32x{tile.lanes}", right.buffer,
-                    right.run(start + k, first + at, tile.lanes), mask,
-                )  # fmt: skip
-                out.append(
-                    tirx.BufferStore(panel, value, [tirx.Ramp(k * width + at, _i(1), tile.lanes)])
-                )
-            return tirx.stmt_seq(*out)
-
-        if is_const(cols, tile.cols):
-            return loop(depth, whole)
-        return tirx.IfThenElse(cols >= width, loop(depth, whole), loop(depth, part))
-
-    def rest(k: Expr) -> Stmt:
-        return tirx.stmt_seq(
-            loop(cols, lambda j: element(k, j)), loop(width - cols, lambda j: zero(k, cols + j))
-        )
-
-    if layout == "strided":
-        return loop(depth, rest)
-
-    squares = cols // _i(SQUARE)
-
-    def square(kb: Expr, jb: Expr) -> Stmt:
-        k, j = kb * _i(SQUARE), jb * _i(SQUARE)
-        source = [
-            tirx.BufferLoad(
-                right.buffer, [tirx.Ramp(right.index(start + k, first + j + _i(i)), _i(1), SQUARE)]
-            )
-            for i in range(SQUARE)
-        ]
-
-        def store(i: int, row: Expr) -> Stmt:
-            at = tirx.Ramp((k + _i(i)) * width + j, _i(1), SQUARE)
-            return tirx.BufferStore(panel, row, [at])
-
-        return transpose_block(source, store)
-
-    def beside(k: Expr) -> Stmt:
-        done = squares * _i(SQUARE)
-        return tirx.stmt_seq(
-            loop(cols - done, lambda j: element(k, done + j)),
-            loop(width - cols, lambda j: zero(k, cols + j)),
-        )
-
-    whole_k = depth // _i(SQUARE)
-    done_k = whole_k * _i(SQUARE)
-    parts = [loop(whole_k, lambda kb: loop(squares, lambda jb: square(kb, jb)))]
-    if not is_const(cols, tile.cols):
-        parts.append(
-            tirx.IfThenElse(cols < width, loop(done_k, beside), None)
-        )
-    parts.append(loop(depth - done_k, lambda k: rest(done_k + k)))
-    return tirx.stmt_seq(*parts)
 
 
 @dataclass(frozen=True)
@@ -294,7 +104,7 @@ def _batch_indices(task: Expr, batch: Sequence[Expr]) -> list[Expr]:
     out: list[Expr] = []
     for extent in reversed(list(batch)):
         if is_const(extent, 1):
-            out.insert(0, _i(0))
+            out.insert(0, int64(0))
         else:
             out.insert(0, task % extent)
             task = task // extent
@@ -306,7 +116,7 @@ def _views(func: Any) -> tuple[list[Stmt], list[Any]]:
     out: list[Stmt] = []
     views: list[Any] = []
     for p in func.params:
-        size: Any = _i(1)
+        size: Any = int64(1)
         for extent in p.shape:
             size = size * extent
         view = tirx.decl_buffer((size,), p.dtype, f"{p.name}_flat", data=p.data)
@@ -329,7 +139,7 @@ class _Layout:
         """Offset of one matrix; broadcast axes add nothing."""
         own = len(self.order) - 2
         used = list(batch)[len(batch) - own :]
-        total: Any = _i(0)
+        total: Any = int64(0)
         for index, extent, step in zip(used, self.shape[:-2], self.strides[:-2], strict=True):
             if not is_const(extent, 1):
                 total = total + index * step
@@ -368,19 +178,20 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
     views_decl, views = _views(func)
     a = _Layout(func.params[0], [int(p) for p in func.attrs["apq.perm_a"]])
     b = _Layout(func.params[1], [int(p) for p in func.attrs["apq.perm_b"]])
-    # The output's permutation goes from the product to memory; its inverse names the product's axes.
+    # The output's permutation goes from the product to memory; its inverse names the product's
+    # axes.
     y = _Layout(func.params[2], _inverse([int(p) for p in func.attrs["apq.perm_out"]]))
     batch_shape = y.shape[:-2]
     rank = len(y.shape)
 
     swap = y.contiguous == rank - 2
-    count: Any = _i(1)
+    count: Any = int64(1)
     for extent in batch_shape:
         count = count * extent
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
     if swap:
         m, n = n, m
-    panels = sym.Analyzer().simplify((n + _i(tile.cols - 1)) // _i(tile.cols))
+    panels = sym.Analyzer().simplify((n + int64(tile.cols - 1)) // int64(tile.cols))
 
     def task(t: Expr) -> Stmt:
         batch = _batch_indices(t // panels, batch_shape)
@@ -410,11 +221,11 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
 
 def _panel(p: _Problem, tile: Tile, index: Expr, dense: bool) -> Stmt:
     """One panel of columns: pack, then all blocks of rows, for each slice of the depth."""
-    first = index * _i(tile.cols)
+    first = index * int64(tile.cols)
     if is_const(p.n) and int(p.n) % tile.cols == 0:
-        cols: Any = _i(tile.cols)
+        cols: Any = int64(tile.cols)
     else:
-        cols = tirx.min(_i(tile.cols), p.n - first)
+        cols = tirx.min(int64(tile.cols), p.n - first)
     one_slice = is_const(p.k) and int(p.k) <= tile.depth
     panel_size = (int(p.k) if one_slice else tile.depth) * tile.cols
     panel = tirx.decl_buffer((panel_size,), "float32", "panel")
@@ -423,29 +234,29 @@ def _panel(p: _Problem, tile: Tile, index: Expr, dense: bool) -> Stmt:
         parts: list[Stmt] = [
             pack_panel(tile, panel, p.right, first, cols, start, depth, p.right_layout)
         ]
-        done: Any = _i(0)
+        done: Any = int64(0)
         rows = tile.rows
         while rows:
-            blocks = (p.m - done) // _i(rows)
+            blocks = (p.m - done) // int64(rows)
             origin = done
 
             def block(i: Expr, rows: int = rows, origin: Any = origin) -> Stmt:
-                at = (origin + i * _i(rows), first, cols, start, depth)
+                at = (origin + i * int64(rows), first, cols, start, depth)
                 return _block(p, tile, rows, panel, *at, dense=dense, continued=not one_slice)
 
             parts.append(loop(sym.Analyzer().simplify(blocks), block))
-            done = sym.Analyzer().simplify(done + blocks * _i(rows))
+            done = sym.Analyzer().simplify(done + blocks * int64(rows))
             rows = 4 if rows > 4 else rows // 2
         return tirx.stmt_seq(*parts)
 
     if one_slice:
-        work = slice_of(_i(0), p.k)
+        work = slice_of(int64(0), p.k)
     else:
-        slices = tirx.max(_i(1), (p.k + _i(tile.depth - 1)) // _i(tile.depth))
+        slices = tirx.max(int64(1), (p.k + int64(tile.depth - 1)) // int64(tile.depth))
         work = loop(
             slices,
             lambda s: slice_of(
-                s * _i(tile.depth), tirx.min(_i(tile.depth), p.k - s * _i(tile.depth))
+                s * int64(tile.depth), tirx.min(int64(tile.depth), p.k - s * int64(tile.depth))
             ),
         )
     return tirx.stmt_seq(tirx.AllocBuffer(panel), work)
@@ -457,17 +268,17 @@ def _block(
 ) -> Stmt:  # fmt: skip
     """One block of rows of one panel; later slices of the depth add to what is there."""
     steps, place, acc = micro_kernel(
-        tile, rows, depth, lambda r, k: p.left.at(row + _i(r), start + k), panel
+        tile, rows, depth, lambda r, k: p.left.at(row + int64(r), start + k), panel
     )
     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
     grid = [(r, v) for r in range(rows) for v in range(tile.vectors)]
     begin = tirx.stmt_seq(*(tirx.BufferStore(acc, zero, [place(r, v)]) for r, v in grid))
 
     def run(r: int, v: int) -> Expr:
-        return p.out.run(row + _i(r), first + _i(v * tile.lanes), tile.lanes)
+        return p.out.run(row + int64(r), first + int64(v * tile.lanes), tile.lanes)
 
     def mask(v: int) -> Expr:
-        lane = tirx.Ramp(_i(v * tile.lanes), _i(1), tile.lanes)
+        lane = tirx.Ramp(int64(v * tile.lanes), int64(1), tile.lanes)
         return tirx.LT(lane, tirx.Broadcast(cols, tile.lanes))
 
     def store(r: int, v: int, part: bool) -> Stmt:
@@ -486,8 +297,8 @@ def _block(
 
     def scatter(r: int, back: bool) -> Stmt:
         def one(j: Expr) -> Stmt:
-            here = [_i(r * tile.cols) + j]
-            at = p.out.index(row + _i(r), first + j)
+            here = [int64(r * tile.cols) + j]
+            at = p.out.index(row + int64(r), first + j)
             if back:
                 return tirx.BufferStore(acc, tirx.BufferLoad(p.out.buffer, [at]), here)
             return tirx.BufferStore(p.out.buffer, tirx.BufferLoad(acc, here), [at])
@@ -500,7 +311,7 @@ def _block(
             return whole
         # Masked stores cost some 20 cycles each on AVX2: only the last panel needs them.
         part = tirx.stmt_seq(*(access(r, v, True) for r, v in grid))
-        return tirx.IfThenElse(cols >= _i(tile.cols), whole, part)
+        return tirx.IfThenElse(cols >= int64(tile.cols), whole, part)
 
     if dense:
         end = [whole_or_part(store)]

@@ -31,7 +31,7 @@ def batch_matmul(
     perm_b: Sequence[int] | None = None,
     perm_out: Sequence[int] | None = None,
 ) -> Any:
-    """transpose(matmul(transpose(a, perm_a), transpose(b, perm_b)), perm_out), ONNX MatMul semantics.
+    """ONNX MatMul: transpose(matmul(transpose(a, perm_a), transpose(b, perm_b)), perm_out).
 
     Parameters
     ----------
@@ -70,7 +70,8 @@ def batch_matmul(
     ) -> Any:
         used = batch[len(batch) - (len(dims) - 2) :] if len(dims) > 2 else ()
         zero = tirx.const(0, "int64")
-        logical = [zero if d == 1 else i for d, i in zip(dims[:-2], used, strict=True)] + list(inner)
+        logical = [zero if d == 1 else i for d, i in zip(dims[:-2], used, strict=True)]
+        logical += inner
         index: list[Any] = [None] * len(order)
         for position, axis in enumerate(order):
             index[axis] = logical[position]

@@ -1,7 +1,7 @@
 """Rows of a table by id, decoded on lookup where the table is quantized (ONNX Gather, axis 0).
 
-A quantized row lies as `apq_tvm.codegen.layouts.embedding_layout` packs it: units of 32 codes, byte p
-of a field of w bits holds codes p, p + 4w, p + 8w, ... (W4: low nibbles are codes 0..15).
+A quantized row lies as `apq_tvm.codegen.layouts.embedding_layout` packs it: units of 32 codes, byte
+p of a field of w bits holds codes p, p + 4w, p + 8w, ... (W4: low nibbles are codes 0..15).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def embedding(
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(table float32, ids, y float32)`` or ``(codes uint8, scales float16, [zeros uint8], ids, y)``,
-        unscheduled, attr ``apq.op`` = "embedding"; ``apq.slice`` is the number of consecutive elements
-        whose codes lie in consecutive bytes.
+        ``(table float32, ids, y float32)`` or ``(codes uint8, scales float16, [zeros uint8], ids,
+        y)``, unscheduled, attr ``apq.op`` = "embedding"; ``apq.slice`` is the number of consecutive
+        elements whose codes lie in consecutive bytes.
     """
     symbols = Symbols()
     index = te.placeholder(symbols.shape(ids), ids_dtype, "ids")

@@ -37,8 +37,8 @@ def layernorm(
     rms : bool
         True: the mean is not subtracted (RMSNorm, arXiv:1910.07467); there is no mean output.
     statistics : bool
-        True: ``mean`` and ``inverse`` (1 / standard deviation) are outputs too, of the shape of ``x``
-        with normalised axes 1, as ONNX's outputs 2 and 3.
+        True: ``mean`` and ``inverse`` (1 / standard deviation) are outputs too, of the shape of
+        ``x`` with normalised axes 1, as ONNX's outputs 2 and 3.
 
     Returns
     -------

@@ -14,8 +14,8 @@ from tvm import te, tirx
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.shapes import Dim, Symbols
 
-
-_MAGIC = 12582912.0 + 127.0  # 1.5 * 2^23: adding it rounds to an integer, kept in the low mantissa bits
+# 1.5 * 2^23: adding it rounds to an integer, which the low mantissa bits then hold
+_MAGIC = 12582912.0 + 127.0
 _LOG2E = 1.4426950408889634
 _LOWEST = -3.4028234663852886e38  # of finite float32
 _LN2 = 0.6931471805599453
@@ -30,15 +30,15 @@ def _f32(value: float) -> Any:
 def exp_of_nonpositive(x: Any) -> Any:
     """e^x for a float32 x <= 0, in 13 instructions; NaN goes through.
 
-    The relative error is at most 2e-7 for x > -1 and grows to 3e-6 at -87, where results flush to 0:
-    ln 2 is taken as one float32, because a probability that small cannot show it.
+    The relative error is at most 2e-7 for x > -1 and grows to 3e-6 at -87, where results flush to
+    0: ln 2 is taken as one float32, because a probability that small cannot show it.
     """
     v, a, r = (tirx.Var(name, "float32") for name in ("v", "a", "r"))
     poly = _f32(_EXP[-1])
     for c in reversed(_EXP[:-1]):
         poly = poly * r + _f32(c)
     poly = (poly * r + _f32(1.0)) * r + _f32(1.0)
-    # The low bits of `a` are n + 127: shifted into the exponent field they are 2^n, or 0 for n = -127.
+    # The low bits of `a` are n + 127: in the exponent field they are 2^n, or 0 for n = -127.
     power = tirx.reinterpret(
         "float32", tirx.shift_left(tirx.reinterpret("int32", a), tirx.const(23, "int32"))
     )
@@ -118,7 +118,7 @@ def softmax(
     largest = te.compute(rows, lambda *r: te.max(score(*r, j), axis=j), "largest")
 
     def above(*row: Any) -> Any:
-        """What to subtract: with the lowest float instead of -inf the exponentials are 0, not NaN."""
+        """What to subtract: the lowest float instead of -inf makes exponentials 0, not NaN."""
         if not zero_masked:
             return largest(*row)
         return tirx.max(largest(*row), tirx.const(_LOWEST, "float32"))
