@@ -1,4 +1,4 @@
-"""Which schedule each PrimFunc gets: our own operation families by name, everything else generic."""
+"""Which schedule each PrimFunc gets: our own operations by name, everything else generic."""
 
 from __future__ import annotations
 
