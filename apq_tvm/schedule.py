@@ -10,6 +10,7 @@ from tvm import s_tir, tirx
 
 from apq_tvm.progress import Progress
 from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.lets import spill_lets
 from apq_tvm.schedules.rules import schedule_function
 from apq_tvm.types import LoweredModel, ScheduledModel
 
@@ -45,7 +46,7 @@ def schedule(
                 scheduled = sch.mod["main"]
             else:
                 scheduled, name = schedule_function(func, profile, Defaults())
-            mod.update_func(gv, scheduled)
+            mod.update_func(gv, spill_lets(scheduled))
             names[gv.name_hint] = name
             progress.advance(gv.name_hint)
     return ScheduledModel(lowered, mod, names)

@@ -79,8 +79,11 @@ def _bind(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
 
 def _clamp(x: Expr, low: float, high: float) -> Expr:
     # Select, not max/min: every comparison with NaN is false, so NaN goes through.
-    upper = tirx.Select(x > _f32(high), _f32(high), x)
-    return _bind(upper, lambda v: tirx.Select(v < _f32(low), _f32(low), v))
+    def below(v: Expr) -> Expr:
+        upper = tirx.Select(v > _f32(high), _f32(high), v)
+        return _bind(upper, lambda u: tirx.Select(u < _f32(low), _f32(low), u))
+
+    return _bind(x, below)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Expr) -> Expr:
