@@ -106,6 +106,7 @@ def compile(
         Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
     """
     from apq_tvm.codegen.emit import emit
+    from apq_tvm.codegen.library import find_toolchain
     from apq_tvm.codegen.package import check_name, check_output
     from apq_tvm.lower import lower
     from apq_tvm.manifest import describe
@@ -119,6 +120,7 @@ def compile(
     output = Path(output)
     check_name(output)
     check_output(output, force)
+    find_toolchain()  # a missing compiler is said before the work, not after it
     chosen = plan(
         model,
         target=target,

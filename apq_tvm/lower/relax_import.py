@@ -65,7 +65,10 @@ def import_graph(
     with warnings.catch_warnings():
         # The importer warns about every renamed input; names of ours come from the signature.
         warnings.simplefilter("ignore")
-        return importer.from_onnx(_graph_proto(model), model.opset)
+        mod = importer.from_onnx(_graph_proto(model), model.opset)
+    # The emitted C refuses larger inputs by the dimension's name.
+    mod["main"] = mod["main"].with_attr("tir_var_upper_bound", dict(model.limits))
+    return mod
 
 
 def _graph_proto(model: ImportedModel) -> onnx.GraphProto:
