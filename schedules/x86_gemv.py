@@ -3,7 +3,8 @@
 What the decisions mean, and why their defaults come first (measured on Zen 4, out of cache):
 
 - ``streams``: row blocks read at once. Two keep more cache misses in flight than one (AVX2 W4A8g32
-  283 us against 321); with two rows of x the sums of two streams do not fit 16 registers.
+  283 us against 321). With several rows of x the sums of two streams spill, and spilled vectors lie
+  unaligned on the stack: by the luck of its address M=4 took 500 or 915 us, one stream always 510.
 - ``ahead``: software prefetch distance in bytes. 4 KB is a page, where the hardware prefetcher
   stops. 512-bit vectors pass so fast over 4 and 8 bits and over wide groups that prefetches only
   take fill buffers from the loads: four streams and the hardware do better there (W4A8g128 248 us
@@ -90,7 +91,7 @@ def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile
     if _fast(layout, m_tile):
         choices: tuple[int, ...] = (4, 2, 1)
     else:
-        choices = (1, 2) if m_tile == 2 else (2, 1, 4) if m_tile == 1 else (2, 1)
+        choices = (2, 1, 4) if m_tile == 1 else (1, 2)
     blocks = layout.row_blocks(spec.n)
     possible = [s for s in choices if s <= blocks]
     # Narrow layers keep work for every core rather than many streams.
