@@ -6,6 +6,7 @@ import json
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def emit(
         See `apq_tvm.codegen.package`; the old output is intact.
     """
     progress = progress or Silent()
+    started = time.perf_counter()
     name = check_name(output)
     check_output(output, force)
     tools = find_toolchain()
@@ -114,6 +116,8 @@ def emit(
             "schedules": dict(scheduled.schedules),
             **manifest_extra,
         }
+        seconds = round(time.perf_counter() - started, 3)
+        manifest["timings"] = {**manifest_extra.get("timings", {}), "emit": seconds}
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (folder / "manifest.json").write_text(text, encoding="utf-8")
     return CompiledModule(path=output, manifest=manifest)

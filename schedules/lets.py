@@ -97,7 +97,7 @@ def _guards_a_let(value: Any) -> bool:
     guarded: list[Any] = []
 
     def look(call: Any) -> Any:
-        if getattr(call.op, "name", "") == "tirx.if_then_else":
+        if getattr(call.op, "name", "") == "prim.if_then_else":
             tvm_ffi.structural_map(call, (tirx.Let, note))
         return call
 
