@@ -13,6 +13,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from apq_tvm.schedules.exprs import call_name
 from apq_tvm.schedules.vectorize import uses
 
 
@@ -97,7 +98,7 @@ def _guards_a_let(value: Any) -> bool:
     guarded: list[Any] = []
 
     def look(call: Any) -> Any:
-        if getattr(call.op, "name", "") == "prim.if_then_else":
+        if call_name(call) == "if_then_else":
             tvm_ffi.structural_map(call, (tirx.Let, note))
         return call
 
