@@ -41,6 +41,7 @@ from apq_tvm.schedules.loops import (
 from apq_tvm.schedules.lowering import expand_math, finish, lower_blocks
 from apq_tvm.schedules.register_tile import register_tile
 from apq_tvm.schedules.split_guards import split_guards
+from apq_tvm.schedules.tile_transpose import tile_transpose
 from apq_tvm.schedules.vectorize import vectorize_loops
 from apq_tvm.types import DeviceProfile
 
@@ -80,7 +81,10 @@ def schedule_generic(func: Any, profile: DeviceProfile, decide: Decide) -> tuple
 
     def arrange(part: Any) -> Any:
         tiled = register_tile(part, profile.vector_bytes // 4, rows, vectors)
-        return _parallel(collapse(part), size) if tiled is None else tiled
+        if tiled is None:
+            part = collapse(part)
+            tiled = tile_transpose(part)
+        return _parallel(part, size) if tiled is None else tiled
 
     body = split_guards(tirx.stmt_seq(*(arrange(part) for part in _parts(lowered.body))))
     lowered = vectorize_loops(

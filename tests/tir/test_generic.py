@@ -103,3 +103,24 @@ def test_names_tell_the_rule(name: str, rule: str) -> None:
     module = _legalized(GRAPHS[name])
     funcs = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
     assert rule in [schedule_function(f, AVX2, Defaults())[1] for f in funcs]
+
+
+@pytest.mark.parametrize("name", ["erf", "exp", "tanh", "sigmoid", "gelu", "softmax -1"])
+def test_no_scalar_math_calls_are_left(name: str) -> None:
+    target = tvm.target.Target(dict(AVX2.target))
+    with target:
+        module = _legalized(GRAPHS[name])
+    for variable, func in module.functions.items():
+        if isinstance(func, tirx.PrimFunc):
+            scheduled, _ = schedule_function(func, AVX2, Defaults())
+            scheduled = scheduled.with_attr("global_symbol", variable.name_hint)
+            library = tvm.tirx.build(tvm.IRModule({variable: scheduled}), target=target)
+            assembly = library.inspect_source("s")
+            assert not [f for f in ("erff", "expf", "tanhf") if f in assembly]
+
+
+def test_transposes_move_whole_vectors() -> None:
+    module = _legalized(GRAPHS["transpose [0, 2, 1]"])
+    (func,) = (f for f in module.functions.values() if isinstance(f, tirx.PrimFunc))
+    text = str(schedule_function(func, AVX2, Defaults())[0])
+    assert "T.Shuffle" in text
