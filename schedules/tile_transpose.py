@@ -1,7 +1,7 @@
 """Transposes as squares of eight by eight in registers.
 
-A copy whose target runs along one axis and whose source runs along another reads or writes one element
-per cache line. In squares both sides move whole vectors.
+A copy whose target runs along one axis and whose source runs along another reads or writes one
+element per cache line. In squares both sides move whole vectors.
 """
 
 from __future__ import annotations
