@@ -27,8 +27,8 @@ from apq_tvm.tensorize.x86_gemm import (
 )
 from apq_tvm.types import DeviceProfile, Scheme
 
-M_MIN = 8
-"""Fewest rows of x of the integer kernels: no tile is higher."""
+M_MIN = 5
+"""Fewest rows of x of the kernels that decode a panel: measured; no tile of theirs is higher."""
 
 FLOAT_M_TILES = (4, 2, 1)
 """Tiles of the float kernels; each needs that many rows."""
@@ -50,9 +50,9 @@ def _even_block(k: int, step: int, target: int) -> int:
 def _integer_tiles(instruction: DotInstruction, whole: bool, bits: int) -> _Tiles:
     """(rows, column vectors); grouped schemes hold an int32 and a float32 sum per element."""
     if instruction.rows == 16:
-        return ((4, 3), (5, 3), (3, 4), (6, 2)) if whole else ((4, 3), (6, 2), (3, 4), (5, 2))
+        return ((4, 3), (5, 3), (3, 4), (3, 5)) if whole else ((4, 3), (5, 2), (3, 4), (4, 2))
     if instruction is not MADDUBS:
-        return ((4, 3), (6, 2), (3, 3), (4, 2)) if whole else ((4, 2), (3, 2), (6, 1), (2, 3))
+        return ((4, 3), (5, 2), (3, 3), (4, 2)) if whole else ((4, 2), (3, 2), (5, 1), (2, 3))
     # int16 sums besides: LLVM finishes one accumulator after the other, so that the eight weight
     # vectors of a unit want registers too.
     if splits_codes(instruction, bits):
@@ -63,17 +63,21 @@ def _integer_tiles(instruction: DotInstruction, whole: bool, bits: int) -> _Tile
 def integer_blocking(
     spec: LinearSpec, layout: InterleavedLayout, instruction: DotInstruction, decide: Decide
 ) -> GemmBlocking:
-    """The decisions of an integer GEMM: ``tile``, ``k_block``, ``k_step``, ``m_tiles``."""
+    """The decisions of an integer GEMM.
+
+    ``tile``, ``k_block``, ``k_step``, ``m_tiles`` (rows of a task), ``prefetch``.
+    """
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
     m_tile, vectors = decide("tile", _integer_tiles(instruction, whole, layout.bits))
     step = UNIT_K if whole else max(UNIT_K, group)
-    k_block = _even_block(kp, step, decide("k_block", (512, 256, 384, 1024, 2048)))
+    k_block = _even_block(kp, step, decide("k_block", (256, 512, 384, 1024, 2048)))
     steps = [s for s in (32, 64, 128) if k_block % s == 0 and (whole or group % s == 0)]
     k_step = decide("k_step", tuple(steps) if steps else (min(group, UNIT_K),))
     if whole and kp % k_step:
         k_step = UNIT_K
-    return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", (32, 16, 64, 8)))
+    m_tiles, ahead = decide("m_tiles", (32, 16, 64, 8)), decide("prefetch", (True, False))
+    return GemmBlocking(m_tile, vectors, k_step, k_block, m_tiles, ahead)
 
 
 def _float_k_step(k: int, k_block: int, decide: Decide) -> int:
@@ -84,7 +88,7 @@ def dequantized_blocking(
     spec: LinearSpec, layout: InterleavedLayout, decide: Decide
 ) -> GemmBlocking:
     """The decisions of a GEMM with float activations and integer weights."""
-    m_tile, vectors = decide("tile", ((4, 3), (6, 2), (3, 4)))
+    m_tile, vectors = decide("tile", ((4, 3), (5, 2), (3, 4)))
     k_block = _even_block(layout.padded_k(spec.k), UNIT_K, decide("k_block", (128, 64, 256, 512)))
     k_step = _float_k_step(spec.k, k_block, decide)
     return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", (32, 16, 64, 8)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -62,28 +61,51 @@ class _IntegerGemm(GemmTask):
         bl = self.blocking
         units = bl.k_block // UNIT_K
         mine = self.count(units, self.k // UNIT_K, kb)
-        codes, unit = self.weights["codes"], unit_of(self.layout)
-        for plane in range(2 if self.halves else 1):
-            name = "decode_high" if plane else "decode"
-            with self.stage(name, bl.vectors, mine, 8, unit.vector_bytes) as (j, u, v, e):
-                block, at = self.row_block(j), kb * units + u
-                b.reads(codes[block, at, 0 : unit.nbytes])
-                code = decode(unit, _bytes(codes, block, at), v, e)
-                code = code.astype("uint8")
-                if self.doubled:
-                    code = code + code
-                if self.halves:
-                    low = tirx.bitwise_and(code, tirx.const(15, "uint8"))
-                    code = tirx.shift_right(code, tirx.const(4, "uint8")) if plane else low
-                target = [j, u * 8 + v, *((plane,) if self.halves else ()), e // 4, e % 4]
-                b.writes(self.decoded[tuple(target)])
-                b.buffer_store(self.decoded, code, target)
+        with b.grid(bl.vectors, mine) as (j0, u0), b.sblock("unit"):
+            j, u = b.axis.spatial(bl.vectors, j0), b.axis.spatial(units, u0)
+            b.reads()
+            b.writes()
+            if bl.prefetch:
+                self._prefetch(kb, j, u)
+            for plane in range(2 if self.halves else 1):
+                self._decode(kb, j, u, plane)
         if self.groups > 1:
             per_block = bl.k_block // self.group
             mine = self.count(per_block, self.groups, kb)
             self._per_group("scales", self.scales, mine, kb * per_block)
             if self.layout.zero_points:
                 self._per_group("zeros", self.zeros, mine, kb * per_block)
+
+    def _prefetch(self, kb: Expr, j: Expr, u: Expr) -> None:
+        """Prefetch the unit in this place of the next K block, or of the next panel's first one.
+
+        A prefetch never faults, so the address may lie past the end of the weights.
+        """
+        units = self.blocking.k_block // UNIT_K
+        last = kb == self.k_blocks - 1
+        step = i64(self.blocking.vectors)
+        block = self.row_block(j) + tirx.Select(last, step, i64(0))
+        unit = u + tirx.Select(last, tirx.const(0, "int32"), (kb + 1) * units)
+        codes = self.weights["codes"]
+        for line in range(0, int(codes.shape[2]), 64):
+            address = tirx.address_of(codes[block, unit, line])
+            arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
+            b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+
+    def _decode(self, kb: Expr, j: Expr, u: Expr, plane: int) -> None:
+        codes, unit = self.weights["codes"], unit_of(self.layout)
+        block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
+        with self.stage("decode_high" if plane else "decode", 8, unit.vector_bytes) as (v, e):
+            b.reads(codes[block, at, 0 : unit.nbytes])
+            code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
+            if self.doubled:
+                code = code + code
+            if self.halves:
+                low = tirx.bitwise_and(code, tirx.const(15, "uint8"))
+                code = tirx.shift_right(code, tirx.const(4, "uint8")) if plane else low
+            target = [j, u * 8 + v, *((plane,) if self.halves else ()), e // 4, e % 4]
+            b.writes(self.decoded[tuple(target)])
+            b.buffer_store(self.decoded, code, target)
 
     def _per_group(self, name: str, target: Buffer, groups: Any, first: Expr) -> None:
         source = self.weights[name]
@@ -159,11 +181,6 @@ class _IntegerGemm(GemmTask):
         centred = (value - zero * self.xsum[row, i64(0)]).astype("float32")
         scale = self.weights["scales"][block, i64(0), r].astype("float32")
         return centred * (scale * self.xs[row, i64(0)])
-
-
-def _bytes(codes: Buffer, block: Expr, unit: Expr) -> Callable[[Expr], Expr]:
-    """The bytes of one unit, by their index."""
-    return lambda byte: codes[block, unit, byte]
 
 
 def integer_gemm(

@@ -52,6 +52,8 @@ class GemmBlocking:
         K of a decoded panel, a multiple of 32 and of the group.
     m_tiles : int
         Tiles of rows in a task.
+    prefetch : bool
+        Whether packed codes are prefetched a K block ahead.
     """
 
     m_tile: int
@@ -59,6 +61,7 @@ class GemmBlocking:
     k_step: int
     k_block: int
     m_tiles: int
+    prefetch: bool = False
 
     @property
     def rows(self) -> int:

@@ -198,7 +198,7 @@ def test_decisions_are_recorded() -> None:
     (kernel,) = (k for k in GEMM_KERNELS if k.name.startswith("gemm_W4A8_vpdpbusd512"))
     decide = Defaults()
     kernel.func(LinearSpec(64, 64, Scheme(4, group_size=32)), find_profile("znver4"), decide)
-    assert set(decide.taken) == {"tile", "k_block", "k_step", "m_tiles"}
+    assert set(decide.taken) == {"tile", "k_block", "k_step", "m_tiles", "prefetch"}
 
 
 def test_every_element_is_written() -> None:
