@@ -20,7 +20,8 @@ class LinearKernel:
     Parameters
     ----------
     name : str
-        ``{family}_W{bits}A{act bits}_{instruction}_r{rows}[m{M tile}]``, e.g. ``gemv_W4A8_avx2_r8``.
+        ``{family}_W{bits}A{act bits}_{instruction}_r{rows}[m{M tile}]``, as
+        ``gemv_W4A8_maddubs_r8m1``.
     m_min, m_max : int
         Rows of x it may be called with (-1 is no limit). `m_min` is a promise the caller keeps: a
         kernel with an M tile reads that many rows. `m_max` is where a better one takes over,
