@@ -74,7 +74,10 @@ def choose(
     rejected: list[tuple[str, str]] = []
     fitting: list[LinearKernel] = []
     layout = ""
+    bits = spec.scheme.bits if spec.scheme else None
     for kernel in kernels:
+        if kernel.bits not in (None, bits):
+            continue
         try:
             kernel.check(spec, profile)
         except NotApplicable as reason:
@@ -85,8 +88,8 @@ def choose(
         if name == layout:
             fitting.append(kernel)
         else:
-            reason = f"wants layout {name}; the weights are stored as {layout}"
-            rejected.append((kernel.name, reason))
+            clash = f"wants layout {name}; the weights are stored as {layout}"
+            rejected.append((kernel.name, clash))
 
     choices: list[KernelChoice] = []
     m = 1

@@ -13,8 +13,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from apq_tvm.schedules.exprs import call_name
-from apq_tvm.schedules.vectorize import uses
+from apq_tvm.schedules.exprs import call_name, uses
 
 
 def spill_lets(func: Any) -> Any:

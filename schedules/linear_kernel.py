@@ -34,6 +34,9 @@ class LinearKernel:
         The unscheduled PrimFunc, M dynamic.
     schedule : callable
         Schedules that PrimFunc in place. `decide` must answer as it did for `func`.
+    bits : int or None
+        Weight bits it is for, None for any or for float weights. Kernels of other bits are no
+        alternative for a layer, so nobody is told why they were not chosen.
     """
 
     name: str
@@ -43,3 +46,4 @@ class LinearKernel:
     layout: Callable[[LinearSpec, DeviceProfile], InterleavedLayout | FloatLayout]
     func: Callable[[LinearSpec, DeviceProfile, Decide], Any]
     schedule: Callable[[Any, LinearSpec, DeviceProfile, Decide], None]
+    bits: int | None = None

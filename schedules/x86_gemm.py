@@ -178,7 +178,7 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
 
     name = f"gemm_W{bits}A8_{instruction.name}_r{lanes}"
     return LinearKernel(
-        name, M_MIN, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule
+        name, M_MIN, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule, bits
     )
 
 
@@ -208,7 +208,7 @@ def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
 
     name = f"gemm_W{bits}A16_fma_r{lanes}"
     return LinearKernel(
-        name, M_MIN, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule
+        name, M_MIN, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule, bits
     )
 
 

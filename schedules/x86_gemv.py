@@ -209,7 +209,7 @@ def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> Linea
         return dot_intrinsic(instruction, unit_of(layout), m_tile, ahead)
 
     name = f"gemv_W{bits}A8_{instruction.name}_r{lanes}m{m_tile}"
-    return _record(name, m_tile, lanes, check, func, intrinsic)
+    return _record(name, bits, m_tile, lanes, check, func, intrinsic)
 
 
 def float_kernel(lanes: int, bits: int, m_tile: int) -> LinearKernel:
@@ -228,11 +228,13 @@ def float_kernel(lanes: int, bits: int, m_tile: int) -> LinearKernel:
     def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
         return float_dot_intrinsic(unit_of(layout), layout.zero_points, m_tile, ahead)
 
-    return _record(f"gemv_W{bits}A16_fma_r{lanes}m{m_tile}", m_tile, lanes, check, func, intrinsic)
+    name = f"gemv_W{bits}A16_fma_r{lanes}m{m_tile}"
+    return _record(name, bits, m_tile, lanes, check, func, intrinsic)
 
 
 def _record(
     name: str,
+    bits: int,
     m_tile: int,
     lanes: int,
     check: Callable[[LinearSpec, DeviceProfile], None],
@@ -250,7 +252,7 @@ def _record(
         schedule_gemv(sch, blocking, chosen, whole, _unroll(decide, blocking), parallel)
 
     return LinearKernel(
-        name, m_tile, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule
+        name, m_tile, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule, bits
     )
 
 

@@ -70,6 +70,7 @@ class GemmBlocking:
 
 
 def i64(value: int) -> Expr:
+    """An int64 constant: dynamic sizes are int64."""
     return tirx.const(value, "int64")
 
 

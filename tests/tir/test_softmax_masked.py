@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from apq_tvm.ops.softmax import softmax  # noqa: E402
-from test_softmax import AVX2, TOLERANCE, compiled, reference  # noqa: E402
+from test_softmax import AVX2, TOLERANCE, compiled, reference
+
+from apq_tvm.ops.softmax import softmax
 
 
 @pytest.mark.parametrize("columns", [1, 7, 8, 9, 33])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -82,3 +82,9 @@ def test_reasons_are_kept() -> None:
 def test_a_gap_is_an_error_that_names_layer_and_shape(kernels: tuple[LinearKernel, ...]) -> None:
     with pytest.raises(UnsupportedModel, match=r"query.*\[64, 128\].*W4A8g32.*--tensor-type"):
         choose(SPEC, kernels, PROFILE, "query")
+
+
+def test_kernels_of_other_bits_are_no_alternative() -> None:
+    of_2_bits = replace(kernel("two", 1, -1, declines="is for W2"), bits=2)
+    (choice,) = choose(SPEC, (of_2_bits, kernel("any", 1, -1)), PROFILE, "layer")
+    assert choice.rejected == ()
