@@ -79,6 +79,7 @@ def _ceil(a: Expr, divisor: int) -> Expr:
 
 
 def argument(name: str, shape: tuple[Any, ...], dtype: str, align: int) -> Buffer:
+    """Declare the next buffer argument, aligned to `align` bytes."""
     extents = [i64(s) if isinstance(s, int) else s for s in shape]
     return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
 
