@@ -11,7 +11,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
-from apq_tvm.schedules.exprs import call_name, uses
+from apq_tvm.schedules.exprs import call_name, collect, uses
 
 # Calls that cost more than loading their result again.
 _CHEAP = frozenset(
@@ -19,17 +19,6 @@ _CHEAP = frozenset(
 )
 
 SPATIAL, REDUCE = 0, 2  # IterVar.iter_type of data-parallel and reduction axes
-
-
-def _collect(node: Any, kind: Any) -> list[Any]:
-    found: list[Any] = []
-
-    def keep(value: Any) -> Any:
-        found.append(value)
-        return value
-
-    tvm_ffi.structural_map(node, (kind, keep))
-    return found
 
 
 def is_reduction(sch: Any, block: Any) -> bool:
@@ -48,7 +37,7 @@ def is_plain(sch: Any, block: Any) -> bool:
 
 
 def _is_costly(sch: Any, block: Any) -> bool:
-    calls = _collect(sch.get(block).body, ir.Call)
+    calls = collect(sch.get(block).body, ir.Call)
     return any(call_name(c) not in _CHEAP for c in calls)
 
 
@@ -68,7 +57,7 @@ def is_contraction(sch: Any, block: Any) -> bool:
     value = node.body.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return False
-    loads = _collect(value.b, ir.TensorLoad)
+    loads = collect(value.b, ir.TensorLoad)
     axes = [
         v.var
         for v in node.iter_vars
@@ -126,8 +115,8 @@ def _stride_class(indices: Any, var: Any) -> int:
 def inner_axis(sch: Any, block: Any) -> int | None:
     """Position of the axis to run innermost: the one along which most accesses are neighbours."""
     node = sch.get(block)
-    accesses = [(load.indices, 1.0) for load in _collect(node.body, ir.TensorLoad)]
-    accesses += [(store.indices, 1.5) for store in _collect(node.body, tirx.BufferStore)]
+    accesses = [(load.indices, 1.0) for load in collect(node.body, ir.TensorLoad)]
+    accesses += [(store.indices, 1.5) for store in collect(node.body, tirx.BufferStore)]
     best, best_score = None, float("-inf")
     for position, axis in enumerate(node.iter_vars):
         if isinstance(axis.dom.extent, tirx.IntImm) and int(axis.dom.extent) == 1:
@@ -182,7 +171,7 @@ def _prefix(sch: Any, block: Any, intermediates: Sequence[Any]) -> int:
     node = sch.get(block)
     spatial = [v for v in node.iter_vars if int(v.iter_type) == SPATIAL]
     shortest = len(spatial)
-    for load in _collect(node.body, ir.TensorLoad):
+    for load in collect(node.body, ir.TensorLoad):
         if not any(load.source.same_as(b) for b in intermediates):
             continue
         used = 0

@@ -20,17 +20,21 @@ def call_name(call: Any) -> str:
     return str(getattr(call.op, "name", "")).rpartition(".")[2]
 
 
-def uses(node: Any, var: Any) -> bool:
-    """True if `var` occurs in `node`."""
-    found: list[bool] = []
+def collect(node: Any, kind: Any) -> list[Any]:
+    """Every node of a kind, children first."""
+    found: list[Any] = []
 
-    def visit(value: Any) -> Any:
-        if value.same_as(var):
-            found.append(True)
+    def keep(value: Any) -> Any:
+        found.append(value)
         return value
 
-    tvm_ffi.structural_map(node, (tirx.Var, visit))
-    return bool(found)
+    tvm_ffi.structural_map(node, (kind, keep))
+    return found
+
+
+def uses(node: Any, var: Any) -> bool:
+    """True if `var` occurs in `node`."""
+    return any(found.same_as(var) for found in collect(node, tirx.Var))
 
 
 def substitute(node: Any, var: Any, value: Expr) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from apq_tvm.schedules.exprs import call_name, uses
+from apq_tvm.schedules.exprs import call_name, collect, uses
 
 
 def spill_lets(func: Any) -> Any:
@@ -31,15 +31,7 @@ def spill_lets(func: Any) -> Any:
         lane wide. So are stores whose ``Let`` stands inside an ``if_then_else``: what the condition
         guards must not be computed before it.
     """
-    pending: list[Any] = []
-
-    def note(loop: Any) -> Any:
-        if loop.kind == tirx.ForKind.VECTORIZED:
-            pending.append(loop)
-        return loop
-
-    tvm_ffi.structural_map(func.body, (tirx.For, note))
-    if pending:
+    if any(loop.kind == tirx.ForKind.VECTORIZED for loop in collect(func.body, tirx.For)):
         return func
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.BufferStore, _spill_store)))
 
@@ -94,16 +86,5 @@ def _by_use(found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def _guards_a_let(value: Any) -> bool:
-    guarded: list[Any] = []
-
-    def look(call: Any) -> Any:
-        if call_name(call) == "if_then_else":
-            tvm_ffi.structural_map(call, (tirx.Let, note))
-        return call
-
-    def note(let: Any) -> Any:
-        guarded.append(let)
-        return let
-
-    tvm_ffi.structural_map(value, (ir.Call, look))
-    return bool(guarded)
+    guards = [c for c in collect(value, ir.Call) if call_name(c) == "if_then_else"]
+    return any(collect(guard, tirx.Let) for guard in guards)

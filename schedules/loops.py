@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from apq_tvm.schedules.exprs import substitute, uses
+from apq_tvm.schedules.exprs import collect, substitute, uses
 
 Expr = Any
 Stmt = Any
@@ -200,18 +200,6 @@ def reuse_outputs(func: Any) -> Any:
         if _fits_output(func, scratch):
             func = reuse_output(func, scratch.name)
     return func
-
-
-def collect(node: Any, kind: Any) -> list[Any]:
-    """Every node of a kind, children first."""
-    found: list[Any] = []
-
-    def keep(value: Any) -> Any:
-        found.append(value)
-        return value
-
-    tvm_ffi.structural_map(node, (kind, keep))
-    return found
 
 
 def _fits_output(func: Any, scratch: Any) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from apq_tvm.schedules.exprs import call_name, substitute, uses
-from apq_tvm.schedules.loops import collect, is_straight
+from apq_tvm.schedules.exprs import call_name, collect, substitute, uses
+from apq_tvm.schedules.loops import is_straight
 
 Expr = Any
 Stmt = Any

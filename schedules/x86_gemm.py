@@ -16,6 +16,7 @@ from apq_tvm.ops.gemm_float import dequantized_gemm, float_gemm
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_features, check_int32, interleaved, scheme_of
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, MADDUBS, DotInstruction
 from apq_tvm.tensorize.x86_gemm import (
@@ -25,7 +26,7 @@ from apq_tvm.tensorize.x86_gemm import (
     integer_gemm_intrinsic,
     splits_codes,
 )
-from apq_tvm.types import DeviceProfile, Scheme
+from apq_tvm.types import DeviceProfile
 
 M_MIN = 5
 """Fewest rows of x of the kernels that decode a panel: measured; no tile of theirs is higher."""
@@ -33,7 +34,6 @@ M_MIN = 5
 FLOAT_M_TILES = (4, 2, 1)
 """Tiles of the float kernels; each needs that many rows."""
 
-_MAX_ACTIVATION, _INT32 = 127, 2**31
 
 _TILE_STAGES = ("load", "wait", "start", "sum", "spill", "store")
 
@@ -125,60 +125,31 @@ def _micro_kernel(sch: Any, intrinsic: str, axes: int) -> None:
     sch.tensorize(loops[-axes], intrinsic)
 
 
-def _check_features(profile: DeviceProfile, features: tuple[str, ...], lanes: int) -> None:
-    if not profile.features & set(features):
-        raise NotApplicable(f"needs {' or '.join(features)}; {profile.name} has neither")
-    if profile.vector_bytes < 4 * lanes:
-        raise NotApplicable(
-            f"needs {32 * lanes}-bit vectors; {profile.name} has {8 * profile.vector_bytes}"
-        )
-
-
-def _scheme(spec: LinearSpec, bits: int) -> Scheme:
-    if spec.scheme is None:
-        raise NotApplicable("the layer's weights are float32")
-    if spec.scheme.bits != bits:
-        raise NotApplicable(f"is for W{bits}, not {spec.scheme}")
-    return spec.scheme
-
-
-def _layout(spec: LinearSpec, lanes: int) -> InterleavedLayout:
-    assert spec.scheme is not None
-    scheme = spec.scheme
-    return InterleavedLayout(scheme.bits, lanes, scheme.group_size, scheme.zero_points)
-
-
 def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
     """The record of one integer GEMM."""
     lanes = instruction.rows
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = _scheme(spec, bits)
+        scheme = scheme_of(spec, bits)
         if scheme.act_bits != 8:
             raise NotApplicable(f"is for int8 activations, not {scheme}")
-        _check_features(profile, instruction.features, lanes)
-        width = _layout(spec, lanes).group_width(spec.k)
-        # Largest sum of code * activation, and of zero point * sum of activations.
-        if width * ((1 << bits) - 1) * _MAX_ACTIVATION >= _INT32:
-            raise NotApplicable(
-                f"K={spec.k}: a sum of {width} products of {bits}-bit codes exceeds int32; "
-                "use groups"
-            )
+        check_features(profile, instruction.features, lanes)
+        check_int32(spec, lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = _layout(spec, lanes)
+        layout = interleaved(spec, lanes)
         blocking = integer_blocking(spec, layout, instruction, decide)
         return integer_gemm(spec, layout, blocking, splits_codes(instruction, bits))
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        bl = integer_blocking(spec, _layout(spec, lanes), instruction, decide)
+        bl = integer_blocking(spec, interleaved(spec, lanes), instruction, decide)
         _schedule_stages(sch)
         tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
         _micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits), 5)
 
     name = f"gemm_W{bits}A8_{instruction.name}_r{lanes}"
     return LinearKernel(
-        name, M_MIN, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule, bits
+        name, M_MIN, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
     )
 
 
@@ -189,26 +160,26 @@ def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
     """The record of one GEMM with float activations and integer weights."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = _scheme(spec, bits)
+        scheme = scheme_of(spec, bits)
         if scheme.act_bits == 8:
             raise NotApplicable(f"is for float activations, not {scheme}")
-        _check_features(profile, _FMA[lanes], lanes)
+        check_features(profile, _FMA[lanes], lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = _layout(spec, lanes)
+        layout = interleaved(spec, lanes)
         return dequantized_gemm(spec, layout, dequantized_blocking(spec, layout, decide))
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        bl = dequantized_blocking(spec, _layout(spec, lanes), decide)
+        bl = dequantized_blocking(spec, interleaved(spec, lanes), decide)
         _schedule_stages(sch)
-        halves = _layout(spec, lanes).group_size == 16
+        halves = interleaved(spec, lanes).group_size == 16
         for block in ("convert0", "convert1") if halves else ("convert0",):
             sch.tensorize(sch.get_loops(sch.get_sblock(block))[-2], dequantize_intrinsic(lanes))
         _micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
 
     name = f"gemm_W{bits}A16_fma_r{lanes}"
     return LinearKernel(
-        name, M_MIN, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule, bits
+        name, M_MIN, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
     )
 
 
@@ -218,7 +189,7 @@ def float_kernel(lanes: int, m_tile: int) -> LinearKernel:
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         if spec.scheme is not None:
             raise NotApplicable(f"is for float32 weights, not {spec.scheme}")
-        _check_features(profile, _FMA[lanes], lanes)
+        check_features(profile, _FMA[lanes], lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         return float_gemm(spec, FloatLayout(lanes), float_blocking(spec, lanes, m_tile, decide))

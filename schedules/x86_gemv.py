@@ -21,10 +21,11 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear import Blocking, LinearSpec, float_linear, integer_linear, unit_of
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_features, check_int32, interleaved, scheme_of
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.float_dot import float_dot_intrinsic
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
-from apq_tvm.types import DeviceProfile, Scheme
+from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
 """Rows of x that share a decoded weight vector; a kernel is for at least that many rows."""
@@ -38,48 +39,6 @@ _TASKS = 8
 _PARALLEL = 1 << 16
 """Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
 30 weights a nanosecond."""
-
-_INT32_MAX = 2**31 - 1
-_ACT_MAX = 127
-
-
-def _scheme(spec: LinearSpec, bits: int) -> Scheme:
-    if spec.scheme is None:
-        raise NotApplicable("the layer's weights are float32")
-    if spec.scheme.bits != bits:
-        raise NotApplicable(f"is for W{bits}, not {spec.scheme}")
-    return spec.scheme
-
-
-def _check_features(features: tuple[str, ...], lanes: int, profile: DeviceProfile) -> None:
-    if features and not profile.features & set(features):
-        raise NotApplicable(f"needs {' or '.join(features)}; {profile.name} has none of it")
-    if profile.vector_bytes < 4 * lanes:
-        have = 8 * profile.vector_bytes
-        raise NotApplicable(f"needs {32 * lanes}-bit vectors; {profile.name} has {have}-bit ones")
-
-
-def _layout(spec: LinearSpec, lanes: int) -> InterleavedLayout:
-    scheme = spec.scheme
-    assert scheme is not None
-    return InterleavedLayout(scheme.bits, lanes, scheme.group_size, scheme.zero_points)
-
-
-def check_int32(spec: LinearSpec, lanes: int) -> None:
-    """Decline a group so wide that int32 cannot hold every possible sum of it.
-
-    Raises
-    ------
-    NotApplicable
-    """
-    layout = _layout(spec, lanes)
-    # |Σ code x|, and |zero Σ x| where the zero point is at most the largest code
-    width, largest = layout.group_width(spec.k), (1 << layout.bits) - 1
-    if 2 * width * largest * _ACT_MAX > _INT32_MAX:
-        raise NotApplicable(
-            f"K={spec.k}: {width} products of W{layout.bits} codes may exceed int32; use groups"
-        )
-
 
 def _fast(layout: InterleavedLayout, m_tile: int) -> bool:
     """Whether units pass faster than prefetches pay."""
@@ -194,14 +153,14 @@ def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> Linea
     lanes = instruction.rows
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = _scheme(spec, bits)
+        scheme = scheme_of(spec, bits)
         if scheme.act_bits != 8:
             raise NotApplicable(f"is for int8 activations, not {scheme}")
-        _check_features(instruction.features, lanes, profile)
+        check_features(profile, instruction.features, lanes)
         check_int32(spec, lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = _layout(spec, lanes)
+        layout = interleaved(spec, lanes)
         streams = _streams(decide, layout, spec, m_tile)
         return integer_linear(spec, layout, m_tile, streams, bits == 8 and instruction.signed8)
 
@@ -216,13 +175,13 @@ def float_kernel(lanes: int, bits: int, m_tile: int) -> LinearKernel:
     """The record of one kernel with float activations for M >= m_tile."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = _scheme(spec, bits)
+        scheme = scheme_of(spec, bits)
         if scheme.act_bits == 8:
             raise NotApplicable(f"is for float activations, not {scheme}")
-        _check_features(_FLOAT_FEATURES[lanes], lanes, profile)
+        check_features(profile, _FLOAT_FEATURES[lanes], lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = _layout(spec, lanes)
+        layout = interleaved(spec, lanes)
         return float_linear(spec, layout, m_tile, _streams(decide, layout, spec, m_tile))
 
     def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
@@ -244,7 +203,7 @@ def _record(
     """`intrinsic` registers and names the dot product for a layout and a prefetch distance."""
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = _layout(spec, lanes)
+        layout = interleaved(spec, lanes)
         streams = _streams(decide, layout, spec, m_tile)
         blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
         chosen = intrinsic(layout, _ahead(decide, layout, m_tile))
@@ -252,7 +211,7 @@ def _record(
         schedule_gemv(sch, blocking, chosen, whole, _unroll(decide, blocking), parallel)
 
     return LinearKernel(
-        name, m_tile, -1, check, lambda spec, _: _layout(spec, lanes), func, schedule, bits
+        name, m_tile, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
     )
 
 

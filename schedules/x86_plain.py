@@ -8,8 +8,8 @@ from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear import LinearSpec, dense_linear, integer_linear
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_int32, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_gemv import check_int32
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
@@ -17,9 +17,7 @@ LANES = 4
 
 
 def _integer_layout(spec: LinearSpec, profile: DeviceProfile) -> InterleavedLayout:
-    scheme = spec.scheme
-    assert scheme is not None
-    return InterleavedLayout(scheme.bits, LANES, scheme.group_size, scheme.zero_points)
+    return interleaved(spec, LANES)
 
 
 def _check_integer(spec: LinearSpec, profile: DeviceProfile) -> None:
@@ -31,7 +29,7 @@ def _check_integer(spec: LinearSpec, profile: DeviceProfile) -> None:
 
 
 def _integer(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-    return integer_linear(spec, _integer_layout(spec, profile))
+    return integer_linear(spec, interleaved(spec, LANES))
 
 
 def _schedule_integer(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
