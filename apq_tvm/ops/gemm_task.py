@@ -16,6 +16,7 @@ predicates.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def argument(name: str, shape: tuple[Any, ...], dtype: str, align: int) -> Buffe
     return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
 
 
-class GemmTask:
+class GemmTask(ABC):
     """The loops that all GEMMs share; subclasses declare operands and fill the stages."""
 
     def __init__(self, spec: LinearSpec, blocking: GemmBlocking, lanes: int, k: int) -> None:
@@ -96,26 +97,24 @@ class GemmTask:
         self.shared_columns = False  # True where two panels may compute a column: the later stores
         self.stages: list[str] = []
 
-    # Subclass interface.
+    @abstractmethod
     def declare(self) -> None:
         """Declare x and the weights, in the order of the calling convention."""
-        raise NotImplementedError
 
-    def scratch(self) -> None:
+    def scratch(self) -> None:  # noqa: B027 - not every GEMM needs any
         """Allocate what a task keeps between tiles."""
 
-    def fill(self, kb: Expr) -> None:
+    def fill(self, kb: Expr) -> None:  # noqa: B027 - float weights are their own panel
         """Fill the panel of K block `kb`."""
 
+    @abstractmethod
     def multiply(self, kb: Expr, sums: Buffer) -> None:
         """Add the K block's products to the tile's sums."""
-        raise NotImplementedError
 
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         """Turn a sum into an element of x Wᵀ."""
         return value
 
-    # Shared structure.
     def build(self) -> PrimFunc:
         """The PrimFunc: blocks ``task``, ``k_block``, ``tile`` and their stages."""
         spec, bl = self.spec, self.blocking
