@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.select import linear_spec
-from apq_tvm.types import KernelPlan, Node, ScheduledModel
+from apq_tvm.select import epilogue, linear_spec
+from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, ScheduledModel
 
 
 def describe(scheduled: ScheduledModel) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
     quantized = plan.quantized
     choices = plan.choices[node.name]
     is_linear = node.op == "apq.Linear"
-    weight = quantized.model.weights[node.inputs[1 if is_linear else 0]]
+    weight = quantized.model.weights[node.inputs[WEIGHT_INPUT[node.op]]]
     tensor = quantized.tensors.get(quantized.layers.get(node.name, ""))
     n, k = weight.shape
     nbytes = tensor.nbytes if tensor else weight.nbytes
@@ -64,7 +63,7 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
         "n": n,
         "k": k,
         "scheme": str(tensor.scheme) if tensor else "float",
-        "epilogue": _epilogue(linear_spec(quantized, node)) if is_linear else "",
+        "epilogue": "+".join(epilogue(linear_spec(quantized, node))) if is_linear else "",
         "bits_per_weight": round(nbytes * 8 / weight.size, 4),
         "bytes": nbytes,
         "layout": choices[0].layout,
@@ -75,8 +74,3 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
         "rejected": [{"kernel": name, "reason": why} for name, why in choices[0].rejected],
         "note": quantized.notes.get(node.name, ""),
     }
-
-
-def _epilogue(spec: LinearSpec) -> str:
-    parts = ("bias" if spec.bias else "", spec.activation, "residual" if spec.residual else "")
-    return "+".join(part for part in parts if part)

@@ -47,6 +47,12 @@ def linear_spec(quantized: QuantizedModel, node: Node) -> LinearSpec:
     )
 
 
+def epilogue(spec: LinearSpec) -> list[str]:
+    """What follows the product, in order: of ``bias``, the activation's name and ``residual``."""
+    parts = ("bias" if spec.bias else "", spec.activation, "residual" if spec.residual else "")
+    return [part for part in parts if part]
+
+
 def choose(
     spec: LinearSpec, kernels: Sequence[LinearKernel], profile: DeviceProfile, layer: str
 ) -> tuple[KernelChoice, ...]:

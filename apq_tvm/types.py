@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+WEIGHT_INPUT = {"apq.Linear": 1, "apq.Embedding": 0}
+"""Which input of a node that can be quantized is its weight."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

@@ -47,6 +47,37 @@ def interleaved(spec: LinearSpec, lanes: int) -> InterleavedLayout:
     return InterleavedLayout(scheme.bits, lanes, scheme.group_size, scheme.zero_points)
 
 
+def check_integer(
+    spec: LinearSpec, profile: DeviceProfile, bits: int, features: tuple[str, ...], lanes: int
+) -> None:
+    """Decline what an integer dot product of `bits`-bit codes cannot compute on the device.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    scheme = scheme_of(spec, bits)
+    if scheme.act_bits != 8:
+        raise NotApplicable(f"is for int8 activations, not {scheme}")
+    check_features(profile, features, lanes)
+    check_int32(spec, lanes)
+
+
+def check_dequantized(
+    spec: LinearSpec, profile: DeviceProfile, bits: int, features: tuple[str, ...], lanes: int
+) -> None:
+    """Decline what a float dot product with decoded codes cannot compute on the device.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    scheme = scheme_of(spec, bits)
+    if scheme.act_bits == 8:
+        raise NotApplicable(f"is for float activations, not {scheme}")
+    check_features(profile, features, lanes)
+
+
 def check_int32(spec: LinearSpec, lanes: int) -> None:
     """Decline a group so wide that int32 cannot hold every possible sum of it.
 

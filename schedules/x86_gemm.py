@@ -16,7 +16,12 @@ from apq_tvm.ops.gemm_float import dequantized_gemm, float_gemm
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear_checks import check_features, check_int32, interleaved, scheme_of
+from apq_tvm.schedules.linear_checks import (
+    check_dequantized,
+    check_features,
+    check_integer,
+    interleaved,
+)
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, MADDUBS, DotInstruction
 from apq_tvm.tensorize.x86_gemm import (
@@ -130,11 +135,7 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
     lanes = instruction.rows
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = scheme_of(spec, bits)
-        if scheme.act_bits != 8:
-            raise NotApplicable(f"is for int8 activations, not {scheme}")
-        check_features(profile, instruction.features, lanes)
-        check_int32(spec, lanes)
+        check_integer(spec, profile, bits, instruction.features, lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = interleaved(spec, lanes)
@@ -160,10 +161,7 @@ def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
     """The record of one GEMM with float activations and integer weights."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = scheme_of(spec, bits)
-        if scheme.act_bits == 8:
-            raise NotApplicable(f"is for float activations, not {scheme}")
-        check_features(profile, _FMA[lanes], lanes)
+        check_dequantized(spec, profile, bits, _FMA[lanes], lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = interleaved(spec, lanes)

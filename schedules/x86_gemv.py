@@ -18,10 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear import Blocking, LinearSpec, float_linear, integer_linear, unit_of
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear_checks import check_features, check_int32, interleaved, scheme_of
+from apq_tvm.schedules.linear_checks import check_dequantized, check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.float_dot import float_dot_intrinsic
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
@@ -153,11 +152,7 @@ def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> Linea
     lanes = instruction.rows
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = scheme_of(spec, bits)
-        if scheme.act_bits != 8:
-            raise NotApplicable(f"is for int8 activations, not {scheme}")
-        check_features(profile, instruction.features, lanes)
-        check_int32(spec, lanes)
+        check_integer(spec, profile, bits, instruction.features, lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = interleaved(spec, lanes)
@@ -175,10 +170,7 @@ def float_kernel(lanes: int, bits: int, m_tile: int) -> LinearKernel:
     """The record of one kernel with float activations for M >= m_tile."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = scheme_of(spec, bits)
-        if scheme.act_bits == 8:
-            raise NotApplicable(f"is for float activations, not {scheme}")
-        check_features(profile, _FLOAT_FEATURES[lanes], lanes)
+        check_dequantized(spec, profile, bits, _FLOAT_FEATURES[lanes], lanes)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = interleaved(spec, lanes)

@@ -18,12 +18,9 @@ from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.shapes import ShapeLowering
-from apq_tvm.types import Array, LoweredModel, PackedModel
+from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
 
 __all__ = ["lower"]
-
-WEIGHT_INPUT = {"apq.Linear": 1, "apq.Embedding": 0}
-"""Which input of a packed node its packed arrays stand for."""
 
 
 def lower(

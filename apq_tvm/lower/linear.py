@@ -18,7 +18,7 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.x86_quantize import quantize_func
-from apq_tvm.select import linear_spec
+from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelPlan, Node
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class LinearLowering:
         self._param_vars = param_vars
         self._entry: dict[tuple[LinearSpec, str], str] = {}
         self._quantized: dict[tuple[Any, int, int], tuple[Any, ...]] = {}
+        self._quantizers: dict[str, Any] = {}
         self._vars: dict[str, relax.GlobalVar] = {}
         self.funcs: dict[str, LinearFunc] = {}
         self.variants: dict[str, tuple[tuple[int, str], ...]] = {}
@@ -123,13 +124,14 @@ class LinearLowering:
         groups = (spec.scheme.act_group, spec.scheme.group_size)
         key = (x, *groups)
         if key not in self._quantized:
-            func = quantize_func(spec.k, *groups, self._plan.profile, Defaults())
             name = f"quantize_k{spec.k}_{suffix(groups[0])}_{suffix(groups[1])}"
-            if name not in self._vars:
+            if name not in self._quantizers:
+                func = quantize_func(spec.k, *groups, self._plan.profile, Defaults())
                 self._vars[name] = bb.add_func(func.with_attr("global_symbol", name), name)
+                self._quantizers[name] = func
             outs = [
                 relax.TensorType((m, *buffer.shape[1:]), buffer.dtype)
-                for buffer in func.params[1:]
+                for buffer in self._quantizers[name].params[1:]
             ]
             packed = bb.emit(relax.call_tir(self._vars[name], [x2d], outs))
             self._quantized[key] = tuple(
@@ -163,5 +165,4 @@ def suffix(group: int) -> str:
 def spec_suffix(spec: LinearSpec) -> str:
     """What tells apart the PrimFuncs that one kernel makes, e.g. ``384x1536_W4A8g32_bias_gelu``."""
     parts = [f"{spec.n}x{spec.k}", str(spec.scheme) if spec.scheme else ""]
-    parts += ["bias" if spec.bias else "", spec.activation, "residual" if spec.residual else ""]
-    return "_".join(part for part in parts if part)
+    return "_".join([part for part in parts if part] + epilogue(spec))

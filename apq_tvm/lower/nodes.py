@@ -15,6 +15,7 @@ from tvm import relax, tirx
 
 from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.lower.linear import known_shape
+from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.batch_matmul import batch_matmul
 from apq_tvm.ops.elementwise import gelu
 from apq_tvm.ops.embedding import embedding
@@ -22,8 +23,6 @@ from apq_tvm.ops.layernorm import layernorm
 from apq_tvm.ops.scan import cumsum
 from apq_tvm.ops.softmax import softmax
 from apq_tvm.types import ImportedModel, Node, PackedModel
-
-Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
 
 
 class Shapes:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
+from apq_tvm.lower.relax_import import Convert
 from apq_tvm.onnx_import.dims import evaluate
 from apq_tvm.types import Node
-
-Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
 
 
 class ShapeLowering:

@@ -15,7 +15,6 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from math import gcd
 from operator import mul
 from typing import Any, Union
 
@@ -242,11 +241,6 @@ def product(dims: Any) -> Dim:
     for dim in dims:
         total = total * dim
     return total
-
-
-def common_divisor(dim: Dim) -> int:
-    """The greatest integer that divides every term."""
-    return gcd(*(c for _, c in _terms(dim)))
 
 
 def symbols(dim: Dim) -> frozenset[str]:

@@ -12,7 +12,7 @@ from apq_tvm.errors import BadScheme
 from apq_tvm.formats.scheme import parse_scheme
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.rtn import quantize_tensor
-from apq_tvm.types import ImportedModel, Node, QuantizedModel, QuantizedTensor, Scheme
+from apq_tvm.types import WEIGHT_INPUT, ImportedModel, Node, QuantizedModel, QuantizedTensor, Scheme
 
 MIN_K = 16
 """Linear layers with fewer inputs stay float: the smallest group is 16."""
@@ -118,9 +118,8 @@ def _layers(
 
 def _weight_of(node: Node) -> str | None:
     """Name of the weight that may be quantized: [N, K] of a linear layer, [V, D] of a table."""
-    if node.op == "apq.Linear":
-        return node.inputs[1]
-    return node.inputs[0] if node.op == "apq.Embedding" else None
+    position = WEIGHT_INPUT.get(node.op)
+    return None if position is None else node.inputs[position]
 
 
 def _small(node: Node, shape: tuple[int, ...]) -> str:
