@@ -1,0 +1,310 @@
+"""What the inputs of every linear layer look like: E[x²], E[x], max |x|, E[x xᵀ] and Fisher.
+
+Layers that read one value share its statistics. Sums are kept, so that a run can stop after any
+call and go on later; padding tokens do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.errors import BadInput
+from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.torch_graph import TorchGraph, plain_product
+from apq_tvm.quantizers.torch_ops import F, Tensor, torch
+from apq_tvm.types import Array, Calibration, ImportedModel, LayerStats, Node
+
+MIN_ROWS = 64
+"""Rows (tokens) below which statistics are refused: a mean over fewer says little of a layer."""
+
+MASK_NAME = re.compile(r"(^|_|\.)attention_mask$|^mask$|(^|_)attn_mask$")
+IDS_NAME = re.compile(r"(^|_|\.)input_ids$")
+
+MEAN_SQUARE = "E[x^2] of the layer's input"
+FISHER = "Fisher information of the next-token loss"
+
+
+@dataclass
+class Sums:
+    """Running sums over the rows of one value, float64 except for the large `hessian`.
+
+    Parameters
+    ----------
+    square, total : float64 [K]
+    absmax : float32 [K]
+    rows : int
+    hessian : float32 [K, K] or None
+        Sum of x xᵀ.
+    """
+
+    square: NDArray[np.float64]
+    total: NDArray[np.float64]
+    absmax: NDArray[np.float32]
+    rows: int = 0
+    hessian: NDArray[np.float32] | None = None
+
+    @staticmethod
+    def zero(k: int, hessian: bool) -> Sums:
+        """Nothing seen yet."""
+        h = np.zeros((k, k), np.float32) if hessian else None
+        return Sums(np.zeros(k), np.zeros(k), np.zeros(k, np.float32), 0, h)
+
+    def add(self, x: Tensor) -> None:
+        """Count rows x float32 [rows, K]."""
+        if not len(x):
+            return
+        wide = x.double()
+        self.square += wide.square().sum(0).numpy()
+        self.total += wide.sum(0).numpy()
+        np.maximum(self.absmax, x.abs().amax(0).numpy(), out=self.absmax)
+        self.rows += len(x)
+        if self.hessian is not None:
+            torch.from_numpy(self.hessian).addmm_(x.T, x)
+
+    def stats(self) -> LayerStats:
+        """The means."""
+        return LayerStats(
+            mean_square=(self.square / self.rows).astype(np.float32),
+            mean=(self.total / self.rows).astype(np.float32),
+            absmax=self.absmax,
+            samples=self.rows,
+            hessian=None if self.hessian is None else self.hessian / np.float32(self.rows),
+        )
+
+
+@dataclass
+class State:
+    """How far a calibration is.
+
+    Parameters
+    ----------
+    calls : int
+        Calls counted.
+    sums : dict of str to Sums
+        By the value that linear layers read.
+    fisher : dict of str to float32 [N, K]
+        Sum over sequences of (dL/dw)^2, by node.
+    """
+
+    calls: int = 0
+    sums: dict[str, Sums] = field(default_factory=dict)
+    fisher: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+
+def collect(
+    model: ImportedModel,
+    calls: Sequence[Mapping[str, Array]],
+    *,
+    hessian: bool = True,
+    fisher: bool = False,
+    state: State | None = None,
+    checkpoint: Callable[[State], None] | None = None,
+    progress: Progress | None = None,
+) -> State:
+    """Run the model on calibration inputs and sum up what its linear layers read.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    calls : sequence of mapping
+        Checked inputs, one mapping of arrays by name per call of the model.
+    hessian : bool
+        Sum x xᵀ too: 4 K² bytes for every value that layers read.
+    fisher : bool
+        Sum the squared gradients of the next-token loss too: 4 N K bytes per layer.
+    state : State, optional
+        Where an interrupted run stood; its calls are not run again.
+    checkpoint : callable, optional
+        Called with the state after every call.
+    progress : Progress, optional
+
+    Returns
+    -------
+    State
+
+    Raises
+    ------
+    BadInput
+        If a layer reads NaN or infinity, or `fisher` is asked of a model without a language-model
+        loss.
+    UnsupportedModel
+        If the model has operators that do not run in torch.
+    """
+    graph = TorchGraph(model)
+    readers = linear_readers(model)
+    if not readers:
+        raise BadInput(f"{model.name} has no linear layers: there is nothing to calibrate")
+    if fisher:
+        language_model(model)
+    mask_name = next((s.name for s in model.inputs if MASK_NAME.search(s.name)), None)
+    state = state or State()
+    progress = progress or Silent()
+    with progress.stage("calibrate", len(calls)):
+        for i, call in enumerate(calls):
+            progress.advance()
+            if i < state.calls:
+                continue
+            mask = call[mask_name] if mask_name else None
+            _count_inputs(graph, call, mask, readers, state, hessian)
+            if fisher:
+                _count_gradients(graph, call, mask, state)
+            state.calls = i + 1
+            if checkpoint is not None:
+                checkpoint(state)
+    return state
+
+
+def finish(model: ImportedModel, state: State) -> Calibration:
+    """The statistics of every linear layer.
+
+    Raises
+    ------
+    BadInput
+        If fewer than `MIN_ROWS` rows were seen.
+    """
+    layers = {}
+    for name, nodes in linear_readers(model).items():
+        sums = state.sums.get(name)
+        if sums is None or sums.rows < MIN_ROWS:
+            rows = 0 if sums is None else sums.rows
+            raise BadInput(
+                f"too few samples: layer {nodes[0].name!r} saw {rows} rows of input (padding not "
+                f"counted), at least {MIN_ROWS} are needed; give more or longer inputs"
+            )
+        stats = sums.stats()
+        for node in nodes:
+            seen = state.fisher.get(node.name)
+            mean = None if seen is None else seen / np.float32(max(state.calls, 1))
+            layers[node.name] = LayerStats(
+                stats.mean_square, stats.mean, stats.absmax, stats.samples, stats.hessian, mean
+            )
+    return Calibration(layers, model.sha256, FISHER if state.fisher else MEAN_SQUARE)
+
+
+def linear_readers(model: ImportedModel) -> dict[str, list[Node]]:
+    """Linear layers by the value they read."""
+    readers: dict[str, list[Node]] = {}
+    for node in model.nodes:
+        if node.op == "apq.Linear":
+            readers.setdefault(node.inputs[0], []).append(node)
+    return readers
+
+
+def language_model(model: ImportedModel) -> tuple[str, str]:
+    """Names of a causal language model's token ids and logits.
+
+    Raises
+    ------
+    BadInput
+        If it has no int input of ids [batch, sequence], or no one output [batch, sequence, V] that
+        follows it.
+    """
+    ids = [s for s in model.inputs if IDS_NAME.search(s.name)] or [
+        s for s in model.inputs if s.dtype.startswith("int") and len(s.shape) == 2
+    ]
+    if len(ids) == 1:
+        logits = [
+            s
+            for s in model.outputs
+            if s.dtype.startswith("float") and len(s.shape) == 3 and s.shape[:2] == ids[0].shape
+        ]
+        named = [s for s in logits if "logits" in s.name] or logits
+        if len(named) == 1 and "logits" in named[0].name:
+            return ids[0].name, named[0].name
+    raise BadInput(
+        f"{model.name} has no language-model loss: an input of ids [batch, sequence] and an output "
+        "'logits' [batch, sequence, vocabulary] are needed; leave --fisher away"
+    )
+
+
+def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean cross entropy of every next token; padding tokens are no targets.
+
+    Parameters
+    ----------
+    logits : Tensor [B, S, V]
+    ids : int Tensor [B, S]
+    mask : Tensor [B, S] or None
+        0 where a token is padding.
+
+    Returns
+    -------
+    Tensor []
+    """
+    targets = ids[:, 1:].long()
+    if mask is not None:
+        targets = torch.where(mask[:, 1:] != 0, targets, -100)
+    return F.cross_entropy(
+        logits[:, :-1].reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-100
+    )
+
+
+def rows_read(x: Tensor, mask: Any, name: str) -> Tensor:
+    """x [..., K] as float32 [rows, K], without the rows of padding tokens.
+
+    Raises
+    ------
+    BadInput
+        If a value is NaN or infinite.
+    """
+    if mask is not None and x.ndim >= 3 and tuple(x.shape[:2]) == tuple(mask.shape):
+        x = x[torch.as_tensor(mask != 0)]
+    x = x.detach().reshape(-1, x.shape[-1]).float()
+    if not bool(torch.isfinite(x).all()):
+        raise BadInput(
+            f"layer {name!r} reads NaN or infinity from the calibration inputs; the inputs or the "
+            "model are broken"
+        )
+    return x
+
+
+def _count_inputs(
+    graph: TorchGraph,
+    call: Mapping[str, Array],
+    mask: Array | None,
+    readers: Mapping[str, list[Node]],
+    state: State,
+    hessian: bool,
+) -> None:
+    seen: set[str] = set()
+
+    def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        value = node.inputs[0]
+        if value not in seen:
+            seen.add(value)
+            sums = state.sums.setdefault(value, Sums.zero(x.shape[-1], hessian))
+            sums.add(rows_read(x, mask, readers[value][0].name))
+        return plain_product(node, x, w, bias)
+
+    with torch.no_grad():
+        graph.run(call, product=product)
+
+
+def _count_gradients(
+    graph: TorchGraph, call: Mapping[str, Array], mask: Array | None, state: State
+) -> None:
+    """Squared gradients of one call's loss, per layer: shared weights have one per layer."""
+    ids, logits = language_model(graph.model)
+    leaves: dict[str, Tensor] = {}
+
+    def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        leaves[node.name] = w.detach().requires_grad_()
+        return plain_product(node, x, leaves[node.name], bias)
+
+    result = graph.run(call, keep=[logits], product=product)[logits]
+    given = None if mask is None else torch.as_tensor(mask)
+    loss = next_token_loss(result, torch.as_tensor(call[ids]), given)
+    for (name, _), gradient in zip(
+        leaves.items(), torch.autograd.grad(loss, list(leaves.values())), strict=True
+    ):
+        squared = gradient.square().numpy()
+        if name in state.fisher:
+            state.fisher[name] += squared
+        else:
+            state.fisher[name] = squared

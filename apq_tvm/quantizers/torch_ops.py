@@ -1,0 +1,318 @@
+"""What each operator of the normalised graph means in torch; the numpy twin is
+`apq_tvm.onnx_import.reference`.
+
+Only operators that transformers need are here: the rest is refused by name. Importing this module
+imports torch, so whoever needs it does so inside a function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from apq_tvm.errors import BadInput
+from apq_tvm.onnx_import.dims import evaluate
+
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError as error:
+    raise BadInput("calibration needs torch: pip install 'apq-tvm[calibrate]'") from error
+
+Tensor = Any
+Attrs = Mapping[str, Any]
+
+# ONNX's TensorProto.DataType.
+DTYPES = {
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    5: torch.int16,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+}
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda x: x,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+}
+
+
+def dtype_named(name: str) -> Any:
+    """torch dtype of a numpy name."""
+    return getattr(torch, name)
+
+
+def _ints(tensor: Tensor) -> list[int]:
+    return [int(v) for v in tensor.reshape(-1).tolist()]
+
+
+def _axes(attrs: Attrs, given: tuple[Tensor, ...], at: int = 0) -> list[int] | None:
+    """Axes from the input at `at` (newer opsets) or the attribute; None where neither is there."""
+    if len(given) > at and given[at] is not None:
+        return _ints(given[at])
+    axes = attrs.get("axes")
+    return None if axes is None else [int(a) for a in axes]
+
+
+def _softmax_scaled(attrs: Attrs, x: Tensor, mask: Tensor = None) -> Tensor:
+    scores = x * attrs["scale"]
+    scores = scores if mask is None else scores + mask
+    result = torch.softmax(scores, dim=-1)
+    if attrs["zero_masked"]:
+        result = torch.where((scores == -math.inf).all(-1, keepdim=True), 0.0, result)
+    return result
+
+
+def _matmul(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
+    return (a.permute(attrs["perm_a"]) @ b.permute(attrs["perm_b"])).permute(attrs["perm_out"])
+
+
+def _embedding(attrs: Attrs, table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(torch.where(ids < 0, ids + len(table), ids), table)
+
+
+def _slice_apq(attrs: Attrs, x: Tensor) -> Tensor:
+    for axis, start, step in zip(attrs["axes"], attrs["starts"], attrs["steps"], strict=True):
+        x = x.narrow(axis, start, (attrs["shape"][axis] - 1) * step + 1)
+        x = x[(slice(None),) * (axis % x.ndim) + (slice(None, None, step),)]
+    return x
+
+
+def _slice(attrs: Attrs, x: Tensor, starts: Tensor, ends: Tensor, *rest: Tensor) -> Tensor:
+    axes = _axes({}, rest) or list(range(starts.numel()))
+    steps = _ints(rest[1]) if len(rest) > 1 and rest[1] is not None else [1] * len(axes)
+    index = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, _ints(starts), _ints(ends), steps, strict=True):
+        if step < 1:
+            raise BadInput(f"Slice with step {step} is not run in calibration")
+        index[axis] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+def _reshape(attrs: Attrs, x: Tensor, shape: Tensor) -> Tensor:
+    sizes = _ints(shape)
+    if not attrs.get("allowzero", 0):
+        sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return x.reshape(sizes)
+
+
+def _unsqueeze(attrs: Attrs, x: Tensor, *axes: Tensor) -> Tensor:
+    wanted = _axes(attrs, axes) or []
+    rank = x.ndim + len(wanted)
+    for axis in sorted(a % rank for a in wanted):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _squeeze(attrs: Attrs, x: Tensor, *axes: Tensor) -> Tensor:
+    wanted = _axes(attrs, axes)
+    return x.squeeze() if wanted is None else x.squeeze([a % x.ndim for a in wanted])
+
+
+def _gather(attrs: Attrs, x: Tensor, index: Tensor) -> Tensor:
+    axis = attrs.get("axis", 0) % x.ndim
+    index = torch.where(index < 0, index + x.shape[axis], index)
+    picked = x.index_select(axis, index.reshape(-1))
+    return picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+
+
+def _split(attrs: Attrs, x: Tensor, *sizes: Tensor) -> tuple[Tensor, ...]:
+    axis = attrs.get("axis", 0)
+    wanted = _ints(sizes[0]) if sizes and sizes[0] is not None else attrs.get("split")
+    if wanted is None:
+        count = attrs["outputs"]
+        wanted = -(-x.shape[axis] // count)
+    return tuple(torch.split(x, wanted, axis))
+
+
+def _reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(attrs: Attrs, x: Tensor, *axes: Tensor) -> Tensor:
+        wanted = _axes(attrs, axes)
+        if not wanted and attrs.get("noop_with_empty_axes", 0):
+            return x
+        return function(x, wanted or list(range(x.ndim)), bool(attrs.get("keepdims", 1)))
+
+    return run
+
+
+def _softmax(attrs: Attrs, x: Tensor) -> Tensor:
+    return torch.softmax(x, attrs.get("axis", -1))
+
+
+def _layer_norm(attrs: Attrs, x: Tensor, gamma: Tensor, beta: Tensor = None) -> Tensor:
+    axis = attrs.get("axis", -1) % x.ndim
+    return F.layer_norm(x, x.shape[axis:], gamma, beta, attrs.get("epsilon", 1e-5))
+
+
+def _rms_norm(attrs: Attrs, x: Tensor, gamma: Tensor) -> Tensor:
+    axis = attrs.get("axis", -1) % x.ndim
+    square = x.square().mean(list(range(axis, x.ndim)), keepdim=True)
+    return x * torch.rsqrt(square + attrs.get("epsilon", 1e-5)) * gamma
+
+
+def _clip(attrs: Attrs, x: Tensor, low: Tensor = None, high: Tensor = None) -> Tensor:
+    return x if low is None and high is None else torch.clamp(x, low, high)
+
+
+def _divide(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
+    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+
+
+def _expand(attrs: Attrs, x: Tensor, shape: Tensor) -> Tensor:
+    return x.expand(torch.broadcast_shapes(x.shape, _ints(shape)))
+
+
+def _gemm(attrs: Attrs, a: Tensor, b: Tensor, c: Tensor = None) -> Tensor:
+    a = a.T if attrs.get("transA", 0) else a
+    b = b.T if attrs.get("transB", 0) else b
+    y = attrs.get("alpha", 1.0) * (a @ b)
+    return y if c is None else y + attrs.get("beta", 1.0) * c
+
+
+def _range(attrs: Attrs, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    return torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+
+
+def _range_apq(attrs: Attrs) -> Tensor:
+    steps = torch.arange(attrs["shape"][0], dtype=torch.int64)
+    return (attrs["start"] + steps * attrs["delta"]).to(dtype_named(attrs["dtype"]))
+
+
+def _trilu(attrs: Attrs, x: Tensor, k: Tensor = None) -> Tensor:
+    diagonal = 0 if k is None else int(k)
+    return torch.triu(x, diagonal) if attrs.get("upper", 1) else torch.tril(x, diagonal)
+
+
+def _full(attrs: Attrs) -> Tensor:
+    dtype = dtype_named(attrs["dtype"])
+    return torch.full(attrs["shape"], attrs["value"].item(), dtype=dtype)
+
+
+def _constant_of_shape(attrs: Attrs, shape: Tensor) -> Tensor:
+    value = attrs.get("value")
+    if value is None:
+        return torch.zeros(_ints(shape))
+    return torch.full(_ints(shape), value.item(), dtype=dtype_named(value.dtype.name))
+
+
+def _of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An operator that torch has under the same meaning."""
+    return lambda attrs, *given: function(*given)
+
+
+def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """An operator over any number of inputs."""
+
+    def run(attrs: Attrs, first: Tensor, *others: Tensor) -> Tensor:
+        for other in others:
+            first = function(first, other)
+        return first
+
+    return run
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "apq.Embedding": _embedding,
+    "apq.MatMul": _matmul,
+    "apq.Softmax": _softmax_scaled,
+    "apq.Gelu": lambda attrs, x: F.gelu(x, approximate=attrs["approximate"]),
+    "apq.Reshape": lambda attrs, x: x.reshape(attrs["shape"]),
+    "apq.Expand": lambda attrs, x: x.expand(attrs["shape"]),
+    "apq.Slice": _slice_apq,
+    "apq.Full": _full,
+    "apq.Range": _range_apq,
+    "apq.Dims": lambda attrs: torch.tensor(
+        attrs["dims"], dtype=dtype_named(attrs["dtype"])
+    ).reshape(attrs["shape"]),
+    "Cast": lambda attrs, x: x.to(DTYPES[attrs["to"]]),
+    "CastLike": lambda attrs, x, like: x.to(like.dtype),
+    "Clip": _clip,
+    "Concat": lambda attrs, *given: torch.cat(given, attrs["axis"]),
+    "ConstantOfShape": _constant_of_shape,
+    "CumSum": lambda attrs, x, axis: torch.cumsum(x, int(axis)),
+    "Div": _divide,
+    "Expand": _expand,
+    "Flatten": lambda attrs, x: x.reshape(math.prod(x.shape[: attrs.get("axis", 1)]), -1),
+    "Gather": _gather,
+    "Gelu": lambda attrs, x: F.gelu(x, approximate=attrs.get("approximate", "none")),
+    "Gemm": _gemm,
+    "LayerNormalization": _layer_norm,
+    "LogSoftmax": lambda attrs, x: torch.log_softmax(x, attrs.get("axis", -1)),
+    "Max": _folded(torch.maximum),
+    "Mean": lambda attrs, *given: sum(given) / len(given),
+    "Min": _folded(torch.minimum),
+    "Pow": lambda attrs, x, y: torch.pow(x, y).to(x.dtype),
+    "RMSNormalization": _rms_norm,
+    "SimplifiedLayerNormalization": _rms_norm,
+    "Range": _range,
+    "ReduceMax": _reduce(lambda x, axes, keep: torch.amax(x, axes, keep)),
+    "ReduceMean": _reduce(lambda x, axes, keep: torch.mean(x, axes, keep)),
+    "ReduceMin": _reduce(lambda x, axes, keep: torch.amin(x, axes, keep)),
+    "ReduceSum": _reduce(lambda x, axes, keep: torch.sum(x, axes, keep)),
+    "Reshape": _reshape,
+    "Shape": lambda attrs, x: torch.tensor(x.shape[attrs.get("start", 0) : attrs.get("end")]),
+    "Slice": _slice,
+    "Softmax": _softmax,
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Sum": _folded(torch.add),
+    "Transpose": lambda attrs, x: x.permute(attrs.get("perm", tuple(range(x.ndim))[::-1])),
+    "Trilu": _trilu,
+    "Unsqueeze": _unsqueeze,
+    **{
+        op: _of(function)
+        for op, function in {
+            "Abs": torch.abs,
+            "Add": torch.add,
+            "And": torch.logical_and,
+            "Cos": torch.cos,
+            "Equal": torch.eq,
+            "Erf": torch.erf,
+            "Exp": torch.exp,
+            "Greater": torch.gt,
+            "GreaterOrEqual": torch.ge,
+            "Identity": lambda x: x,
+            "IsNaN": torch.isnan,
+            "Less": torch.lt,
+            "LessOrEqual": torch.le,
+            "Log": torch.log,
+            "MatMul": torch.matmul,
+            "Mul": torch.mul,
+            "Neg": torch.neg,
+            "Not": torch.logical_not,
+            "Or": torch.logical_or,
+            "Reciprocal": torch.reciprocal,
+            "Relu": torch.relu,
+            "Sigmoid": torch.sigmoid,
+            "Sin": torch.sin,
+            "Softplus": F.softplus,
+            "Sqrt": torch.sqrt,
+            "Sub": torch.sub,
+            "Tanh": torch.tanh,
+            "Where": torch.where,
+        }.items()
+    },
+}
+"""Operator → ``(attrs, *inputs) -> output or tuple of them``; absent inputs are None.
+``apq.Linear`` is not here: `torch_graph` runs it, since that is what calibration watches."""
+
+
+def resolve(attrs: Attrs, symbols: Mapping[str, int]) -> dict[str, Any]:
+    """Attributes with dimensions as numbers."""
+    known = dict(attrs)
+    for key in ("shape", "starts", "dims"):
+        if key in known:
+            known[key] = tuple(evaluate(dim, symbols) for dim in known[key])
+    if "start" in known and isinstance(known["start"], str):
+        known["start"] = evaluate(known["start"], symbols)
+    return known
