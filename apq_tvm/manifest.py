@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm import formats
 from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, ScheduledModel
 
@@ -56,7 +57,7 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
     weight = quantized.model.weights[node.inputs[WEIGHT_INPUT[node.op]]]
     tensor = quantized.tensors.get(quantized.layers.get(node.name, ""))
     n, k = weight.shape
-    nbytes = tensor.nbytes if tensor else weight.nbytes
+    nbytes = formats.nbytes(tensor) if tensor else weight.nbytes
     return {
         "name": node.name,
         "op": node.op,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from apq_tvm.codegen.layouts import float_layout, integer_layout
+from apq_tvm import formats
+from apq_tvm.codegen.layouts import weight_layout
 from apq_tvm.progress import Progress
 from apq_tvm.types import KernelPlan, PackedModel, PackedTensor
 
@@ -38,9 +39,10 @@ def pack(plan: KernelPlan, progress: Progress) -> PackedModel:
                 tensor = quantized.tensors.get(source)
                 if tensor is None:
                     weight = quantized.model.weights[source]
-                    packed[key] = float_layout(layout).pack(weight, layer)
+                    packed[key] = weight_layout(layout, None).pack(weight, layer)
                 else:
-                    packed[key] = integer_layout(layout, tensor.scheme).pack(tensor, layer)
+                    found = weight_layout(layout, tensor.scheme, formats.details(tensor))
+                    packed[key] = found.pack(tensor, layer)
             tensors[layer] = packed[key]
             progress.advance(layer)
     return PackedModel(plan, tensors)

@@ -8,9 +8,10 @@ covered, or the model cannot be compiled for this device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from apq_tvm import formats
 from apq_tvm.codegen.layouts import embedding_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.ops.linear import LinearSpec
@@ -35,15 +36,16 @@ def linear_spec(quantized: QuantizedModel, node: Node) -> LinearSpec:
         With ``scheme=None`` where the layer stays float.
     """
     n, k = quantized.model.weights[node.inputs[1]].shape
-    key = quantized.layers.get(node.name)
+    tensor = quantized.tensors.get(quantized.layers.get(node.name, ""))
     operands = (*node.inputs, "", "")
     return LinearSpec(
         n=n,
         k=k,
-        scheme=quantized.tensors[key].scheme if key else None,
+        scheme=tensor.scheme if tensor else None,
         bias=bool(operands[2]),
         activation=node.attrs.get("activation", ""),
         residual=bool(operands[3]),
+        details=formats.details(tensor) if tensor else (),
     )
 
 
@@ -70,7 +72,8 @@ def choose(
     Returns
     -------
     tuple of KernelChoice
-        Ordered by `m_min`, without gaps; the last has no upper limit.
+        Ordered by width (where bits are chosen at run time), then by `m_min`, without gaps; the
+        last of each width has no upper limit.
 
     Raises
     ------
@@ -80,9 +83,12 @@ def choose(
     rejected: list[tuple[str, str]] = []
     fitting: list[LinearKernel] = []
     layout = ""
-    bits = spec.scheme.bits if spec.scheme else None
+    bits, family = (spec.scheme.bits, spec.scheme.family) if spec.scheme else (None, "int")
+    widths = spec.scheme.widths if spec.scheme else (0,)
     for kernel in kernels:
-        if kernel.bits not in (None, bits):
+        if kernel.bits not in (None, bits) or kernel.family not in ("", family):
+            continue
+        if kernel.width not in widths:
             continue
         try:
             kernel.check(spec, profile)
@@ -96,8 +102,23 @@ def choose(
         else:
             clash = f"wants layout {name}; the weights are stored as {layout}"
             rejected.append((kernel.name, clash))
+    return tuple(
+        KernelChoice(kernel.name, layout, m_min, m_max, tuple(rejected), width)
+        for width in widths
+        for kernel, m_min, m_max in _cover(
+            [k for k in fitting if k.width == width], spec, profile, layer, rejected
+        )
+    )
 
-    choices: list[KernelChoice] = []
+
+def _cover(
+    fitting: Sequence[LinearKernel],
+    spec: LinearSpec,
+    profile: DeviceProfile,
+    layer: str,
+    rejected: Sequence[tuple[str, str]],
+) -> Iterator[tuple[LinearKernel, int, int]]:
+    """Kernels and the M they are used for, from 1 up to the last that has no limit."""
     m = 1
     while m != 0:  # 0 stands for "past infinity"
         covering = [i for i, k in enumerate(fitting) if k.m_min <= m and not 0 <= k.m_max < m]
@@ -113,11 +134,8 @@ def choose(
         if fitting[best].m_max >= 0:
             ends.append(fitting[best].m_max + 1)
         end = min(ends, default=0)
-        choices.append(
-            KernelChoice(fitting[best].name, layout, m, end - 1, tuple(rejected))
-        )
+        yield fitting[best], m, end - 1
         m = end
-    return tuple(choices)
 
 
 def select(

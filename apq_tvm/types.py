@@ -85,6 +85,10 @@ class ImportedModel:
     limits : mapping of str to int
         Largest value of a symbolic dimension, where a table (position embeddings, a causal mask) is
         no longer; a longer input must be refused.
+    quantized : mapping of str to QuantizedTensor
+        By weight: the codes that the file itself holds. `weights` has what they mean in float32.
+    notes : mapping of str to str
+        By weight or layer: what of a file's own quantization was kept, rounded or dropped.
     """
 
     name: str
@@ -96,24 +100,32 @@ class ImportedModel:
     value_specs: Mapping[str, TensorSpec]
     sha256: str
     limits: Mapping[str, int] = field(default_factory=dict)
+    quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a layer is quantized: ``W{bits}[z]A{8|16|32}[t][g{group}]`` (`apq_tvm.formats.scheme`).
+    """How a layer is quantized; `apq_tvm.formats.scheme` reads and writes the spellings.
 
     Parameters
     ----------
     bits : int
-        Weight bits, 1..8.
+        Weight bits, 1..8; of the widest codes where a family mixes widths.
     zero_points : bool
         True if every group has its own zero point; False means code 2^(bits-1) is zero.
     act_bits : int
-        8 (dynamic int8), or 16 and 32 (float).
+        1..8 (integers, quantized at run time), or 16 and 32 (float).
     per_token : bool
         True if activations have one scale per token even where weights are grouped (``t``).
     group_size : int
         Along K: 16, 32, 64, 128, 256, or -1 for a whole row.
+    family : str
+        Name of the format family (`apq_tvm.formats.families`): ``"int"`` is uniform integers.
+    weights : str
+        How the weights' part is spelled, for families other than ``"int"``: ``"anyprec3-8"``.
+    min_bits : int
+        Narrowest width that can be chosen at run time; 0 if there is only `bits`.
     """
 
     bits: int
@@ -121,48 +133,103 @@ class Scheme:
     act_bits: int = 8
     per_token: bool = False
     group_size: int = -1
+    family: str = "int"
+    weights: str = ""
+    min_bits: int = 0
 
     def __str__(self) -> str:
+        weights = self.weights or f"W{self.bits}{'z' if self.zero_points else ''}"
+        if not weights.startswith("W"):
+            return weights if self.act_bits == 8 else f"{weights}A{self.act_bits}"
+        if weights.endswith("s"):  # super-blocks: the groups are part of the format
+            return f"{weights}A{self.act_bits}"
         group = f"g{self.group_size}" if self.group_size > 0 else ""
-        return (
-            f"W{self.bits}{'z' if self.zero_points else ''}"
-            f"A{self.act_bits}{'t' if self.per_token else ''}{group}"
-        )
+        return f"{weights}A{self.act_bits}{'t' if self.per_token else ''}{group}"
+
+    @property
+    def integer_acts(self) -> bool:
+        """True if activations are quantized to integers at run time."""
+        return self.act_bits <= 8
 
     @property
     def act_group(self) -> int:
         """Activation group along K, -1 for a whole token."""
         return -1 if self.per_token else self.group_size
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths to choose from at run time; ``(0,)`` if there is no choice."""
+        return tuple(range(self.min_bits, self.bits + 1)) if self.min_bits else (0,)
+
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """One weight matrix as codes: ``w[n, k] = scales[n, k // g] * (codes[n, k] - zero)``.
+    """One weight matrix as codes; integers mean ``scales[n, k // g] * (codes[n, k] - zero)``.
 
     Parameters
     ----------
     codes : uint8 [N, K]
-        Values 0 .. 2^bits - 1.
+        One code per weight.
     scales : float16 [N, G]
         G = ceil(K / group_size), 1 for a whole row. A short last group is a group of its own.
+        Other families than integers say in their file of `apq_tvm.formats` what theirs are.
     zeros : uint8 [N, G] or None
         None means 2^(bits-1) everywhere (0.5 for bits=1: codes are -1 and +1, scaled by ``scales``,
         that is ``w = scales * (2 * code - 1)``).
     scheme : Scheme
         What the codes mean.
+    tables : mapping of str to ndarray
+        What else the family stores: centroids, sub-scales, outliers.
     """
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.float16]
     zeros: NDArray[np.uint8] | None
     scheme: Scheme
+    tables: Mapping[str, Array] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes at ``bits`` each, scales and zeros: what bits per weight counts."""
-        code_bits = self.codes.size * self.scheme.bits
-        zeros = 0 if self.zeros is None else self.zeros.size
-        return (code_bits + 7) // 8 + self.scales.nbytes + zeros
+
+@dataclass(frozen=True)
+class LayerStats:
+    """What calibration knows of the input x [rows, K] of one linear layer.
+
+    Parameters
+    ----------
+    mean_square, mean, absmax : float32 [K]
+        E[x^2], E[x] and max |x| of every input channel.
+    samples : int
+        Rows seen.
+    hessian : float32 [K, K] or None
+        E[x xᵀ].
+    fisher : float32 [N, K] or None
+        E[(dL/dw)^2], where the model has a language-model loss.
+    """
+
+    mean_square: NDArray[np.float32]
+    mean: NDArray[np.float32]
+    absmax: NDArray[np.float32]
+    samples: int
+    hessian: NDArray[np.float32] | None = None
+    fisher: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Statistics of a model's linear layers on calibration inputs.
+
+    Parameters
+    ----------
+    layers : mapping of str to LayerStats
+        By the name of the ``apq.Linear`` node.
+    sha256 : str
+        Of the ONNX file they were taken from.
+    sensitivity : str
+        What the weights' importance is, for reports: ``"E[x^2] of the layer's input"``.
+    """
+
+    layers: Mapping[str, LayerStats]
+    sha256: str
+    sensitivity: str
 
 
 @dataclass(frozen=True)
@@ -232,6 +299,8 @@ class KernelChoice:
         Weight layout, as in `apq_tvm.codegen.layouts`.
     m_min, m_max : int
         Inclusive rows of activations; `m_max` -1 means no upper limit.
+    width : int
+        Bits it is for, where they are chosen at run time; else 0.
     rejected : tuple of (str, str)
         Faster kernels that declined, with their reasons.
     """
@@ -241,11 +310,12 @@ class KernelChoice:
     m_min: int
     m_max: int
     rejected: tuple[tuple[str, str], ...] = ()
+    width: int = 0
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """Kernels per layer: names of `QuantizedModel.layers` → choices ordered by `m_min`."""
+    """Kernels per layer: names of layers → choices ordered by width, then by `m_min`."""
 
     quantized: QuantizedModel
     profile: DeviceProfile
@@ -276,6 +346,28 @@ class PackedModel:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One of the PrimFuncs that a call chooses from at run time.
+
+    Parameters
+    ----------
+    m_max : int
+        Rows of the call's first argument up to which it is the one, -1 for no limit.
+    func : str
+        PrimFunc name; ``""`` runs nothing.
+    width : int
+        Bits it is for, where they are chosen at run time; 0 for any.
+    args : tuple of int or None
+        Which of the call's arguments it takes, in its order; None for all.
+    """
+
+    m_max: int
+    func: str
+    width: int = 0
+    args: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class LoweredModel:
     """The whole graph in Relax, kernels unscheduled.
 
@@ -286,9 +378,8 @@ class LoweredModel:
         ``main`` and the PrimFuncs it calls.
     params : mapping of str to ndarray
         Weight parameters of ``main`` by name, in order, after the graph inputs.
-    variants : mapping of str to tuple of (int, str)
-        PrimFunc name → ``((m_max, PrimFunc name), ...)``, chosen at run time by the rows of the
-        first argument; -1 is no upper limit.
+    variants : mapping of str to tuple of Variant
+        PrimFunc name in a Relax call → what runs instead, ordered by width, then by `m_max`.
     linears : mapping of str to LinearFunc
         PrimFunc name → the kernel and problem it was made for (`apq_tvm.lower.linear`).
     """
@@ -296,7 +387,7 @@ class LoweredModel:
     packed: PackedModel
     mod: Any
     params: Mapping[str, Array]
-    variants: Mapping[str, tuple[tuple[int, str], ...]]
+    variants: Mapping[str, tuple[Variant, ...]]
     linears: Mapping[str, Any]
 
 

@@ -148,6 +148,7 @@ def _manifest(
         "versions": {"apq_tvm": __version__, "tvm": tvm.__version__, "cc": tools.version},
         "inputs": port_entries(graph.inputs),
         "outputs": port_entries(graph.outputs),
+        "precisions": {p.layer: [p.least, p.most] for p in graph.precisions},
         "limits": {s.name: s.limit for s in graph.symbols if s.limit is not None},
         "tvm_target": dict(profile.target),
         "library": {

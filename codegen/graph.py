@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.types import Variant
+
 Array = NDArray[Any]
 
 
@@ -97,10 +99,12 @@ class Call:
     ----------
     kernel : str
         PrimFunc name; when `variants` is not empty, only what messages and comments call it.
-    variants : tuple of (int, str)
-        ``(m_max, PrimFunc name)``, -1 for no limit; chosen by `rows`.
+    variants : tuple of Variant
+        Chosen by `rows`, and by the layer's bits where they are chosen at run time.
     rows : str
         C expression of ``shape[0]`` of the first argument.
+    precision : int
+        Index in `Graph.precisions` where the layer's bits are chosen at run time; else -1.
     args : tuple of Tensor or str
         In the kernel's order; a str is a C integer expression.
     work : str
@@ -111,12 +115,22 @@ class Call:
     """
 
     kernel: str
-    variants: tuple[tuple[int, str], ...]
+    variants: tuple[Variant, ...]
     rows: str
     args: tuple[Tensor | str, ...]
     work: str
     id_checks: tuple[IdCheck, ...]
     comment: str
+    precision: int = -1
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A layer whose bits are chosen at run time, and between which."""
+
+    layer: str
+    least: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -154,12 +168,13 @@ class Graph:
     calls: list[Call] = field(default_factory=list)
     results: tuple[Tensor, ...] = ()
     conditions: list[Condition] = field(default_factory=list)
+    precisions: list[Precision] = field(default_factory=list)
 
     def kernels(self) -> list[str]:
         """Every PrimFunc that some call may run, sorted."""
         names: set[str] = set()
         for call in self.calls:
-            names.update(name for _, name in call.variants)
+            names.update(variant.func for variant in call.variants if variant.func)
             if not call.variants:
                 names.add(call.kernel)
         return sorted(names)

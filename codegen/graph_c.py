@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from apq_tvm.codegen.graph import Array, Call, Graph, Place, Port, Tensor
+from apq_tvm.types import Variant
 
 _DL_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2}
 
@@ -233,22 +234,42 @@ def _call_lines(number: int, call: Call, pointers: _Pointers) -> list[str]:
 
 
 def _launch_lines(call: Call, count: int) -> list[str]:
-    def launch(kernel: str) -> str:
-        return f"rc = apq_call(frame, {c_string(kernel)}, __tvm_ffi_{kernel}, a, {count}, work);"
-
     lines = [f"    const double work = {call.work};"]
     if not call.variants:
-        return [*lines, f"    {launch(call.kernel)}"]
+        return [*lines, f"    {_launch(call.kernel, 'a', count)}"]
     lines.append(f"    const int64_t rows = {call.rows};")
-    for i, (limit, kernel) in enumerate(call.variants):
-        last = i == len(call.variants) - 1
-        if last:
-            lines.append(f"    {'else ' if i else ''}{launch(kernel)}")
+    widths = sorted({variant.width for variant in call.variants})
+    if call.precision >= 0:
+        lines.append(f"    const int32_t bits = frame->bits[{call.precision}];")
+    for i, width in enumerate(widths):
+        mine = _variant_lines([v for v in call.variants if v.width == width], count)
+        if len(widths) == 1:
+            lines += mine
         else:
-            lines.append(f"    {'else ' if i else ''}if (rows <= {limit}) {launch(kernel)}")
-    if len(call.variants) == 1:
-        lines.append("    (void)rows;")
+            test = f"if (bits == {width}) " if i < len(widths) - 1 else ""
+            lines += [f"    {'else ' if i else ''}{test}{{", *mine, "    }"]
+    return [*lines, "    (void)rows;"]
+
+
+def _variant_lines(variants: Sequence[Variant], count: int) -> list[str]:
+    """One launch by the rows at hand."""
+    lines = []
+    for i, variant in enumerate(variants):
+        if not variant.func:
+            launch = "{ }"
+        elif variant.args is None:
+            launch = _launch(variant.func, "a", count)
+        else:
+            taken = ", ".join(f"a[{arg}]" for arg in variant.args)
+            own = f"const apq_any own[] = {{{taken}}};"
+            launch = f"{{ {own} {_launch(variant.func, 'own', len(variant.args))} }}"
+        test = f"if (rows <= {variant.m_max}) " if i < len(variants) - 1 else ""
+        lines.append(f"    {'else ' if i else ''}{test}{launch}")
     return lines
+
+
+def _launch(kernel: str, args: str, count: int) -> str:
+    return f"rc = apq_call(frame, {c_string(kernel)}, __tvm_ffi_{kernel}, {args}, {count}, work);"
 
 
 def _copy_line(index: int, graph: Graph, pointers: _Pointers) -> str:
@@ -276,12 +297,17 @@ def _tables(graph: Graph, lifetimes: Sequence[tuple[int, int]], cpu_flags: Seque
     flags = ", ".join([*(c_string(f) for f in cpu_flags), "NULL"])
     spans = ", ".join(f"{{{first}, {last}}}" for first, last in [*lifetimes, (0, 0)])
     symbols = [f"    {{{c_string(s.name)}, {s.input}, {s.axis}}}," for s in graph.symbols]
+    precisions = [f"    {{{c_string(p.layer)}, {p.least}, {p.most}}}," for p in graph.precisions]
     return "\n".join(
         [
             *_port_table("input_table", graph.inputs),
             *_port_table("output_table", graph.outputs),
             "static const apq_symbol symbol_table[] = {",
             *symbols,
+            "    {NULL, 0, 0},",
+            "};",
+            "static const apq_precision precision_table[] = {",
+            *precisions,
             "    {NULL, 0, 0},",
             "};",
             f"static const apq_lifetime lifetime_table[] = {{{spans}}};",
@@ -298,6 +324,7 @@ def _module_table(name: str, version: str, graph: Graph, weights: WeightsFile, b
         "num_outputs": len(graph.outputs),
         "num_symbols": len(graph.symbols),
         "num_buffers": buffers,
+        "num_precisions": len(graph.precisions),
         "input_dims": sum(len(p.dims) for p in graph.inputs),
         "output_dims": sum(len(p.dims) for p in graph.outputs),
         "inputs": "input_table",
@@ -305,6 +332,7 @@ def _module_table(name: str, version: str, graph: Graph, weights: WeightsFile, b
         "symbols": "symbol_table",
         "lifetimes": "lifetime_table",
         "cpu_flags": "flag_table",
+        "precisions": "precision_table",
         "header_bytes": f"{weights.header_bytes}u",
         "file_bytes": f"{weights.file_bytes}u",
         "header_checksum": f"{weights.header_checksum:#018x}u",

@@ -23,12 +23,13 @@ from apq_tvm.codegen.graph import (
     Graph,
     Place,
     Port,
+    Precision,
     Symbol,
     Tensor,
     place_outputs,
 )
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.types import TensorSpec
+from apq_tvm.types import TensorSpec, Variant
 
 # A constant of up to this many bytes is written into the C source, others go to the weights file.
 SMALL_CONSTANT_BYTES = 256
@@ -71,7 +72,7 @@ def read_graph(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     params: Mapping[str, Array],
-    variants: Mapping[str, tuple[tuple[int, str], ...]],
+    variants: Mapping[str, tuple[Variant, ...]],
     unscheduled: Any,
 ) -> Graph:
     """Read a prepared module.
@@ -84,7 +85,7 @@ def read_graph(
         The ONNX signature; ``main`` takes the inputs first.
     params : mapping of str to ndarray
         ``main``'s further parameters, in order.
-    variants : mapping of str to tuple of (int, str)
+    variants : mapping of str to tuple of Variant
         As in `apq_tvm.types.LoweredModel`.
     unscheduled : tvm.IRModule
         The module before scheduling, in which accesses are checked (`apq_tvm.codegen.bounds`).
@@ -304,7 +305,8 @@ class _Reader:
         name = call.op.name_hint
         func = self.mod[name] if call.op in self.mod.functions else None
         choices = tuple(self.variants.get(name, ()))
-        missing = [n for _, n in choices if n not in _function_names(self.mod)]
+        wanted = [choice.func for choice in choices if choice.func]
+        missing = [name for name in wanted if name not in _function_names(self.mod)]
         if func is None or missing:
             raise UnsupportedModel(
                 f"kernel {name} or one of its variants {missing} is not in the module"
@@ -326,18 +328,36 @@ class _Reader:
         names = symbols_at(self.unscheduled[name], args) if reaches else {}
         self._limit(*shape_limits(name, reaches, names))
         checks = id_checks(func, name, lookups)
-        run = self.mod[choices[0][1]] if choices else func
+        run, taken = func, args
+        if choices:
+            chosen = next(choice for choice in choices if choice.func)
+            run = self.mod[chosen.func]
+            taken = [args[i] for i in chosen.args] if chosen.args is not None else args
         self.graph.calls.append(
             Call(
                 kernel=name,
                 variants=choices,
                 rows=rows,
                 args=tuple(args),
-                work=call_work(run, args, symbols_at(run, args), bool(checks)),
+                work=call_work(run, taken, symbols_at(run, taken), bool(checks)),
                 id_checks=checks,
                 comment=f"{result} = {name}",
+                precision=self._precision(choices, args),
             )
         )
+
+    def _precision(self, choices: Sequence[Variant], args: Sequence[Tensor | str]) -> int:
+        """Number of the layer's run-time precision, -1 if it has none."""
+        widths = [choice.width for choice in choices if choice.width]
+        if not widths:
+            return -1
+        # Weight parameters are called {layer}.{array} (`apq_tvm.lower`).
+        weights = (a for a in args if isinstance(a, Tensor) and a.place is Place.WEIGHT)
+        layer = str(next(weights).key).rpartition(".")[0]
+        mine = Precision(layer, min(widths), max(widths))
+        if mine not in self.graph.precisions:
+            self.graph.precisions.append(mine)
+        return self.graph.precisions.index(mine)
 
     def _limit(self, limits: Mapping[str, int], conditions: Sequence[Condition]) -> None:
         """Take note of what a kernel asks of the input shapes."""

@@ -21,6 +21,8 @@ def scheme_of(spec: LinearSpec, bits: int) -> Scheme:
     """
     if spec.scheme is None:
         raise NotApplicable("the layer's weights are float32")
+    if spec.scheme.family != "int":
+        raise NotApplicable(f"is for uniform integers, not {spec.scheme}")
     if spec.scheme.bits != bits:
         raise NotApplicable(f"is for W{bits}, not {spec.scheme}")
     return spec.scheme
@@ -57,8 +59,8 @@ def check_integer(
     NotApplicable
     """
     scheme = scheme_of(spec, bits)
-    if scheme.act_bits != 8:
-        raise NotApplicable(f"is for int8 activations, not {scheme}")
+    if not scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {scheme}")
     check_features(profile, features, lanes)
     check_int32(spec, lanes)
 
@@ -73,7 +75,7 @@ def check_dequantized(
     NotApplicable
     """
     scheme = scheme_of(spec, bits)
-    if scheme.act_bits == 8:
+    if scheme.integer_acts:
         raise NotApplicable(f"is for float activations, not {scheme}")
     check_features(profile, features, lanes)
 

@@ -23,8 +23,8 @@ def _integer_layout(spec: LinearSpec, profile: DeviceProfile) -> InterleavedLayo
 def _check_integer(spec: LinearSpec, profile: DeviceProfile) -> None:
     if spec.scheme is None:
         raise NotApplicable("the layer's weights are float32")
-    if spec.scheme.act_bits != 8:
-        raise NotApplicable(f"is for int8 activations, not {spec.scheme}")
+    if spec.scheme.family != "int" or not spec.scheme.integer_acts:
+        raise NotApplicable(f"is for integers on both sides, not {spec.scheme}")
     check_int32(spec, LANES)
 
 

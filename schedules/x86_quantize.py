@@ -14,7 +14,12 @@ ELEMENTS_PER_TASK = 16384
 
 
 def quantize_func(
-    k: int, act_group: int, weight_group: int, profile: DeviceProfile, decide: Decide
+    k: int,
+    act_group: int,
+    weight_group: int,
+    profile: DeviceProfile,
+    decide: Decide,
+    bits: int = 8,
 ) -> Any:
     """The unscheduled PrimFunc with this device's choices.
 
@@ -25,10 +30,12 @@ def quantize_func(
     profile : DeviceProfile
     decide : Decide
         ``lanes``: columns in a vector; ``task``: activations in a parallel task.
+    bits : int
+        Of one activation.
     """
     lanes = decide("lanes", (32, 16))
     task = decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4))
-    return quantize_activations(k, act_group, weight_group, lanes, max(1, task // k))
+    return quantize_activations(k, act_group, weight_group, lanes, max(1, task // k), bits)
 
 
 def schedule_quantize(sch: Any, profile: DeviceProfile, decide: Decide) -> None:

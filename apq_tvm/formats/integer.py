@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme, UnsupportedModel
-from apq_tvm.formats.scheme import BITS, check_scheme
+from apq_tvm.formats.family import Family
+from apq_tvm.formats.scheme import BITS, GRAMMAR, check_scheme, parse_integer
 from apq_tvm.types import QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -119,7 +120,8 @@ class IntegerFormat:
             If scheme, shapes, dtypes or ranges do not fit, with the tensor's name.
         """
         scheme = tensor.scheme
-        if (scheme.bits, scheme.zero_points) != (self.bits, self.zero_points):
+        key = (scheme.family, scheme.bits, scheme.zero_points)
+        if key != ("int", self.bits, self.zero_points):
             raise BadScheme(f"{name}: scheme {scheme} is not of format {self.name}")
         if tensor.codes.dtype != np.uint8 or tensor.codes.ndim != 2 or tensor.codes.size == 0:
             raise BadScheme(
@@ -238,7 +240,7 @@ FORMATS = tuple(IntegerFormat(bits, zero) for bits in BITS for zero in (False, T
 
 
 def format_of(scheme: Scheme) -> IntegerFormat:
-    """Format of a scheme's weights.
+    """Integer format of a scheme's weights.
 
     Raises
     ------
@@ -246,26 +248,9 @@ def format_of(scheme: Scheme) -> IntegerFormat:
         If there is none.
     """
     for fmt in FORMATS:
-        if (fmt.bits, fmt.zero_points) == (scheme.bits, scheme.zero_points):
+        if ("int", fmt.bits, fmt.zero_points) == (scheme.family, scheme.bits, scheme.zero_points):
             return fmt
     raise BadScheme(f"scheme {scheme}: weights of {scheme.bits} bits; 1..8 are possible")
-
-
-def dequantize(tensor: QuantizedTensor) -> F32:
-    """Decode a quantized matrix to float32 [N, K].
-
-    Raises
-    ------
-    BadScheme
-        If its arrays do not fit its scheme.
-    """
-    return format_of(tensor.scheme).dequantize_ref(tensor)
-
-
-def bits_per_weight(tensor: QuantizedTensor) -> float:
-    """Bits per weight of a tensor, scales and zero points included."""
-    fmt = format_of(tensor.scheme)
-    return fmt.bits_per_weight(tensor.codes.shape[1], tensor.scheme.group_size)
 
 
 def round_scale(scale: F32) -> F32:
@@ -359,3 +344,22 @@ def _span(lo: F32, hi: F32) -> F32:
     zero = np.float32(0)
     with np.errstate(over="ignore"):
         return np.asarray(np.maximum(hi, zero) - np.minimum(lo, zero), np.float32)
+
+
+def _nbytes(tensor: QuantizedTensor) -> int:
+    code_bits = tensor.codes.size * tensor.scheme.bits
+    zeros = 0 if tensor.zeros is None else tensor.zeros.size
+    return (code_bits + 7) // 8 + tensor.scales.nbytes + zeros
+
+
+FAMILY = Family(
+    name="int",
+    grammar=GRAMMAR,
+    examples=("W4A8g32", "W4zA8g32", "W8A8", "W8A8g32", "W4A16g128", "W3A8g64", "W4A4g32"),
+    parse=parse_integer,
+    check=lambda tensor, name: format_of(tensor.scheme).check(tensor, name),
+    dequantize=lambda tensor, bits: format_of(tensor.scheme).dequantize_ref(tensor),
+    nbytes=_nbytes,
+    embedding=lambda scheme: scheme,
+)
+"""Uniform integers."""

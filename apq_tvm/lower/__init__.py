@@ -72,6 +72,7 @@ def lower(
     # TVM's importer prints on standard output, which belongs to --json.
     with contextlib.redirect_stdout(sys.stderr):
         mod = import_graph(model, converters, params, hidden, variables, symbols)
+        linears.finish()
         mod = _fuse(mod)
     return LoweredModel(packed, mod, params, linears.variants, linears.funcs)
 

@@ -16,14 +16,12 @@ from tvm import relax
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.x86_quantize import quantize_func
 from apq_tvm.select import epilogue, linear_spec
-from apq_tvm.types import KernelPlan, Node
+from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.decide import Decide
-    from apq_tvm.schedules.linear_kernel import LinearKernel
+    from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,7 @@ class LinearFunc:
 
     kernel: LinearKernel
     spec: LinearSpec
+    params: tuple[Any, ...] = ()
 
 
 class LinearLowering:
@@ -50,7 +49,7 @@ class LinearLowering:
     ----------
     funcs : dict of str to LinearFunc
         By PrimFunc name.
-    variants : dict of str to tuple of (int, str)
+    variants : dict of str to tuple of Variant
         As in `LoweredModel.variants`.
     """
 
@@ -65,12 +64,13 @@ class LinearLowering:
         self._kernels = kernels
         self._decide = decide
         self._param_vars = param_vars
-        self._entry: dict[tuple[LinearSpec, str], str] = {}
-        self._quantized: dict[tuple[Any, int, int], tuple[Any, ...]] = {}
-        self._quantizers: dict[str, Any] = {}
+        self._entry: dict[tuple[LinearSpec, str], _Entry] = {}
+        self._prepared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._preparations: dict[str, Preparation] = {}
+        self._needed: dict[str, set[tuple[int, int]]] = {}
         self._vars: dict[str, relax.GlobalVar] = {}
         self.funcs: dict[str, LinearFunc] = {}
-        self.variants: dict[str, tuple[tuple[int, str], ...]] = {}
+        self.variants: dict[str, tuple[Variant, ...]] = {}
 
     def convert(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """Lower one ``apq.Linear``.
@@ -87,57 +87,185 @@ class LinearLowering:
         x2d = bb.emit(relax.op.reshape(x, relax.ShapeExpr([m, spec.k])))
         entry = self._add_funcs(bb, node, spec)
         weights = self._param_vars(node.name)
-        args = [*self._activations(bb, x, x2d, m, spec), *weights.values()]
+        args: list[Any] = []
+        for preparation in entry.preparations:
+            args += self._prepare(bb, x, x2d, m, preparation, weights)
+        if entry.takes_x:
+            args.append(x2d)
+        args += weights.values()
         if spec.bias:
             args.append(bias)
         if spec.residual:
             args.append(bb.emit(relax.op.reshape(residual, relax.ShapeExpr([m, spec.n]))))
         out = relax.TensorType((m, spec.n), "float32")
-        y = bb.emit(relax.call_tir(self._vars[entry], args, out))
+        y = bb.emit(relax.call_tir(self._vars[entry.func], args, out))
         return relax.op.reshape(y, relax.ShapeExpr([*lead, spec.n]))
 
-    def _add_funcs(self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec) -> str:
+    def finish(self) -> None:
+        """Once all layers are lowered: run each preparation only where some kernel reads it."""
+        for key, needed in self._needed.items():
+            self.variants[key] = _ranges(key, needed)
+
+    def _add_funcs(self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec) -> _Entry:
         choices = self._plan.choices[node.name]
         key = (spec, choices[0].layout)
         if key in self._entry:
             return self._entry[key]
-        names = []
-        for choice in choices:
-            kernel = self._kernels[choice.kernel]
-            name = f"{kernel.name}_{spec_suffix(spec)}"
-            func = kernel.func(spec, self._plan.profile, self._decide(kernel.name, spec))
+        made = [self._add_kernel(bb, choice, spec) for choice in choices]
+        entry = _Entry.of(tuple(made))
+        if entry.shared:
+            stub = _dispatch(entry.func, made)
+            self._vars[entry.func] = bb.add_func(stub, entry.func)
+        if entry.shared or len(made) > 1:
+            self.variants[entry.func] = entry.variants
+        self._entry[key] = entry
+        return entry
+
+    def _add_kernel(self, bb: relax.BlockBuilder, choice: KernelChoice, spec: LinearSpec) -> _Made:
+        kernel = self._kernels[choice.kernel]
+        decide = self._decide(kernel.name, spec)
+        name = f"{kernel.name}_{spec_suffix(spec)}"
+        if name not in self.funcs:
+            func = kernel.func(spec, self._plan.profile, decide)
             # A global symbol keeps variants, which no Relax call names, from dead code elimination.
             self._vars[name] = bb.add_func(func.with_attr("global_symbol", name), name)
-            self.funcs[name] = LinearFunc(kernel, spec)
-            names.append((choice.m_max, name))
-        self._entry[key] = names[0][1]
-        if len(names) > 1:
-            self.variants[names[0][1]] = tuple(names)
-        return names[0][1]
+            self.funcs[name] = LinearFunc(kernel, spec, tuple(func.params))
+        preparation = kernel.prepare(spec, self._plan.profile, decide)
+        if preparation is not None:
+            preparation = self._preparations.setdefault(preparation.key, preparation)
+            self._needed.setdefault(preparation.key, set()).add((choice.m_min, choice.m_max))
+        return _Made(choice, name, self.funcs[name].params, preparation)
 
-    def _activations(
-        self, bb: relax.BlockBuilder, x: Any, x2d: Any, m: Any, spec: LinearSpec
+    def _prepare(
+        self,
+        bb: relax.BlockBuilder,
+        x: Any,
+        x2d: Any,
+        m: Any,
+        preparation: Preparation,
+        weights: Mapping[str, Any],
     ) -> tuple[Any, ...]:
-        """The activation operands: ``(x,)`` for float kernels, ``(xq, xs, xsum)`` otherwise."""
-        if spec.scheme is None or spec.scheme.act_bits != 8:
-            return (x2d,)
-        groups = (spec.scheme.act_group, spec.scheme.group_size)
-        key = (x, *groups)
-        if key not in self._quantized:
-            name = f"quantize_k{spec.k}_{suffix(groups[0])}_{suffix(groups[1])}"
-            if name not in self._quantizers:
-                func = quantize_func(spec.k, *groups, self._plan.profile, Defaults())
-                self._vars[name] = bb.add_func(func.with_attr("global_symbol", name), name)
-                self._quantizers[name] = func
+        """The outputs of a preparation of x; layers that read one x share them."""
+        read = tuple(weights[name] for name in preparation.weights)
+        key = (x, preparation.key, read)
+        if key not in self._prepared:
+            name = preparation.key
+            if name not in self._vars:
+                func = preparation.func.with_attr("global_symbol", name)
+                self._vars[name] = bb.add_func(func, name)
             outs = [
                 relax.TensorType((m, *buffer.shape[1:]), buffer.dtype)
-                for buffer in self._quantizers[name].params[1:]
+                for buffer in _outputs(preparation)
             ]
-            packed = bb.emit(relax.call_tir(self._vars[name], [x2d], outs))
-            self._quantized[key] = tuple(
-                bb.emit(relax.TupleGetItem(packed, i)) for i in range(len(outs))
+            single = len(outs) == 1
+            args = [x2d, *read]
+            made = bb.emit(relax.call_tir(self._vars[name], args, outs[0] if single else outs))
+            self._prepared[key] = (
+                (made,)
+                if single
+                else tuple(bb.emit(relax.TupleGetItem(made, i)) for i in range(len(outs)))
             )
-        return self._quantized[key]
+        return self._prepared[key]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A choice, its PrimFunc and what it needs done to x."""
+
+    choice: KernelChoice
+    func: str
+    params: tuple[Any, ...]
+    preparation: Preparation | None
+
+    @property
+    def head(self) -> tuple[Any, ...]:
+        """The parameters that are activations: outputs of the preparation, or x."""
+        return self.params[: len(_outputs(self.preparation)) if self.preparation else 1]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """The PrimFunc that a Relax call names, and what the call's arguments start with.
+
+    Where kernels of one layer want x prepared differently, the call takes what any of them needs
+    (`shared`) and every variant picks its part of the arguments.
+    """
+
+    func: str
+    preparations: tuple[Preparation, ...]
+    takes_x: bool
+    variants: tuple[Variant, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether the call's arguments are more than any one kernel takes."""
+        return len(self.preparations) + self.takes_x > 1
+
+    @classmethod
+    def of(cls, made: tuple[_Made, ...]) -> _Entry:
+        """The call that serves all of a layer's kernels."""
+        heads = {m.preparation.key if m.preparation else "": m for m in made}
+        start, spans = 0, {}
+        for key in sorted(heads, key=lambda key: not key):  # x comes last
+            spans[key] = range(start, start + len(heads[key].head))
+            start = spans[key].stop
+        shared = len(heads) > 1
+
+        def args(m: _Made) -> tuple[int, ...] | None:
+            if not shared:
+                return None
+            head = spans[m.preparation.key if m.preparation else ""]
+            return (*head, *range(start, start + len(m.params) - len(head)))
+
+        return cls(
+            f"any_{made[0].func}" if shared else made[0].func,
+            tuple(p for key in spans if (p := heads[key].preparation) is not None),
+            "" in heads,
+            tuple(Variant(m.choice.m_max, m.func, m.choice.width, args(m)) for m in made),
+        )
+
+
+def _dispatch(name: str, made: Sequence[_Made]) -> Any:
+    """An empty PrimFunc with the arguments of a shared call: what Relax needs to see."""
+    from tvm import tirx
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    heads = {m.preparation.key if m.preparation else "": m for m in made}
+    first = [p for key in sorted(heads, key=lambda key: not key) for p in heads[key].head]
+    last = made[0].params[len(made[0].head) :]
+    m = tirx.Var("m", "int64")
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name(name)
+        b.func_attr({"apq.op": "dispatch", "op_pattern": 8, "global_symbol": name})
+        for i, param in enumerate((*first, *last)):
+            shape = [m if isinstance(d, tirx.Var) else d for d in param.shape]
+            b.match_buffer(b.arg(f"a{i}", b.handle()), shape, param.dtype, align=4, offset_factor=1)
+        b.evaluate(tirx.const(0, "int32"))
+    return builder.get()
+
+
+def _outputs(preparation: Preparation) -> list[Any]:
+    """Buffers that a preparation writes; M is the first axis of each."""
+    return list(preparation.func.params)[1 + len(preparation.weights) :]
+
+
+def _ranges(func: str, needed: set[tuple[int, int]]) -> tuple[Variant, ...]:
+    """`func` for the rows in any of the ranges (m_min, m_max), nothing elsewhere."""
+    variants: list[Variant] = []
+    covered = 0  # all rows up to here are dealt with
+    for m_min, m_max in sorted(needed):
+        if m_max >= 0 and m_max <= covered:
+            continue
+        if m_min > covered + 1:
+            variants.append(Variant(m_min - 1, ""))
+        elif variants:
+            variants.pop()
+        variants.append(Variant(m_max, func))
+        covered = m_max
+        if m_max < 0:
+            return tuple(variants)
+    return (*variants, Variant(-1, ""))
 
 
 def known_shape(x: Any, node: Node) -> list[Any]:
@@ -157,12 +285,9 @@ def known_shape(x: Any, node: Node) -> list[Any]:
     return list(shape.values)
 
 
-def suffix(group: int) -> str:
-    """``g32``, or ``row``."""
-    return f"g{group}" if group > 0 else "row"
-
-
 def spec_suffix(spec: LinearSpec) -> str:
     """What tells apart the PrimFuncs that one kernel makes, e.g. ``384x1536_W4A8g32_bias_gelu``."""
-    parts = [f"{spec.n}x{spec.k}", str(spec.scheme) if spec.scheme else ""]
+    scheme = str(spec.scheme).replace("*", "s").replace("-", "to").replace(".", "p")
+    details = [f"{name}{value}" for name, value in spec.details]
+    parts = [f"{spec.n}x{spec.k}", scheme if spec.scheme else "", *details]
     return "_".join([part for part in parts if part] + epilogue(spec))

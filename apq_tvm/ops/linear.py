@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
+from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout, WeightLayout
 from apq_tvm.tensorize.unit import Unit, centred_code, decode
 from apq_tvm.types import Scheme
 
@@ -42,6 +42,8 @@ class LinearSpec:
     activation : str
         One of `ACTIVATIONS`.
     residual : bool
+    details : tuple of (str, int)
+        Sizes of the weights that scheme and shape do not tell (`apq_tvm.formats.details`).
     """
 
     n: int
@@ -50,6 +52,7 @@ class LinearSpec:
     bias: bool = False
     activation: str = ""
     residual: bool = False
+    details: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def integer_linear(
     Parameters
     ----------
     spec : LinearSpec
-        With 8-bit activations.
+        With integer activations.
     layout : InterleavedLayout
     m_tile, streams : int
         See the module's docstring.
@@ -133,7 +136,7 @@ def integer_linear(
     assert spec.scheme is not None
     with IRBuilder() as builder:
         with b.prim_func(s_tir=True):
-            operands = _Operands(spec)
+            operands = Operands(spec)
             m, groups = operands.m, act_groups(layout, spec.scheme, spec.k)
             xq = operands.declare("xq", (m, layout.padded_k(spec.k)), "int8")
             xs = operands.declare("xs", (m, groups), "float32")
@@ -169,7 +172,7 @@ def float_linear(
 
     with IRBuilder() as builder:
         with b.prim_func(s_tir=True):
-            operands = _Operands(spec)
+            operands = Operands(spec)
             x = operands.declare("x", (operands.m, spec.k), "float32")
             weights = operands.weights(layout)
             bias, residual, y = operands.epilogue()
@@ -200,7 +203,7 @@ def dense_linear(spec: LinearSpec, layout: FloatLayout) -> Any:
 
     with IRBuilder() as builder:
         with b.prim_func(s_tir=True):
-            operands = _Operands(spec)
+            operands = Operands(spec)
             x = operands.declare("x", (operands.m, spec.k), "float32")
             weight = operands.weights(layout)["weight"]
             bias, residual, y = operands.epilogue()
@@ -214,12 +217,12 @@ def dense_linear(spec: LinearSpec, layout: FloatLayout) -> Any:
             with b.grid(*shape) as loops, b.sblock("store"):
                 i, nb, r = b.axis.remap("SSS", loops)
                 col = nb * _i64(layout.rows) + r
-                value = _epilogue(spec, sums[i, nb, r], bias, residual, i, col)
-                _store_inside(y, value, i, col, col < _i64(spec.n), spec.n % layout.rows == 0)
+                value = epilogue_of(spec, sums[i, nb, r], bias, residual, i, col)
+                store_inside(y, value, i, col, col < _i64(spec.n), spec.n % layout.rows == 0)
     return builder.get()
 
 
-def _epilogue(
+def epilogue_of(
     spec: LinearSpec,
     total: Expr,
     bias: Buffer | None,
@@ -234,7 +237,7 @@ def _epilogue(
     return value if residual is None else value + residual[row, col]
 
 
-def _store_inside(y: Buffer, value: Expr, row: Expr, col: Expr, inside: Expr, always: bool) -> None:
+def store_inside(y: Buffer, value: Expr, row: Expr, col: Expr, inside: Expr, always: bool) -> None:
     """Store where `inside` holds. (TVM calls a block with such a predicate not affine.)"""
     from tvm.tirx.script.builder import ir as b
 
@@ -245,7 +248,7 @@ def _store_inside(y: Buffer, value: Expr, row: Expr, col: Expr, inside: Expr, al
             b.buffer_store(y, value, [row, col])
 
 
-class _Operands:
+class Operands:
     """Declares the buffers of a linear PrimFunc in the order of the calling convention."""
 
     def __init__(self, spec: LinearSpec) -> None:
@@ -259,17 +262,20 @@ class _Operands:
         self.m = tirx.Var("m", "int64")
 
     def declare(self, name: str, shape: tuple[Any, ...], dtype: str, align: int = 4) -> Buffer:
+        """Declare one argument."""
         from tvm.tirx.script.builder import ir as b
 
         extents = [_i64(s) if isinstance(s, int) else s for s in shape]
         return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
 
-    def weights(self, layout: InterleavedLayout | FloatLayout) -> dict[str, Buffer]:
+    def weights(self, layout: WeightLayout) -> dict[str, Buffer]:
+        """Declare the packed arrays of a layout, by name."""
         # Packed arrays start on cache lines, so that vector loads may be aligned ones.
         shapes = layout.shapes(self.spec.n, self.spec.k).items()
         return {name: self.declare(name, shape, dtype, 64) for name, (shape, dtype) in shapes}
 
     def epilogue(self) -> tuple[Buffer | None, Buffer | None, Buffer]:
+        """Declare bias, residual and y, the first two where the layer has them."""
         spec = self.spec
         bias = self.declare("bias", (spec.n,), "float32") if spec.bias else None
         whole = (self.m, spec.n)
@@ -292,7 +298,7 @@ class _Nest:
         self.unit = unit_of(layout)
         scheme = spec.scheme
         assert scheme is not None
-        self.token_scale = scheme.act_bits == 8 and scheme.act_group == -1
+        self.token_scale = scheme.integer_acts and scheme.act_group == -1
         tiles = (m + _i64(blocking.m_tile - 1)) // _i64(blocking.m_tile)
         outer = [tiles, _i64(blocking.bundles)]
         self._pairs = [_i64(blocking.per_unit)] if blocking.per_unit > 1 else []
@@ -451,7 +457,7 @@ class _Nest:
             col = self._block_index(target[1], target[2]) * _i64(rows) + r
             if xs is not None and self.token_scale:
                 total = total * xs[row, _i64(0)]
-            return _epilogue(self.spec, total, bias, residual, row, col), [row, col]
+            return epilogue_of(self.spec, total, bias, residual, row, col), [row, col]
 
         def full(target: list[Expr]) -> Expr:
             return self._block_index(target[1], target[2]) < _i64(n // rows)
@@ -462,7 +468,7 @@ class _Nest:
         with b.grid(*self.sums_shape) as loops, b.sblock("store"):
             *target, r = b.axis.remap("S" * len(self.sums_shape), loops)
             value, (row, col) = output(target, sums[(*target, r)], r)
-            _store_inside(y, value, row, col, full(target), not self._ragged)
+            store_inside(y, value, row, col, full(target), not self._ragged)
 
     def _store_ragged(self, sums: Buffer, y: Buffer, output: Any, full: Any) -> None:
         """Whole vectors for full row blocks; lane by lane, from a copy, for the last one.

@@ -30,13 +30,16 @@ Buffer = Any
 TINY = 2.0**-100
 """Largest magnitudes below this count as zero."""
 
-_MAX_CODE = 127.0
-
 
 def quantize_activations(
-    k: int, act_group: int, weight_group: int, lanes: int = 32, row_block: int = 1
+    k: int,
+    act_group: int,
+    weight_group: int,
+    lanes: int = 32,
+    row_block: int = 1,
+    bits: int = 8,
 ) -> PrimFunc:
-    """Quantize rows of float32 activations to int8.
+    """Quantize rows of float32 activations to int8, or to fewer bits in int8.
 
     Parameters
     ----------
@@ -50,6 +53,8 @@ def quantize_activations(
         Columns handled together (16 where a group has 16), rows of which are independent.
     row_block : int
         Rows in one parallel task.
+    bits : int
+        2..8: codes lie in [-(2^(bits-1) - 1), 2^(bits-1) - 1].
 
     Returns
     -------
@@ -62,6 +67,8 @@ def quantize_activations(
     NotApplicable
         The groups do not divide each other.
     """
+    if not 2 <= bits <= 8:
+        raise NotApplicable(f"activations of {bits} bits; 2..8 are possible")
     step = max(UNIT_K, weight_group)
     padded = -(-k // step) * step
     sum_width = padded if weight_group == -1 else weight_group
@@ -71,15 +78,23 @@ def quantize_activations(
             f"K={k}: activation groups of {width} and weight groups of {sum_width} do not nest; "
             "use one group size for both or whole rows of activations"
         )
-    return _Quantize(k, padded, width, sum_width, min(lanes, sum_width), row_block).build()
+    return _Quantize(k, padded, width, sum_width, min(lanes, sum_width), row_block, bits).build()
 
 
 class _Quantize:
     def __init__(
-        self, k: int, padded: int, width: int, sum_width: int, lanes: int, row_block: int
+        self,
+        k: int,
+        padded: int,
+        width: int,
+        sum_width: int,
+        lanes: int,
+        row_block: int,
+        bits: int,
     ) -> None:
         self.k, self.padded, self.width, self.sum_width = k, padded, width, sum_width
         self.lanes, self.row_block = lanes, row_block
+        self.most = float((1 << (bits - 1)) - 1)
 
     def build(self) -> PrimFunc:
         m = tirx.Var("m", "int64")
@@ -157,8 +172,8 @@ class _Quantize:
             b.writes(inverse[0], self.xs[row, group])
             size = tirx.reinterpret("float32", top[0])
             tiny = size < tirx.const(TINY, "float32")
-            zero, most = tirx.const(0.0, "float32"), tirx.const(_MAX_CODE, "float32")
-            scale = tirx.Select(tiny, zero, size * tirx.const(1 / _MAX_CODE, "float32"))
+            zero, most = tirx.const(0.0, "float32"), tirx.const(self.most, "float32")
+            scale = tirx.Select(tiny, zero, size * tirx.const(1 / self.most, "float32"))
             b.buffer_store(self.xs, scale, [row, group])
             b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
         parts = self.width // self.sum_width
@@ -190,8 +205,8 @@ class _Quantize:
                 b.reads(x(first + c * lanes + e), inverse[0])
                 b.writes(codes[e])
                 value = tirx.nearbyint(x(first + c * lanes + e) * inverse[0])
-                most = tirx.const(_MAX_CODE, "float32")
-                value = tirx.max(tirx.min(value, most), tirx.const(-_MAX_CODE, "float32"))
+                most = tirx.const(self.most, "float32")
+                value = tirx.max(tirx.min(value, most), tirx.const(-self.most, "float32"))
                 b.buffer_store(codes, value.astype("int32"), [e])
             with b.serial(0, lanes) as e0, b.sblock(f"store{suffix}"):
                 e = b.axis.spatial(lanes, e0)

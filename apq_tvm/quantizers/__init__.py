@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from apq_tvm.quantizers.plan import quantize
-from apq_tvm.quantizers.rtn import quantize_tensor
+from apq_tvm.quantizers.registry import quantize_tensor
 
 __all__ = ["quantize", "quantize_tensor"]

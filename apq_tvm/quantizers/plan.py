@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats.scheme import parse_scheme
+from apq_tvm.formats import embedding_scheme, parse_scheme
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.rtn import quantize_tensor
-from apq_tvm.types import WEIGHT_INPUT, ImportedModel, Node, QuantizedModel, QuantizedTensor, Scheme
+from apq_tvm.quantizers.registry import QUANTIZERS, quantize_tensor
+from apq_tvm.types import (
+    WEIGHT_INPUT,
+    Calibration,
+    ImportedModel,
+    Node,
+    QuantizedModel,
+    QuantizedTensor,
+    Scheme,
+)
 
 MIN_K = 16
 """Linear layers with fewer inputs stay float: the smallest group is 16."""
@@ -32,6 +41,7 @@ class _Layer:
     weight: str
     scheme: Scheme | None
     note: str
+    kept: bool = False  # the file's own codes
 
     @property
     def key(self) -> str:
@@ -44,6 +54,7 @@ def quantize(
     tensor_types: Mapping[str, str] | None = None,
     search: bool = True,
     progress: Progress | None = None,
+    calibration: Calibration | None = None,
 ) -> QuantizedModel:
     """Quantize every linear layer and embedding table of a model.
 
@@ -51,19 +62,22 @@ def quantize(
     ----------
     model : ImportedModel
     scheme : Scheme, str or None
-        For every layer that `tensor_types` does not name; ``"float"`` or None keeps them float.
-        Embedding tables use its bits, group and zero points.
+        For every layer that `tensor_types` does not name; ``"float"`` or None keeps them float. A
+        weight that came quantized keeps the file's codes (`ImportedModel.quantized`), whatever
+        their bits and groups: only the activations' part counts for it then. Embedding tables use its bits, group and zero points, or those that its family names.
     tensor_types : mapping of str to str, optional
         Regular expression → scheme string. It is searched for in the node's and in the weight's
         name; of several that match, the last one counts.
     search : bool
         False rounds plainly, from each group's maximum.
     progress : Progress, optional
+    calibration : Calibration, optional
+        What is known of the layers' inputs; it must be of this model.
 
     Returns
     -------
     QuantizedModel
-        `notes` says of every layer that stays float why.
+        `notes` says of every layer that stays float why, and whose codes are the file's.
 
     Raises
     ------
@@ -74,21 +88,57 @@ def quantize(
     """
     default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
     layers = tuple(_layers(model, default, tensor_types or {}))
-    wanted = {layer.key: layer for layer in layers if layer.scheme is not None}
+    # Of layers that share weight and scheme the one that keeps codes comes last, and counts.
+    wanted = {
+        layer.key: layer
+        for layer in sorted(layers, key=lambda layer: layer.kept)
+        if layer.scheme is not None
+    }
     progress = progress or Silent()
+    stats = calibration.layers if calibration else {}
+    shared = {
+        scheme: _prepare(model, wanted.values(), scheme, calibration, progress)
+        for scheme in {layer.scheme for layer in wanted.values() if layer.scheme is not None}
+    }
     tensors: dict[str, QuantizedTensor] = {}
     with progress.stage("quantize", len(wanted)):
         for key, layer in wanted.items():
             assert layer.scheme is not None
             progress.advance(layer.weight)
+            if layer.kept:
+                tensors[key] = replace(model.quantized[layer.weight], scheme=layer.scheme)
+                continue
             weight = np.asarray(model.weights[layer.weight], np.float32)
-            tensors[key] = quantize_tensor(weight, layer.scheme, layer.weight, search)
+            known = stats.get(layer.node)
+            tensors[key] = quantize_tensor(
+                weight, layer.scheme, layer.weight, search, known, shared[layer.scheme]
+            )
     return QuantizedModel(
         model,
         tensors,
         {layer.node: layer.key for layer in layers if layer.scheme is not None},
-        {layer.node: layer.note for layer in layers if layer.scheme is None},
+        {layer.node: layer.note for layer in layers if layer.scheme is None or layer.kept},
     )
+
+
+def _prepare(
+    model: ImportedModel,
+    layers: Iterable[_Layer],
+    scheme: Scheme,
+    calibration: Calibration | None,
+    progress: Progress,
+) -> Any:
+    """What the layers of one scheme share, such as codebooks."""
+    prepare = QUANTIZERS[scheme.family].prepare
+    if prepare is None:
+        return None
+    names = dict.fromkeys(
+        layer.weight for layer in layers if layer.scheme == scheme and not layer.kept
+    )
+    if not names:
+        return None
+    weights = {name: np.asarray(model.weights[name], np.float32) for name in names}
+    return prepare(weights, scheme, calibration, progress)
 
 
 def _layers(
@@ -101,19 +151,32 @@ def _layers(
         weight = _weight_of(node)
         if weight is None:
             continue
-        chosen, note = default, "the scheme is float"
+        chosen, note, kept = default, "the scheme is float", False
         if default is not None and (reason := _small(node, model.weights[weight].shape)):
             chosen, note = None, reason
+        elif default is not None and node.op == "apq.Embedding":
+            chosen = embedding_scheme(default)
+        if default is not None and chosen is not None and weight in model.quantized:
+            chosen, kept = _with_activations(model.quantized[weight].scheme, default), True
+            note = "; ".join(filter(None, map(model.notes.get, (weight, node.name))))
         for pattern, expression, scheme in rules:
             if expression.search(node.name) or expression.search(weight):
                 unused.discard(pattern)
-                chosen, note = scheme, f"asked for by {pattern!r}"
-        yield _Layer(node.name, weight, chosen, note)
+                chosen, note, kept = scheme, f"asked for by {pattern!r}", False
+                if scheme is not None and node.op == "apq.Embedding":
+                    chosen = embedding_scheme(scheme)
+        yield _Layer(node.name, weight, chosen, note, kept)
     if unused:
         raise BadScheme(
             f"tensor type {', '.join(map(repr, sorted(unused)))} matches no linear layer or "
             f"embedding of {model.name}; `inspect` lists their names"
         )
+
+
+def _with_activations(weights: Scheme, default: Scheme) -> Scheme:
+    """The scheme of a file's codes with the activations of the user's scheme."""
+    per_token = default.per_token and weights.group_size != -1
+    return replace(weights, act_bits=default.act_bits, per_token=per_token)
 
 
 def _weight_of(node: Node) -> str | None:

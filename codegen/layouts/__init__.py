@@ -14,6 +14,7 @@ from apq_tvm.codegen.layouts.interleaved import (
     InterleavedLayout,
     split_fields,
 )
+from apq_tvm.codegen.layouts.layout import Details, WeightLayout
 from apq_tvm.errors import PackError
 from apq_tvm.types import Scheme
 
@@ -21,45 +22,67 @@ __all__ = [
     "LAYOUTS",
     "ROWS",
     "UNIT_K",
+    "Details",
     "Field",
     "FloatLayout",
     "InterleavedLayout",
+    "WeightLayout",
+    "default_layout",
     "embedding_layout",
-    "float_layout",
-    "integer_layout",
     "split_fields",
+    "weight_layout",
 ]
 
-LAYOUTS = (InterleavedLayout, FloatLayout)
+LAYOUTS: tuple[type[WeightLayout], ...] = (InterleavedLayout, FloatLayout)
 """Every layout family. A new one is a file and a line here."""
 
 
-def integer_layout(name: str, scheme: Scheme) -> InterleavedLayout:
-    """Read the name of a layout that holds codes of `scheme`, e.g. ``W4r8k4``.
+def weight_layout(name: str, scheme: Scheme | None, details: Details = ()) -> WeightLayout:
+    """Read the name of a layout.
+
+    Parameters
+    ----------
+    name : str
+        E.g. ``W4r8k4``.
+    scheme : Scheme or None
+        Of the codes it holds; None for float32 weights.
+    details : tuple of (str, int)
+        What `apq_tvm.formats.details` says of the tensor.
 
     Raises
     ------
     PackError
-        If no layout of codes has this name or it does not fit the scheme.
+        If no layout has this name or it does not fit the scheme.
     """
-    layout = InterleavedLayout.parse(name, scheme)
-    if layout is None:
-        raise PackError(f"no integer layout is called {name!r}; W{{bits}}r{{rows}}k4 is")
-    return layout
+    for layout in LAYOUTS:
+        found = layout.parse(name, scheme, details)
+        if found is not None:
+            return found
+    raise PackError(f"no layout of {scheme or 'float32'} weights is called {name!r}")
 
 
-def float_layout(name: str) -> FloatLayout:
-    """Read the name of a layout that holds float32 weights, e.g. ``F32r16``.
+def default_layout(scheme: Scheme | None, details: Details, vector_bytes: int) -> WeightLayout:
+    """The layout in which a scheme's weights are stored where no kernel asks for another.
+
+    Parameters
+    ----------
+    scheme : Scheme or None
+        None for float32 weights.
+    details : tuple of (str, int)
+        What `apq_tvm.formats.details` says of the tensor.
+    vector_bytes : int
+        Of the device's vectors.
 
     Raises
     ------
     PackError
-        If no float layout has this name.
+        If no layout holds such codes.
     """
-    layout = FloatLayout.parse(name, None)
-    if layout is None:
-        raise PackError(f"no float layout is called {name!r}; F32r{{rows}} is")
-    return layout
+    for layout in LAYOUTS:
+        found = layout.choose(scheme, details, vector_bytes)
+        if found is not None:
+            return found
+    raise PackError(f"no layout holds {scheme or 'float32'} weights")
 
 
 def embedding_layout(scheme: Scheme) -> InterleavedLayout:

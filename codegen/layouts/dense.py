@@ -7,11 +7,14 @@ a last axis of 1: embedding tables.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.types import PackedTensor, Scheme
 
@@ -40,7 +43,9 @@ class FloatLayout:
             raise PackError(f"float layout rows={self.rows}: 1..99 are possible")
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None) -> FloatLayout | None:
+    def parse(
+        cls, name: str, scheme: Scheme | None, details: Details = ()
+    ) -> FloatLayout | None:
         """Read `name`; None if it is not of this family.
 
         Raises
@@ -54,6 +59,13 @@ class FloatLayout:
         if scheme is not None:
             raise PackError(f"layout {name} holds float weights, not scheme {scheme}")
         return cls(int(match[1]))
+
+    @classmethod
+    def choose(
+        cls, scheme: Scheme | None, details: Details, vector_bytes: int
+    ) -> FloatLayout | None:
+        """One vector of rows, for float32 weights."""
+        return cls(vector_bytes // 4) if scheme is None else None
 
     @property
     def name(self) -> str:
@@ -85,7 +97,23 @@ class FloatLayout:
         packed = padded.reshape(blocks, self.rows, k).transpose(0, 2, 1)
         return PackedTensor(self.name, {"weight": np.ascontiguousarray(packed)})
 
-    def unpack(self, packed: PackedTensor, n: int, k: int) -> NDArray[np.float32]:
+    def row_blocks(self, n: int) -> int:
+        """Blocks of R rows that hold `n` rows."""
+        return -(-n // self.rows)
+
+    def padded_k(self, k: int) -> int:
+        """K: there is no padding."""
+        return k
+
+    def weight(
+        self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
+    ) -> Any:
+        """TensorIR float32 expression of the weight of row ``block * R + lane``, column `k`."""
+        return arrays["weight"][block, k, lane]
+
+    def unpack(
+        self, packed: PackedTensor, n: int, k: int, scheme: Scheme | None = None
+    ) -> NDArray[np.float32]:
         """Inverse of `pack`: float32 [n, k].
 
         Raises

@@ -23,11 +23,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
+from apq_tvm.tensorize.unit import Unit, centred_code, decode
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 UNIT_K = 32
@@ -116,21 +119,34 @@ class InterleavedLayout:
             )
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme) -> InterleavedLayout | None:
+    def parse(
+        cls, name: str, scheme: Scheme | None, details: Details = ()
+    ) -> InterleavedLayout | None:
         """Read `name`; groups and zero points come from `scheme`. None if it is not of this family.
 
         Raises
         ------
         PackError
-            If the name's bits are not the scheme's.
+            If the scheme is none of integers or has other bits than the name.
         """
         match = _NAME.match(name)
         if match is None:
             return None
+        if scheme is None or scheme.family != "int":
+            raise PackError(f"layout {name} holds integer codes, not {scheme or 'float32 weights'}")
         bits, rows = int(match[1]), int(match[2])
         if bits != scheme.bits:
             raise PackError(f"layout {name} has {bits} bits, scheme {scheme} has {scheme.bits}")
         return cls(bits, rows, scheme.group_size, scheme.zero_points)
+
+    @classmethod
+    def choose(
+        cls, scheme: Scheme | None, details: Details, vector_bytes: int
+    ) -> InterleavedLayout | None:
+        """One vector of int32 lanes, for uniform integers."""
+        if scheme is None or scheme.family != "int":
+            return None
+        return cls(scheme.bits, vector_bytes // 4, scheme.group_size, scheme.zero_points)
 
     @property
     def name(self) -> str:
@@ -249,6 +265,21 @@ class InterleavedLayout:
         return QuantizedTensor(
             np.ascontiguousarray(codes), np.ascontiguousarray(scales), zeros, scheme
         )
+
+    def weight(
+        self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
+    ) -> Any:
+        """TensorIR float32 expression of the weight of row ``block * R + lane``, column `k`."""
+        unit, group = k // UNIT_K, 0 if self.group_size == -1 else k // self.group_size
+        codes, vector = arrays["codes"], k % UNIT_K // 4
+        fields = tuple((f.width, f.shift) for f in self.fields)
+        shape = Unit(self.bits, self.rows, fields)
+        if self.rows == 1:
+            raise PackError(f"layout {self.name} is for lookups, not for products")
+        code = decode(shape, lambda byte: codes[block, unit, byte], vector, lane * 4 + k % 4)
+        zero = arrays["zeros"][block, group, lane] if self.zero_points else None
+        scale = arrays["scales"][block, group, lane].astype("float32")
+        return centred_code(shape, code, zero) * scale
 
     def _padded_codes(self, tensor: QuantizedTensor) -> NDArray[np.uint8]:
         n, k = tensor.codes.shape

@@ -65,16 +65,24 @@ typedef struct {
   void *const *outputs;
   void *const *buffers;
   unsigned char *weights; /* the mapped file, read only */
+  const int32_t *bits; /* of every layer in the table of precisions */
   int32_t threads;
 } apq_frame;
 
+/* A layer whose bits are chosen at run time, between these, both inclusive. */
+typedef struct {
+  const char *layer;
+  int32_t least, most;
+} apq_precision;
+
 typedef struct {
   const char *name, *version;
-  int32_t num_inputs, num_outputs, num_symbols, num_buffers;
+  int32_t num_inputs, num_outputs, num_symbols, num_buffers, num_precisions;
   int32_t input_dims, output_dims; /* sums of ndim */
   const apq_value *inputs, *outputs;
   const apq_symbol *symbols;
   const apq_lifetime *lifetimes;
+  const apq_precision *precisions;
   const char *const *cpu_flags; /* as /proc/cpuinfo spells them, NULL at the end */
   uint64_t header_bytes, file_bytes, header_checksum, data_checksum;
   /* From the symbols: every dimension of inputs and outputs, one after the other, and the bytes of
@@ -167,7 +175,12 @@ int32_t apq_num_threads(const apq_handle *handle);
 int apq_context_create(const apq_handle *handle, apq_context **out);
 void apq_context_destroy(apq_context *context);
 int apq_output_shape(apq_context *context, const DLTensor *inputs, int32_t index, int64_t *shape);
-int apq_run(apq_context *context, const DLTensor *inputs, const DLTensor *outputs);
+/* Bits of one layer, or of all for NULL, from the next run on. */
+int apq_set_precision(apq_handle *handle, const char *layer, int32_t bits);
+/* Bits of one layer; 0 if they cannot be chosen. */
+int32_t apq_get_precision(const apq_handle *handle, const char *layer);
+/* `bits` 0 is what apq_set_precision said. */
+int apq_run(apq_context *context, const DLTensor *inputs, const DLTensor *outputs, int32_t bits);
 int apq_memory(apq_context *context, uint64_t *arena_bytes, uint64_t *live_bytes);
 
 #endif

@@ -14,6 +14,7 @@ struct apq_handle {
   const apq_module *module;
   apq_weights weights;
   atomic_int threads;
+  atomic_int *bits; /* of every layer whose bits can be chosen */
 };
 
 typedef struct {
@@ -38,6 +39,7 @@ struct apq_context {
   region arena, staging;
   int32_t *order;
   int64_t *symbols;
+  int32_t *bits;
   void **inputs, **outputs, **buffers;
 };
 
@@ -78,9 +80,11 @@ int apq_open(const apq_module *m, const char *weights_path, apq_handle **out) {
   *out = NULL;
   int rc = check_machine(m);
   if (rc != APQ_OK) return rc;
-  apq_handle *h = calloc(1, sizeof *h);
+  apq_handle *h = calloc(1, sizeof *h + (size_t)m->num_precisions * sizeof(atomic_int));
   if (h == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a handle", m->name);
   h->module = m;
+  h->bits = (atomic_int *)(h + 1);
+  for (int32_t i = 0; i < m->num_precisions; i++) atomic_init(&h->bits[i], m->precisions[i].most);
   rc = apq_weights_open(m, weights_path, &h->weights);
   if (rc != APQ_OK) {
     free(h);
@@ -119,6 +123,50 @@ int32_t apq_num_threads(const apq_handle *h) {
   return apq_usable_threads(atomic_load(&((apq_handle *)(uintptr_t)h)->threads));
 }
 
+/* ---- bits at run time ---- */
+
+static int check_bits(const apq_module *m, const apq_precision *p, int32_t bits) {
+  if (bits >= p->least && bits <= p->most) return APQ_OK;
+  return apq_fail(APQ_BAD_INPUT, "bits=%d: layer '%s' of %s has %d to %d", (int)bits, p->layer, m->name,
+                  (int)p->least, (int)p->most);
+}
+
+/* Fails unless every layer that is meant (NULL: all) can have so many bits. */
+static int check_all_bits(const apq_module *m, const char *layer, int32_t bits) {
+  int32_t found = 0;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    const apq_precision *p = &m->precisions[i];
+    if (layer != NULL && strcmp(layer, p->layer) != 0) continue;
+    int rc = check_bits(m, p, bits);
+    if (rc != APQ_OK) return rc;
+    found++;
+  }
+  if (found > 0) return APQ_OK;
+  if (layer != NULL) {
+    return apq_fail(APQ_BAD_INPUT, "%s has no layer '%s' whose bits can be chosen", m->name, layer);
+  }
+  return apq_fail(APQ_BAD_INPUT, "bits=%d: no layer of %s has bits to choose; compile it with a scheme such as anyprec3-8",
+                  (int)bits, m->name);
+}
+
+int apq_set_precision(apq_handle *h, const char *layer, int32_t bits) {
+  const apq_module *m = h->module;
+  int rc = check_all_bits(m, layer, bits);
+  if (rc != APQ_OK) return rc;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    if (layer == NULL || strcmp(layer, m->precisions[i].layer) == 0) atomic_store(&h->bits[i], bits);
+  }
+  return APQ_OK;
+}
+
+int32_t apq_get_precision(const apq_handle *h, const char *layer) {
+  const apq_module *m = h->module;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    if (strcmp(layer, m->precisions[i].layer) == 0) return atomic_load(&h->bits[i]);
+  }
+  return 0;
+}
+
 /* ---- context ---- */
 
 static int grow(region *r, size_t bytes, const char *what) {
@@ -148,7 +196,8 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   size_t plan_bytes = 8 * (size_t)(m->num_symbols + m->input_dims + m->output_dims) +
                       2 * sizeof(size_t) * (size_t)m->num_buffers;
   size_t total = sizeof(apq_context) + PLANS * plan_bytes + 8 * (size_t)m->num_symbols +
-                 sizeof(void *) * (size_t)values + 2 * sizeof(int32_t) * (size_t)m->num_buffers;
+                 sizeof(void *) * (size_t)values +
+                 sizeof(int32_t) * (size_t)(2 * m->num_buffers + m->num_precisions);
   apq_context *c = calloc(1, total);
   *out = c;
   if (c == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a context", m->name);
@@ -167,6 +216,7 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   c->outputs = cut(&at, m->num_outputs, sizeof(void *));
   c->buffers = cut(&at, m->num_buffers, sizeof(void *));
   c->order = cut(&at, 2 * m->num_buffers, sizeof(int32_t));
+  c->bits = cut(&at, m->num_precisions, sizeof(int32_t));
   return APQ_OK;
 }
 
@@ -370,11 +420,15 @@ int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int6
   return APQ_OK;
 }
 
-int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs) {
+int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int32_t bits) {
   const apq_module *m = c->handle->module;
   plan *p;
-  int rc = find_plan(c, inputs, &p);
+  int rc = bits == 0 ? APQ_OK : check_all_bits(m, NULL, bits);
+  if (rc == APQ_OK) rc = find_plan(c, inputs, &p);
   if (rc != APQ_OK) return rc;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    c->bits[i] = bits == 0 ? atomic_load(&c->handle->bits[i]) : bits;
+  }
   const int64_t *dims = p->out_dims;
   for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
     if ((rc = check_tensor("output", &m->outputs[i], &outputs[i])) != APQ_OK) return rc;
@@ -385,7 +439,7 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs) {
   }
   if ((rc = place(c, p, inputs, outputs)) != APQ_OK) return rc;
   c->last = p;
-  apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data,
+  apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
                      apq_num_threads(c->handle)};
   rc = m->graph(&frame);
   for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {

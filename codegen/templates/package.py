@@ -27,6 +27,7 @@ import math
 import operator
 import os
 import platform
+import re
 import sys
 import warnings
 from collections import deque
@@ -51,8 +52,10 @@ __all__ = [
     "memory",
     "num_threads",
     "outputs",
+    "precisions",
     "run",
     "set_num_threads",
+    "set_precision",
     "verify",
 ]
 
@@ -151,7 +154,7 @@ class _Library:
             raise LoadError(f"{path} cannot be loaded: {error}") from error
         for function in ("last_error", "version"):
             self._function(function).restype = ctypes.c_char_p
-        self.run_c = self._function("run")
+        self.run_c = self._function("run_bits")
         self.shape_c = self._function("output_shape")
         self.handle = ctypes.c_void_p()
         weights = os.fsencode(folder / "weights.safetensors")
@@ -232,6 +235,43 @@ def num_threads() -> int:
     return _library.call("num_threads")
 
 
+def set_precision(bits: int, layers: str | None = None) -> None:
+    """Choose the bits of weights from the next run on; nothing is copied or loaded.
+
+    Parameters
+    ----------
+    bits : int
+        In the range the model was compiled for, such as 3 to 8 for anyprec3-8.
+    layers : str, optional
+        Regular expression, searched for in the layers' names; by default all of them.
+
+    Raises
+    ------
+    InputError
+        A layer has no such bits, no layer has bits to choose, or the expression matches none.
+    """
+    bits = operator.index(bits)
+    if layers is None:
+        _library.check(_library.call("set_precision", None, ctypes.c_int32(bits)))
+        return
+    chosen = [name for name in precisions() if re.search(layers, name)]
+    if not chosen:
+        names = ", ".join(precisions()) or "none"
+        raise InputError(f"{layers!r} matches no layer whose bits can be chosen; there are {names}")
+    ranges = manifest["precisions"]
+    for name in chosen:
+        if not ranges[name][0] <= bits <= ranges[name][1]:
+            least, most = ranges[name]
+            raise InputError(f"bits={bits}: layer '{name}' has {least} to {most}")
+    for name in chosen:
+        _library.check(_library.call("set_precision", name.encode(), ctypes.c_int32(bits)))
+
+
+def precisions() -> dict[str, int]:
+    """Bits at present of every layer whose bits can be chosen."""
+    return {name: _library.call("precision", name.encode()) for name in manifest["precisions"]}
+
+
 def verify() -> None:
     """Read all weights and compare their checksum; the first ``run`` does so by itself.
 
@@ -276,7 +316,9 @@ if len(os.sched_getaffinity(0)) > 1:
 # ---- running ----
 
 
-def run(feeds: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Array]:
+def run(
+    feeds: Mapping[str, Any] | None = None, /, *, bits: int = 0, **named: Any
+) -> dict[str, Array]:
     """Run the model.
 
     Parameters
@@ -284,6 +326,9 @@ def run(feeds: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Ar
     feeds : mapping of str to tensor
         Inputs by ONNX name. Tensors are numpy arrays or anything with ``__dlpack__`` in CPU memory;
         any strides and alignment. Types are never cast.
+    bits : int
+        Bits of the weights in this run, where the model was compiled for a range of them; 0 is what
+        `set_precision` said. (An input called "bits" goes through `feeds`.)
     **named : tensor
         More inputs, for names that are identifiers.
 
@@ -295,7 +340,8 @@ def run(feeds: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Ar
     Raises
     ------
     InputError
-        Names, types, ranks, shapes or embedding ids that do not fit; the message says what does.
+        Names, types, ranks, shapes, embedding ids or bits that do not fit; the message says what
+        does.
     RunError
         Not enough memory, or a kernel refused its arguments.
     BadWeights
@@ -318,7 +364,7 @@ def run(feeds: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Ar
             shape = tuple(dims[: len(info.shape)])
             results[info.name] = _aligned_empty(shape, np.dtype(info.dtype))
             _describe(wanted[index], results[info.name], keep)
-        _library.check(_library.run_c(context, given, wanted))
+        _library.check(_library.run_c(context, given, wanted, ctypes.c_int32(operator.index(bits))))
     finally:
         _library.idle.append(context)
     return results

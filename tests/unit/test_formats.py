@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from apq_tvm.errors import BadScheme, UnsupportedModel
-from apq_tvm.formats import FORMATS, IntegerFormat, bits_per_weight, dequantize, format_of
+from apq_tvm.formats import FORMATS, IntegerFormat, bits_per_weight, dequantize, format_of, nbytes
 from apq_tvm.formats.integer import MAX_SCALE, MIN_SCALE
 from apq_tvm.formats.scheme import GROUP_SIZES
 from apq_tvm.types import QuantizedTensor, Scheme
@@ -100,7 +100,7 @@ def test_size_counts_scales_and_zeros(fmt: IntegerFormat, group: int) -> None:
     extra = 24 if fmt.zero_points else 16
     assert bits_per_weight(tensor) == fmt.bits + extra / size
     assert fmt.block_bits(size) == size * fmt.bits + extra
-    assert tensor.nbytes * 8 == bits_per_weight(tensor) * tensor.codes.size
+    assert nbytes(tensor) * 8 == bits_per_weight(tensor) * tensor.codes.size
 
 
 def test_short_last_group_counts_as_a_group() -> None:

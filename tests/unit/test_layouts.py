@@ -19,8 +19,7 @@ from apq_tvm.codegen.layouts import (
     FloatLayout,
     InterleavedLayout,
     embedding_layout,
-    float_layout,
-    integer_layout,
+    weight_layout,
     split_fields,
 )
 from apq_tvm.errors import PackError
@@ -177,18 +176,18 @@ def test_names_parse_back(bits: int, rows: int) -> None:
     scheme = Scheme(bits, True, group_size=128)
     layout = InterleavedLayout(bits, rows, 128, True)
     assert layout.name == f"W{bits}r{rows}k4"
-    assert integer_layout(layout.name, scheme) == layout
+    assert weight_layout(layout.name, scheme) == layout
 
 
 @pytest.mark.parametrize("name", ("W4r7k4", "W9r8k4", "W4r8", "w4r8k4", "W4r8k4 ", "F32r8", ""))
 def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(PackError, match="layout"):
-        integer_layout(name, Scheme(4))
+        weight_layout(name, Scheme(4))
 
 
 def test_name_of_other_bits_is_refused() -> None:
     with pytest.raises(PackError, match="W4r8k4 has 4 bits, scheme W3A8g64"):
-        integer_layout("W4r8k4", Scheme(3, group_size=64))
+        weight_layout("W4r8k4", Scheme(3, group_size=64))
 
 
 def test_each_name_belongs_to_one_family() -> None:
@@ -251,7 +250,7 @@ def test_unpack_refuses_other_arrays() -> None:
 @pytest.mark.parametrize("n", (1, 7, 8, 9, 33))
 def test_float_layout_round_trip(rows: int, n: int) -> None:
     weight = np.random.default_rng(0).normal(size=(n, 5)).astype(np.float32)
-    layout = float_layout(f"F32r{rows}")
+    layout = weight_layout(f"F32r{rows}", None)
     packed = layout.pack(weight)
     assert packed.arrays["weight"].shape == layout.shapes(n, 5)["weight"][0]
     np.testing.assert_array_equal(
@@ -270,7 +269,7 @@ def test_float_layout_refuses_what_does_not_fit() -> None:
     with pytest.raises(PackError, match="is no F32r8"):
         layout.unpack(PackedTensor("F32r4", packed.arrays), 2, 2)
     with pytest.raises(PackError, match="no float layout"):
-        float_layout("W4r8k4")
+        weight_layout("W4r8k4", None)
     with pytest.raises(PackError, match="holds float weights"):
         FloatLayout.parse("F32r8", Scheme(4))
     with pytest.raises(PackError, match="rows=0"):

@@ -1,0 +1,111 @@
+"""Which quantizer chooses the codes of which family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.progress import Progress
+from apq_tvm.quantizers import rtn
+from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class QuantContext:
+    """What a quantizer may use besides the weights.
+
+    Parameters
+    ----------
+    search : bool
+        False asks for the plainest choice: no search for smaller error.
+    stats : LayerStats or None
+        Of the layer's inputs, where the model was calibrated.
+    shared : object
+        What `Quantizer.prepare` returned.
+    """
+
+    search: bool = True
+    stats: LayerStats | None = None
+    shared: Any = None
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """How one family's codes are chosen.
+
+    Parameters
+    ----------
+    tensor : callable
+        ``(w float32 [N, K], scheme, name, context) -> QuantizedTensor``.
+    prepare : callable or None
+        ``(weights by name, scheme, calibration or None, progress) -> shared``: run once per model
+        and scheme where layers share something, such as codebooks.
+    """
+
+    tensor: Callable[[F32, Scheme, str, QuantContext], QuantizedTensor]
+    prepare: (
+        Callable[[Mapping[str, F32], Scheme, Calibration | None, Progress], Any] | None
+    ) = None
+
+
+def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> QuantizedTensor:
+    return rtn.quantize_tensor(w, scheme, name, context.search)
+
+
+QUANTIZERS: Mapping[str, Quantizer] = {
+    "int": Quantizer(_integer),
+}
+"""By `Scheme.family`. A new quantizer is a file and a line here."""
+
+
+def quantize_tensor(
+    w: F32,
+    scheme: Scheme,
+    name: str = "weight",
+    search: bool = True,
+    stats: LayerStats | None = None,
+    shared: Any = None,
+) -> QuantizedTensor:
+    """Quantize one weight matrix.
+
+    Parameters
+    ----------
+    w : float32 [N, K]
+    scheme : Scheme
+    name : str
+        For errors.
+    search : bool
+        False asks for the plainest choice, such as rounding from each group's maximum.
+    stats : LayerStats, optional
+        Of the layer's inputs: weights that matter more get smaller errors.
+    shared : object, optional
+        What the family's `Quantizer.prepare` returned for the model; by default it is prepared
+        from this matrix alone.
+
+    Returns
+    -------
+    QuantizedTensor
+
+    Raises
+    ------
+    UnsupportedModel
+        If `w` is no float32 matrix or holds NaN or infinity.
+    BadScheme
+        If the scheme does not exist or does not fit the matrix.
+    """
+    from apq_tvm.formats.integer import check_weight
+    from apq_tvm.formats.scheme import check_scheme
+    from apq_tvm.progress import Silent
+
+    check_scheme(scheme, name)
+    check_weight(w, name)
+    quantizer = QUANTIZERS[scheme.family]
+    if shared is None and quantizer.prepare is not None:
+        shared = quantizer.prepare({name: w}, scheme, None, Silent())
+    return quantizer.tensor(w, scheme, name, QuantContext(search, stats, shared))
