@@ -43,6 +43,9 @@ API_FUNCTIONS = (
     "output_shape",
     "run",
     "set_num_threads",
+    "precision",
+    "set_precision",
+    "run_bits",
     "verify",
     "version",
 )

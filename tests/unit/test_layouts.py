@@ -268,7 +268,7 @@ def test_float_layout_refuses_what_does_not_fit() -> None:
         layout.unpack(packed, 2, 3)
     with pytest.raises(PackError, match="is no F32r8"):
         layout.unpack(PackedTensor("F32r4", packed.arrays), 2, 2)
-    with pytest.raises(PackError, match="no float layout"):
+    with pytest.raises(PackError, match="not float32 weights"):
         weight_layout("W4r8k4", None)
     with pytest.raises(PackError, match="holds float weights"):
         FloatLayout.parse("F32r8", Scheme(4))
