@@ -27,6 +27,7 @@ from apq_tvm.types import (
     QuantizedModel,
     ScheduledModel,
     TensorSpec,
+    Variant,
 )
 
 # Runs on every x86-64 machine of the last ten years; Arm machines get their own baseline.
@@ -45,7 +46,7 @@ def as_scheduled(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     params: Mapping[str, Array] | None = None,
-    variants: Mapping[str, tuple[tuple[int, str], ...]] | None = None,
+    variants: Mapping[str, tuple[Variant, ...]] | None = None,
     mcpu: str | None = None,
 ) -> ScheduledModel:
     """Wrap a Relax module of ``call_tir`` as what `emit` takes."""

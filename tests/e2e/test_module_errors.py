@@ -29,7 +29,7 @@ from tvm import relax, te
 
 from apq_tvm.codegen.emit import emit
 from apq_tvm.errors import BuildError, OutputExists, OutputFailed, UnsupportedModel
-from apq_tvm.types import CompiledModule, TensorSpec
+from apq_tvm.types import CompiledModule, TensorSpec, Variant
 
 
 @pytest.fixture(scope="module")
@@ -545,7 +545,7 @@ def test_kernel_that_refuses_its_arguments(tmp_path: Path) -> None:
     mod = relu(4)
     mod["wrong_kernel"] = next(f for v, f in relu(5).functions.items() if v.name_hint == "relu")
     spec = [TensorSpec("x", "float32", ("n", 4))]
-    variants = {"relu": ((-1, "wrong_kernel"),)}
+    variants = {"relu": (Variant(-1, "wrong_kernel"),)}
     scheduled = as_scheduled(mod, spec, [TensorSpec("y", "float32", ("n", 4))], variants=variants)
     module = import_from(emit(scheduled, tmp_path / "contradicting", {}))
     with pytest.raises(module.RunError, match="kernel wrong_kernel failed"):

@@ -29,7 +29,7 @@ from module_helpers import (
 from tvm import relax, te, tirx
 
 from apq_tvm.codegen.emit import emit
-from apq_tvm.types import Array, CompiledModule, ScheduledModel, TensorSpec
+from apq_tvm.types import Array, CompiledModule, ScheduledModel, TensorSpec, Variant
 
 TOLERANCE = 1e-5
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
@@ -380,7 +380,7 @@ def variants_module(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     mod = bb.get()
     for value, name in ((1.0, "few"), (2.0, "some"), (3.0, "many")):
         mod[name] = adding(value)
-    variants = {"any": ((2, "few"), (4, "some"), (-1, "many"))}
+    variants = {"any": (Variant(2, "few"), Variant(4, "some"), Variant(-1, "many"))}
     spec = [TensorSpec("x", "float32", ("n", 6))]
     out = [TensorSpec("y", "float32", ("n", 6))]
     scheduled = as_scheduled(mod, spec, out, variants=variants)
