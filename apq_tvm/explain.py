@@ -42,7 +42,7 @@ def explain(path: Path, layer: str | None = None) -> dict[str, Any]:
     if layer and not layers:
         names = ", ".join(entry["name"] for entry in manifest["layers"][:5])
         raise BadInput(f"no layer of {path} matches {layer!r}; it begins with: {names}")
-    keep = ("name", "op", "n", "k", "scheme", "layout", "kernels", "rejected", "note")
+    keep = ("name", "op", "n", "k", "scheme", "details", "layout", "kernels", "rejected", "note")
     return {
         "module": str(path),
         "target": manifest.get("target", ""),

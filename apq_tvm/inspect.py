@@ -50,11 +50,12 @@ def bits_per_weight(layers: Sequence[Mapping[str, Any]]) -> float:
 
 
 def rows_range(kernel: Mapping[str, Any]) -> str:
-    """The range of M of one kernel as text: ``"1"``, ``"2..15"``, ``"16.."``."""
+    """What one kernel is for, as text: ``"M=1"``, ``"M=2..15"``, ``"3 bits M=16.."``."""
     low, high = kernel["m_min"], kernel["m_max"]
+    bits = f"{kernel['bits']} bits " if kernel.get("bits") else ""
     if low == high:
-        return f"M={low}"
-    return f"M={low}.." if high < 0 else f"M={low}..{high}"
+        return f"{bits}M={low}"
+    return f"{bits}M={low}.." if high < 0 else f"{bits}M={low}..{high}"
 
 
 def kernel_sets(layers: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], str]:
@@ -87,7 +88,7 @@ def layer_rows(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             layer["name"],
             layer["op"].removeprefix("apq."),
             f"{layer['n']}x{layer['k']}",
-            layer["scheme"],
+            " ".join([layer["scheme"], *(f"{k}={v}" for k, v in layer.get("details", {}).items())]),
             f"{layer['bits_per_weight']:.2f}",
             f"{layer['bytes'] / 1e3:.0f}",
             layer["layout"],

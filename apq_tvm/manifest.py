@@ -48,8 +48,9 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
     Returns
     -------
     dict
-        Keys ``name, op, n, k, scheme, epilogue, bits_per_weight, bytes, layout, kernels, rejected``
-        and ``note``. `bytes` counts codes, scales and zeros without the layout's padding.
+        Keys ``name, op, n, k, scheme, details, epilogue, bits_per_weight, bytes, layout, kernels,
+        rejected`` and ``note``. `bytes` counts codes, scales, zeros and tables without the layout's
+        padding; ``bits`` of a kernel is the width it is for, 0 where there is no choice.
     """
     quantized = plan.quantized
     choices = plan.choices[node.name]
@@ -64,12 +65,19 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
         "n": n,
         "k": k,
         "scheme": str(tensor.scheme) if tensor else "float",
+        "details": dict(formats.details(tensor)) if tensor else {},
         "epilogue": "+".join(epilogue(linear_spec(quantized, node))) if is_linear else "",
         "bits_per_weight": round(nbytes * 8 / weight.size, 4),
         "bytes": nbytes,
         "layout": choices[0].layout,
         "kernels": [
-            {"m_min": c.m_min, "m_max": c.m_max, "kernel": c.kernel, "schedule": "default"}
+            {
+                "bits": c.width,
+                "m_min": c.m_min,
+                "m_max": c.m_max,
+                "kernel": c.kernel,
+                "schedule": "default",
+            }
             for c in choices
         ],
         "rejected": [{"kernel": name, "reason": why} for name, why in choices[0].rejected],

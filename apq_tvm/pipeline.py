@@ -105,17 +105,9 @@ def compile(
     ApqError
         Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
     """
-    from apq_tvm.codegen.emit import emit
     from apq_tvm.codegen.library import find_toolchain
     from apq_tvm.codegen.package import check_name, check_output
-    from apq_tvm.lower import lower
-    from apq_tvm.manifest import describe
-    from apq_tvm.pack import pack
-    from apq_tvm.schedule import schedule
-    from apq_tvm.schedules.x86 import linear_kernels
-    from apq_tvm.select import by_name
 
-    progress = progress or Silent()
     stopwatch = _Stopwatch()
     output = Path(output)
     check_name(output)
@@ -130,6 +122,33 @@ def compile(
         progress=progress,
         stopwatch=stopwatch,
     )
+    return build(chosen, output, force=force, progress=progress, stopwatch=stopwatch)
+
+
+def build(
+    chosen: KernelPlan,
+    output: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    stopwatch: _Stopwatch | None = None,
+) -> CompiledModule:
+    """Build what `plan` chose: the second half of `compile`, with its parameters and errors.
+
+    Returns
+    -------
+    CompiledModule
+    """
+    from apq_tvm.codegen.emit import emit
+    from apq_tvm.lower import lower
+    from apq_tvm.manifest import describe
+    from apq_tvm.pack import pack
+    from apq_tvm.schedule import schedule
+    from apq_tvm.schedules.x86 import linear_kernels
+    from apq_tvm.select import by_name
+
+    progress = progress or Silent()
+    stopwatch = stopwatch or _Stopwatch()
     packed = pack(chosen, progress)
     stopwatch.lap("pack")
     with progress.stage("lower"):
@@ -138,7 +157,7 @@ def compile(
     scheduled = schedule(lowered, default_decisions, progress)
     stopwatch.lap("schedule")
     extra: dict[str, Any] = {**describe(scheduled), "timings": stopwatch.seconds}
-    return emit(scheduled, output, extra, force=force, progress=progress)
+    return emit(scheduled, Path(output), extra, force=force, progress=progress)
 
 
 def default_decisions(kernel: str, spec: LinearSpec) -> Decide:

@@ -141,6 +141,11 @@ class Runner:
         code = self._library._function("set_num_threads")(self._handle, ctypes.c_int32(threads))
         self._library._check(code)
 
+    def set_precision(self, bits: int) -> None:
+        """Run every layer whose bits can be chosen with `bits` from the next run on."""
+        code = self._library._function("set_precision")(self._handle, None, ctypes.c_int32(bits))
+        self._library._check(code)
+
     def bind(self, inputs: Tensors, outputs: Tensors) -> Callable[[], None]:
         """Return a function that runs the module on these tensors or raises BadInput."""
         run, context, check = (

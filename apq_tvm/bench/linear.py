@@ -17,7 +17,7 @@ from apq_tvm.bench.clib import Library, Runner, Tensors, aligned, aligned_empty
 from apq_tvm.bench.rivals import Rival, RivalLayer, parse_against, relative_error, saturates
 from apq_tvm.bench.roofline import measure
 from apq_tvm.bench.timing import Candidate, Timing, cold_copies, interleave
-from apq_tvm.formats import dequantize, parse_scheme
+from apq_tvm.formats import dequantize, nbytes_at, parse_at
 from apq_tvm.progress import Progress, Silent
 
 MODULE_NAME = "apq_bench_linear"
@@ -34,6 +34,7 @@ class LinearCase:
     m : int
         Rows of activations.
     scheme : str
+        ``anyprec3-8@4`` is the scheme before the ``@``, run with four bits.
     threads : int
     cold : bool
         Weights out of cache.
@@ -45,6 +46,16 @@ class LinearCase:
     scheme: str
     threads: int
     cold: bool = True
+
+    @property
+    def bits(self) -> int:
+        """The width chosen at run time, 0 for none."""
+        return parse_at(self.scheme)[1]
+
+    @property
+    def compiled(self) -> tuple[int, int, str, bool]:
+        """What the layer is compiled from; cases that differ only in bits share it."""
+        return self.n, self.k, self.scheme.partition("@")[0], self.cold
 
     @property
     def shape(self) -> str:
@@ -72,29 +83,38 @@ class OurLayer:
         model = folder / "linear.onnx"
         write_model(model, weight)
         plan = pipeline.plan(model, target=target, scheme=scheme, search=False)
-        self.weight = weight.astype(np.float64)
-        for key in plan.quantized.layers.values():
-            self.weight = dequantize(plan.quantized.tensors[key]).astype(np.float64)
-        module = pipeline.compile(
-            model, folder / MODULE_NAME, target=target, scheme=scheme, search=False
-        )
+        self._float = weight
+        self._tensor = next(iter(plan.quantized.tensors.values()), None)
+        module = pipeline.build(plan, folder / MODULE_NAME)
         (layer,) = module.manifest["layers"]
-        self.nbytes: int = layer["bytes"]
         self.kernels: list[dict[str, Any]] = layer["kernels"]
         library = Library(module.path)
         (weights,) = module.path.glob("*.safetensors")
         self._runners: list[Runner] = []
-        for i in range(cold_copies(self.nbytes) if cold else 1):
+        for i in range(cold_copies(self.nbytes(0)) if cold else 1):
             copy = folder / f"{i}.safetensors"
             shutil.copyfile(weights, copy)
             self._runners.append(library.open(copy, threads=1))
 
-    def candidate(self, x: NDArray[np.float32], threads: int) -> tuple[Candidate, NDArray[Any]]:
+    def nbytes(self, bits: int) -> int:
+        """Weight bytes that a run reads with so many bits; 0 is all."""
+        return nbytes_at(self._tensor, bits) if self._tensor else self._float.nbytes
+
+    def weight(self, bits: int) -> NDArray[np.float64]:
+        """What the codes mean, float64 [N, K]."""
+        decoded = dequantize(self._tensor, bits) if self._tensor else self._float
+        return decoded.astype(np.float64)
+
+    def candidate(
+        self, x: NDArray[np.float32], threads: int, bits: int
+    ) -> tuple[Candidate, NDArray[Any]]:
         """Return what is timed for activations `x`, float32 [M, K], and where its result lands."""
-        y = aligned_empty((len(x), len(self.weight)), np.float32)
+        y = aligned_empty((len(x), len(self._float)), np.float32)
         inputs, outputs = Tensors([aligned(x)]), Tensors([y])
         for runner in self._runners:
             runner.set_num_threads(threads)
+            if bits:
+                runner.set_precision(bits)
         calls = [runner.bind(inputs, outputs) for runner in self._runners]
 
         def run(repeats: int) -> None:
@@ -104,9 +124,12 @@ class OurLayer:
 
         return Candidate(run, len(calls)), y
 
-    def kernel_for(self, m: int) -> str:
+    def kernel_for(self, m: int, bits: int) -> str:
         """The kernel that serves `m` rows."""
+        widest = max(kernel["bits"] for kernel in self.kernels)
         for kernel in self.kernels:
+            if kernel["bits"] != (bits or widest):
+                continue
             if kernel["m_min"] <= m and (kernel["m_max"] < 0 or m <= kernel["m_max"]):
                 return str(kernel["kernel"])
         return ""
@@ -170,28 +193,26 @@ def bench_linear(
     for case in cases:
         parse_against(against, _bits(case.scheme))  # before minutes of work
     rows = []
-    layers = {(c.n, c.k, c.scheme, c.cold) for c in cases}
+    layers = {c.compiled for c in cases}
     with progress.stage("bench", len(cases) + len(layers)):
-        for (n, k, scheme, cold), group in groupby(
-            cases, key=lambda c: (c.n, c.k, c.scheme, c.cold)
-        ):
+        for (n, k, scheme, cold), group in groupby(cases, key=lambda c: c.compiled):
             weight = np.random.default_rng(n + k).standard_normal((n, k)).astype(np.float32)
-            rivals = parse_against(against, _bits(scheme))
             with tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
                 progress.advance(f"compile {n}x{k} {scheme}")
                 ours = OurLayer(Path(folder), weight, scheme, target, cold)
-                for threads, same in groupby(group, key=lambda c: c.threads):
+                for (threads, word), same in groupby(group, key=lambda c: (c.threads, c.scheme)):
+                    rivals = parse_against(against, _bits(word))
                     built = [(r, RivalLayer(r, weight, threads, cold)) for r in rivals]
                     for case in same:
-                        progress.advance(f"{case.shape} {scheme} M={case.m} {threads} threads")
+                        progress.advance(f"{case.shape} {word} M={case.m} {threads} threads")
                         rows += list(_rows(case, ours, built, budget_s))
     return rows
 
 
 def _bits(scheme: str) -> int:
     """Bits of a scheme string, 32 for ``float``."""
-    parsed = parse_scheme(scheme)
-    return parsed.bits if parsed else 32
+    parsed, bits = parse_at(scheme)
+    return bits or (parsed.bits if parsed else 32)
 
 
 def _rows(
@@ -199,10 +220,10 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Time one case and describe it beside each rival."""
     x = np.random.default_rng(case.m).standard_normal((case.m, case.k)).astype(np.float32)
-    mine, y = ours.candidate(x, case.threads)
+    mine, y = ours.candidate(x, case.threads, case.bits)
     candidates = {"ours": mine, **{b.name: b.candidate(x) for _, b in rivals}}
     timings = interleave(candidates, budget_s=budget_s)
-    mean, largest = relative_error(y, x, ours.weight)
+    mean, largest = relative_error(y, x, ours.weight(case.bits))
     for rival, built in rivals:
         rival_mean, rival_largest = relative_error(built.output(x), x, built.layer.weight)
         theirs = timings[built.name]
@@ -223,12 +244,12 @@ def _rows(
 def _our_side(case: LinearCase, ours: OurLayer, timing: Timing) -> dict[str, Any]:
     """The part of a row that does not depend on the rival."""
     macs = case.m * case.n * case.k
-    scheme = parse_scheme(case.scheme)
+    scheme, bits = parse_at(case.scheme)
     share, limit = measure(case.threads).share(
         timing.us,
-        ours.nbytes if case.cold else 0,
+        ours.nbytes(bits) if case.cold else 0,
         macs,
-        integer=scheme is not None and scheme.act_bits == 8,
+        integer=scheme is not None and scheme.integer_acts,
     )
     return {
         "shape": case.shape,
@@ -238,7 +259,7 @@ def _our_side(case: LinearCase, ours: OurLayer, timing: Timing) -> dict[str, Any
         "cold": case.cold,
         "us": timing.us,
         "gmacs": macs / timing.us / 1e3,
-        "kernel": ours.kernel_for(case.m),
+        "kernel": ours.kernel_for(case.m, bits),
         "limit_share": share,
         "limit": limit,
         "noise": timing.noise,

@@ -11,10 +11,11 @@ from apq_tvm.formats.families import (
     embedding_scheme,
     family_of,
     nbytes,
+    nbytes_at,
 )
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.integer import FORMATS, IntegerFormat, format_of
-from apq_tvm.formats.scheme import GROUP_SIZES, check_scheme, parse_scheme, scheme_names
+from apq_tvm.formats.scheme import GROUP_SIZES, check_scheme, parse_at, parse_scheme, scheme_names
 
 __all__ = [
     "FAMILIES",
@@ -31,6 +32,8 @@ __all__ = [
     "family_of",
     "format_of",
     "nbytes",
+    "nbytes_at",
+    "parse_at",
     "parse_scheme",
     "scheme_names",
 ]

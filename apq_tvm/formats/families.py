@@ -68,6 +68,15 @@ def nbytes(tensor: QuantizedTensor) -> int:
     return family_of(tensor.scheme).nbytes(tensor)
 
 
+def nbytes_at(tensor: QuantizedTensor, bits: int) -> int:
+    """Bytes that a product at a run-time width reads: its planes and its table; 0 is all."""
+    if not bits:
+        return nbytes(tensor)
+    planes = tensor.codes.size * (tensor.scheme.bits - bits) // 8
+    others = (t for name, t in tensor.tables.items() if name != f"centroids{bits}")
+    return nbytes(tensor) - planes - sum(table.nbytes for table in others)
+
+
 def bits_per_weight(tensor: QuantizedTensor) -> float:
     """Bits per weight of a tensor, scales, zero points and tables included."""
     return 8 * nbytes(tensor) / tensor.codes.size

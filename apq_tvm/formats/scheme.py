@@ -93,6 +93,32 @@ def parse_scheme(text: str) -> Scheme | None:
     raise _bad(text, "it is of no family of formats (apq-tvm formats)")
 
 
+def parse_at(text: str) -> tuple[Scheme | None, int]:
+    """Read a scheme that may be used at some of its bits: ``anyprec3-8@4``.
+
+    Returns
+    -------
+    scheme : Scheme or None
+        None for ``"float"``.
+    bits : int
+        0 if the text names none.
+
+    Raises
+    ------
+    BadScheme
+        The scheme is bad, or has no such bits.
+    """
+    word, at, bits = text.partition("@")
+    scheme = parse_scheme(word)
+    if not at:
+        return scheme, 0
+    widths = scheme.widths if scheme else (0,)
+    if not bits.isdecimal() or int(bits) not in widths or widths == (0,):
+        have = f"{widths[0]}..{widths[-1]} are possible" if widths[0] else "there is no choice"
+        raise BadScheme(f"scheme {text!r}: of the bits after @, {have}")
+    return scheme, int(bits)
+
+
 def parse_integer(word: str) -> Scheme | None:
     """Read an upper-case scheme of uniform integers; None if it is none.
 
