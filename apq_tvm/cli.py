@@ -287,7 +287,12 @@ def formats(json: Json = False) -> None:
         ),
         right=tuple(f"g{g}" for g in groups),
     )
-    print(f"{report['grammar']}\nfor example {', '.join(report['examples'])}")
+    families = report["families"]
+    print_table(
+        "families; float keeps a layer as it is",
+        ("spelling and meaning", "for example"),
+        ((f["grammar"], ", ".join(f["examples"])) for f in families),
+    )
 
 
 @app.command(epilog="Example: apq-tvm explain minilm_w4 --layer 'attention.*query'")

@@ -40,20 +40,21 @@ def list_targets() -> dict[str, Any]:
 
 
 def list_formats() -> dict[str, Any]:
-    """Every weight format with its bits per weight by group size, and the scheme grammar.
+    """Every family of weight formats; integers with their bits per weight by group size.
 
     Returns
     -------
     dict
-        ``grammar``, ``examples``, ``group_sizes`` and ``formats``: ``name``, ``bits``,
-        ``zero_points`` and ``bits_per_weight`` (by group size) of each.
+        ``families`` (``name``, ``grammar`` and ``examples`` of each), ``group_sizes`` and
+        ``formats``, the integer ones: ``name``, ``bits``, ``zero_points`` and ``bits_per_weight``
+        (by group size) of each.
     """
-    from apq_tvm.formats import FORMATS, GROUP_SIZES
+    from apq_tvm.formats import FAMILIES, FORMATS, GROUP_SIZES
 
     return {
-        "grammar": "W{bits}[z]A{8|16|32}[t][g{group}]: z zero points per group, t one activation "
-        "scale per token, no g one scale per row",
-        "examples": ["W4A8g32", "W4zA8g32", "W8A8", "W8A8g32", "W4A16g128", "W3A8g64", "float"],
+        "families": [
+            {"name": f.name, "grammar": f.grammar, "examples": list(f.examples)} for f in FAMILIES
+        ],
         "group_sizes": list(GROUP_SIZES),
         "formats": [
             {

@@ -203,8 +203,10 @@ def test_formats_lists_every_format() -> None:
 
     report = json.loads(run("formats", "--json").stdout)
     assert [f["name"] for f in report["formats"]] == [f.name for f in FORMATS]
-    for example in report["examples"]:
-        parse_scheme(example)
+    for family in report["families"]:
+        for example in family["examples"]:
+            scheme = parse_scheme(example)
+            assert scheme is not None and scheme.family == family["name"]
     text = run("formats").stdout
     assert "W4z" in text and "4.5" in text
 
