@@ -75,7 +75,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     try:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{path} is no readable safetensors file: {error}") from error
 

@@ -3,8 +3,8 @@
 The method of GPTQ (Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative
 Pre-trained Transformers", ICLR 2023, section 3, after Hassibi and Stork's Optimal Brain Surgeon):
 with H = E[x xᵀ] of a layer's input, the change of the columns F that are still float which least
-raises E|x (W - Ŵ)ᵀ|² after column i became ŵ_i is ``-(w_i - ŵ_i) / [H⁻¹]_ii * [H⁻¹]_iF``. H⁻¹ over the
-columns that remain, for every i at once, is the upper factor U of H⁻¹ = UᵀU.
+raises E|x (W - Ŵ)ᵀ|² after column i became ŵ_i is ``-(w_i - ŵ_i) / [H⁻¹]_ii * [H⁻¹]_iF``. H⁻¹ over
+the columns that remain, for every i at once, is the upper factor U of H⁻¹ = UᵀU.
 
 The walk here knows no format: a callback rounds the columns it is shown, one or several at a time,
 so that integers, codebooks, binary codes and mixed widths share it.

@@ -12,7 +12,9 @@ import numpy as np
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats import embedding_scheme, parse_scheme
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.registry import QUANTIZERS, quantize_tensor
+from apq_tvm.quantizers.calibrated import Method
+from apq_tvm.quantizers.learned import Learned
+from apq_tvm.quantizers.registry import QUANTIZERS
 from apq_tvm.types import (
     WEIGHT_INPUT,
     Calibration,
@@ -55,6 +57,8 @@ def quantize(
     search: bool = True,
     progress: Progress | None = None,
     calibration: Calibration | None = None,
+    method: str = "rtn",
+    learned: Learned | None = None,
 ) -> QuantizedModel:
     """Quantize every linear layer and embedding table of a model.
 
@@ -64,7 +68,8 @@ def quantize(
     scheme : Scheme, str or None
         For every layer that `tensor_types` does not name; ``"float"`` or None keeps them float. A
         weight that came quantized keeps the file's codes (`ImportedModel.quantized`), whatever
-        their bits and groups: only the activations' part counts for it then. Embedding tables use its bits, group and zero points, or those that its family names.
+        their bits and groups: only the activations' part counts for it then. Embedding tables use
+        its bits, group and zero points, or those that its family names.
     tensor_types : mapping of str to str, optional
         Regular expression → scheme string. It is searched for in the node's and in the weight's
         name; of several that match, the last one counts.
@@ -72,7 +77,11 @@ def quantize(
         False rounds plainly, from each group's maximum.
     progress : Progress, optional
     calibration : Calibration, optional
-        What is known of the layers' inputs; it must be of this model.
+        What is known of the layers' inputs; it must be of this model. Biases are corrected by it.
+    method : str
+        One of `apq_tvm.quantizers.calibrated.METHODS`; all but ``"rtn"`` need a calibration.
+    learned : Learned, optional
+        What ``"learned"`` is to use.
 
     Returns
     -------
@@ -85,19 +94,30 @@ def quantize(
         If a scheme is bad or does not fit a weight, or an expression is invalid or matches nothing.
     UnsupportedModel
         If a weight holds NaN or infinity.
+    BadInput
+        If the calibration is of another model, or lacks what the method needs.
     """
+    chooser = Method(method, calibration, learned, search)
     default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
     layers = tuple(_layers(model, default, tensor_types or {}))
+    progress = progress or Silent()
+    linear = {node.name for node in model.nodes if node.op == "apq.Linear"}
+    schemes = {
+        layer.node: layer.scheme
+        for layer in layers
+        if layer.scheme is not None and not layer.kept and layer.node in linear
+    }
+    scaled = chooser.prepare(model, schemes, progress)
+    if scaled is not model:  # a weight may have got a copy of its own
+        model, layers = scaled, tuple(_layers(scaled, default, tensor_types or {}))
     # Of layers that share weight and scheme the one that keeps codes comes last, and counts.
     wanted = {
         layer.key: layer
         for layer in sorted(layers, key=lambda layer: layer.kept)
         if layer.scheme is not None
     }
-    progress = progress or Silent()
-    stats = calibration.layers if calibration else {}
     shared = {
-        scheme: _prepare(model, wanted.values(), scheme, calibration, progress)
+        scheme: _prepare(model, wanted.values(), scheme, chooser.calibration, progress)
         for scheme in {layer.scheme for layer in wanted.values() if layer.scheme is not None}
     }
     tensors: dict[str, QuantizedTensor] = {}
@@ -109,15 +129,16 @@ def quantize(
                 tensors[key] = replace(model.quantized[layer.weight], scheme=layer.scheme)
                 continue
             weight = np.asarray(model.weights[layer.weight], np.float32)
-            known = stats.get(layer.node)
-            tensors[key] = quantize_tensor(
-                weight, layer.scheme, layer.weight, search, known, shared[layer.scheme]
+            tensors[key] = chooser.tensor(
+                model, layer.node, weight, layer.scheme, layer.weight, shared[layer.scheme]
             )
-    return QuantizedModel(
-        model,
-        tensors,
-        {layer.node: layer.key for layer in layers if layer.scheme is not None},
-        {layer.node: layer.note for layer in layers if layer.scheme is None or layer.kept},
+    return chooser.finish(
+        QuantizedModel(
+            model,
+            tensors,
+            {layer.node: layer.key for layer in layers if layer.scheme is not None},
+            {layer.node: layer.note for layer in layers if layer.scheme is None or layer.kept},
+        )
     )
 
 
@@ -159,6 +180,8 @@ def _layers(
         if default is not None and chosen is not None and weight in model.quantized:
             chosen, kept = _with_activations(model.quantized[weight].scheme, default), True
             note = "; ".join(filter(None, map(model.notes.get, (weight, node.name))))
+        elif default is not None and chosen is not None and weight in model.notes:
+            chosen, note = None, model.notes[weight]  # codes that cannot be kept, nor rounded again
         for pattern, expression, scheme in rules:
             if expression.search(node.name) or expression.search(weight):
                 unused.discard(pattern)

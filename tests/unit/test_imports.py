@@ -38,6 +38,7 @@ RANKS = {
     "apq_tvm.schedule": 6,
     "apq_tvm.pipeline": 7,
     "apq_tvm.evaluate": 8,
+    "apq_tvm.calibrate": 8,
     "apq_tvm.bench": 8,
     "apq_tvm.module": 8,
     "apq_tvm.inspect": 8,
@@ -45,6 +46,7 @@ RANKS = {
     "apq_tvm.console": 8,
     "apq_tvm.listing": 8,
     "apq_tvm.cli_bench": 9,
+    "apq_tvm.cli_calibrate": 9,
     "apq_tvm.cli": 9,
     "apq_tvm": 10,
 }
@@ -57,6 +59,7 @@ SEPARATE = {
         "apq_tvm.types",
         "apq_tvm.progress",
         "apq_tvm.formats",
+        "apq_tvm.onnx_import",
     },
 }
 

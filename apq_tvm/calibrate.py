@@ -1,0 +1,273 @@
+"""``apq-tvm calibrate``: a model and inputs become a calibration file; resumes where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apq_tvm.errors import BadInput, OutputExists
+from apq_tvm.evaluate import Batch, read_inputs, split
+from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import Array, ImportedModel
+
+if TYPE_CHECKING:
+    from apq_tvm.quantizers.calibrate import State
+    from apq_tvm.quantizers.calibration_file import CalibrationFile
+
+NSAMPLES = 128
+"""Batch entries used unless told otherwise, as in GPTQ and ABQ-LLM."""
+
+SAVE_SECONDS = 60.0
+"""Between two saves of an unfinished run; Ctrl-C saves as well."""
+
+
+def calibrate(
+    model: Path,
+    inputs: Path,
+    output: Path,
+    *,
+    nsamples: int | None = None,
+    hessian: bool = True,
+    fisher: bool = False,
+    rows: int = 8,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Collect statistics of a model's linear layers on inputs.
+
+    Parameters
+    ----------
+    model : Path
+        The ONNX file.
+    inputs : Path
+        npz of arrays by input name, batch first (`apq_tvm.evaluate.read_inputs`).
+    output : Path
+        The safetensors file to write. An unfinished run leaves ``<output>.partial`` beside it, from
+        which the same command goes on.
+    nsamples : int, optional
+        Batch entries to use; `NSAMPLES`, or all there are, if not said.
+    hessian : bool
+        Keep E[x xᵀ], which error feedback needs.
+    fisher : bool
+        Keep Fisher information of the next-token loss too.
+    rows : int
+        Batch entries per call of the model.
+    force : bool
+        Replace an existing output.
+    progress : Progress, optional
+
+    Returns
+    -------
+    dict
+        ``output``, ``layers``, ``samples``, ``rows``, ``sensitivity``, ``seconds``, ``resumed``.
+
+    Raises
+    ------
+    ApqError
+        The inputs do not fit the model, are too few or not finite; torch is not installed; the
+        output exists or cannot be written.
+    """
+    from apq_tvm.onnx_import import import_onnx
+    from apq_tvm.quantizers.calibrate import collect, finish
+    from apq_tvm.quantizers.calibration_file import CalibrationFile, save
+
+    started = time.perf_counter()
+    check_output(output, force)
+    progress = progress or Silent()
+    with progress.stage("import"):
+        imported = import_onnx(model)
+    calls, count = read_calls(imported, inputs, nsamples, 1 if fisher else rows)
+    run = {
+        "sha256": imported.sha256,
+        "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
+        "samples": count,
+        "rows": 1 if fisher else rows,
+        "hessian": hessian,
+        "fisher": fisher,
+    }
+    partial = output.with_name(f"{output.name}.partial")
+    state = read_state(partial, run)
+    resumed = state.calls
+    with saved_on_exit(partial, run, state) as checkpoint:
+        collect(
+            imported,
+            calls,
+            hessian=hessian,
+            fisher=fisher,
+            state=state,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+    calibration = finish(imported, state)
+    notes = {"samples_used": str(count), "inputs": run["inputs"]}
+    save(output, CalibrationFile(calibration, {}, notes), imported)
+    partial.unlink(missing_ok=True)
+    return {
+        "output": str(output),
+        "layers": len(calibration.layers),
+        "samples": count,
+        "rows": max(stats.samples for stats in calibration.layers.values()),
+        "sensitivity": calibration.sensitivity,
+        "resumed": resumed,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Refuse to replace a file unasked.
+
+    Raises
+    ------
+    OutputExists
+        It is there.
+    """
+    if output.exists() and not force:
+        raise OutputExists(f"{output} exists; use --force to replace it")
+
+
+def read_calls(
+    model: ImportedModel, inputs: Path, nsamples: int | None, rows: int
+) -> tuple[list[Batch], int]:
+    """Read calibration inputs, checked, as calls of at most `rows` batch entries.
+
+    Returns
+    -------
+    list of dict
+    int
+        Batch entries in them.
+
+    Raises
+    ------
+    BadInput
+        A name, dtype or shape does not fit; a value is not finite; there are fewer entries than
+        `nsamples`.
+    """
+    calls: list[Batch] = []
+    count, wanted = 0, NSAMPLES if nsamples is None else nsamples
+    for batch in read_inputs(inputs, model.inputs):
+        check_finite(batch, inputs)
+        for call in split(batch, model.inputs, rows):
+            have = leading(call)
+            if count + have > wanted:
+                kept = wanted - count
+                call = next(iter(split(call, model.inputs, kept))) if kept else {}
+                have = leading(call) if call else 0
+            if have and count < wanted:
+                calls.append(call)
+                count += have
+    if nsamples is not None and count < nsamples:
+        raise BadInput(
+            f"{inputs} holds {count} samples, --nsamples asks for {nsamples}; give more, or "
+            "ask for fewer"
+        )
+    if not count:
+        raise BadInput(f"{inputs} holds no samples")
+    return calls, count
+
+
+def leading(call: Mapping[str, Array]) -> int:
+    """Batch entries of one call; 1 where it has no batch."""
+    return max((len(a) for a in call.values() if a.ndim), default=1)
+
+
+def check_finite(batch: Mapping[str, Array], where: Path) -> None:
+    """Refuse NaN and infinity.
+
+    Raises
+    ------
+    BadInput
+        Naming the input and the first bad place.
+    """
+    for name, array in batch.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            first = int((~np.isfinite(array)).argmax())
+            at = [int(i) for i in np.unravel_index(first, array.shape)]
+            raise BadInput(f"{where}: input {name!r} is {array.flat[first]} at {at}")
+
+
+@contextmanager
+def saved_on_exit(partial: Path, run: Mapping[str, Any], state: State) -> Iterator[Any]:
+    """Give a checkpoint that saves now and then; save once more if the body is interrupted."""
+    saved = [time.monotonic(), state.calls]
+
+    def checkpoint(now: State) -> None:
+        if time.monotonic() - saved[0] > SAVE_SECONDS:
+            write_state(partial, run, now)
+            saved[:] = [time.monotonic(), now.calls]
+
+    try:
+        yield checkpoint
+    except KeyboardInterrupt:
+        if state.calls > saved[1]:
+            write_state(partial, run, state)
+        raise
+
+
+def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:
+    """Save an unfinished run."""
+    from apq_tvm.quantizers.calibration_file import write_arrays
+
+    arrays: dict[str, Array] = {f"fisher.{node}": f for node, f in state.fisher.items()}
+    for value, sums in state.sums.items():
+        arrays[f"square.{value}"] = sums.square
+        arrays[f"total.{value}"] = sums.total
+        arrays[f"absmax.{value}"] = sums.absmax
+        arrays[f"rows.{value}"] = np.array(sums.rows)
+        if sums.hessian is not None:
+            arrays[f"hessian.{value}"] = sums.hessian
+    arrays["calls"] = np.array(state.calls)
+    write_arrays(path, arrays, {"run": json.dumps(run)})
+
+
+def read_state(path: Path, run: Mapping[str, Any]) -> State:
+    """Where an interrupted run of the same model, inputs and options stood; a fresh start if none.
+
+    Raises
+    ------
+    BadInput
+        The file is of another run or damaged.
+    """
+    from apq_tvm.quantizers.calibrate import State, Sums
+    from apq_tvm.quantizers.calibration_file import read_arrays
+
+    if not path.exists():
+        return State()
+    arrays, metadata = read_arrays(path)
+    if metadata.get("run") != json.dumps(run):
+        raise BadInput(
+            f"{path} is of an unfinished run with another model, other inputs or options; finish "
+            "that one, or delete the file"
+        )
+    try:
+        names = [key.removeprefix("rows.") for key in arrays if key.startswith("rows.")]
+        sums = {
+            name: Sums(
+                arrays[f"square.{name}"],
+                arrays[f"total.{name}"],
+                arrays[f"absmax.{name}"],
+                int(arrays[f"rows.{name}"]),
+                arrays.get(f"hessian.{name}"),
+            )
+            for name in names
+        }
+        fisher = {k.removeprefix("fisher."): a for k, a in arrays.items() if k[:7] == "fisher."}
+        return State(int(arrays["calls"]), sums, fisher)
+    except KeyError as error:
+        raise BadInput(f"{path} is damaged: {error} is missing; delete it") from error
+
+
+def read_calibration(path: Path, model: ImportedModel) -> CalibrationFile:
+    """Read a calibration file of a model (`apq_tvm.quantizers.calibration_file.load`)."""
+    from apq_tvm.quantizers.calibration_file import load
+
+    return load(path, model)
+
+
+__all__: Sequence[str] = ["calibrate", "check_output", "read_calls"]

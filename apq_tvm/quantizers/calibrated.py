@@ -1,0 +1,219 @@
+"""What calibration adds to quantizing: scales before it, feedback in it, biases after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.errors import BadInput
+from apq_tvm.formats.families import dequantize
+from apq_tvm.progress import Progress
+from apq_tvm.quantizers.calibration_file import check_model
+from apq_tvm.quantizers.folds import replace_weights
+from apq_tvm.quantizers.gptq import feedback_codes, feedback_integers, layer_feedback
+from apq_tvm.quantizers.learned import Learned
+from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.quantizers.scaling import scale_model
+from apq_tvm.types import (
+    Array,
+    Calibration,
+    ImportedModel,
+    LayerStats,
+    QuantizedModel,
+    QuantizedTensor,
+    Scheme,
+)
+
+F32 = NDArray[np.float32]
+
+METHODS = ("rtn", "gptq", "awq", "smoothquant", "learned")
+"""How codes are chosen: each family's own way; with error feedback; after scales that AWQ or
+SmoothQuant finds; as ``apq-tvm calibrate --learn`` learned them."""
+
+
+class Method:
+    """One way to choose the codes of a model's layers.
+
+    Parameters
+    ----------
+    name : str
+        One of `METHODS`.
+    calibration : Calibration or None
+    learned : Learned or None
+        What a calibration file holds of it.
+    search : bool
+        Search scales for least error.
+
+    Raises
+    ------
+    BadInput
+        If there is no such method, or it needs a calibration that is not given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        calibration: Calibration | None,
+        learned: Learned | None = None,
+        search: bool = True,
+    ) -> None:
+        if name not in METHODS:
+            raise BadInput(f"method {name!r}: one of {', '.join(METHODS)} is possible")
+        if name != "rtn" and calibration is None:
+            raise BadInput(
+                f"method {name} needs calibration data: run apq-tvm calibrate and give its file "
+                "with --calibration"
+            )
+        if name == "learned" and learned is None:
+            raise BadInput(
+                "the calibration file holds nothing learned; run apq-tvm calibrate with --learn, "
+                "or use another method"
+            )
+        self.name, self.calibration, self.search = name, calibration, search
+        self.learned = learned if name == "learned" else None
+        self.notes: dict[str, str] = {}
+
+    def prepare(
+        self, model: ImportedModel, schemes: Mapping[str, Scheme], progress: Progress
+    ) -> ImportedModel:
+        """The model to quantize: with scales folded in, or with what was learned.
+
+        Parameters
+        ----------
+        model : ImportedModel
+        schemes : mapping of str to Scheme
+            Of the linear layers that are quantized, by name.
+        progress : Progress
+
+        Raises
+        ------
+        BadInput
+            If the calibration, or what was learned, is of another model or of other schemes.
+        """
+        if self.calibration is None:
+            return model
+        check_model(self.calibration, model, "the calibration")
+        if self.name in ("awq", "smoothquant"):
+            model, self.calibration, self.notes = scale_model(
+                model, self.calibration, schemes, self.name, progress
+            )
+        elif self.learned is not None:
+            self.learned.check(schemes)
+            model = self.learned.apply(model)
+        return model
+
+    def stats(self, node: str) -> LayerStats | None:
+        """What is known of a layer's input."""
+        return self.calibration.layers.get(node) if self.calibration else None
+
+    def tensor(
+        self,
+        model: ImportedModel,
+        node: str,
+        weight: F32,
+        scheme: Scheme,
+        name: str,
+        shared: Any,
+    ) -> QuantizedTensor:
+        """Quantize one layer's weight.
+
+        Parameters
+        ----------
+        model : ImportedModel
+            As `prepare` returned it.
+        node : str
+            Of the layer.
+        weight : float32 [N, K]
+        scheme : Scheme
+        name : str
+            Of the weight, for errors.
+        shared : object
+            What the family's ``prepare`` returned.
+
+        Raises
+        ------
+        ApqError
+            See `quantize_tensor` and `layer_feedback`.
+        """
+        if self.learned is not None and (known := self.learned.tensor(node, scheme)) is not None:
+            self.notes[node] = f"learned ({self.learned.kind})"
+            return known
+        stats = self.stats(node)
+        if self.name != "gptq" or stats is None:
+            return quantize_tensor(weight, scheme, name, self.search, stats, shared)
+        if table := _embedding_of(model, name):
+            self.notes[node] = f"gptq: without feedback, its weight is also the table {table!r}"
+            return quantize_tensor(weight, scheme, name, self.search, stats, shared)
+        centred = _has_bias(model, node)
+        feedback = layer_feedback(stats, weight.shape[1], node, centred=centred)
+        self.notes[node] = "; ".join(filter(None, ("gptq", feedback.note())))
+        if scheme.family == "int":
+            return feedback_integers(weight, scheme, feedback, name, self.search)
+        tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
+        return feedback_codes(weight, tensor, feedback, node)
+
+    def finish(self, quantized: QuantizedModel) -> QuantizedModel:
+        """Correct biases for the mean error, and note what was done."""
+        notes = {**quantized.notes}
+        for node, text in self.notes.items():
+            if node in quantized.layers:
+                notes[node] = "; ".join(filter(None, (notes.get(node, ""), text)))
+        quantized = replace(quantized, notes=notes)
+        if self.calibration is None or self.name == "learned":
+            return quantized
+        return correct_biases(quantized, self.calibration)
+
+
+def correct_biases(
+    quantized: QuantizedModel, calibration: Calibration, add: bool = False
+) -> QuantizedModel:
+    """Add what rounding takes from the mean output, ``(W - Ŵ) E[x]``, to the biases.
+
+    After Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
+    ICCV 2019, section 4.2, with the measured E[x].
+
+    Parameters
+    ----------
+    quantized : QuantizedModel
+    calibration : Calibration
+    add : bool
+        Give a bias to layers that have none.
+
+    Returns
+    -------
+    QuantizedModel
+        Layers with several widths keep their biases: the mean error differs between widths.
+    """
+    model = quantized.model
+    changes: dict[tuple[str, int], Array] = {}
+    for node in model.nodes:
+        stats = calibration.layers.get(node.name)
+        key = quantized.layers.get(node.name)
+        if node.op != "apq.Linear" or stats is None or key is None:
+            continue
+        has = _has_bias(model, node.name)
+        tensor = quantized.tensors[key]
+        if tensor.scheme.min_bits or not (has or add):
+            continue
+        weight = np.asarray(model.weights[node.inputs[1]], np.float32)
+        shift = (weight - dequantize(tensor)) @ stats.mean
+        bias = model.weights[node.inputs[2]] if has else np.zeros(len(shift), np.float32)
+        changes[(node.name, 2)] = (bias + shift).astype(np.float32)
+    return replace(quantized, model=replace_weights(model, changes, "corrected"))
+
+
+def _has_bias(model: ImportedModel, name: str) -> bool:
+    node = next(node for node in model.nodes if node.name == name)
+    return len(node.inputs) > 2 and bool(node.inputs[2])
+
+
+def _embedding_of(model: ImportedModel, weight: str) -> str:
+    """The embedding that reads a weight too, or ``""``."""
+    for node in model.nodes:
+        if node.op == "apq.Embedding" and node.inputs[0] == weight:
+            return node.name
+    return ""
