@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats import integer, mixed
+from apq_tvm.formats import balance, integer, mixed
 from apq_tvm.formats.family import Family
 from apq_tvm.types import QuantizedTensor, Scheme
 
 FAMILIES: tuple[Family, ...] = (
     integer.FAMILY,
+    balance.FAMILY,
     mixed.FAMILY,
 )
 """A new family is a file and a line here."""

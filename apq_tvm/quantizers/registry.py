@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.progress import Progress
-from apq_tvm.quantizers import mixed, rtn
+from apq_tvm.quantizers import balance, mixed, rtn
 from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -60,6 +60,7 @@ def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> Quanti
 
 QUANTIZERS: Mapping[str, Quantizer] = {
     "int": Quantizer(_integer),
+    "balance": Quantizer(balance.quantize_tensor),
     "mixed": Quantizer(mixed.quantize),
 }
 """By `Scheme.family`. A new quantizer is a file and a line here."""

@@ -6,6 +6,7 @@ TensorIR. A layout's name appears verbatim in `KernelChoice.layout` and `PackedT
 
 from __future__ import annotations
 
+from apq_tvm.codegen.layouts.balance import BalanceLayout
 from apq_tvm.codegen.layouts.dense import FloatLayout
 from apq_tvm.codegen.layouts.interleaved import (
     ROWS,
@@ -22,6 +23,7 @@ __all__ = [
     "LAYOUTS",
     "ROWS",
     "UNIT_K",
+    "BalanceLayout",
     "Details",
     "Field",
     "FloatLayout",
@@ -33,7 +35,7 @@ __all__ = [
     "weight_layout",
 ]
 
-LAYOUTS: tuple[type[WeightLayout], ...] = (InterleavedLayout, FloatLayout)
+LAYOUTS: tuple[type[WeightLayout], ...] = (InterleavedLayout, FloatLayout, BalanceLayout)
 """Every layout family. A new one is a file and a line here."""
 
 

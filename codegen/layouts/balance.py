@@ -1,0 +1,247 @@
+"""The layout ``W2Br{R}k4`` of ``W2*`` weights: three rows in 7 bits, R rows interleaved.
+
+A *unit* is R = 3L rows x 32 k. Its *code vectors* c0..c7 have 4L bytes each: byte ``4r + i`` of
+vector j holds rows r, L + r and 2L + r at k = 4j + i, as ``v[r] + 5 v[L + r] + 25 v[2L + r]`` (at
+most 124: 7 bits). Once taken apart, each third is a vector in the operand order of maddubs + madd,
+vpdpbusd and sdot, as in `apq_tvm.codegen.layouts.interleaved`, and one broadcast of activations
+serves all three.
+
+Seven vectors are stored, 28L bytes a unit: vectors 0..6 are the low 7 bits of every byte, and the
+top bit of vector j's byte is bit j of the same byte of vector 7. So a weight takes exactly 7/3
+bits, whatever the length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.errors import BadScheme, PackError
+from apq_tvm.formats.balance import CENTRE, GROUPS, LEVELS, TRIPLE, TRIPLE_BITS, check, groups_of
+from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+
+UNIT_K = 32
+"""k of one unit."""
+
+_LANES = (4, 8, 16)
+_NAME = re.compile(r"W2Br(\d+)k4\Z")
+
+
+@dataclass(frozen=True)
+class BalanceLayout:
+    """How one ``W2*`` matrix [N, K] lies in memory.
+
+    Parameters
+    ----------
+    lanes : int
+        L, a third of the rows of a block: 4, 8 or 16.
+    group_size : int
+        Weights along K that share a scale; -1 for a whole row.
+
+    Raises
+    ------
+    PackError
+        If a parameter is out of range.
+    """
+
+    lanes: int
+    group_size: int = -1
+
+    def __post_init__(self) -> None:
+        if self.lanes not in _LANES:
+            raise PackError(f"layout {self.name}: 12, 24 or 48 rows are possible")
+        if self.group_size not in GROUPS:
+            raise PackError(f"layout {self.name} group_size={self.group_size}: one of {GROUPS}")
+
+    @classmethod
+    def parse(
+        cls, name: str, scheme: Scheme | None, details: Details = ()
+    ) -> BalanceLayout | None:
+        """Read `name`; groups come from `scheme`. None if it is not of this family.
+
+        Raises
+        ------
+        PackError
+            If the scheme is none of ``W2*``.
+        """
+        match = _NAME.match(name)
+        if match is None:
+            return None
+        if scheme is None or scheme.family != "balance":
+            raise PackError(f"layout {name} holds W2* codes, not {scheme or 'float32 weights'}")
+        if int(match[1]) % TRIPLE:
+            raise PackError(f"layout {name}: 12, 24 or 48 rows are possible")
+        return cls(int(match[1]) // TRIPLE, scheme.group_size)
+
+    @classmethod
+    def choose(
+        cls, scheme: Scheme | None, details: Details, vector_bytes: int
+    ) -> BalanceLayout | None:
+        """The layout for a device with such vectors; None for other schemes."""
+        if scheme is None or scheme.family != "balance":
+            return None
+        return cls(max(4, min(16, vector_bytes // 4)), scheme.group_size)
+
+    @property
+    def name(self) -> str:
+        """``W2Br{R}k4``."""
+        return f"W2Br{self.rows}k4"
+
+    @property
+    def rows(self) -> int:
+        """R = 3L, rows of one block."""
+        return TRIPLE * self.lanes
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one code vector, 4L."""
+        return 4 * self.lanes
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one unit of R rows x 32 k."""
+        return TRIPLE_BITS * self.vector_bytes
+
+    def padded_k(self, k: int) -> int:
+        """K rounded up to whole units and whole groups."""
+        step = max(UNIT_K, self.group_size)
+        return -(-k // step) * step
+
+    def row_blocks(self, n: int) -> int:
+        """Blocks of R rows that hold `n` rows."""
+        return -(-n // self.rows)
+
+    def group_width(self, k: int) -> int:
+        """Weights per scale in the packed matrix: the group size, or padded K for a whole row."""
+        return self.padded_k(k) if self.group_size == -1 else self.group_size
+
+    def padded_groups(self, k: int) -> int:
+        """Groups of a packed row."""
+        return self.padded_k(k) // self.group_width(k)
+
+    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
+        blocks = self.row_blocks(n)
+        return {
+            "codes": ((blocks, self.padded_k(k) // UNIT_K, self.unit_bytes), "uint8"),
+            "scales": ((blocks, self.padded_groups(k), self.rows), "float16"),
+        }
+
+    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
+        """Lay out a quantized matrix; padding means 0.
+
+        Raises
+        ------
+        PackError
+            If the tensor does not fit its scheme or the scheme does not fit the layout.
+        """
+        try:
+            check(tensor, name)
+        except BadScheme as reason:
+            raise PackError(str(reason)) from None
+        if tensor.scheme.group_size != self.group_size:
+            raise PackError(
+                f"{name}: layout {self.name} with group {self.group_size} cannot hold scheme "
+                f"{tensor.scheme}"
+            )
+        if not np.isfinite(tensor.scales).all():
+            raise PackError(f"{name}: a scale is not finite")
+        n, k = tensor.codes.shape
+        blocks, units = self.row_blocks(n), self.padded_k(k) // UNIT_K
+        codes = np.full((blocks * self.rows, units * UNIT_K), CENTRE, np.uint8)
+        codes[:n, :k] = tensor.codes
+        scales = np.zeros((blocks * self.rows, self.padded_groups(k)), np.float16)
+        scales[:n, : tensor.scales.shape[1]] = tensor.scales
+        # [NB * R, Gp] -> [NB, Gp, R]
+        scales = scales.reshape(blocks, self.rows, -1).transpose(0, 2, 1)
+        arrays: dict[str, Array] = {
+            "codes": self._pack_codes(codes),
+            "scales": np.ascontiguousarray(scales),
+        }
+        return PackedTensor(self.name, arrays)
+
+    def unpack(
+        self, packed: PackedTensor, n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """Inverse of `pack`, exact: a `QuantizedTensor` of `scheme`.
+
+        Raises
+        ------
+        PackError
+            If the arrays are not this layout's arrays for an [n, k] matrix.
+        """
+        shapes = self.shapes(n, k)
+        if packed.layout != self.name or set(packed.arrays) != set(shapes):
+            raise PackError(f"{packed.layout} with {sorted(packed.arrays)} is no {self.name}")
+        for key, (shape, dtype) in shapes.items():
+            array = packed.arrays[key]
+            if array.shape != shape or array.dtype != np.dtype(dtype):
+                raise PackError(
+                    f"{self.name} {key} is {array.dtype} {list(array.shape)}; {dtype} "
+                    f"{list(shape)} is needed"
+                )
+        codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
+        # [NB, Gp, R] -> [NB * R, Gp]
+        scales = packed.arrays["scales"].transpose(0, 2, 1)
+        scales = scales.reshape(-1, scales.shape[2])[:n, : groups_of(k, self.group_size)]
+        return QuantizedTensor(
+            np.ascontiguousarray(codes), np.ascontiguousarray(scales), None, scheme
+        )
+
+    def weight(
+        self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
+    ) -> Any:
+        """TensorIR float32 expression of the weight of row ``block * R + lane``, column `k`."""
+        from tvm import tirx
+
+        from apq_tvm.tensorize.balance import digit
+
+        unit, group = k // UNIT_K, 0 if self.group_size == -1 else k // self.group_size
+        code = self.code(arrays["codes"], block, unit, k % UNIT_K // 4, lane % self.lanes, k % 4)
+        value = digit(code, lane // self.lanes) - tirx.const(CENTRE, "int32")
+        scale = arrays["scales"][block, group, lane].astype("float32")
+        return value.astype("float32") * scale
+
+    def code(self, codes: Any, block: Any, unit: Any, vector: Any, lane: Any, i: Any) -> Any:
+        """TensorIR int32 expression of one 7-bit code: byte ``4 * lane + i`` of a code vector."""
+        from apq_tvm.tensorize.balance import triple
+
+        return triple(
+            lambda byte: codes[block, unit, byte], self.vector_bytes, vector, lane * 4 + i
+        )
+
+    def _pack_codes(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """[NB * R, Kp] -> [NB, Kp / 32, 28L]."""
+        lanes, v = self.lanes, self.vector_bytes
+        blocks, units = codes.shape[0] // self.rows, codes.shape[1] // UNIT_K
+        # [NB, third, L, units, vector, i]
+        parts = codes.reshape(blocks, TRIPLE, lanes, units, 8, 4)
+        triples = parts[:, 0] + LEVELS * parts[:, 1] + LEVELS * LEVELS * parts[:, 2]
+        # [NB, L, units, vector, i] -> [NB, units, vector, 4L]
+        triples = np.ascontiguousarray(triples.transpose(0, 2, 3, 1, 4)).reshape(
+            blocks, units, 8, v
+        )
+        out = triples[:, :, :TRIPLE_BITS].copy()
+        for j in range(TRIPLE_BITS):
+            out[:, :, j] |= (triples[:, :, 7] >> j & 1) << 7
+        return out.reshape(blocks, units, self.unit_bytes)
+
+    def _unpack_codes(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """[NB, Kp / 32, 28L] -> [NB * R, Kp]."""
+        blocks, units, _ = packed.shape
+        stored = packed.reshape(blocks, units, TRIPLE_BITS, self.vector_bytes)
+        triples = np.empty((blocks, units, 8, self.vector_bytes), np.uint8)
+        triples[:, :, :TRIPLE_BITS] = stored & 0x7F
+        triples[:, :, 7] = sum((stored[:, :, j] >> 7) << j for j in range(TRIPLE_BITS))
+        if int(triples.max()) >= LEVELS**TRIPLE:
+            raise PackError(f"{self.name}: code {int(triples.max())} exceeds {LEVELS**TRIPLE - 1}")
+        thirds = [triples // LEVELS**part % LEVELS for part in range(TRIPLE)]
+        # [third, NB, units, vector, L, i] -> [NB, third, L, units, vector, i]
+        codes = np.stack(thirds).reshape(TRIPLE, blocks, units, 8, self.lanes, 4)
+        return codes.transpose(1, 0, 4, 2, 3, 5).reshape(blocks * self.rows, units * UNIT_K)
