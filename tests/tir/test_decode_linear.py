@@ -1,0 +1,26 @@
+"""The generic kernel: any layout that can say what a weight is."""
+
+from __future__ import annotations
+
+import pytest
+
+from apq_tvm.codegen.layouts import default_layout
+from apq_tvm.formats import parse_scheme
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
+from apq_tvm.schedules.x86 import find_profile
+from tests.tir.linear_cases import Case, build
+
+SCHEMES = ("W1A32", "W2A32g16", "W3zA32g64", "W4A32g32", "W7zA32g128", "W8A32", "float")
+
+
+@pytest.mark.parametrize("target", ("x86-64", "x86-64-v3"))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_generic_kernel_multiplies_decoded_weights(scheme: str, target: str) -> None:
+    profile = find_profile(target)
+    spec = LinearSpec(21, 100, parse_scheme(scheme), bias=True, activation="relu", residual=True)
+    case = Case(spec, default_layout(spec.scheme, (), profile.vector_bytes))
+    kernel = build(GENERIC_KERNELS[0], spec, profile, Defaults())
+    for m in (1, 3):
+        case.check(kernel, m)
