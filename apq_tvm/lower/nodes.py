@@ -81,6 +81,14 @@ def convert_layernorm(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any])
     return call(bb, func, args, shapes)
 
 
+def convert_rms_norm(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``RMSNormalization`` (ONNX opset 23)."""
+    shapes = Shapes(node)
+    axis, epsilon = node.attrs.get("axis", -1), node.attrs.get("epsilon", 1e-5)
+    func = layernorm(shapes.of(inputs[0]), axis, epsilon, bias=False, rms=True)
+    return call(bb, func, list(inputs), shapes)
+
+
 def convert_matmul(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``apq.MatMul``: transposes are folded into the loops, except where shapes forbid it."""
     shapes = Shapes(node)
@@ -153,4 +161,5 @@ def node_converters(
         "apq.Softmax": convert_softmax,
         "CumSum": cumsum_converter(packed.plan.quantized.model),
         "LayerNormalization": convert_layernorm,
+        "RMSNormalization": convert_rms_norm,
     }

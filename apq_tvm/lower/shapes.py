@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.onnx_import.dims import evaluate
+from apq_tvm.ops.append_cache import append_cache
 from apq_tvm.types import Node
 
 
@@ -28,6 +29,7 @@ class ShapeLowering:
     def converters(self) -> dict[str, Convert]:
         """Converters by operator name."""
         return {
+            "apq.AppendCache": self.append_cache,
             "apq.Dims": self.dims,
             "apq.Expand": self.expand,
             "apq.Full": self.full,
@@ -67,6 +69,12 @@ class ShapeLowering:
             return te.compute(shape, at, "slice")
 
         return bb.emit_te(element, inputs[0], primfunc_name_hint="slice")
+
+    def append_cache(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.AppendCache``."""
+        given = [value for value in inputs if value is not None]
+        shape = self._shape(node)
+        return bb.emit_te(append_cache, *given, shape, primfunc_name_hint="append_cache")
 
     def full(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Full``."""

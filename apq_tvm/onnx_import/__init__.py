@@ -6,12 +6,15 @@ attributes are ints or text over the names in the input specs (``"2 * batch + 1"
 
 ==================================  ==========================================================
 ``apq.Linear(x, w, bias, res)``     ``activation``: y = act(x · wᵀ + bias) + res; w float32 [N, K]
-``apq.Embedding(w, ids)``           rows of w float32 [V, D]; negative ids count from the end
+``apq.Embedding(w, ids)``           rows of w float32 [V, D]; negative ids count from the end;
+                                    ``keep``: why the table stays float
 ``apq.MatMul(a, b)``                ``perm_a``, ``perm_b``, ``perm_out``: transpose(transpose(a)
                                     @ transpose(b))
 ``apq.Softmax(x, mask)``            ``scale``: softmax(x * scale + mask) over the last axis;
                                     ``zero_masked``: rows of -inf alone give 0, not NaN
 ``apq.Gelu(x)``                     ``approximate``: ``"none"`` or ``"tanh"``
+``apq.AppendCache(past, new, at)``  ``shape`` [B, N, T, H]: past[b, :, j] for j < at[b], then
+                                    new[b, j - at[b]] ([B, S, N, H]), then 0; past may be absent
 ``apq.Reshape(x)``                  ``shape``: where a constant target with 0 and -1 cannot say it
 ``apq.Expand(x)``                   ``shape``: of the output, broadcasting done
 ``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (positive), ``shape`` of the
@@ -22,8 +25,10 @@ attributes are ints or text over the names in the input specs (``"2 * batch + 1"
                                     ``dtype``: dimensions used as numbers
 ==================================  ==========================================================
 
-``LayerNormalization`` may stand in graphs of an older opset than 17. `reference.run_reference` is
-the meaning of all of this in numpy. Importing this package does not import onnx.
+``LayerNormalization`` and ``RMSNormalization`` may stand in graphs of an older opset than theirs.
+A weight that came quantized is float here too; `ImportedModel.quantized` has its codes
+(`apq_tvm.onnx_import.codes`). `reference.run_reference` is the meaning of all of this in numpy.
+Importing this package does not import onnx.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ def merge_equal_weights(graph: Graph) -> None:
             group.append(name)
         else:
             alias[name] = twin
+            if name in graph.codes:
+                graph.codes.setdefault(twin, graph.codes[name])
     graph.nodes = [replace(n, inputs=tuple(alias.get(v, v) for v in n.inputs)) for n in graph.nodes]
     graph.index()
 

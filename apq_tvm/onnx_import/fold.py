@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,17 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.dims import Expr, product
+from apq_tvm.onnx_import.expansions import EXPANSIONS
 from apq_tvm.onnx_import.graph import Graph, np_dtype
 from apq_tvm.onnx_import.infer import infer, infer_inputs, node_proto, same_shape
 from apq_tvm.onnx_import.shapes import rewrite
 from apq_tvm.onnx_import.values import evaluate
 from apq_tvm.types import Array, Node
+
+# Constants of these types can be weights of layers.
+FLOATS = ("float32", "float64")
 
 # Folding may make constants this much larger than what they come from, or this many entries.
 GROWTH, FREE_ENTRIES = 2, 1 << 16
@@ -31,9 +37,13 @@ def fold(graph: Graph) -> None:
     infer_inputs(graph)
     outputs = {spec.name for spec in graph.outputs}
     alias: dict[str, str] = {}
-    nodes, graph.nodes = graph.nodes, []
-    for original in nodes:
+    pending, graph.nodes = deque(graph.nodes), []
+    while pending:
+        original = pending.popleft()
         node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
+        if node.op in EXPANSIONS:
+            pending.extendleft(reversed(EXPANSIONS[node.op](graph, node)))
+            continue
         if _fold_constant(graph, node, outputs):
             continue
         infer(graph, node)
@@ -131,6 +141,9 @@ def _fold_constant(graph: Graph, node: Node, outputs: set[str]) -> bool:
     for value, array in zip(node.outputs, arrays, strict=False):
         if value:
             constants[value] = array
+    codes = follow(node, constants, graph.codes)
+    if codes is not None and constants[node.outputs[0]].dtype.name in FLOATS:
+        graph.codes[node.outputs[0]] = codes
     return True
 
 
@@ -194,5 +207,6 @@ def dequantize(
             return array.reshape(())
         return array.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
 
-    offset = x.astype(np.int32) - (0 if zero is None else spread(zero).astype(np.int32))
+    wide = np.int32 if x.dtype.kind in "iu" or x.dtype.name in CODE_BITS else np.float32
+    offset = x.astype(wide) - (0 if zero is None else spread(zero).astype(wide))
     return np.asarray(offset * spread(scale), scale.dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.codes import Codes
 from apq_tvm.onnx_import.dims import Dim
 from apq_tvm.types import Array, Node, TensorSpec
 
@@ -37,6 +38,10 @@ class Graph:
         As in `apq_tvm.types.ImportedModel`.
     same : dict of str to str
         Symbols that must equal another symbol or a number.
+    codes : dict of str to Codes
+        By weight: the integers it was dequantized from.
+    notes : dict of str to str
+        As in `apq_tvm.types.ImportedModel`.
     """
 
     name: str
@@ -50,6 +55,8 @@ class Graph:
     limits: dict[str, int] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     values: dict[str, Array] = field(default_factory=dict)
+    codes: dict[str, Codes] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names: set[str] = {n.name for n in self.nodes} | set(self.weights)

@@ -334,6 +334,13 @@ def _like(graph: Graph, node: Node) -> list[Shape | None]:
     return [graph.shape(node.inputs[0])]
 
 
+def _embedding(graph: Graph, node: Node) -> list[Shape | None]:
+    """``apq.Embedding``: a row for each id."""
+    table, ids = (graph.shape(v) for v in node.inputs)
+    graph.dtypes[node.outputs[0]] = "float32"
+    return [None if table is None or ids is None else (*ids, table[1])]
+
+
 def _given(graph: Graph, node: Node) -> list[Shape | None]:
     """``apq.`` nodes that carry their shape."""
     graph.dtypes[node.outputs[0]] = node.attrs.get("dtype") or str(graph.dtype(node.inputs[0]))
@@ -360,10 +367,11 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "LpPool": _conv,
     "Pad": _pad,
     "Flatten": _flatten,
-    # LayerNormalization may be younger than the graph's opset.
-    **dict.fromkeys(("apq.Gelu", "LayerNormalization"), _like),
+    # The normalisations may be younger than the graph's opset.
+    **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
+    "apq.Embedding": _embedding,
     **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice"), _given),
-    **dict.fromkeys(("apq.Full", "apq.Range", "apq.Dims"), _given),
+    **dict.fromkeys(("apq.AppendCache", "apq.Full", "apq.Range", "apq.Dims"), _given),
 }
 
 

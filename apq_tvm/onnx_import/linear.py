@@ -88,12 +88,13 @@ def stored(graph: Graph, source: str, transform: str, array: Array) -> str:
 
 def _weight(graph: Graph, value: str, transposed: bool) -> str:
     """A constant matrix as float32, turned over if `transposed`."""
-    array = graph.weights[value]
-    if transposed:
-        return stored(graph, value, ".T", array.T)
-    if array.dtype == np.float32:
+    array, codes = graph.weights[value], graph.codes.get(value)
+    if not transposed and array.dtype == np.float32:
         return value
-    return stored(graph, value, ".f32", array)
+    name = stored(graph, value, ".T" if transposed else ".f32", array.T if transposed else array)
+    if codes is not None:
+        graph.codes[name] = codes.transposed if transposed else codes
+    return name
 
 
 def linear(graph: Graph, node: Node, x: str, weight: str, out: str, bias: str = "") -> list[Node]:
@@ -184,7 +185,7 @@ def _gemm(graph: Graph, node: Node) -> list[Node] | None:
     else:
         return None
     if alpha != 1.0:
-        weight = stored(graph, weight, f".x{alpha:g}", graph.weights[weight] * np.float32(alpha))
+        weight = _scaled(graph, weight, alpha)
     if turn:
         nodes.append(_transpose(graph, node.name, x))
         x = nodes[-1].outputs[0]
@@ -203,6 +204,17 @@ def _gemm(graph: Graph, node: Node) -> list[Node] | None:
     if rest:
         nodes += _scaled_add(graph, node, y, rest, beta)
     return nodes
+
+
+def _scaled(graph: Graph, weight: str, alpha: float) -> str:
+    """``alpha * weight``; the codes of a quantized one stay, its scales change."""
+    factor = np.asarray(alpha, np.float32)
+    name = stored(graph, weight, f".x{alpha:g}", graph.weights[weight] * factor)
+    codes = graph.codes.get(weight)
+    scaled = None if codes is None else codes.times(factor)
+    if scaled is not None:
+        graph.codes[name] = scaled
+    return name
 
 
 def _scaled_add(graph: Graph, node: Node, y: str, c: str, beta: float) -> list[Node]:

@@ -12,6 +12,7 @@ from apq_tvm.onnx_import.cleanup import (
     merge_equal_weights,
     rename_outputs,
 )
+from apq_tvm.onnx_import.codes import to_tensor
 from apq_tvm.onnx_import.dims import as_attr
 from apq_tvm.onnx_import.expand import expand_late
 from apq_tvm.onnx_import.fold import fold
@@ -21,10 +22,11 @@ from apq_tvm.onnx_import.moves import merge_moves
 from apq_tvm.onnx_import.norm import fuse_layer_norm
 from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
 from apq_tvm.onnx_import.positions import decide_comparisons
+from apq_tvm.onnx_import.quantized import keep_codes
 from apq_tvm.onnx_import.read import read_graph
 from apq_tvm.onnx_import.shapes import check_shape_inputs, materialize
 from apq_tvm.onnx_import.widen import widen
-from apq_tvm.types import ImportedModel, TensorSpec
+from apq_tvm.types import WEIGHT_INPUT, ImportedModel, QuantizedTensor, TensorSpec
 
 
 def import_model(path: Path) -> ImportedModel:
@@ -44,6 +46,7 @@ def import_model(path: Path) -> ImportedModel:
         equal = {old: other if new == name else new for old, new in equal.items()} | {name: other}
     merge_equal_nodes(graph)
     materialize(graph)
+    keep_codes(graph)
     make_layers(graph)
     merge_moves(graph)
     decide_comparisons(graph)
@@ -89,6 +92,7 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         specs.get(spec.name, replace(spec, dtype=spec.dtype or str(graph.dtype(spec.name))))
         for spec in graph.outputs
     )
+    quantized, notes = _quantized(graph)
     return ImportedModel(
         name=graph.name,
         opset=graph.opset,
@@ -99,7 +103,21 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         value_specs=specs,
         sha256=digest,
         limits=graph.limits,
+        quantized=quantized,
+        notes=notes,
     )
+
+
+def _quantized(graph: Graph) -> tuple[dict[str, QuantizedTensor], dict[str, str]]:
+    """Tensors of the file's codes by weight; notes by weight and layer."""
+    tensors, notes = {}, {n.name: graph.notes[n.name] for n in graph.nodes if n.name in graph.notes}
+    for node in graph.nodes:
+        weight = node.inputs[WEIGHT_INPUT[node.op]] if node.op in WEIGHT_INPUT else ""
+        if weight in graph.codes and weight not in notes:
+            tensor, notes[weight] = to_tensor(graph.codes[weight])
+            if tensor is not None:
+                tensors[weight] = tensor
+    return tensors, notes
 
 
 __all__ = ["import_model"]

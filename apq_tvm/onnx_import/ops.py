@@ -43,7 +43,6 @@ REFUSED = {
     "OptionalHasElement": _SEQUENCE,
     **dict.fromkeys(("BiasGelu", "FastGelu", "SkipLayerNormalization"), _CONTRIB),
     **dict.fromkeys(("EmbedLayerNormalization", "MatMulInteger16"), _CONTRIB),
-    "Attention": "TVM reads onnxruntime's operator of that name, not ONNX's",
     "Constant": "it is a weight",
     "Dropout": "it is dropped, as it does nothing at inference, but here its mask is used",
     "TopK": "TVM calls its run-time library for it",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.expansions import EXPANSIONS
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
 from apq_tvm.onnx_import.ops import SUPPORTED
@@ -114,7 +115,8 @@ def _inline_standard(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """Replace standard operators that nothing compiles but ONNX defines as functions, e.g. Celu."""
     from onnx import defs, inliner
 
-    names = {n.op_type for n in model.graph.node if n.domain in ("", "ai.onnx")} - SUPPORTED
+    names = {n.op_type for n in model.graph.node if n.domain in ("", "ai.onnx")}
+    names -= SUPPORTED | EXPANSIONS.keys()
     schemas = {
         name: defs.get_schema(name, opset)
         for name in sorted(names)

@@ -62,8 +62,8 @@ def one_node_model(node: Node, opset: int) -> Any:
     inputs = [helper.make_empty_tensor_value_info(n) for n in dict.fromkeys(node.inputs) if n]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.outputs if name]
     graph = helper.make_graph([node_proto(node)], node.name, inputs, outputs)
-    # LayerNormalization may stand in a graph older than the operator.
-    version = max(opset, 17) if node.op == "LayerNormalization" else opset
+    # The normalisations may stand in a graph older than the operator.
+    version = max(opset, {"LayerNormalization": 17, "RMSNormalization": 23}.get(node.op, opset))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10)
 
 
@@ -154,6 +154,16 @@ def _dims(attrs: Any, symbols: Mapping[str, int]) -> Array:
     return np.asarray(values, attrs["dtype"]).reshape(attrs["shape"])
 
 
+def _append_cache(attrs: Any, _: Any, past: Any, new: Array, start: Array) -> Array:
+    whole = np.zeros(attrs["shape"], np.float32)
+    for b, first in enumerate(start):
+        known = 0 if past is None else min(first, past.shape[2])
+        whole[b, :, :known] = past[b, :, :known] if known else 0
+        part = whole[b, :, first : first + new.shape[1]]
+        part[:] = new[b].transpose(1, 0, 2)[:, : part.shape[1]]
+    return whole
+
+
 _OPS: dict[str, Callable[..., Array]] = {
     "apq.Linear": _linear,
     "apq.Embedding": _embedding,
@@ -166,4 +176,5 @@ _OPS: dict[str, Callable[..., Array]] = {
     "apq.Full": lambda attrs, _: np.full(attrs["shape"], attrs["value"], attrs["dtype"]),
     "apq.Range": _range,
     "apq.Dims": _dims,
+    "apq.AppendCache": _append_cache,
 }

@@ -1,0 +1,267 @@
+"""Integer codes that a file already holds: kept as they are, in one of our integer formats.
+
+A weight that came quantized travels through the import twice: as its float32 meaning among the
+weights of the `Graph`, which every pass may use, and as `Codes` beside it. What turns a matrix over
+or multiplies it by a scale does the same to its codes. At the end each layer's codes become a
+`QuantizedTensor`; **no code is ever changed**. What can change is the scale: our integer formats
+store float16, so a float32 scale is rounded once and the largest relative change is noted. Groups
+that are not ours become ours by repeating scales: a block of 512 is two of 256, one scale for the
+whole tensor is one per row. Where even that cannot say it (a scale per input channel, a fractional
+zero point, scales beyond float16), the layer stays float and the note says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.formats.integer import MAX_SCALE
+from apq_tvm.formats.scheme import GROUP_SIZES
+from apq_tvm.types import Array, Node, QuantizedTensor, Scheme
+
+CODE_BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
+"""Element types of ONNX whose values are codes, and their bits."""
+
+LARGEST_CHANGE = 0.01
+"""A scale that float16 changes by more than this share (deep among the subnormals) is not kept."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A matrix of integers and what they mean: ``(value - zero) * scale``, in blocks.
+
+    Parameters
+    ----------
+    values : ndarray of integers [R, C]
+        As the file stores them: ``low .. low + 2^bits - 1``.
+    bits : int
+    low : int
+        Least value: 0, or -2^(bits-1) where the element type is signed.
+    scale : float32 [r, c]
+        Entry ``[i // block[0], j // block[1]]`` scales ``values[i, j]``.
+    zero : ndarray [r, c] or None
+        Zero points in the numbering of `values`, integers or floats; None means 0.
+    block : tuple of int
+        Rows and columns that share a scale.
+    source : str
+        Where they come from, for notes: ``"MatMulNBits of 4 bits"``.
+    """
+
+    values: Array
+    bits: int
+    low: int
+    scale: Array
+    zero: Array | None
+    block: tuple[int, int]
+    source: str
+
+    @property
+    def transposed(self) -> Codes:
+        """The codes of the matrix turned over."""
+        zero = None if self.zero is None else self.zero.T
+        return replace(
+            self, values=self.values.T, scale=self.scale.T, zero=zero, block=self.block[::-1]
+        )
+
+    def times(self, factor: Array) -> Codes | None:
+        """The codes of ``matrix * factor``; None if the factor is finer than the scales.
+
+        Parameters
+        ----------
+        factor : float [], [1, C], [R, 1] or [C]
+        """
+        rows, columns = self.values.shape
+        wide = factor.astype(np.float32).reshape((1,) * (2 - factor.ndim) + factor.shape)
+        if wide.shape == (1, 1):
+            return replace(self, scale=(self.scale * wide).astype(np.float32))
+        if wide.shape not in ((1, columns), (rows, 1), (1, 1)):
+            return None
+        block = (
+            1 if wide.shape[0] == rows and rows > 1 else self.block[0],
+            1 if wide.shape[1] == columns and columns > 1 else self.block[1],
+        )
+        scale = self._spread(self.scale, block) * wide
+        zero = None if self.zero is None else self._spread(self.zero, block)
+        return replace(self, scale=scale.astype(np.float32), zero=zero, block=block)
+
+    def minus(self, offset: Array) -> Codes | None:
+        """The codes of ``matrix - offset`` while the scale is still 1; else None."""
+        if self.zero is not None or not bool((self.scale == 1).all()):
+            return None
+        ones = replace(self, scale=np.ones((1, 1), np.float32), block=self.values.shape)
+        spread = ones.times(offset)
+        if spread is None:
+            return None
+        scale = np.ones_like(spread.scale)
+        return replace(spread, scale=scale, zero=spread.scale)
+
+    def _spread(self, entries: Array, block: tuple[int, int]) -> Array:
+        """Entries of blocks as entries of smaller blocks: one row or column each, or unchanged."""
+        rows, columns = self.values.shape
+        if block[0] != self.block[0]:
+            entries = np.repeat(entries, self.block[0], axis=0)[:rows]
+        if block[1] != self.block[1]:
+            entries = np.repeat(entries, self.block[1], axis=1)[:, :columns]
+        return entries
+
+
+def of_integers(array: Array, source: str) -> Codes | None:
+    """A constant matrix of code type as codes of scale 1; None if it is no such matrix."""
+    bits = CODE_BITS.get(array.dtype.name)
+    if bits is None or array.ndim != 2 or not array.size:
+        return None
+    low = -(1 << (bits - 1)) if array.dtype.name.startswith("int") else 0
+    return Codes(array, bits, low, np.ones((1, 1), np.float32), None, array.shape, source)
+
+
+def of_dequantize(
+    x: Array, scale: Array, zero: Array | None, attrs: Mapping[str, Any]
+) -> Codes | None:
+    """What a DequantizeLinear of a constant matrix means; None if it is none of codes."""
+    codes = of_integers(x, "")
+    if codes is None:
+        return None
+    axis, size = int(attrs.get("axis", 1)) % 2, int(attrs.get("block_size", 0))
+    source = f"DequantizeLinear of {x.dtype.name}"
+    if size:
+        block = (size, 1) if axis == 0 else (1, size)
+        entries = scale
+        source += f" in blocks of {size}"
+    elif scale.size == 1:
+        block, entries = x.shape, scale.reshape(1, 1)
+    else:
+        block = (1, x.shape[1]) if axis == 0 else (x.shape[0], 1)
+        entries = scale.reshape((-1, 1) if axis == 0 else (1, -1))
+        source += f" along axis {axis}"
+    zeros = None if zero is None else zero.reshape(entries.shape).astype(np.int32)
+    return replace(
+        codes, scale=entries.astype(np.float32), zero=zeros, block=block, source=source
+    )
+
+
+def follow(node: Node, weights: Mapping[str, Array], codes: Mapping[str, Codes]) -> Codes | None:
+    """Codes of the constant that `node` computes from constants, if it is a quantized matrix.
+
+    Besides DequantizeLinear this knows the spelling of exporters that have only older operators:
+    ``Cast`` of the integers to float, less zero points, times scales.
+
+    Raises
+    ------
+    UnsupportedModel
+        Scales that are NaN or infinite.
+    """
+    x = node.inputs[0]
+    given = codes.get(x)
+    if node.op == "DequantizeLinear":
+        check_scales(weights[node.inputs[1]], node.inputs[1])
+        zero = weights[node.inputs[2]] if len(node.inputs) > 2 else None
+        return of_dequantize(weights[x], weights[node.inputs[1]], zero, node.attrs)
+    if node.op == "Cast":
+        return given or of_integers(weights[x], f"{weights[x].dtype.name} times scales")
+    if node.op == "Transpose" and given is not None:
+        return given.transposed if tuple(node.attrs.get("perm", (1, 0))) == (1, 0) else given
+    if node.op == "Mul" and (given is not None or node.inputs[1] in codes):
+        by = weights[node.inputs[1] if given is not None else x]
+        return (given or codes[node.inputs[1]]).times(by)
+    if node.op == "Div" and given is not None:
+        with np.errstate(divide="ignore"):
+            return given.times(1 / weights[node.inputs[1]])
+    if node.op == "Sub" and given is not None:
+        return given.minus(weights[node.inputs[1]])
+    return None
+
+
+def check_scales(scale: Array, name: str) -> None:
+    """Refuse scales that are NaN or infinite.
+
+    Raises
+    ------
+    UnsupportedModel
+        Naming them and the first bad place.
+    """
+    bad = ~np.isfinite(scale.astype(np.float32))
+    if bad.any():
+        at = ", ".join(map(str, np.unravel_index(int(bad.argmax()), bad.shape)))
+        raise UnsupportedModel(
+            f"scales {name!r}: {int(bad.sum())} of {scale.size} are NaN or infinite, the first at "
+            f"[{at}]; quantize the model again"
+        )
+
+
+def to_tensor(codes: Codes) -> tuple[QuantizedTensor | None, str]:
+    """Codes of a weight [N, K] as a tensor of ours.
+
+    Returns
+    -------
+    QuantizedTensor or None
+        With exactly these codes, numbered from 0; activations are left for the user to choose. None
+        if no integer format of ours can say what they mean.
+    str
+        What was rounded, or why there is no tensor.
+    """
+    n, k = codes.values.shape
+    scale, zero, size = codes.scale, codes.zero, codes.block[1]
+    where = f"codes of the file ({codes.source})"
+    if codes.block[0] != 1:
+        scale = np.repeat(scale, codes.block[0], axis=0)[:n]
+        zero = None if zero is None else np.repeat(zero, codes.block[0], axis=0)[:n]
+    group = -1
+    if scale.shape[1] > 1:
+        fitting = [g for g in GROUP_SIZES if size % g == 0]
+        if not fitting:
+            return None, f"{where} share a scale in groups of {size} along K={k}; ours are of " + (
+                f"{', '.join(map(str, GROUP_SIZES))} or a whole row"
+            )
+        group = fitting[-1]
+        count = -(-k // group)
+        scale = np.repeat(scale, size // group, axis=1)[:, :count]
+        zero = None if zero is None else np.repeat(zero, size // group, axis=1)[:, :count]
+    half, change, reason = _round_scales(scale)
+    if reason:
+        return None, f"{where} have {reason}"
+    zeros, reason = _zeros(zero, codes, scale.shape)
+    if reason:
+        return None, f"{where} have {reason}"
+    values = np.ascontiguousarray(codes.values.astype(np.int16) - codes.low, np.uint8)
+    scheme = Scheme(codes.bits, zeros is not None, group_size=group)
+    rounded = f"; scales rounded to float16 change by at most {change:.2%}" if change else ""
+    return QuantizedTensor(values, half, zeros, scheme), where + rounded
+
+
+def _round_scales(scale: Array) -> tuple[Any, float, str]:
+    """Scales as float16, their largest relative change, and why that is too much."""
+    with np.errstate(over="ignore"):
+        half = np.ascontiguousarray(scale.astype(np.float16))
+    if not np.isfinite(half).all():
+        largest = float(np.abs(scale).max())
+        return half, 0.0, f"a scale of {largest:g}, beyond {MAX_SCALE:.0f}, the largest float16"
+    given = scale.astype(np.float64)
+    change = np.abs(half.astype(np.float64) - given)
+    share = np.divide(change, np.abs(given), out=np.zeros_like(change), where=given != 0)
+    worst = float(share.max(initial=0.0))
+    if worst > LARGEST_CHANGE:
+        at = float(np.abs(given).reshape(-1)[int(share.argmax())])
+        return half, worst, f"a scale of {at:g}, which float16 can only say {worst:.0%} off"
+    return half, worst, ""
+
+
+def _zeros(zero: Array | None, codes: Codes, shape: tuple[int, ...]) -> tuple[Any, str]:
+    """Zero points numbered like the codes, None where all are the middle; and what is wrong."""
+    middle = 1 << (codes.bits - 1)
+    if zero is None:
+        zero = np.zeros(shape, np.int32)
+    shifted = zero.astype(np.float64) - codes.low
+    if not np.isfinite(shifted).all() or bool((shifted != np.rint(shifted)).any()):
+        return None, "zero points that are no integers"
+    if bool((shifted < 0).any() or (shifted >= 2 * middle).any()):
+        return None, f"zero points outside 0..{2 * middle - 1}"
+    if bool((shifted == middle).all()):
+        return None, ""
+    return np.ascontiguousarray(shifted, np.uint8), ""
+
+
+__all__ = ["CODE_BITS", "Codes", "check_scales", "follow", "of_integers", "to_tensor"]

@@ -1,0 +1,37 @@
+"""Operators that are written in others, with the types and shapes of their inputs at hand.
+
+`fold` calls a rule as soon as it meets the operator, and goes on with the nodes it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.group_query import group_query_attention
+from apq_tvm.onnx_import.multi_head import multi_head_attention
+from apq_tvm.onnx_import.onnx_attention import onnx_attention
+from apq_tvm.onnx_import.packed import gather_block_quantized, matmul_nbits
+from apq_tvm.onnx_import.quantized import dynamic_quantize_matmul, qlinear_matmul, standard
+from apq_tvm.onnx_import.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
+from apq_tvm.onnx_import.rotary import contrib_rotary, onnx_rotary
+from apq_tvm.types import Node
+
+EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
+    "Attention": onnx_attention,
+    "QLinearMatMul": qlinear_matmul,
+    "RotaryEmbedding": onnx_rotary,
+    "SimplifiedLayerNormalization": simplified_layer_norm,
+    "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
+    "com.microsoft.DequantizeLinear": standard,
+    "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
+    "com.microsoft.GatherBlockQuantized": gather_block_quantized,
+    "com.microsoft.GroupQueryAttention": group_query_attention,
+    "com.microsoft.MatMulIntegerToFloat": dynamic_quantize_matmul,
+    "com.microsoft.MatMulNBits": matmul_nbits,
+    "com.microsoft.MultiHeadAttention": multi_head_attention,
+    "com.microsoft.QuantizeLinear": standard,
+    "com.microsoft.RotaryEmbedding": contrib_rotary,
+    "com.microsoft.SimplifiedLayerNormalization": simplified_layer_norm,
+    "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
+}

@@ -1,0 +1,221 @@
+"""Weights that ONNX Runtime packs: ``MatMulNBits`` and ``GatherBlockQuantized``.
+
+The packing is that of onnxruntime's docs/ContribOperators.md: codes of 2 and 4 bits lie in bytes,
+the first one in the lowest bits. ``accuracy_level``, which says how ONNX Runtime may round
+activations, has no say here: the scheme the user chose for activations decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.codes import CODE_BITS, Codes, check_scales
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.types import Array, Node
+
+BITS = (2, 4, 8)
+"""Widths ONNX Runtime computes on CPUs; the operators' specification allows no others for these."""
+
+
+def unpack(packed: Array, bits: int, count: int) -> Array:
+    """Codes of the last axis: uint8 [..., bytes] to uint8 [..., count], lowest bits first."""
+    if bits == 8:
+        return packed[..., :count]
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*packed.shape[:-1], -1)[..., :count]
+
+
+def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.MatMulNBits`` as a product with the matrix its codes mean.
+
+    Raises
+    ------
+    ImportFailed
+        The packed arrays do not have the sizes that N, K, bits and block_size ask for.
+    UnsupportedModel
+        Bits that nothing computes, weights that are no constants or lie in a device's own order,
+        groups that are permuted by ``g_idx``.
+    """
+    x, packed, scales, zeros, g_idx, bias = (*node.inputs, "", "", "", "")[:6]
+    name = f"MatMulNBits {node.name!r}"
+    n, k, size = (_positive(node, key, name) for key in ("N", "K", "block_size"))
+    bits = int(node.attrs.get("bits", 4))
+    _check_bits(bits, name)
+    if size < 16 or size & (size - 1):
+        raise ImportFailed(f"{name} has block_size {size}; powers of two from 16 on are legal")
+    if node.attrs.get("weight_prepacked", 0):
+        raise UnsupportedModel(
+            f"{name}: its weights are prepacked for one device (weight_prepacked); "
+            "save the model without that"
+        )
+    blocks = -(-k // size)
+    codes = _constant(graph, packed, "weight", name)
+    count = n * blocks * size * bits // 8
+    _check_size(codes, "uint8", count, f"N={n}, K={k}, bits={bits}", packed, name)
+    values = unpack(codes.reshape(n, -1), bits, blocks * size)[:, :k]
+    scale = _scales(graph, scales, n * blocks, name).reshape(n, blocks)
+    _check_order(graph, g_idx, k, size, name)
+    middle = 1 << (bits - 1)
+    zero = np.full((n, blocks), middle)
+    if zeros:
+        zero = _zeros(graph, zeros, bits, n, blocks, name)
+    source = f"MatMulNBits of {bits} bits in blocks of {size}"
+    kept = Codes(values, bits, 0, scale, zero, (1, size), source)
+    weight = store(graph, packed, f".{n}x{k}.b{bits}g{size}.{scales}.{zeros}", kept)
+    return _product(graph, node, x, weight, bias)
+
+
+def _product(graph: Graph, node: Node, x: str, weight: str, bias: str) -> list[Node]:
+    """``x @ weight.T + bias``, as MatMul and Add, which `linear` makes a layer of."""
+    turned = f"{weight}.T"
+    if turned not in graph.weights:
+        graph.weights[turned] = graph.weights[weight].T
+        graph.codes[turned] = graph.codes[weight].transposed
+    y = graph.fresh(f"{node.name}.product") if bias else node.outputs[0]
+    product = Node("MatMul", node.name, (x, turned), (y,))
+    if not bias:
+        return [product]
+    return [product, Node("Add", graph.fresh(f"{node.name}.bias"), (y, bias), node.outputs)]
+
+
+def store(graph: Graph, source: str, suffix: str, codes: Codes) -> str:
+    """The matrix that `codes` mean as a weight with codes, stored once for equal names."""
+    name = f"{source}{suffix}".rstrip(".")
+    if name not in graph.weights:
+        graph.weights[name] = meaning(codes)
+        graph.codes[name] = codes
+    return name
+
+
+def meaning(codes: Codes) -> Array:
+    """The float32 matrix of `codes`: ``(value - zero) * scale``."""
+    rows, columns = codes.values.shape
+
+    def spread(entries: Array) -> Array:
+        tall = entries if codes.block[0] == 1 else np.repeat(entries, codes.block[0], axis=0)
+        wide = tall if codes.block[1] == 1 else np.repeat(tall, codes.block[1], axis=1)
+        return wide[:rows, :columns]
+
+    values = codes.values.astype(np.float32)
+    if codes.zero is not None:
+        values -= spread(codes.zero.astype(np.float32))
+    values *= spread(codes.scale)
+    return values
+
+
+def gather_block_quantized(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.GatherBlockQuantized`` as Gather from the table its codes mean.
+
+    ONNX Runtime answers an id outside the table with zeros; a compiled module refuses it.
+
+    Raises
+    ------
+    ImportFailed
+        Packed arrays of the wrong sizes.
+    UnsupportedModel
+        Tables that are no constant matrix of rows, or of floats of 8 bits.
+    """
+    data, ids, scales, zeros = (*node.inputs, "")[:4]
+    name = f"GatherBlockQuantized {node.name!r}"
+    table = _constant(graph, data, "table", name)
+    if table.ndim != 2:
+        raise UnsupportedModel(f"{name}: its table {graph.describe(data)} is no matrix")
+    axes = [int(node.attrs.get(key, default)) % 2 for key, default in _AXES]
+    if axes != [0, 1]:
+        raise UnsupportedModel(f"{name}: only rows (gather_axis 0) in blocks along axis 1 work")
+    size, dtype = int(node.attrs.get("block_size", 128)), table.dtype.name
+    if dtype not in CODE_BITS:
+        raise UnsupportedModel(f"{name}: a table of {dtype}; integers of 2, 4 and 8 bits work")
+    if size < 16 or size & (size - 1):
+        raise ImportFailed(f"{name} has block_size {size}; powers of two from 16 on are legal")
+    bits = int(node.attrs.get("bits", 4)) if dtype == "uint8" else CODE_BITS[dtype]
+    _check_bits(bits, name)
+    packed = dtype == "uint8"
+    rows, width = table.shape[0], table.shape[1] * 8 // bits if packed else table.shape[1]
+    values = unpack(table, bits, width) if packed else table
+    blocks = -(-width // size)
+    scale = _scales(graph, scales, rows * blocks, name).reshape(rows, blocks)
+    low = -(1 << (bits - 1)) if dtype.startswith("int") else 0
+    zero: Array | None = np.full((rows, blocks), 1 << (bits - 1)) if packed else None
+    if zeros and packed:
+        zero = _zeros(graph, zeros, bits, rows, blocks, name)
+    elif zeros:
+        given = _constant(graph, zeros, "zero points", name)
+        _check_size(given, dtype, rows * blocks, f"a table of {rows}x{width}", zeros, name)
+        zero = given.reshape(rows, blocks).astype(np.int32)
+    source = f"GatherBlockQuantized of {bits} bits in blocks of {size}"
+    kept = Codes(values, bits, low, scale, zero, (1, size), source)
+    weight = store(graph, data, f".{rows}x{width}.b{bits}g{size}.{scales}.{zeros}", kept)
+    return [Node("Gather", node.name, (weight, ids), node.outputs, {"axis": 0})]
+
+
+_AXES = (("gather_axis", 0), ("quantize_axis", 1))
+
+
+def _positive(node: Node, key: str, name: str) -> int:
+    value: Any = node.attrs.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ImportFailed(f"{name} has {key}={value!r}; a positive integer is needed")
+    return value
+
+
+def _check_bits(bits: int, name: str) -> None:
+    if bits not in BITS:
+        raise UnsupportedModel(
+            f"{name} has codes of {bits} bits; {', '.join(map(str, BITS))} can be read: quantize "
+            "the float model with this compiler, which has every width"
+        )
+
+
+def _constant(graph: Graph, value: str, what: str, name: str) -> Array:
+    array = graph.weights.get(value)
+    if array is None:
+        raise UnsupportedModel(f"{name}: its {what} {value!r} is no constant of the file")
+    return array
+
+
+def _check_size(array: Array, dtype: str, count: int, why: str, value: str, name: str) -> None:
+    if array.dtype.name != dtype or array.size != count:
+        raise ImportFailed(
+            f"{name}: {value!r} is {array.dtype.name} {list(array.shape)} with {array.size} "
+            f"entries; {why} needs {count} of {dtype}"
+        )
+
+
+def _scales(graph: Graph, value: str, count: int, name: str) -> Array:
+    """Scales as float32, finite and as many as there are blocks."""
+    array = _constant(graph, value, "scales", name)
+    if array.dtype.kind != "f" or array.size != count:
+        raise ImportFailed(
+            f"{name}: its scales {value!r} are {array.dtype.name} {list(array.shape)}; {count} "
+            "floats are needed, one per block"
+        )
+    check_scales(array, value)
+    return array.astype(np.float32)
+
+
+def _zeros(graph: Graph, value: str, bits: int, n: int, blocks: int, name: str) -> Array:
+    """Zero points [N, blocks]: packed like the codes, or floats."""
+    array = _constant(graph, value, "zero points", name)
+    if array.dtype.kind == "f":
+        _check_size(array, array.dtype.name, n * blocks, f"{n}x{blocks} blocks", value, name)
+        return array.reshape(n, blocks)
+    count = -(-blocks * bits // 8)
+    _check_size(array, "uint8", n * count, f"{n}x{blocks} packed blocks", value, name)
+    return unpack(array.reshape(n, count), bits, blocks)
+
+
+def _check_order(graph: Graph, value: str, k: int, size: int, name: str) -> None:
+    """Refuse ``g_idx`` unless it says what is true without it: group ``k // block_size``."""
+    if not value:
+        return
+    array = _constant(graph, value, "g_idx", name).reshape(-1)
+    if array.size < k or not bool((array[:k] == np.arange(k) // size).all()):
+        raise UnsupportedModel(
+            f"{name}: its groups are permuted (g_idx {value!r}, act_order of GPTQ); export the "
+            "model without act_order"
+        )

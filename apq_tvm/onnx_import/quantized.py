@@ -1,0 +1,277 @@
+"""Integer products become layers whose codes are the file's; rounded activations become float.
+
+What a file says of *activations* is not kept: this compiler rounds them itself at run time, in the
+scheme the user chooses. Three spellings are met, and each leaves a note on its layer:
+
+- ``DynamicQuantizeLinear`` + ``MatMulInteger``: uint8 with one range for the whole tensor. Our int8
+  has a range per token or group, which is finer; but it is symmetric, so where all activations of a
+  token have one sign it spends one bit less on them than uint8 does.
+- ``QuantizeLinear`` + ``DequantizeLinear`` before a layer: the rounding is dropped, the clipping to
+  the representable range stays, because quantizers remove a Relu that the range already implies.
+- ``QLinearMatMul``: its input as above; the rounding of its *output* stays, others read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.onnx_import.codes import CODE_BITS, Codes, check_scales, of_integers
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.infer import infer
+from apq_tvm.onnx_import.packed import store
+from apq_tvm.types import Array, Node
+
+RANGES = {
+    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (2, 4, 8, 16)},
+    **{f"int{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (2, 4, 8, 16)},
+}
+"""Least and largest value of what QuantizeLinear rounds to."""
+
+
+def keep_codes(graph: Graph) -> None:
+    """Write products of quantized constants as products of the floats that they mean."""
+    for node in graph.each():
+        if node.op == "MatMulInteger":
+            _dynamic(graph, node)
+        elif node.op in ("MatMul", "Gemm"):
+            _static(graph, node)
+        elif node.op == "DequantizeLinear":
+            _gathered(graph, node)
+    graph.sweep()
+
+
+def columns(
+    graph: Graph, weight: str, scale: str, zero: str, source: str, node: Node
+) -> str | None:
+    """The float matrix [K, N] of integers with one scale and zero point per column, or for all.
+
+    Returns
+    -------
+    str or None
+        Its name, with codes; None if `weight` is no constant matrix or has other scales.
+    """
+    array, factor = graph.weights.get(weight), graph.weights.get(scale)
+    offset = graph.weights.get(zero) if zero else np.zeros((), np.int32)
+    codes = None if array is None else of_integers(array, source)
+    if codes is None or factor is None or offset is None:
+        return None
+    n = codes.values.shape[1]
+    if factor.size not in (1, n) or offset.size not in (1, n):
+        return None
+    check_scales(factor, f"{scale} of {node.op} {node.name!r}")
+    size = max(factor.size, offset.size)
+    kept = replace(
+        codes,
+        scale=np.broadcast_to(factor.reshape(1, -1), (1, size)).astype(np.float32),
+        zero=np.broadcast_to(offset.reshape(1, -1), (1, size)).astype(np.int32),
+        block=(codes.values.shape[0], codes.values.shape[1] if size == 1 else 1),
+    )
+    return store(graph, weight, f".{scale}.{zero}", kept)
+
+
+def _dynamic(graph: Graph, node: Node) -> None:
+    """``(DynamicQuantizeLinear(x) @ W) * x_scale * w_scale`` is ``x @ (W * w_scale)``."""
+    a, weight, a_zero, zero = (*node.inputs, "", "")[:4]
+    rounding = graph.made_by(a, "DynamicQuantizeLinear")
+    if rounding is None or rounding.outputs[2] != a_zero:
+        return
+    cast = _only_reader(graph, node)
+    if cast is None or cast.op != "Cast":
+        return
+    found = _scales(graph, cast, rounding.outputs[1])
+    if found is None:
+        return
+    last, scale = found
+    source = f"MatMulInteger of {graph.dtype(weight)}"
+    matrix = columns(graph, weight, scale, zero, source, node)
+    if matrix is None:
+        return
+    graph.notes[node.name] = (
+        "activations are rounded by the scheme, not by the file's DynamicQuantizeLinear"
+    )
+    graph.replace(last, Node("MatMul", node.name, (rounding.inputs[0], matrix), last.outputs))
+
+
+def _only_reader(graph: Graph, node: Node) -> Node | None:
+    """The one node that reads the output of `node`."""
+    value = node.outputs[0]
+    if not graph.only_use(value):
+        return None
+    return next((n for n in graph.nodes if value in n.inputs), None)
+
+
+def _scales(graph: Graph, cast: Node, x_scale: str) -> tuple[Node, str] | None:
+    """The last Mul of ``cast * x_scale * w_scale`` in any grouping, and the name of w_scale."""
+    first = _only_reader(graph, cast)
+    if first is None or first.op != "Mul":
+        return None
+    by = _other(first, cast.outputs[0])
+    both = graph.made_by(by, "Mul")
+    if both is not None and x_scale in both.inputs:
+        return first, _other(both, x_scale)
+    second = _only_reader(graph, first)
+    if second is None or second.op != "Mul":
+        return None
+    pair = (by, _other(second, first.outputs[0]))
+    return (second, pair[1 - pair.index(x_scale)]) if x_scale in pair else None
+
+
+def _other(node: Node, value: str) -> str:
+    """The operand of a product that is not `value`."""
+    return node.inputs[1] if node.inputs[0] == value else node.inputs[0]
+
+
+def _static(graph: Graph, node: Node) -> None:
+    """Clip the input of a layer with codes instead of rounding it to the file's grid."""
+    sides = [i for i in (0, 1) if node.inputs[i] in graph.codes]
+    if len(sides) != 1:
+        return
+    at = 1 - sides[0]
+    undone = graph.made_by(node.inputs[at], "DequantizeLinear")
+    done = None if undone is None else graph.made_by(undone.inputs[0], "QuantizeLinear")
+    if undone is None or done is None:
+        return
+    scale, zero = graph.scalar(done.inputs[1]), _zero(graph, done)
+    same = graph.scalar(undone.inputs[1]) == scale and _zero(graph, undone) == zero
+    span = RANGES.get(str(graph.dtype(done.outputs[0])))
+    if scale is None or zero is None or not same or span is None:
+        return
+    low, high = ((limit - zero) * scale for limit in span)
+    clipped = graph.fresh(f"{done.inputs[0]}.clipped")
+    limits = [
+        graph.add_weight(f"{node.name}.{which}", np.asarray(limit, np.float32))
+        for which, limit in (("low", low), ("high", high))
+    ]
+    clip = Node("Clip", graph.fresh(f"{node.name}.clip"), (done.inputs[0], *limits), (clipped,))
+    infer(graph, clip)
+    inputs = tuple(clipped if i == at else v for i, v in enumerate(node.inputs))
+    graph.notes[node.name] = (
+        f"activations are clipped to the file's range {low:g} .. {high:g} and rounded by the "
+        "scheme, not by the file's QuantizeLinear"
+    )
+    graph.replace(node, clip, replace(node, inputs=inputs))
+
+
+def _zero(graph: Graph, node: Node) -> float | None:
+    """The zero point of a QuantizeLinear or DequantizeLinear, if it is one number."""
+    return graph.scalar(node.inputs[2]) if len(node.inputs) > 2 else 0.0
+
+
+def _gathered(graph: Graph, node: Node) -> None:
+    """Rows of a table of integers, dequantized by one scale, are rows of a dequantized table."""
+    gather = graph.made_by(node.inputs[0], "Gather")
+    if gather is None or gather.attrs.get("axis", 0) not in (0, -2):
+        return
+    zero = node.inputs[2] if len(node.inputs) > 2 else ""
+    if graph.scalar(node.inputs[1]) is None or gather.inputs[1] in graph.weights:
+        return
+    source = f"DequantizeLinear of {graph.dtype(gather.inputs[0])}"
+    table = columns(graph, gather.inputs[0], node.inputs[1], zero, source, node)
+    if table is not None:
+        inputs = (table, gather.inputs[1])
+        graph.replace(node, Node("Gather", gather.name, inputs, node.outputs, {"axis": 0}))
+
+
+# Operators that `fold` writes in others as soon as it meets them
+
+
+def qlinear_matmul(graph: Graph, node: Node) -> list[Node]:
+    """``QLinearMatMul``: dequantize both sides, multiply, round the product.
+
+    Raises
+    ------
+    UnsupportedModel
+        Scales of the input or output that are no single constant.
+    """
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
+    for value in (a_scale, a_zero, y_scale, y_zero):
+        if graph.scalar(value) is None:
+            raise UnsupportedModel(
+                f"QLinearMatMul {node.name!r}: {graph.describe(value)} is no single constant; only "
+                "weights can have several scales"
+            )
+    values = [graph.fresh(f"{node.name}.{which}") for which in ("a", "b", "y")]
+    given = [
+        _one(graph, v) for v in (a_scale, a_zero, y_scale, y_zero)
+    ]
+    flat = [graph.weights.get(v) for v in (b_scale, b_zero)]
+    sides = tuple(
+        v if array is None else _flat(graph, v, array)
+        for v, array in zip((b_scale, b_zero), flat, strict=True)
+    )
+    rank = graph.rank(b) or 2
+    names = [graph.fresh(f"{node.name}.{which}") for which in ("input", "weight", "output")]
+    return [
+        Node("DequantizeLinear", names[0], (a, *given[:2]), (values[0],)),
+        Node("DequantizeLinear", names[1], (b, *sides), (values[1],), {"axis": rank - 1}),
+        Node("MatMul", node.name, (values[0], values[1]), (values[2],)),
+        Node("QuantizeLinear", names[2], (values[2], *given[2:]), node.outputs),
+    ]
+
+
+def _one(graph: Graph, value: str) -> str:
+    """A constant of one entry as a scalar."""
+    return value if graph.rank(value) == 0 else _reshaped(graph, value, ())
+
+
+def _flat(graph: Graph, value: str, array: Array) -> str:
+    """Scales per column as [N], a single one as a scalar."""
+    if array.size == 1:
+        return _one(graph, value)
+    return value if array.ndim == 1 else _reshaped(graph, value, (array.size,))
+
+
+def _reshaped(graph: Graph, value: str, shape: tuple[int, ...]) -> str:
+    name = f"{value}.{'x'.join(map(str, shape)) or 'scalar'}"
+    graph.weights.setdefault(name, graph.weights[value].reshape(shape))
+    return name
+
+
+def standard(graph: Graph, node: Node) -> list[Node]:
+    """An operator that onnxruntime's own domain only repeats, under its standard name."""
+    return [replace(node, op=node.op.removeprefix("com.microsoft."))]
+
+
+def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
+    """``DynamicQuantizeMatMul`` and ``MatMulIntegerToFloat``: what ORT's optimizer saves.
+
+    Raises
+    ------
+    UnsupportedModel
+        Weights that are no constant matrix with one scale per column.
+    """
+    name = f"{node.op.removeprefix('com.microsoft.')} {node.name!r}"
+    if node.op.endswith("DynamicQuantizeMatMul"):
+        x, weight, scale, zero, bias = (*node.inputs, "", "")[:5]
+        nodes: list[Node] = []
+        why = "activations are rounded by the scheme, not by the file's DynamicQuantizeMatMul"
+    else:
+        a, weight, a_scale, scale, a_zero, zero, bias = (*node.inputs, "", "", "")[:7]
+        x = graph.fresh(f"{node.name}.a")
+        inputs = (a, a_scale, a_zero) if a_zero else (a, a_scale)
+        nodes = [Node("DequantizeLinear", graph.fresh(f"{node.name}.input"), inputs, (x,))]
+        rounding = graph.made_by(a, "DynamicQuantizeLinear")
+        why = ""
+        if rounding is not None and rounding.outputs[1:] == (a_scale, a_zero):
+            x, nodes = rounding.inputs[0], []
+            why = "activations are rounded by the scheme, not by the file's DynamicQuantizeLinear"
+    source = f"{node.op.removeprefix('com.microsoft.')} of {graph.dtype(weight)}"
+    matrix = columns(graph, weight, scale, zero, source, node)
+    if matrix is None:
+        raise UnsupportedModel(
+            f"{name}: its weight {graph.describe(weight)} must be a constant matrix of "
+            f"{', '.join(CODE_BITS)} with one constant scale per column or for all"
+        )
+    if why:
+        graph.notes[node.name] = why
+    y = graph.fresh(f"{node.name}.product") if bias else node.outputs[0]
+    nodes.append(Node("MatMul", node.name, (x, matrix), (y,)))
+    if bias:
+        nodes.append(Node("Add", graph.fresh(f"{node.name}.bias"), (y, bias), node.outputs))
+    return nodes
+
+
+__all__ = ["Codes", "dynamic_quantize_matmul", "keep_codes", "qlinear_matmul", "standard"]
