@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats import balance, integer, mixed
+from apq_tvm.formats import anyprec, balance, integer, mixed
 from apq_tvm.formats.family import Family
 from apq_tvm.types import QuantizedTensor, Scheme
 
 FAMILIES: tuple[Family, ...] = (
     integer.FAMILY,
+    anyprec.FAMILY,
     balance.FAMILY,
     mixed.FAMILY,
 )

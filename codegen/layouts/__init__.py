@@ -16,6 +16,8 @@ from apq_tvm.codegen.layouts.interleaved import (
     split_fields,
 )
 from apq_tvm.codegen.layouts.layout import Details, WeightLayout
+from apq_tvm.codegen.layouts.planes import PlanesLayout
+from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.errors import PackError
 from apq_tvm.types import Scheme
 
@@ -28,6 +30,8 @@ __all__ = [
     "Field",
     "FloatLayout",
     "InterleavedLayout",
+    "MixedLayout",
+    "PlanesLayout",
     "WeightLayout",
     "default_layout",
     "embedding_layout",
@@ -35,7 +39,13 @@ __all__ = [
     "weight_layout",
 ]
 
-LAYOUTS: tuple[type[WeightLayout], ...] = (InterleavedLayout, FloatLayout, BalanceLayout)
+LAYOUTS: tuple[type[WeightLayout], ...] = (
+    InterleavedLayout,
+    FloatLayout,
+    BalanceLayout,
+    PlanesLayout,
+    MixedLayout,
+)
 """Every layout family. A new one is a file and a line here."""
 
 

@@ -1,0 +1,211 @@
+"""Any-precision weights: one parent of n bits whose upper bits are every narrower model.
+
+Park et al., "Any-Precision LLM: Low-Cost Deployment of Multiple, Different-Sized LLMs" (ICML 2024),
+sections 3.3 and 4. A weight has one code of n bits; its code at width b is ``code >> (n - b)``, so
+that a model of b bits is stored as the b upper bitplanes of the parent and a table of 2^b
+centroids::
+
+    w = scales[n] * centroids{b}[n // channels, code >> (bits - b)]
+
+``scales`` float16 [N, 1] makes the rows of a block of `channels` output channels alike, which share
+their tables where tables of their own would exceed a tenth of the codes' bytes. (Tables of 3..8
+bits in float16 cost a channel 1008 bytes: 21 bits per weight at K=384.)
+
+``centroids{b}`` float16 [T, 2^b], T = ceil(N / channels). Where activations are integers the
+kernels look up int8 centroids, ``step[t] * i`` with ``step = max |centroid| / 127``; the quantizer
+chooses tables that are such multiples already (`snap`), so that decoding in numpy and in a kernel
+agree, and a table is stored as one byte per centroid and a float32 step.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.errors import BadScheme
+from apq_tvm.formats.family import Family
+from apq_tvm.formats.scheme import parse_acts
+from apq_tvm.types import QuantizedTensor, Scheme
+
+F16 = NDArray[np.float16]
+F32 = NDArray[np.float32]
+
+TABLE_SHARE = 0.1
+"""Tables of a matrix may take this share of its codes' bytes; else more channels share them."""
+
+MAX_CHANNELS = 1 << 14
+"""Most output channels that share tables."""
+
+_LEVELS = 127
+_STEP_BYTES = 4
+_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(A\d+)?\Z")
+
+
+def parse_anyprec(word: str) -> Scheme | None:
+    """Read ``ANYPREC3-8`` or ``ANYPREC3-8A32``; None if it is neither.
+
+    Raises
+    ------
+    ValueError
+        With the reason, if there are no such widths or activations.
+    """
+    match = _PATTERN.match(word)
+    if match is None:
+        return None
+    low, high = int(match[1]), int(match[2])
+    if not 1 <= low <= high <= 8:
+        raise ValueError(f"widths {low}..{high}; 1 <= narrowest <= widest <= 8 is needed")
+    acts = parse_acts(match[3] or "")
+    return Scheme(
+        high, act_bits=acts, family="anyprec", weights=f"anyprec{low}-{high}", min_bits=low
+    )
+
+
+def table_name(bits: int) -> str:
+    """Key in `QuantizedTensor.tables` of the centroids of one width."""
+    return f"centroids{bits}"
+
+
+def table_bytes(scheme: Scheme) -> int:
+    """Bytes of one block's tables, all widths together."""
+    entries = sum(1 << b for b in scheme.widths)
+    return entries + _STEP_BYTES * len(scheme.widths) if scheme.integer_acts else 2 * entries
+
+
+def choose_channels(n: int, k: int, scheme: Scheme) -> int:
+    """How many output channels share tables: the smallest power of 2 that keeps them small.
+
+    Parameters
+    ----------
+    n, k : int
+        Shape of the matrix.
+    scheme : Scheme
+
+    Returns
+    -------
+    int
+        1 where every channel can have its own; never more than cover the matrix.
+    """
+    channels = 1
+    while (
+        channels < min(n, MAX_CHANNELS)
+        and -(-n // channels) * table_bytes(scheme) > TABLE_SHARE * n * k * scheme.bits / 8
+    ):
+        channels *= 2
+    return channels
+
+
+def channels_of(tensor: QuantizedTensor) -> int:
+    """How many output channels share a table, from the tables' shape."""
+    n, blocks = len(tensor.codes), len(tensor.tables[table_name(tensor.scheme.bits)])
+    channels = 1
+    while -(-n // channels) > blocks:
+        channels *= 2
+    return channels
+
+
+def integer_table(centroids: F16) -> tuple[NDArray[np.int8], F32]:
+    """Round tables to int8.
+
+    Parameters
+    ----------
+    centroids : float16 [T, E]
+
+    Returns
+    -------
+    int8 [T, E], float32 [T]
+        Integers and their step, 0 for a table of zeros.
+    """
+    values = centroids.astype(np.float32)
+    step = np.abs(values).max(axis=1) / np.float32(_LEVELS)
+    divisor = np.where(step > 0, step, np.float32(1))[:, None]
+    return np.rint(values / divisor).astype(np.int8), step.astype(np.float32)
+
+
+def restore_table(integers: NDArray[np.int8], step: F32) -> F16:
+    """float16 [T, E]: what `integer_table` stands for."""
+    return (integers.astype(np.float32) * step[:, None]).astype(np.float16)
+
+
+def snap(centroids: F16) -> F16:
+    """Round every centroid to a multiple of its table's step; a second time changes nothing."""
+    return restore_table(*integer_table(centroids))
+
+
+def _check(tensor: QuantizedTensor, name: str) -> None:
+    scheme, codes = tensor.scheme, tensor.codes
+    if scheme.family != "anyprec":
+        raise BadScheme(f"{name}: scheme {scheme} is not any-precision")
+    if codes.dtype != np.uint8 or codes.ndim != 2 or codes.size == 0:
+        raise BadScheme(
+            f"{name}: codes are {codes.dtype} {list(codes.shape)}; uint8 [N, K] with N, K >= 1 "
+            "is needed"
+        )
+    n, top = len(codes), (1 << scheme.bits) - 1
+    if int(codes.max()) > top:
+        raise BadScheme(f"{name}: code {int(codes.max())} exceeds {top} of {scheme}")
+    if tensor.zeros is not None:
+        raise BadScheme(f"{name}: scheme {scheme} has no zero points")
+    _check_array(f"{name}: scales", tensor.scales, (n, 1))
+    wanted = {table_name(b) for b in scheme.widths}
+    if set(tensor.tables) != wanted:
+        raise BadScheme(f"{name}: tables are {sorted(tensor.tables)}, not {sorted(wanted)}")
+    widest = tensor.tables[table_name(scheme.bits)]
+    blocks = len(widest) if widest.ndim == 2 else 0
+    for b in scheme.widths:
+        _check_array(f"{name}: {table_name(b)}", tensor.tables[table_name(b)], (blocks, 1 << b))
+    if not blocks or -(-n // channels_of(tensor)) != blocks:
+        raise BadScheme(
+            f"{name}: {blocks} tables for {n} output channels; ceil({n} / a power of 2) is needed"
+        )
+
+
+def _check_array(what: str, array: NDArray[np.float16], shape: tuple[int, ...]) -> None:
+    if array.shape != shape or array.dtype != np.float16:
+        raise BadScheme(
+            f"{what} are {array.dtype} {list(array.shape)}; float16 {list(shape)} is needed"
+        )
+    if not np.isfinite(array).all():
+        raise BadScheme(f"{what}: a value is not finite")
+
+
+def _dequantize(tensor: QuantizedTensor, bits: int) -> F32:
+    _check(tensor, "weight")
+    width = bits or tensor.scheme.bits
+    table = tensor.tables[table_name(width)].astype(np.float32)
+    blocks = np.arange(len(tensor.codes)) // channels_of(tensor)
+    codes = tensor.codes >> (tensor.scheme.bits - width)
+    # [N, K] into the flat tables: entry `code` of the row's block
+    index = (blocks << width)[:, None] + codes
+    return np.take(table.reshape(-1), index) * tensor.scales.astype(np.float32)
+
+
+def _nbytes(tensor: QuantizedTensor) -> int:
+    codes = (tensor.codes.size * tensor.scheme.bits + 7) // 8
+    blocks = len(tensor.tables[table_name(tensor.scheme.bits)])
+    return codes + tensor.scales.nbytes + blocks * table_bytes(tensor.scheme)
+
+
+def _embedding(scheme: Scheme) -> Scheme:
+    if scheme.bits == 8:
+        return Scheme(8, act_bits=scheme.act_bits)
+    return Scheme(scheme.bits, act_bits=scheme.act_bits, group_size=32)
+
+
+FAMILY = Family(
+    name="anyprec",
+    grammar=(
+        "anyprec{min}-{max}[A{1..8|16|32}]: codes of max bits whose upper bits are every narrower "
+        "model, down to min; a table of centroids per width; bits are chosen at run time"
+    ),
+    examples=("anyprec3-8", "anyprec2-8", "anyprec2-4", "anyprec3-8A32"),
+    parse=parse_anyprec,
+    check=_check,
+    dequantize=_dequantize,
+    nbytes=_nbytes,
+    embedding=_embedding,
+    details=lambda tensor: (("channels", channels_of(tensor)),),
+)
+"""Any-precision weights."""

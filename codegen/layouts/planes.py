@@ -1,0 +1,288 @@
+"""The any-precision layout ``planes{min}-{max}r8``: bitplanes, so that b bits read b planes.
+
+Plane 0 holds the most significant bit of every code. Byte k of a plane's row block is the bits of
+its eight rows: bit t belongs to row t. A register of V consecutive bytes is then V consecutive k of
+eight rows; a few masked merges of b registers make eight registers of codes, each of one row, in
+the order of the activations, whatever V is. So one layout serves every vector width.
+
+Arrays, in kernel argument order:
+
+- ``planes`` uint8 [bits, NB, Kp]: plane after plane, so that those not asked for are never touched;
+- ``scales`` float16 [NB, 8];
+- per width b ``centroids{b}`` [T, 2^b]: int8 with ``steps{b}`` float32 [T] where activations are
+  integers (`apq_tvm.formats.anyprec.integer_table`), else float16. Where fewer than eight channels
+  share a table, T covers NB * 8 rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.errors import PackError
+from apq_tvm.formats.anyprec import channels_of, integer_table, restore_table, table_name
+from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+
+ROWS = 8
+"""Rows of a block: the bits of a byte."""
+
+STEP_K = 32
+"""K is padded to a multiple of this, as that of quantized activations is."""
+
+_NAME = re.compile(r"planes([1-8])-([1-8])r8\Z")
+
+
+@dataclass(frozen=True)
+class PlanesLayout:
+    """How one any-precision matrix [N, K] lies in memory.
+
+    Parameters
+    ----------
+    min_bits, bits : int
+        Narrowest and widest width.
+    integer : bool
+        True if tables are int8.
+    channels : int
+        Output channels that share a table, a power of 2.
+
+    Raises
+    ------
+    PackError
+        If a parameter is out of range.
+    """
+
+    min_bits: int
+    bits: int
+    integer: bool
+    channels: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_bits <= self.bits <= 8:
+            raise PackError(f"layout widths {self.min_bits}..{self.bits}: 1..8 are possible")
+        if self.channels < 1 or self.channels & (self.channels - 1):
+            raise PackError(f"layout channels={self.channels}: a power of 2 is needed")
+
+    @classmethod
+    def of(cls, scheme: Scheme, details: Details) -> PlanesLayout:
+        """The layout of tensors of an any-precision scheme with these details."""
+        sizes = dict(details)
+        if "channels" not in sizes:
+            raise PackError(f"scheme {scheme}: the channels that share a table are not known")
+        return cls(scheme.min_bits, scheme.bits, scheme.integer_acts, sizes["channels"])
+
+    @classmethod
+    def parse(
+        cls, name: str, scheme: Scheme | None, details: Details = ()
+    ) -> PlanesLayout | None:
+        """Read `name`; None if it is not of this family.
+
+        Raises
+        ------
+        PackError
+            If the scheme is not any-precision or has other widths than the name.
+        """
+        match = _NAME.match(name)
+        if match is None:
+            return None
+        if scheme is None or scheme.family != "anyprec":
+            raise PackError(f"layout {name} holds any-precision codes, not {scheme or 'floats'}")
+        layout = cls.of(scheme, details)
+        if layout.name != name:
+            raise PackError(f"layout {name} has other widths than scheme {scheme}")
+        return layout
+
+    @property
+    def name(self) -> str:
+        """``planes{min}-{max}r8``."""
+        return f"planes{self.min_bits}-{self.bits}r8"
+
+    @property
+    def rows(self) -> int:
+        """R, rows of one block."""
+        return ROWS
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths that have a table."""
+        return tuple(range(self.min_bits, self.bits + 1))
+
+    @property
+    def tables_per_block(self) -> int:
+        """Tables that the rows of one block use."""
+        return max(1, ROWS // self.channels)
+
+    def padded_k(self, k: int) -> int:
+        """K rounded up to whole steps."""
+        return -(-k // STEP_K) * STEP_K
+
+    def row_blocks(self, n: int) -> int:
+        """Blocks of eight rows that hold `n` rows."""
+        return -(-n // ROWS)
+
+    def tables(self, n: int) -> int:
+        """T, tables of each width."""
+        return -(-self.row_blocks(n) * ROWS // self.channels)
+
+    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
+        blocks, tables = self.row_blocks(n), self.tables(n)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "planes": ((self.bits, blocks, self.padded_k(k)), "uint8"),
+            "scales": ((blocks, ROWS), "float16"),
+        }
+        for b in self.widths:
+            dtype = "int8" if self.integer else "float16"
+            shapes[table_name(b)] = ((tables, 1 << b), dtype)
+            if self.integer:
+                shapes[f"steps{b}"] = ((tables,), "float32")
+        return shapes
+
+    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
+        """Lay out an any-precision matrix.
+
+        Padding is 0: codes (activations are 0 there), scales of rows past N, tables past the last.
+
+        Parameters
+        ----------
+        tensor : QuantizedTensor
+        name : str
+            For errors.
+
+        Raises
+        ------
+        PackError
+            If shapes, dtypes, widths or a code's range do not fit the layout.
+        """
+        self._check(tensor, name)
+        n, k = tensor.codes.shape
+        blocks, kp, tables = self.row_blocks(n), self.padded_k(k), self.tables(n)
+        codes = np.zeros((blocks * ROWS, kp), np.uint8)
+        codes[:n, :k] = tensor.codes
+        codes = codes.reshape(blocks, ROWS, kp)
+        planes = np.empty((self.bits, blocks, kp), np.uint8)
+        for p in range(self.bits):
+            bit = (codes >> (self.bits - 1 - p)) & 1  # [NB, 8, Kp]
+            planes[p] = np.packbits(bit, axis=1, bitorder="little")[:, 0]
+        scales = np.zeros(blocks * ROWS, np.float16)
+        scales[:n] = tensor.scales[:, 0]
+        arrays: dict[str, Array] = {"planes": planes, "scales": scales.reshape(blocks, ROWS)}
+        for b in self.widths:
+            source = tensor.tables[table_name(b)]
+            table = np.zeros((tables, 1 << b), np.float16)
+            table[: len(source)] = source
+            if self.integer:
+                arrays[table_name(b)], arrays[f"steps{b}"] = integer_table(table)
+            else:
+                arrays[table_name(b)] = table
+        return PackedTensor(self.name, arrays)
+
+    def unpack(
+        self, packed: PackedTensor, n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """Inverse of `pack`; exact where centroids are what their tables can hold (`snap`).
+
+        Raises
+        ------
+        PackError
+            If the arrays are not this layout's arrays for an [n, k] matrix.
+        """
+        self._check_packed(packed, n, k)
+        planes, blocks = packed.arrays["planes"], self.row_blocks(n)
+        codes = np.zeros((blocks, ROWS, self.padded_k(k)), np.uint8)
+        for p in range(self.bits):
+            bit = np.unpackbits(planes[p][:, None], axis=1, bitorder="little")  # [NB, 8, Kp]
+            codes |= bit << (self.bits - 1 - p)
+        tables, count = {}, -(-n // self.channels)
+        for b in self.widths:
+            table = packed.arrays[table_name(b)]
+            if self.integer:
+                table = restore_table(table, packed.arrays[f"steps{b}"])
+            tables[table_name(b)] = table[:count].copy()
+        return QuantizedTensor(
+            np.ascontiguousarray(codes.reshape(blocks * ROWS, -1)[:n, :k]),
+            packed.arrays["scales"].reshape(-1, 1)[:n].copy(),
+            None,
+            scheme,
+            tables,
+        )
+
+    def code(self, planes: Any, block: Any, lane: Any, k: Any, bits: int) -> Any:
+        """TensorIR int32 expression of a code of `bits` bits."""
+        from tvm import tirx
+
+        value: Any = None
+        for p in range(bits):
+            byte = planes[p, block, k].astype("int32")
+            bit = tirx.bitwise_and(tirx.shift_right(byte, lane), tirx.const(1, "int32"))
+            bit = tirx.shift_left(bit, tirx.const(bits - 1 - p, "int32"))
+            value = bit if value is None else tirx.bitwise_or(value, bit)
+        return value
+
+    def weight(
+        self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
+    ) -> Any:
+        """TensorIR float32 expression of the weight of row ``block * 8 + lane``, column `k`."""
+        width = bits or self.bits
+        code = self.code(arrays["planes"], block, lane.astype("int32"), k, width)
+        table = (block * ROWS + lane) // self.channels
+        value = arrays[table_name(width)][table, code].astype("float32")
+        if self.integer:
+            value = value * arrays[f"steps{width}"][table]
+        return value * arrays["scales"][block, lane].astype("float32")
+
+    def _check(self, tensor: QuantizedTensor, name: str) -> None:
+        scheme = tensor.scheme
+        mine = ("anyprec", self.min_bits, self.bits, self.integer)
+        if mine != (scheme.family, scheme.min_bits, scheme.bits, scheme.integer_acts):
+            raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
+        codes = tensor.codes
+        if codes.ndim != 2 or codes.size == 0 or codes.dtype != np.uint8:
+            raise PackError(
+                f"{name}: codes are {codes.dtype} {list(codes.shape)}; uint8 [N, K] with "
+                "N, K >= 1 is needed"
+            )
+        if int(codes.max()) >> self.bits:
+            raise PackError(f"{name}: code {int(codes.max())} exceeds {self.bits} bits of {scheme}")
+        _check_floats(f"{name}: scales", tensor.scales, (len(codes), 1))
+        count = -(-len(codes) // self.channels)
+        for b in self.widths:
+            table = tensor.tables.get(table_name(b))
+            if table is None:
+                raise PackError(f"{name}: there is no table {table_name(b)}")
+            _check_floats(f"{name}: {table_name(b)}", table, (count, 1 << b))
+        if channels_of(tensor) > self.channels:
+            raise PackError(
+                f"{name}: {channels_of(tensor)} channels share a table, {self.channels} in layout "
+                f"{self.name}"
+            )
+
+    def _check_packed(self, packed: PackedTensor, n: int, k: int) -> None:
+        if packed.layout != self.name:
+            raise PackError(f"a tensor in layout {packed.layout} is no {self.name}")
+        if n < 1 or k < 1:
+            raise PackError(f"{self.name}: shape [{n}, {k}]; N, K >= 1 is needed")
+        shapes = self.shapes(n, k)
+        if set(packed.arrays) != set(shapes):
+            raise PackError(f"{self.name} needs {sorted(shapes)}, got {sorted(packed.arrays)}")
+        for key, (shape, dtype) in shapes.items():
+            array = packed.arrays[key]
+            if array.shape != shape or array.dtype != np.dtype(dtype):
+                raise PackError(
+                    f"{self.name} {key} is {array.dtype} {list(array.shape)}; {dtype} "
+                    f"{list(shape)} is needed"
+                )
+
+
+def _check_floats(what: str, array: NDArray[np.float16], shape: tuple[int, ...]) -> None:
+    if array.shape != shape or array.dtype != np.float16:
+        raise PackError(
+            f"{what} is {array.dtype} {list(array.shape)}; float16 {list(shape)} is needed"
+        )
+    if not np.isfinite(array).all():
+        raise PackError(f"{what}: a value is not finite")
