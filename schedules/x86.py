@@ -168,8 +168,9 @@ def _physical_cores(values: dict[str, list[str]]) -> int:
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on x86, in order of preference."""
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
+    from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
     from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
     from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86_plain import PLAIN_KERNELS
 
-    return (*GEMM_KERNELS, *GEMV_KERNELS, *PLAIN_KERNELS, *GENERIC_KERNELS)
+    return (*GEMM_KERNELS, *GEMV_KERNELS, *BALANCE_KERNELS, *PLAIN_KERNELS, *GENERIC_KERNELS)

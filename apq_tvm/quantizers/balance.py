@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-RATIOS = tuple(np.float32(r) for r in (1.0, 0.9, 0.8, 0.72, 0.64, 0.57, 0.5, 0.44, 0.38, 0.32, 0.26))
+RATIOS = tuple(map(np.float32, (1.0, 0.9, 0.8, 0.72, 0.64, 0.57, 0.5, 0.44, 0.38, 0.32, 0.26)))
 """Steps tried, relative to the one that covers a group's largest magnitude."""
 
 REFITS = 4
@@ -89,7 +89,7 @@ def _importance(context: QuantContext, k: int) -> F32:
     if not np.isfinite(mean) or mean <= 0:
         return np.ones((1, k), np.float32)
     # A channel that calibration never saw keeps a little weight: its codes must not be arbitrary.
-    return np.maximum(weight / mean, 1e-3).astype(np.float32)[None]
+    return np.asarray(np.maximum(weight / mean, 1e-3), np.float32)[None]
 
 
 def _grouped(values: F32, groups: int, width: int) -> F32:
@@ -106,7 +106,8 @@ def _round(w: F32, step: F32) -> F32:
     """The nearest of -2..2 times `step`."""
     u = w / np.maximum(step, FLOOR)
     np.rint(u, out=u)
-    return np.clip(u, -CENTRE, CENTRE, out=u)
+    limit = np.float32(CENTRE)
+    return np.asarray(np.clip(u, -limit, limit), np.float32)
 
 
 def _error(w: F32, importance: F32, step: F32, u: F32) -> F64:

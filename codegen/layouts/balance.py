@@ -159,10 +159,10 @@ class BalanceLayout:
         scales = np.zeros((blocks * self.rows, self.padded_groups(k)), np.float16)
         scales[:n, : tensor.scales.shape[1]] = tensor.scales
         # [NB * R, Gp] -> [NB, Gp, R]
-        scales = scales.reshape(blocks, self.rows, -1).transpose(0, 2, 1)
+        interleaved = scales.reshape(blocks, self.rows, -1).transpose(0, 2, 1)
         arrays: dict[str, Array] = {
             "codes": self._pack_codes(codes),
-            "scales": np.ascontiguousarray(scales),
+            "scales": np.ascontiguousarray(interleaved),
         }
         return PackedTensor(self.name, arrays)
 

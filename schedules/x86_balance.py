@@ -1,0 +1,107 @@
+"""Default schedules of ``W2*`` layers on x86 and their kernel records.
+
+For few rows of x the loops are those of `apq_tvm.schedules.x86_gemv`; the decisions ``streams``,
+``ahead`` and ``unroll`` mean the same there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.codegen.layouts import BalanceLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.balance import balance_blocking, balance_linear
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_features
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.x86_gemv import schedule_gemv
+from apq_tvm.tensorize.x86_balance import INSTRUCTIONS, BalanceInstruction, balance_intrinsic
+from apq_tvm.types import DeviceProfile
+
+M_TILES = (4, 2, 1)
+"""Rows of x for which codes are taken apart once."""
+
+_INT32_MAX = 2**31 - 1
+_TASKS = 8
+_PARALLEL = 1 << 16
+
+
+def _layout(spec: LinearSpec, instruction: BalanceInstruction) -> BalanceLayout:
+    assert spec.scheme is not None
+    return BalanceLayout(instruction.lanes, spec.scheme.group_size)
+
+
+def check_balance(
+    spec: LinearSpec, profile: DeviceProfile, instruction: BalanceInstruction
+) -> None:
+    """Decline what the kernels with `instruction` cannot compute on the device.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    if spec.scheme is None or spec.scheme.family != "balance":
+        raise NotApplicable(f"is for W2*, not {spec.scheme or 'float32 weights'}")
+    if not spec.scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {spec.scheme}")
+    for features in instruction.features:
+        check_features(profile, features, instruction.lanes)
+    width = _layout(spec, instruction).group_width(spec.k)
+    if 2 * width * 124 * 127 > _INT32_MAX:  # codes of three digits are summed before the digits
+        raise NotApplicable(
+            f"K={spec.k}: {width} products of W2* codes may exceed int32; use groups"
+        )
+
+
+def _streams(decide: Decide, layout: BalanceLayout, spec: LinearSpec, m_tile: int) -> int:
+    choices = (2, 1, 4) if m_tile == 1 and layout.lanes == 16 else (1, 2)
+    blocks = layout.row_blocks(spec.n)
+    possible = [s for s in choices if s <= blocks]
+    # Narrow layers keep work for every core rather than many streams.
+    return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+
+
+def gemv_kernel(instruction: BalanceInstruction, m_tile: int) -> LinearKernel:
+    """The record of one kernel for M >= m_tile."""
+    lanes = instruction.lanes
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        check_balance(spec, profile, instruction)
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout = _layout(spec, instruction)
+        return balance_linear(spec, layout, m_tile, _streams(decide, layout, spec, m_tile))
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout = _layout(spec, instruction)
+        streams = _streams(decide, layout, spec, m_tile)
+        blocking = balance_blocking(layout, spec.n, spec.k, m_tile, streams)
+        ahead = decide("ahead", (4096, 0, 2048, 8192))
+        intrinsic = balance_intrinsic(instruction, m_tile, ahead)
+        whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= _PARALLEL
+        schedule_gemv(sch, blocking, intrinsic, whole, 1, parallel)
+
+    return LinearKernel(
+        f"gemv_W2sA8_{instruction.name}_r{layout_rows(instruction)}m{m_tile}",
+        m_tile,
+        -1,
+        check,
+        lambda spec, _: _layout(spec, instruction),
+        func,
+        schedule,
+        family="balance",
+    )
+
+
+def layout_rows(instruction: BalanceInstruction) -> int:
+    """R of the layout of an instruction."""
+    return 3 * instruction.lanes
+
+
+GEMV_KERNELS: tuple[LinearKernel, ...] = tuple(
+    gemv_kernel(instruction, m_tile) for instruction in INSTRUCTIONS for m_tile in M_TILES
+)
+"""In order of preference: where several fit, larger M tiles take over as M grows."""
+
+BALANCE_KERNELS = GEMV_KERNELS

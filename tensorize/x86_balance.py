@@ -1,0 +1,344 @@
+"""Dot products of one unit of ``W2*`` codes (3L rows x 32 k, three rows in 7 bits), on x86.
+
+``acc[i, part, r] += Σ_k digit(code[r, k], part) x[i, k]``, digits 0..4 (`tensorize.balance`). Two
+ways to take a code c = v0 + 5 v1 + 25 v2 apart:
+
+- ``vpermi2b`` (AVX-512 VBMI): one lookup per digit in 128 bytes, which ignores the eighth bit of
+  its index, where the unit keeps another code.
+- Multiplications: c // 5 = 103 c >> 9 and c // 25 = 41 c >> 10 are exact for c <= 124, and
+  ``vpmaddubsw`` with every other factor 0 multiplies bytes. The digits are not needed: with
+  T0 = Σ c x, T1 = Σ (c // 5) x and T2 = Σ (c // 25) x the sums of the digits are T0 - 5 T1,
+  T1 - 5 T2 and T2.
+
+int16 sums of ``vpmaddubsw``: 2 * 124 * 127 = 31496 for c, one instruction; 2 * 24 * 127 = 6096
+for c // 5, 5 of them; 2 * 4 * 127 = 1016 for c // 25, all 8 of a unit.
+
+Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, PMADDUBSW, PMADDWD, PBLENDVB,
+VPERMI2B, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from apq_tvm.tensorize.balance import STORED, VECTORS, digit, triple
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit import UNIT_K
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+PARTS = 3
+
+FIFTH_SUMS = 4
+"""``vpmaddubsw`` results of c // 5 that are summed in int16: at most 5 (above), half of a unit."""
+
+
+@dataclass(frozen=True)
+class BalanceInstruction:
+    """How codes are taken apart and multiplied.
+
+    Parameters
+    ----------
+    name : str
+        First part of the intrinsics' names.
+    lanes : int
+        L of the layout: int32 lanes of its vectors.
+    features : frozenset of tuple of str
+        LLVM features it needs: one of every tuple.
+    tables : bool
+        True to look digits up, False to multiply.
+    vnni : bool
+        True for vpdpbusd, False for vpmaddubsw.
+    """
+
+    name: str
+    lanes: int
+    features: tuple[tuple[str, ...], ...]
+    tables: bool
+    vnni: bool
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of a vector."""
+        return 4 * self.lanes
+
+
+VPERMI2B = BalanceInstruction("vpermi2b", 16, (("avx512vbmi",), ("avx512vnni",)), True, True)
+VNNI512 = BalanceInstruction("vpdpbusd512", 16, (("avx512vnni",), ("avx512bw",)), False, True)
+VNNI256 = BalanceInstruction("vpdpbusd256", 8, (("avxvnni", "avx512vnni"),), False, True)
+MADDUBS = BalanceInstruction("maddubs", 8, (("avx2",),), False, False)
+
+INSTRUCTIONS = (VPERMI2B, VNNI512, VNNI256, MADDUBS)
+"""In order of preference."""
+
+
+def balance_intrinsic(instruction: BalanceInstruction, m: int = 1, ahead: int = 0) -> str:
+    """Register (once) and name the dot product of one unit.
+
+    Parameters
+    ----------
+    instruction : BalanceInstruction
+    m : int
+        Rows of x; codes are taken apart once for all of them.
+    ahead : int
+        Bytes ahead of the unit to prefetch, 0 for none.
+
+    Returns
+    -------
+    str
+        The intrinsic's name; operands codes uint8 [28L], x int8 [m, 32] ([32] for one row) and
+        acc int32 [m, 3, L] ([3, L]).
+    """
+    rows = PARTS * instruction.lanes
+    name = f"apq_{instruction.name}_{m}x{rows}x{UNIT_K}_s8t5s32" + (f"_pf{ahead}" if ahead else "")
+    unit = _Unit(instruction, m, ahead)
+    return register(name, lambda: (unit.member(False), unit.member(True)))
+
+
+def _i64(value: int) -> Expr:
+    from tvm import tirx
+
+    return tirx.const(value, "int64")
+
+
+class _Unit:
+    """Emits the pair of one intrinsic."""
+
+    def __init__(self, instruction: BalanceInstruction, m: int, ahead: int) -> None:
+        self.isa, self.m, self.ahead = instruction, m, ahead
+        self.size = instruction.vector_bytes
+
+    def member(self, instructions: bool) -> Any:
+        from tvm.script.ir_builder import IRBuilder
+        from tvm.tirx.script.builder import ir as b
+
+        nbytes, lanes, rows = STORED * self.size, self.isa.lanes, (self.m,) if self.m > 1 else ()
+
+        def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Any:
+            return b.match_buffer(
+                b.arg(name, b.handle()),
+                [_i64(extent) for extent in shape],
+                dtype,
+                strides=strides,
+                offset_factor=1,
+                align=align,
+            )
+
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name("dot")
+            self.codes = operand("codes", (nbytes,), "uint8", self.size, None)
+            row_stride = ["row_stride", _i64(1)] if rows else None
+            self.x = operand("x", (*rows, UNIT_K), "int8", 4, row_stride)
+            self.acc = operand("acc", (*rows, PARTS, lanes), "int32", self.size, None)
+            with b.sblock("root"):
+                whole = [
+                    buffer[tuple(slice(0, extent) for extent in buffer.shape)]
+                    for buffer in (self.acc, self.codes, self.x)
+                ]
+                b.reads(*whole)
+                b.writes(whole[0])
+                (self._instructions if instructions else self._loops)()
+        return builder.get()
+
+    def _loops(self) -> None:
+        from tvm.tirx.script.builder import ir as b
+
+        extents = [*([self.m] if self.m > 1 else []), PARTS, self.isa.lanes, VECTORS, 4]
+        kinds = "S" * (len(extents) - 2) + "RR"
+        with b.grid(*map(_i64, extents)) as loops, b.sblock("dot"):
+            *at, j, c = b.axis.remap(kinds, loops)
+            *lead, part, r = at
+            b.reads(
+                self.acc[tuple(at)],
+                self.codes[0 : STORED * self.size],
+                self.x[(*lead, slice(0, UNIT_K))],
+            )
+            b.writes(self.acc[tuple(at)])
+            code = triple(lambda byte: self.codes[byte], self.size, j, r * _i64(4) + c)
+            x = self.x[(*lead, j * _i64(4) + c)].astype("int32")
+            b.buffer_store(self.acc, self.acc[tuple(at)] + digit(code, part) * x, at)
+
+    def _instructions(self) -> None:
+        self._prefetch()
+        stored = [self._load(j) for j in range(STORED)]
+        if self.isa.tables:
+            self._look_up([*stored, self._pooled(stored)])
+            return
+        codes = [self._and(vector, 0x7F) for vector in stored] + [self._pooled(stored)]
+        if self.isa.vnni:
+            self._multiply_vnni(codes)
+        else:
+            self._multiply_maddubs(codes)
+
+    def _prefetch(self) -> None:
+        """A prefetch never faults, so the address may lie past the end of the weights."""
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        for line in range(0, STORED * self.size if self.ahead else 0, 64):
+            address = tirx.address_of(self.codes[_i64(self.ahead + line)])
+            arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
+            b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+
+    def _load(self, vector: int) -> Expr:
+        return self.codes.vload([_i64(vector * self.size)], f"uint8x{self.size}")
+
+    def _constant(self, values: list[int], dtype: str) -> Expr:
+        from tvm import tirx
+
+        return tirx.Shuffle(
+            [tirx.const(v, dtype) for v in values], [tirx.const(i, "int32") for i in range(len(values))]
+        )
+
+    def _and(self, vector: Expr, mask: int) -> Expr:
+        from tvm import tirx
+
+        return tirx.bitwise_and(vector, tirx.Broadcast(tirx.const(mask, "uint8"), self.size))
+
+    def _pooled(self, stored: list[Expr]) -> Expr:
+        """The code vector in the top bits of the stored ones, its own top bit 0.
+
+        Shifted in 16-bit lanes: x86 has no 8-bit shift, and the masks drop what crosses over.
+        """
+        pooled = None
+        for j, vector in enumerate(stored):
+            bit = self._and(self._shift(vector, STORED - j), 1 << j)
+            pooled = bit if pooled is None else pooled | bit
+        return pooled
+
+    def _words(self, vector: Expr) -> Expr:
+        from tvm import tirx
+
+        return tirx.reinterpret(f"uint16x{self.size // 2}", vector)
+
+    def _shift(self, vector: Expr, down: int) -> Expr:
+        """A byte vector shifted right in 16-bit lanes."""
+        from tvm import tirx
+
+        amount = tirx.Broadcast(tirx.const(down, "uint16"), self.size // 2)
+        return tirx.reinterpret(
+            f"uint8x{self.size}", tirx.shift_right(self._words(vector), amount)
+        )
+
+    def _call(self, name: str, dtype: str, *operands: Expr) -> Expr:
+        from tvm import tirx
+
+        return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.{name}", *operands)
+
+    def _maddubs(self, codes: Expr, factors: Expr) -> Expr:
+        name = "avx512.pmaddubs.w.512" if self.size == 64 else "avx2.pmadd.ub.sw"
+        return self._call(name, f"int16x{self.size // 2}", codes, factors)
+
+    def _quotient(self, codes: Expr, factor: int, shift: int) -> Expr:
+        """``codes * factor >> shift`` of every byte, at most 127."""
+        from tvm import tirx
+
+        pairs = self.size // 2
+        even = self._maddubs(codes, self._constant([factor, 0] * pairs, "int8"))
+        odd = self._maddubs(codes, self._constant([0, factor] * pairs, "int8"))
+        low = self._shift(tirx.reinterpret(f"uint8x{self.size}", even), shift)
+        # The product of an odd byte is 8 bits too low for its place.
+        high = self._shift(tirx.reinterpret(f"uint8x{self.size}", odd), shift - 8)
+        odd_bytes = self._constant([0, 255] * pairs, "uint8")
+        if self.size == 32:
+            return self._call("avx2.pblendvb", "uint8x32", low, high, odd_bytes)
+        return tirx.bitwise_or(low, tirx.bitwise_and(high, odd_bytes))
+
+    def _activations(self, row: int, vector: int) -> Expr:
+        """int8 [4L]: k = 4 * vector .. + 3 of one row, repeated for every row of weights."""
+        from tvm import tirx
+
+        lead = [_i64(row)] if self.m > 1 else []
+        four = tirx.reinterpret("int32", self.x.vload([*lead, _i64(4 * vector)], "int8x4"))
+        return tirx.reinterpret(f"int8x{self.size}", tirx.Broadcast(four, self.isa.lanes))
+
+    def _sums_at(self, row: int, part: int) -> list[Expr]:
+        from tvm import tirx
+
+        lead = [_i64(row)] if self.m > 1 else []
+        return [*lead, _i64(part), tirx.Ramp(_i64(0), _i64(1), self.isa.lanes)]
+
+    def _dp(self, total: Expr, codes: Expr, x: Expr) -> Expr:
+        return self._call(
+            f"avx512.vpdpbusd.{8 * self.size}", f"int32x{self.isa.lanes}", total, codes, x
+        )
+
+    def _look_up(self, vectors: list[Expr]) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        at = [[self._sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
+        sums = [[self.acc[tuple(index)] for index in row] for row in at]
+        for part in range(PARTS):
+            digits = [value // 5**part % 5 for value in range(128)]
+            low, high = (self._constant(digits[h : h + 64], "uint8") for h in (0, 64))
+            for j, vector in enumerate(vectors):
+                index = tirx.reinterpret("uint8x64", vector)
+                codes = self._call("avx512.vpermi2var.qi.512", "uint8x64", low, index, high)
+                for i in range(self.m):
+                    sums[i][part] = self._dp(sums[i][part], codes, self._activations(i, j))
+        for i in range(self.m):
+            for part in range(PARTS):
+                b.buffer_store(self.acc, sums[i][part], at[i][part])
+
+    def _store(self, row: int, totals: list[Expr]) -> None:
+        """Add what the digits' sums are, from T0, T1 and T2."""
+        from tvm.tirx.script.builder import ir as b
+
+        for part, total in enumerate(totals):
+            index = self._sums_at(row, part)
+            b.buffer_store(self.acc, self.acc[tuple(index)] + total, index)
+
+    def _multiply_vnni(self, codes: list[Expr]) -> None:
+        from tvm import tirx
+
+        lanes = self.isa.lanes
+        zero = tirx.Broadcast(tirx.const(0, "int32"), lanes)
+        five = tirx.Broadcast(tirx.const(5, "int32"), lanes)
+        sums = [[zero] * PARTS for _ in range(self.m)]
+        for j, code in enumerate(codes):
+            parts = (code, self._quotient(code, 103, 9), self._quotient(code, 41, 10))
+            for i in range(self.m):
+                x = self._activations(i, j)
+                sums[i] = [self._dp(s, p, x) for s, p in zip(sums[i], parts, strict=True)]
+        for i, (t0, t1, t2) in enumerate(sums):
+            self._store(i, [t0 - t1 * five, t1 - t2 * five, t2])
+
+    def _multiply_maddubs(self, codes: list[Expr]) -> None:
+        from tvm import tirx
+
+        def factor(value: int) -> Expr:
+            return tirx.Broadcast(tirx.const(value, "int16"), 16)
+
+        def widen(words: Expr, times: int = 1) -> Expr:
+            return self._call("avx2.pmadd.wd", "int32x8", words, factor(times))
+
+        def add(total: Expr, term: Expr) -> Expr:
+            return term if total is None else total + term
+
+        for i in range(self.m):
+            xs = [self._activations(i, j) for j in range(VECTORS)]
+            t0: Expr = None
+            for code, x in zip(codes, xs, strict=True):
+                t0 = add(t0, widen(self._maddubs(code, x)))
+            fifths: list[Expr] = []
+            for start in range(0, VECTORS, FIFTH_SUMS):
+                words: Expr = None
+                for j in range(start, start + FIFTH_SUMS):
+                    words = add(words, self._maddubs(self._quotient(codes[j], 103, 9), xs[j]))
+                fifths.append(words)
+            last: Expr = None
+            for code, x in zip(codes, xs, strict=True):
+                last = add(last, self._maddubs(self._quotient(code, 41, 10), x))
+            t1 = [widen(words) for words in fifths]
+            t1_five = [widen(words, 5) for words in fifths]
+            self._store(
+                i,
+                [
+                    t0 - (t1_five[0] + t1_five[1]),
+                    t1[0] + t1[1] - widen(last, 5),
+                    widen(last),
+                ],
+            )
