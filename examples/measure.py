@@ -30,6 +30,13 @@ LINEAR = (
     ("11008x4096", (11008, 4096), (1, 4, 128)),
 )
 LINEAR_SCHEMES = ("W4A8g32",)
+DECODE_SCHEMES = (
+    "W2A8g64", "W2A8g128", "W2sA8", "W2*A8", "bcq2g128", "cb2", "mixed24", "anyprec2-8@2",
+    "anyprec2-8@3", "W3A8g128", "W3sA8", "bcq3g128", "cb3", "anyprec2-8@4", "W4A8g32", "W4A8g128",
+    "bcq4g128", "cb4", "nl4", "nl4g128", "anyprec2-8@5", "anyprec2-8@6", "anyprec2-8@7",
+    "anyprec2-8@8", "W8A8g128",
+)  # fmt: skip
+DECODE_RIVALS = {"2": "ort-w2-b128", "4": "ort-w4-b128", "8": "ort-w8-b128", "32": "ort-fp32"}
 MODEL_SCHEMES = ("W4A8g32", "W4zA8g32", "W8A8", "W8A8g32")
 TIMED_SCHEMES = ("W4A8g32", "W8A8")
 MODEL_SHAPES = ((1, 128), (8, 64))
@@ -100,6 +107,40 @@ def linears(seconds: float) -> str:
     )
 
 
+def decode(seconds: float, schemes: Sequence[str]) -> str:
+    """The table of one row of activations in every format, beside ORT's 2, 4, 8 and 32 bits."""
+    # Schemes that differ only in the bits chosen at run time come together: one module serves them.
+    cases = [
+        LinearCase(4096, 4096, 1, scheme, threads)
+        for name in dict.fromkeys(scheme.partition("@")[0] for scheme in schemes)
+        for scheme in (s for s in schemes if s.partition("@")[0] == name)
+        for threads in THREADS
+    ]
+    rivals = list(DECODE_RIVALS.values())
+    rows = bench_linear(cases, ",".join(rivals), budget_s=seconds, progress=Bars())
+    lines = []
+    for at in range(0, len(rows), len(rivals)):
+        first, ratios = rows[at], [f"{r['ratio']:.2f}" for r in rows[at : at + len(rivals)]]
+        lines.append(
+            (
+                f"`{first['scheme']}`",
+                f"{8 * first['nbytes'] / 4096**2:.2f}",
+                first["threads"],
+                f"{first['us']:.0f}",
+                f"{first['limit_share']:.0%} ({first['limit']})",
+                f"{first['error']:.4f}",
+                *ratios,
+                f"{first['noise']:.0%}",
+            )
+        )
+    against = (f"to ORT W{bits}" if bits != "32" else "to ORT fp32" for bits in DECODE_RIVALS)
+    return table(
+        ("scheme", "bits read per weight", "threads", "µs", "of the limit", "error", *against,
+         "noise"),
+        lines,
+    )  # fmt: skip
+
+
 def models(folder: Path, seconds: float) -> tuple[str, str]:
     """The tables of accuracy and of speed of the demo model."""
     onnx = demo_model.find()
@@ -158,7 +199,12 @@ def main() -> None:
     """Measure everything and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=6.0, help="per comparison")
+    parser.add_argument("--only", choices=("decode",), help="print one table alone")
+    parser.add_argument("--schemes", default=",".join(DECODE_SCHEMES), help="of the decode table")
     options = parser.parse_args()
+    if options.only == "decode":
+        print(f"{machine()}\n\n{decode(options.seconds, options.schemes.split(','))}")
+        return
     layers = linears(options.seconds)
     print(f"## Measured\n\n{machine()}")
     print(
@@ -170,6 +216,13 @@ def main() -> None:
         "Runtime's int8 sums overflow on this machine at the extremes.\n"
     )
     print(layers)
+    print(
+        "\nOne row of activations, 4096x4096, weights out of cache, every format: the ratios are the "
+        "times of MatMulNBits with 2, 4 and 8 bits in blocks of 128 (accuracy_level 4) and of "
+        "MatMul in float32 over ours, in one process (`python examples/measure.py --only decode`)."
+        "\n"
+    )
+    print(decode(options.seconds, options.schemes.split(",")))
     with tempfile.TemporaryDirectory(prefix="apq-measure-") as folder:
         accuracy, speed = models(Path(folder), options.seconds)
     print(

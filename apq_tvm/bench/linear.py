@@ -178,9 +178,9 @@ def bench_linear(
     Returns
     -------
     list of dict
-        One per case and rival: ``shape, m, threads, scheme, cold, us, gmacs, kernel, limit_share,
-        limit, error, error_max, noise, rival, rival_us, rival_error, rival_error_max,
-        rival_saturates, rival_noise, ratio``. `ratio` is the rival's time over ours; errors are
+        One per case and rival: ``shape, m, threads, scheme, cold, nbytes, us, gmacs, kernel,
+        limit_share, limit, error, error_max, noise, rival, rival_us, rival_error,
+        rival_error_max, rival_saturates, rival_noise, ratio``. `ratio` is the rival's time over ours; errors are
         relative to the root mean square of the exact product with the codes' own weights;
         `limit_share` is the least time that memory bandwidth and arithmetic allow over ours.
 
@@ -200,12 +200,16 @@ def bench_linear(
             with tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
                 progress.advance(f"compile {n}x{k} {scheme}")
                 ours = OurLayer(Path(folder), weight, scheme, target, cold)
-                for (threads, word), same in groupby(group, key=lambda c: (c.threads, c.scheme)):
-                    rivals = parse_against(against, _bits(word))
-                    built = [(r, RivalLayer(r, weight, threads, cold)) for r in rivals]
-                    for case in same:
-                        progress.advance(f"{case.shape} {word} M={case.m} {threads} threads")
-                        rows += list(_rows(case, ours, built, budget_s))
+                built: dict[tuple[str, int], RivalLayer] = {}
+                for case in group:
+                    progress.advance(f"{case.shape} {case.scheme} M={case.m} {case.threads} threads")
+                    rivals = parse_against(against, _bits(case.scheme))
+                    for rival in rivals:
+                        key = (rival.name, case.threads)
+                        if key not in built:
+                            built[key] = RivalLayer(rival, weight, case.threads, cold)
+                    beside = [(r, built[r.name, case.threads]) for r in rivals]
+                    rows += list(_rows(case, ours, beside, budget_s))
     return rows
 
 
@@ -257,6 +261,7 @@ def _our_side(case: LinearCase, ours: OurLayer, timing: Timing) -> dict[str, Any
         "threads": case.threads,
         "scheme": case.scheme,
         "cold": case.cold,
+        "nbytes": ours.nbytes(bits),
         "us": timing.us,
         "gmacs": macs / timing.us / 1e3,
         "kernel": ours.kernel_for(case.m, bits),
