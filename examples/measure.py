@@ -217,8 +217,8 @@ def main() -> None:
     )
     print(layers)
     print(
-        "\nOne row of activations, 4096x4096, weights out of cache, every format: the ratios are the "
-        "times of MatMulNBits with 2, 4 and 8 bits in blocks of 128 (accuracy_level 4) and of "
+        "\nOne row of activations, 4096x4096, weights out of cache, every format: the ratios are "
+        "the times of MatMulNBits with 2, 4 and 8 bits in blocks of 128 (accuracy_level 4) and of "
         "MatMul in float32 over ours, in one process (`python examples/measure.py --only decode`)."
         "\n"
     )

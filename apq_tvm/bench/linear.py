@@ -180,9 +180,9 @@ def bench_linear(
     list of dict
         One per case and rival: ``shape, m, threads, scheme, cold, nbytes, us, gmacs, kernel,
         limit_share, limit, error, error_max, noise, rival, rival_us, rival_error,
-        rival_error_max, rival_saturates, rival_noise, ratio``. `ratio` is the rival's time over ours; errors are
-        relative to the root mean square of the exact product with the codes' own weights;
-        `limit_share` is the least time that memory bandwidth and arithmetic allow over ours.
+        rival_error_max, rival_saturates, rival_noise, ratio``. `ratio` is the rival's time
+        over ours; errors are relative to the root mean square of the exact product with the
+        codes' own weights; `limit_share` is the least time that memory bandwidth and arithmetic allow over ours.
 
     Raises
     ------
@@ -202,7 +202,8 @@ def bench_linear(
                 ours = OurLayer(Path(folder), weight, scheme, target, cold)
                 built: dict[tuple[str, int], RivalLayer] = {}
                 for case in group:
-                    progress.advance(f"{case.shape} {case.scheme} M={case.m} {case.threads} threads")
+                    words = f"{case.shape} {case.scheme} M={case.m} {case.threads} threads"
+                    progress.advance(words)
                     rivals = parse_against(against, _bits(case.scheme))
                     for rival in rivals:
                         key = (rival.name, case.threads)
