@@ -182,7 +182,8 @@ def bench_linear(
         limit_share, limit, error, error_max, noise, rival, rival_us, rival_error,
         rival_error_max, rival_saturates, rival_noise, ratio``. `ratio` is the rival's time
         over ours; errors are relative to the root mean square of the exact product with the
-        codes' own weights; `limit_share` is the least time that memory bandwidth and arithmetic allow over ours.
+        codes' own weights; `limit_share` is the least time that memory bandwidth and arithmetic
+        allow over ours.
 
     Raises
     ------
