@@ -97,6 +97,21 @@ def balance_intrinsic(instruction: BalanceInstruction, m: int = 1, ahead: int = 
     return register(name, lambda: (unit.member(False), unit.member(True)))
 
 
+def digits_intrinsic(instruction: BalanceInstruction) -> str:
+    """Register (once) and name the taking apart of one unit.
+
+    Returns
+    -------
+    str
+        The intrinsic's name; operands codes uint8 [28L] and digits uint8 [3, 8, L, 4].
+    """
+    unit = _Unit(instruction, 1, 0)
+    return register(
+        f"apq_{instruction.name}_digits_{PARTS * instruction.lanes}x{UNIT_K}_t5u8",
+        lambda: (unit.digits(False), unit.digits(True)),
+    )
+
+
 def _i64(value: int) -> Expr:
     from tvm import tirx
 
@@ -141,6 +156,81 @@ class _Unit:
                 b.writes(whole[0])
                 (self._instructions if instructions else self._loops)()
         return builder.get()
+
+    def digits(self, instructions: bool) -> Any:
+        """One member of the pair that stores the digits."""
+        from tvm import tirx
+        from tvm.script.ir_builder import IRBuilder
+        from tvm.tirx.script.builder import ir as b
+
+        lanes, shape = self.isa.lanes, (PARTS, VECTORS, self.isa.lanes, 4)
+        strides = [tirx.Var("part", "int64"), 4 * lanes, 4, 1] if instructions else None
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name("digits")
+            self.codes = b.match_buffer(
+                b.arg("codes", b.handle()),
+                (STORED * self.size,),
+                "uint8",
+                offset_factor=1,
+                align=self.size,
+            )
+            out = b.match_buffer(
+                b.arg("out", b.handle()),
+                shape,
+                "uint8",
+                strides=strides,
+                offset_factor=1,
+                align=self.size,
+            )
+            with b.sblock("root"):
+                b.reads(self.codes[0 : STORED * self.size])
+                b.writes(out[tuple(slice(0, extent) for extent in shape)])
+                if instructions:
+                    self._store_digits(out)
+                else:
+                    with b.grid(*shape) as loops, b.sblock("digits"):
+                        part, j, r, i = b.axis.remap("SSSS", loops)
+                        b.reads(self.codes[0 : STORED * self.size])
+                        b.writes(out[part, j, r, i])
+                        code = triple(lambda byte: self.codes[byte], self.size, j, r * 4 + i)
+                        b.buffer_store(out, digit(code, part).astype("uint8"), [part, j, r, i])
+        return builder.get()
+
+    def _store_digits(self, out: Buffer) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        ramp = tirx.Ramp(0, 1, self.size)  # over the last two axes, which are contiguous
+        stored = [self._load(j) for j in range(STORED)]
+        pooled = self._pooled(stored)
+        for j, vector in enumerate([*stored, pooled]):
+            for part, digits in enumerate(self._digits(vector)):
+                b.buffer_store(out, digits, [part, j, 0, ramp])
+
+    def _digits(self, vector: Expr) -> list[Expr]:
+        """uint8 vectors of the three digits; the top bit of a code is ignored."""
+        from tvm import tirx
+
+        if self.isa.tables:
+            return [self._digit(vector, part) for part in range(PARTS)]
+        code = self._and(vector, 0x7F)
+        fifth, last = self._quotient(code, 103, 9), self._quotient(code, 41, 10)
+
+        def five(digits: Expr) -> Expr:
+            amount = tirx.Broadcast(tirx.const(2, "uint16"), self.size // 2)
+            four = tirx.shift_left(self._words(digits), amount)  # at most 96: stays in its byte
+            return tirx.reinterpret(f"uint8x{self.size}", four) + digits
+
+        return [code - five(fifth), fifth - five(last), last]
+
+    def _digit(self, vector: Expr, part: int) -> Expr:
+        """One digit by lookup."""
+        from tvm import tirx
+
+        digits = [value // 5**part % 5 for value in range(128)]
+        low, high = (self._constant(digits[h : h + 64], "uint8") for h in (0, 64))
+        index = tirx.reinterpret("uint8x64", vector)
+        return self._call("avx512.vpermi2var.qi.512", "uint8x64", low, index, high)
 
     def _loops(self) -> None:
         from tvm.tirx.script.builder import ir as b
@@ -188,9 +278,8 @@ class _Unit:
     def _constant(self, values: list[int], dtype: str) -> Expr:
         from tvm import tirx
 
-        return tirx.Shuffle(
-            [tirx.const(v, dtype) for v in values], [tirx.const(i, "int32") for i in range(len(values))]
-        )
+        lanes = [tirx.const(i, "int32") for i in range(len(values))]
+        return tirx.Shuffle([tirx.const(v, dtype) for v in values], lanes)
 
     def _and(self, vector: Expr, mask: int) -> Expr:
         from tvm import tirx
@@ -266,17 +355,13 @@ class _Unit:
         )
 
     def _look_up(self, vectors: list[Expr]) -> None:
-        from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
         at = [[self._sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
         sums = [[self.acc[tuple(index)] for index in row] for row in at]
         for part in range(PARTS):
-            digits = [value // 5**part % 5 for value in range(128)]
-            low, high = (self._constant(digits[h : h + 64], "uint8") for h in (0, 64))
             for j, vector in enumerate(vectors):
-                index = tirx.reinterpret("uint8x64", vector)
-                codes = self._call("avx512.vpermi2var.qi.512", "uint8x64", low, index, high)
+                codes = self._digit(vector, part)
                 for i in range(self.m):
                     sums[i][part] = self._dp(sums[i][part], codes, self._activations(i, j))
         for i in range(self.m):

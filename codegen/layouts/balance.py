@@ -104,6 +104,11 @@ class BalanceLayout:
         return 4 * self.lanes
 
     @property
+    def zero_points(self) -> bool:
+        """False: code 2 is 0 in every group."""
+        return False
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of one unit of R rows x 32 k."""
         return TRIPLE_BITS * self.vector_bytes
