@@ -162,6 +162,9 @@ def model(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Default: all physical cores.", show_default=False)
     ] = None,
+    bits: Annotated[
+        str, typer.Option(help="Comma list of widths to time too, chosen at run time.")
+    ] = "",
     seconds: Seconds = 8.0,
     json: Json = False,
 ) -> None:
@@ -180,6 +183,7 @@ def model(
         dims=parse_dims(dims),
         inputs=inputs,
         threads=threads,
+        bits=parse_counts(bits, "--bits") if bits else (),
         budget_s=seconds,
         progress=Bars(),
     )
@@ -189,6 +193,10 @@ def model(
     us = report["us"]
     sizes = ", ".join(f"{name}={size}" for name, size in report["dims"].items())
     rows = [(str(module), f"{us:.0f}", "1.00", f"{report['noise']:.0%}")]
+    rows += [
+        (f"  at {width} bits", f"{time:.0f}", f"{time / us:.2f}", "")
+        for width, time in report["bits"].items()
+    ]
     rows += [
         (name, f"{time:.0f}", f"{time / us:.2f}", f"{report['rival_noise'][name]:.0%}")
         for name, time in report["rivals"].items()

@@ -147,6 +147,7 @@ def bench_model(
     dims: Mapping[str, int] | None = None,
     inputs: Path | None = None,
     threads: int | None = None,
+    bits: Sequence[int] = (),
     budget_s: float = 8.0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -166,6 +167,8 @@ def bench_model(
         npz of inputs instead of made-up ones; the first call in it is timed.
     threads : int, optional
         For all candidates; default is what the module starts with: all physical cores.
+    bits : sequence of int
+        Widths at which to time the module too, where they are chosen at run time.
     budget_s : float
         Seconds for all candidates together.
     progress : Progress, optional
@@ -174,7 +177,8 @@ def bench_model(
     -------
     dict
         ``module, against, dims, threads, us, noise, rivals`` (name → µs), ``rival_noise`` (name →
-        share), ``ratio``: the fastest rival's time over ours, and ``memory`` (`measure_memory`).
+        share), ``bits`` (width → µs), ``ratio``: the fastest rival's time over ours, and ``memory``
+        (`measure_memory`).
 
     Raises
     ------
@@ -199,12 +203,15 @@ def bench_model(
         progress.advance("timing")
         _check_call(package, call, made_up=inputs is None)
         candidates = {"ours": Candidate(_repeat(partial(package.run, call)))}
+        for width in bits:
+            candidates[at_bits(width)] = Candidate(_repeat(partial(_run_at, package, call, width)))
         for name, rival in sessions.items():
             candidates[name] = Candidate(_repeat(partial(rival.run, None, call)))
         timings = interleave(candidates, budget_s=budget_s)
         progress.advance("memory")
         memory = measure_memory(module, call, count)
     ours = timings.pop("ours")
+    widths = {width: timings.pop(at_bits(width)).us for width in bits}
     rivals = {name: timing.us for name, timing in timings.items()}
     return {
         "module": str(module),
@@ -213,11 +220,31 @@ def bench_model(
         "threads": count,
         "us": ours.us,
         "noise": ours.noise,
+        "bits": widths,
         "rivals": rivals,
         "rival_noise": {name: timing.noise for name, timing in timings.items()},
         "ratio": min(rivals.values()) / ours.us,
         "memory": memory,
     }
+
+
+def at_bits(bits: int) -> str:
+    """How the module at a width is called in tables."""
+    return f"ours at {bits} bits"
+
+
+def _run_at(package: Any, call: Batch, bits: int) -> None:
+    """Run the module once at a width.
+
+    Raises
+    ------
+    BadInput
+        It has no such bits.
+    """
+    try:
+        package.run(call, bits=bits)
+    except package.InputError as error:
+        raise BadInput(str(error)) from error
 
 
 def _check_call(package: Any, call: Batch, made_up: bool) -> None:

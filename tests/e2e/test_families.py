@@ -1,4 +1,4 @@
-"""Every family of formats, from ONNX to a running module: on this machine and on plain x86-64."""
+"""Every family of formats, from ONNX to a running module: here, with AVX2, on plain x86-64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = (1, 2, 3, 5, 17)
 A8_ERROR, FLOAT_ERROR = 0.03, 1e-5
 
 
-@pytest.fixture(scope="module", params=("host", "x86-64"))
+@pytest.fixture(scope="module", params=("host", "x86-64-v3", "x86-64"))
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One module with a layer for every scheme, and the decoded weights beside it."""
     if not SCHEMES:
