@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats import anyprec, balance, integer, mixed
+from apq_tvm.formats import anyprec, balance, bcq, codebook, integer, mixed, nonlinear, superblock
 from apq_tvm.formats.family import Family
 from apq_tvm.types import QuantizedTensor, Scheme
 
@@ -14,7 +14,11 @@ FAMILIES: tuple[Family, ...] = (
     integer.FAMILY,
     anyprec.FAMILY,
     balance.FAMILY,
+    bcq.FAMILY,
     mixed.FAMILY,
+    codebook.FAMILY,
+    nonlinear.FAMILY,
+    superblock.FAMILY,
 )
 """A new family is a file and a line here."""
 

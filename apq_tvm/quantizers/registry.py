@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.progress import Progress
-from apq_tvm.quantizers import balance, mixed, rtn
+from apq_tvm.quantizers import balance, bcq, codebook, codebook_learn, mixed, nonlinear, rtn, superblock
 from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -61,7 +61,11 @@ def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> Quanti
 QUANTIZERS: Mapping[str, Quantizer] = {
     "int": Quantizer(_integer),
     "balance": Quantizer(balance.quantize_tensor),
+    "bcq": Quantizer(bcq.quantize_tensor),
     "mixed": Quantizer(mixed.quantize),
+    "cb": Quantizer(codebook.quantize_tensor, codebook_learn.learn),
+    "nl": Quantizer(nonlinear.quantize_tensor),
+    "super": Quantizer(superblock.quantize_tensor),
 }
 """By `Scheme.family`. A new quantizer is a file and a line here."""
 
