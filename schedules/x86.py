@@ -171,6 +171,14 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
     from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
     from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
+    from apq_tvm.schedules.x86_lut import LUT_KERNELS
     from apq_tvm.schedules.x86_plain import PLAIN_KERNELS
 
-    return (*GEMM_KERNELS, *GEMV_KERNELS, *BALANCE_KERNELS, *PLAIN_KERNELS, *GENERIC_KERNELS)
+    return (
+        *GEMM_KERNELS,
+        *GEMV_KERNELS,
+        *BALANCE_KERNELS,
+        *LUT_KERNELS,
+        *PLAIN_KERNELS,
+        *GENERIC_KERNELS,
+    )

@@ -7,6 +7,7 @@ TensorIR. A layout's name appears verbatim in `KernelChoice.layout` and `PackedT
 from __future__ import annotations
 
 from apq_tvm.codegen.layouts.balance import BalanceLayout
+from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.codegen.layouts.dense import FloatLayout
 from apq_tvm.codegen.layouts.interleaved import (
     ROWS,
@@ -26,6 +27,7 @@ __all__ = [
     "ROWS",
     "UNIT_K",
     "BalanceLayout",
+    "BcqLayout",
     "Details",
     "Field",
     "FloatLayout",
@@ -43,6 +45,7 @@ LAYOUTS: tuple[type[WeightLayout], ...] = (
     InterleavedLayout,
     FloatLayout,
     BalanceLayout,
+    BcqLayout,
     PlanesLayout,
     MixedLayout,
 )

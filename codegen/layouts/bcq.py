@@ -1,0 +1,255 @@
+"""The layouts of binary codes, ``bcq{q}r{R}``: four k of one row and plane are one 4-bit key.
+
+The key of a *quad* (k = 4j .. 4j+3) has the bit of k = 4j + t at its bit t; it picks one of the 16
+signed sums of the quad's activations. A *unit* is R rows x 32 k, eight quads: 4R bytes per plane.
+
+R = 8 and 16, for lookups whose tables lie side by side (``vpermb``, ``vpermps``): the unit holds
+plane after plane; byte ``4r + j`` of a plane is row r, quad j in the low and quad 4 + j in the high
+nibble. So each 32-bit lane is one row.
+
+R = 32, for lookups with one table per 128-bit lane (``vpshufb``): four chunks of 8 k, each with
+plane after plane of 32 bytes; the low nibbles are the chunk's first quad, the high ones its second;
+byte ``2t`` is row t and byte ``2t + 1`` row 16 + t.
+
+``scales`` float16 [NB, Kp / gw, q + 1, R] has the α of every plane, lowest first, and then z.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.errors import PackError
+from apq_tvm.formats import bcq
+from apq_tvm.tensorize.lut_unit import BYTE_ROWS, UNIT_K, LutUnit
+from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+
+ROWS = (8, 16, BYTE_ROWS)
+"""Rows a unit may interleave."""
+
+_NAME = re.compile(r"bcq([1-8])r(8|16|32)\Z")
+
+
+@dataclass(frozen=True)
+class BcqLayout:
+    """How one binary-coded matrix [N, K] lies in memory.
+
+    Parameters
+    ----------
+    bits : int
+        q, planes, 1..8.
+    rows : int
+        R, one of `ROWS`.
+    group_size : int
+        Weights along K that share scales; -1 for a whole row.
+
+    Raises
+    ------
+    PackError
+        If a parameter is out of range.
+    """
+
+    bits: int
+    rows: int
+    group_size: int = -1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8 or self.rows not in ROWS:
+            raise PackError(f"layout {self.name}: 1..8 planes and rows of {ROWS} are possible")
+        if self.group_size not in (-1, *bcq.GROUPS):
+            raise PackError(f"layout {self.name}: groups of {self.group_size} do not exist")
+
+    @classmethod
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> BcqLayout | None:
+        """Read `name`; groups come from `scheme`. None if it is not of this family.
+
+        Raises
+        ------
+        PackError
+            If the scheme is of another family or has other bits than the name.
+        """
+        match = _NAME.match(name)
+        if match is None:
+            return None
+        if scheme is None or scheme.family != "bcq" or scheme.bits != int(match[1]):
+            raise PackError(f"layout {name} holds no {scheme or 'float32'} weights")
+        return cls(scheme.bits, int(match[2]), scheme.group_size)
+
+    @classmethod
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> BcqLayout | None:
+        """What the table kernels of such vectors read; None for other families."""
+        if scheme is None or scheme.family != "bcq":
+            return None
+        bytewise = vector_bytes == 32 and scheme.integer_acts
+        rows = BYTE_ROWS if bytewise else 16 if vector_bytes >= 64 else 8
+        return cls(scheme.bits, rows, scheme.group_size)
+
+    @property
+    def name(self) -> str:
+        """``bcq{q}r{R}``."""
+        return f"bcq{self.bits}r{self.rows}"
+
+    @property
+    def unit(self) -> LutUnit:
+        """One unit as intrinsics describe it."""
+        return LutUnit(self.bits, self.rows)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one unit of R rows x 32 k."""
+        return self.unit.nbytes
+
+    def padded_k(self, k: int) -> int:
+        """K rounded up to whole units and whole groups."""
+        step = max(UNIT_K, self.group_size)
+        return -(-k // step) * step
+
+    def row_blocks(self, n: int) -> int:
+        """Blocks of R rows that hold `n` rows."""
+        return -(-n // self.rows)
+
+    def group_width(self, k: int) -> int:
+        """Weights per scale in the packed matrix: the group size, or padded K for a whole row."""
+        return self.padded_k(k) if self.group_size == -1 else self.group_size
+
+    def padded_groups(self, k: int) -> int:
+        """Groups of a packed row."""
+        return self.padded_k(k) // self.group_width(k)
+
+    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
+        blocks, units = self.row_blocks(n), self.padded_k(k) // UNIT_K
+        return {
+            "codes": ((blocks, units, self.unit_bytes), "uint8"),
+            "scales": ((blocks, self.padded_groups(k), self.bits + 1, self.rows), "float16"),
+        }
+
+    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
+        """Lay out a binary-coded matrix.
+
+        Rows past N get scales and offsets 0; codes past K are 0, where activations are 0.
+
+        Raises
+        ------
+        PackError
+            If the scheme does not fit the layout.
+        BadScheme
+            If the tensor's arrays do not fit its scheme.
+        """
+        scheme = tensor.scheme
+        mine = ("bcq", self.bits, self.group_size)
+        if (scheme.family, scheme.bits, scheme.group_size) != mine:
+            raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
+        bcq.check(tensor, name)
+        n, k = tensor.codes.shape
+        blocks, groups = self.row_blocks(n), self.padded_groups(k)
+        codes = np.zeros((blocks * self.rows, self.padded_k(k)), np.uint8)
+        codes[:n, :k] = tensor.codes
+        scales = np.zeros((blocks * self.rows, groups, self.bits + 1), np.float16)
+        scales[:n, :, :-1] = tensor.scales
+        scales[:n, :, -1] = tensor.tables[bcq.OFFSETS]
+        by_block = scales.reshape(blocks, self.rows, groups, -1).transpose(0, 2, 3, 1)
+        arrays: dict[str, Array] = {
+            "codes": self._pack_codes(codes),
+            "scales": np.ascontiguousarray(by_block),
+        }
+        return PackedTensor(self.name, arrays)
+
+    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
+        """Inverse of `pack`, exact.
+
+        Raises
+        ------
+        PackError
+            If the arrays are not this layout's arrays for an [n, k] matrix.
+        """
+        if packed.layout != self.name or n < 1 or k < 1:
+            raise PackError(f"{packed.layout} of [{n}, {k}] is no matrix in layout {self.name}")
+        have = {name: (a.shape, a.dtype.name) for name, a in packed.arrays.items()}
+        if have != self.shapes(n, k):
+            raise PackError(f"{self.name} of [{n}, {k}] needs {self.shapes(n, k)}, got {have}")
+        codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
+        scales = packed.arrays["scales"].transpose(0, 3, 1, 2)  # [NB, R, Gp, q + 1]
+        scales = scales.reshape(-1, *scales.shape[2:])[:n, : bcq.groups_of(k, self.group_size)]
+        return QuantizedTensor(
+            np.ascontiguousarray(codes),
+            np.ascontiguousarray(scales[..., :-1]),
+            None,
+            scheme,
+            {bcq.OFFSETS: np.ascontiguousarray(scales[..., -1])},
+        )
+
+    def weight(
+        self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
+    ) -> Any:
+        """TensorIR float32 expression of the weight of row ``block * R + lane``, column `k`."""
+        from tvm import tirx
+
+        codes, scales = arrays["codes"], arrays["scales"]
+        group = 0 if self.group_size == -1 else k // self.group_size
+        total = scales[block, group, self.bits, lane].astype("float32")
+        quad = k % UNIT_K // 4
+        for plane in range(self.bits):
+            key = self.unit.key(lambda at: codes[block, k // UNIT_K, at], plane, lane, quad)
+            bit = tirx.shift_right(key, (k % 4).astype("int32"))
+            sign = tirx.bitwise_and(bit, tirx.const(1, "int32")).astype("float32")
+            one, two = tirx.const(1.0, "float32"), tirx.const(2.0, "float32")
+            scale = scales[block, group, plane, lane].astype("float32")
+            total = total + (sign * two - one) * scale
+        return total
+
+    def _pack_codes(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """[NB * R, Kp] -> [NB, Kp / 32, 4 * R * q]."""
+        rows, kp = codes.shape
+        blocks, units = rows // self.rows, kp // UNIT_K
+        out = np.empty((blocks, units, self.unit_bytes), np.uint8)
+        by_plane = self._planes(out)
+        for plane in range(self.bits):
+            bits = codes >> plane & 1
+            keys = np.packbits(bits.reshape(rows, -1, 4), axis=-1, bitorder="little")[..., 0]
+            by_plane[plane][...] = self._interleave(keys.reshape(blocks, self.rows, units, 8))
+        return out
+
+    def _unpack_codes(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """[NB, Kp / 32, 4 * R * q] -> [NB * R, Kp]."""
+        blocks, units, _ = packed.shape
+        codes = np.zeros((blocks * self.rows, units * UNIT_K), np.uint8)
+        for plane, part in enumerate(self._planes(packed)):
+            keys = self._deinterleave(part).reshape(blocks * self.rows, -1, 1)
+            bits = np.unpackbits(keys, axis=-1, bitorder="little", count=4)
+            codes |= bits.reshape(codes.shape) << plane
+        return codes
+
+    def _planes(self, packed: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """Views of every plane: [NB, units, R, 4] or, for 32 rows, [NB, units, 4, 16, 2]."""
+        blocks, units, _ = packed.shape
+        if self.rows == BYTE_ROWS:
+            chunks = packed.reshape(blocks, units, 4, self.bits, 16, 2)
+            return [chunks[:, :, :, plane] for plane in range(self.bits)]
+        planes = packed.reshape(blocks, units, self.bits, self.rows, 4)
+        return [planes[:, :, plane] for plane in range(self.bits)]
+
+    def _interleave(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Keys [NB, R, units, 8] -> bytes of one plane as `_planes` views them."""
+        if self.rows == BYTE_ROWS:
+            blocks, _, units, _ = keys.shape
+            halves = keys.reshape(blocks, 2, 16, units, 4, 2).transpose(5, 0, 3, 4, 2, 1)
+        else:
+            halves = np.stack((keys[..., :4], keys[..., 4:])).transpose(0, 1, 3, 2, 4)
+        return np.asarray(halves[0] | halves[1] << 4)
+
+    def _deinterleave(self, part: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Inverse of `_interleave`."""
+        halves = np.stack((part & 15, part >> 4))
+        if self.rows == BYTE_ROWS:
+            blocks, units = part.shape[:2]
+            keys = halves.transpose(1, 5, 4, 2, 3, 0)  # [NB, 2, 16, units, 4, 2]
+            return np.ascontiguousarray(keys.reshape(blocks, self.rows, units, 8))
+        keys = np.concatenate((halves[0], halves[1]), axis=-1)  # [NB, units, R, 8]
+        return np.ascontiguousarray(keys.transpose(0, 2, 1, 3))

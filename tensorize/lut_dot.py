@@ -1,0 +1,182 @@
+"""The scaffold of every table lookup of one unit of binary codes: operands, meaning, names.
+
+``acc[i, p, r] += Σ_quad table[i, quad, key(p, r, quad)]`` over the eight quads of a unit, for rows i
+of x, planes p and rows r of the weights. Row and plane axes are left out where there is one.
+
+A bytewise unit (32 rows) has two uint16 sums per pair of rows t and 16 + t, modulo 2^16::
+
+    acc[i, p, 0, t] += table[key(t)] + 256 table[key(16 + t)]        acc[i, p, 1, t] += table[key(16 + t)]
+
+which is what adding a vector of bytes as 16-bit lanes, and its high bytes once more, gives.
+A lookup with a key from memory cannot be tensorized, so the meaning sums over all 16 entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS, LutUnit
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+
+@dataclass(frozen=True)
+class LutDot:
+    """Shape of the lookups of one unit.
+
+    Parameters
+    ----------
+    unit : LutUnit
+    m : int
+        Rows of x.
+    table_dtype : str
+        ``uint8`` or ``float32``.
+    """
+
+    unit: LutUnit
+    m: int
+    table_dtype: str
+
+    @property
+    def acc_dtype(self) -> str:
+        """Of the sums."""
+        if self.table_dtype == "float32":
+            return "float32"
+        return "uint16" if self.unit.bytewise else "int32"
+
+    @property
+    def acc_shape(self) -> tuple[int, ...]:
+        """Shape of the sums."""
+        lead = (*((self.m,) if self.m > 1 else ()), *((self.unit.bits,) if self.unit.bits > 1 else ()))
+        return (*lead, *((2, 16) if self.unit.bytewise else (self.unit.rows,)))
+
+    def split(self, axes: list[Expr]) -> tuple[Expr | None, Expr, list[Expr]]:
+        """(row of x or None, plane, the rest) of an index into the sums."""
+        axes = list(axes)
+        row = axes.pop(0) if self.m > 1 else None
+        plane = axes.pop(0) if self.unit.bits > 1 else _i64(0)
+        return row, plane, axes
+
+    def term(self, code: Callable[[Any], Any], table: Callable[[Any], Any], at: Any) -> Expr:
+        """One term of the sums.
+
+        Parameters
+        ----------
+        code : callable
+            Byte of the unit by its index.
+        table : callable
+            Entry by ``[quad * 16 + entry]``.
+        at : tuple
+            (index into the sums, reduction axes): axes are quad and entry, and before them, in
+            bytewise units, which of the two rows.
+        """
+        from tvm import tirx
+
+        target, (*side, quad, entry) = at
+        _, plane, rest = self.split(target)
+        lane = side[0] * _i64(16) + rest[1] if side else rest[0]
+        key = tirx.bitwise_and(self.unit.key(code, plane, lane, quad), tirx.const(15, "int32"))
+        value = table(quad * _i64(ENTRIES) + entry).astype(self.acc_dtype)
+        zero = tirx.const(0, self.acc_dtype)
+        if side:
+            second, half = side[0] == _i64(1), rest[0] == _i64(1)
+            one, high = tirx.const(1, self.acc_dtype), tirx.const(256, self.acc_dtype)
+            factor = tirx.Select(
+                second, tirx.Select(half, one, high), tirx.Select(half, zero, one)
+            )
+            value = value * factor
+        return tirx.Select(key == entry.astype("int32"), value, zero)
+
+    @property
+    def reduced(self) -> tuple[int, ...]:
+        """Extents of the reduction axes of `term`."""
+        return (*((2,) if self.unit.bytewise else ()), QUADS, ENTRIES)
+
+
+@dataclass(frozen=True)
+class LutOperands:
+    """Buffers of one pair member: codes uint8 [bytes], table [m, 128] or [128], sums."""
+
+    dot: LutDot
+    codes: Buffer
+    table: Buffer
+    acc: Buffer
+
+    def acc_at(self, row: int, plane: int, half: int = 0) -> list[Expr]:
+        """Index of all lanes of one row of x and plane (and half, in bytewise units)."""
+        from tvm import tirx
+
+        dot = self.dot
+        lead = ([row] if dot.m > 1 else []) + ([plane] if dot.unit.bits > 1 else [])
+        lanes = 16 if dot.unit.bytewise else dot.unit.rows
+        half_at = [half] if dot.unit.bytewise else []
+        return [*map(_i64, lead + half_at), tirx.Ramp(_i64(0), _i64(1), lanes)]
+
+    def entries(self, row: int, first: int, count: int) -> Expr:
+        """`count` entries of the tables of one row of x, as a vector."""
+        lead = [_i64(row)] if self.dot.m > 1 else []
+        return self.table.vload([*lead, _i64(first)], f"{self.dot.table_dtype}x{count}")
+
+
+def make_pair(dot: LutDot, implement: Callable[[LutOperands], None]) -> tuple[Any, Any]:
+    """(desc, impl) of a unit's lookups."""
+    return _member(dot, _plain_loops), _member(dot, implement)
+
+
+def _i64(value: int) -> Expr:
+    from tvm import tirx
+
+    return tirx.const(value, "int64")
+
+
+def _member(dot: LutDot, body: Callable[[LutOperands], None]) -> Any:
+    """PrimFunc (codes, table, acc) whose block holds `body`."""
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
+        extents = [_i64(extent) for extent in shape]
+        handle = b.arg(name, b.handle())
+        return b.match_buffer(handle, extents, dtype, strides=strides, offset_factor=1, align=align)
+
+    entries = QUADS * ENTRIES
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("lookup")
+        codes = operand("codes", (dot.unit.nbytes,), "uint8", min(64, dot.unit.plane_bytes), None)
+        many = dot.m > 1
+        stride = ["row_stride", _i64(1)] if many else None
+        table_shape = (dot.m, entries) if many else (entries,)
+        table = operand("table", table_shape, dot.table_dtype, 4, stride)
+        acc = operand("acc", dot.acc_shape, dot.acc_dtype, 4, None)
+        with b.sblock("root"):
+            b.reads(*(_whole(buffer) for buffer in (acc, codes, table)))
+            b.writes(_whole(acc))
+            body(LutOperands(dot, codes, table, acc))
+    return builder.get()
+
+
+def _whole(buffer: Buffer) -> Any:
+    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
+
+
+def _plain_loops(o: LutOperands) -> None:
+    from tvm.tirx.script.builder import ir as b
+
+    dot = o.dot
+    count = len(dot.acc_shape)
+    with b.grid(*map(_i64, (*dot.acc_shape, *dot.reduced))) as loops, b.sblock("lookup"):
+        axes = list(b.axis.remap("S" * count + "R" * len(dot.reduced), loops))
+        target, reduced = axes[:count], axes[count:]
+        row = dot.split(target)[0]
+        lead = () if row is None else (row,)
+        at = tuple(target)
+        entries = slice(0, QUADS * ENTRIES)
+        b.reads(o.acc[at], o.codes[0 : dot.unit.nbytes], o.table[(*lead, entries)])
+        b.writes(o.acc[at])
+        term = dot.term(
+            lambda byte: o.codes[byte], lambda e: o.table[(*lead, e)], (target, reduced)
+        )
+        b.buffer_store(o.acc, o.acc[at] + term, target)
