@@ -135,12 +135,16 @@ class Precision:
 
 @dataclass(frozen=True)
 class Port:
-    """A graph input or output: ONNX name, dtype, C dims, and how messages write each dim."""
+    """A graph input or output: ONNX name, dtype, C dims, and how messages write each dim.
+
+    `may_be_empty` is the axis that may be 0 long, -1 if there is none.
+    """
 
     name: str
     dtype: str
     dims: tuple[str, ...]
     shown: tuple[str, ...]
+    may_be_empty: int = -1
 
 
 @dataclass(frozen=True)

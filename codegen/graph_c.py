@@ -288,8 +288,9 @@ def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
     lines.append(f"static const apq_value {name}[] = {{")
     for i, port in enumerate(ports):
         dtype = dl_dtype(port.dtype)
-        lines.append(f"    {{{c_string(port.name)}, {dtype}, {len(port.dims)}, {name}_dims_{i}}},")
-    lines += ["    {NULL, {0, 0, 0}, 0, NULL},", "};"]
+        rest = f"{len(port.dims)}, {name}_dims_{i}, {port.may_be_empty}"
+        lines.append(f"    {{{c_string(port.name)}, {dtype}, {rest}}},")
+    lines += ["    {NULL, {0, 0, 0}, 0, NULL, -1},", "};"]
     return lines
 
 

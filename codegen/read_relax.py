@@ -186,7 +186,8 @@ class _Reader:
             shown_dims = tuple(
                 str(d) for d in (spec.shape if len(spec.shape) == len(dims) else dims)
             )
-            ports.append(Port(spec.name, _dtype(kind.dtype, spec.name), dims, shown_dims))
+            empty = -1 if spec.may_be_empty is None else spec.may_be_empty
+            ports.append(Port(spec.name, _dtype(kind.dtype, spec.name), dims, shown_dims, empty))
         self.graph.inputs = tuple(ports)
         self.graph.symbols = tuple(symbols)
 

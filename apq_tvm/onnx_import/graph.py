@@ -42,6 +42,8 @@ class Graph:
         By weight: the integers it was dequantized from.
     notes : dict of str to str
         As in `apq_tvm.types.ImportedModel`.
+    may_be_empty : dict of str to int
+        Inputs that hold a cache, and the axis along which it grows.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Graph:
     values: dict[str, Array] = field(default_factory=dict)
     codes: dict[str, Codes] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    may_be_empty: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names: set[str] = {n.name for n in self.nodes} | set(self.weights)

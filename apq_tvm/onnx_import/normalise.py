@@ -96,7 +96,7 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
     return ImportedModel(
         name=graph.name,
         opset=graph.opset,
-        inputs=tuple(graph.inputs),
+        inputs=tuple(replace(s, may_be_empty=graph.may_be_empty.get(s.name)) for s in graph.inputs),
         outputs=outputs,
         nodes=tuple(graph.nodes),
         weights=graph.weights,

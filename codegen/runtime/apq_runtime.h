@@ -45,6 +45,7 @@ typedef struct {
   DLDataType dtype;
   int32_t ndim;
   const char *const *dims; /* how each dimension is written in messages: "384", "batch_size" */
+  int32_t may_be_empty;    /* the axis of an input that may be 0 long, -1 if there is none */
 } apq_value;
 
 /* A symbolic dimension takes its value from one axis of one input. */

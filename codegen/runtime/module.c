@@ -272,11 +272,17 @@ static int check_tensor(const char *kind, const apq_value *want, const DLTensor 
   return APQ_OK;
 }
 
-/* What kernels never see: an empty input, or one without memory. */
+/* What kernels never see: an empty input, or one without memory. A cache may be empty. */
 static int check_filled(const apq_value *want, const DLTensor *t) {
+  int empty = 0;
   for (int32_t i = 0; i < t->ndim; i++) {
-    if (t->shape[i] <= 0) return bad_shape("input", want, t, "; no dimension may be zero");
+    if (t->shape[i] == 0 && i == want->may_be_empty) {
+      empty = 1;
+    } else if (t->shape[i] <= 0) {
+      return bad_shape("input", want, t, "; no dimension may be zero");
+    }
   }
+  if (empty) return APQ_OK;
   if (t->data == NULL) return apq_fail(APQ_BAD_INPUT, "input '%s' has no data", want->name);
   return APQ_OK;
 }
