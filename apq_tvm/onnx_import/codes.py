@@ -138,9 +138,7 @@ def of_dequantize(
         entries = scale.reshape((-1, 1) if axis == 0 else (1, -1))
         source += f" along axis {axis}"
     zeros = None if zero is None else zero.reshape(entries.shape).astype(np.int32)
-    return replace(
-        codes, scale=entries.astype(np.float32), zero=zeros, block=block, source=source
-    )
+    return replace(codes, scale=entries.astype(np.float32), zero=zeros, block=block, source=source)
 
 
 def follow(node: Node, weights: Mapping[str, Array], codes: Mapping[str, Codes]) -> Codes | None:

@@ -73,15 +73,19 @@ def columns(
 
 
 def _dynamic(graph: Graph, node: Node) -> None:
-    """``(DynamicQuantizeLinear(x) @ W) * x_scale * w_scale`` is ``x @ (W * w_scale)``."""
+    """``(DynamicQuantizeLinear(x) @ W) * x_scale * w_scale`` is ``x @ (W * w_scale)``.
+
+    Integers from elsewhere (a table of them) are taken as they are, less their zero point, and the
+    constant that the product is multiplied by is all scales in one.
+    """
     a, weight, a_zero, zero = (*node.inputs, "", "")[:4]
-    rounding = graph.made_by(a, "DynamicQuantizeLinear")
-    if rounding is None or rounding.outputs[2] != a_zero:
-        return
-    cast = _only_reader(graph, node)
+    rounding, cast = graph.made_by(a, "DynamicQuantizeLinear"), _only_reader(graph, node)
     if cast is None or cast.op != "Cast":
         return
-    found = _scales(graph, cast, rounding.outputs[1])
+    if rounding is not None and rounding.outputs[2] == a_zero:
+        found = _scales(graph, cast, rounding.outputs[1])
+    else:
+        found = _constant_scale(graph, cast) if not a_zero or a_zero in graph.weights else None
     if found is None:
         return
     last, scale = found
@@ -89,10 +93,19 @@ def _dynamic(graph: Graph, node: Node) -> None:
     matrix = columns(graph, weight, scale, zero, source, node)
     if matrix is None:
         return
-    graph.notes[node.name] = (
-        "activations are rounded by the scheme, not by the file's DynamicQuantizeLinear"
-    )
-    graph.replace(last, Node("MatMul", node.name, (rounding.inputs[0], matrix), last.outputs))
+    if rounding is not None and rounding.outputs[2] == a_zero:
+        graph.notes[node.name] = (
+            "activations are rounded by the scheme, not by the file's DynamicQuantizeLinear"
+        )
+        graph.replace(last, Node("MatMul", node.name, (rounding.inputs[0], matrix), last.outputs))
+        return
+    one = graph.add_weight(f"{node.name}.one", np.ones((), np.float32))
+    x = graph.fresh(f"{a}.float")
+    given = (a, one, a_zero) if a_zero else (a, one)
+    numbers = Node("DequantizeLinear", graph.fresh(f"{node.name}.input"), given, (x,))
+    infer(graph, numbers)
+    graph.replace(last, numbers, Node("MatMul", node.name, (x, matrix), last.outputs))
+    _gathered(graph, numbers)
 
 
 def _only_reader(graph: Graph, node: Node) -> Node | None:
@@ -117,6 +130,15 @@ def _scales(graph: Graph, cast: Node, x_scale: str) -> tuple[Node, str] | None:
         return None
     pair = (by, _other(second, first.outputs[0]))
     return (second, pair[1 - pair.index(x_scale)]) if x_scale in pair else None
+
+
+def _constant_scale(graph: Graph, cast: Node) -> tuple[Node, str] | None:
+    """The Mul of ``cast * constant``, and the name of the constant."""
+    last = _only_reader(graph, cast)
+    if last is None or last.op != "Mul":
+        return None
+    by = _other(last, cast.outputs[0])
+    return (last, by) if by in graph.weights else None
 
 
 def _other(node: Node, value: str) -> str:
@@ -194,9 +216,7 @@ def qlinear_matmul(graph: Graph, node: Node) -> list[Node]:
                 "weights can have several scales"
             )
     values = [graph.fresh(f"{node.name}.{which}") for which in ("a", "b", "y")]
-    given = [
-        _one(graph, v) for v in (a_scale, a_zero, y_scale, y_zero)
-    ]
+    given = [_one(graph, v) for v in (a_scale, a_zero, y_scale, y_zero)]
     flat = [graph.weights.get(v) for v in (b_scale, b_zero)]
     sides = tuple(
         v if array is None else _flat(graph, v, array)

@@ -154,9 +154,7 @@ def test_grouped_attention_with_rotary_positions(
     attrs = {"do_rotary": 1, "rotary_interleaved": interleaved}
     more = {"ids": ("int64", ["b", "s"])} if ids else {}
     extra = "cos sin ids" if ids else "cos sin"
-    path = grouped(
-        tmp_path, attrs, packed=packed, extra=extra, weights=tables(16, 8), more=more
-    )
+    path = grouped(tmp_path, attrs, packed=packed, extra=extra, weights=tables(16, 8), more=more)
     sizes = {"b": 1, "s": 3, "p": 5, "t": 8}
     feeds = cache_feeds(sizes, packed)
     if ids:
