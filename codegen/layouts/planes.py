@@ -77,9 +77,7 @@ class PlanesLayout:
         return cls(scheme.min_bits, scheme.bits, scheme.integer_acts, sizes["channels"])
 
     @classmethod
-    def parse(
-        cls, name: str, scheme: Scheme | None, details: Details = ()
-    ) -> PlanesLayout | None:
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> PlanesLayout | None:
         """Read `name`; None if it is not of this family.
 
         Raises
@@ -96,6 +94,15 @@ class PlanesLayout:
         if layout.name != name:
             raise PackError(f"layout {name} has other widths than scheme {scheme}")
         return layout
+
+    @classmethod
+    def choose(
+        cls, scheme: Scheme | None, details: Details, vector_bytes: int
+    ) -> PlanesLayout | None:
+        """The layout of `scheme`, whatever the vectors; None if it is not any-precision."""
+        if scheme is None or scheme.family != "anyprec":
+            return None
+        return cls.of(scheme, details)
 
     @property
     def name(self) -> str:
@@ -182,9 +189,7 @@ class PlanesLayout:
                 arrays[table_name(b)] = table
         return PackedTensor(self.name, arrays)
 
-    def unpack(
-        self, packed: PackedTensor, n: int, k: int, scheme: Scheme
-    ) -> QuantizedTensor:
+    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
         """Inverse of `pack`; exact where centroids are what their tables can hold (`snap`).
 
         Raises

@@ -1,0 +1,260 @@
+"""Linear layers on any-precision weights with int8 activations, as unscheduled TensorIR.
+
+A kernel is for one width b and reads b planes (`apq_tvm.codegen.layouts.planes`). Two forms share
+the loops of `apq_tvm.ops.gemm_task`, a panel being one block of eight rows:
+
+- `planes_gemv`, for one row of x: codes are looked up and multiplied in registers;
+- `planes_gemm`: looked up centroids of the whole row block are stored once, then multiplied with
+  tiles of rows of x.
+
+There is no scale along K, so that sums stay spread over the lanes of a register until a row ends::
+
+    y[m, n] = act(scale[n] step[t] xs[m] (Σ_k (c[t, code] + offset) xq[m, k] - offset xsum[m])
+                  + bias[n]) + residual[m, n]                        t = n // channels
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts.planes import ROWS, PlanesLayout
+from apq_tvm.formats.anyprec import table_name
+from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.tensorize.planes import (
+    PlanesUnit,
+    centroid_if,
+    column_of,
+    dot_axes,
+    dot_body,
+    plane_code,
+    rows_body,
+)
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+UNIT_K = 64
+"""Columns of a unit; a last one may have half."""
+
+TILE_ROWS = 4
+"""Rows of weights in a tile of the GEMM."""
+
+SUM_ROWS = 2
+"""Of them, those whose sums share a buffer: one of 1024 bytes would not reach the registers."""
+
+
+class _PlanesTask(GemmTask):
+    """Operands, epilogue and horizontal sums."""
+
+    def __init__(
+        self, spec: LinearSpec, layout: PlanesLayout, unit: PlanesUnit, m_tile: int, m_tiles: int
+    ) -> None:
+        k = layout.padded_k(spec.k)
+        blocking = GemmBlocking(m_tile, 1, UNIT_K, k, m_tiles)
+        super().__init__(spec, blocking, ROWS, k)
+        self.layout, self.unit = layout, unit
+        self.sum_dtype = "int32"
+        self.units, self.tail = divmod(k, UNIT_K)
+
+    def declare(self) -> None:
+        self.xq = argument("xq", (self.m, self.k), "int8", 4)
+        self.xs = argument("xs", (self.m, 1), "float32", 4)
+        self.xsum = argument("xsum", (self.m, 1), "int32", 4)
+        self.weights = {
+            name: argument(name, shape, dtype, 64)
+            for name, (shape, dtype) in self.layout.shapes(self.spec.n, self.spec.k).items()
+        }
+        self.table = self.weights[table_name(self.unit.bits)]
+
+    def first_table(self, block: Expr) -> Expr:
+        """The first table that the rows of a block use."""
+        if self.layout.channels <= ROWS:
+            return block * self.layout.tables_per_block
+        return block // (self.layout.channels // ROWS)
+
+    def unit_of(self, k: int) -> PlanesUnit:
+        """The unit of `k` columns."""
+        return PlanesUnit(
+            self.unit.bits, self.unit.tables, k, self.unit.vector, self.unit.offset
+        )
+
+    def clear(self, name: str, sums: Buffer) -> None:
+        """Set spread sums to 0."""
+        with self.stage(name, *sums.shape) as at:
+            b.reads()
+            b.writes(sums[at])
+            b.buffer_store(sums, tirx.const(0, "int32"), list(at))
+
+    def add_lanes(self, name: str, sums: Buffer, at: Any, spread: Any) -> None:
+        """``sums[at(i)] += Σ_l spread[.., l]``, where ``spread = (buffer, leading extents)``."""
+        buffer, lead = spread
+        with b.grid(*lead, self.unit.lanes) as loops, b.sblock(name):
+            *i, lane = b.axis.remap("S" * len(lead) + "R", loops)
+            where = at(*i)
+            b.reads(sums[where], buffer[(*i, lane)])
+            b.writes(sums[where])
+            b.buffer_store(sums, sums[where] + buffer[(*i, lane)], list(where))
+
+    def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
+        row, block = self.row + m, self.row_block(j)
+        if self.unit.offset:
+            value = value - tirx.const(self.unit.offset, "int32") * self.xsum[row, 0]
+        per = self.layout.tables_per_block
+        table = self.first_table(block) + (r // (ROWS // per) if per > 1 else 0)
+        factor = self.weights["scales"][block, r].astype("float32")
+        factor = factor * self.weights[f"steps{self.unit.bits}"][table]
+        return value.astype("float32") * (factor * self.xs[row, 0])
+
+    def planes_at(self, block: Expr, first: Expr, k: int) -> Any:
+        """Region of the planes that a unit reads."""
+        planes = self.weights["planes"]
+        return planes[0 : self.unit.bits, block, first : first + k]
+
+    def tables_at(self, block: Expr) -> Any:
+        """Region of the tables that a row block uses."""
+        first = self.first_table(block)
+        return self.table[first : first + self.unit.tables, 0 : self.unit.entries]
+
+
+class _Gemv(_PlanesTask):
+    """Lookups and products in registers."""
+
+    def multiply(self, kb: Expr, sums: Buffer) -> None:
+        spread = b.sblock_alloc_buffer((ROWS, self.unit.lanes), "int32", align=64)
+        self.clear("start", spread)
+        if self.units:
+            with b.serial(0, self.units) as u:
+                self._dot("dot", spread, u, UNIT_K)
+        if self.tail:
+            self._dot("dot_tail", spread, None, self.tail)
+        self.add_lanes("add", sums, lambda r: (0, 0, r), (spread, (ROWS,)))
+
+    def _dot(self, name: str, spread: Buffer, step: Expr, k: int) -> None:
+        unit = self.unit_of(k)
+        kinds, extents = dot_axes(unit)
+        with b.grid(*extents) as loops, b.sblock(name):
+            if step is None:
+                first: Expr = self.units * UNIT_K
+            else:
+                first = b.axis.spatial(self.units, step) * UNIT_K
+            axes = tuple(b.axis.remap(kinds, loops))
+            at, block = (axes[0], axes[1]), self.row_block(0)
+            planes, tables = self.weights["planes"], self.first_table(block)
+            x = self.xq[self.row, first : first + k]
+            b.reads(spread[at], self.planes_at(block, first, k), self.tables_at(block), x)
+            b.writes(spread[at])
+            dot_body(
+                unit,
+                spread,
+                at,
+                lambda p, column: planes[p, block, first + column],
+                lambda t, entry: self.table[tables + t, entry],
+                lambda column: self.xq[self.row, first + column],
+                axes,
+            )
+
+
+class _Gemm(_PlanesTask):
+    """Looked up bytes of a row block, reused for many rows of x."""
+
+    def scratch(self) -> None:
+        width = -(-self.k // UNIT_K) * UNIT_K
+        self.bytes = b.sblock_alloc_buffer((ROWS, width), "uint8", align=64)
+
+    def fill(self, kb: Expr) -> None:
+        if self.units:
+            with b.serial(0, self.units) as u:
+                self._lookup("lookup", u, UNIT_K)
+        if self.tail:
+            self._lookup("lookup_tail", None, self.tail)
+
+    def _lookup(self, name: str, step: Expr, k: int) -> None:
+        unit = self.unit_of(k)
+        with b.grid(ROWS, k, unit.entries) as loops, b.sblock(name):
+            if step is None:
+                first: Expr = self.units * UNIT_K
+            else:
+                first = b.axis.spatial(self.units, step) * UNIT_K
+            r, column, entry = b.axis.remap("SSR", loops)
+            block = self.row_block(0)
+            planes, table = self.weights["planes"], self.first_table(block)
+            out = self.bytes[r, first + column]
+            b.reads(self.planes_at(block, first, k), self.tables_at(block))
+            b.writes(out)
+            with b.init():
+                b.buffer_store(self.bytes, tirx.const(0, "uint8"), [r, first + column])
+            code = plane_code(lambda p: planes[p, block, first + column], r, unit.bits)
+            centroid = self.table[table + unit.table_of(r), entry]
+            value = centroid_if(code, entry, centroid, unit.offset).astype("uint8")
+            total = self.bytes[r, first + column] + value
+            b.buffer_store(self.bytes, total, [r, first + column])
+
+    def multiply(self, kb: Expr, sums: Buffer) -> None:
+        shape = (self.blocking.m_tile, SUM_ROWS, self.unit.lanes)
+        for start in range(0, ROWS, TILE_ROWS):
+            rows = range(start, start + TILE_ROWS, SUM_ROWS)
+            spread = {r: b.sblock_alloc_buffer(shape, "int32", align=64) for r in rows}
+            for r in rows:
+                self.clear(f"start{r}", spread[r])
+            if self.units:
+                with b.serial(0, self.units) as u:
+                    for r in rows:
+                        self._dot(f"dot{r}", spread[r], r, u, UNIT_K)
+            for r in rows:
+                if self.tail:
+                    self._dot(f"dot_tail{r}", spread[r], r, None, self.tail)
+                self.add_lanes(
+                    f"add{r}", sums, lambda m, i, r=r: (m, 0, r + i), (spread[r], shape[:2])
+                )
+
+    def _dot(self, name: str, spread: Buffer, row: int, step: Expr, k: int) -> None:
+        unit = self.unit_of(k)
+        registers = (unit.registers,) if unit.registers > 1 else ()
+        extents = (self.blocking.m_tile, SUM_ROWS, unit.lanes, *registers, 4)
+        with b.grid(*extents) as loops, b.sblock(name):
+            if step is None:
+                first: Expr = self.units * UNIT_K
+            else:
+                first = b.axis.spatial(self.units, step) * UNIT_K
+            m, r, lane, *inner = b.axis.remap("SSSR" + "R" * len(registers), loops)
+            column = column_of(unit, lane, tuple(inner))
+            x = self.xq
+            b.reads(
+                spread[m, r, lane],
+                self.bytes[row : row + SUM_ROWS, first : first + k],
+                x[self.row : self.row + self.blocking.m_tile, first : first + k],
+            )
+            b.writes(spread[m, r, lane])
+            w = self.bytes[row + r, first + column]
+            rows_body(unit, spread, (m, r, lane), w, x[self.row + m, first + column], column)
+
+
+def planes_gemv(spec: LinearSpec, layout: PlanesLayout, unit: PlanesUnit) -> PrimFunc:
+    """Linear layer for one or few rows of x.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+        Any-precision with integer activations.
+    layout : PlanesLayout
+    unit : PlanesUnit
+        Of the instruction; its bits are the width.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(xq i8 [M, Kp], xs f32 [M, 1], xsum i32 [M, 1], *packed arrays, [bias], [residual], y)``.
+    """
+    return _Gemv(spec, layout, unit, 1, 1).build()
+
+
+def planes_gemm(
+    spec: LinearSpec, layout: PlanesLayout, unit: PlanesUnit, m_tile: int, m_tiles: int
+) -> PrimFunc:
+    """Linear layer for M >= `m_tile` rows of x, `m_tiles` tiles in a task; otherwise alike."""
+    return _Gemm(spec, layout, unit, m_tile, m_tiles).build()

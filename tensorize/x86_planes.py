@@ -1,0 +1,369 @@
+"""Lookups and dot products on bitplanes, on x86: pairs of meaning and instructions.
+
+``apq_{instr}_planes_...``: eight rows of one unit (`apq_tvm.tensorize.planes`) are looked up and
+multiplied with one row of activations; ``apq_{instr}_lookup_...``: they are looked up and stored;
+``apq_{instr}_rows_...``: rows of bytes times rows of activations. Sums stay spread over the lanes
+of a register: there is no scale along K, so one horizontal sum at the end of a row is enough.
+
+- *vpermb* (AVX-512 VBMI and VNNI): one instruction looks up 64 entries, vpermi2b 128. It ignores
+  the index bits above. Centroids are offset by 128, because vpdpbusd multiplies unsigned by signed.
+- *pshufb* (AVX2): looks up 16 entries by the low nibble; wider tables are blended by the upper
+  planes, whose bits are moved to bit 7. vpmaddubsw multiplies |x| by the centroid with the sign of
+  x: 2 * 127 * 127 = 32258 fits int16, but not twice.
+
+Intel 64 and IA-32 Software Developer's Manual, volume 2, VPERMB, VPERMI2B, PSHUFB, VPBLENDVB,
+PSIGNB, PMADDUBSW, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.planes import (
+    ROWS,
+    PlanesUnit,
+    centroid_if,
+    column_of,
+    dot_axes,
+    dot_body,
+    plane_code,
+    rows_body,
+)
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.x86_planes_index import Index, nibble_indices, shifted, wide_indices
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+
+@dataclass(frozen=True)
+class PlanesInstruction:
+    """How codes are looked up and multiplied.
+
+    Parameters
+    ----------
+    name : str
+    vector : int
+        Bytes of a register.
+    offset : int
+        What centroids are increased by.
+    features : tuple of str
+        LLVM features it needs, all of them.
+    """
+
+    name: str
+    vector: int
+    offset: int
+    features: tuple[str, ...]
+
+    def unit(self, bits: int, tables: int, k: int) -> PlanesUnit:
+        """A unit for this instruction."""
+        return PlanesUnit(bits, tables, k, self.vector, self.offset)
+
+
+VPERMB = PlanesInstruction("vpermb", 64, 128, ("avx512vbmi", "avx512vnni"))
+PSHUFB = PlanesInstruction("pshufb", 32, 0, ("avx2",))
+
+INSTRUCTIONS = (VPERMB, PSHUFB)
+"""In order of preference."""
+
+
+def planes_dot_intrinsic(
+    instruction: PlanesInstruction, bits: int, tables: int, k: int, ahead: int = 0
+) -> str:
+    """Register (once) and name the product of one unit with one row of activations.
+
+    Operands: planes uint8 [bits, 1, k], tables int8 [tables, 2^bits], x int8 [k], sums int32
+    [8, vector / 4].
+
+    Parameters
+    ----------
+    instruction : PlanesInstruction
+    bits, tables, k : int
+        See `PlanesUnit`.
+    ahead : int
+        Bytes ahead in every plane to prefetch, 0 for none.
+    """
+    unit = instruction.unit(bits, tables, k)
+    name = f"apq_{instruction.name}_planes_{unit}" + (f"_pf{ahead}" if ahead else "")
+
+    def implement(planes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
+        _prefetch(unit, planes, ahead)
+        sums = [acc.vload([r, 0], f"int32x{unit.lanes}") for r in range(ROWS)]
+        for register_ in range(unit.registers):
+            xs = _load(unit, lambda at, dtype: x.vload([at], dtype), register_, "int8")
+            for r, w in enumerate(_lookups(instruction, unit, planes, table, register_)):
+                sums[r] = _multiply(instruction, sums[r], w, xs)
+        for r in range(ROWS):
+            b.buffer_store(acc, sums[r], [r, tirx.Ramp(0, 1, unit.lanes)])
+
+    return register(name, lambda: (_dot_member(unit, None), _dot_member(unit, implement)))
+
+
+def planes_lookup_intrinsic(
+    instruction: PlanesInstruction, bits: int, tables: int, k: int, ahead: int = 0
+) -> str:
+    """Register (once) and name the lookup of one unit.
+
+    Operands: planes uint8 [bits, 1, k], tables int8 [tables, 2^bits], out uint8 [8, k], to whose
+    bytes the centroids plus the instruction's offset are added. (A sum, because its meaning is one;
+    LLVM sees the zeros that it starts from, and stores.)
+    """
+    unit = instruction.unit(bits, tables, k)
+    name = f"apq_{instruction.name}_lookup_{unit}" + (f"_pf{ahead}" if ahead else "")
+
+    def implement(planes: Buffer, table: Buffer, out: Buffer) -> None:
+        _prefetch(unit, planes, ahead)
+        for register_ in range(unit.registers):
+            for r, w in enumerate(_lookups(instruction, unit, planes, table, register_)):
+                width = min(unit.k, unit.vector)
+                value = tirx.reinterpret(f"uint8x{unit.vector}", w)
+                if width < unit.vector:
+                    value = tirx.Shuffle([value], [tirx.const(i, "int32") for i in range(width)])
+                at = register_ * unit.vector
+                value = out.vload([r, at], f"uint8x{width}") + value
+                b.buffer_store(out, value, [r, tirx.Ramp(at, 1, width)])
+
+    return register(name, lambda: (_lookup_member(unit, None), _lookup_member(unit, implement)))
+
+
+def rows_dot_intrinsic(instruction: PlanesInstruction, m: int, rows: int, k: int) -> str:
+    """Register (once) and name the product of rows of looked up bytes with rows of activations.
+
+    ``acc[m, r, l] += sum over the columns of lane l of w[r, k] * x[m, k]``. Operands: w uint8
+    [rows, k] (signed bytes where the instruction has no offset), x int8 [m, k], sums int32
+    [m, rows, vector / 4].
+    """
+    unit = instruction.unit(1, 1, k)
+    name = f"apq_{instruction.name}_rows_{m}x{rows}x{k}v{unit.vector}"
+
+    def implement(w: Buffer, x: Buffer, acc: Buffer) -> None:
+        for register_ in range(unit.registers):
+            ws = [
+                _load(unit, lambda at, dtype, r=r: w.vload([r, at], dtype), register_, "uint8")
+                for r in range(rows)
+            ]
+            for i in range(m):
+                xs = _load(unit, lambda at, dtype, i=i: x.vload([i, at], dtype), register_, "int8")
+                for r in range(rows):
+                    total = acc.vload([i, r, 0], f"int32x{unit.lanes}")
+                    signed = tirx.reinterpret(f"int8x{unit.vector}", ws[r])
+                    total = _multiply(instruction, total, signed, xs)
+                    b.buffer_store(acc, total, [i, r, tirx.Ramp(0, 1, unit.lanes)])
+
+    return register(
+        name,
+        lambda: (_rows_member(unit, m, rows, None), _rows_member(unit, m, rows, implement)),
+    )
+
+
+def _call(dtype: str, name: str, *operands: Expr) -> Expr:
+    return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.{name}", *operands)
+
+
+def _load(
+    unit: PlanesUnit, vload: Callable[[int, str], Expr], register_: int, dtype: str
+) -> Expr:
+    """One register; columns past the unit's are 0."""
+    width = min(unit.k, unit.vector)
+    value = vload(register_ * unit.vector, f"{dtype}x{width}")
+    if width == unit.vector:
+        return value
+    zeros = tirx.Broadcast(tirx.const(0, dtype), width)
+    return tirx.Shuffle([value, zeros], [tirx.const(i, "int32") for i in range(2 * width)])
+
+
+def _prefetch(unit: PlanesUnit, planes: Buffer, ahead: int) -> None:
+    """Prefetch every plane's cache line `ahead` bytes on; a prefetch never faults."""
+    for p in range(unit.bits if ahead else 0):
+        address = tirx.address_of(planes[p, 0, ahead])
+        arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
+        b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+
+
+def _lookups(
+    instruction: PlanesInstruction, unit: PlanesUnit, planes: Buffer, table: Buffer, register_: int
+) -> list[Expr]:
+    """int8 [V] centroids of the eight rows."""
+    registers = [
+        _load(unit, lambda at, dtype, p=p: planes.vload([p, 0, at], dtype), register_, "uint8")
+        for p in reversed(range(unit.bits))
+    ]
+    if instruction is VPERMB:
+        indices = wide_indices(registers)
+        return [_vpermb(unit, table, r, index) for r, index in enumerate(indices)]
+    indices = nibble_indices(registers[:4])
+    return [_pshufb(unit, table, r, index, registers[4:]) for r, index in enumerate(indices)]
+
+
+def _table(unit: PlanesUnit, table: Buffer, row: int, first: int, codes: list[int]) -> Expr:
+    """int8 [len(codes)]: entries ``first + code`` of the row's table."""
+    width = min(unit.entries, 64 if len(codes) == 64 else 16)
+    value = table.vload([row * unit.tables // ROWS, first], f"int8x{width}")
+    if codes != list(range(width)):
+        copies = -(-len(codes) // width)  # a Shuffle gives no more lanes than it is given
+        value = tirx.Shuffle([value] * copies, [tirx.const(code, "int32") for code in codes])
+    if unit.offset:
+        value = tirx.bitwise_xor(value, tirx.Broadcast(tirx.const(-128, "int8"), len(codes)))
+    return value
+
+
+def _vpermb(unit: PlanesUnit, table: Buffer, row: int, index: Index) -> Expr:
+    if unit.bits <= 6:
+        entries = _table(unit, table, row, 0, index.table(64))
+        return _call("int8x64", "avx512.permvar.qi.512", entries, index.vector)
+    plain = list(range(64))
+    quarters = [_table(unit, table, row, at, plain) for at in range(0, unit.entries, 64)]
+    halves = [
+        _call("int8x64", "avx512.vpermi2var.qi.512", low, index.vector, high)
+        for low, high in zip(quarters[::2], quarters[1::2], strict=True)
+    ]
+    if len(halves) == 1:
+        return halves[0]
+    upper = tirx.LT(
+        tirx.reinterpret("int8x64", index.vector), tirx.Broadcast(tirx.const(0, "int8"), 64)
+    )
+    return tirx.Select(upper, halves[1], halves[0])
+
+
+def _pshufb(unit: PlanesUnit, table: Buffer, row: int, index: Index, upper: list[Expr]) -> Expr:
+    codes = index.table(16) * 2
+    found = [
+        _call("int8x32", "avx2.pshuf.b", _table(unit, table, row, at, codes), index.vector)
+        for at in range(0, max(unit.entries, 16), 16)
+    ]
+    for plane in upper:
+        mask = tirx.reinterpret("int8x32", shifted(plane, 7 - row))
+        found = [
+            _call("int8x32", "avx2.pblendvb", low, high, mask)
+            for low, high in zip(found[::2], found[1::2], strict=True)
+        ]
+    return found[0]
+
+
+def _multiply(instruction: PlanesInstruction, sums: Expr, w: Expr, x: Expr) -> Expr:
+    """Add the products of int8 [V] centroids (offset, if the instruction does) and activations."""
+    if instruction is VPERMB:
+        return _call("int32x16", "avx512.vpdpbusd.512", sums, w, x)
+    size = _call("int8x32", "avx2.psign.b", x, x)
+    signed = _call("int8x32", "avx2.psign.b", w, x)
+    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+    words = _call("int16x16", "avx2.pmadd.ub.sw", size, signed)
+    return sums + _call("int32x8", "avx2.pmadd.wd", words, ones)
+
+
+def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool, align: int) -> Buffer:
+    """A buffer argument; a strided one leaves all strides but the last open."""
+    strides: list[Any] | None = None
+    if strided:
+        strides = [tirx.Var(f"{name}{d}", "int64") for d in range(len(shape) - 1)] + [1]
+    return b.match_buffer(
+        b.arg(name, b.handle()), shape, dtype, strides=strides, align=align, offset_factor=1
+    )
+
+
+def _whole(buffer: Buffer, shape: tuple[int, ...]) -> Any:
+    return buffer[tuple(slice(0, extent) for extent in shape)]
+
+
+def _dot_member(unit: PlanesUnit, implement: Any) -> PrimFunc:
+    shapes = (unit.bits, 1, unit.k), (unit.tables, unit.entries), (unit.k,), (ROWS, unit.lanes)
+    strided = implement is not None
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("planes_dot")
+        planes = _operand("planes", shapes[0], "uint8", strided, 32)
+        table = _operand("table", shapes[1], "int8", strided, min(unit.entries, 64))
+        x = _operand("x", shapes[2], "int8", False, 4)
+        acc = _operand("acc", shapes[3], "int32", False, 64)
+        with b.sblock("root"):
+            b.reads(*map(_whole, (acc, planes, table, x), (shapes[3], *shapes[:3])))
+            b.writes(_whole(acc, shapes[3]))
+            if implement is not None:
+                implement(planes, table, x, acc)
+            else:
+                _dot_meaning(unit, planes, table, x, acc)
+    return builder.get()
+
+
+def _dot_meaning(
+    unit: PlanesUnit, planes: Buffer, table: Buffer, x: Buffer, acc: Buffer
+) -> None:
+    kinds, extents = dot_axes(unit)
+    with b.grid(*extents) as loops, b.sblock("dot"):
+        axes = tuple(b.axis.remap(kinds, loops))
+        at = axes[0], axes[1]
+        whole = ((unit.bits, 1, unit.k), (unit.tables, unit.entries), (unit.k,))
+        b.reads(acc[at], *map(_whole, (planes, table, x), whole))
+        b.writes(acc[at])
+        dot_body(
+            unit,
+            acc,
+            at,
+            lambda p, column: planes[p, 0, column],
+            lambda t, entry: table[t, entry],
+            lambda column: x[column],
+            axes,
+        )
+
+
+def _lookup_member(unit: PlanesUnit, implement: Any) -> PrimFunc:
+    shapes = (unit.bits, 1, unit.k), (unit.tables, unit.entries), (ROWS, unit.k)
+    strided = implement is not None
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("planes_lookup")
+        planes = _operand("planes", shapes[0], "uint8", strided, 32)
+        table = _operand("table", shapes[1], "int8", strided, min(unit.entries, 64))
+        out = _operand("out", shapes[2], "uint8", strided, 32)
+        with b.sblock("root"):
+            # `out` is left out: TVM says so of a block whose sum starts from 0 in it.
+            b.reads(*map(_whole, (planes, table), shapes[:2]))
+            b.writes(_whole(out, shapes[2]))
+            if implement is not None:
+                implement(planes, table, out)
+            else:
+                with b.grid(ROWS, unit.k, unit.entries) as loops, b.sblock("lookup"):
+                    r, column, entry = b.axis.remap("SSR", loops)
+                    reads = map(_whole, (planes, table), shapes[:2])
+                    b.reads(out[r, column], *reads)
+                    b.writes(out[r, column])
+                    code = plane_code(lambda p: planes[p, 0, column], r, unit.bits)
+                    centroid = table[unit.table_of(r), entry]
+                    value = centroid_if(code, entry, centroid, unit.offset).astype("uint8")
+                    b.buffer_store(out, out[r, column] + value, [r, column])
+    return builder.get()
+
+
+def _rows_member(unit: PlanesUnit, m: int, rows: int, implement: Any) -> PrimFunc:
+    shapes = (rows, unit.k), (m, unit.k), (m, rows, unit.lanes)
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("rows_dot")
+        strided = implement is not None
+        w = _operand("w", shapes[0], "uint8", strided, 32)
+        x = _operand("x", shapes[1], "int8", strided, 4)
+        acc = _operand("acc", shapes[2], "int32", False, 64)
+        with b.sblock("root"):
+            b.reads(*map(_whole, (acc, w, x), (shapes[2], *shapes[:2])))
+            b.writes(_whole(acc, shapes[2]))
+            (implement or partial(rows_meaning, unit, m, rows))(w, x, acc)
+    return builder.get()
+
+
+def rows_meaning(unit: PlanesUnit, m: int, rows: int, w: Buffer, x: Buffer, acc: Buffer) -> None:
+    """Plain loops of `rows_dot_intrinsic`."""
+    registers = (unit.registers,) if unit.registers > 1 else ()
+    extents = (m, rows, unit.lanes, *registers, 4)
+    kinds = "SSS" + "R" * (len(registers) + 1)
+    with b.grid(*extents) as loops, b.sblock("rows_dot"):
+        i, r, lane, *inner = b.axis.remap(kinds, loops)
+        column = column_of(unit, lane, tuple(inner))
+        b.reads(acc[i, r, lane], _whole(w, (rows, unit.k)), _whole(x, (m, unit.k)))
+        b.writes(acc[i, r, lane])
+        rows_body(unit, acc, (i, r, lane), w[r, column], x[i, column], column)

@@ -1,0 +1,166 @@
+"""From planes to table indices in vector registers: merges by mask instead of a bit per operation.
+
+The registers q0, q1, ... hold the planes from the *least* significant one on; bit t of every byte
+belongs to row t. Two merges make two registers of 2-bit codes of two planes, four more make four
+registers of nibbles: a bit transposition of eight 4x4 squares in 16 operations where the masked
+merge is one instruction (vpternlogd), which replaces the network of Any-Precision LLM, figure 8.
+Bits that do not belong to a code need not be cleared: the table repeats its entries over them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+Expr = Any  # tvm is untyped
+
+
+@dataclass(frozen=True)
+class Index:
+    """Indices of one row.
+
+    Parameters
+    ----------
+    vector : PrimExpr
+        uint8 [V].
+    places : tuple of int
+        Which bit of a byte of `vector` holds bit 0, 1, ... of the code.
+    """
+
+    vector: Expr
+    places: tuple[int, ...]
+
+    def table(self, entries: int) -> list[int]:
+        """For every index of a table of `entries`, the code it stands for."""
+        return [
+            sum((e >> place & 1) << i for i, place in enumerate(self.places))
+            for e in range(entries)
+        ]
+
+
+def lanes_of(vector: Expr) -> int:
+    """Bytes of a vector expression."""
+    return int(str(vector.ty).rpartition("x")[2])
+
+
+def shifted(vector: Expr, left: int) -> Expr:
+    """Every byte shifted left (right if negative); bits of the neighbour byte come in.
+
+    Shifted in 16-bit lanes: x86 has no shift of bytes.
+    """
+    if left == 0:
+        return vector
+    half = lanes_of(vector) // 2
+    words = tirx.reinterpret(f"uint16x{half}", vector)
+    move = tirx.shift_left if left > 0 else tirx.shift_right
+    words = move(words, tirx.Broadcast(tirx.const(abs(left), "uint16"), half))
+    return tirx.reinterpret(f"uint8x{2 * half}", words)
+
+
+def masked(vector: Expr, mask: int) -> Expr:
+    """Bits of `mask` of every byte."""
+    return tirx.bitwise_and(vector, tirx.Broadcast(tirx.const(mask, "uint8"), lanes_of(vector)))
+
+
+def merged(mask: int, a: Expr, c: Expr) -> Expr:
+    """Bits of `mask` from `a`, the others from `c`."""
+    return tirx.bitwise_or(masked(a, mask), masked(c, 255 - mask))
+
+
+def pairs(q0: Expr, q1: Expr) -> tuple[Expr, Expr]:
+    """2-bit codes: field f of the first register is row 2f, of the second row 2f + 1."""
+    return merged(0x55, q0, shifted(q1, 1)), merged(0x55, shifted(q0, -1), q1)
+
+
+def nibbles(planes: list[Expr]) -> list[Expr]:
+    """Codes of 3 or 4 bits: low nibble of register j is row j, high nibble row j + 4.
+
+    The fourth bit of 3-bit codes is arbitrary.
+    """
+    low = pairs(planes[0], planes[1])
+    if len(planes) == 3:
+        d = planes[2]
+        high = [shifted(d, s) for s in (2, 1, 0, -1)]
+    else:
+        even, odd = pairs(planes[2], planes[3])
+        high = [shifted(even, 2), shifted(odd, 2), even, odd]
+    return [
+        merged(0x33, low[0], high[0]),
+        merged(0x33, low[1], high[1]),
+        merged(0x33, shifted(low[0], -2), high[2]),
+        merged(0x33, shifted(low[1], -2), high[3]),
+    ]
+
+
+def _nibble(registers: list[Expr], row: int) -> Expr:
+    """The row's nibble in the low bits, whatever above."""
+    return shifted(registers[row % 4], -4 if row >= 4 else 0)
+
+
+def wide_indices(planes: list[Expr]) -> list[Index]:
+    """Indices of the eight rows for lookups that ignore bits above a code's, at least six.
+
+    Parameters
+    ----------
+    planes : list of PrimExpr
+        1 to 8 registers, least significant plane first.
+    """
+    bits = len(planes)
+    natural = tuple(range(bits))
+    if bits == 1:
+        q, up = planes[0], shifted(planes[0], -2)
+        return [Index(up if r > 5 else q, (r - 2 if r > 5 else r,)) for r in range(8)]
+    if bits == 2:
+        both = pairs(planes[0], planes[1])
+        up = [shifted(v, -2) for v in both]
+        return [
+            Index(up[r % 2], (4, 5)) if r > 5 else Index(both[r % 2], (r // 2 * 2, r // 2 * 2 + 1))
+            for r in range(8)
+        ]
+    low = nibbles(planes[:4])
+    if bits <= 4:
+        return [Index(_nibble(low, r), natural) for r in range(8)]
+    if bits == 5:  # bits 4 and 5 get the fifth bits of rows 2f and 2f + 1
+        fifth = [shifted(planes[4], 4 - 2 * f) for f in range(4)]
+        return [
+            Index(merged(0x0F, _nibble(low, r), fifth[r // 2]), (0, 1, 2, 3, 4 + r % 2))
+            for r in range(8)
+        ]
+    if bits == 6:
+        top = pairs(planes[4], planes[5])
+        return [
+            Index(merged(0x0F, _nibble(low, r), shifted(top[r % 2], 4 - r // 2 * 2)), natural)
+            for r in range(8)
+        ]
+    high = nibbles(planes[4:])
+    return [
+        Index(merged(0x0F, _nibble(low, r), shifted(high[r % 4], 4 if r < 4 else 0)), natural)
+        for r in range(8)
+    ]
+
+
+def nibble_indices(planes: list[Expr]) -> list[Index]:
+    """Indices of the eight rows in the low four bits of every byte, the others 0.
+
+    Parameters
+    ----------
+    planes : list of PrimExpr
+        1 to 4 registers, least significant plane first.
+    """
+    bits = len(planes)
+    if bits <= 2:
+        both = pairs(planes[0], planes[1]) if bits == 2 else (planes[0],)
+        halves = [(masked(v, 15), masked(shifted(v, -4), 15)) for v in both]
+        indices = []
+        for r in range(8):
+            place = r // len(both) * bits
+            indices.append(
+                Index(
+                    halves[r % len(both)][place // 4], tuple(place % 4 + i for i in range(bits))
+                )
+            )
+        return indices
+    low = nibbles(planes)
+    return [Index(masked(_nibble(low, r), 15), tuple(range(bits))) for r in range(8)]
