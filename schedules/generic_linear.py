@@ -22,6 +22,9 @@ def schedule_decode(sch: Any) -> None:
     block, row, _ = sch.get_loops(store)
     sch.parallel(block)
     sch.compute_at(dot, row)
+    root = sch.get_child_blocks(sch.get_sblock("root"))
+    if any(str(sch.get(child).name_hint) == "outliers" for child in root):
+        sch.compute_at(sch.get_sblock("outliers"), row)
     sch.compute_at(decode, block)
     *_, lane, k = sch.get_loops(dot)
     sch.reorder(k, lane)

@@ -13,6 +13,7 @@ from apq_tvm.schedules.x86_batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.x86_embedding import schedule_embedding
 from apq_tvm.schedules.x86_layernorm import schedule_layernorm
 from apq_tvm.schedules.x86_lut import schedule_tables
+from apq_tvm.schedules.x86_mixed import schedule_mixed_activations
 from apq_tvm.schedules.x86_quantize import schedule_quantize
 from apq_tvm.schedules.x86_softmax import schedule_softmax
 from apq_tvm.types import DeviceProfile
@@ -32,6 +33,7 @@ RULES: dict[str, Rule] = {
     "embedding": schedule_embedding,
     "layernorm": schedule_layernorm,
     "lut_tables": schedule_tables,
+    "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize_activations,
     "softmax": schedule_softmax,
 }

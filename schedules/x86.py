@@ -172,6 +172,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
     from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86_lut import LUT_KERNELS
+    from apq_tvm.schedules.x86_mixed import MIXED_KERNELS
     from apq_tvm.schedules.x86_plain import PLAIN_KERNELS
 
     return (
@@ -179,6 +180,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *GEMV_KERNELS,
         *BALANCE_KERNELS,
         *LUT_KERNELS,
+        *MIXED_KERNELS,
         *PLAIN_KERNELS,
         *GENERIC_KERNELS,
     )

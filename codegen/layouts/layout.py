@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from apq_tvm.types import PackedTensor, Scheme
 
@@ -52,3 +52,11 @@ class WeightLayout(Protocol):
 
         `arrays` are the packed buffers by name; `bits` is a run-time width, 0 for the widest.
         """
+
+
+@runtime_checkable
+class SparseLayout(Protocol):
+    """A layout whose weights are `WeightLayout.weight` plus a sparse matrix."""
+
+    def sparse(self, arrays: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
+        """(row_start int32, columns, values) of that matrix in CSR; None if it is empty."""

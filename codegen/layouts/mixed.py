@@ -1,0 +1,423 @@
+"""The layouts of ``mixed24``: ``mixed24r{R}q31`` and ``mixed24r{R}split``, R rows interleaved.
+
+A *tile* is R rows x one group of 16 input channels, as four *vectors* of 4R bytes: byte ``4r + i``
+of vector j is row r, channel 4j + i, the operand order of maddubs and vpdpbusd::
+
+    2-bit tile, one load of 4R bytes:  bits 2j..2j+1 = v[j]
+    4-bit tile, two loads of 4R bytes: low nibble of load i = v[i], high nibble = v[i + 2]
+
+The paper (section 3.3, "Memory Alignment") puts three 2-bit groups and half a 4-bit group of an
+output channel in one 128-bit word, the other half in a second matrix: threads of a GPU load
+aligned words. A CPU reads cache lines: with three 2-bit tiles and a whole 4-bit tile side by side,
+a *word row* of 16 rows is five whole lines and of 8 rows five halves, one stream that the hardware
+prefetches. That is ``q31``, where a quarter of the groups has 4 bits. Other ratios are ``split``:
+2-bit tiles in one array, by threes, and 4-bit tiles in another.
+
+Groups come in the order of their word rows, so activations must too: ``permutation`` says where a
+group of 16 channels goes, and the quantization of activations puts it there.
+
+=================  ========================  ==================================================
+``codes``          uint8 [NB, T, 20R / 12R]  word rows / triples of 2-bit tiles
+``wide_codes``     uint8 [NB, T4, 8R]        ``split`` only: 4-bit tiles
+``triples``        uint16 [NB, T, R]         zeros, 3 * 2 bits; sub-scales, 4 + 3 + 3 bits
+``super_scales``   float16 [B, 3T]           of 16 rows each
+``super_zeros``    uint8 [B, 3T]
+``scales``         float16 [NB, R]           of the 4-bit groups
+``zeros``          uint8 [NB, R]
+``permutation``    int32 [G]                 place of a group among 4T (``q31``) or 3T + T4
+``row_start``      int32 [NB * R + 1]        with outliers only: CSR
+``columns``        uint16 or int32 [nnz]     input channel, not permuted
+``outliers``       float16 [nnz]
+=================  ========================  ==================================================
+
+Padding: missing groups have scales 0; rows past N have codes, scales and zeros 0 and no outliers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.errors import BadScheme, PackError
+from apq_tvm.formats.mixed import (
+    DEFAULT_RATIO,
+    FAMILY,
+    GROUP,
+    SUPER,
+    Sizes,
+    options_of,
+)
+from apq_tvm.tensorize.mixed_unit import (
+    SUB_MASKS,
+    SUB_SHIFTS,
+    TRIPLE,
+    ZERO_SHIFTS,
+    narrow_code,
+    sub_scale,
+    sub_zero,
+    wide_byte,
+    wide_code,
+)
+from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+
+VECTORS = 4
+"""Vectors of a tile."""
+
+_NAME = re.compile(r"mixed24r(8|16)(q31|split)\Z")
+
+U8 = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class MixedLayout:
+    """How one ``mixed24`` matrix lies in memory.
+
+    Parameters
+    ----------
+    rows : int
+        R, 8 or 16.
+    scheme : Scheme
+
+    Raises
+    ------
+    PackError
+        If R is another or the scheme is of another family.
+    """
+
+    rows: int
+    scheme: Scheme
+
+    def __post_init__(self) -> None:
+        if self.rows not in (8, 16):
+            raise PackError(f"mixed24 layout rows={self.rows}: 8 or 16 is possible")
+        if self.scheme.family != "mixed":
+            raise PackError(f"mixed24 layouts hold no {self.scheme}")
+
+    @classmethod
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> MixedLayout | None:
+        """Read `name`; the ratio comes from `scheme`. None if it is not of this family.
+
+        Raises
+        ------
+        PackError
+            If the scheme is of another family or its ratio has the other layout.
+        """
+        match = _NAME.match(name)
+        if match is None:
+            return None
+        if scheme is None:
+            raise PackError(f"layout {name} holds mixed24 codes, not float32 weights")
+        layout = cls(int(match[1]), scheme)
+        if layout.name != name:
+            raise PackError(f"layout {name} does not hold scheme {scheme}; {layout.name} does")
+        return layout
+
+    @classmethod
+    def choose(
+        cls, scheme: Scheme | None, details: Details, vector_bytes: int
+    ) -> MixedLayout | None:
+        """16 rows for 64-byte vectors, else 8; None for another family."""
+        if scheme is None or scheme.family != "mixed":
+            return None
+        return cls(16 if vector_bytes >= 64 else 8, scheme)
+
+    @property
+    def one_stream(self) -> bool:
+        """Whether word rows hold 2-bit and 4-bit groups 3:1."""
+        return options_of(self.scheme).ratio == DEFAULT_RATIO
+
+    @property
+    def name(self) -> str:
+        """``mixed24r{R}q31`` or ``mixed24r{R}split``."""
+        return f"mixed24r{self.rows}{'q31' if self.one_stream else 'split'}"
+
+    def triples(self, k: int) -> int:
+        """T: triples of 2-bit groups, at least 1; in ``q31`` also word rows."""
+        sizes = Sizes.of(self.scheme, 1, k)
+        return max(1, sizes.triples, sizes.wide if self.one_stream else 0)
+
+    def wide_groups(self, k: int) -> int:
+        """T4: 4-bit groups with padding, at least 1."""
+        return self.triples(k) if self.one_stream else max(1, Sizes.of(self.scheme, 1, k).wide)
+
+    def places(self, k: int) -> int:
+        """Groups with padding, in the order that activations have."""
+        return TRIPLE * self.triples(k) + self.wide_groups(k)
+
+    def padded_k(self, k: int) -> int:
+        """Channels of permuted activations."""
+        return GROUP * self.places(k)
+
+    def row_blocks(self, n: int) -> int:
+        """Blocks of R rows that hold `n` rows."""
+        return -(-n // self.rows)
+
+    def narrow_place(self, j: Any) -> Any:
+        """Place of 2-bit group j; of numbers and of arrays."""
+        return j // TRIPLE * (TRIPLE + 1) + j % TRIPLE if self.one_stream else j
+
+    def wide_place(self, j: Any, k: int) -> Any:
+        """Place of 4-bit group j."""
+        if self.one_stream:
+            return j * (TRIPLE + 1) + TRIPLE
+        return TRIPLE * self.triples(k) + j
+
+    @property
+    def narrow_bytes(self) -> int:
+        """Bytes of a triple of 2-bit tiles."""
+        return TRIPLE * 4 * self.rows
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of a 4-bit tile."""
+        return 8 * self.rows
+
+    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
+        sizes, blocks, triples = Sizes.of(self.scheme, n, k), self.row_blocks(n), self.triples(k)
+        word = self.narrow_bytes + (self.wide_bytes if self.one_stream else 0)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "codes": ((blocks, triples, word), "uint8")
+        }
+        if not self.one_stream:
+            shapes["wide_codes"] = ((blocks, self.wide_groups(k), self.wide_bytes), "uint8")
+        shapes |= {
+            "triples": ((blocks, triples, self.rows), "uint16"),
+            "super_scales": ((sizes.super_rows, TRIPLE * triples), "float16"),
+            "super_zeros": ((sizes.super_rows, TRIPLE * triples), "uint8"),
+            "scales": ((blocks, self.rows), "float16"),
+            "zeros": ((blocks, self.rows), "uint8"),
+            "permutation": ((sizes.groups,), "int32"),
+        }
+        if sizes.outliers:
+            shapes |= {
+                "row_start": ((blocks * self.rows + 1,), "int32"),
+                "columns": ((sizes.outliers,), "uint16" if k <= 1 << 16 else "int32"),
+                "outliers": ((sizes.outliers,), "float16"),
+            }
+        return shapes
+
+    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
+        """Lay out a quantized matrix.
+
+        Raises
+        ------
+        PackError
+            If the tensor is of another scheme or its arrays do not fit it.
+        """
+        if tensor.scheme.weights != self.scheme.weights:
+            raise PackError(f"{name}: layout of {self.scheme} cannot hold {tensor.scheme}")
+        try:
+            FAMILY.check(tensor, name)
+        except BadScheme as error:
+            raise PackError(str(error)) from None
+        n, k = tensor.codes.shape
+        wide = tensor.tables["wide"].astype(bool)
+        narrow_codes, wide_codes = self._split(self._padded_codes(tensor), wide, k)
+        narrow, four = self._pack_narrow(narrow_codes), self._pack_wide(wide_codes)
+        arrays: dict[str, Array] = {"codes": narrow}
+        if self.one_stream:
+            arrays["codes"] = np.concatenate((narrow, four), axis=2)
+        else:
+            arrays["wide_codes"] = four
+        arrays |= self._pack_scales(tensor) | {"permutation": self._permutation(wide, k)}
+        if Sizes.of(self.scheme, n, k).outliers:
+            arrays |= self._pack_sparse(tensor)
+        return PackedTensor(self.name, arrays)
+
+    def unpack(
+        self, packed: PackedTensor, n: int, k: int, scheme: Scheme | None = None
+    ) -> QuantizedTensor:
+        """Inverse of `pack`, exact.
+
+        Raises
+        ------
+        PackError
+            If the arrays are not this layout's arrays for an [n, k] matrix.
+        """
+        self._check_packed(packed, n, k)
+        arrays, sizes = packed.arrays, Sizes.of(self.scheme, n, k)
+        wide = self._wide(arrays["permutation"], k)
+        codes = np.zeros((self.row_blocks(n) * self.rows, sizes.groups, GROUP), np.uint8)
+        four = arrays["codes"][:, :, self.narrow_bytes :] if self.one_stream else None
+        narrow = self._unpack_narrow(arrays["codes"][:, :, : self.narrow_bytes])
+        codes[:, ~wide] = narrow[:, : sizes.narrow]
+        codes[:, wide] = self._unpack_wide(arrays["wide_codes"] if four is None else four)[
+            :, : sizes.wide
+        ]
+        tables: dict[str, Array] = {"wide": wide.astype(np.uint8)}
+        tables |= self._unpack_scales(arrays, n, sizes.narrow)
+        tables["row_start"] = arrays.get("row_start", np.zeros(n + 1, np.int32))[: n + 1].copy()
+        tables["columns"] = arrays.get("columns", np.zeros(0)).astype(np.int32)
+        tables["outliers"] = arrays.get("outliers", np.zeros(0, np.float16)).copy()
+        flat = np.ascontiguousarray(codes.reshape(len(codes), -1)[:n, :k])
+        scales, zeros = (arrays[key].reshape(-1)[:n, None].copy() for key in ("scales", "zeros"))
+        return QuantizedTensor(flat, scales, zeros, scheme or self.scheme, tables)
+
+    def weight(
+        self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
+    ) -> Any:
+        """TensorIR float32 expression of one weight without its outlier (`sparse`)."""
+        from tvm import tirx
+
+        place, column = arrays["permutation"][k // GROUP].astype("int64"), k % GROUP
+        triples = arrays["triples"].shape[1]
+        if self.one_stream:
+            is_wide, of = place % 4 == 3, place // 4
+            j = tirx.min(place % 4, 2)
+            four, start = arrays["codes"], self.narrow_bytes
+            narrow_of, wide_of = of, of
+        else:
+            is_wide = place >= TRIPLE * triples
+            narrow_of = tirx.min(place // TRIPLE, triples - 1)
+            j, four, start = place % TRIPLE, arrays["wide_codes"], 0
+            wide_of = tirx.max(place - TRIPLE * triples, 0)
+        vector, byte = column // 4, lane * 4 + column % 4
+        word = arrays["triples"][block, narrow_of, lane]
+        code = narrow_code(arrays["codes"][block, narrow_of, j * (4 * self.rows) + byte], vector)
+        supers = (block * self.rows // SUPER, TRIPLE * narrow_of + j)
+        plus = arrays["super_zeros"][supers].astype("int32")
+        level = (sub_scale(word, j) + plus) * (code - sub_zero(word, j))
+        value = arrays["super_scales"][supers].astype("float32") * level.astype("float32")
+        byte4 = four[block, wide_of, start + wide_byte(self.rows, vector) + byte]
+        code4 = wide_code(byte4, vector) - arrays["zeros"][block, lane].astype("int32")
+        value4 = arrays["scales"][block, lane].astype("float32") * code4.astype("float32")
+        return tirx.Select(is_wide, value4, value)
+
+    def sparse(self, arrays: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
+        """(row_start, columns, values) of the CSR matrix that is added to `weight`, or None."""
+        if "outliers" not in arrays:
+            return None
+        return arrays["row_start"], arrays["columns"], arrays["outliers"]
+
+    def _permutation(self, wide: NDArray[np.bool_], k: int) -> NDArray[np.int32]:
+        places = np.empty(len(wide), np.int32)
+        places[~wide] = self.narrow_place(np.arange((~wide).sum()))
+        places[wide] = self.wide_place(np.arange(wide.sum()), k)
+        return places
+
+    def _wide(self, permutation: Array, k: int) -> NDArray[np.bool_]:
+        """bool [G]: which groups have 4 bits."""
+        if self.one_stream:
+            return np.asarray(permutation % 4 == 3)
+        return np.asarray(permutation >= TRIPLE * self.triples(k))
+
+    def _padded_codes(self, tensor: QuantizedTensor) -> U8:
+        """uint8 [NB * R, G, 16]; past K the zero point of group and row."""
+        n, k = tensor.codes.shape
+        groups = -(-k // GROUP)
+        padded = np.zeros((self.row_blocks(n) * self.rows, groups * GROUP), np.uint8)
+        padded[:n, :k] = tensor.codes
+        if k % GROUP:
+            short = tensor.tables["wide"][-1]
+            zeros = tensor.zeros if short else tensor.tables["sub_zeros"][:, -1:]
+            padded[:n, k:] = zeros
+        return padded.reshape(-1, groups, GROUP)
+
+    def _split(self, codes: U8, wide: NDArray[np.bool_], k: int) -> tuple[U8, U8]:
+        """2-bit and 4-bit groups with padding: [NB * R, 3T, 16], [NB * R, T4, 16]."""
+        narrow = np.zeros((len(codes), TRIPLE * self.triples(k), GROUP), np.uint8)
+        four = np.zeros((len(codes), self.wide_groups(k), GROUP), np.uint8)
+        narrow[:, : (~wide).sum()] = codes[:, ~wide]
+        four[:, : wide.sum()] = codes[:, wide]
+        return narrow, four
+
+    def _vectors(self, codes: U8) -> U8:
+        """[NB * R, G, 16] -> [NB, G, 4, 4R]."""
+        blocks = codes.reshape(-1, self.rows, codes.shape[1], VECTORS, 4)
+        # [NB, R, G, 4, 4] -> [NB, G, 4, R, 4]
+        moved = blocks.transpose(0, 2, 3, 1, 4)
+        return np.ascontiguousarray(moved).reshape(len(blocks), codes.shape[1], VECTORS, -1)
+
+    def _rows(self, vectors: U8) -> U8:
+        """Inverse of `_vectors`."""
+        blocks, groups = vectors.shape[:2]
+        apart = vectors.reshape(blocks, groups, VECTORS, self.rows, 4).transpose(0, 3, 1, 2, 4)
+        return np.ascontiguousarray(apart).reshape(blocks * self.rows, groups, GROUP)
+
+    def _pack_narrow(self, codes: U8) -> U8:
+        """[NB * R, 3T, 16] -> [NB, T, 12R]."""
+        v = self._vectors(codes)
+        tiles = v[:, :, 0] | v[:, :, 1] << 2 | v[:, :, 2] << 4 | v[:, :, 3] << 6  # [NB, 3T, 4R]
+        return np.ascontiguousarray(tiles).reshape(len(v), -1, self.narrow_bytes)
+
+    def _unpack_narrow(self, packed: U8) -> U8:
+        tiles = np.ascontiguousarray(packed).reshape(len(packed), -1, 1, 4 * self.rows)
+        shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+        return self._rows((tiles >> shifts) & np.uint8(3))
+
+    def _pack_wide(self, codes: U8) -> U8:
+        """[NB * R, T4, 16] -> [NB, T4, 8R]."""
+        v = self._vectors(codes)
+        loads = v[:, :, :2] | v[:, :, 2:] << 4  # [NB, T4, 2, 4R]
+        return np.ascontiguousarray(loads).reshape(len(v), -1, self.wide_bytes)
+
+    def _unpack_wide(self, packed: U8) -> U8:
+        loads = np.ascontiguousarray(packed).reshape(*packed.shape[:2], 2, 4 * self.rows)
+        return self._rows(np.concatenate((loads & np.uint8(15), loads >> 4), axis=2))
+
+    def _pack_scales(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        n, k = tensor.codes.shape
+        t, shapes = tensor.tables, self.shapes(n, k)
+        blocks, triples, rows = shapes["triples"][0]
+        parts = np.zeros((2, blocks * rows, triples, TRIPLE), np.uint16)
+        for part, key in zip(parts, ("sub_zeros", "sub_scales"), strict=True):
+            part.reshape(blocks * rows, -1)[:n, : t[key].shape[1]] = t[key]
+        words = sum(
+            parts[0, :, :, i] << ZERO_SHIFTS[i] | parts[1, :, :, i] << SUB_SHIFTS[i]
+            for i in range(TRIPLE)
+        )
+        assert isinstance(words, np.ndarray)
+        supers: dict[str, Array] = {}
+        for key in ("super_scales", "super_zeros"):
+            supers[key] = np.zeros(shapes[key][0], shapes[key][1])
+            supers[key][:, : t[key].shape[1]] = t[key]
+        flat = {key: np.zeros(blocks * rows, shapes[key][1]) for key in ("scales", "zeros")}
+        assert tensor.zeros is not None
+        flat["scales"][:n], flat["zeros"][:n] = tensor.scales[:, 0], tensor.zeros[:, 0]
+        return {
+            # [NB * R, T] -> [NB, T, R]
+            "triples": np.ascontiguousarray(
+                words.astype(np.uint16).reshape(blocks, rows, triples).transpose(0, 2, 1)
+            ),
+            **supers,
+            **{key: values.reshape(blocks, rows) for key, values in flat.items()},
+        }
+
+    def _unpack_scales(self, arrays: Mapping[str, Array], n: int, narrow: int) -> dict[str, Array]:
+        # [NB, T, R] -> [NB * R, T]
+        words = arrays["triples"].transpose(0, 2, 1).reshape(-1, arrays["triples"].shape[1])[:n]
+        zeros = np.stack([words >> ZERO_SHIFTS[i] & 3 for i in range(TRIPLE)], axis=2)
+        subs = np.stack([words >> SUB_SHIFTS[i] & SUB_MASKS[i] for i in range(TRIPLE)], axis=2)
+        return {
+            "sub_scales": subs.reshape(n, -1)[:, :narrow].astype(np.uint8),
+            "sub_zeros": zeros.reshape(n, -1)[:, :narrow].astype(np.uint8),
+            "super_scales": arrays["super_scales"][:, :narrow].copy(),
+            "super_zeros": arrays["super_zeros"][:, :narrow].copy(),
+        }
+
+    def _pack_sparse(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        n, k = tensor.codes.shape
+        shapes, t = self.shapes(n, k), tensor.tables
+        start = np.full(shapes["row_start"][0], len(t["outliers"]), np.int32)
+        start[: n + 1] = t["row_start"]
+        columns = t["columns"].astype(shapes["columns"][1])
+        return {"row_start": start, "columns": columns, "outliers": t["outliers"]}
+
+    def _check_packed(self, packed: PackedTensor, n: int, k: int) -> None:
+        shapes = self.shapes(n, k)
+        if packed.layout != self.name or set(packed.arrays) != set(shapes):
+            raise PackError(f"{packed.layout} with {sorted(packed.arrays)} is no {self.name}")
+        for key, (shape, dtype) in shapes.items():
+            array = packed.arrays[key]
+            if array.shape != shape or array.dtype != np.dtype(dtype):
+                raise PackError(
+                    f"{self.name} {key} is {array.dtype} {list(array.shape)}; "
+                    f"{dtype} {list(shape)} is needed"
+                )

@@ -1,0 +1,129 @@
+"""Kernels for few rows of x on ``mixed24`` weights: the weights are streamed through once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.codegen.layouts.mixed import MixedLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.mixed_linear import MixedBlocking, mixed_linear
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_features
+from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+from apq_tvm.schedules.x86_quantize import ELEMENTS_PER_TASK
+from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction
+from apq_tvm.tensorize.x86_mixed import mixed_intrinsic
+from apq_tvm.tensorize.x86_reduce import reduce_intrinsic
+from apq_tvm.types import DeviceProfile
+
+M_TILES = (4, 2, 1)
+"""Rows of x that share decoded weights; a kernel is for at least that many rows."""
+
+SPAN = 16
+"""Word rows whose second-order scales are decoded together, at most."""
+
+_TASKS = 8
+"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
+
+
+def mixed_layout(spec: LinearSpec, profile: DeviceProfile) -> MixedLayout:
+    """16 rows for 512-bit vectors, else 8.
+
+    Raises
+    ------
+    NotApplicable
+        If the layer is of another family.
+    """
+    layout = MixedLayout.choose(spec.scheme, spec.details, profile.vector_bytes)
+    if layout is None:
+        raise NotApplicable(f"is for mixed24, not {spec.scheme or 'float32 weights'}")
+    return layout
+
+
+def mixed_preparation(
+    spec: LinearSpec, profile: DeviceProfile, decide: Decide
+) -> Preparation | None:
+    """Activations rounded to int8 and permuted (`apq_tvm.ops.mixed_activations`)."""
+    from apq_tvm.ops.mixed_activations import mixed_activations
+
+    layout = mixed_layout(spec, profile)
+    copy = "outliers" in layout.shapes(spec.n, spec.k)
+    func = mixed_activations(layout, spec.k, copy, max(1, ELEMENTS_PER_TASK // spec.k))
+    key = f"quantize_k{spec.k}_{str(layout.scheme.weights).replace('.', 'p')}"
+    return Preparation(key + ("_copy" if copy else ""), func, ("permutation",))
+
+
+def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Reductions over 16 lanes by shuffles; the rest is scheduled as written."""
+    from tvm import s_tir
+
+    sch = s_tir.Schedule(func)
+    for name, operation in (("top", "max"), ("total", "add"), ("total_tail", "add")):
+        try:
+            block = sch.get_sblock(name)
+        except Exception:  # ScheduleError: K has no short last group, or no whole one
+            continue
+        (loop,) = sch.get_loops(block)[-1:]
+        sch.decompose_reduction(block, loop)
+        sch.tensorize(loop, reduce_intrinsic(operation, 16))
+    return sch.mod["main"]
+
+
+def _blocking(
+    spec: LinearSpec, layout: MixedLayout, decide: Decide, m_tile: int
+) -> MixedBlocking:
+    blocks = layout.row_blocks(spec.n)
+    choices = (1, 2, 4) if m_tile == 1 else (1, 2)
+    # Narrow layers keep work for every core rather than many streams.
+    possible = sorted((s for s in choices if s <= blocks), key=lambda s: blocks < _TASKS * s)
+    triples = layout.triples(spec.k)
+    span = max(s for s in range(1, SPAN + 1) if triples % s == 0)
+    return MixedBlocking(m_tile, decide("streams", tuple(possible)), span)
+
+
+def mixed_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
+    """The record of one kernel for M >= m_tile."""
+    rows = instruction.rows
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        layout = mixed_layout(spec, profile)
+        assert spec.scheme is not None
+        if spec.scheme.act_bits != 8:
+            raise NotApplicable(f"is for int8 activations, not {spec.scheme}")
+        check_features(profile, instruction.features, rows)
+        if layout.rows != rows:
+            raise NotApplicable(f"wants {rows} rows interleaved; {layout.name} has {layout.rows}")
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout = mixed_layout(spec, profile)
+        return mixed_linear(spec, layout, _blocking(spec, layout, decide, m_tile))
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout = mixed_layout(spec, profile)
+        blocking = _blocking(spec, layout, decide, m_tile)
+        ahead = decide("ahead", (4096, 0, 2048, 8192))
+        for s in range(blocking.streams):
+            for name, wide in (("narrow", False), ("wide", True)):
+                block = sch.get_sblock(f"{name}{s}")
+                count = (1 if wide else 2) + (m_tile > 1)
+                first = sch.get_loops(block)[-count]
+                sch.tensorize(first, mixed_intrinsic(instruction, wide, m_tile, ahead))
+
+    return LinearKernel(
+        name=f"mixed_24A8_{instruction.name}_r{rows}m{m_tile}",
+        m_min=m_tile,
+        m_max=-1,
+        check=check,
+        layout=mixed_layout,
+        func=func,
+        schedule=schedule,
+        family="mixed",
+        prepare=mixed_preparation,
+    )
+
+
+MIXED_KERNELS: tuple[LinearKernel, ...] = tuple(
+    mixed_kernel(instruction, m_tile) for instruction in INSTRUCTIONS for m_tile in M_TILES
+)
+"""In order of preference: where several fit, larger M tiles take over as M grows."""
