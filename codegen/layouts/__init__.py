@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from apq_tvm.codegen.layouts.balance import BalanceLayout
 from apq_tvm.codegen.layouts.bcq import BcqLayout
+from apq_tvm.codegen.layouts.codebook import CodebookLayout, NonlinearLayout
 from apq_tvm.codegen.layouts.dense import FloatLayout
 from apq_tvm.codegen.layouts.interleaved import (
     ROWS,
@@ -17,8 +18,10 @@ from apq_tvm.codegen.layouts.interleaved import (
     split_fields,
 )
 from apq_tvm.codegen.layouts.layout import Details, WeightLayout
-from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.codegen.layouts.mixed import MixedLayout
+from apq_tvm.codegen.layouts.planes import PlanesLayout
+from apq_tvm.codegen.layouts.spans import SpanLayout
+from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.errors import PackError
 from apq_tvm.types import Scheme
 
@@ -28,12 +31,16 @@ __all__ = [
     "UNIT_K",
     "BalanceLayout",
     "BcqLayout",
+    "CodebookLayout",
     "Details",
     "Field",
     "FloatLayout",
     "InterleavedLayout",
     "MixedLayout",
+    "NonlinearLayout",
     "PlanesLayout",
+    "SpanLayout",
+    "SuperBlockLayout",
     "WeightLayout",
     "default_layout",
     "embedding_layout",
@@ -48,6 +55,9 @@ LAYOUTS: tuple[type[WeightLayout], ...] = (
     BcqLayout,
     PlanesLayout,
     MixedLayout,
+    CodebookLayout,
+    NonlinearLayout,
+    SuperBlockLayout,
 )
 """Every layout family. A new one is a file and a line here."""
 

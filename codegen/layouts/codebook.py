@@ -1,0 +1,210 @@
+"""The layouts ``cb{bits}c{C}g{group}r{R}k4`` and ``nl4g{group}r{R}k4``: codes and a table.
+
+``codes`` [NB, U, 4 * bits * R], ``scales`` float16 [NB, S, R], ``table`` uint8: the codebooks one
+after the other, every centroid raised by the largest there may be, so that none is negative.
+Codebook layouts have besides ``subs`` [NB, ceil(G / 2), R], two groups to a byte, and ``index``,
+four groups to a byte for four codebooks, else two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.spans import Arrays, Expr, SpanLayout
+from apq_tvm.errors import PackError
+from apq_tvm.formats import codebook, nonlinear
+from apq_tvm.formats.superblock import SUB_BITS, SUPER
+from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+
+
+@dataclass(frozen=True)
+class CodebookLayout(SpanLayout):
+    """How one matrix with codebooks lies in memory.
+
+    Parameters
+    ----------
+    codebooks : int
+        How many there are, besides the parameters of `SpanLayout`.
+    """
+
+    codebooks: int = 4
+
+    family: ClassVar[str] = codebook.NAME
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"cb(\d)c(\d+)g(\d+)r(\d+)k4\Z")
+    span_groups: ClassVar[int] = SUPER
+
+    @classmethod
+    def parse(
+        cls, name: str, scheme: Scheme | None, details: Details = ()
+    ) -> CodebookLayout | None:
+        """Read `name`; None if it is not of this family.
+
+        Raises
+        ------
+        PackError
+            If it does not fit the scheme.
+        """
+        match = cls.pattern.match(name)
+        if match is None:
+            return None
+        bits, count, group, rows = map(int, match.groups())
+        if scheme is None or (*cls._key(scheme), cls._count(scheme)) != (
+            codebook.NAME, bits, group, count,
+        ):  # fmt: skip
+            raise PackError(f"layout {name} cannot hold {scheme or 'float32 weights'}")
+        return cls(bits, rows, group, count)
+
+    @classmethod
+    def choose(
+        cls, scheme: Scheme | None, details: Details, vector_bytes: int
+    ) -> CodebookLayout | None:
+        """The layout for a device with such vectors; None for other schemes."""
+        if scheme is None or scheme.family != codebook.NAME:
+            return None
+        rows = max(4, min(16, vector_bytes // 4))
+        return cls(scheme.bits, rows, scheme.group_size, cls._count(scheme))
+
+    @staticmethod
+    def _count(scheme: Scheme) -> int:
+        return codebook.codebook_count(scheme) if scheme.family == codebook.NAME else 0
+
+    @property
+    def name(self) -> str:
+        """``cb{bits}c{C}g{group}r{R}k4``."""
+        return f"cb{self.bits}c{self.codebooks}g{self.group}r{self.rows}k4"
+
+    @property
+    def entries(self) -> int:
+        """Centroids of all codebooks."""
+        return self.codebooks << self.bits
+
+    @property
+    def offset(self) -> int:
+        """What makes the least centroid there may be 0."""
+        return codebook.MAX_CENTROID[self.bits]
+
+    @property
+    def unit_scale(self) -> float:
+        """The format's."""
+        return codebook.UNIT
+
+    @property
+    def index_bits(self) -> int:
+        """Bits that an index takes here: 2, or 4 for three as well."""
+        return 2 if self.codebooks == 4 else 4
+
+    def more_shapes(self, blocks: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shapes of what there is besides codes and scales."""
+        return {
+            "subs": self.small_shape(blocks, k, SUB_BITS),
+            "index": self.small_shape(blocks, k, self.index_bits),
+            "table": ((self.entries,), "uint8"),
+        }
+
+    def pack_more(self, tensor: QuantizedTensor, k: int) -> dict[str, Array]:
+        """The arrays of `more_shapes`."""
+        tables = tensor.tables
+        return {
+            "subs": self.pack_small(tables["subs"], k, SUB_BITS),
+            "index": self.pack_small(tables["index"], k, self.index_bits),
+            "table": (tables["codebooks"].astype(np.int16).ravel() + self.offset).astype(np.uint8),
+        }
+
+    def unpack_more(self, arrays: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
+        """The tables of the tensor that `pack_more` was given."""
+        centroids = (arrays["table"].astype(np.int16) - self.offset).astype(np.int8)
+        return {
+            "subs": self.unpack_small(arrays["subs"], n, k, SUB_BITS),
+            "index": self.unpack_small(arrays["index"], n, k, self.index_bits),
+            "codebooks": centroids.reshape(self.codebooks, -1),
+        }
+
+    def sub(self, arrays: Arrays, block: Expr, group: Expr, lane: Expr) -> Expr | None:
+        """A group's sub-scale, uint8."""
+        return self.small(arrays["subs"], block, group, lane, SUB_BITS)
+
+    def book(self, arrays: Arrays, block: Expr, group: Expr, lane: Expr) -> Expr | None:
+        """A group's codebook, uint8."""
+        return self.small(arrays["index"], block, group, lane, self.index_bits)
+
+
+@dataclass(frozen=True)
+class NonlinearLayout(SpanLayout):
+    """How one matrix with the fixed non-uniform table lies in memory."""
+
+    family: ClassVar[str] = nonlinear.NAME
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"nl4g(\d+)r(\d+)k4\Z")
+
+    @classmethod
+    def parse(
+        cls, name: str, scheme: Scheme | None, details: Details = ()
+    ) -> NonlinearLayout | None:
+        """Read `name`; None if it is not of this family.
+
+        Raises
+        ------
+        PackError
+            If it does not fit the scheme.
+        """
+        match = cls.pattern.match(name)
+        if match is None:
+            return None
+        if scheme is None or cls._key(scheme) != (nonlinear.NAME, 4, int(match[1])):
+            raise PackError(f"layout {name} cannot hold {scheme or 'float32 weights'}")
+        return cls(4, int(match[2]), scheme.group_size)
+
+    @classmethod
+    def choose(
+        cls, scheme: Scheme | None, details: Details, vector_bytes: int
+    ) -> NonlinearLayout | None:
+        """The layout for a device with such vectors; None for other schemes."""
+        if scheme is None or scheme.family != nonlinear.NAME:
+            return None
+        return cls(4, max(4, min(16, vector_bytes // 4)), scheme.group_size)
+
+    @property
+    def name(self) -> str:
+        """``nl4g{group}r{R}k4``."""
+        return f"nl4g{self.group}r{self.rows}k4"
+
+    @property
+    def entries(self) -> int:
+        """Values of the table."""
+        return len(nonlinear.TABLE)
+
+    @property
+    def offset(self) -> int:
+        """What makes the least value there may be 0."""
+        return nonlinear.MAX_VALUE
+
+    @property
+    def unit_scale(self) -> float:
+        """The format's."""
+        return nonlinear.UNIT
+
+    def more_shapes(self, blocks: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shapes of what there is besides codes and scales."""
+        return {"table": ((self.entries,), "uint8")}
+
+    def pack_more(self, tensor: QuantizedTensor, k: int) -> dict[str, Array]:
+        """The arrays of `more_shapes`."""
+        return {"table": (np.array(nonlinear.TABLE, np.int16) + self.offset).astype(np.uint8)}
+
+    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
+        """Inverse of `pack`, exact; another table is refused, since the format has only one.
+
+        Raises
+        ------
+        PackError
+            If the arrays are not this layout's arrays for an [n, k] matrix.
+        """
+        tensor = super().unpack(packed, n, k, scheme)
+        if packed.arrays["table"].tolist() != [v + self.offset for v in nonlinear.TABLE]:
+            raise PackError(f"{self.name}: the table is not that of {scheme}")
+        return tensor
