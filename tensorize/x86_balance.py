@@ -252,15 +252,15 @@ class _Unit:
 
     def _instructions(self) -> None:
         self._prefetch()
+        if not self.isa.vnni:
+            self._multiply_maddubs()
+            return
         stored = [self._load(j) for j in range(STORED)]
         if self.isa.tables:
             self._look_up([*stored, self._pooled(stored)])
-            return
-        codes = [self._and(vector, 0x7F) for vector in stored] + [self._pooled(stored)]
-        if self.isa.vnni:
-            self._multiply_vnni(codes)
         else:
-            self._multiply_maddubs(codes)
+            codes = [self._and(vector, 0x7F) for vector in stored]
+            self._multiply_vnni([*codes, self._pooled(stored)])
 
     def _prefetch(self) -> None:
         """A prefetch never faults, so the address may lie past the end of the weights."""
@@ -391,39 +391,58 @@ class _Unit:
         for i, (t0, t1, t2) in enumerate(sums):
             self._store(i, [t0 - t1 * five, t1 - t2 * five, t2])
 
-    def _multiply_maddubs(self, codes: list[Expr]) -> None:
+    def _multiply_maddubs(self) -> None:
+        """One code vector after the other, so that few are live: there are 16 registers."""
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        ramp = tirx.Ramp(_i64(0), _i64(1), 16)
+        # Sums of c // 5 and of c // 25 for every row of x; small and indexed by constants: registers
+        words = b.alloc_buffer((self.m, 2, 16), "int16", align=32)
+        pooled = b.alloc_buffer((self.size,), "uint8", align=32)
+        bytes_at = [tirx.Ramp(_i64(0), _i64(1), self.size)]
+
+        def products(code: Expr, j: int) -> None:
+            fifth, last = self._quotient(code, 103, 9), self._quotient(code, 41, 10)
+            for i in range(self.m):
+                x = self._activations(i, j)
+                self._accumulate(i, 0, self._widen(self._maddubs(code, x)))
+                for which, codes in ((0, fifth), (1, last)):
+                    at = [_i64(i), _i64(which), ramp]
+                    value = self._maddubs(codes, x)
+                    if j % (FIFTH_SUMS if which == 0 else VECTORS):
+                        value = words[tuple(at)] + value
+                    b.buffer_store(words, value, at)
+            if j % FIFTH_SUMS == FIFTH_SUMS - 1:
+                self._flush(words, 0, 1)
+
+        for j in range(STORED):
+            vector = self._load(j)
+            bit = self._and(self._shift(vector, STORED - j), 1 << j)
+            if j:
+                bit = pooled.vload([_i64(0)], f"uint8x{self.size}") | bit
+            b.buffer_store(pooled, bit, bytes_at)
+            products(self._and(vector, 0x7F), j)
+        products(pooled.vload([_i64(0)], f"uint8x{self.size}"), STORED)
+        self._flush(words, 1, 2)
+
+    def _widen(self, words: Expr, times: int = 1) -> Expr:
         from tvm import tirx
 
-        def factor(value: int) -> Expr:
-            return tirx.Broadcast(tirx.const(value, "int16"), 16)
+        factor = tirx.Broadcast(tirx.const(times, "int16"), 16)
+        return self._call("avx2.pmadd.wd", "int32x8", words, factor)
 
-        def widen(words: Expr, times: int = 1) -> Expr:
-            return self._call("avx2.pmadd.wd", "int32x8", words, factor(times))
+    def _accumulate(self, row: int, part: int, term: Expr) -> None:
+        from tvm.tirx.script.builder import ir as b
 
-        def add(total: Expr, term: Expr) -> Expr:
-            return term if total is None else total + term
+        index = self._sums_at(row, part)
+        b.buffer_store(self.acc, self.acc[tuple(index)] + term, index)
+
+    def _flush(self, words: Buffer, which: int, part: int) -> None:
+        """Add sums of ``c // 5^part``: the digit's own, and -5 times them to the one below."""
+        from tvm import tirx
 
         for i in range(self.m):
-            xs = [self._activations(i, j) for j in range(VECTORS)]
-            t0: Expr = None
-            for code, x in zip(codes, xs, strict=True):
-                t0 = add(t0, widen(self._maddubs(code, x)))
-            fifths: list[Expr] = []
-            for start in range(0, VECTORS, FIFTH_SUMS):
-                words: Expr = None
-                for j in range(start, start + FIFTH_SUMS):
-                    words = add(words, self._maddubs(self._quotient(codes[j], 103, 9), xs[j]))
-                fifths.append(words)
-            last: Expr = None
-            for code, x in zip(codes, xs, strict=True):
-                last = add(last, self._maddubs(self._quotient(code, 41, 10), x))
-            t1 = [widen(words) for words in fifths]
-            t1_five = [widen(words, 5) for words in fifths]
-            self._store(
-                i,
-                [
-                    t0 - (t1_five[0] + t1_five[1]),
-                    t1[0] + t1[1] - widen(last, 5),
-                    widen(last),
-                ],
-            )
+            total = words[_i64(i), _i64(which), tirx.Ramp(_i64(0), _i64(1), 16)]
+            self._accumulate(i, part, self._widen(total))
+            self._accumulate(i, part - 1, self._widen(total, -5))
