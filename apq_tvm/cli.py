@@ -14,6 +14,7 @@ import typer
 
 from apq_tvm import __version__
 from apq_tvm.cli_bench import bench_app
+from apq_tvm.cli_eval import mount
 from apq_tvm.console import (
     Bars,
     describe_shape,
@@ -35,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench_app, name="bench")
+mount(app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Module = Annotated[Path, typer.Argument(help="Folder of a compiled module.", show_default=False)]
@@ -193,48 +195,6 @@ def inspect(module: Module, json: Json = False) -> None:
     print(
         f"{report['bits_per_weight']} bits per weight in {len(layers)} layers, "
         f"package {megabytes(report['package_bytes'])}"
-    )
-
-
-@app.command(
-    "eval",
-    epilog="Example: apq-tvm eval minilm_w4 --against model.onnx --inputs sentences.npz",
-)
-@reports_errors
-def evaluate(
-    module: Module,
-    against: Annotated[Path, typer.Option(help="The float ONNX model.", show_default=False)],
-    inputs: Annotated[
-        Path, typer.Option(help="npz of arrays by input name, batch first.", show_default=False)
-    ],
-    rows: Annotated[int, typer.Option(min=1, help="Batch entries per call.")] = 32,
-    json: Json = False,
-) -> None:
-    """Compare a module with its float model.
-
-    ONNX Runtime runs the float model on the same inputs; cosines are between rows of the outputs.
-    """
-    from apq_tvm.evaluate import evaluate as compare
-
-    report = compare(module, against, inputs, rows=rows, progress=Bars())
-    if json:
-        print_json(report)
-        return
-    columns = ("output", "cosine mean", "cosine min", "max abs error", "rows")
-    print_table(
-        f"{module} against {against}",
-        columns,
-        (
-            (
-                name,
-                f"{result['cosine_mean']:.6f}",
-                f"{result['cosine_min']:.6f}",
-                f"{result['max_abs_error']:.3g}",
-                result["rows"],
-            )
-            for name, result in report["outputs"].items()
-        ),
-        right=columns[1:],
     )
 
 

@@ -21,6 +21,7 @@ COMMANDS = (
     ["compile"],
     ["inspect"],
     ["eval"],
+    ["report"],
     ["bench", "model"],
     ["bench", "linear"],
     ["targets"],

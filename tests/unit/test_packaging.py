@@ -75,6 +75,7 @@ def test_extras_are_the_promised_ones() -> None:
         "tune",
         "calibrate",
         "bench",
+        "report",
         "test",
     }
 

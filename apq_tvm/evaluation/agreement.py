@@ -1,0 +1,102 @@
+"""Running comparison of two models' outputs: cosine and error, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.errors import BadInput
+from apq_tvm.types import Array
+
+
+@dataclass
+class Agreement:
+    """Running comparison of one output, row by row, in float64.
+
+    Parameters
+    ----------
+    name : str
+        Of the output.
+    """
+
+    name: str
+    rows: int = 0
+    cosine_sum: float = 0.0
+    cosine_min: float = 1.0
+    max_abs_error: float = 0.0
+
+    def add(self, ours: Array, reference: Array, mask: Array | None) -> None:
+        """Compare two arrays of one call; a row is a vector along the last axis.
+
+        Parameters
+        ----------
+        ours, reference : ndarray
+            One output of one call.
+        mask : [batch, sequence] or None
+            Token-level outputs are compared where it is not 0.
+
+        Raises
+        ------
+        BadInput
+            The shapes differ (the module was not compiled from this model), or one side is NaN or
+            infinite where the other is not.
+        """
+        if ours.shape != reference.shape:
+            raise BadInput(
+                f"output {self.name!r} has shape {ours.shape} in the module but "
+                f"{reference.shape} in the ONNX model: the module is of another model"
+            )
+        a, b = rows_of(ours, mask), rows_of(reference, mask)
+        if not a.size:
+            return
+        with np.errstate(invalid="ignore"):
+            error = np.where(a == b, 0.0, np.abs(a - b))
+        if not np.isfinite(error).all():
+            raise BadInput(
+                f"output {self.name!r}: the module or the float model gives NaN or infinity where "
+                "the other does not"
+            )
+        cosine = row_cosine(a, b)
+        self.rows += len(cosine)
+        self.cosine_sum += float(cosine.sum())
+        self.cosine_min = min(self.cosine_min, float(cosine.min()))
+        self.max_abs_error = max(self.max_abs_error, float(error.max()))
+
+    def summary(self) -> dict[str, Any]:
+        """Return ``cosine_mean``, ``cosine_min``, ``max_abs_error`` and ``rows``."""
+        return {
+            "cosine_mean": self.cosine_sum / self.rows if self.rows else 1.0,
+            "cosine_min": self.cosine_min,
+            "max_abs_error": self.max_abs_error,
+            "rows": self.rows,
+        }
+
+
+def rows_of(values: Array, mask: Array | None) -> NDArray[np.float64]:
+    """Flatten an output to the rows that are compared, float64 [rows, width].
+
+    A token-level output, [batch, sequence, ...] where `mask` is [batch, sequence], keeps unmasked
+    tokens only. One that holds a single number per token ([batch, sequence]) is one row per batch
+    entry, with masked tokens set to 0. Without a batch axis everything is one row.
+    """
+    x = np.asarray(values).astype(np.float64)
+    if mask is not None and x.ndim >= 2 and x.shape[:2] == mask.shape:
+        keep = mask != 0
+        if x.ndim == 2:
+            return np.where(keep, x, 0.0)
+        return np.asarray(x[keep]).reshape(-1, x.shape[-1])
+    if x.ndim < 2:
+        return x.reshape(1, -1)
+    return x.reshape(-1, x.shape[-1])
+
+
+def row_cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Cosine of rows, float64 [rows]: 1 where they are equal, 0 where one is 0 or holds a NaN."""
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    dots = np.einsum("rk,rk->r", a, b)
+    finite = np.isfinite(norms) & (norms > 0)
+    cosine = np.divide(dots, norms, out=np.zeros_like(dots), where=finite)
+    return np.where((a == b).all(axis=1), 1.0, np.clip(cosine, -1.0, 1.0))

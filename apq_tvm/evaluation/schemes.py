@@ -1,0 +1,172 @@
+"""One scheme after another on one model and one set of inputs, in torch, without compiling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from apq_tvm.errors import BadScheme
+from apq_tvm.evaluation.compare import Reference, read_calls
+from apq_tvm.evaluation.language import Language
+from apq_tvm.evaluation.layers import bits_per_weight, layer_errors
+from apq_tvm.evaluation.simulate import Simulation
+from apq_tvm.formats.scheme import parse_at
+from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import ImportedModel, QuantizedModel
+
+
+class SchemeEvaluator:
+    """Quantizes a model by scheme and compares it with the float model.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    inputs : Path
+        npz of inputs.
+    rows : int
+        Batch entries of a call.
+    language : Language or None
+        Score logits too.
+    calibration : Path or None
+        File of ``apq-tvm calibrate``.
+    tensor_types : mapping of str to str, optional
+        As `apq_tvm.compile` takes it.
+    layers : bool
+        Measure every layer's own errors.
+    activations : bool
+        Round activations where the scheme says so.
+    progress : Progress, optional
+
+    Raises
+    ------
+    BadInput
+        The inputs or the calibration do not fit the model, or torch is not installed.
+    """
+
+    def __init__(
+        self,
+        model: ImportedModel,
+        inputs: Path,
+        *,
+        rows: int = 32,
+        language: Language | None = None,
+        calibration: Path | None = None,
+        tensor_types: Mapping[str, str] | None = None,
+        layers: bool = True,
+        activations: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model, self.progress = model, progress or Silent()
+        self.tensor_types = dict(tensor_types or {})
+        self.layers, self.activations = layers, activations
+        self.calls = read_calls(inputs, model.inputs, rows, language)
+        self.file: Any = None
+        if calibration is not None:
+            from apq_tvm.calibrate import read_calibration
+
+            self.file = read_calibration(calibration, model)
+        plain = Simulation(QuantizedModel(model, {}, {}))
+        names = [spec.name for spec in model.outputs]
+        self.reference = Reference(self.calls, plain.run, names)
+        self._last: tuple[str, QuantizedModel] | None = None
+
+    def close(self) -> None:
+        """Delete the float model's outputs."""
+        self.reference.close()
+
+    def __enter__(self) -> SchemeEvaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def quantize(self, scheme: str, method: str = "rtn") -> QuantizedModel:
+        """Quantize the model; widths of one any-precision scheme share the work."""
+        from apq_tvm.quantizers import quantize
+
+        key = f"{scheme} {method}"
+        if self._last is None or self._last[0] != key:
+            self._last = None  # two at once would be twice the memory
+            options: dict[str, Any] = {}
+            if self.file is not None:
+                options = {"calibration": self.file.calibration}
+                if method == "learned":
+                    options["learned"] = _learned(self.file)
+            quantized = quantize(
+                self.model,
+                scheme,
+                self.tensor_types,
+                progress=self.progress,
+                method=method,
+                **options,
+            )
+            self._last = (key, quantized)
+        return self._last[1]
+
+    def evaluate(self, scheme: str, method: str = "rtn") -> dict[str, Any]:
+        """Measure one scheme.
+
+        Parameters
+        ----------
+        scheme : str
+            ``W4A8g32``, ``anyprec3-8@4``, ...
+        method : str
+            How codes are chosen (`apq_tvm.quantizers.calibrated.METHODS`).
+
+        Returns
+        -------
+        dict
+            ``scheme``, ``method``, ``bits_per_weight`` (of linear layers),
+            ``embedding_bits_per_weight`` (0 if they are float), ``weight_error`` and
+            ``output_error`` (means over linear layers, None where not measured), ``outputs``,
+            ``language`` (`Comparison.summary`), ``layers`` (`layer_errors`), ``seconds`` by step.
+
+        Raises
+        ------
+        BadScheme
+            The scheme does not exist or does not fit, or quantizes nothing.
+        BadInput
+            What `Comparison.add` refuses.
+        """
+        _, bits = parse_at(scheme)
+        started = time.perf_counter()
+        quantized = self.quantize(scheme.partition("@")[0], method)
+        if not quantized.layers:
+            raise BadScheme(f"{scheme} quantizes no layer of {self.model.name}")
+        middle = time.perf_counter()
+        simulation = Simulation(quantized, bits, self.activations)
+        summary = self.reference.compare(simulation.run, self.progress, scheme)
+        del simulation
+        layers: list[dict[str, Any]] = []
+        if self.layers:
+            with self.progress.stage("layers"):
+                batches = self.calls.batches
+                layers = layer_errors(quantized, batches, bits, self.activations)
+        linear = [layer for layer in layers if layer["op"] == "apq.Linear"]
+        return {
+            "scheme": scheme,
+            "method": method,
+            "bits_per_weight": bits_per_weight(quantized, bits),
+            "embedding_bits_per_weight": bits_per_weight(quantized, bits, "apq.Embedding"),
+            "weight_error": _mean([layer["weight_error"] for layer in linear]),
+            "output_error": _mean([layer["output_error"] for layer in linear]),
+            **summary,
+            "layers": layers,
+            "seconds": {
+                "quantize": round(middle - started, 2),
+                "evaluate": round(time.perf_counter() - middle, 2),
+            },
+        }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _learned(file: Any) -> Any:
+    """What a calibration file holds of ``apq-tvm calibrate --learn``; None if nothing."""
+    from apq_tvm.quantizers.learned import from_arrays
+
+    return from_arrays(file.extra, file.notes)

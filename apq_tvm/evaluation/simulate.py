@@ -1,0 +1,171 @@
+"""A quantized model in torch, without compiling it: decoded weights, rounded activations.
+
+What the kernels add of their own (int8 centroids, tables of int8) is not simulated; a compiled
+module shows it. Needs the extra ``calibrate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from apq_tvm.errors import BadInput
+from apq_tvm.formats import dequantize
+from apq_tvm.types import (
+    WEIGHT_INPUT,
+    Array,
+    ImportedModel,
+    QuantizedModel,
+    QuantizedTensor,
+    Scheme,
+)
+
+Tensor = Any  # torch is imported inside functions
+
+TINY = 2.0**-100
+"""Largest magnitudes below this count as zero, as in `apq_tvm.ops.quantize_activations`."""
+
+
+def width(tensor: QuantizedTensor, bits: int) -> int:
+    """Bits a tensor is used at where the model is used at `bits`: 0 where it leaves no choice."""
+    return bits if tensor.scheme.min_bits else 0
+
+
+def decoded_model(quantized: QuantizedModel, bits: int = 0) -> ImportedModel:
+    """The float model whose weights are the quantized ones, decoded.
+
+    Every quantized layer reads its own weight, so that an embedding and a head of different schemes
+    may share one in the original.
+
+    Parameters
+    ----------
+    quantized : QuantizedModel
+    bits : int
+        Width of any-precision layers; 0 for the widest.
+    """
+    model = quantized.model
+    weights: dict[str, Array] = dict(model.weights)
+    for key, tensor in quantized.tensors.items():
+        weights[key] = dequantize(tensor, width(tensor, bits))
+    nodes = []
+    for node in model.nodes:
+        key = quantized.layers.get(node.name, "")
+        if key:
+            inputs = list(node.inputs)
+            inputs[WEIGHT_INPUT[node.op]] = key
+            node = replace(node, inputs=tuple(inputs))
+        nodes.append(node)
+    read = {name for node in nodes for name in node.inputs}
+    kept = {name: array for name, array in weights.items() if name in read}
+    return replace(model, nodes=tuple(nodes), weights=kept)
+
+
+def round_activations(x: Tensor, scheme: Scheme) -> Tensor:
+    """Activations [..., K] as integer kernels see them: rounded per token or group.
+
+    Parameters
+    ----------
+    x : Tensor
+    scheme : Scheme
+        Float activations are given back as they are.
+
+    Returns
+    -------
+    Tensor
+        ``scale * code``, code in -(2^(p-1) - 1) .. 2^(p-1) - 1, scale = absmax / (2^(p-1) - 1).
+
+    Raises
+    ------
+    BadInput
+        Activations of 1 bit, which have no zero.
+    """
+    import torch
+
+    if not scheme.integer_acts:
+        return x
+    if scheme.act_bits < 2:
+        raise BadInput(f"scheme {scheme}: activations of 1 bit are not simulated; compile it")
+    limit = float(2 ** (scheme.act_bits - 1) - 1)
+    k = x.shape[-1]
+    size = k if scheme.act_group == -1 else min(scheme.act_group, k)
+    padded = torch.nn.functional.pad(x, (0, -k % size)) if k % size else x
+    groups = padded.reshape(*x.shape[:-1], -1, size)
+    top = groups.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(top < TINY, 0.0, limit / top)
+    rounded = (groups * inverse).round_().clamp_(-limit, limit).mul_(top / limit)
+    return rounded.reshape(*x.shape[:-1], -1)[..., :k]
+
+
+class Simulation:
+    """A model that runs in torch with a model's quantized layers.
+
+    Parameters
+    ----------
+    quantized : QuantizedModel
+        One without layers is the float model.
+    bits : int
+        Width of any-precision layers; 0 for the widest.
+    activations : bool
+        Round activations where the scheme says so.
+
+    Raises
+    ------
+    BadInput
+        torch is not installed.
+    UnsupportedModel
+        An operator has no meaning in torch.
+    """
+
+    def __init__(
+        self, quantized: QuantizedModel, bits: int = 0, activations: bool = True
+    ) -> None:
+        from apq_tvm.quantizers.torch_graph import TorchGraph
+
+        self.graph = TorchGraph(decoded_model(quantized, bits))
+        self.schemes = {
+            name: quantized.tensors[key].scheme for name, key in quantized.layers.items()
+        }
+        self.activations = activations
+        self._rounded: tuple[Any, Scheme, Tensor] | None = None
+
+    def run(
+        self, feeds: Mapping[str, Array], keep: Collection[str] | None = None
+    ) -> dict[str, Array]:
+        """Run one call.
+
+        Parameters
+        ----------
+        feeds : mapping of str to ndarray
+        keep : collection of str, optional
+            Outputs to give; all by default.
+
+        Raises
+        ------
+        BadInput
+            torch refuses the inputs, e.g. for an id outside an embedding.
+        """
+        import torch
+
+        try:
+            with torch.inference_mode():
+                values = self.graph.run(feeds, keep, self._product)
+        except (IndexError, RuntimeError) as error:
+            raise BadInput(f"the model refuses the inputs: {error}") from error
+        finally:
+            self._rounded = None
+        return {name: value.numpy() for name, value in values.items()}
+
+    def _product(self, node: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        import torch
+
+        scheme = self.schemes.get(node.name)
+        if scheme is not None and self.activations:
+            x = self._round(x, scheme)
+        return torch.nn.functional.linear(x, w, bias)
+
+    def _round(self, x: Tensor, scheme: Scheme) -> Tensor:
+        """Layers side by side (query, key, value) read one x: it is rounded once."""
+        if self._rounded is None or self._rounded[0] is not x or self._rounded[1] != scheme:
+            self._rounded = (x, scheme, round_activations(x, scheme))
+        return self._rounded[2]

@@ -1,0 +1,179 @@
+"""``apq-tvm report``: schemes side by side in one HTML file, as tables and plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from apq_tvm import __version__
+from apq_tvm.errors import ApqError, BadInput, OutputExists, OutputFailed
+from apq_tvm.evaluation.language import Language
+from apq_tvm.evaluation.results import Results, run_key, write_text
+from apq_tvm.formats.scheme import parse_at
+from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.calibrated import METHODS
+
+__all__ = ["make_report"]
+
+
+def make_report(
+    model: Path,
+    inputs: Path,
+    schemes: Sequence[str],
+    output: Path,
+    *,
+    json_output: Path | None = None,
+    language: Language | None = None,
+    calibration: Path | None = None,
+    tensor_types: Mapping[str, str] | None = None,
+    modules: Sequence[Path] = (),
+    threads: int | None = None,
+    seconds: float = 8.0,
+    rows: int = 32,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure schemes on a model and write the report.
+
+    Parameters
+    ----------
+    model : Path
+        The float ONNX file.
+    inputs : Path
+        npz of inputs.
+    schemes : sequence of str
+        ``SCHEME[@BITS][:METHOD]``.
+    output : Path
+        The HTML file. Until it is complete, ``<output>.partial.json`` holds the finished schemes,
+        from which the same call goes on.
+    json_output : Path, optional
+        Gets the figures.
+    language : Language, optional
+        Score one output as logits.
+    calibration : Path, optional
+        File of ``apq-tvm calibrate``.
+    tensor_types : mapping of str to str, optional
+        As `apq_tvm.compile` takes it.
+    modules : sequence of Path
+        Compiled modules of this model, to time on the first call of the inputs.
+    threads, seconds
+        Of the timing.
+    rows : int
+        Batch entries per call.
+    force : bool
+        Replace existing outputs.
+    progress : Progress, optional
+
+    Returns
+    -------
+    dict
+        ``version, model, sha256, inputs, calibration, schemes`` (what `SchemeEvaluator.evaluate`
+        gives, in the order asked for), ``failed`` (scheme to reason), ``timings``.
+
+    Raises
+    ------
+    OutputExists
+        An output is there and `force` is not set.
+    ApqError
+        A scheme cannot be read, or none could be measured; anything given does not fit.
+    """
+    from apq_tvm.evaluation.schemes import SchemeEvaluator
+    from apq_tvm.onnx_import import import_onnx
+    from apq_tvm.report.page import page
+    from apq_tvm.report.plots import check_matplotlib
+    from apq_tvm.report.timing import time_modules
+
+    progress = progress or Silent()
+    check_outputs([output, *([json_output] if json_output else [])], force)
+    check_matplotlib()
+    names = list(dict.fromkeys(schemes))
+    asked = {name: read_scheme(name) for name in names}
+    if not asked:
+        raise BadInput("name one scheme at least, for example --schemes W8A8,W4A8g32")
+    with progress.stage("import"):
+        imported = import_onnx(model)
+    key = run_key(
+        imported.sha256,
+        inputs,
+        language=vars(language) if language else None,
+        calibration=calibration,
+        tensor_types=dict(tensor_types or {}),
+        rows=rows,
+        version=__version__,
+    )
+    kept = Results(output.with_name(f"{output.name}.partial.json"), key)
+    failed: dict[str, str] = {}
+    with SchemeEvaluator(
+        imported,
+        inputs,
+        rows=rows,
+        language=language,
+        calibration=calibration,
+        tensor_types=tensor_types,
+        progress=progress,
+    ) as evaluator:
+        for name, (scheme, method) in asked.items():
+            if kept.get(name) is None:
+                try:
+                    kept.put(name, evaluator.evaluate(scheme, method))
+                except ApqError as error:
+                    failed[name] = str(error)
+        first_call = evaluator.calls.batches[0]
+    done = [dict(result) for name in names if (result := kept.get(name)) is not None]
+    if not done:
+        raise BadInput(f"no scheme could be measured; {names[0]}: {failed[names[0]]}")
+    document = {
+        "version": __version__,
+        "model": str(model),
+        "sha256": imported.sha256,
+        "inputs": str(inputs),
+        "calibration": str(calibration) if calibration else None,
+        "schemes": done,
+        "failed": failed,
+        "timings": time_modules(modules, imported.sha256, first_call, threads, seconds, progress),
+    }
+    with progress.stage("write"):
+        html = page(document)
+        if json_output:
+            write_text(json_output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_text(output, html)
+    kept.path.unlink(missing_ok=True)
+    return document
+
+
+def check_outputs(outputs: Sequence[Path], force: bool) -> None:
+    """Refuse outputs before the work, not after it.
+
+    Raises
+    ------
+    OutputExists
+        One is there and `force` is not set.
+    OutputFailed
+        A folder is not there, or an output is a folder.
+    """
+    for path in outputs:
+        if path.is_dir() or not path.parent.is_dir():
+            reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise OutputFailed(f"{path} cannot be written: {reason}")
+        if path.exists() and not force:
+            raise OutputExists(f"{path} exists; use --force to replace it")
+
+
+def read_scheme(name: str) -> tuple[str, str]:
+    """Take ``SCHEME[@BITS][:METHOD]`` apart.
+
+    Raises
+    ------
+    ApqError
+        The scheme or its bits do not exist, or the method.
+    """
+    scheme, _, method = name.partition(":")
+    method = method or "rtn"
+    parsed, _ = parse_at(scheme)
+    if parsed is None:
+        raise BadInput(f"{name!r} quantizes nothing: the float model is what schemes are beside")
+    if method not in METHODS:
+        raise BadInput(f"{name!r}: method {method!r}; one of {', '.join(METHODS)} is possible")
+    return scheme, method
