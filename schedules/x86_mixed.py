@@ -102,7 +102,7 @@ def mixed_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = mixed_layout(spec, profile)
         blocking = _blocking(spec, layout, decide, m_tile)
-        ahead = decide("ahead", (4096, 0, 2048, 8192))
+        ahead = decide("ahead", (8192, 4096, 2048, 0))
         for s in range(blocking.streams):
             for name, wide in (("narrow", False), ("wide", True)):
                 block = sch.get_sblock(f"{name}{s}")

@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, SUPER
 from apq_tvm.ops.linear import LinearSpec, Operands, epilogue_of
@@ -26,6 +28,9 @@ from apq_tvm.tensorize.mixed_unit import TRIPLE, MixedDot, MixedOperands, produc
 
 Expr = Any  # tvm is untyped
 Buffer = Any
+
+_LINE = 64
+"""Bytes of a cache line."""
 
 PARALLEL = 1 << 16
 """Weights from which on a second thread pays."""
@@ -126,6 +131,8 @@ class _Nest:
                 self.sums = b.sblock_alloc_buffer(shape, "float32", align=64)
                 self.fours = b.sblock_alloc_buffer(shape, "int32", align=64)
                 self._clear()
+                if xf is not None:
+                    self._prefetch_sparse()
                 self._products(xq, minus)
                 extra = None if xf is None else self._sparse(xf)
                 self._store(xs, minus, extra, *epilogue)
@@ -242,6 +249,25 @@ class _Nest:
             value = product(o, i, r, None if dot.wide else axes[-1])
             b.buffer_store(acc.buffer, acc.buffer[tuple(target)] + value, target)
 
+    def _prefetch_sparse(self) -> None:
+        """Ask for the outliers of these rows while the dense part is computed.
+
+        As many cache lines as a block has on average, and one more for its neighbours' share.
+        """
+        from tvm.tirx.script.builder import ir as b
+
+        arrays, rows = self.arrays, self.layout.rows
+        lines = _LINE + 2 * int(arrays["outliers"].shape[0]) // self.blocks
+        for s in range(self.blocking.streams):
+            with b.sblock(f"prefetch{s}"):
+                b.reads()
+                b.writes()
+                first = self.block[s] * _i64(rows)
+                begin = b.bind(arrays["row_start"][first].astype("int64"))
+                prefetch(arrays["row_start"], first + _i64(rows), _LINE)
+                for name in ("columns", "outliers"):
+                    prefetch(arrays[name], begin, lines)
+
     def _sparse(self, xf: Buffer) -> Buffer:
         """Σ outlier x of every row of the weights; past N there are none."""
         from tvm import tirx
@@ -328,6 +354,18 @@ class _Nest:
             total, at = value(s, i, r)
             b.buffer_store(y, total, at)
         self.sums, self.fours = kept
+
+
+def prefetch(buffer: Buffer, first: Expr, nbytes: int) -> None:
+    """Prefetch some bytes from an element on; a prefetch never faults, wherever it points."""
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    step = _LINE // np.dtype(str(buffer.dtype)).itemsize
+    for line in range(-(-nbytes // _LINE)):
+        address = tirx.address_of(buffer[first + _i64(line * step)])
+        arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
+        b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
 
 
 @dataclass(frozen=True)
