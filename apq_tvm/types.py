@@ -88,6 +88,9 @@ class ImportedModel:
     limits : mapping of str to int
         Largest value of a symbolic dimension, where a table (position embeddings, a causal mask) is
         no longer; a longer input must be refused.
+    lengths : mapping of str to str
+        Symbolic dimensions of inputs that are a sum of others, ``"past + sequence"``. No other
+        shape names them.
     quantized : mapping of str to QuantizedTensor
         By weight: the codes that the file itself holds. `weights` has what they mean in float32.
     notes : mapping of str to str
@@ -103,6 +106,7 @@ class ImportedModel:
     value_specs: Mapping[str, TensorSpec]
     sha256: str
     limits: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[str, str] = field(default_factory=dict)
     quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 

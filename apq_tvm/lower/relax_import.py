@@ -79,8 +79,8 @@ def _graph_proto(model: ImportedModel) -> onnx.GraphProto:
             for n in model.nodes
         ],
         model.name,
-        [_value_info(spec) for spec in model.inputs],
-        [_value_info(spec) for spec in model.outputs],
+        [_value_info(spec, model.lengths) for spec in model.inputs],
+        [_value_info(spec, {}) for spec in model.outputs],
     )
 
 
@@ -93,9 +93,11 @@ def _proto_attrs(node: Node) -> dict[str, Any]:
     }
 
 
-def _value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
+def _value_info(spec: TensorSpec, lengths: Mapping[str, str]) -> onnx.ValueInfoProto:
     elem = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
-    return helper.make_tensor_value_info(spec.name, elem, spec.shape)
+    # TVM's importer reads sums of dimensions.
+    shape = [lengths.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]
+    return helper.make_tensor_value_info(spec.name, elem, shape)
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]

@@ -14,6 +14,10 @@ from apq_tvm.ops.append_cache import append_cache
 from apq_tvm.types import Node
 
 
+OPAQUE = 8
+"""``op_pattern`` of PrimFuncs that FuseOps leaves alone."""
+
+
 class ShapeLowering:
     """Converters that read dimensions from attributes.
 
@@ -115,4 +119,6 @@ class ShapeLowering:
             return te.compute(shape, at, "dims")
 
         numbers = [self._dim(d) for d in node.attrs["dims"]]
-        return bb.emit_te(values, *numbers, primfunc_name_hint="dims")
+        # FuseTIR fails on a number beside a symbol that only an inner buffer binds.
+        alone = {"op_pattern": OPAQUE}
+        return bb.emit_te(values, *numbers, primfunc_name_hint="dims", primfunc_attrs=alone)

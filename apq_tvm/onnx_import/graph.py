@@ -11,7 +11,7 @@ import numpy as np
 
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.codes import Codes
-from apq_tvm.onnx_import.dims import Dim
+from apq_tvm.onnx_import.dims import Dim, evaluate, parse, symbol, symbols
 from apq_tvm.types import Array, Node, TensorSpec
 
 Shape = tuple[Dim | None, ...]
@@ -38,6 +38,11 @@ class Graph:
         As in `apq_tvm.types.ImportedModel`.
     same : dict of str to str
         Symbols that must equal another symbol or a number.
+    sums : dict of str to str
+        Symbols that were found to equal a sum of others.
+    lengths : dict of str to str
+        Such symbols that are replaced by it: the length of an attention mask is that of the past
+        and the new tokens together.
     codes : dict of str to Codes
         By weight: the integers it was dequantized from.
     notes : dict of str to str
@@ -56,6 +61,8 @@ class Graph:
     dtypes: dict[str, str] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
+    sums: dict[str, str] = field(default_factory=dict)
+    lengths: dict[str, str] = field(default_factory=dict)
     values: dict[str, Array] = field(default_factory=dict)
     codes: dict[str, Codes] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -83,6 +90,14 @@ class Graph:
             name = f"{base}_{count}"
         self._names.add(name)
         return name
+
+    def input_dim(self, name: str) -> Dim:
+        """What a dimension of the signature stands for."""
+        text = self.lengths.get(name)
+        if text is None:
+            return symbol(name)
+        dim: Dim = evaluate(text, {part: self.input_dim(part) for part in symbols(parse(text))})
+        return dim
 
     def rank(self, value: str) -> int | None:
         """Number of dimensions of a value or weight."""

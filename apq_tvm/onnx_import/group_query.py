@@ -19,7 +19,7 @@ from math import sqrt
 import numpy as np
 
 from apq_tvm.onnx_import.attend import Heads, added, additive, attend, outside
-from apq_tvm.onnx_import.dims import Dim, Expr, as_attr, maximum, symbol
+from apq_tvm.onnx_import.dims import Dim, Expr, as_attr, maximum
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.infer import elements
 from apq_tvm.onnx_import.rotary import rotate, table_rows
@@ -160,7 +160,7 @@ def _declared(steps: Steps) -> Dim | None:
     for spec in steps.graph.outputs:
         if steps.wants(1) and spec.name == steps.node.outputs[1] and len(spec.shape) == 4:
             dim = spec.shape[2]
-            return symbol(dim) if isinstance(dim, str) else dim
+            return steps.graph.input_dim(dim) if isinstance(dim, str) else dim
     return None
 
 

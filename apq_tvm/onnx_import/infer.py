@@ -26,7 +26,6 @@ from apq_tvm.onnx_import.dims import (
     mod,
     parse,
     product,
-    symbol,
     symbols,
 )
 from apq_tvm.onnx_import.graph import Graph, Shape, np_dtype
@@ -62,7 +61,7 @@ def infer_inputs(graph: Graph) -> None:
     for spec in graph.inputs:
         graph.dtypes[spec.name] = spec.dtype
         graph.shapes[spec.name] = tuple(
-            symbol(dim) if isinstance(dim, str) else dim for dim in spec.shape
+            graph.input_dim(dim) if isinstance(dim, str) else dim for dim in spec.shape
         )
 
 
@@ -133,8 +132,8 @@ def node_proto(node: Node) -> onnx.NodeProto:
 def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
     """The one dimension that two which must be equal stand for.
 
-    A symbol is replaced by another or by a number. One that equals a longer expression stays: most
-    often that expression becomes a symbol too, once others have been replaced.
+    A symbol is replaced by another or by a number. One that equals a sum of others is only noted:
+    most often that sum becomes a symbol too, once others have been replaced.
     """
     if a is None or b is None:
         return b if a is None else a
@@ -144,11 +143,22 @@ def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
         if _is_symbol(one) and (isinstance(other, int) or _is_symbol(other)):
             graph.same[str(one)] = str(other)
             return other
+    for one, other in ((a, b), (b, a)):
+        if _is_symbol(one) and _is_sum(other) and not symbols(one) & symbols(other):
+            graph.sums.setdefault(str(one), str(other))
     return a if isinstance(a, int) else b
 
 
 def _is_symbol(dim: Dim) -> bool:
     return isinstance(dim, Expr) and symbols(dim) == {str(dim)}
+
+
+def _is_sum(dim: Dim) -> bool:
+    """Whether `dim` is a sum of different symbols and a number."""
+    return isinstance(dim, Expr) and all(
+        not atoms or (len(atoms) == coefficient == 1 and isinstance(atoms[0], str))
+        for atoms, coefficient in dim.terms
+    )
 
 
 def broadcast(graph: Graph, *shapes: Shape | None) -> Shape | None:

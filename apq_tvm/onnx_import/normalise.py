@@ -36,11 +36,17 @@ def import_model(path: Path) -> ImportedModel:
     widen(raw)
     decompose(raw)
     equal: dict[str, str] = {}
+    lengths: dict[str, str] = {}
     while True:
         graph = _with_dims(raw, equal)
+        graph.lengths = dict(lengths)
         fold(graph)
         if not graph.same:
-            break
+            if not graph.sums:
+                break
+            name, other = next(iter(graph.sums.items()))
+            lengths[name] = other
+            continue
         # Two dimensions proved to be one: start over with one of them replaced everywhere.
         name, other = next(iter(graph.same.items()))
         equal = {old: other if new == name else new for old, new in equal.items()} | {name: other}
@@ -103,6 +109,7 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         value_specs=specs,
         sha256=digest,
         limits=graph.limits,
+        lengths={name: str(graph.input_dim(name)) for name in graph.lengths},
         quantized=quantized,
         notes=notes,
     )

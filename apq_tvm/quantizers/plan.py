@@ -172,6 +172,9 @@ def _layers(
         weight = _weight_of(node)
         if weight is None:
             continue
+        if "keep" in node.attrs:
+            yield _Layer(node.name, weight, None, node.attrs["keep"])
+            continue
         chosen, note, kept = default, "the scheme is float", False
         if default is not None and (reason := _small(node, model.weights[weight].shape)):
             chosen, note = None, reason

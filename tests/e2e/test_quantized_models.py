@@ -1,0 +1,274 @@
+"""Models that come quantized, and the operators they come with, beside ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import apq_tvm
+from apq_tvm.module import load_module
+from tests.onnx_models import build, rand, run_onnx, save
+
+MS = {"com.microsoft": 1}
+RNG = np.random.default_rng(0)
+HEADS, KV, SIZE, HIDDEN = 4, 2, 16, 64
+
+
+def compiled(path: Path, scheme: str) -> Any:
+    out = path.parent / f"module_{scheme}"
+    apq_tvm.compile(path, out, scheme=scheme)
+    return load_module(out)
+
+
+def compare(module: Any, path: Path, feeds: Mapping[str, Any], tolerance: float) -> None:
+    """Every output beside ONNX Runtime's: error relative to the result's root mean square."""
+    want, got = run_onnx(path, feeds), module.run(dict(feeds))
+    assert list(want) == list(got)
+    for name, value in want.items():
+        assert got[name].shape == value.shape and got[name].dtype == value.dtype, name
+        wide = value.astype(np.float64)
+        error = np.sqrt(((got[name] - wide) ** 2).mean() / (wide**2).mean())
+        assert error < tolerance, (name, error)
+
+
+def nbits(name: str, n: int, k: int, block: int = 32) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """Weights, the words of the inputs and the attributes of a MatMulNBits of 4 bits."""
+    weights = {
+        f"{name}_q": RNG.integers(0, 256, (n, k // block, block // 2)).astype(np.uint8),
+        f"{name}_s": (RNG.uniform(0.5, 1.5, n * k // block) / 8 / np.sqrt(k)).astype(np.float32),
+    }
+    attrs = {"N": n, "K": k, "bits": 4, "block_size": block}
+    return weights, f"{name}_q {name}_s", attrs
+
+
+def decoder(folder: Path) -> Path:
+    """One layer of a language model as ONNX Runtime's tools write it."""
+    angles = np.outer(np.arange(32), 1 / 10 ** np.linspace(0, 1, SIZE // 2))
+    weights: dict[str, Any] = {
+        "cos": np.cos(angles).astype(np.float32),
+        "sin": np.sin(angles).astype(np.float32),
+        "table": RNG.integers(0, 256, (50, HIDDEN // 2)).astype(np.uint8),
+        "table_s": RNG.uniform(0.05, 0.1, (50, HIDDEN // 32)).astype(np.float32),
+        "one": np.array(1),
+        "minus": np.array(1, np.int32),
+        "axes": np.array([1]),
+        **{f"g{i}": 1 + rand(HIDDEN, seed=i) / 10 for i in range(3)},
+    }
+    shapes = {"qkv": ((HEADS + 2 * KV) * SIZE, HIDDEN), "o": (HIDDEN, HIDDEN)}
+    shapes |= {"up": (96, HIDDEN), "gate": (96, HIDDEN), "down": (HIDDEN, 96), "head": (50, HIDDEN)}
+    made = {name: nbits(name, *shape) for name, shape in shapes.items()}
+    for part, _, _ in made.values():
+        weights |= part
+
+    def linear(name: str, x: str, y: str) -> tuple[Any, ...]:
+        _, words, attrs = made[name]
+        return ("com.microsoft.MatMulNBits", f"{x} {words}", y, attrs)
+
+    skip = "com.microsoft.SkipSimplifiedLayerNormalization"
+    gqa = {"num_heads": HEADS, "kv_num_heads": KV, "do_rotary": 1}
+    nodes = [
+        ("ReduceSum", "mask axes", "count", {"keepdims": 0}),
+        ("Cast", "count", "count32", {"to": 6}),
+        ("Sub", "count32 minus", "lengths"),
+        ("Shape", "mask", "sizes"),
+        ("Gather", "sizes one", "size"),
+        ("Cast", "size", "total", {"to": 6}),
+        (
+            "com.microsoft.GatherBlockQuantized",
+            "table ids table_s",
+            "x",
+            {"block_size": 32, "bits": 4},
+        ),
+        ("SimplifiedLayerNormalization", "x g0", "n0", {"epsilon": 1e-5}),
+        linear("qkv", "n0", "p"),
+        (
+            "com.microsoft.GroupQueryAttention",
+            "p _ _ pk pv lengths total cos sin",
+            "a ok ov",
+            gqa,
+        ),
+        linear("o", "a", "b"),
+        (skip, "x b g1", "n1 _ _ r", {"epsilon": 1e-5}),
+        linear("up", "n1", "u"),
+        linear("gate", "n1", "t"),
+        ("Sigmoid", "t", "sig"),
+        ("Mul", "t sig", "act"),
+        ("Mul", "u act", "f"),
+        linear("down", "f", "d"),
+        (skip, "r d g2", "n2", {"epsilon": 1e-5}),
+        linear("head", "n2", "logits"),
+    ]
+    inputs = {
+        "ids": ("int64", ["b", "s"]),
+        "mask": ("int64", ["b", "t"]),
+        "pk": ("float32", ["b", KV, "p", SIZE]),
+        "pv": ("float32", ["b", KV, "p", SIZE]),
+    }
+    model = build(nodes, inputs, "logits ok ov", weights, opset=21, domains=MS)
+    for node in model.graph.node:
+        node.output[:] = ["" if name == "_" else name for name in node.output]
+    return save(model, folder)
+
+
+def step(ids: np.ndarray, total: int, past: Mapping[str, Any]) -> dict[str, Any]:
+    return {"ids": ids, "mask": np.ones((ids.shape[0], total), np.int64), **past}
+
+
+@pytest.mark.parametrize(("scheme", "tolerance"), [("W4A32g32", 1e-3), ("W8A8t", 0.05)])
+def test_a_quantized_decoder_generates(tmp_path: Path, scheme: str, tolerance: float) -> None:
+    """The first prompt has no past; then token by token, each side with its own cache."""
+    path = decoder(tmp_path)
+    module = compiled(path, scheme)
+    schemes = {layer["name"]: layer["scheme"] for layer in module.manifest["layers"]}
+    linears = {name for name in schemes if name not in ("n_x",)}
+    assert schemes["n_x"].startswith("W4") and len([n for n in linears if "rotary" not in n]) >= 6
+    empty = np.zeros((1, KV, 0, SIZE), np.float32)
+    ours = theirs = {"pk": empty, "pv": empty}
+    ids = RNG.integers(0, 50, (1, 9))
+    for start, end in ((0, 6), (6, 7), (7, 9)):
+        part = ids[:, start:end]
+        want = run_onnx(path, step(part, end, theirs))
+        got = module.run(step(part, end, ours))
+        wide = want["logits"].astype(np.float64)
+        error = np.sqrt(((got["logits"] - wide) ** 2).mean() / (wide**2).mean())
+        assert error < tolerance, (start, error)
+        assert got["ok"].shape == want["ok"].shape == (1, KV, end, SIZE)
+        ours = {"pk": got["ok"], "pv": got["ov"]}
+        theirs = {"pk": want["ok"], "pv": want["ov"]}
+
+
+def test_attention_with_projected_biases_masks_and_half_precision_pasts(tmp_path: Path) -> None:
+    inputs = {
+        "x": ("float32", ["b", "s", 32]),
+        "mask": ("int32", ["b", "t"]),
+        "ids": ("int64", ["b", "s"]),
+        "pk": ("float16", ["b", 2, "p", 16]),
+        "pv": ("float16", ["b", 2, "p", 16]),
+    }
+    angles = np.outer(np.arange(16), np.linspace(0.1, 1, 8))
+    weights = {
+        "w": rand(32, 32),
+        "bias": rand(96),
+        "cos": np.cos(angles).astype(np.float32),
+        "sin": np.sin(angles).astype(np.float32),
+        "g": rand(32),
+    }
+    nodes = [
+        ("MatMul", "x w", "h"),
+        ("com.microsoft.RotaryEmbedding", "h ids cos sin", "q", {"num_heads": 2}),
+        ("Cast", "pk", "pkw", {"to": 1}),
+        ("Cast", "pv", "pvw", {"to": 1}),
+        (
+            "com.microsoft.MultiHeadAttention",
+            "q h x bias mask _ pkw pvw",
+            "a ok ov",
+            {"num_heads": 2, "unidirectional": 1},
+        ),
+        ("com.microsoft.FastGelu", "a g", "y"),
+    ]
+    path = save(build(nodes, inputs, "y ok ov", weights, domains=MS), tmp_path)
+    module = compiled(path, "float")
+    for s, p in ((5, 0), (3, 4), (1, 7)):
+        mask = np.ones((2, s + p), np.int32)
+        mask[1, 0] = 0
+        feeds = {
+            "x": rand(2, s, 32),
+            "mask": mask,
+            "ids": np.tile(np.arange(p, p + s), (2, 1)),
+            "pk": rand(2, 2, p, 16).astype(np.float16),
+            "pv": rand(2, 2, p, 16, seed=1).astype(np.float16),
+        }
+        compare(module, path, feeds, 1e-5)
+
+
+def test_attention_and_rotary_positions_of_onnx(tmp_path: Path) -> None:
+    inputs = {
+        "x": ("float32", ["b", "s", 64]),
+        "ids": ("int64", ["b", "s"]),
+        "mask": ("bool", ["s", "t"]),
+        "pk": ("float32", ["b", 2, "p", 16]),
+        "pv": ("float32", ["b", 2, "p", 16]),
+    }
+    angles = np.outer(np.arange(16), np.linspace(0.1, 1, 8))
+    weights = {
+        "wk": rand(64, 32) / 8,
+        "wv": rand(64, 32, seed=1) / 8,
+        "cos": np.cos(angles).astype(np.float32),
+        "sin": np.sin(angles).astype(np.float32),
+        "g": rand(64),
+    }
+    nodes = [
+        ("RMSNormalization", "x g", "n", {"axis": -1}),
+        ("MatMul", "n wk", "k"),
+        ("MatMul", "n wv", "v"),
+        ("RotaryEmbedding", "n cos sin ids", "qr", {"num_heads": 4, "interleaved": 1}),
+        ("RotaryEmbedding", "k cos sin ids", "kr", {"num_heads": 2, "interleaved": 1}),
+        (
+            "Attention",
+            "qr kr v mask pk pv",
+            "y ok ov",
+            {"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1, "softcap": 4.0},
+        ),
+    ]
+    path = save(build(nodes, inputs, "y ok ov", weights, opset=23), tmp_path)
+    module = compiled(path, "float")
+    for s, p in ((5, 0), (3, 4)):
+        mask = np.ones((s, s + p), bool)
+        mask[:, 1:2] = False
+        feeds = {
+            "x": rand(2, s, 64),
+            "ids": np.tile(np.arange(p, p + s), (2, 1)),
+            "mask": mask,
+            "pk": rand(2, 2, p, 16),
+            "pv": rand(2, 2, p, 16, seed=1),
+        }
+        compare(module, path, feeds, 1e-5)
+
+
+def test_integer_products_and_rounded_activations(tmp_path: Path) -> None:
+    """QuantizeLinear and DequantizeLinear in all their places, and what tools make of them."""
+    weights = {
+        "q": RNG.integers(-128, 128, (64, 48)).astype(np.int8),
+        "s": RNG.uniform(0.5, 1.5, 48).astype(np.float32) / 500,
+        "xs": np.float32(0.03),
+        "xz": np.uint8(128),
+        "v": RNG.integers(0, 256, (48, 32)).astype(np.uint8),
+        "vs": np.float32(0.002),
+        "vz": np.uint8(127),
+        "ys": np.float32(0.05),
+        "yz": np.uint8(120),
+    }
+    nodes = [
+        ("QuantizeLinear", "x xs xz", "a"),
+        ("DequantizeLinear", "a xs xz", "d"),
+        ("DequantizeLinear", "q s", "w", {"axis": 1}),
+        ("MatMul", "d w", "h"),
+        ("DynamicQuantizeLinear", "h", "hq hs hz"),
+        ("MatMulInteger", "hq v hz vz", "i"),
+        ("Cast", "i", "f", {"to": 1}),
+        ("Mul", "hs vs", "both"),
+        ("Mul", "f both", "y"),
+        ("QuantizeLinear", "h ys yz", "hb"),
+        ("QLinearMatMul", "hb ys yz v vs vz ys yz", "zq"),
+        ("DequantizeLinear", "zq ys yz", "z"),
+    ]
+    inputs = {"x": ("float32", ["b", 64])}
+    path = save(build(nodes, inputs, "y z", weights), tmp_path)
+    module = compiled(path, "W4A8")
+    assert [layer["scheme"] for layer in module.manifest["layers"]] == ["W8A8", "W8zA8", "W8zA8"]
+    assert all("codes of the file" in layer["note"] for layer in module.manifest["layers"])
+    for rows in (1, 7, 33):
+        compare(module, path, {"x": rand(rows, 64)}, 0.05)
+
+
+def test_empty_inputs_that_are_no_caches_are_refused(tmp_path: Path) -> None:
+    path = save(build([("Relu", "x", "y")], {"x": ("float32", ["b", 4])}, "y"), tmp_path)
+    module = compiled(path, "float")
+    with pytest.raises(Exception, match="no dimension may be zero"):
+        module.run({"x": np.zeros((0, 4), np.float32)})
+    assert onnx.load(path).graph.node[0].op_type == "Relu"
