@@ -169,6 +169,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on x86, in order of preference."""
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
     from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
+    from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
     from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
     from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86_lut import LUT_KERNELS
@@ -181,6 +182,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *BALANCE_KERNELS,
         *LUT_KERNELS,
         *MIXED_KERNELS,
+        *CODEBOOK_KERNELS,
         *PLAIN_KERNELS,
         *GENERIC_KERNELS,
     )

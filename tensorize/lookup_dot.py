@@ -1,0 +1,182 @@
+"""Dot products of one unit of packed codes that stand for values in a table: the meaning.
+
+``acc[p, i, r] += Σ_k table[code[r, k] + (book[p, r] << bits)] x[i, k]`` over the k of group p of a
+unit, for rows i of x and rows r of the weights; `book` is left out where there is one codebook.
+TVM cannot match an index that depends on data, so the plain loops run over the table too and take
+the entry that is meant. Axes of extent 1 are left out, as in `apq_tvm.tensorize.unit_dot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+Body = Callable[["LookupOperands"], None]
+
+
+@dataclass(frozen=True)
+class LookupDot:
+    """Shape of one dot product of a unit.
+
+    Parameters
+    ----------
+    unit : Unit
+    entries : int
+        Of the table.
+    m : int
+        Rows of x.
+    """
+
+    unit: Unit
+    entries: int
+    m: int
+
+    @property
+    def books(self) -> int:
+        """Codebooks in the table."""
+        return self.entries >> self.unit.bits
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """Shape of the sums."""
+        groups = (self.unit.groups,) if self.unit.groups > 1 else ()
+        return (*groups, *((self.m,) if self.m > 1 else ()), self.unit.rows)
+
+    @property
+    def book_shape(self) -> tuple[int, ...]:
+        """Shape of `book`."""
+        groups = (self.unit.groups,) if self.unit.groups > 1 else ()
+        return (*groups, self.unit.rows)
+
+    def term(
+        self, load: Callable[[Expr], Expr], book: Expr | None, value: Expr, at: tuple[Expr, ...]
+    ) -> Expr:
+        """Term of the sum for reduction indices ``(vector, byte of the quad, entry)``.
+
+        Parameters
+        ----------
+        load : callable
+            Byte of the unit by its index.
+        book : PrimExpr or None
+            uint8, of the weight's group and row.
+        value : PrimExpr
+            ``table[entry] * x``, int32.
+        at : tuple of PrimExpr
+            Vector of the unit, byte of the vector, entry of the table.
+        """
+        from tvm import tirx
+
+        vector, lane, entry = at
+        code = decode(self.unit, load, vector, lane)
+        if book is not None:
+            bits = tirx.const(self.unit.bits, "int32")
+            code = code + tirx.shift_left(book.astype("int32"), bits)
+        return tirx.Select(code == entry.astype("int32"), value, tirx.const(0, "int32"))
+
+
+@dataclass(frozen=True)
+class LookupOperands:
+    """Buffers of one pair member: codes uint8 [bytes], table, book, x int8, sums int32."""
+
+    dot: LookupDot
+    codes: Buffer
+    x: Buffer
+    table: Buffer
+    book: Buffer | None
+    acc: Buffer
+
+    def sums_at(self, group: int, row: int) -> list[Expr]:
+        """Index of all lanes of one group and row of x."""
+        from tvm import tirx
+
+        unit = self.dot.unit
+        lead = ([_i64(group)] if unit.groups > 1 else []) + ([_i64(row)] if self.dot.m > 1 else [])
+        return [*lead, tirx.Ramp(_i64(0), _i64(1), unit.rows)]
+
+    def x_at(self, row: int, k: int) -> list[Expr]:
+        """Index of one activation."""
+        return [_i64(row), _i64(k)] if self.dot.m > 1 else [_i64(k)]
+
+
+def make_lookup_pair(dot: LookupDot, implement: Body) -> tuple[Any, Any]:
+    """(desc, impl) of a unit's dot product."""
+    return _member(dot, _plain_loops), _member(dot, implement)
+
+
+def _i64(value: int) -> Expr:
+    from tvm import tirx
+
+    return tirx.const(value, "int64")
+
+
+def _whole(buffer: Buffer) -> Any:
+    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
+
+
+def _member(dot: LookupDot, body: Body) -> Any:
+    """PrimFunc (codes, x, table, [book,] acc) whose block holds `body`."""
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    unit = dot.unit
+
+    def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
+        return b.match_buffer(
+            b.arg(name, b.handle()),
+            [_i64(extent) for extent in shape],
+            dtype,
+            strides=strides,
+            offset_factor=1,
+            align=align,
+        )
+
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("lookup_dot")
+        codes = operand("codes", (unit.nbytes,), "uint8", unit.vector_bytes, None)
+        row_stride = ["row_stride", _i64(1)] if dot.m > 1 else None
+        x_shape = (dot.m, UNIT_K) if dot.m > 1 else (UNIT_K,)
+        x = operand("x", x_shape, "int8", 4, row_stride)
+        table = operand("table", (dot.entries,), "uint8", 16, None)
+        book = None
+        if dot.books > 1:
+            book = operand("book", dot.book_shape, "uint8", unit.rows, None)
+        acc = operand("acc", dot.spatial, "int32", unit.vector_bytes, None)
+        with b.sblock("root"):
+            inputs = [codes, x, table, *([] if book is None else [book])]
+            b.reads(*(_whole(buffer) for buffer in (acc, *inputs)))
+            b.writes(_whole(acc))
+            body(LookupOperands(dot, codes, x, table, book, acc))
+    return builder.get()
+
+
+def _plain_loops(o: LookupOperands) -> None:
+    from tvm.tirx.script.builder import ir as b
+
+    dot, unit = o.dot, o.dot.unit
+    extents = [_i64(e) for e in (*dot.spatial, unit.vectors, 4, dot.entries)]
+    with b.grid(*extents) as loops, b.sblock("dot"):
+        axes = b.axis.remap("S" * len(dot.spatial) + "RRR", loops)
+        at, (j, c, entry) = tuple(axes[:-3]), axes[-3:]
+        group, r = at[0] if unit.groups > 1 else None, at[-1]
+        lead = (at[-2],) if dot.m > 1 else ()
+        vector = j if group is None else group * _i64(unit.vectors) + j
+        book_at = (r,) if group is None else (group, r)
+        b.reads(
+            o.acc[at],
+            o.codes[0 : unit.nbytes],
+            o.x[(*lead, slice(0, UNIT_K))],
+            o.table[entry],
+            *([] if o.book is None else [o.book[book_at]]),
+        )
+        b.writes(o.acc[at])
+        book = None if o.book is None else o.book[book_at]
+        x = o.x[(*lead, vector * _i64(4) + c)].astype("int32")
+        value = o.table[entry].astype("int32") * x
+        where = (vector, r * _i64(4) + c, entry)
+        term = dot.term(lambda byte: o.codes[byte], book, value, where)
+        b.buffer_store(o.acc, o.acc[at] + term, list(at))
