@@ -10,6 +10,7 @@ from tvm import s_tir
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.generic import schedule_generic
 from apq_tvm.schedules.x86_batch_matmul import schedule_batch_matmul
+from apq_tvm.schedules.x86_bitserial import schedule_planes
 from apq_tvm.schedules.x86_embedding import schedule_embedding
 from apq_tvm.schedules.x86_layernorm import schedule_layernorm
 from apq_tvm.schedules.x86_lut import schedule_tables
@@ -35,6 +36,7 @@ RULES: dict[str, Rule] = {
     "lut_tables": schedule_tables,
     "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize_activations,
+    "quantize_planes": schedule_planes,
     "softmax": schedule_softmax,
 }
 """``apq.op`` of a PrimFunc → its schedule. A new family is a file and a line here."""

@@ -51,9 +51,13 @@ def schedule_quantize(sch: Any, profile: DeviceProfile, decide: Decide) -> None:
     unroll = decide("unroll", (4, 2, 1, 8))
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
-    suffixes = [s for s, block in (("", "group"), ("_tail", "tail_group")) if _has(sch, block)]
-    for suffix in suffixes:
-        _schedule_group(sch, suffix, unroll)
+    for suffix in group_suffixes(sch):
+        schedule_group(sch, suffix, unroll)
+
+
+def group_suffixes(sch: Any) -> list[str]:
+    """Suffixes of the blocks of the kinds of groups there are: whole ones, those past K."""
+    return [s for s, block in (("", "group"), ("_tail", "tail_group")) if _has(sch, block)]
 
 
 def _has(sch: Any, block: str) -> bool:
@@ -61,19 +65,25 @@ def _has(sch: Any, block: str) -> bool:
     return any(str(sch.get(child).name_hint) == block for child in children)
 
 
-def _schedule_group(sch: Any, suffix: str, unroll: int) -> None:
+def schedule_group(
+    sch: Any, suffix: str, unroll: int, stores: tuple[str, ...] = ("store",)
+) -> None:
+    """Vectorize the steps of one kind of group; `stores` are the blocks that keep its codes."""
     largest = sch.get_sblock(f"largest{suffix}")
     chunks, lane = sch.get_loops(largest)
     sch.vectorize(lane)  # before its init leaves it: then it is no reduction block any more
     sch.decompose_reduction(largest, chunks)
-    for name in ("clear", "code", "store", "add"):
+    for name in ("clear", "code", *stores, "add"):
         sch.vectorize(sch.get_loops(sch.get_sblock(f"{name}{suffix}"))[-1])
-    for name, operation in (("top", "max"), ("total", "add")):
+    # The scale of signs is a mean: a float32 sum.
+    dtype = str(sch.get(sch.get_sblock(f"top{suffix}")).writes[0].source.dtype)
+    top = ("top", "add" if dtype == "float32" else "max", dtype)
+    for name, operation, dtype in (top, ("total", "add", "int32")):
         block = sch.get_sblock(f"{name}{suffix}")
         (loop,) = sch.get_loops(block)
         lanes = int(sch.get(loop).extent)
         sch.decompose_reduction(block, loop)
-        sch.tensorize(loop, reduce_intrinsic(operation, lanes))
+        sch.tensorize(loop, reduce_intrinsic(operation, lanes, dtype))
     (chunk,) = sch.get_loops(sch.get_sblock(f"chunk{suffix}"))
     extent = int(sch.get(chunk).extent)
     factor = max(f for f in range(1, unroll + 1) if extent % f == 0)

@@ -1,6 +1,7 @@
-"""Horizontal reductions of one int32 vector, for any target: LLVM picks the shuffles.
+"""Horizontal reductions of one vector, for any target: LLVM picks the shuffles.
 
 ``Y[0] = op(Y[0], X[0], ..., X[lanes - 1])``; llvm.vector.reduce.* of the LLVM Language Reference.
+float32 vectors are added by halves, so the order of the sum is not that of the plain loop.
 """
 
 from __future__ import annotations
@@ -19,34 +20,54 @@ _OPERATIONS = {
 }
 
 
-def reduce_intrinsic(operation: str, lanes: int) -> str:
-    """Register (once) and name ``apq_reduce{operation}_1x1x{lanes}_s32s32``.
+def reduce_intrinsic(operation: str, lanes: int, dtype: str = "int32") -> str:
+    """Register (once) and name ``apq_reduce{operation}_1x1x{lanes}_s32s32`` (or ``_f32f32``).
 
     Parameters
     ----------
     operation : {"max", "add"}
     lanes : int
+    dtype : {"int32", "float32"}
+        float32 is for sums, of a power of two of lanes.
     """
+    short = "s32" if dtype == "int32" else "f32"
     return register(
-        f"apq_reduce{operation}_1x1x{lanes}_s32s32",
-        lambda: (_reduce(operation, lanes, False), _reduce(operation, lanes, True)),
+        f"apq_reduce{operation}_1x1x{lanes}_{short}{short}",
+        lambda: (
+            _reduce(operation, lanes, dtype, False),
+            _reduce(operation, lanes, dtype, True),
+        ),
     )
 
 
-def _reduce(operation: str, lanes: int, instruction: bool) -> Any:
+def _halves(vector: Any, lanes: int) -> Any:
+    """The sum of a vector of a power of two of lanes."""
+    while lanes > 1:
+        lanes //= 2
+        low, high = (
+            tirx.Shuffle([vector], [tirx.const(start + i, "int32") for i in range(lanes)])
+            for start in (0, lanes)
+        )
+        vector = low + high
+    return vector
+
+
+def _reduce(operation: str, lanes: int, dtype: str, instruction: bool) -> Any:
     name, combine = _OPERATIONS[operation]
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("reduce")
-        x = b.match_buffer(b.arg("x", b.handle()), (lanes,), "int32", align=64, offset_factor=1)
-        y = b.match_buffer(b.arg("y", b.handle()), (1,), "int32", align=64, offset_factor=1)
+        x = b.match_buffer(b.arg("x", b.handle()), (lanes,), dtype, align=64, offset_factor=1)
+        y = b.match_buffer(b.arg("y", b.handle()), (1,), dtype, align=64, offset_factor=1)
         with b.sblock("root"):
             b.reads(y[0:1], x[0:lanes])
             b.writes(y[0:1])
             if instruction:
-                vector = x.vload([0], f"int32x{lanes}")
-                b.buffer_store(
-                    y, combine(y[0], tirx.call_llvm_pure_intrin("int32", name, vector)), [0]
-                )
+                vector = x.vload([0], f"{dtype}x{lanes}")
+                if dtype == "float32":
+                    reduced = _halves(vector, lanes)
+                else:
+                    reduced = tirx.call_llvm_pure_intrin("int32", name, vector)
+                b.buffer_store(y, combine(y[0], reduced), [0])
             else:
                 with b.serial(0, lanes) as i, b.sblock("reduce"):
                     vi = b.axis.reduce(lanes, i)

@@ -1,9 +1,11 @@
-"""Dynamic int8 quantization of activations, as unscheduled TensorIR.
+"""Dynamic quantization of activations to 1..8 bits in int8, as unscheduled TensorIR.
 
 Per row and group: ``scale = absmax / 127``, ``code = round(x * (127 / absmax))`` to nearest even,
 clamped to [-127, 127], and the sum of codes per *weight* group, which zero points and the symmetric
 offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric uint8 cousin).
 
+- Fewer bits p: ``2^(p-1) - 1`` in the place of 127. One bit: codes -1 and +1 (for x >= 0), and the
+  scale is the mean magnitude of the group, which is the one of least error.
 - Columns past K are quantized as zeros.
 - A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So
   127 / absmax stays finite.
@@ -54,7 +56,7 @@ def quantize_activations(
     row_block : int
         Rows in one parallel task.
     bits : int
-        2..8: codes lie in [-(2^(bits-1) - 1), 2^(bits-1) - 1].
+        1..8: codes lie in [-(2^(bits-1) - 1), 2^(bits-1) - 1]; 1 bit is -1 or +1.
 
     Returns
     -------
@@ -67,8 +69,20 @@ def quantize_activations(
     NotApplicable
         The groups do not divide each other.
     """
-    if not 2 <= bits <= 8:
-        raise NotApplicable(f"activations of {bits} bits; 2..8 are possible")
+    padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
+    return Quantize(k, padded, width, sum_width, min(lanes, sum_width), row_block, bits).build()
+
+
+def checked_widths(k: int, act_group: int, weight_group: int, bits: int) -> tuple[int, int, int]:
+    """Padded K, columns that share a scale and columns that share a sum.
+
+    Raises
+    ------
+    NotApplicable
+        The groups do not divide each other, or there are no such bits.
+    """
+    if not 1 <= bits <= 8:
+        raise NotApplicable(f"activations of {bits} bits; 1..8 are possible")
     step = max(UNIT_K, weight_group)
     padded = -(-k // step) * step
     sum_width = padded if weight_group == -1 else weight_group
@@ -78,10 +92,14 @@ def quantize_activations(
             f"K={k}: activation groups of {width} and weight groups of {sum_width} do not nest; "
             "use one group size for both or whole rows of activations"
         )
-    return _Quantize(k, padded, width, sum_width, min(lanes, sum_width), row_block, bits).build()
+    return padded, width, sum_width
 
 
-class _Quantize:
+class Quantize:
+    """The loops; a subclass may store codes in another way."""
+
+    name = "quantize_activations"
+
     def __init__(
         self,
         k: int,
@@ -94,18 +112,19 @@ class _Quantize:
     ) -> None:
         self.k, self.padded, self.width, self.sum_width = k, padded, width, sum_width
         self.lanes, self.row_block = lanes, row_block
+        self.bits = bits
         self.most = float((1 << (bits - 1)) - 1)
 
     def build(self) -> PrimFunc:
         m = tirx.Var("m", "int64")
         rows = self.row_block
         with IRBuilder() as builder, b.prim_func(s_tir=True):
-            b.func_name("quantize_activations")
-            b.func_attr({"apq.op": "quantize_activations", "op_pattern": 8, "tirx.noalias": True})
-            self.x = _argument("x", (m, self.k), "float32")
-            self.xq = _argument("xq", (m, self.padded), "int8")
-            self.xs = _argument("xs", (m, self.padded // self.width), "float32")
-            self.xsum = _argument("xsum", (m, self.padded // self.sum_width), "int32")
+            b.func_name(self.name)
+            b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
+            self.x = argument("x", (m, self.k), "float32")
+            self.xq = self.declare_codes(m)
+            self.xs = argument("xs", (m, self.padded // self.width), "float32")
+            self.xsum = argument("xsum", (m, self.padded // self.sum_width), "int32")
             tasks = (m + _i64(rows - 1)) // _i64(rows)
             with b.sblock("root"):
                 b.reads()
@@ -113,7 +132,7 @@ class _Quantize:
                 with b.serial(0, tasks) as t, b.sblock("task"):
                     task = b.axis.spatial(tasks, t)
                     b.reads(self.x[0:m, 0 : self.k])
-                    b.writes(self.xq[0:m, 0 : self.padded])
+                    b.writes(self.xq[tuple(slice(0, extent) for extent in self.xq.shape)])
                     first = b.bind(task * _i64(rows))
                     mine = b.bind(tirx.min(_i64(rows), m - first))
                     with b.serial(0, mine) as r, b.sblock("row"):
@@ -122,6 +141,19 @@ class _Quantize:
                         b.writes()
                         self._row(first + row)
         return builder.get()
+
+    def declare_codes(self, m: Expr) -> Buffer:
+        """Declare the argument that receives the codes."""
+        return argument("xq", (m, self.padded), "int8")
+
+    def store_codes(self, row: Expr, chunk: Expr, codes: Buffer, suffix: str) -> None:
+        """Store the codes int32 [lanes] of one stretch of `lanes` columns."""
+        with b.serial(0, self.lanes) as e0, b.sblock(f"store{suffix}"):
+            e = b.axis.spatial(self.lanes, e0)
+            at = chunk * self.lanes + e
+            b.reads(codes[e])
+            b.writes(self.xq[row, at])
+            b.buffer_store(self.xq, codes[e].astype("int8"), [row, at])
 
     def _row(self, row: Expr) -> None:
         groups = self.padded // self.width
@@ -152,28 +184,34 @@ class _Quantize:
     def _group(self, row: Expr, group: Expr, x: Any, suffix: str) -> None:
         lanes = self.lanes
         chunks = self.width // lanes
-        largest = b.sblock_alloc_buffer((lanes,), "int32", align=64)
-        top = b.sblock_alloc_buffer((1,), "int32", align=64)
+        signs = self.bits == 1
+        dtype = "float32" if signs else "int32"
+        largest = b.sblock_alloc_buffer((lanes,), dtype, align=64)
+        top = b.sblock_alloc_buffer((1,), dtype, align=64)
         inverse = b.sblock_alloc_buffer((1,), "float32", align=64)
         with b.grid(chunks, lanes) as (c0, e0), b.sblock(f"largest{suffix}"):
             e, c = b.axis.spatial(lanes, e0), b.axis.reduce(chunks, c0)
             b.reads(x(c * lanes + e))
             b.writes(largest[e])
             with b.init():
-                b.buffer_store(largest, tirx.const(0, "int32"), [e])
+                b.buffer_store(largest, tirx.const(0, dtype), [e])
             # Without its sign bit a float's pattern orders like its magnitude, NaN above infinity.
             pattern = tirx.bitwise_and(
                 tirx.reinterpret("int32", x(c * lanes + e)), tirx.const(0x7FFFFFFF, "int32")
             )
-            b.buffer_store(largest, tirx.max(largest[e], pattern), [e])
-        _reduce(f"top{suffix}", lanes, largest, top, tirx.max)
+            if signs:
+                total = largest[e] + tirx.reinterpret("float32", pattern)
+                b.buffer_store(largest, total, [e])
+            else:
+                b.buffer_store(largest, tirx.max(largest[e], pattern), [e])
+        _reduce(f"top{suffix}", lanes, largest, top, (lambda a, c: a + c) if signs else tirx.max)
         with b.sblock(f"factors{suffix}"):
             b.reads(top[0])
             b.writes(inverse[0], self.xs[row, group])
-            size = tirx.reinterpret("float32", top[0])
+            size = top[0] / self._columns(group) if signs else tirx.reinterpret("float32", top[0])
             tiny = size < tirx.const(TINY, "float32")
-            zero, most = tirx.const(0.0, "float32"), tirx.const(self.most, "float32")
-            scale = tirx.Select(tiny, zero, size * tirx.const(1 / self.most, "float32"))
+            zero, most = tirx.const(0.0, "float32"), tirx.const(self.most or 1.0, "float32")
+            scale = tirx.Select(tiny, zero, size * tirx.const(1 / (self.most or 1.0), "float32"))
             b.buffer_store(self.xs, scale, [row, group])
             b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
         parts = self.width // self.sum_width
@@ -182,6 +220,17 @@ class _Quantize:
             b.reads()
             b.writes()
             self._codes(row, group * parts + part, part * self.sum_width, x, inverse, suffix)
+
+    def _columns(self, group: Expr) -> Expr:
+        """float32: columns of a group that are not padding, at least 1."""
+        left = tirx.max(_i64(1), _i64(self.k) - group.astype("int64") * _i64(self.width))
+        return tirx.min(_i64(self.width), left).astype("float32")
+
+    def _sign(self, value: Expr, column: Expr | None) -> Expr:
+        """-1 or +1; 0 in columns past K, which only groups with a `column` have."""
+        one, zero = tirx.const(1, "int32"), tirx.const(0, "int32")
+        sign = tirx.Select(value >= tirx.const(0.0, "float32"), one, tirx.const(-1, "int32"))
+        return sign if column is None else tirx.Select(column < self.k, sign, zero)
 
     def _codes(
         self, row: Expr, sum_group: Expr, first: Expr, x: Any, inverse: Buffer, suffix: str
@@ -204,16 +253,16 @@ class _Quantize:
                 e = b.axis.spatial(lanes, e0)
                 b.reads(x(first + c * lanes + e), inverse[0])
                 b.writes(codes[e])
-                value = tirx.nearbyint(x(first + c * lanes + e) * inverse[0])
-                most = tirx.const(self.most, "float32")
-                value = tirx.max(tirx.min(value, most), tirx.const(-self.most, "float32"))
-                b.buffer_store(codes, value.astype("int32"), [e])
-            with b.serial(0, lanes) as e0, b.sblock(f"store{suffix}"):
-                e = b.axis.spatial(lanes, e0)
-                at = sum_group * self.sum_width + c * lanes + e
-                b.reads(codes[e])
-                b.writes(self.xq[row, at])
-                b.buffer_store(self.xq, codes[e].astype("int8"), [row, at])
+                at = first + c * lanes + e
+                if self.bits == 1:
+                    column = (sum_group * self.sum_width + c * lanes + e) if suffix else None
+                    b.buffer_store(codes, self._sign(x(at), column), [e])
+                else:
+                    value = tirx.nearbyint(x(at) * inverse[0])
+                    most = tirx.const(self.most, "float32")
+                    value = tirx.max(tirx.min(value, most), tirx.const(-self.most, "float32"))
+                    b.buffer_store(codes, value.astype("int32"), [e])
+            self.store_codes(row, sum_group * chunks + c, codes, suffix)
             with b.sblock(f"add_stage{suffix}"):
                 b.reads()
                 b.writes()
@@ -237,7 +286,7 @@ def _reduce(name: str, lanes: int, source: Buffer, target: Buffer, combine: Any)
         b.reads(source[e])
         b.writes(target[0])
         with b.init():
-            b.buffer_store(target, tirx.const(0, "int32"), [0])
+            b.buffer_store(target, tirx.const(0, target.dtype), [0])
         b.buffer_store(target, combine(target[0], source[e]), [0])
 
 
@@ -245,6 +294,6 @@ def _i64(value: int) -> Expr:
     return tirx.const(value, "int64")
 
 
-def _argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:
+def argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:
     extents = [_i64(s) if isinstance(s, int) else s for s in shape]
     return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=4, offset_factor=1)

@@ -1,0 +1,528 @@
+"""Products of bit planes by AND (XOR for signs) and popcount, and the packing of planes, on x86.
+
+``acc[i, r] += Σ_k term(code[r, k], x[i, k])`` over U units of 32 k. Codes of q bits lie as
+`apq_tvm.codegen.layouts.interleaved` stores them, so that every kernel of a layer shares them: a
+few shifts and masks gather bit s of a unit into one vector, where k = 4v + c of row r is bit v of
+byte 4r + c. Activations lie as planes of that order: bit ``8c + v`` of the 32-bit word of plane t.
+
+- p >= 2 bits, two's complement: ``term = code * x``, Σ_s Σ_t ±2^(s+t) popcount(W_s & X_t); the
+  planes of the top bit, which weighs -2^(p-1), are subtracted.
+- p = 1, signs x = 2u - 1: ``term = Σ_s 2^s (W_s xor u)``; the operator turns it into a product.
+
+``vpopcntd`` counts 32 bits of a lane (AVX-512 VPOPCNTDQ). AVX2 looks nibbles up with ``vpshufb``
+and adds bytes; a byte holds the counts of 31 pairs of planes (8 each), then ``vpmaddubsw`` with
+2^(s+t) and ``vpmaddwd`` widen them. Mula, Kurz, Lemire: "Faster Population Counts Using AVX2
+Instructions" (The Computer Journal 2018) has the nibble table; ABQ-LLM (AAAI 2025), section 3.4
+the planes.
+
+Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, VPOPCNT, PSHUFB, PMADDUBSW,
+PMADDWD, PMOVMSKB; LLVM's IntrinsicsX86.td for the operand types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+BYTE_PAIRS = 31
+"""Pairs of planes whose popcounts a byte can sum: 31 * 8 <= 255."""
+
+_INT16_MAX = 32767
+
+
+@dataclass(frozen=True)
+class PopcountInstruction:
+    """How set bits are counted.
+
+    Parameters
+    ----------
+    name : str
+        First part of the intrinsics' names.
+    rows : int
+        R of the layout: int32 lanes of its vectors.
+    features : tuple of str
+        LLVM features it needs, any one of them.
+    units : int
+        Most units that one intrinsic call should sum.
+    """
+
+    name: str
+    rows: int
+    features: tuple[str, ...]
+    units: int
+
+
+VPOPCNT = PopcountInstruction("vpopcntd", 16, ("avx512vpopcntdq",), 1)
+PSHUFB = PopcountInstruction("pshufb", 8, ("avx2",), 4)
+
+INSTRUCTIONS = (VPOPCNT, PSHUFB)
+"""In order of preference."""
+
+
+def term(code: Expr, bits: list[Expr], q: int) -> Expr:
+    """What one weight and one activation add to the sum, as an int32 expression.
+
+    Parameters
+    ----------
+    code : PrimExpr
+        int32, 0 .. 2^q - 1.
+    bits : list of PrimExpr
+        int32 0 or 1: the activation's planes, lowest first.
+    q : int
+        Bits of a code.
+    """
+    from tvm import tirx
+
+    def i32(value: int) -> Expr:
+        return tirx.const(value, "int32")
+
+    if len(bits) == 1:
+        return tirx.bitwise_xor(code, bits[0] * i32((1 << q) - 1))
+    value = bits[-1] * i32(-(1 << (len(bits) - 1)))
+    for t, bit in enumerate(bits[:-1]):
+        value = value + bit * i32(1 << t)
+    return code * value
+
+
+def plane_bit(word: Expr, vector: Expr, four: Expr) -> Expr:
+    """Bit of k = 4 * vector + four in the 32-bit word of a plane, int32 0 or 1."""
+    from tvm import tirx
+
+    at = four.astype("int32") * tirx.const(8, "int32") + vector.astype("int32")
+    return tirx.bitwise_and(tirx.shift_right(word, at), tirx.const(1, "int32"))
+
+
+def bitserial_intrinsic(
+    instruction: PopcountInstruction,
+    unit: Unit,
+    planes: int,
+    units: int = 1,
+    m: int = 1,
+    ahead: int = 0,
+) -> str:
+    """Register (once) and name the sum over some units.
+
+    Parameters
+    ----------
+    instruction : PopcountInstruction
+        Its rows must be the unit's.
+    unit : Unit
+        Of one group.
+    planes : int
+        p, bits of an activation.
+    units : int
+        U, units one call sums.
+    m : int
+        Rows of x.
+    ahead : int
+        Bytes ahead of a unit to prefetch, 0 for none.
+
+    Returns
+    -------
+    str
+        The intrinsic's name; operands codes uint8 [U, bytes] ([bytes] for one unit), x int32
+        [m, p, U] ([p, U] for one row) and acc int32 [m, R] ([R]).
+    """
+    name = f"apq_{instruction.name}_{m}x{unit.rows}x{UNIT_K * units}_b{planes}b{unit.bits}s32"
+    name += f"_pf{ahead}" if ahead else ""
+    pair = _Pair(instruction, unit, planes, units, m, ahead)
+    return register(name, lambda: (pair.member(False), pair.member(True)))
+
+
+def _i64(value: int) -> Expr:
+    from tvm import tirx
+
+    return tirx.const(value, "int64")
+
+
+class _Pair:
+    """Emits the two members of one intrinsic."""
+
+    def __init__(
+        self,
+        instruction: PopcountInstruction,
+        unit: Unit,
+        planes: int,
+        units: int,
+        m: int,
+        ahead: int,
+    ) -> None:
+        self.isa, self.unit, self.p, self.units, self.m = instruction, unit, planes, units, m
+        self.ahead, self.size = ahead, unit.vector_bytes
+
+    def member(self, instructions: bool) -> Any:
+        from tvm.script.ir_builder import IRBuilder
+        from tvm.tirx.script.builder import ir as b
+
+        rows, many = ((self.m,) if self.m > 1 else ()), ((self.units,) if self.units > 1 else ())
+
+        def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Any:
+            return b.match_buffer(
+                b.arg(name, b.handle()),
+                [_i64(extent) for extent in shape],
+                dtype,
+                strides=strides,
+                offset_factor=1,
+                align=align,
+            )
+
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name("dot")
+            self.codes = operand("codes", (*many, self.unit.nbytes), "uint8", self.size, None)
+            strides = [*(["row"] if rows else []), "plane", _i64(1)]
+            self.x = operand("x", (*rows, self.p, self.units), "int32", 4, strides)
+            self.acc = operand("acc", (*rows, self.unit.rows), "int32", self.size, None)
+            with b.sblock("root"):
+                whole = [
+                    buffer[tuple(slice(0, extent) for extent in buffer.shape)]
+                    for buffer in (self.acc, self.codes, self.x)
+                ]
+                b.reads(*whole)
+                b.writes(whole[0])
+                (self._instructions if instructions else self._loops)()
+        return builder.get()
+
+    def _loops(self) -> None:
+        from tvm.tirx.script.builder import ir as b
+
+        rows = [self.m] if self.m > 1 else []
+        extents = [*rows, self.unit.rows, 8 * self.units, 4]
+        kinds = "S" * (len(rows) + 1) + "RR"
+        with b.grid(*map(_i64, extents)) as loops, b.sblock("dot"):
+            *at, j, c = b.axis.remap(kinds, loops)
+            lead, r = at[:-1], at[-1]
+            regions = [
+                buffer[tuple(slice(0, extent) for extent in buffer.shape[skip:])]
+                if not skip
+                else buffer[(*lead, *(slice(0, extent) for extent in buffer.shape[skip:]))]
+                for buffer, skip in ((self.codes, 0), (self.x, len(lead)))
+            ]
+            b.reads(self.acc[tuple(at)], *regions)
+            b.writes(self.acc[tuple(at)])
+            many = self.units > 1
+            vector, which = (j % _i64(8), j // _i64(8)) if many else (j, _i64(0))
+            code = decode(
+                self.unit,
+                lambda byte: self.codes[which, byte] if many else self.codes[byte],
+                vector,
+                r * _i64(4) + c,
+            )
+            bits = [
+                plane_bit(self.x[(*lead, _i64(t), which)], vector, c) for t in range(self.p)
+            ]
+            value = self.acc[tuple(at)] + term(code, bits, self.unit.bits)
+            b.buffer_store(self.acc, value, at)
+
+    def _instructions(self) -> None:
+        from tvm.tirx.script.builder import ir as b
+
+        self._prefetch()
+        count = self._count_lanes if self.isa is VPOPCNT else self._count_nibbles
+        for i, total in enumerate(count()):
+            at = self._sums_at(i)
+            b.buffer_store(self.acc, self.acc[tuple(at)] + total, at)
+
+    def _prefetch(self) -> None:
+        """A prefetch never faults, so the address may lie past the end of the weights."""
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        for line in range(0, self.units * self.unit.nbytes if self.ahead else 0, 64):
+            lead = [_i64(0)] if self.units > 1 else []
+            address = tirx.address_of(self.codes[(*lead, _i64(self.ahead + line))])
+            arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
+            b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+
+    def _sums_at(self, row: int) -> list[Expr]:
+        from tvm import tirx
+
+        lead = [_i64(row)] if self.m > 1 else []
+        return [*lead, tirx.Ramp(_i64(0), _i64(1), self.unit.rows)]
+
+    def _planes(self, which: int) -> list[Expr]:
+        """uint8 [4R] of every bit of the codes of one unit, lowest first.
+
+        By way of a buffer, which becomes registers: an expression would be emitted at every use.
+        """
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        if self.unit.bits == 1:
+            return self._bits(which)
+        kept = b.alloc_buffer((self.unit.bits, self.size), "uint8", align=64)
+        lanes = tirx.Ramp(_i64(0), _i64(1), self.size)
+        for s, plane in enumerate(self._bits(which)):
+            b.buffer_store(kept, plane, [_i64(s), lanes])
+        vector = f"uint8x{self.size}"
+        return [kept.vload([_i64(s), _i64(0)], vector) for s in range(self.unit.bits)]
+
+    def _bits(self, which: int) -> list[Expr]:
+        planes = []
+        lead = [_i64(which)] if self.units > 1 else []
+        for width, shift in self.unit.fields:
+            loads = [
+                self.codes.vload([*lead, _i64(self.size * (shift + i))], f"uint8x{self.size}")
+                for i in range(width)
+            ]
+            for bit in range(width):
+                plane: Expr = None
+                for i, load in enumerate(loads):
+                    mask = sum(1 << at for at in range(i, 8, width))
+                    part = self._and(self._shift(load, bit - i), mask)
+                    plane = part if plane is None else plane | part
+                planes.append(plane)
+        return planes
+
+    def _and(self, vector: Expr, mask: int) -> Expr:
+        from tvm import tirx
+
+        if mask == 255:
+            return vector
+        return tirx.bitwise_and(vector, tirx.Broadcast(tirx.const(mask, "uint8"), self.size))
+
+    def _shift(self, vector: Expr, down: int) -> Expr:
+        """A byte vector shifted right in 16-bit lanes; masks drop what crosses over."""
+        from tvm import tirx
+
+        if not down:
+            return vector
+        words = tirx.reinterpret(f"uint16x{self.size // 2}", vector)
+        amount = tirx.Broadcast(tirx.const(abs(down), "uint16"), self.size // 2)
+        move = tirx.shift_right if down > 0 else tirx.shift_left
+        return tirx.reinterpret(f"uint8x{self.size}", move(words, amount))
+
+    def _activations(self, row: int, plane: int, which: int) -> Expr:
+        """uint8 [4R]: one word of a plane, repeated for every row of weights."""
+        from tvm import tirx
+
+        lead = [_i64(row)] if self.m > 1 else []
+        word = self.x[(*lead, _i64(plane), _i64(which))]
+        return tirx.reinterpret(f"uint8x{self.size}", tirx.Broadcast(word, self.unit.rows))
+
+    def _match(self, w: Expr, x: Expr) -> Expr:
+        from tvm import tirx
+
+        return tirx.bitwise_xor(w, x) if self.p == 1 else tirx.bitwise_and(w, x)
+
+    def _negative(self, t: int) -> bool:
+        """Whether plane t of an activation weighs -2^t."""
+        return self.p > 1 and t == self.p - 1
+
+    def _call(self, name: str, dtype: str, *operands: Expr) -> Expr:
+        from tvm import tirx
+
+        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *operands)
+
+    def _count_lanes(self) -> list[Expr]:
+        """int32 [R] for every row of x: whole lanes are counted."""
+        from tvm import tirx
+
+        lanes = f"int32x{self.unit.rows}"
+        totals: list[Expr] = [None] * self.m
+        one = tirx.Broadcast(tirx.const(1, "int32"), self.unit.rows)
+        for which in range(self.units):
+            planes = self._planes(which)
+            for i in range(self.m):
+                zero = tirx.Broadcast(tirx.const(0, "int32"), self.unit.rows)
+                sums: list[Expr] = [None] * (len(planes) + self.p - 1)
+                for t in range(self.p):
+                    x = self._activations(i, t, which)
+                    for s, w in enumerate(planes):
+                        bits = tirx.reinterpret(lanes, self._match(w, x))
+                        counts = self._call(f"ctpop.v{self.unit.rows}i32", lanes, bits)
+                        sums[s + t] = _add(
+                            sums[s + t], counts, zero if self._negative(t) else None
+                        )
+                total = sums[-1]
+                for weighed in reversed(sums[:-1]):
+                    total = tirx.shift_left(total, one) + weighed
+                totals[i] = _add(totals[i], total)
+        return totals
+
+    def _count_nibbles(self) -> list[Expr]:
+        """int32 [R] for every row of x: bytes of counts, widened where they are full."""
+        sums = [_ByteSums(self) for _ in range(self.m)]
+        split = self.m * self.p * self.unit.bits > 1
+        for which in range(self.units):
+            planes = self._planes(which)
+            parts = [_nibbles(self, w) for w in planes] if split else []
+            for i in range(self.m):
+                for t in range(self.p):
+                    x = self._activations(i, t, which)
+                    # A masked operand leaves no bits above a nibble in an AND, but in a XOR.
+                    high = self._shift(x, 4)
+                    xs = _nibbles(self, x) if self.p == 1 else (x, high)
+                    for s, w in enumerate(planes):
+                        if split:
+                            low, up = (self._match(a, c) for a, c in zip(parts[s], xs, strict=True))
+                        else:
+                            low, up = _nibbles(self, self._match(w, x))
+                        sums[i].add(s + t, self._negative(t), low, up)
+        return [total.finish() for total in sums]
+
+
+def _nibbles(pair: _Pair, vector: Expr) -> tuple[Expr, Expr]:
+    return pair._and(vector, 15), pair._and(pair._shift(vector, 4), 15)
+
+
+def _add(total: Expr, value: Expr, zero: Expr = None) -> Expr:
+    """``total + value``; ``total - value`` if a vector of zeros is given."""
+    if zero is not None:
+        return (zero if total is None else total) - value
+    return value if total is None else total + value
+
+
+class _ByteSums:
+    """Counts of one row of x: a byte vector per (weight, sign), then int16, then int32."""
+
+    def __init__(self, pair: _Pair) -> None:
+        self._pair = pair
+        self._bytes: dict[tuple[int, bool], tuple[Expr, int]] = {}
+        self._words: Expr = None
+        self._bound = 0
+        self._total: Expr = None
+
+    def add(self, weight: int, negative: bool, low: Expr, high: Expr) -> None:
+        """Add the counts of two vectors of nibbles, times ±2^weight."""
+        total, pairs = self._bytes.get((weight, negative), (None, 0))
+        if pairs == BYTE_PAIRS:
+            self._widen(weight, negative, total, pairs)
+            total, pairs = None, 0
+        counts = self._look_up(low) + self._look_up(high)
+        self._bytes[weight, negative] = (counts if total is None else total + counts, pairs + 1)
+
+    def finish(self) -> Expr:
+        """The int32 sums."""
+        for (weight, negative), (total, pairs) in sorted(
+            self._bytes.items(), key=lambda item: item[0]
+        ):
+            self._widen(weight, negative, total, pairs)
+        self._flush()
+        return self._total
+
+    def _look_up(self, nibbles: Expr) -> Expr:
+        from tvm import tirx
+
+        counts = [value.bit_count() for value in range(16)] * 2
+        table = tirx.Shuffle(
+            [tirx.const(v, "uint8") for v in counts],
+            [tirx.const(i, "int32") for i in range(len(counts))],
+        )
+        return self._pair._call("x86.avx2.pshuf.b", "uint8x32", table, nibbles)
+
+    def _widen(self, weight: int, negative: bool, counts: Expr, pairs: int) -> None:
+        """Add bytes, times ±2^weight, to the int16 sums, which are emptied where they may overflow.
+
+        ``vpmaddubsw`` takes factors up to 2^6; larger weights go through ``vpmaddwd``.
+        """
+        from tvm import tirx
+
+        low = min(weight, 6)
+        bound = 2 * 8 * pairs << low
+        if weight > 6 or self._bound + bound > _INT16_MAX:
+            self._flush()
+        factor = tirx.Broadcast(tirx.const(1 << low, "int8"), 32)
+        words = self._pair._call("x86.avx2.pmadd.ub.sw", "int16x16", counts, factor)
+        zero = tirx.Broadcast(tirx.const(0, "int16"), 16)
+        self._words = _add(self._words, words, zero if negative else None)
+        self._bound += bound
+        if weight > 6:
+            self._flush(1 << (weight - 6))
+
+    def _flush(self, factor: int = 1) -> None:
+        from tvm import tirx
+
+        if self._words is None:
+            return
+        times = tirx.Broadcast(tirx.const(factor, "int16"), 16)
+        wide = self._pair._call("x86.avx2.pmadd.wd", "int32x8", self._words, times)
+        self._total = _add(self._total, wide)
+        self._words, self._bound = None, 0
+
+
+def pack_intrinsic(planes: int) -> str:
+    """Register (once) and name the packing of 32 codes into planes.
+
+    ``Y[t] += Σ_e (X[e] >> t & 1) << (8 (e % 4) + e // 4)``: X int32 [32], Y int32 [p].
+
+    Parameters
+    ----------
+    planes : int
+        p.
+    """
+    return register(
+        f"apq_vpmovmskb_{planes}x{UNIT_K}_s32b32",
+        lambda: (_pack(planes, False), _pack(planes, True)),
+    )
+
+
+def packed_bit(code: Expr, plane: Expr, element: Expr) -> Expr:
+    """Bit `plane` of the code of one element at its place in the plane's word, int32."""
+    from tvm import tirx
+
+    bit = tirx.bitwise_and(
+        tirx.shift_right(code, plane.astype("int32")), tirx.const(1, "int32")
+    )
+    four, index = tirx.const(4, "int32"), element.astype("int32")
+    place = index % four * tirx.const(8, "int32") + index // four
+    return tirx.shift_left(bit, place)
+
+
+def plane_axes(planes: int, loops: Any) -> tuple[Expr, Expr]:
+    """(plane, element) of a block that packs; a tensorized block has no axis of extent 1."""
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    if planes > 1:
+        plane, element = b.axis.remap("SR", loops)
+        return plane, element
+    return tirx.const(0, "int32"), b.axis.reduce(UNIT_K, loops)
+
+
+def _pack(planes: int, instructions: bool) -> Any:
+    from tvm import tirx
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("pack")
+        x = b.match_buffer(b.arg("x", b.handle()), (UNIT_K,), "int32", align=64, offset_factor=1)
+        strides = [tirx.Var("plane", "int64"), 1] if instructions else None
+        y = b.match_buffer(
+            b.arg("y", b.handle()), (planes, 1), "int32", strides=strides, align=4, offset_factor=1
+        )
+        with b.sblock("root"):
+            b.reads(y[0:planes, 0:1], x[0:UNIT_K])
+            b.writes(y[0:planes, 0:1])
+            if instructions:
+                _pack_body(planes, x, y)
+            else:
+                with b.grid(*([planes] if planes > 1 else []), UNIT_K) as loops, b.sblock("pack"):
+                    t, e = plane_axes(planes, loops)
+                    b.reads(y[t, 0], x[e])
+                    b.writes(y[t, 0])
+                    value = y[t, 0] + packed_bit(x[e], t, e)
+                    b.buffer_store(y, value, [t, 0])
+    return builder.get()
+
+
+def _pack_body(planes: int, x: Buffer, y: Buffer) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    codes = x.vload([0], f"int32x{UNIT_K}").astype(f"int8x{UNIT_K}")
+    # Byte 8c + v of the shuffled vector is k = 4v + c: its top bits are then in a plane's order.
+    order = [tirx.const(4 * v + c, "int32") for c in range(4) for v in range(8)]
+    words = tirx.reinterpret("uint16x16", tirx.Shuffle([codes], order))
+    for t in range(planes):
+        top = tirx.shift_left(words, tirx.Broadcast(tirx.const(7 - t, "uint16"), 16))
+        mask = tirx.call_llvm_pure_intrin(
+            "int32", "llvm.x86.avx2.pmovmskb", tirx.reinterpret("int8x32", top)
+        )
+        b.buffer_store(y, y[t, 0] + mask, [t, 0])
