@@ -16,7 +16,7 @@ from apq_tvm.quantizers.calibration_file import check_model
 from apq_tvm.quantizers.folds import replace_weights
 from apq_tvm.quantizers.gptq import feedback_codes, feedback_integers, layer_feedback
 from apq_tvm.quantizers.learned import Learned
-from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.quantizers.registry import QUANTIZERS, quantize_tensor
 from apq_tvm.quantizers.scaling import scale_model
 from apq_tvm.types import (
     Array,
@@ -154,6 +154,8 @@ class Method:
         if scheme.family == "int":
             return feedback_integers(weight, scheme, feedback, name, self.search)
         tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
+        if QUANTIZERS[scheme.family].feeds_back:
+            return tensor
         return feedback_codes(weight, tensor, feedback, node)
 
     def finish(self, quantized: QuantizedModel) -> QuantizedModel:

@@ -46,12 +46,15 @@ class Quantizer:
     prepare : callable or None
         ``(weights by name, scheme, calibration or None, progress) -> shared``: run once per model
         and scheme where layers share something, such as codebooks.
+    feeds_back : bool
+        True if `tensor` itself rounds with error feedback where it is given H.
     """
 
     tensor: Callable[[F32, Scheme, str, QuantContext], QuantizedTensor]
     prepare: (
         Callable[[Mapping[str, F32], Scheme, Calibration | None, Progress], Any] | None
     ) = None
+    feeds_back: bool = False
 
 
 def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> QuantizedTensor:
@@ -62,7 +65,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
     "int": Quantizer(_integer),
     "balance": Quantizer(balance.quantize_tensor),
     "bcq": Quantizer(bcq.quantize_tensor),
-    "mixed": Quantizer(mixed.quantize),
+    "mixed": Quantizer(mixed.quantize, feeds_back=True),
     "cb": Quantizer(codebook.quantize_tensor, codebook_learn.learn),
     "nl": Quantizer(nonlinear.quantize_tensor),
     "super": Quantizer(superblock.quantize_tensor),
