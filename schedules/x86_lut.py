@@ -22,6 +22,10 @@ from apq_tvm.types import DeviceProfile
 M_TILES = (4, 2, 1)
 """Rows of x that share extracted keys; a kernel is for at least that many rows."""
 
+_VPERMB_SUMS = 12
+"""Rows of x times planes whose sums, with the tables of each row, fit in 32 registers: four rows of
+q = 4 took 593 us where two took 449 (4096x4096, M = 4, out of cache, Zen 5)."""
+
 _TASKS = 8
 """Bundles of row blocks a layer should have, so that threads can share it evenly."""
 
@@ -41,7 +45,9 @@ def _streams(decide: Decide, layout: BcqLayout, spec: LinearSpec, m_tile: int) -
     return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
 
 
-def _check(spec: LinearSpec, profile: DeviceProfile, instruction: LutInstruction) -> None:
+def _check(
+    spec: LinearSpec, profile: DeviceProfile, instruction: LutInstruction, m_tile: int
+) -> None:
     scheme = spec.scheme
     if scheme is None or scheme.family != "bcq":
         raise NotApplicable(f"is for binary codes, not {scheme or 'float32 weights'}")
@@ -51,6 +57,8 @@ def _check(spec: LinearSpec, profile: DeviceProfile, instruction: LutInstruction
     missing = sorted(set(instruction.features) - profile.features)
     if missing:
         raise NotApplicable(f"needs {' and '.join(missing)}, which {profile.name} lacks")
+    if instruction.name == "vpermb" and m_tile > 1 and m_tile * scheme.bits > _VPERMB_SUMS:
+        raise NotApplicable(f"{m_tile} rows of {scheme.bits} planes do not fit the registers")
 
 
 def _prepare(spec: LinearSpec, instruction: LutInstruction) -> Preparation:
@@ -88,7 +96,7 @@ def lut_kernel(instruction: LutInstruction, bits: int, m_tile: int) -> LinearKer
         name=f"lut_bcq{bits}A{acts}_{instruction.name}_r{instruction.rows}m{m_tile}",
         m_min=m_tile,
         m_max=-1,
-        check=lambda spec, profile: _check(spec, profile, instruction),
+        check=lambda spec, profile: _check(spec, profile, instruction, m_tile),
         layout=lambda spec, profile: _layout(spec, instruction),
         func=func,
         schedule=schedule,
