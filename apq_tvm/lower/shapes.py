@@ -13,7 +13,6 @@ from apq_tvm.onnx_import.dims import evaluate
 from apq_tvm.ops.append_cache import append_cache
 from apq_tvm.types import Node
 
-
 OPAQUE = 8
 """``op_pattern`` of PrimFuncs that FuseOps leaves alone."""
 
@@ -89,14 +88,23 @@ class ShapeLowering:
     def range(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Range``."""
         dtype = node.attrs["dtype"]
-        start, delta = (self._number(node.attrs[key], dtype) for key in ("start", "delta"))
+        given = {key: node.attrs[key] for key in ("start", "delta")}
+        # As arguments, and alone, for the reasons that `dims` gives.
+        symbolic = [key for key, value in given.items() if isinstance(value, str)]
+        alone = {"op_pattern": OPAQUE} if symbolic else {}
 
-        def values() -> Any:
+        def values(*arguments: Any) -> Any:
+            numbers = {key: self._number(value, dtype) for key, value in given.items()}
+            numbers |= {k: a.astype(dtype) for k, a in zip(symbolic, arguments, strict=True)}
+            start, delta = numbers["start"], numbers["delta"]
             return te.compute(
                 self._shape(node), lambda i: start + i.astype(dtype) * delta, "range"
             )
 
-        return bb.emit_te(values, primfunc_name_hint="range")
+        arguments = [self._dim(given[key]) for key in symbolic]
+        return bb.emit_te(
+            values, *arguments, primfunc_name_hint="range", primfunc_attrs=alone or None
+        )
 
     def _number(self, value: Any, dtype: str) -> Any:
         if isinstance(value, str):
