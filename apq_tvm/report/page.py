@@ -125,10 +125,10 @@ def layer_table(schemes: Sequence[Mapping[str, Any]], kind: str) -> str:
             names.setdefault(layer["name"], "x".join(map(str, layer["shape"])))
     found = [{layer["name"]: layer[kind] for layer in s["layers"]} for s in schemes]
     rows = (
-        [name, shape, *(_number(values.get(name)) for values in found)]
-        for name, shape in names.items()
+        [name, str(index), shape, *(_number(values.get(name)) for values in found)]
+        for index, (name, shape) in enumerate(names.items(), 1)
     )
-    return table(["layer", "N x K", *map(label, schemes)], rows)
+    return table(["layer", "number", "N x K", *map(label, schemes)], rows)
 
 
 def time_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -23,9 +23,6 @@ MARKERS = "osD^vPX<>*"
 SMALLEST = 1e-9
 """Errors of 0 are drawn here on logarithmic axes."""
 
-NAMED_LAYERS = 40
-"""Up to so many layers have their names on the axis."""
-
 
 def check_matplotlib() -> None:
     """Say at once if plots cannot be drawn.
@@ -83,7 +80,7 @@ def layer_plot(results: Results) -> dict[str, str] | None:
     names = list(dict.fromkeys(row["name"] for r in results for row in r["layers"]))
     if not names:
         return None
-    place = {name: i for i, name in enumerate(names)}
+    place = {name: i for i, name in enumerate(names, 1)}
     kinds = (("output_error", "output error"), ("weight_error", "weight error"))
 
     def paint(figure: Any) -> None:
@@ -102,12 +99,10 @@ def layer_plot(results: Results) -> dict[str, str] | None:
             axes.set_yscale("log")
             axes.set_ylabel(f"relative {title}")
         figure.axes[0].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-        if len(names) <= NAMED_LAYERS:
-            figure.axes[1].set_xticks(range(len(names)), names, rotation=90, fontsize=7)
-        else:
-            figure.axes[1].set_xlabel("layer, in the model's order (names: table below)")
+        figure.axes[1].set_xlabel("layer, by its number in the tables below")
+        figure.axes[1].xaxis.get_major_locator().set_params(integer=True)
 
-    return draw(paint, 6.5)
+    return draw(paint, 6.0)
 
 
 def quality_plot(results: Results) -> dict[str, str]:
