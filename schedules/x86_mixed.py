@@ -6,6 +6,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.errors import NotApplicable
+from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.ops.mixed_linear import MixedBlocking, mixed_linear
 from apq_tvm.schedules.decide import Decide
@@ -49,8 +50,9 @@ def mixed_preparation(
 
     layout = mixed_layout(spec, profile)
     copy = "outliers" in layout.shapes(spec.n, spec.k)
-    func = mixed_activations(layout, spec.k, copy, max(1, ELEMENTS_PER_TASK // spec.k))
-    key = f"quantize_k{spec.k}_{str(layout.scheme.weights).replace('.', 'p')}"
+    bits, task = layout.scheme.act_bits, max(1, ELEMENTS_PER_TASK // spec.k)
+    func = mixed_activations(layout, spec.k, copy, task, bits)
+    key = f"quantize_k{spec.k}_{layout.scheme.weights.replace('.', 'p')}A{bits}"
     return Preparation(key + ("_copy" if copy else ""), func, ("permutation",))
 
 
@@ -70,9 +72,7 @@ def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide
     return sch.mod["main"]
 
 
-def _blocking(
-    spec: LinearSpec, layout: MixedLayout, decide: Decide, m_tile: int
-) -> MixedBlocking:
+def _blocking(spec: LinearSpec, layout: MixedLayout, decide: Decide, m_tile: int) -> MixedBlocking:
     blocks = layout.row_blocks(spec.n)
     choices = (1, 2, 4) if m_tile == 1 else (1, 2)
     # Narrow layers keep work for every core rather than many streams.
@@ -89,8 +89,10 @@ def mixed_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         layout = mixed_layout(spec, profile)
         assert spec.scheme is not None
-        if spec.scheme.act_bits != 8:
-            raise NotApplicable(f"is for int8 activations, not {spec.scheme}")
+        if not 2 <= spec.scheme.act_bits <= 8:
+            raise NotApplicable(f"is for integer activations of 2 to 8 bits, not {spec.scheme}")
+        if 2 * GROUP * layout.wide_groups(spec.k) * 15 * 127 >= 1 << 31:
+            raise NotApplicable(f"K={spec.k}: products of 4-bit codes may exceed int32")
         check_features(profile, instruction.features, rows)
         if layout.rows != rows:
             raise NotApplicable(f"wants {rows} rows interleaved; {layout.name} has {layout.rows}")

@@ -219,10 +219,10 @@ def _dequantize(tensor: QuantizedTensor, bits: int) -> F32:
 
 def _nbytes(tensor: QuantizedTensor) -> int:
     """Packed bytes: codes and triples' 16 bits per row, supers, scales, group order, CSR."""
-    n, k = tensor.codes.shape
+    n, k = map(int, tensor.codes.shape)
     sizes = Sizes.of(tensor.scheme, n, k)
     wide = int(wide_columns(tensor.tables["wide"], k).sum())
-    codes: int = (n * (2 * (k - wide) + 4 * wide) + 7) // 8
+    codes = (n * (2 * (k - wide) + 4 * wide) + 7) // 8
     triples = 2 * n * sizes.triples
     supers = (2 + 1) * sizes.super_rows * sizes.narrow
     rows = (2 + 1) * n if sizes.wide else 0

@@ -20,10 +20,10 @@ from apq_tvm.ops.quantize_activations import TINY
 Expr = Any  # tvm is untyped
 Buffer = Any
 
-LARGEST = 127.0
 
-
-def mixed_activations(layout: MixedLayout, k: int, copy: bool, row_block: int = 1) -> Any:
+def mixed_activations(
+    layout: MixedLayout, k: int, copy: bool, row_block: int = 1, bits: int = 8
+) -> Any:
     """Quantize and permute rows of float32 activations.
 
     Parameters
@@ -35,6 +35,8 @@ def mixed_activations(layout: MixedLayout, k: int, copy: bool, row_block: int = 
         Whether x itself is wanted beside, for outliers.
     row_block : int
         Rows in one parallel task.
+    bits : int
+        2..8: codes lie in [-(2^(bits-1) - 1), 2^(bits-1) - 1].
 
     Returns
     -------
@@ -49,7 +51,7 @@ def mixed_activations(layout: MixedLayout, k: int, copy: bool, row_block: int = 
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("mixed_activations")
         b.func_attr({"apq.op": "mixed_activations", "op_pattern": 8, "tirx.noalias": True})
-        work = _Quantize(layout, k, groups)
+        work = _Quantize(layout, k, groups, float((1 << (bits - 1)) - 1))
         work.x = _argument("x", (m, k), "float32")
         work.permutation = _argument("permutation", (groups,), "int32")
         work.xq = _argument("xq", (m, layout.padded_k(k)), "int8")
@@ -81,8 +83,8 @@ class _Quantize:
     xs: Buffer
     minus: Buffer
 
-    def __init__(self, layout: MixedLayout, k: int, groups: int) -> None:
-        self.layout, self.k, self.groups = layout, k, groups
+    def __init__(self, layout: MixedLayout, k: int, groups: int, largest: float) -> None:
+        self.layout, self.k, self.groups, self.largest = layout, k, groups, largest
         self.whole = k // GROUP
 
     def emit(self, row: Expr, xf: Buffer | None) -> None:
@@ -120,7 +122,7 @@ class _Quantize:
                 b.buffer_store(xf, self.x[row, column], [row, column])
 
     def _scale(self, row: Expr, tail: Buffer, inverse: Buffer) -> None:
-        """The row's scale and 127 over its largest magnitude."""
+        """The row's scale and the largest code over its largest magnitude."""
         largest = b.sblock_alloc_buffer((GROUP,), "int32", align=64)
         top = b.sblock_alloc_buffer((1,), "int32", align=64)
 
@@ -151,8 +153,8 @@ class _Quantize:
             b.writes(inverse[0], self.xs[row, 0])
             size = tirx.reinterpret("float32", top[0])
             tiny = size < tirx.const(TINY, "float32")
-            zero, most = tirx.const(0.0, "float32"), tirx.const(LARGEST, "float32")
-            scale = tirx.Select(tiny, zero, size * tirx.const(1 / LARGEST, "float32"))
+            zero, most = tirx.const(0.0, "float32"), tirx.const(self.largest, "float32")
+            scale = tirx.Select(tiny, zero, size * tirx.const(1 / self.largest, "float32"))
             b.buffer_store(self.xs, scale, [row, 0])
             b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
 
@@ -181,9 +183,9 @@ class _Quantize:
             lane = b.axis.spatial(GROUP, e)
             b.reads(inverse[0])
             b.writes(codes[lane])
-            most = tirx.const(LARGEST, "float32")
+            most = tirx.const(self.largest, "float32")
             value = tirx.nearbyint(x(lane) * inverse[0])
-            value = tirx.max(tirx.min(value, most), tirx.const(-LARGEST, "float32"))
+            value = tirx.max(tirx.min(value, most), tirx.const(-self.largest, "float32"))
             b.buffer_store(codes, value.astype("int32"), [lane])
         with b.sblock(f"place{suffix}"):
             b.reads()

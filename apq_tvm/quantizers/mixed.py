@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats.integer import MAX_SCALE, check_weight
 from apq_tvm.formats.mixed import GROUP, Sizes, sub_scale_bits, wide_columns
-from apq_tvm.quantizers.error_feedback import Columns, Feedback, feedback_of, walk
+from apq_tvm.quantizers.error_feedback import DAMPING, Columns, Feedback, feedback_of, walk
 from apq_tvm.quantizers.mixed_scales import NarrowScales, encode, narrow_scales, row_scales
 from apq_tvm.types import Array, LayerStats, QuantizedTensor, Scheme
 
@@ -75,8 +75,8 @@ class Importance:
                 f"layer {name!r}: E[x²] must be {k} finite values, none negative; calibrate anew"
             )
         mean = float(square.mean()) or 1.0
-        damped = (square / mean + 0.01).astype(np.float32)  # as H is damped
-        return cls(1 / damped, damped, None)
+        damped = (square / mean + DAMPING).astype(np.float32)  # as H is damped
+        return cls(np.reciprocal(damped), damped, None)
 
 
 def sensitivity(w: F32, inverse: F32) -> NDArray[np.float64]:

@@ -1,0 +1,243 @@
+"""Kernels of mixed24 against the format's own reference, on every instruction set of this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import dequantize, parse_scheme
+from apq_tvm.formats.mixed import dense_part
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.schedules.decide import Decide, Defaults, Random
+from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
+from apq_tvm.schedules.x86_mixed import MIXED_KERNELS, M_TILES, mixed_layout, mixed_preparation
+from apq_tvm.types import DeviceProfile
+from tests.tir.linear_cases import ACTIVATIONS, aligned
+
+SHAPES = ((64, 256), (70, 336), (33, 100), (17, 129), (5, 15))
+SPELLINGS = ("mixed24", "mixed24o1", "mixed24r50", "mixed24o0", "mixed24r10o0.5")
+
+RELATIVE_ERROR = 3e-6
+"""Of float32 sums over a few hundred products, against the largest output."""
+
+
+def profile_for(kernel: LinearKernel) -> DeviceProfile:
+    """A profile that has the kernel's instruction and vectors; skips if this machine has not."""
+    host = find_profile("host")
+    names = {"vpdpbusd512": "icelake-client", "vpdpbusd256": "alderlake", "maddubs": "znver3"}
+    wanted = find_profile(names[kernel.name.split("_")[2]])
+    if not wanted.features - {"vaes"} <= host.features:
+        pytest.skip(f"{host.name} is no {wanted.name}")
+    return wanted
+
+
+def built(func: Any, profile: DeviceProfile) -> Any:
+    return tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))["main"]
+
+
+class MixedCase:
+    """A layer with its weights, prepared activations and a float64 reference."""
+
+    def __init__(self, spec: LinearSpec, profile: DeviceProfile, seed: int = 0) -> None:
+        assert spec.scheme is not None
+        self.spec, self.rng = spec, np.random.default_rng(seed)
+        w = self.rng.standard_normal((spec.n, spec.k)).astype(np.float32)
+        tensor = quantize_tensor(w, spec.scheme, search=False)
+        self.layout = mixed_layout(spec, profile)
+        self.arrays = self.layout.pack(tensor).arrays
+        self.dense = dense_part(tensor).astype(np.float64)
+        self.sparse = dequantize(tensor).astype(np.float64) - self.dense
+        self.bias = self.rng.standard_normal(spec.n).astype(np.float32)
+        self.most = (1 << (spec.scheme.act_bits - 1)) - 1
+        preparation = mixed_preparation(spec, profile, Defaults())
+        assert preparation is not None and preparation.weights == ("permutation",)
+        scheduled, name = schedule_function(preparation.func, profile, Defaults())
+        assert name == "x86_mixed_activations"
+        self.outputs = list(preparation.func.params)[2:]
+        self.prepare = built(scheduled.with_attr("global_symbol", "main"), profile)
+
+    def prepared(self, x: np.ndarray) -> list[Any]:
+        """The kernel's first arguments."""
+        made = []
+        for buffer in self.outputs:
+            shape = [len(x), int(buffer.shape[1])]
+            made.append(tvm.runtime.tensor(np.full(shape, 77, str(buffer.dtype))))
+        self.prepare(tvm.runtime.tensor(x), tvm.runtime.tensor(self.arrays["permutation"]), *made)
+        return made
+
+    def check(self, kernel: Any, m: int) -> None:
+        spec = self.spec
+        x = self.rng.standard_normal((m, spec.k)).astype(np.float32)
+        residual = self.rng.standard_normal((m, spec.n)).astype(np.float32)
+        scale = np.abs(x).max(1, keepdims=True) / np.float32(self.most)
+        rounded = (np.rint(x / scale) * scale).astype(np.float64)
+        want = rounded @ self.dense.T + x.astype(np.float64) @ self.sparse.T
+        limit = RELATIVE_ERROR * (np.abs(want).max() + 1)
+        want = ACTIVATIONS[spec.activation](want + self.bias if spec.bias else want)
+        want = want + residual if spec.residual else want
+        extra = ([self.bias] if spec.bias else []) + ([residual] if spec.residual else [])
+        y = tvm.runtime.tensor(np.full((m, spec.n), np.nan, np.float32))
+        weights = map(aligned, self.arrays.values())
+        kernel(*self.prepared(x), *weights, *map(tvm.runtime.tensor, extra), y)
+        np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=limit)
+
+
+def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+    kernel.check(spec, profile)
+    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
+    kernel.schedule(sch, spec, profile, decide)
+    return built(sch.mod["main"], profile)
+
+
+def by_name(kernel: LinearKernel) -> str:
+    return kernel.name
+
+
+@pytest.mark.parametrize("kernel", MIXED_KERNELS, ids=by_name)
+def test_shapes_and_formats(kernel: LinearKernel) -> None:
+    """The M tiles of one instruction share out the formats; N, K and M go through their edges."""
+    profile, first = profile_for(kernel), M_TILES.index(kernel.m_min)
+    for i in range(first, len(SPELLINGS), 2):
+        n, k = SHAPES[(i + first) % len(SHAPES)]
+        spec = LinearSpec(n, k, parse_scheme(SPELLINGS[i]), bias=bool(i & 1))
+        case = MixedCase(spec, profile, seed=i)
+        function = compiled(kernel, spec, profile, Defaults())
+        for m in range(kernel.m_min, 6):
+            case.check(function, m)
+
+
+@pytest.mark.parametrize("activation,residual", [("gelu", True), ("silu", False)])
+def test_epilogues(activation: str, residual: bool) -> None:
+    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    profile = profile_for(kernel)
+    spec = LinearSpec(45, 64, parse_scheme("mixed24o1"), True, activation, residual)
+    MixedCase(spec, profile).check(compiled(kernel, spec, profile, Defaults()), 2)
+
+
+class _Replay:
+    """Answers given before, and new ones from `more`."""
+
+    def __init__(self, answers: dict[str, Any], more: Decide) -> None:
+        self.answers, self.more = answers, more
+
+    def __call__(self, name: str, choices: tuple[Any, ...]) -> Any:
+        return self.answers[name] if name in self.answers else self.more(name, choices)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("end", ("maddubs_r8m1", "maddubs_r8m2", "vpdpbusd512_r16m1"))
+def test_random_decisions(end: str, seed: int) -> None:
+    """On a layer large enough to run in parallel, with a ragged last stream."""
+    kernel = next(k for k in MIXED_KERNELS if k.name.endswith(end))
+    profile, decide = profile_for(kernel), Random(seed)
+    spec = LinearSpec(280, 256, parse_scheme(("mixed24", "mixed24r50")[seed & 1]))
+    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
+    kernel.schedule(sch, spec, profile, _Replay(dict(decide.taken), decide))
+    MixedCase(spec, profile, seed).check(built(sch.mod["main"], profile), kernel.m_min + seed)
+
+
+def test_fewer_activation_bits() -> None:
+    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    profile = profile_for(kernel)
+    spec = LinearSpec(24, 80, parse_scheme("mixed24A4"))
+    MixedCase(spec, profile).check(compiled(kernel, spec, profile, Defaults()), 2)
+
+
+def test_extreme_codes_do_not_saturate() -> None:
+    """All codes and sub-scales at their largest, all activations at 127: the int16 sums hold."""
+    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    profile = profile_for(kernel)
+    spec = LinearSpec(8, 64, parse_scheme("mixed24o0"))
+    case = MixedCase(spec, profile)
+    arrays = dict(case.arrays)
+    arrays["codes"] = np.full_like(arrays["codes"], 255)
+    arrays["triples"] = np.full_like(arrays["triples"], 0xFFC0)  # zeros 0, sub-scales 15, 7, 7
+    arrays["super_zeros"] = np.full_like(arrays["super_zeros"], 15)
+    arrays["super_scales"] = np.ones_like(arrays["super_scales"])
+    arrays["scales"], arrays["zeros"] = np.ones_like(arrays["scales"]), 0 * arrays["zeros"]
+    case.arrays = arrays
+    x = np.full((1, 64), 127, np.float32)
+    y = tvm.runtime.tensor(np.zeros((1, 8), np.float32))
+    function = compiled(kernel, spec, profile, Defaults())
+    function(*case.prepared(x), *map(aligned, arrays.values()), y)
+    wanted = 127 * 16 * (3 * (30 + 22 + 22) + 15)
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", (np.nan, np.inf))
+@pytest.mark.parametrize("column", (3, 70))
+def test_activations_that_are_not_finite_show(value: float, column: int) -> None:
+    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    profile = profile_for(kernel)
+    spec = LinearSpec(24, 72, parse_scheme("mixed24o0"))
+    case = MixedCase(spec, profile)
+    x = np.ones((2, 72), np.float32)
+    x[1, column] = value
+    y = tvm.runtime.tensor(np.zeros((2, 24), np.float32))
+    function = compiled(kernel, spec, profile, Defaults())
+    function(*case.prepared(x), *map(aligned, case.arrays.values()), y)
+    assert np.isfinite(y.numpy()[0]).all() and not np.isfinite(y.numpy()[1]).any()
+
+
+def test_zero_activations_give_the_bias() -> None:
+    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    profile = profile_for(kernel)
+    spec = LinearSpec(24, 72, parse_scheme("mixed24"), bias=True)
+    case = MixedCase(spec, profile)
+    y = tvm.runtime.tensor(np.zeros((1, 24), np.float32))
+    operands = case.prepared(np.zeros((1, 72), np.float32))
+    function = compiled(kernel, spec, profile, Defaults())
+    function(*operands, *map(aligned, case.arrays.values()), tvm.runtime.tensor(case.bias), y)
+    np.testing.assert_array_equal(y.numpy()[0], case.bias)
+
+
+@pytest.mark.parametrize("text", ("mixed24o1A32", "mixed24r50A32"))
+def test_generic_kernel_adds_outliers(text: str) -> None:
+    profile = find_profile("x86-64")
+    spec = LinearSpec(21, 100, parse_scheme(text), bias=True)
+    case = MixedCase(LinearSpec(21, 100, parse_scheme(text[:-3]), bias=True), profile)
+    function = compiled(GENERIC_KERNELS[0], spec, profile, Defaults())
+    x = case.rng.standard_normal((3, 100)).astype(np.float32)
+    y = tvm.runtime.tensor(np.full((3, 21), np.nan, np.float32))
+    weights = map(aligned, case.arrays.values())
+    function(tvm.runtime.tensor(x), *weights, tvm.runtime.tensor(case.bias), y)
+    want = x.astype(np.float64) @ (case.dense + case.sparse).T + case.bias
+    np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=3e-6 * (np.abs(want).max() + 1))
+
+
+def test_refusals_have_reasons() -> None:
+    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("vpdpbusd512_r16m1"))
+    wide, narrow = find_profile("znver4"), find_profile("znver3")
+    for spec, profile, reason in (
+        (LinearSpec(8, 64, parse_scheme("W4A8")), wide, "mixed24, not W4A8"),
+        (LinearSpec(8, 64, None), wide, "float32"),
+        (LinearSpec(8, 64, parse_scheme("mixed24A32")), wide, "2 to 8 bits"),
+        (LinearSpec(8, 64, parse_scheme("mixed24")), narrow, "avx512vnni"),
+        (LinearSpec(8, 1 << 22, parse_scheme("mixed24")), wide, "int32"),
+    ):
+        with pytest.raises(NotApplicable, match=reason):
+            kernel.check(spec, profile)
+
+
+def test_every_kernel_is_listed_and_some_profile_has_it() -> None:
+    listed = {kernel.name for kernel in linear_kernels()}
+    spec = LinearSpec(32, 64, parse_scheme("mixed24"))
+    for kernel in MIXED_KERNELS:
+        assert kernel.name in listed
+        assert any(_applies(kernel, spec, profile) for profile in PROFILES)
+
+
+def _applies(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile) -> bool:
+    try:
+        kernel.check(spec, profile)
+    except NotApplicable:
+        return False
+    return True
