@@ -1,4 +1,4 @@
-"""Kernels of mixed24 against the format's own reference, on every instruction set of this machine."""
+"""Kernels of mixed24 against the format itself, on every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.rules import schedule_function
 from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
-from apq_tvm.schedules.x86_mixed import MIXED_KERNELS, M_TILES, mixed_layout, mixed_preparation
+from apq_tvm.schedules.x86_mixed import M_TILES, MIXED_KERNELS, mixed_layout, mixed_preparation
 from apq_tvm.types import DeviceProfile
 from tests.tir.linear_cases import ACTIVATIONS, aligned
 

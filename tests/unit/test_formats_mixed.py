@@ -173,7 +173,7 @@ def test_not_finite_is_refused_by_name(bad: float) -> None:
 
 @pytest.mark.parametrize("text", ("mixed24o0", "mixed24"))
 def test_weights_beyond_float16_are_refused_by_name(text: str) -> None:
-    with pytest.raises(BadScheme, match="layer7.*65504.*tensor-type"):
+    with pytest.raises(BadScheme, match=r"layer7.*65504.*tensor-type"):
         quantize_tensor(normal(16, 64) * np.float32(1e9), scheme_of(text), "layer7")
 
 
@@ -265,10 +265,10 @@ def test_statistics_that_do_not_fit_are_refused() -> None:
     scheme = scheme_of("mixed24")
     with pytest.raises(BadInput, match=r"layer7.*\[64, 64\]"):
         quantize_tensor(w, scheme, "layer7", stats=stats)
-    with pytest.raises(BadInput, match="layer7.*64 finite"):
+    with pytest.raises(BadInput, match=r"layer7.*64 finite"):
         quantize_tensor(w, scheme, "layer7", stats=replace(stats, hessian=None))
     dead = LayerStats(*[np.zeros(64, np.float32)] * 3, 9, np.zeros((64, 64), np.float32))
-    with pytest.raises(BadInput, match="layer7.*H is zero"):
+    with pytest.raises(BadInput, match=r"layer7.*H is zero"):
         quantize_tensor(w, scheme, "layer7", stats=dead)
 
 
