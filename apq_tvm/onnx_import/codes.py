@@ -128,7 +128,8 @@ def of_dequantize(
     axis, size = int(attrs.get("axis", 1)) % 2, int(attrs.get("block_size", 0))
     source = f"DequantizeLinear of {x.dtype.name}"
     if size:
-        block = (size, 1) if axis == 0 else (1, size)
+        length = min(size, x.shape[axis])
+        block = (length, 1) if axis == 0 else (1, length)
         entries = scale
         source += f" in blocks of {size}"
     elif scale.size == 1:

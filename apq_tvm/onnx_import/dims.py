@@ -5,14 +5,17 @@ normal form, a sum of products, so that equal dimensions compare equal: ``(b * s
 node attributes they are text (``"2 * batch + 1"``), which `evaluate` reads back over whatever
 numbers the caller has: integers here, TIR variables in `apq_tvm.lower`.
 
-Every symbol is taken to be at least 1 and below a thousand million, so that a comparison of
-``sequence`` with -1, or with the huge numbers exporters write for "to the end", is decided.
+Every symbol is taken to be at least 1 (0 for the length of a cache, inside `may_be_zero`) and below
+a thousand million, so that a comparison of ``sequence`` with -1, or with the huge numbers exporters
+write for "to the end", is decided.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import reduce
 from operator import mul
@@ -23,6 +26,19 @@ Atom = Union[str, "Call"]
 Monomial = tuple[Atom, ...]
 
 LONGEST = 10**9 - 1  # tf2onnx writes 10**9 where others write 2**31 - 1 or 2**63 - 1
+
+
+_zeros: ContextVar[frozenset[str]] = ContextVar("zeros", default=frozenset())
+
+
+@contextmanager
+def may_be_zero(names: frozenset[str]) -> Iterator[None]:
+    """Inside this, the symbols `names` are at least 0 instead of 1."""
+    token = _zeros.set(names)
+    try:
+        yield
+    finally:
+        _zeros.reset(token)
 
 
 @dataclass(frozen=True)
@@ -220,7 +236,7 @@ def bounds(dim: Dim) -> tuple[int | None, int | None]:
 
 def _span(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, str):
-        return 1, LONGEST
+        return (0 if atom in _zeros.get() else 1), LONGEST
     (a_low, a_high), (b_low, b_high) = bounds(atom.a), bounds(atom.b)
     if atom.fn == "mod":
         return 0, None if b_high is None else b_high - 1

@@ -202,7 +202,8 @@ def dequantize(
 
     def spread(array: Array) -> Array:
         if block:
-            return np.repeat(array, block, axis)[tuple(slice(d) for d in x.shape)]
+            wide = np.repeat(array, min(block, x.shape[axis]), axis)
+            return wide[tuple(slice(d) for d in x.shape)]
         if array.size == 1:
             return array.reshape(())
         return array.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])

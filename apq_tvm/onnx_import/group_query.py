@@ -55,8 +55,8 @@ def group_query_attention(graph: Graph, node: Node) -> list[Node]:
         interleaved = bool(node.attrs.get("rotary_interleaved", 0))
         q, k = (rotate(steps, x, cos, sin, interleaved) for x in (q, k))
     total = _total(steps, length)
-    keys = _append(steps, steps.cache(PAST_KEY), k, past, total)
-    values = _append(steps, steps.cache(PAST_VALUE), v, past, total)
+    keys = _append(steps, steps.input(PAST_KEY), k, past, total)
+    values = _append(steps, steps.input(PAST_VALUE), v, past, total)
     mask = _mask(steps, past, rows, batch, length, total)
     sink = steps.input(SINK)
     if not sink and node.attrs.get("smooth_softmax", -1) == 1:

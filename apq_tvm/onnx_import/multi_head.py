@@ -37,8 +37,8 @@ def multi_head_attention(graph: Graph, node: Node) -> list[Node]:
     offset: Dim = 0
     if steps.input(PAST_KEY):
         offset = steps.shape(steps.input(PAST_KEY), 4)[2]
-        k = steps("Concat", steps.cache(PAST_KEY), k, axis=2)
-        v = steps("Concat", steps.cache(PAST_VALUE), v, axis=2)
+        k = steps("Concat", steps.input(PAST_KEY), k, axis=2)
+        v = steps("Concat", steps.input(PAST_VALUE), v, axis=2)
     batch, length, _, size = steps.shape(q, 4)
     total = steps.shape(k, 4)[2]
     scale = float(node.attrs.get("scale", 0.0)) or 1 / sqrt(steps.size(size, "head size"))

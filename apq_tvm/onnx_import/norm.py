@@ -1,4 +1,7 @@
-"""Layer normalisation that an exporter took apart becomes one ``LayerNormalization`` again."""
+"""Normalisation that an exporter took apart becomes one operator again.
+
+``LayerNormalization``, or ``RMSNormalization`` where no mean is subtracted.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import numpy as np
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.types import Node
 
-# What is normalised, its first normalised axis, epsilon.
-Normalised = tuple[str, int, float]
+# What is normalised, its first normalised axis, whether its mean is subtracted, epsilon.
+Normalised = tuple[str, int, bool, float]
 
 
 def fuse_layer_norm(graph: Graph) -> None:
-    """Find ``(x - mean) / sqrt(mean((x - mean)**2) + epsilon) * scale + bias``.
+    """Find ``(x - mean) / sqrt(mean((x - mean)**2) + epsilon) * scale + bias``, and without mean.
 
     Scale and bias are constants over the normalised axes; either may be missing. The source of the
-    formula is the function body of LayerNormalization in the ONNX operator specification.
+    formulas are the function bodies of LayerNormalization and RMSNormalization in the ONNX operator
+    specification.
     """
     for node in graph.each():
         if node.op not in ("Div", "Mul"):
@@ -23,13 +27,13 @@ def fuse_layer_norm(graph: Graph) -> None:
         found = _normalised(graph, node)
         if found is None:
             continue
-        x, axis, epsilon = found
+        x, axis, centred, epsilon = found
         shape = graph.known_shape(x)
         if shape is None or not all(isinstance(d, int) for d in shape[axis:]):
             continue
         sizes = tuple(int(d) for d in shape[axis:])  # type: ignore[arg-type]
         last, scale = _affine(graph, node, "Mul", sizes)
-        last, bias = _affine(graph, last, "Add", sizes)
+        last, bias = _affine(graph, last, "Add", sizes) if centred else (last, None)
         base = graph.fresh(f"{node.name}.scale") if scale is None else ""
         gamma = _stored(graph, scale, sizes) if scale else base
         if base:
@@ -37,7 +41,8 @@ def fuse_layer_norm(graph: Graph) -> None:
         inputs = (x, gamma, _stored(graph, bias, sizes)) if bias else (x, gamma)
         attrs = {"axis": axis - len(shape), "epsilon": epsilon}
         name = last.name
-        graph.replace(last, Node("LayerNormalization", name, inputs, last.outputs, attrs))
+        op = "LayerNormalization" if centred else "RMSNormalization"
+        graph.replace(last, Node(op, name, inputs, last.outputs, attrs))
     graph.sweep()
 
 
@@ -63,29 +68,37 @@ def _normalised(graph: Graph, node: Node) -> Normalised | None:
             if epsilon is not None:
                 found = _centred(graph, d, var)
                 if found is not None:
-                    return (*found, epsilon)
+                    return (*found, True, epsilon)
+                axis = _mean_of_squares(graph, d, var)
+                if axis is not None:
+                    return d, axis, False, epsilon
     return None
 
 
-def _centred(graph: Graph, d: str, var: str) -> tuple[str, int] | None:
-    """``(x, axis)`` where ``d = x - mean(x)`` and ``var = mean(d * d)`` from `axis` on."""
-    outer = graph.made_by(var, "ReduceMean")
-    difference = graph.made_by(d, "Sub")
-    if outer is None or difference is None:
-        return None
-    square = graph.made_by(outer.inputs[0], "Pow", "Mul")
-    if square is None or square.inputs[0] != d:
+def _mean_of_squares(graph: Graph, d: str, var: str) -> int | None:
+    """The axis from which on ``var = mean(d * d)``, else None."""
+    mean = graph.made_by(var, "ReduceMean")
+    square = None if mean is None else graph.made_by(mean.inputs[0], "Pow", "Mul")
+    if mean is None or square is None or square.inputs[0] != d:
         return None
     if square.op == "Mul" and square.inputs[1] != d:
         return None
     if square.op == "Pow" and graph.scalar(square.inputs[1]) != 2.0:
+        return None
+    return _trailing_axes(graph, mean)
+
+
+def _centred(graph: Graph, d: str, var: str) -> tuple[str, int] | None:
+    """``(x, axis)`` where ``d = x - mean(x)`` and ``var = mean(d * d)`` from `axis` on."""
+    difference, outer = graph.made_by(d, "Sub"), _mean_of_squares(graph, d, var)
+    if difference is None or outer is None:
         return None
     x, mean = difference.inputs
     inner = graph.made_by(mean, "ReduceMean")
     if inner is None or inner.inputs[0] != x:
         return None
     axis = _trailing_axes(graph, inner)
-    return (x, axis) if axis is not None and axis == _trailing_axes(graph, outer) else None
+    return (x, axis) if axis is not None and axis == outer else None
 
 
 def _trailing_axes(graph: Graph, node: Node) -> int | None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from apq_tvm.onnx_import.activations import fuse_activations, fuse_gelu, fuse_residuals
 from apq_tvm.onnx_import.attention import fuse_attention
+from apq_tvm.onnx_import.caches import cache_lengths, find_caches
 from apq_tvm.onnx_import.cleanup import (
     merge_equal_nodes,
     merge_equal_weights,
     rename_outputs,
 )
 from apq_tvm.onnx_import.codes import to_tensor
-from apq_tvm.onnx_import.dims import as_attr
+from apq_tvm.onnx_import.dims import as_attr, may_be_zero
 from apq_tvm.onnx_import.expand import expand_late
 from apq_tvm.onnx_import.fold import fold
 from apq_tvm.onnx_import.graph import Graph
@@ -35,21 +36,31 @@ def import_model(path: Path) -> ImportedModel:
     raw.sweep()
     widen(raw)
     decompose(raw)
+    caches = find_caches(raw)
     equal: dict[str, str] = {}
     lengths: dict[str, str] = {}
     while True:
         graph = _with_dims(raw, equal)
-        graph.lengths = dict(lengths)
-        fold(graph)
-        if not graph.same:
-            if not graph.sums:
-                break
+        graph.lengths, graph.may_be_empty = dict(lengths), caches
+        with may_be_zero(cache_lengths(graph)):
+            fold(graph)
+        if graph.same:
+            # Two dimensions proved to be one: start over with one of them replaced everywhere.
+            name, other = next(iter(graph.same.items()))
+            equal = {old: other if new == name else new for old, new in equal.items()}
+            equal[name] = other
+        elif graph.sums:
             name, other = next(iter(graph.sums.items()))
             lengths[name] = other
-            continue
-        # Two dimensions proved to be one: start over with one of them replaced everywhere.
-        name, other = next(iter(graph.same.items()))
-        equal = {old: other if new == name else new for old, new in equal.items()} | {name: other}
+        else:
+            break
+    with may_be_zero(cache_lengths(graph)):
+        _rewrite(graph)
+    return _finish(graph, digest)
+
+
+def _rewrite(graph: Graph) -> None:
+    """Everything after the shapes are known."""
     merge_equal_nodes(graph)
     materialize(graph)
     keep_codes(graph)
@@ -70,7 +81,6 @@ def import_model(path: Path) -> ImportedModel:
     check_supported(graph)
     check_shape_inputs(graph)
     check_layers(graph)
-    return _finish(graph, digest)
 
 
 def _with_dims(raw: Graph, equal: dict[str, str]) -> Graph:

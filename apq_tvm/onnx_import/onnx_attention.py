@@ -34,8 +34,8 @@ def onnx_attention(graph: Graph, node: Node) -> list[Node]:
     offset: Dim = 0
     if steps.input(PAST_KEY):
         offset = steps.shape(steps.input(PAST_KEY), 4)[2]
-        k = steps("Concat", steps.cache(PAST_KEY), k, axis=2)
-        v = steps("Concat", steps.cache(PAST_VALUE), v, axis=2)
+        k = steps("Concat", steps.input(PAST_KEY), k, axis=2)
+        v = steps("Concat", steps.input(PAST_VALUE), v, axis=2)
     heads = Heads(*(steps.size(n, "number of heads") for n in (count, steps.shape(k, 4)[1])))
     if heads.count % heads.kv:
         raise steps.refuse(f"{heads.kv} key heads do not divide {heads.count} query heads")

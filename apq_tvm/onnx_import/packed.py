@@ -64,7 +64,7 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
     if zeros:
         zero = _zeros(graph, zeros, bits, n, blocks, name)
     source = f"MatMulNBits of {bits} bits in blocks of {size}"
-    kept = Codes(values, bits, 0, scale, zero, (1, size), source)
+    kept = Codes(values, bits, 0, scale, zero, (1, min(size, k)), source)
     weight = store(graph, packed, f".{n}x{k}.b{bits}g{size}.{scales}.{zeros}", kept)
     return _product(graph, node, x, weight, bias)
 
@@ -148,7 +148,7 @@ def gather_block_quantized(graph: Graph, node: Node) -> list[Node]:
         _check_size(given, dtype, rows * blocks, f"a table of {rows}x{width}", zeros, name)
         zero = given.reshape(rows, blocks).astype(np.int32)
     source = f"GatherBlockQuantized of {bits} bits in blocks of {size}"
-    kept = Codes(values, bits, low, scale, zero, (1, size), source)
+    kept = Codes(values, bits, low, scale, zero, (1, min(size, width)), source)
     weight = store(graph, data, f".{rows}x{width}.b{bits}g{size}.{scales}.{zeros}", kept)
     return [Node("Gather", node.name, (weight, ids), node.outputs, {"axis": 0})]
 

@@ -64,19 +64,6 @@ class Steps:
         """Name of an input, ``""`` if it is absent."""
         return self.node.inputs[index] if index < len(self.node.inputs) else ""
 
-    def cache(self, index: int) -> str:
-        """An input that holds keys or values [B, N, P, H] of earlier steps; P may be 0 at first.
-
-        Elsewhere in the graph symbols are at least 1. Here they may be taken for that too: nothing
-        but the length of what is read and copied depends on P.
-        """
-        value = self.input(index)
-        maker = self.graph.made_by(value, "Cast")
-        source = value if maker is None else maker.inputs[0]
-        if any(spec.name == source for spec in self.graph.inputs):
-            self.graph.may_be_empty[source] = 2
-        return value
-
     def wants(self, index: int) -> bool:
         """Whether an output is asked for."""
         return index < len(self.node.outputs) and bool(self.node.outputs[index])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import build, check, ops, rand, save
+from onnx_models import build, check, only, ops, rand, save
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
@@ -209,6 +209,41 @@ def test_grouped_attention_that_cannot_be_compiled(
         import_onnx(path)
 
 
+# Caches
+
+
+def test_inputs_that_are_only_joined_may_be_empty(tmp_path: Path) -> None:
+    inputs = {
+        "x": ("float32", ["b", "s", 4]),
+        "past": ("float16", ["b", "p", 4]),
+        "other": ("float32", ["b", "q", 4]),
+    }
+    nodes = [
+        ("Cast", "past", "wide", {"to": 1}),
+        ("Concat", "wide x", "y", {"axis": 1}),
+        ("Concat", "other x", "j", {"axis": 1}),
+        ("ReduceMax", "other", "top", {"axes": [1]}),
+        ("Add", "j top", "z"),
+        ("Neg", "x", "m"),
+    ]
+    path = save(build(nodes, inputs, "y z m", opset=13), tmp_path)
+    model = check(path, {"b": 2, "s": 3, "p": 0, "q": 1})
+    assert [spec.may_be_empty for spec in model.inputs] == [None, 1, None]
+
+
+def test_nothing_is_decided_by_the_length_of_a_cache(tmp_path: Path) -> None:
+    nodes = [
+        ("Concat", "past x", "y", {"axis": 0}),
+        ("Shape", "past", "n"),
+        ("Greater", "n zero", "some"),
+        ("Where", "some one two", "z"),
+    ]
+    weights = {"zero": np.array([0]), "one": np.array([1.0]), "two": np.array([2.0])}
+    inputs = {"x": ("float32", ["s"]), "past": ("float32", ["p"])}
+    path = save(build(nodes, inputs, "y z", weights), tmp_path)
+    check(path, {"s": 3, "p": 0}, {"s": 3, "p": 2})
+
+
 # Multi-head attention
 
 
@@ -351,6 +386,40 @@ def test_rms_norm(tmp_path: Path, op: str) -> None:
     nodes = [(op, "x g", "y", {"axis": -1, "epsilon": 1e-6})]
     path = save(build(nodes, inputs, "y", {"g": rand(8)}, opset=opset), tmp_path)
     assert ops(check(path, {"b": 2, "s": 3})) == {"RMSNormalization": 1}
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("spelling", ["power", "product", "quotient"])
+def test_rms_norm_in_pieces(tmp_path: Path, spelling: str, opset: int) -> None:
+    """As torch.onnx.export writes a language model's norm."""
+    reduce = ("ReduceMean", "q axes" if opset >= 18 else "q", "m", {"keepdims": 1})
+    if opset < 18:
+        reduce[3]["axes"] = [-1]
+    nodes = [
+        ("Mul", "x x", "q") if spelling == "product" else ("Pow", "x two", "q"),
+        reduce,
+        ("Add", "m eps", "e"),
+        ("Sqrt", "e", "r"),
+        *(
+            [("Div", "x r", "n")]
+            if spelling == "quotient"
+            else [("Div", "one r", "i"), ("Mul", "x i", "n")]
+        ),
+        ("Mul", "g n", "y"),
+    ]
+    weights = {
+        "g": rand(8),
+        "eps": np.float32(1e-5),
+        "two": np.float32(2),
+        "one": np.float32(1),
+        "axes": np.array([-1]),
+    }
+    read = {word for node in nodes for word in node[1].split()}
+    weights = {name: array for name, array in weights.items() if name in read}
+    inputs = {"x": ("float32", ["b", "s", 8])}
+    model = check(save(build(nodes, inputs, "y", weights, opset), tmp_path), {"b": 2, "s": 3})
+    assert ops(model) == {"RMSNormalization": 1}
+    assert only(model, "RMSNormalization").attrs == {"axis": -1, "epsilon": pytest.approx(1e-5)}
 
 
 @pytest.mark.parametrize("bias", [False, True])
