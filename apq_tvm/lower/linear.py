@@ -287,7 +287,7 @@ def known_shape(x: Any, node: Node) -> list[Any]:
 
 def spec_suffix(spec: LinearSpec) -> str:
     """What tells apart the PrimFuncs that one kernel makes, e.g. ``384x1536_W4A8g32_bias_gelu``."""
-    scheme = str(spec.scheme).replace("*", "s").replace("-", "to").replace(".", "p")
+    scheme = str(spec.scheme).replace("*", "star").replace("-", "to").replace(".", "p")
     details = [f"{name}{value}" for name, value in spec.details]
     parts = [f"{spec.n}x{spec.k}", scheme if spec.scheme else "", *details]
     return "_".join([part for part in parts if part] + epilogue(spec))

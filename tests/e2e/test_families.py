@@ -67,7 +67,9 @@ def test_layer_computes_its_decoded_weights(compiled: Path, name: str, rows: int
     x = np.random.default_rng(rows).standard_normal((rows, K)).astype(np.float32)
     scheme = parse_scheme(name)
     assert scheme is not None
-    limit = A8_ERROR if scheme.integer_acts else FLOAT_ERROR
+    limit = FLOAT_ERROR
+    if scheme.integer_acts:
+        limit = A8_ERROR * 127 / (2 ** (scheme.act_bits - 1) - 1)
     for bits in scheme.widths:
         wanted = x.astype(np.float64) @ decoded[f"{number}@{bits}"].T.astype(np.float64)
         error = run_layer(module, number, x, bits) - decoded[f"b{number}"] - wanted
