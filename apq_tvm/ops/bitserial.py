@@ -1,9 +1,9 @@
 """``y = act(x Wᵀ + b) + residual`` by planes of bits: AND, popcount, shifts and sums.
 
-ABQ-LLM (AAAI 2025), section 3.4: with weights and activations split into planes, Y = Σ_s Σ_t 2^(s+t)
-popcount(W_s & X_t). The nests are those of `apq_tvm.ops.linear` and so are the packed weights; the
-dot product reads planes of activations (`apq_tvm.ops.quantize_planes`) instead of int8. Signs and
-offsets:
+ABQ-LLM (AAAI 2025), section 3.4: with weights and activations split into planes, Y = Σ_s Σ_t
+2^(s+t) popcount(W_s & X_t). The nests are those of `apq_tvm.ops.linear` and so are the packed
+weights; the dot product reads planes of activations (`apq_tvm.ops.quantize_planes`) instead of
+int8. Signs and offsets:
 
 - Activations of p >= 2 bits are two's complement: the top plane weighs -2^(p-1).
 - 1-bit activations are -1 and +1 (bits u; columns past K count as -1). The dot product then sums
