@@ -119,14 +119,12 @@ def step(ids: np.ndarray, total: int, past: Mapping[str, Any]) -> dict[str, Any]
     return {"ids": ids, "mask": np.ones((ids.shape[0], total), np.int64), **past}
 
 
-@pytest.mark.parametrize(("scheme", "tolerance"), [("W4A32g32", 1e-3), ("W8A8t", 0.05)])
-def test_a_quantized_decoder_generates(tmp_path: Path, scheme: str, tolerance: float) -> None:
+def test_a_quantized_decoder_generates(tmp_path: Path) -> None:
     """The first prompt has no past; then token by token, each side with its own cache."""
     path = decoder(tmp_path)
-    module = compiled(path, scheme)
+    module = compiled(path, "W4A32g32")
     schemes = {layer["name"]: layer["scheme"] for layer in module.manifest["layers"]}
-    linears = {name for name in schemes if name not in ("n_x",)}
-    assert schemes["n_x"].startswith("W4") and len([n for n in linears if "rotary" not in n]) >= 6
+    assert list(schemes.values()) == ["W4A32g32"] * 7
     empty = np.zeros((1, KV, 0, SIZE), np.float32)
     ours = theirs = {"pk": empty, "pv": empty}
     ids = RNG.integers(0, 50, (1, 9))
@@ -136,7 +134,7 @@ def test_a_quantized_decoder_generates(tmp_path: Path, scheme: str, tolerance: f
         got = module.run(step(part, end, ours))
         wide = want["logits"].astype(np.float64)
         error = np.sqrt(((got["logits"] - wide) ** 2).mean() / (wide**2).mean())
-        assert error < tolerance, (start, error)
+        assert error < 1e-3, (start, error)
         assert got["ok"].shape == want["ok"].shape == (1, KV, end, SIZE)
         ours = {"pk": got["ok"], "pv": got["ov"]}
         theirs = {"pk": want["ok"], "pv": want["ov"]}

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx_models import build, check, only, ops, rand, save
+from onnx.reference import ReferenceEvaluator
+from onnx_models import build, check, only, ops, rand, run_node, save
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
+from apq_tvm.onnx_import.reference import run_reference
 
 MS = {"com.microsoft": 1}
 CACHE = {"b": 1, "s": 3, "p": 5, "t": 8}  # what ONNX Runtime takes: several tokens, one sequence
@@ -444,3 +447,91 @@ def test_fast_gelu(tmp_path: Path) -> None:
     nodes = [("com.microsoft.FastGelu", "x c", "y")]
     path = save(build(nodes, inputs, "y", {"c": rand(8)}, domains=MS), tmp_path)
     assert ops(check(path, {"b": 3})) == {"Add": 1, "apq.Gelu": 1}
+
+
+# What ONNX Runtime does not compute on CPUs
+
+
+def against_onnx(path: Path, feeds: Mapping[str, Any]) -> None:
+    """Compare with onnx's own reference evaluator."""
+    model = import_onnx(path)
+    names = [spec.name for spec in model.outputs]
+    want = ReferenceEvaluator(onnx.load(path)).run(names, dict(feeds))
+    got = run_reference(model, feeds, run_node)
+    for name, value in zip(names, want, strict=True):
+        np.testing.assert_allclose(got[name], value, atol=2e-5, err_msg=name)
+
+
+def qkv(s: int = 3, total: int = 5) -> dict[str, Any]:
+    return {"q": rand(2, 4, s, 8), "k": rand(2, 2, total, 8, seed=1), "v": rand(2, 2, total, 8)}
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2, 3])
+def test_scores_at_every_stage(tmp_path: Path, mode: int) -> None:
+    # onnx's evaluator gives mode 0 after the softcap; ONNX Runtime, like us, before it.
+    attrs = {"qk_matmul_output_mode": mode, "softcap": 1.5 if mode else 0.0, "is_causal": 1}
+    path = onnx_attention(tmp_path, attrs=attrs, outputs="y pk pv scores", opset=24)
+    model = onnx.load(path)
+    model.graph.node[0].output[1:3] = ["", ""]
+    del model.graph.output[1:3]
+    against_onnx(save(model, tmp_path), qkv())
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_lengths_of_a_cache_outside(tmp_path: Path, causal: int) -> None:
+    more = {"lengths": ("int64", ["b"])}
+    path = onnx_attention(
+        tmp_path, "q k v _ _ _ lengths", more, {"is_causal": causal}, outputs="y", opset=24
+    )
+    against_onnx(path, {**qkv(), "lengths": np.array([5, 3])})
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"left_window_size": 1},
+        {"is_causal": 1, "left_window_size": 2},
+        {"left_window_size": 0, "right_window_size": 1},
+    ],
+)
+def test_windows_of_attention(tmp_path: Path, attrs: dict[str, Any]) -> None:
+    against_onnx(onnx_attention(tmp_path, attrs=attrs, opset=25), qkv(5, 5))
+
+
+def test_a_mask_that_ends_before_the_keys(tmp_path: Path) -> None:
+    inputs = {n: ("float32", [2, h, d, 8]) for n, h, d in (("q", 4, 3), ("k", 2, 5), ("v", 2, 5))}
+    inputs["mask"] = ("bool", [3, 4])
+    path = save(build([("Attention", "q k v mask", "y")], inputs, "y", opset=24), tmp_path)
+    mask = rand(3, 4) > 0
+    mask[1] = False  # nothing to attend to: 0, not NaN
+    against_onnx(path, {**qkv(), "mask": mask})
+
+
+def test_heads_normalised_inside_grouped_attention(tmp_path: Path) -> None:
+    weights = {"qn": rand(16), "kn": rand(16, seed=1)}
+    fused = grouped(tmp_path, {}, extra="_ _ _ _ _ _ _ qn kn", weights=weights)
+    feeds = cache_feeds(CACHE)
+    got = run_reference(import_onnx(fused), feeds, run_node)
+    inside = {
+        name: feeds[name].reshape(1, 3, -1, 16)
+        / np.sqrt((feeds[name].reshape(1, 3, -1, 16) ** 2).mean(-1, keepdims=True) + 1e-6)
+        * weights[f"{name}n"]
+        for name in ("q", "k")
+    }
+    plain = grouped(tmp_path, {})
+    feeds |= {name: value.reshape(1, 3, -1) for name, value in inside.items()}
+    want = run_reference(import_onnx(plain), feeds, run_node)
+    np.testing.assert_allclose(got["y"], want["y"], atol=1e-5)
+
+
+def test_grouped_attention_in_both_directions(tmp_path: Path) -> None:
+    path = grouped(tmp_path, {"causal": 0})
+    model = import_onnx(path)
+    feeds = cache_feeds(CACHE)
+    got = run_reference(model, feeds, run_node)
+    q = feeds["q"].reshape(1, 3, 4, 16).transpose(0, 2, 1, 3)
+    k, v = (got[name].repeat(2, axis=1) for name in ("ok", "ov"))
+    scores = q @ k.transpose(0, 1, 3, 2) / 4
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    y = (p / p.sum(-1, keepdims=True)) @ v
+    np.testing.assert_allclose(got["y"], y.transpose(0, 2, 1, 3).reshape(1, 3, 64), atol=1e-5)
