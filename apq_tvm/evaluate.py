@@ -160,6 +160,7 @@ def evaluate_scheme(
         calibration=calibration,
         tensor_types=tensor_types,
         layers=layers,
+        keep=False,
         progress=progress,
     ) as evaluator:
         return {

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.errors import BadInput
+from apq_tvm.errors import BadInput, OutputFailed
 from apq_tvm.evaluation.agreement import Agreement
 from apq_tvm.evaluation.inputs import MASK_NAME, Batch, read_inputs, split
 from apq_tvm.evaluation.language import (
@@ -142,7 +142,8 @@ class Comparison:
 class Reference:
     """The float model's outputs, computed once and kept in a temporary folder.
 
-    A vocabulary of 49152 times 8192 tokens is 1.6 GB: it is read back call by call.
+    A vocabulary of 49152 times 8192 tokens is 1.6 GB: it is read back call by call. ``TMPDIR`` says
+    where that folder is.
 
     Parameters
     ----------
@@ -151,10 +152,12 @@ class Reference:
         The float model.
     names : sequence of str
         Its outputs.
+    keep : bool
+        False computes them anew for every comparison and keeps nothing.
     """
 
-    def __init__(self, calls: Calls, run: Run, names: Sequence[str]) -> None:
-        self.calls, self._run, self._names = calls, run, list(names)
+    def __init__(self, calls: Calls, run: Run, names: Sequence[str], keep: bool = True) -> None:
+        self.calls, self._run, self._names, self._keep = calls, run, list(names), keep
         self._folder = tempfile.TemporaryDirectory(prefix="apq-eval-")
 
     def close(self) -> None:
@@ -167,20 +170,37 @@ class Reference:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def outputs(self, index: int) -> dict[str, Array]:
-        """Outputs of call `index`, computed where they are not there yet."""
+    def outputs(self, index: int) -> Mapping[str, Array]:
+        """Outputs of call `index`, computed where they are not there yet.
+
+        Raises
+        ------
+        OutputFailed
+            There is no room for them.
+        """
+        if not self._keep:
+            return self._run(self.calls.batches[index])
         folder = Path(self._folder.name) / str(index)
         if not folder.exists():
-            values = self._run(self.calls.batches[index])
-            part = folder.with_suffix(".part")
-            part.mkdir(exist_ok=True)
-            for position, name in enumerate(self._names):
-                np.save(part / f"{position}.npy", values[name])
-            part.rename(folder)
+            self._save(folder, self._run(self.calls.batches[index]))
         return {
             name: np.load(folder / f"{position}.npy", mmap_mode="r")
             for position, name in enumerate(self._names)
         }
+
+    def _save(self, folder: Path, values: Mapping[str, Array]) -> None:
+        part = folder.with_suffix(".part")
+        try:
+            part.mkdir(exist_ok=True)
+            for position, name in enumerate(self._names):
+                np.save(part / f"{position}.npy", values[name])
+            part.rename(folder)
+        except OSError as error:
+            size = len(self.calls.batches) * sum(value.nbytes for value in values.values()) / 1e6
+            raise OutputFailed(
+                f"the float model's outputs, {size:.0f} MB, do not fit {folder.parent}: "
+                f"{error.strerror}; TMPDIR names another folder"
+            ) from error
 
     def compare(self, run: Run, progress: Progress | None = None, what: str = "") -> dict[str, Any]:
         """Compare a quantized model on every call; see `Comparison.summary`."""

@@ -37,6 +37,8 @@ class SchemeEvaluator:
         Measure every layer's own errors.
     activations : bool
         Round activations where the scheme says so.
+    keep : bool
+        Keep the float model's outputs for the next scheme, in a temporary folder.
     progress : Progress, optional
 
     Raises
@@ -56,6 +58,7 @@ class SchemeEvaluator:
         tensor_types: Mapping[str, str] | None = None,
         layers: bool = True,
         activations: bool = True,
+        keep: bool = True,
         progress: Progress | None = None,
     ) -> None:
         self.model, self.progress = model, progress or Silent()
@@ -69,7 +72,7 @@ class SchemeEvaluator:
             self.file = read_calibration(calibration, model)
         plain = Simulation(QuantizedModel(model, {}, {}))
         names = [spec.name for spec in model.outputs]
-        self.reference = Reference(self.calls, plain.run, names)
+        self.reference = Reference(self.calls, plain.run, names, keep)
         self._last: tuple[str, QuantizedModel] | None = None
 
     def close(self) -> None:

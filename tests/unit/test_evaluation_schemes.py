@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx_models import build
 
-from apq_tvm.errors import BadInput, BadScheme
+from apq_tvm.errors import BadInput, BadScheme, OutputFailed
 from apq_tvm.evaluation.compare import Calls, Reference
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.layers import bits_per_weight, layer_errors, relative
@@ -199,6 +199,21 @@ def test_the_float_model_runs_once() -> None:
             summary = reference.compare(lambda b: {"y": b["x"] + 1, "n": np.array(3.0)})
     assert len(runs) == 2
     assert summary["outputs"]["y"]["max_abs_error"] == 0
+
+
+def test_no_room_for_the_float_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, array: np.ndarray) -> None:
+        raise OSError(28, "No space left on device")
+
+    calls = Calls(({"x": np.ones((1, 2))},), None, "")
+    monkeypatch.setattr(np, "save", full)
+    with (
+        Reference(calls, lambda b: {"y": b["x"]}, ["y"]) as reference,
+        pytest.raises(OutputFailed, match=r"No space left.*TMPDIR names another folder"),
+    ):
+        reference.outputs(0)
+    with Reference(calls, lambda b: {"y": b["x"]}, ["y"], keep=False) as reference:
+        assert reference.outputs(0)["y"].sum() == 2
 
 
 def test_results_are_kept_by_key(tmp_path: Path) -> None:
