@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.progress import Progress
-from apq_tvm.quantizers import balance, bcq, codebook, codebook_learn, mixed, nonlinear, rtn, superblock
+from apq_tvm.quantizers import (
+    anyprec,
+    balance,
+    bcq,
+    codebook,
+    codebook_learn,
+    mixed,
+    nonlinear,
+    rtn,
+    superblock,
+)
 from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -63,6 +73,7 @@ def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> Quanti
 
 QUANTIZERS: Mapping[str, Quantizer] = {
     "int": Quantizer(_integer),
+    "anyprec": Quantizer(anyprec.quantize_anyprec),
     "balance": Quantizer(balance.quantize_tensor),
     "bcq": Quantizer(bcq.quantize_tensor),
     "mixed": Quantizer(mixed.quantize, feeds_back=True),
