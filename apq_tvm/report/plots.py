@@ -23,6 +23,9 @@ MARKERS = "osD^vPX<>*"
 SMALLEST = 1e-9
 """Errors of 0 are drawn here on logarithmic axes."""
 
+SMALLEST_EXCESS = 1e-4
+"""And perplexities that are no worse than the float model's here."""
+
 
 def check_matplotlib() -> None:
     """Say at once if plots cannot be drawn.
@@ -149,14 +152,16 @@ def _points(axes: Axes, points: Mapping[Any, list[tuple[float, float, str]]]) ->
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(xs, ys, color=colour, marker=MARKERS[index // len(COLOURS) % len(MARKERS)],
                   linewidth=1, markersize=5)  # fmt: skip
+        place = (5, 4) if index % 2 else (5, -9)  # neighbours overlap less
         for x, y, name in zip(xs, ys, names, strict=True):
             axes.annotate(
-                name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7, color=colour
+                name, (x, y), xytext=place, textcoords="offset points", fontsize=7, color=colour
             )
 
 
 def _perplexity(result: Mapping[str, Any]) -> tuple[float, str]:
-    return result["language"]["ratio"], "perplexity, relative to the float model"
+    excess = max(result["language"]["ratio"] - 1, SMALLEST_EXCESS)
+    return excess, "perplexity above the float model's, relative"
 
 
 def _divergence(result: Mapping[str, Any]) -> tuple[float, str]:
