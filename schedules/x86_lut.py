@@ -39,7 +39,8 @@ def _layout(spec: LinearSpec, instruction: LutInstruction) -> BcqLayout:
 
 
 def _streams(decide: Decide, layout: BcqLayout, spec: LinearSpec, m_tile: int) -> int:
-    choices = (2, 1, 4) if m_tile == 1 else (1, 2)
+    # Eight lanes are those of vpermps on AVX2, whose tables alone take all 16 registers.
+    choices = (2, 1, 4) if m_tile == 1 and layout.rows > 8 else (1, 2)
     blocks = layout.row_blocks(spec.n)
     possible = [s for s in choices if s <= blocks]
     return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))

@@ -190,15 +190,23 @@ def _permps(o: LutOperands) -> None:
         p: tirx.reinterpret(f"uint32x{rows}", o.codes.vload([_i64(4 * rows * p)], f"uint8x{4 * rows}"))
         for p in range(bits)
     }
-    for quad in range(QUADS):
-        down = quad % 4 * 8 + quad // 4 * 4
-        for p in range(bits):
+    find = _find16 if rows == 16 else _find8
+    for p in range(bits):
+        found: dict[int, list[Expr]] = {i: [] for i in range(o.dot.m)}
+        for quad in range(QUADS):
+            down = quad % 4 * 8 + quad // 4 * 4
             keys = tirx.shift_right(words[p], _all(down, "uint32", rows)) if down else words[p]
             for i in range(o.dot.m):
-                find = _find16 if rows == 16 else _find8
-                sums[i, p] = sums[i, p] + find(o, i, quad, keys)
-    for key, index in at.items():
-        b.buffer_store(o.acc, sums[key], index)
+                found[i].append(find(o, i, quad, keys))
+        for i in range(o.dot.m):
+            b.buffer_store(o.acc, sums[i, p] + _tree(found[i]), at[i, p])
+
+
+def _tree(terms: list[Expr]) -> Expr:
+    """Sum in pairs: additions that do not wait for each other."""
+    while len(terms) > 1:
+        terms = [one + other for one, other in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]
 
 
 def _find16(o: LutOperands, row: int, quad: int, keys: Expr) -> Expr:

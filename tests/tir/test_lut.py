@@ -1,0 +1,190 @@
+"""Binary codes by tables of activation sums: tables, kernels, their error, decisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from lut_cases import Case, kernel_named, tables
+from tvm.s_tir import TensorIntrin
+
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import bcq
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.lut_tables import table_error_bound
+from apq_tvm.schedules.decide import Random
+from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
+from apq_tvm.schedules.x86_lut import LUT_KERNELS
+from apq_tvm.tensorize.lut_dot import LutDot
+from apq_tvm.tensorize.lut_unit import LutUnit
+from apq_tvm.tensorize.x86_lut import INSTRUCTIONS, LutInstruction, lut_intrinsic
+
+NAMES = {
+    "vpermb": "lut_bcq{}A8_vpermb_r16m{}",
+    "pshufb": "lut_bcq{}A8_pshufb_r32m{}",
+    "permps512": "lut_bcq{}A32_permps512_r16m{}",
+    "permps256": "lut_bcq{}A32_permps256_r8m{}",
+}
+
+SHAPES = ((1, 1), (31, 33), (32, 64), (65, 100), (77, 300), (100, 31))
+"""(N, K) with edges of row blocks, halves of them, units and groups."""
+
+
+def acts(instruction: str) -> int:
+    return 8 if instruction in ("vpermb", "pshufb") else 32
+
+
+@pytest.mark.parametrize("bits", (1, 2, 3, 5, 8))
+@pytest.mark.parametrize("instruction", NAMES)
+def test_kernels(instruction: str, bits: int) -> None:
+    """Groups, tails of N and K, rows of x and epilogues take turns."""
+    turn = bits + list(NAMES).index(instruction)
+    for i, m_tile in enumerate((1, 2, 4) if bits <= 3 else (1, 2) if bits == 5 else (1,)):
+        n, k = SHAPES[(turn + i) % len(SHAPES)]
+        group = (32, -1, 128, 64, 256)[(turn + 2 * i) % 5]
+        scheme = bcq.scheme_of(bits, group, acts(instruction))
+        bias, residual = bool(turn + i & 1), bool(turn + i & 2)
+        spec = LinearSpec(n, k, scheme, bias, "relu" if bias else "", residual)
+        case = Case(kernel_named(NAMES[instruction].format(bits, m_tile)), spec, seed=turn)
+        for m in (m_tile, m_tile + 1, 5):
+            case.check(max(m, m_tile))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("instruction", NAMES)
+def test_random_decisions(instruction: str, seed: int) -> None:
+    """On a layer large enough to run in parallel, with and without whole row blocks."""
+    scheme = bcq.scheme_of(2, (64, -1)[seed & 1], acts(instruction))
+    spec = LinearSpec((320, 331)[seed % 2], 256, scheme)
+    kernel = kernel_named(NAMES[instruction].format(2, (1, 2, 4)[seed % 3]))
+    Case(kernel, spec, _Once(Random(seed)), seed).check(4 + seed % 2)
+
+
+class _Once:
+    """Answers every question as it did the first time: function and schedule ask the same."""
+
+    def __init__(self, more: Random) -> None:
+        self._more, self._answers = more, {}  # type: ignore[var-annotated]
+
+    def __call__(self, name: str, choices: Any) -> Any:
+        if name not in self._answers:
+            self._answers[name] = self._more(name, choices)
+        return self._answers[name]
+
+
+@pytest.mark.parametrize("k,group", ((256, 64), (100, 32), (40, -1), (7, -1), (300, 256)))
+@pytest.mark.parametrize("instruction", ("vpermb", "pshufb"))
+def test_integer_tables(instruction: str, k: int, group: int) -> None:
+    spec = LinearSpec(8, k, bcq.scheme_of(2, group))
+    case = Case(kernel_named(NAMES[instruction].format(2, 1)), spec)
+    x = np.random.default_rng(k).normal(size=(3, k)).astype(np.float32)
+    x[1] *= 1e-30
+    x[2, : k // 2] = 0
+    x[2, 0] = 1e-38  # counts as zero where it is alone
+    table, scales, sums = case.tabulate(x)
+    assert case.rule == "x86_lut_tables"
+    tiny = np.abs(x[2]).max() < 2.0**-100
+    want_table, want_scales, want_sums = tables(x, case.layout.padded_k(k), case.span)
+    want_scales[want_scales < 2.0**-100 / 127] = 0
+    np.testing.assert_allclose(scales, want_scales, rtol=1e-6)
+    np.testing.assert_allclose(sums, want_sums, rtol=1e-5, atol=1e-5 * np.abs(x).max())
+    # Half a step at most, but for float32 rounding of values next to a half.
+    used = np.repeat(want_scales > 0, case.span * 4, axis=1)
+    off = np.abs(table.astype(np.int64) - want_table)
+    assert not tiny and off[used].max() <= 1 and (off[used] > 0).mean() < 0.01
+    assert (table[~used] == 128).all() and table.min() >= 1
+
+
+@pytest.mark.parametrize("instruction", ("vpermb", "pshufb"))
+@pytest.mark.parametrize("group", (32, 128, -1))
+def test_error_of_integer_tables_is_bounded(instruction: str, group: int) -> None:
+    """Against the decoded weights, with an outlier among the activations."""
+    bits, n, k = 3, 48, 512
+    case = Case(kernel_named(NAMES[instruction].format(bits, 1)), LinearSpec(n, k, bcq.scheme_of(bits, group)))
+    x = np.random.default_rng(0).normal(size=(4, k)).astype(np.float32)
+    x[2, 17] = 300
+    y, (_, scales, _) = case.run(x)
+    width = k // case.tensor.scales.shape[1]
+    alphas = case.tensor.scales[:, np.arange(scales.shape[1]) * case.span // width]  # [N, spans, q]
+    by_span = table_error_bound(case.span, scales[:, None], alphas.astype(np.float64)[None])
+    bound = by_span.sum(-1)  # [M, N]
+    exact = x.astype(np.float64) @ case.dense.T
+    error = np.abs(y - exact)
+    assert (error <= bound + 1e-5 * np.abs(exact).max()).all()
+    # Rounding goes both ways: the mean is far below, near that of int8 activations.
+    rows = [0, 1, 3]
+    assert error[rows].mean() < 0.012 * np.sqrt((exact[rows] ** 2).mean())
+
+
+@pytest.mark.parametrize("instruction", ("permps512", "permps256"))
+def test_float_tables_are_exact(instruction: str) -> None:
+    case = Case(kernel_named(NAMES[instruction].format(4, 1)), LinearSpec(40, 300, bcq.scheme_of(4, 64, 32)))
+    x = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32)
+    exact = x.astype(np.float64) @ case.dense.T
+    np.testing.assert_allclose(case.run(x)[0], exact, rtol=0, atol=2e-6 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+@pytest.mark.parametrize("instruction", NAMES)
+def test_not_finite_activations_do_not_hide(instruction: str, bad: float) -> None:
+    spec = LinearSpec(33, 64, bcq.scheme_of(2, 32, acts(instruction)))
+    case = Case(kernel_named(NAMES[instruction].format(2, 1)), spec)
+    x = np.ones((2, 64), np.float32)
+    x[1, 40] = bad
+    y, _ = case.run(x)
+    assert np.isfinite(y[0]).all() and not np.isfinite(y[1]).any()
+
+
+@pytest.mark.parametrize("bits", (1, 2, 4, 7))
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
+def test_instructions_do_what_the_loops_say(instruction: LutInstruction, bits: int) -> None:
+    if not set(instruction.features) <= find_profile("host").features:
+        pytest.skip(f"this CPU lacks one of {instruction.features}")
+    m = 1 + bits % 2
+    dot = LutDot(LutUnit(bits, instruction.rows), m, instruction.table_dtype)
+    name = lut_intrinsic(instruction, bits, m)
+    rng = np.random.default_rng(bits)
+    table = rng.integers(0, 256, (m, 128) if m > 1 else (128,))
+    operands = [rng.integers(0, 256, dot.unit.nbytes).astype(np.uint8), table.astype(dot.table_dtype)]
+    start = rng.integers(0, 60000, dot.acc_shape).astype(dot.acc_dtype)
+    results = []
+    for half in ("desc", "impl"):
+        func = getattr(TensorIntrin.get(name), half).with_attr("global_symbol", "main")
+        target = tvm.target.Target(dict(find_profile("host").target))
+        out = tvm.runtime.tensor(start)
+        tvm.tirx.build(func, target=target)["main"](*map(tvm.runtime.tensor, operands), out)
+        results.append(out.numpy())
+    np.testing.assert_array_equal(*results)  # sums of small integers are exact in float32 too
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_every_profile_has_a_kernel(profile: Any) -> None:
+    """Table lookups from AVX2 on; else the generic kernel."""
+    for act_bits in (8, 32):
+        spec = LinearSpec(5, 40, bcq.scheme_of(3, 32, act_bits))
+        fits = [k.name for k in linear_kernels() if k.family in ("", "bcq") and _fits(k, spec, profile)]
+        assert fits and fits[0].startswith("lut_") == ("avx2" in profile.features)
+
+
+def _fits(kernel: Any, spec: LinearSpec, profile: Any) -> bool:
+    try:
+        kernel.check(spec, profile)
+    except NotApplicable:
+        return False
+    return kernel.bits in (None, spec.scheme.bits) and kernel.width == 0  # type: ignore[union-attr]
+
+
+def test_kernels_say_why_they_decline() -> None:
+    kernel = kernel_named("lut_bcq4A8_vpermb_r16m4")
+    znver4 = find_profile("znver4")
+    with pytest.raises(NotApplicable, match="4 rows of 4 planes do not fit the registers"):
+        kernel.check(LinearSpec(8, 64, bcq.scheme_of(4)), znver4)
+    with pytest.raises(NotApplicable, match="needs avx512vbmi and avx512vnni"):
+        kernel.check(LinearSpec(8, 64, bcq.scheme_of(4)), find_profile("znver3"))
+    with pytest.raises(NotApplicable, match="int8 tables, which bcq4A32 does not ask for"):
+        kernel.check(LinearSpec(8, 64, bcq.scheme_of(4, act_bits=32)), znver4)
+    with pytest.raises(NotApplicable, match="not float32 weights"):
+        kernel.check(LinearSpec(8, 64, None), znver4)
+    assert len({k.name for k in LUT_KERNELS}) == len(LUT_KERNELS)
