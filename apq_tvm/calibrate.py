@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,10 @@ def calibrate(
     nsamples: int | None = None,
     hessian: bool = True,
     fisher: bool = False,
-    rows: int = 8,
+    weigh: bool = True,
+    rows: int = 4,
     force: bool = False,
+    reuse: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Collect statistics of a model's linear layers on inputs.
@@ -57,10 +59,14 @@ def calibrate(
         Keep E[x xᵀ], which error feedback needs.
     fisher : bool
         Keep Fisher information of the next-token loss too.
+    weigh : bool
+        Weigh rows of input by how much the model's result depends on them; takes gradients.
     rows : int
         Batch entries per call of the model.
     force : bool
         Replace an existing output.
+    reuse : bool
+        Take an existing output of the same model, inputs and options for the result.
     progress : Progress, optional
 
     Returns
@@ -76,10 +82,11 @@ def calibrate(
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.calibrate import collect, finish
-    from apq_tvm.quantizers.calibration_file import CalibrationFile, save
+    from apq_tvm.quantizers.calibration_file import CalibrationFile, load, save
 
     started = time.perf_counter()
-    check_output(output, force)
+    if not reuse:
+        check_output(output, force)
     progress = progress or Silent()
     with progress.stage("import"):
         imported = import_onnx(model)
@@ -91,7 +98,12 @@ def calibrate(
         "rows": 1 if fisher else rows,
         "hessian": hessian,
         "fisher": fisher,
+        "weigh": weigh,
     }
+    if reuse and output.exists():
+        known = load(output, imported)
+        if known.notes.get("run") == json.dumps(run):
+            return _report(output, known, started, 0)
     partial = output.with_name(f"{output.name}.partial")
     state = read_state(partial, run)
     resumed = state.calls
@@ -101,20 +113,25 @@ def calibrate(
             calls,
             hessian=hessian,
             fisher=fisher,
+            weigh=weigh,
             state=state,
             checkpoint=checkpoint,
             progress=progress,
         )
-    calibration = finish(imported, state)
-    notes = {"samples_used": str(count), "inputs": run["inputs"]}
-    save(output, CalibrationFile(calibration, {}, notes), imported)
+    file = CalibrationFile(finish(imported, state), {}, {"run": json.dumps(run)})
+    save(output, file)
     partial.unlink(missing_ok=True)
+    return _report(output, file, started, resumed)
+
+
+def _report(output: Path, file: CalibrationFile, started: float, resumed: int) -> dict[str, Any]:
+    layers = file.calibration.layers
     return {
         "output": str(output),
-        "layers": len(calibration.layers),
-        "samples": count,
-        "rows": max(stats.samples for stats in calibration.layers.values()),
-        "sensitivity": calibration.sensitivity,
+        "layers": len(layers),
+        "samples": json.loads(file.notes["run"])["samples"],
+        "rows": max(stats.samples for stats in layers.values()),
+        "sensitivity": file.calibration.sensitivity,
         "resumed": resumed,
         "seconds": round(time.perf_counter() - started, 3),
     }
@@ -220,6 +237,7 @@ def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:
         arrays[f"total.{value}"] = sums.total
         arrays[f"absmax.{value}"] = sums.absmax
         arrays[f"rows.{value}"] = np.array(sums.rows)
+        arrays[f"weight.{value}"] = np.array(sums.weight)
         if sums.hessian is not None:
             arrays[f"hessian.{value}"] = sums.hessian
     arrays["calls"] = np.array(state.calls)
@@ -253,6 +271,7 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
                 arrays[f"total.{name}"],
                 arrays[f"absmax.{name}"],
                 int(arrays[f"rows.{name}"]),
+                float(arrays[f"weight.{name}"]),
                 arrays.get(f"hessian.{name}"),
             )
             for name in names
@@ -264,10 +283,13 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
 
 
 def read_calibration(path: Path, model: ImportedModel) -> CalibrationFile:
-    """Read a calibration file of a model (`apq_tvm.quantizers.calibration_file.load`)."""
+    """Read a calibration file and check that it is of a model.
+
+    Raises
+    ------
+    BadInput
+        See `apq_tvm.quantizers.calibration_file.load`.
+    """
     from apq_tvm.quantizers.calibration_file import load
 
     return load(path, model)
-
-
-__all__: Sequence[str] = ["calibrate", "check_output", "read_calls"]

@@ -14,6 +14,7 @@ import typer
 
 from apq_tvm import __version__
 from apq_tvm.cli_bench import bench_app
+from apq_tvm.cli_calibrate import calibrate_command
 from apq_tvm.cli_eval import mount
 from apq_tvm.console import (
     Bars,
@@ -36,6 +37,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench_app, name="bench")
+app.command(
+    "calibrate",
+    epilog="Example: apq-tvm calibrate model.onnx --inputs data.npz -o calib.safetensors",
+)(calibrate_command)
 mount(app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
@@ -96,6 +101,23 @@ def compile(
     search: Annotated[
         bool, typer.Option(help="Search scales for least error, or only round from the maximum.")
     ] = True,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="File of apq-tvm calibrate: importance of weights.", show_default=False),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="rtn, gptq, awq, smoothquant or learned; see --calibration.")
+    ] = "rtn",
+    target_bpw: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, help="Choose every layer's scheme: bits per weight.", show_default=False
+        ),
+    ] = None,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SCHEME", help="Choice for --target-bpw; may be repeated."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Choose formats and kernels, write nothing.")
@@ -107,11 +129,19 @@ def compile(
     The folder is a Python package and an embeddable C library in one.
     """
     from apq_tvm import pipeline
+    from apq_tvm.quantizers.guided import Guidance
 
     types = parse_tensor_types(tensor_type or [])
+    guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()))
     if dry_run:
         plan = pipeline.plan(
-            model, target=target, scheme=scheme, tensor_types=types, search=search, progress=Bars()
+            model,
+            target=target,
+            scheme=scheme,
+            tensor_types=types,
+            search=search,
+            guidance=guidance,
+            progress=Bars(),
         )
         _report_plan(plan, json)
         return
@@ -126,6 +156,7 @@ def compile(
         tensor_types=types,
         force=force,
         search=search,
+        guidance=guidance,
         progress=Bars(),
     )
     from apq_tvm.inspect import inspect as describe

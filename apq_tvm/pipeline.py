@@ -13,6 +13,7 @@ from apq_tvm.types import CompiledModule, KernelPlan, Scheme
 
 if TYPE_CHECKING:
     from apq_tvm.ops.linear import LinearSpec
+    from apq_tvm.quantizers.guided import Guidance
     from apq_tvm.schedules.decide import Decide
 
 
@@ -36,6 +37,7 @@ def plan(
     scheme: str | Scheme = "W4A8g32",
     tensor_types: Mapping[str, str] | None = None,
     search: bool = True,
+    guidance: Guidance | None = None,
     progress: Progress | None = None,
     stopwatch: _Stopwatch | None = None,
 ) -> KernelPlan:
@@ -48,7 +50,7 @@ def plan(
     KernelPlan
     """
     from apq_tvm.onnx_import import import_onnx
-    from apq_tvm.quantizers import quantize
+    from apq_tvm.quantizers.guided import Guidance, quantize_guided
     from apq_tvm.schedules.x86 import find_profile, linear_kernels
     from apq_tvm.select import select
 
@@ -58,7 +60,9 @@ def plan(
     with progress.stage("import"):
         imported = import_onnx(model)
     stopwatch.lap("import")
-    quantized = quantize(imported, scheme, tensor_types or {}, search=search, progress=progress)
+    quantized = quantize_guided(
+        imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
+    )
     stopwatch.lap("quantize")
     chosen = select(quantized, profile, linear_kernels())
     stopwatch.lap("select")
@@ -74,6 +78,7 @@ def compile(
     tensor_types: Mapping[str, str] | None = None,
     force: bool = False,
     search: bool = True,
+    guidance: Guidance | None = None,
     progress: Progress | None = None,
 ) -> CompiledModule:
     """Compile an ONNX model into a module folder: a Python package and a C library in one.
@@ -94,6 +99,8 @@ def compile(
         Replace an existing output. The old one stays intact until the new one is complete.
     search : bool
         Search scales for least error; False rounds from the maximum.
+    guidance : Guidance, optional
+        A calibration file, how codes are chosen by it, a budget of bits per weight to meet.
     progress : Progress, optional
 
     Returns
@@ -119,6 +126,7 @@ def compile(
         scheme=scheme,
         tensor_types=tensor_types,
         search=search,
+        guidance=guidance,
         progress=progress,
         stopwatch=stopwatch,
     )

@@ -1,14 +1,21 @@
 """What the inputs of every linear layer look like: E[x²], E[x], max |x|, E[x xᵀ] and Fisher.
 
-Layers that read one value share its statistics. Sums are kept, so that a run can stop after any
-call and go on later; padding tokens do not count.
+Rows are weighed by how much the model's result depends on them, |dL/dy|² of the layer's output y:
+in language models nearly all attention rests on the first token, whose value must stay near zero,
+while its activations in the residual stream are so large that their error does not matter. An
+unweighed E[x xᵀ] has both the wrong way round: with it, error feedback in the value layers of
+SmolLM2 at 3 bits makes perplexity 20 times worse, not better. L is the next-token loss; a model
+that is no language model gets random projections of its outputs, whose gradients are on average
+the outputs' derivatives. Padding tokens do not count.
+
+Sums are kept, so that a run can stop after any call and go on later.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +23,7 @@ from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.torch_graph import TorchGraph, plain_product
+from apq_tvm.quantizers.torch_graph import Product, TorchGraph, plain_product
 from apq_tvm.quantizers.torch_ops import F, Tensor, torch
 from apq_tvm.types import Array, Calibration, ImportedModel, LayerStats, Node
 
@@ -27,18 +34,21 @@ MASK_NAME = re.compile(r"(^|_|\.)attention_mask$|^mask$|(^|_)attn_mask$")
 IDS_NAME = re.compile(r"(^|_|\.)input_ids$")
 
 MEAN_SQUARE = "E[x^2] of the layer's input"
+WEIGHED = "E[x^2] of the layer's input, rows weighed by |dL/dy|^2"
 FISHER = "Fisher information of the next-token loss"
 
 
 @dataclass
 class Sums:
-    """Running sums over the rows of one value, float64 except for the large `hessian`.
+    """Running weighted sums over a layer's input rows, float64 except for the large `hessian`.
 
     Parameters
     ----------
     square, total : float64 [K]
     absmax : float32 [K]
     rows : int
+    weight : float
+        Sum of the rows' weights.
     hessian : float32 [K, K] or None
         Sum of x xᵀ.
     """
@@ -47,34 +57,37 @@ class Sums:
     total: NDArray[np.float64]
     absmax: NDArray[np.float32]
     rows: int = 0
+    weight: float = 0.0
     hessian: NDArray[np.float32] | None = None
 
     @staticmethod
     def zero(k: int, hessian: bool) -> Sums:
         """Nothing seen yet."""
         h = np.zeros((k, k), np.float32) if hessian else None
-        return Sums(np.zeros(k), np.zeros(k), np.zeros(k, np.float32), 0, h)
+        return Sums(np.zeros(k), np.zeros(k), np.zeros(k, np.float32), hessian=h)
 
-    def add(self, x: Tensor) -> None:
-        """Count rows x float32 [rows, K]."""
+    def add(self, x: Tensor, weights: Tensor | None = None) -> None:
+        """Count rows x float32 [rows, K], each with its weight float32 [rows] or 1."""
         if not len(x):
             return
-        wide = x.double()
-        self.square += wide.square().sum(0).numpy()
-        self.total += wide.sum(0).numpy()
+        weighed = x if weights is None else x * weights[:, None]
+        self.square += (weighed * x).sum(0, dtype=torch.float64).numpy()
+        self.total += weighed.sum(0, dtype=torch.float64).numpy()
         np.maximum(self.absmax, x.abs().amax(0).numpy(), out=self.absmax)
         self.rows += len(x)
+        self.weight += float(len(x) if weights is None else weights.double().sum())
         if self.hessian is not None:
-            torch.from_numpy(self.hessian).addmm_(x.T, x)
+            torch.from_numpy(self.hessian).addmm_(weighed.T, x)
 
     def stats(self) -> LayerStats:
-        """The means."""
+        """The weighted means."""
+        weight = self.weight or 1.0  # a layer on which the result does not depend
         return LayerStats(
-            mean_square=(self.square / self.rows).astype(np.float32),
-            mean=(self.total / self.rows).astype(np.float32),
+            mean_square=(self.square / weight).astype(np.float32),
+            mean=(self.total / weight).astype(np.float32),
             absmax=self.absmax,
             samples=self.rows,
-            hessian=None if self.hessian is None else self.hessian / np.float32(self.rows),
+            hessian=None if self.hessian is None else self.hessian / np.float32(weight),
         )
 
 
@@ -87,7 +100,7 @@ class State:
     calls : int
         Calls counted.
     sums : dict of str to Sums
-        By the value that linear layers read.
+        By the node's name, or, without weights, by the value that layers read.
     fisher : dict of str to float32 [N, K]
         Sum over sequences of (dL/dw)^2, by node.
     """
@@ -103,6 +116,7 @@ def collect(
     *,
     hessian: bool = True,
     fisher: bool = False,
+    weigh: bool = True,
     state: State | None = None,
     checkpoint: Callable[[State], None] | None = None,
     progress: Progress | None = None,
@@ -115,9 +129,12 @@ def collect(
     calls : sequence of mapping
         Checked inputs, one mapping of arrays by name per call of the model.
     hessian : bool
-        Sum x xᵀ too: 4 K² bytes for every value that layers read.
+        Sum x xᵀ too: 4 K² bytes per layer.
     fisher : bool
         Sum the squared gradients of the next-token loss too: 4 N K bytes per layer.
+    weigh : bool
+        Weigh rows by |dL/dy|², which takes a gradient per call; without it layers that read one
+        value share its sums.
     state : State, optional
         Where an interrupted run stood; its calls are not run again.
     checkpoint : callable, optional
@@ -151,9 +168,10 @@ def collect(
             if i < state.calls:
                 continue
             mask = call[mask_name] if mask_name else None
-            _count_inputs(graph, call, mask, readers, state, hessian)
-            if fisher:
-                _count_gradients(graph, call, mask, state)
+            if weigh or fisher:
+                _count_gradients(graph, call, mask, state, hessian, weigh, fisher)
+            if not weigh:
+                _count_inputs(graph, call, mask, readers, state, hessian)
             state.calls = i + 1
             if checkpoint is not None:
                 checkpoint(state)
@@ -169,22 +187,23 @@ def finish(model: ImportedModel, state: State) -> Calibration:
         If fewer than `MIN_ROWS` rows were seen.
     """
     layers = {}
+    means = {name: sums.stats() for name, sums in state.sums.items()}
+    weighed = False
     for name, nodes in linear_readers(model).items():
-        sums = state.sums.get(name)
-        if sums is None or sums.rows < MIN_ROWS:
-            rows = 0 if sums is None else sums.rows
-            raise BadInput(
-                f"too few samples: layer {nodes[0].name!r} saw {rows} rows of input (padding not "
-                f"counted), at least {MIN_ROWS} are needed; give more or longer inputs"
-            )
-        stats = sums.stats()
         for node in nodes:
+            stats = means.get(node.name) or means.get(name)
+            weighed = weighed or node.name in means
+            if stats is None or stats.samples < MIN_ROWS:
+                rows = 0 if stats is None else stats.samples
+                raise BadInput(
+                    f"too few samples: layer {node.name!r} saw {rows} rows of input (padding not "
+                    f"counted), at least {MIN_ROWS} are needed; give more or longer inputs"
+                )
             seen = state.fisher.get(node.name)
             mean = None if seen is None else seen / np.float32(max(state.calls, 1))
-            layers[node.name] = LayerStats(
-                stats.mean_square, stats.mean, stats.absmax, stats.samples, stats.hessian, mean
-            )
-    return Calibration(layers, model.sha256, FISHER if state.fisher else MEAN_SQUARE)
+            layers[node.name] = replace(stats, fisher=mean)
+    sensitivity = WEIGHED if weighed else MEAN_SQUARE
+    return Calibration(layers, model.sha256, FISHER if state.fisher else sensitivity)
 
 
 def linear_readers(model: ImportedModel) -> dict[str, list[Node]]:
@@ -221,6 +240,15 @@ def language_model(model: ImportedModel) -> tuple[str, str]:
         f"{model.name} has no language-model loss: an input of ids [batch, sequence] and an output "
         "'logits' [batch, sequence, vocabulary] are needed; leave --fisher away"
     )
+
+
+def is_language_model(model: ImportedModel) -> bool:
+    """Whether `language_model` finds a loss."""
+    try:
+        language_model(model)
+    except BadInput:
+        return False
+    return True
 
 
 def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -287,24 +315,67 @@ def _count_inputs(
 
 
 def _count_gradients(
-    graph: TorchGraph, call: Mapping[str, Array], mask: Array | None, state: State
+    graph: TorchGraph,
+    call: Mapping[str, Array],
+    mask: Array | None,
+    state: State,
+    hessian: bool,
+    weigh: bool,
+    fisher: bool,
 ) -> None:
-    """Squared gradients of one call's loss, per layer: shared weights have one per layer."""
-    ids, logits = language_model(graph.model)
+    """One call's sums weighed by |dL/dy|², and squared gradients per layer, also of shared weights.
+
+    Rows are counted while the gradient passes, so that only one layer's is held.
+    """
     leaves: dict[str, Tensor] = {}
 
     def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        leaves[node.name] = w.detach().requires_grad_()
-        return plain_product(node, x, leaves[node.name], bias)
+        if fisher:
+            w = leaves[node.name] = w.detach().requires_grad_()
+        y = plain_product(node, x, w, bias)
+        if not y.requires_grad:
+            y.requires_grad_()
+        if weigh:
+            rows = rows_read(x, mask, node.name)
 
-    result = graph.run(call, keep=[logits], product=product)[logits]
-    given = None if mask is None else torch.as_tensor(mask)
-    loss = next_token_loss(result, torch.as_tensor(call[ids]), given)
-    for (name, _), gradient in zip(
-        leaves.items(), torch.autograd.grad(loss, list(leaves.values())), strict=True
-    ):
+            def count(gradient: Tensor) -> None:
+                sums = state.sums.setdefault(node.name, Sums.zero(x.shape[-1], hessian))
+                sums.add(rows, rows_read(gradient, mask, node.name).square().sum(-1))
+
+            y.register_hook(count)
+        return y
+
+    loss = _loss(graph, call, mask, product)
+    if not fisher:
+        loss.backward()
+        return
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    for name, gradient in zip(leaves, gradients, strict=True):
         squared = gradient.square().numpy()
         if name in state.fisher:
             state.fisher[name] += squared
         else:
             state.fisher[name] = squared
+
+
+def _loss(
+    graph: TorchGraph, call: Mapping[str, Array], mask: Array | None, product: Product
+) -> Tensor:
+    """The next-token loss, or random projections of all float outputs where there is none."""
+    model = graph.model
+    given = None if mask is None else torch.as_tensor(mask)
+    if is_language_model(model):
+        ids, logits = language_model(model)
+        result = graph.run(call, keep=[logits], product=product)[logits]
+        return next_token_loss(result, torch.as_tensor(call[ids]), given)
+    names = [spec.name for spec in model.outputs if spec.dtype.startswith("float")]
+    total = torch.zeros(())
+    for value in graph.run(call, keep=names, product=product).values():
+        noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
+        if given is not None and value.ndim >= 3 and value.shape[:2] == given.shape:
+            noise[given == 0] = 0
+        size = value.detach().square().mean().sqrt().clamp_min(1e-30)
+        total = total + (value * noise).sum() / (size * noise.count_nonzero())
+    if not total.requires_grad:
+        raise BadInput(f"no float output of {model.name} depends on a linear layer")
+    return total

@@ -148,6 +148,9 @@ class Method:
         if table := _embedding_of(model, name):
             self.notes[node] = f"gptq: without feedback, its weight is also the table {table!r}"
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
+        if QUANTIZERS[scheme.family].feeds_back:
+            self.notes[node] = "gptq: feedback is part of the family's quantizer"
+            return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         centred = _has_bias(model, node)
         feedback = layer_feedback(stats, weight.shape[1], node, centred=centred)
         self.notes[node] = "; ".join(filter(None, ("gptq", feedback.note())))

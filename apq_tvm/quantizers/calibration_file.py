@@ -1,8 +1,9 @@
 """Calibration files: safetensors with the statistics of every linear layer, and of which model.
 
-``x.<value>.square`` and its like hold what layers that read one value share, ``fisher.<node>`` what
-each has alone, ``learned.<scheme>.*`` what `apq_tvm.quantizers.learned` keeps. The metadata name
-the model by its sha256, the layers, and what their sensitivity is. Nothing in it is executable.
+``x.<node>.square`` and its like hold statistics, once for layers that share them,
+``fisher.<node>`` Fisher information, ``learned.*`` what `apq_tvm.quantizers.learned` keeps. The
+metadata name the model by its sha256, the layers and whose statistics they have, and what their
+sensitivity is. Nothing in it is executable.
 """
 
 from __future__ import annotations
@@ -80,24 +81,26 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         raise BadInput(f"{path} is no readable safetensors file: {error}") from error
 
 
-def save(path: Path, file: CalibrationFile, model: ImportedModel) -> None:
+def save(path: Path, file: CalibrationFile) -> None:
     """Write a calibration file.
 
     Parameters
     ----------
     path : Path
     file : CalibrationFile
-    model : ImportedModel
-        What it is of.
 
     Raises
     ------
     OutputFailed
         It could not be written.
     """
-    values = {n.name: n.inputs[0] for n in model.nodes if n.op == "apq.Linear"}
     arrays: dict[str, Array] = dict(file.extra)
     samples = {}
+    owners: dict[int, str] = {}  # layers that share statistics store them once
+    values = {
+        node: owners.setdefault(id(stats.mean_square), node)
+        for node, stats in file.calibration.layers.items()
+    }
     for node, stats in file.calibration.layers.items():
         value = values[node]
         samples[value] = stats.samples
@@ -113,7 +116,7 @@ def save(path: Path, file: CalibrationFile, model: ImportedModel) -> None:
         "apq_calibration": VERSION,
         "sha256": file.calibration.sha256,
         "sensitivity": file.calibration.sensitivity,
-        "layers": json.dumps({node: values[node] for node in file.calibration.layers}),
+        "layers": json.dumps(values),
         "samples": json.dumps(samples),
     }
     write_arrays(path, arrays, metadata)

@@ -111,15 +111,13 @@ def feedback_integers(
         at = columns // size
         scale = scales[:, at].astype(np.float32)
         if fmt.signs_only:
-            code = now > 0
-            decoded = scale * np.where(code, np.float32(1), np.float32(-1))
-        else:
-            zero = zeros[:, at].astype(np.float32)
-            code = np.divide(now, scale, out=np.zeros_like(now), where=scale != 0)
-            code = np.clip(np.rint(code) + zero, 0, fmt.max_code)
-            decoded = scale * (code - zero)
+            codes[:, columns] = now > 0
+            return np.where(now > 0, scale, -scale)
+        zero = zeros[:, at].astype(np.float32)
+        code = np.divide(now, scale, out=np.zeros_like(now), where=scale != 0)
+        code = np.clip(np.rint(code) + zero, 0, np.float32(fmt.max_code))
         codes[:, columns] = code
-        return np.asarray(decoded, np.float32)
+        return np.asarray(scale * (code - zero), np.float32)
 
     if natural:
         walk(w, feedback, quantize, group=size, enter_group=enter)

@@ -142,6 +142,26 @@ def quantize(
     )
 
 
+def planned_layers(
+    model: ImportedModel, default: Scheme, tensor_types: Mapping[str, str]
+) -> dict[str, str]:
+    """Layers that would get the default scheme, and the names of their weights.
+
+    Raises
+    ------
+    BadScheme
+        If an expression of `tensor_types` is invalid.
+    """
+    rules = [_compile(pattern) for pattern in tensor_types]
+    return {
+        layer.node: layer.weight
+        for layer in _layers(model, default, {})
+        if layer.scheme is not None
+        and not layer.kept
+        and not any(rule.search(layer.node) or rule.search(layer.weight) for rule in rules)
+    }
+
+
 def _prepare(
     model: ImportedModel,
     layers: Iterable[_Layer],

@@ -2,9 +2,9 @@
 
 AWQ (Lin et al., "AWQ: Activation-aware Weight Quantization", MLSys 2024, section 3.2): channels
 with large activations get finer steps; s = E[x²]^(r/2), r searched for least output error.
-SmoothQuant (Xiao et al., ICML 2023, eq. 4): s_j = max|x_j|^a / max|w_j|^(1-a), which moves outliers of the
-activations into the weights, a = 0.5. Both are folded where that is exact (`folds`), and nowhere
-else.
+SmoothQuant (Xiao et al., ICML 2023, eq. 4): s_j = max|x_j|^a / max|w_j|^(1-a), which moves outliers
+of the activations into the weights, a = 0.5. Both are folded where that is exact (`folds`), and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def per_source(fold: Fold, size: F32) -> F32:
     """The largest of the channels of x that come from one channel of the source, [count]."""
     most = np.zeros(fold.count, np.float32)
     np.maximum.at(most, fold.channels, size)
-    return np.maximum(most, LEAST * max(float(most.max()), np.finfo(np.float32).tiny))
+    largest = max(float(most.max()), float(np.finfo(np.float32).tiny))
+    return np.maximum(most, np.float32(LEAST * largest))
 
 
 def smooth_scale(fold: Fold, absmax: F32, weights: list[F32], alpha: float = SMOOTHING) -> F32:
@@ -130,7 +131,7 @@ def smooth_scale(fold: Fold, absmax: F32, weights: list[F32], alpha: float = SMO
     float32 [fold.count]
     """
     steep = np.max([np.abs(w).max(axis=0) for w in weights], axis=0)
-    scale = per_source(fold, absmax) ** alpha / per_source(fold, steep) ** (1 - alpha)
+    scale: F32 = per_source(fold, absmax) ** alpha / per_source(fold, steep) ** (1 - alpha)
     return np.asarray(scale / np.exp(np.log(scale).mean()), np.float32)
 
 

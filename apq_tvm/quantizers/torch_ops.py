@@ -20,6 +20,8 @@ try:
 except ImportError as error:
     raise BadInput("calibration needs torch: pip install 'apq-tvm[calibrate]'") from error
 
+__all__ = ["ACTIVATIONS", "OPS", "F", "Tensor", "dtype_named", "resolve", "torch"]
+
 Tensor = Any
 Attrs = Mapping[str, Any]
 

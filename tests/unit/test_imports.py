@@ -41,6 +41,7 @@ RANKS = {
     "apq_tvm.evaluation": 8,
     "apq_tvm.report": 8,
     "apq_tvm.calibrate": 8,
+    "apq_tvm.learn": 8,
     "apq_tvm.bench": 8,
     "apq_tvm.module": 8,
     "apq_tvm.inspect": 8,

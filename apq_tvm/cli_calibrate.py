@@ -1,0 +1,109 @@
+"""``apq-tvm calibrate``: statistics of a model's layers on data, and what is learned from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apq_tvm.console import Bars, print_json, reports_errors, stderr
+
+
+@reports_errors
+def calibrate_command(
+    model: Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)],
+    inputs: Annotated[
+        Path, typer.Option(help="npz of arrays by input name, batch first.", show_default=False)
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="safetensors file to write.", show_default=False)
+    ],
+    nsamples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Batch entries to use; by default 128, or all there are."),
+    ] = None,
+    hessian: Annotated[
+        bool, typer.Option(help="Keep E[x xT] of every layer, for --method gptq.")
+    ] = True,
+    fisher: Annotated[
+        bool, typer.Option("--fisher", help="Keep Fisher information of the next-token loss.")
+    ] = False,
+    weigh: Annotated[
+        bool, typer.Option(help="Weigh rows by how much the result depends on them.")
+    ] = True,
+    learn: Annotated[
+        str | None,
+        typer.Option(help="Learn codes for --scheme: abq or finetune.", show_default=False),
+    ] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="What --learn learns.", show_default=False)
+    ] = None,
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
+    ] = None,
+    method: Annotated[str, typer.Option(help="What finetuning starts from: rtn or gptq.")] = "rtn",
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data per block.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, help="Batch entries per call.")] = 4,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of tables.")
+    ] = False,
+) -> None:
+    """Measure what a model's layers read.
+
+    The file serves compile --calibration. An interrupted run goes on where it stopped.
+    """
+    from apq_tvm.calibrate import calibrate, check_output
+    from apq_tvm.cli import parse_tensor_types
+    from apq_tvm.learn import learn_codes
+
+    if (learn is None) != (scheme is None):
+        raise typer.BadParameter("--learn and --scheme go together", param_hint="--learn")
+    check_output(output, force)
+    progress = Bars()
+    # What learning starts from lies beside the output until learning is done.
+    statistics = output if learn is None else output.with_name(f"{output.name}.statistics")
+    report = calibrate(
+        model,
+        inputs,
+        statistics,
+        nsamples=nsamples,
+        hessian=hessian,
+        fisher=fisher,
+        weigh=weigh,
+        rows=rows,
+        force=force,
+        reuse=learn is not None,
+        progress=progress,
+    )
+    if learn is not None and scheme is not None:
+        report |= learn_codes(
+            model,
+            inputs,
+            statistics,
+            output,
+            kind=learn,
+            scheme=scheme,
+            tensor_types=parse_tensor_types(tensor_type or []),
+            method=method,
+            nsamples=nsamples,
+            epochs=epochs,
+            rows=rows,
+            progress=progress,
+        )
+        statistics.unlink()
+    if json:
+        print_json(report)
+        return
+    if learn is not None:
+        stderr().print(
+            f"learned {report['learned']} layers as {scheme} in {report['learn_seconds']} s; "
+            "use them with compile --method learned"
+        )
+    stderr().print(
+        f"{output}: {report['layers']} layers on {report['samples']} samples, {report['rows']} "
+        f"rows; sensitivity: {report['sensitivity']}; {report['seconds']} s",
+        markup=False,
+    )

@@ -1,0 +1,143 @@
+"""``apq-tvm calibrate --learn``: codes learned block by block, kept in the calibration file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apq_tvm.calibrate import read_calls
+from apq_tvm.errors import BadInput
+from apq_tvm.progress import Progress, Silent
+
+if TYPE_CHECKING:
+    from apq_tvm.quantizers.blockwise import Run
+    from apq_tvm.quantizers.learned import Learned
+
+EPOCHS = 10
+"""Passes over the inputs per block, unless told otherwise; ABQ-LLM takes 20."""
+
+
+def learn_codes(
+    model: Path,
+    inputs: Path,
+    statistics: Path,
+    output: Path,
+    *,
+    kind: str,
+    scheme: str,
+    tensor_types: Mapping[str, str] | None = None,
+    method: str = "rtn",
+    nsamples: int | None = None,
+    epochs: int = EPOCHS,
+    rows: int = 4,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Learn codes for a scheme and write a calibration file that holds them.
+
+    Parameters
+    ----------
+    model, inputs : Path
+        As for `apq_tvm.calibrate.calibrate`.
+    statistics : Path
+        A calibration file of the model.
+    output : Path
+        The file to write: what `statistics` holds, and what was learned. An unfinished run leaves
+        ``<output>.learning`` beside it, from which the same call goes on with the next block.
+    kind : str
+        ``"abq"`` or ``"finetune"``.
+    scheme : str
+    tensor_types : mapping of str to str, optional
+        As for `apq_tvm.compile`.
+    method : str
+        How the codes are chosen that learning starts from.
+    nsamples, rows : int
+        As for `calibrate`.
+    epochs : int
+        Passes over the inputs per block.
+    progress : Progress, optional
+
+    Returns
+    -------
+    dict
+        ``learned`` (layers), ``kind``, ``scheme``, ``resumed`` (blocks), ``learn_seconds``.
+
+    Raises
+    ------
+    ApqError
+        See `apq_tvm.quantizers.blockwise.learn`.
+    """
+    from apq_tvm.onnx_import import import_onnx
+    from apq_tvm.quantizers import quantize
+    from apq_tvm.quantizers.blockwise import Run, learn
+    from apq_tvm.quantizers.calibration_file import CalibrationFile, load, save
+    from apq_tvm.quantizers.learned import Learned, to_arrays
+
+    started = time.perf_counter()
+    progress = progress or Silent()
+    imported = import_onnx(model)
+    file = load(statistics, imported)
+    calls, count = read_calls(imported, inputs, nsamples, rows)
+    quantized = quantize(
+        imported,
+        scheme,
+        tensor_types,
+        progress=progress,
+        calibration=file.calibration,
+        method=method,
+    )
+    about = {
+        "sha256": imported.sha256,
+        "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
+        "options": [kind, scheme, dict(tensor_types or {}), method, count, epochs, rows],
+    }
+    partial = output.with_name(f"{output.name}.learning")
+    learned, done = read_learning(partial, about)
+    run = Run(
+        imported, quantized, calls, file.calibration, kind, epochs, learned or Learned(kind), done
+    )
+    result = learn(run, lambda now: write_learning(partial, about, now), progress)
+    arrays, metadata = to_arrays(result)
+    save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
+    partial.unlink(missing_ok=True)
+    return {
+        "learned": len(result.tensors),
+        "kind": kind,
+        "scheme": scheme,
+        "resumed_blocks": done,
+        "learn_seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def write_learning(path: Path, about: Mapping[str, Any], run: Run) -> None:
+    """Save the blocks that are done."""
+    from apq_tvm.quantizers.calibration_file import write_arrays
+    from apq_tvm.quantizers.learned import to_arrays
+
+    arrays, metadata = to_arrays(run.learned)
+    write_arrays(path, arrays, {**metadata, "run": json.dumps(about), "done": str(run.done)})
+
+
+def read_learning(path: Path, about: Mapping[str, Any]) -> tuple[Learned | None, int]:
+    """The blocks an interrupted run had done; none if there was none.
+
+    Raises
+    ------
+    BadInput
+        The file is of another run or damaged.
+    """
+    from apq_tvm.quantizers.calibration_file import read_arrays
+    from apq_tvm.quantizers.learned import from_arrays
+
+    if not path.exists():
+        return None, 0
+    arrays, metadata = read_arrays(path)
+    if metadata.get("run") != json.dumps(about):
+        raise BadInput(
+            f"{path} is of an unfinished run with another model, other inputs or options; finish "
+            "that one, or delete the file"
+        )
+    return from_arrays(arrays, metadata), int(metadata.get("done", "0"))
