@@ -1,7 +1,10 @@
 """Default schedules of layers with codebooks, non-uniform tables and super-blocks, few rows of x.
 
-Decisions, as in `apq_tvm.schedules.x86_gemv`: ``streams``, row blocks read at once, ``ahead``,
-software prefetch distance of the codes.
+Decisions, as in `apq_tvm.schedules.x86_gemv`, and why their defaults come first (measured on Zen 5,
+4096 x 4096 W2s out of cache, 512-bit vectors, one thread):
+
+- ``streams``: row blocks read at once. Two took 172 us, one 198, four 183.
+- ``ahead``: software prefetch distance of the codes in bytes. 4 KB took 172 us, none 216.
 """
 
 from __future__ import annotations
@@ -44,8 +47,6 @@ def span_layout(spec: LinearSpec, lanes: int) -> SpanLayout:
 
 def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide) -> SpanBlocking:
     choices = (2, 1, 4) if m_tile == 1 else (1, 2)
-    if layout.rows == 16 and m_tile == 1:
-        choices = (4, 2, 1)
     blocks = layout.row_blocks(spec.n)
     possible = [s for s in choices if s <= blocks]
     # Narrow layers keep work for every core rather than many streams.
@@ -56,9 +57,8 @@ def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide)
     return SpanBlocking(m_tile, streams, step)
 
 
-def _ahead(decide: Decide, layout: SpanLayout, m_tile: int) -> int:
-    fast = layout.rows == 16 and m_tile == 1
-    return decide("ahead", (0, 4096, 2048, 8192) if fast else (4096, 0, 2048, 8192))
+def _ahead(decide: Decide) -> int:
+    return decide("ahead", (4096, 2048, 0, 8192))
 
 
 def schedule_spans(sch: Any, intrinsic: str, parallel: bool) -> None:
@@ -106,7 +106,7 @@ def span_kernel(family: str, instruction: DotInstruction, m_tile: int) -> Linear
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = span_layout(spec, lanes)
         _blocking(spec, layout, m_tile, decide)  # asked as `func` did
-        ahead = _ahead(decide, layout, m_tile)
+        ahead = _ahead(decide)
         if layout.entries:
             vbmi = "avx512vbmi" in profile.features
             top = 2 * layout.offset

@@ -3,7 +3,8 @@
 Sixteen values are one ``pshufb``; 32 are two and a blend by bit 4 of the index, 64 four and three
 blends. With VBMI ``vpermb`` looks up 64 values in one 512-bit register. Three-bit codes of four
 codebooks take the blend by their own high bit: its field needs no mask then, only a shift that
-brings the bit to the byte's top, which is all that a blend looks at.
+brings the bit to the byte's top, which is all that a blend looks at. The other two bits stand above
+the codebook's number, which thus is never shifted.
 
 ``vpmaddubsw`` adds two products to an int16 without saturation where the values are at most 127
 (2 * 127 * 127 = 32258), and two of its results can be summed where they are at most 64
@@ -18,7 +19,6 @@ from typing import Any
 
 from apq_tvm.tensorize.lookup_dot import LookupDot, LookupOperands, make_lookup_pair
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.unit import Unit
 from apq_tvm.tensorize.unit_dot import decoded, prefetch
 from apq_tvm.tensorize.x86_dot import MADDUBS, DotInstruction
 
@@ -102,26 +102,26 @@ def _whole_table(o: LookupOperands) -> Expr:
     return o.table.vload([zero], f"uint8x{o.dot.entries}")
 
 
-def _splits_high(unit: Unit, entries: int) -> bool:
-    """Whether the code's high bit, a field of its own, chooses between two tables."""
-    return entries == 32 and unit.bits == 3
+def _books_below(o: LookupOperands) -> bool:
+    """Whether the index is the codebook below two bits of the code, so that neither is shifted.
+
+    So with four codebooks of codes of 2 bits, or of 3 whose high bit, a field of its own, chooses
+    between two tables.
+    """
+    return o.dot.books == 4 and o.dot.unit.bits in (2, 3)
 
 
 def _shuffle_tables(o: LookupOperands) -> list[Expr]:
     """Sixteen values each, repeated in every 128 bits."""
     dot, unit = o.dot, o.dot.unit
-    lanes = range(unit.vector_bytes)
-    table = _whole_table(o)
-    if _splits_high(unit, dot.entries):
-        # Index: two low bits of the code, then the codebook.
-        return [
-            _shuffle(table, dot.entries, [8 * (i % 16 // 4) + 4 * high + i % 4 for i in lanes])
-            for high in range(2)
-        ]
-    return [
-        _shuffle(table, dot.entries, [first + i % 16 for i in lanes])
-        for first in range(0, dot.entries, 16)
-    ]
+    table, lanes = _whole_table(o), [i % 16 for i in range(unit.vector_bytes)]
+    parts = range(dot.entries // 16)
+    if _books_below(o):
+        size = 1 << unit.bits
+        orders = [[i % 4 * size + 4 * high + i // 4 for i in lanes] for high in parts]
+    else:
+        orders = [[16 * part + i for i in lanes] for part in parts]
+    return [_shuffle(table, dot.entries, order) for order in orders]
 
 
 def _permute_table(o: LookupOperands) -> list[Expr]:
@@ -161,10 +161,11 @@ def _value(
 
     unit = o.dot.unit
     size = unit.vector_bytes
-    if _splits_high(unit, o.dot.entries) and not permute:
-        ((width, low_shift), (_, high_shift)) = unit.fields
-        low = decoded(Unit(2, unit.rows, ((width, low_shift),)), o.codes, vector)
-        index = tirx.bitwise_or(low, _scaled(book, 2, size))
+    if _books_below(o) and not permute:
+        index = tirx.bitwise_or(_two_bits_up(o, vector), book)
+        if unit.bits == 2:
+            return _pshufb(tables[0], index, size)
+        _, high_shift = unit.fields[1]
         at = tirx.const(size * high_shift, "int64")
         plane = o.codes.vload([at], f"uint8x{size}")  # bit t of every byte is vector t's
         return _blend(tables[0], tables[1], index, _shifted(plane, 7 - vector, size), size)
@@ -180,6 +181,18 @@ def _value(
         return _blend(tables[0], tables[1], index, upper, size)
     halves = [_blend(*tables[i : i + 2], index, upper, size) for i in (0, 2)]
     return _choose(halves[0], halves[1], _shifted(index, 2, size), size)
+
+
+def _two_bits_up(o: LookupOperands, vector: int) -> Expr:
+    """The two low bits of a vector's codes, at bits 2 and 3."""
+    from tvm import tirx
+
+    size = o.dot.unit.vector_bytes
+    (width, shift), *_ = o.dot.unit.fields
+    assert (width, shift) == (2, 0)
+    part = o.codes.vload([tirx.const(size * (vector % 2), "int64")], f"uint8x{size}")
+    mask = tirx.Broadcast(tirx.const(0x0C, "uint8"), size)
+    return tirx.bitwise_and(_shifted(part, 2 - vector // 2 * 2, size), mask)
 
 
 def _scaled(book: Expr, bits: int, size: int) -> Expr:
