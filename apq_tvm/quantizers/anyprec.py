@@ -37,8 +37,9 @@ LLOYD_ROUNDS = 40
 """Most iterations of the seed; nearly all blocks stop moving before."""
 
 SPREADS = (1 / 3, 0.7)
-"""Seeds tried: clusters hold equal shares of the density to this power. A third is optimal for many
-clusters (Panter and Dite, "Quantization distortion in pulse-count modulation", 1951)."""
+"""Seeds tried besides halving: clusters hold equal shares of the density to this power. A third is
+optimal for many clusters (Panter and Dite, "Quantization distortion in pulse-count modulation",
+1951)."""
 
 BINS = 128
 """Of the histogram that seeds are taken from."""
@@ -72,7 +73,7 @@ def quantize_anyprec(w: F32, scheme: Scheme, name: str, context: QuantContext) -
     check_scale(scales, name, format_of(Scheme(8)))
     divisor = np.where(scales > 0, scales, np.float32(1))
     # Errors count in the weights' own units: a block's rows are scaled differently.
-    importance = _importance(w, context) * divisor**2
+    importance = np.asarray(_importance(w, context) * divisor**2, np.float32)
     codes = np.empty((n, k), np.uint8)
     blocks = -(-n // channels)
     tables = {b: np.empty((blocks, 1 << b), np.float16) for b in scheme.widths}
@@ -81,7 +82,8 @@ def quantize_anyprec(w: F32, scheme: Scheme, name: str, context: QuantContext) -
     def work(first: int) -> None:
         last = min(first + step, blocks)
         rows = slice(first * channels, min(last * channels, n))
-        clusters = _Clusters.of(w[rows] / divisor[rows], importance[rows], channels)
+        values = np.asarray(w[rows] / divisor[rows], np.float32)
+        clusters = _Clusters.of(values, importance[rows], channels)
         for bits in scheme.widths:
             clusters = clusters.seeded(bits) if bits == scheme.min_bits else clusters.split()
             tables[bits][first:last] = clusters.centroids()
@@ -144,20 +146,23 @@ class _Clusters:
 
     def seeded(self, bits: int) -> _Clusters:
         """2^bits clusters of least weighted squared error, by k-means from several seeds."""
-        best, most = self, np.full(len(self.values), -np.inf)
-        for spread in SPREADS:
-            found = replace(self, ends=self._positions(self._seed(1 << bits, spread)))
-            for _ in range(LLOYD_ROUNDS):
-                means = found._means()
-                ends = self._positions((means[:, 1:] + means[:, :-1]) / 2)
-                if np.array_equal(ends, found.ends):
-                    break
-                found = replace(self, ends=ends)
-            gain = found._explained()
-            better = (gain > most)[:, None]
-            chosen = found.ends if best is self else np.where(better, found.ends, best.ends)
-            best, most = replace(self, ends=chosen), np.maximum(gain, most)
-        return best
+        halves = self
+        for _ in range(bits):
+            halves = halves.split()
+        starts = [self._positions(self._seed(1 << bits, spread)) for spread in SPREADS]
+        found = [self._lloyd(ends) for ends in (halves.ends, *starts)]
+        best = np.argmax([replace(self, ends=ends)._explained() for ends in found], axis=0)
+        return replace(self, ends=np.stack(found)[best, np.arange(len(best))])
+
+    def _lloyd(self, ends: Ints) -> Ints:
+        """Ends that Lloyd's iteration arrives at: every value is in the cluster of its mean."""
+        for _ in range(LLOYD_ROUNDS):
+            means = replace(self, ends=ends)._means()
+            moved = self._positions((means[:, 1:] + means[:, :-1]) / 2)
+            if np.array_equal(moved, ends):
+                break
+            ends = moved
+        return ends
 
     def split(self) -> _Clusters:
         """Every cluster as the two that explain most."""
@@ -200,12 +205,12 @@ class _Clusters:
         mass, moment = self._sums()
         at = np.minimum(self.ends[:, :-1], self.values.shape[1] - 1)
         here = np.take_along_axis(self.values, at, 1)
-        return np.divide(moment, mass, out=here, where=mass > 0)
+        return np.asarray(np.divide(moment, mass, out=here, where=mass > 0))
 
     def _explained(self) -> F64:
         """Sum over clusters of moment^2 / mass, [B]: what k-means makes as large as it can."""
         mass, moment = self._sums()
-        return _ratio(moment * moment, mass).sum(axis=1)
+        return np.asarray(_ratio(moment * moment, mass).sum(axis=1))
 
     def _seed(self, clusters: int, power: float) -> F64:
         """Ends that give each cluster an equal share of the density's power, [B, k - 1]."""
@@ -217,7 +222,7 @@ class _Clusters:
         total /= np.maximum(total[:, -1:], 1e-300)
         wanted = np.arange(1, clusters) / clusters
         found = (total[:, None, :] < wanted[None, :, None]).sum(axis=2)  # [B, k - 1]
-        return edges[np.minimum(found + 1, BINS)]
+        return np.asarray(edges[np.minimum(found + 1, BINS)])
 
     def _positions(self, thresholds: F64) -> Ints:
         """Cluster ends at thresholds [B, k - 1], by one binary search over all blocks."""
@@ -242,7 +247,8 @@ class _Clusters:
         hits = np.flatnonzero(flat == np.repeat(largest, lengths))
         places = flat_starts.copy()
         places[filled] = hits[np.searchsorted(hits, flat_starts[filled])]
-        return places.reshape(starts.shape) - gain.shape[1] * np.arange(len(gain))[:, None]
+        inside = places.reshape(starts.shape) - gain.shape[1] * np.arange(len(gain))[:, None]
+        return np.asarray(inside)
 
 
 def _before(values: F64) -> F64:
@@ -254,4 +260,4 @@ def _before(values: F64) -> F64:
 
 def _ratio(a: F64, b: F64) -> F64:
     """a / b, 0 where b is not positive."""
-    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
+    return np.asarray(np.divide(a, b, out=np.zeros_like(a), where=b > 0))
