@@ -81,9 +81,7 @@ def lut_kernel(instruction: LutInstruction, bits: int, m_tile: int) -> LinearKer
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = _layout(spec, instruction)
         streams = _streams(decide, layout, spec, m_tile)
-        blocking = LutBlocking.of(
-            layout, spec.n, spec.k, m_tile, streams, instruction.table_dtype
-        )
+        blocking = LutBlocking.of(layout, spec.n, spec.k, m_tile, streams, instruction.table_dtype)
         ahead = decide("ahead", (4096, 0, 2048, 8192))
         units = units_of(blocking.span)
         unroll = decide("unroll", tuple(u for u in (1, 2, 4) if units % u == 0))

@@ -1,11 +1,12 @@
 """The scaffold of every table lookup of one unit of binary codes: operands, meaning, names.
 
-``acc[i, p, r] += Σ_quad table[i, quad, key(p, r, quad)]`` over the eight quads of a unit, for rows i
-of x, planes p and rows r of the weights. Row and plane axes are left out where there is one.
+``acc[i, p, r] += Σ_quad table[i, quad, key(p, r, quad)]`` over the eight quads of a unit, for rows
+i of x, planes p and rows r of the weights. Row and plane axes are left out where there is one.
 
 A bytewise unit (32 rows) has two uint16 sums per pair of rows t and 16 + t, modulo 2^16::
 
-    acc[i, p, 0, t] += table[key(t)] + 256 table[key(16 + t)]        acc[i, p, 1, t] += table[key(16 + t)]
+    acc[i, p, 0, t] += table[key(t)] + 256 table[key(16 + t)]
+    acc[i, p, 1, t] += table[key(16 + t)]
 
 which is what adding a vector of bytes as 16-bit lanes, and its high bytes once more, gives.
 A lookup with a key from memory cannot be tensorized, so the meaning sums over all 16 entries.
@@ -50,7 +51,10 @@ class LutDot:
     @property
     def acc_shape(self) -> tuple[int, ...]:
         """Shape of the sums."""
-        lead = (*((self.m,) if self.m > 1 else ()), *((self.unit.bits,) if self.unit.bits > 1 else ()))
+        lead = (
+            *((self.m,) if self.m > 1 else ()),
+            *((self.unit.bits,) if self.unit.bits > 1 else ()),
+        )
         return (*lead, *((2, 16) if self.unit.bytewise else (self.unit.rows,)))
 
     def split(self, axes: list[Expr]) -> tuple[Expr | None, Expr, list[Expr]]:
@@ -84,9 +88,7 @@ class LutDot:
         if side:
             second, half = side[0] == _i64(1), rest[0] == _i64(1)
             one, high = tirx.const(1, self.acc_dtype), tirx.const(256, self.acc_dtype)
-            factor = tirx.Select(
-                second, tirx.Select(half, one, high), tirx.Select(half, zero, one)
-            )
+            factor = tirx.Select(second, tirx.Select(half, one, high), tirx.Select(half, zero, one))
             value = value * factor
         return tirx.Select(key == entry.astype("int32"), value, zero)
 

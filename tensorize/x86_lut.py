@@ -187,7 +187,9 @@ def _permps(o: LutOperands) -> None:
     at = {(i, p): o.acc_at(i, p) for i in range(o.dot.m) for p in range(bits)}
     sums = {key: o.acc[tuple(index)] for key, index in at.items()}
     words = {
-        p: tirx.reinterpret(f"uint32x{rows}", o.codes.vload([_i64(4 * rows * p)], f"uint8x{4 * rows}"))
+        p: tirx.reinterpret(
+            f"uint32x{rows}", o.codes.vload([_i64(4 * rows * p)], f"uint8x{4 * rows}")
+        )
         for p in range(bits)
     }
     find = _find16 if rows == 16 else _find8

@@ -2,13 +2,13 @@
 
 A block is one group of g weights along K. It means (LUT-GEMM, section 3.1, equation 2)::
 
-    w[n, k] = Σ_i α[n, k // g, i] b_i[n, k] + z[n, k // g]        i = 0 .. q-1, b_i = -1 or +1
+    w[n, k] = Σ_i alpha[n, k // g, i] b_i[n, k] + z[n, k // g]     i = 0 .. q-1, b_i = -1 or +1
 
-Bit i of code [n, k] is 1 where b_i is +1. ``scales`` is α, float16 [N, G, q]; the tables have
-``offsets``, z, float16 [N, G]. Quantizers here give α in canonical order: not negative, the largest
-at the highest bit, as in the conversion from uniform integers (`from_uniform`), where
-α_i = 2^(i-1) s. Schemes are spelled ``bcq{q}[g{group}][A32]``: ``bcq3g128``, ``bcq2`` (one group per
-row), ``bcq2g64A32``.
+Bit i of code [n, k] is 1 where b_i is +1. ``scales`` is alpha, float16 [N, G, q]; the tables have
+``offsets``, z, float16 [N, G]. Quantizers here give alpha in canonical order: not negative, the
+largest at the highest bit, as in the conversion from uniform integers (`from_uniform`), where
+alpha_i = 2^(i-1) s. Schemes are spelled ``bcq{q}[g{group}][A32]``: ``bcq3g128``, ``bcq2`` (one
+group per row), ``bcq2g64A32``.
 """
 
 from __future__ import annotations
@@ -128,11 +128,12 @@ def _per_weight(values: NDArray[np.float16], width: int, k: int) -> F32:
 
 
 def from_uniform(tensor: QuantizedTensor, act_bits: int = 8) -> QuantizedTensor:
-    """Convert uniform integers: α_i = 2^(i-1) s, z = Σ ½ s 2^i + ẑ (LUT-GEMM, equation 5).
+    """Convert uniform integers: alpha_i = 2^(i-1) s, z = Σ ½ s 2^i + ẑ (LUT-GEMM, equation 5).
 
-    The conversion is exact in real arithmetic. In float16 α is exact for every normal scale, and
-    so is z without zero points, where it is -s / 2 (0 for 1-bit codes); with zero points z is
-    rounded once, by at most 2^-11 of its size. Negative scales flip the bits, so that α is positive.
+    The conversion is exact in real arithmetic. In float16 alpha is exact where s / 2 is a normal
+    number, and so is z without zero points, where it is -s / 2 (0 for 1-bit codes); with zero
+    points z is rounded once, by at most 2^-11 of its size. Negative scales flip the bits, so that
+    alpha is positive.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ def from_uniform(tensor: QuantizedTensor, act_bits: int = 8) -> QuantizedTensor:
         offsets = scale * (top / 2 - zero)
     if max(alphas.max(), np.abs(offsets).max()) > MAX_SCALE:
         check_scale(np.full(1, np.inf, np.float32), "tensor", fmt)
-    n, k = tensor.codes.shape
+    k = tensor.codes.shape[1]
     width = k if scheme.group_size == -1 else scheme.group_size
     flip = np.repeat(scale < 0, width, axis=1)[:, :k]
     return QuantizedTensor(

@@ -1,6 +1,9 @@
 """``y = act(x Wᵀ + b) + residual`` on binary codes by tables of activation sums, unscheduled.
 
-LUT-GEMM (section 3): ``y[m, n] = Σ_g (Σ_i α[n, g, i] Σ_quads table[m, quad, key] + z[n, g] Σ x[m, k])``.
+LUT-GEMM (section 3)::
+
+    y[m, n] = Σ_g (Σ_i alpha[n, g, i] Σ_quads table[m, quad, key] + z[n, g] Σ x[m, k])
+
 No weight is decoded: four bits of a plane pick a sum out of `apq_tvm.ops.lut_tables`. Three loop
 nests: lookups per span of columns, their sum with the scales, and the store with its epilogue. M is
 covered by tiles and row blocks are read by streams as in `apq_tvm.ops.linear`.
@@ -119,15 +122,16 @@ class _Nest:
     [row of the tile,] [plane,] lanes), so that each nest can be computed inside the next.
     """
 
-    def __init__(
-        self, spec: LinearSpec, layout: BcqLayout, blocking: LutBlocking, m: Expr
-    ) -> None:
+    def __init__(self, spec: LinearSpec, layout: BcqLayout, blocking: LutBlocking, m: Expr) -> None:
         self.spec, self.layout, self.blocking, self.m = spec, layout, blocking, m
         tile = blocking.dot.m
         outer = [(m + _i64(tile - 1)) // _i64(tile), _i64(blocking.bundles)]
         streams = _i64(blocking.streams)
         self.dots_shape = [
-            *outer, _i64(blocking.spans), streams, *map(_i64, blocking.dot.acc_shape)
+            *outer,
+            _i64(blocking.spans),
+            streams,
+            *map(_i64, blocking.dot.acc_shape),
         ]
         rows = [_i64(tile)] if tile > 1 else []
         self.sums_shape = [*outer, streams, *rows, *map(_i64, blocking.lanes)]
@@ -158,7 +162,6 @@ class _Nest:
 
     def dot(self, dots: Buffer, tables: Buffer, codes: Buffer) -> None:
         """Sums of looked-up entries, less what integer tables add to each."""
-        from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
         dot, units = self.blocking.dot, units_of(self.blocking.span)
@@ -204,7 +207,7 @@ class _Nest:
     def scale(
         self, sums: Buffer, dots: Buffer, scales: Buffer, steps: Buffer | None, totals: Buffer
     ) -> None:
-        """Σ over spans of (Σ_i α_i dot_i) step + z Σx."""
+        """Σ over spans of (Σ_i alpha_i dot_i) step + z Σx."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
@@ -246,9 +249,7 @@ class _Nest:
         chosen = tirx.Select(half == _i64(1), odd, even)
         return tirx.reinterpret("int16", chosen).astype("int32").astype("float32")
 
-    def store(
-        self, y: Buffer, sums: Buffer, bias: Buffer | None, residual: Buffer | None
-    ) -> None:
+    def store(self, y: Buffer, sums: Buffer, bias: Buffer | None, residual: Buffer | None) -> None:
         """Epilogue of every sum inside [M, N]."""
         from tvm.tirx.script.builder import ir as b
 

@@ -5,9 +5,9 @@ e adds x_t where bit t of e is 1 and subtracts it where it is 0 (LUT-GEMM, secti
 
 Integer tables hold ``128 + round(sum / scale)`` in uint8, with one scale per *span* of columns:
 ``scale = max over the span's quads of Σ|x_t| / 127``. Rounding moves an entry by at most half a
-scale, so a sum over a span of w columns, times α of q planes, is off by at most
+scale, so a sum over a span of w columns, times alpha of q planes, is off by at most
 
-    w / 4 · scale / 2 · Σ_i |α_i|        (`table_error_bound`)
+    w / 4 · scale / 2 · Σ_i |alpha_i|        (`table_error_bound`)
 
 besides float32 rounding. The mean error is far below: entries are rounded to both sides. A span
 whose largest sum is below 2^-100 counts as zero. A NaN or an infinity among the activations makes
@@ -133,7 +133,7 @@ def lut_tables(k: int, padded_k: int, span: int, dtype: str) -> PrimFunc:
 
 
 class _Span:
-    """Emits the loops for one span of one row; `source` is x or a padded copy of its last columns."""
+    """Emits the loops for one span of one row of x, or of a padded copy of its last columns."""
 
     def __init__(
         self,
@@ -145,9 +145,13 @@ class _Span:
         sums: Buffer,
         suffix: str,
     ) -> None:
-        lead = [] if source_row is None else [source_row]
-        self.x = lambda column: source[(*lead, first + column)]
+        self._source, self._first = source, first
+        self._lead = [] if source_row is None else [source_row]
         self.tables, self.scales, self.sums, self.suffix = tables, scales, sums, suffix
+
+    def x(self, column: Expr) -> Expr:
+        """Activation of a column of the span."""
+        return self._source[(*self._lead, self._first + column)]
 
     def emit(self, row: Expr, span: Expr, width: int) -> None:
         """Scale, tables and sum of span number `span`."""
@@ -158,7 +162,7 @@ class _Span:
         self._sum(row, span, quads)
         inverse = None
         if self.scales is not None:
-            inverse = self._scale(row, span, quads)
+            inverse = self._scale(self.scales, row, span, quads)
         with b.grid(_i64(quads), _i64(ENTRIES)) as (q0, e0), b.sblock(f"table{self.suffix}"):
             q, e = b.axis.remap("SS", [q0, e0])
             b.reads(*([] if inverse is None else [inverse[0]]))
@@ -197,7 +201,7 @@ class _Span:
             four = [lanes[i] + lanes[i + 4] for i in range(4)]
             b.buffer_store(self.sums, (four[0] + four[1]) + (four[2] + four[3]), [row, span])
 
-    def _scale(self, row: Expr, span: Expr, quads: int) -> Buffer:
+    def _scale(self, scales: Buffer, row: Expr, span: Expr, quads: int) -> Buffer:
         """Store the span's scale; its inverse is in the buffer returned."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
@@ -225,12 +229,12 @@ class _Span:
             b.buffer_store(top, tirx.max(top[0], largest[lane]), [0])
         with b.sblock(f"factors{self.suffix}"):
             b.reads(top[0])
-            b.writes(inverse[0], self.scales[row, span])
+            b.writes(inverse[0], scales[row, span])
             size = tirx.reinterpret("float32", top[0])
             tiny = size < tirx.const(TINY, "float32")
             zero, most = tirx.const(0.0, "float32"), tirx.const(float(LARGEST), "float32")
             scale = tirx.Select(tiny, zero, size * tirx.const(1 / LARGEST, "float32"))
-            b.buffer_store(self.scales, scale, [row, span])
+            b.buffer_store(scales, scale, [row, span])
             b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
         return inverse
 

@@ -1,18 +1,18 @@
 """Binary codes by alternating least squares: scales to the codes, then codes to the scales.
 
 After Xu et al., "Alternating Multi-bit Quantization for Recurrent Neural Networks" (ICLR 2018),
-which LUT-GEMM quantizes with (its reference 54), with an offset per group and importance per weight.
-For every group the squared error Σ_k h_k (w_k - Σ_i α_i b_ik - z)² is reduced in turns:
+which LUT-GEMM quantizes with (its reference 54), plus an offset per group and weights' importance.
+For every group the squared error Σ_k h_k (w_k - Σ_i alpha_i b_ik - z)² is reduced in turns:
 
-1. The codes are fixed: α and z solve q + 1 normal equations. The sums over a group depend on its
-   weights only through the sums of h and h w per code, so a group costs two histograms and then
-   2^q rows instead of its weights.
-2. α and z are fixed, rounded to float16: every weight takes the nearest of the 2^q sorted sums, by
-   comparison with their midpoints, in a binary search where there are many.
+1. The codes are fixed: alpha and z solve q + 1 normal equations. The sums over a group depend on
+   its weights only through the sums of h and h w per code, so a group costs two histograms and
+   then 2^q rows instead of its weights.
+2. alpha and z are fixed, rounded to float16: every weight takes the nearest of the 2^q sorted sums,
+   by comparison with their midpoints, in a binary search where there are many.
 
-Starts are the conversion of searched uniform rounding and the greedy codes (the sign of what is left,
-plane by plane). Every round's float16 parameters are judged by their exact error,
-and the best ever met is kept, so the result is never worse than any start.
+Starts are the conversion of searched uniform rounding and the greedy codes (the sign of what is
+left, plane by plane). Every round's float16 parameters are judged by their exact error, and the
+best ever met is kept, so the result is never worse than any start.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def quantize_tensor(w: F32, scheme: Scheme, name: str, context: QuantContext) ->
         best = _search(work, [_joined(start, span), work.greedy()])
         if not np.isfinite(best).all():
             raise BadScheme(
-                f"{name}: a scale of {scheme} exceeds {MAX_SCALE:.0f}, the largest float16, because "
-                "its weights are too large; keep this tensor float (--tensor-type NAME=float)"
+                f"{name}: a scale of {scheme} exceeds {MAX_SCALE:.0f}, the largest float16: "
+                "weights are too large; keep this tensor float (--tensor-type NAME=float)"
             )
         codes[rows, columns] = work.codes(best).reshape(rows.stop - rows.start, -1)
         scales[span] = best[:, :-1].reshape(-1, count, scheme.bits)
@@ -125,16 +125,16 @@ def _parts(n: int, k: int, group_size: int) -> Iterator[tuple[slice, slice, int,
             yield rows, slice(whole, k), whole // width, k - whole
 
 
-def _importance(
-    stats: LayerStats | None, rows: slice, columns: slice, width: int
-) -> F64 | None:
-    """Importance of every weight [groups, width], mean 1 in each group; None where all are equal."""
+def _importance(stats: LayerStats | None, rows: slice, columns: slice, width: int) -> F64 | None:
+    """Importance of every weight [groups, width], of mean 1; None where all are equal."""
     if stats is None:
         return None
     if stats.fisher is not None:
         values = stats.fisher[rows, columns]
     else:
-        values = np.broadcast_to(stats.mean_square[columns], (rows.stop - rows.start, columns.stop - columns.start))
+        values = np.broadcast_to(
+            stats.mean_square[columns], (rows.stop - rows.start, columns.stop - columns.start)
+        )
     values = values.reshape(-1, width).astype(np.float64)
     mean = values.mean(axis=1, keepdims=True)
     known = np.isfinite(mean) & (mean > 0)
@@ -157,9 +157,9 @@ def _search(work: _Groups, starts: list[F64]) -> F64:
         last = np.full(len(best), np.inf)
         for _ in range(ROUNDS if work.bits <= COMPARED else ROUNDS_WIDE):
             fit = part.fit(now)
-            better = fit.error < least[at]
+            better = np.asarray(fit.error < least[at])
             best[at[better]], least[at[better]] = now[better], fit.error[better]
-            going = (fit.error > 0) & (last - fit.error > ENOUGH * fit.error)
+            going = np.asarray((fit.error > 0) & (last - fit.error > ENOUGH * fit.error))
             if not going.any():
                 break
             last, now, at = fit.error[going], _canonical(fit.solution[going]), at[going]
@@ -226,7 +226,7 @@ class _Groups:
     @property
     def bits(self) -> int:
         """q."""
-        return self.planes.signs.shape[1] - 1
+        return int(self.planes.signs.shape[1]) - 1
 
     def greedy(self) -> F64:
         """Parameters of the greedy codes: mean, then the mean size of what is left."""
@@ -278,7 +278,7 @@ class _Groups:
 
     def fit(self, parameters: F64) -> _Fit:
         """Take the nearest codes; their error and their best parameters (not rounded)."""
-        finite = np.isfinite(parameters).all(axis=1)
+        finite = np.asarray(np.isfinite(parameters).all(axis=1))
         parameters = np.where(finite[:, None], parameters, 0.0)
         sums, order = self._order(parameters)
         place = self._nearest(sums)

@@ -11,7 +11,7 @@ R = 32, for lookups with one table per 128-bit lane (``vpshufb``): four chunks o
 plane after plane of 32 bytes; the low nibbles are the chunk's first quad, the high ones its second;
 byte ``2t`` is row t and byte ``2t + 1`` row 16 + t.
 
-``scales`` float16 [NB, Kp / gw, q + 1, R] has the α of every plane, lowest first, and then z.
+``scales`` float16 [NB, Kp / gw, q + 1, R] has the alpha of every plane, lowest first, and then z.
 """
 
 from __future__ import annotations

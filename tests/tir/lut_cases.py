@@ -47,8 +47,8 @@ def tables(x: Array, padded_k: int, span: int) -> tuple[Array, Array, Array]:
     quads = padded.reshape(m, -1, span // 4, 4)
     scale = np.abs(quads).sum(-1, dtype=np.float32).max(-1) / np.float32(127)  # [M, spans]
     sums = quads.astype(np.float64) @ SIGNS.T  # [M, spans, quads, 16]
-    rounded = np.rint(np.divide(sums, scale[..., None, None], where=scale[..., None, None] > 0))
-    rounded = np.where(scale[..., None, None] > 0, rounded, 0)
+    step = scale[..., None, None]
+    rounded = np.rint(np.divide(sums, step, where=step > 0, out=np.zeros_like(sums)))
     return (rounded + 128).reshape(m, -1), scale, quads.sum((-1, -2), dtype=np.float64)
 
 
