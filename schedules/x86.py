@@ -170,6 +170,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
     from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
     from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
+    from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
     from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
     from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86_lut import LUT_KERNELS
@@ -184,5 +185,6 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *MIXED_KERNELS,
         *CODEBOOK_KERNELS,
         *PLAIN_KERNELS,
+        *DECODED_KERNELS,
         *GENERIC_KERNELS,
     )

@@ -16,13 +16,23 @@ from apq_tvm.codegen.layouts.codebook import CodebookLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import codebook, nonlinear, superblock
 from apq_tvm.ops.codebook_linear import DOTS, STAGES, SpanBlocking, lookup_of, span_linear
+from apq_tvm.ops.gemm_spans import span_gemm
+from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.x86_gemm import (
+    M_MIN,
+    _even_block,
+    _integer_tiles,
+    _micro_kernel,
+    _schedule_stages,
+)
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
-from apq_tvm.tensorize.x86_lookup import MOST_ENTRIES, lookup_intrinsic
+from apq_tvm.tensorize.x86_gemm import Tile, integer_gemm_intrinsic
+from apq_tvm.tensorize.x86_lookup import MOST_ENTRIES, decode_intrinsic, lookup_intrinsic
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
@@ -85,19 +95,21 @@ def schedule_spans(sch: Any, intrinsic: str, parallel: bool) -> None:
         sch.tensorize(sch.get_loops(sch.get_sblock(name))[0], intrinsic)
 
 
+def _check(spec: LinearSpec, profile: DeviceProfile, instruction: DotInstruction) -> None:
+    """Decline what no kernel of this file computes on the device."""
+    scheme, lanes = spec.scheme, instruction.rows
+    assert scheme is not None
+    if not scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {scheme}")
+    check_features(profile, instruction.features, lanes)
+    entries = span_layout(spec, lanes).entries
+    if entries > MOST_ENTRIES:
+        raise NotApplicable(f"{scheme} has {entries} centroids; registers hold {MOST_ENTRIES}")
+
+
 def span_kernel(family: str, instruction: DotInstruction, m_tile: int) -> LinearKernel:
     """The record of one kernel for M >= m_tile."""
     lanes = instruction.rows
-
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme = spec.scheme
-        assert scheme is not None
-        if not scheme.integer_acts:
-            raise NotApplicable(f"is for integer activations, not {scheme}")
-        check_features(profile, instruction.features, lanes)
-        entries = span_layout(spec, lanes).entries
-        if entries > MOST_ENTRIES:
-            raise NotApplicable(f"{scheme} has {entries} centroids; registers hold {MOST_ENTRIES}")
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = span_layout(spec, lanes)
@@ -119,7 +131,7 @@ def span_kernel(family: str, instruction: DotInstruction, m_tile: int) -> Linear
         name=f"{family}_A8_{instruction.name}_r{lanes}m{m_tile}",
         m_min=m_tile,
         m_max=-1,
-        check=check,
+        check=lambda spec, profile: _check(spec, profile, instruction),
         layout=lambda spec, _: span_layout(spec, lanes),
         func=func,
         schedule=schedule,
@@ -127,10 +139,70 @@ def span_kernel(family: str, instruction: DotInstruction, m_tile: int) -> Linear
     )
 
 
-CODEBOOK_KERNELS: tuple[LinearKernel, ...] = tuple(
-    span_kernel(family, instruction, m_tile)
-    for family in FAMILIES
-    for instruction in INSTRUCTIONS
-    for m_tile in M_TILES
+def _gemm_blocking(
+    spec: LinearSpec, layout: SpanLayout, instruction: DotInstruction, decide: Decide
+) -> GemmBlocking:
+    """The decisions of a GEMM, as in `apq_tvm.schedules.x86_gemm.integer_blocking`."""
+    tiles = _integer_tiles(instruction, False, _top(layout).bit_length())
+    m_tile, vectors = decide("tile", tiles)
+    step, kp = max(UNIT_K, layout.group), layout.padded_k(spec.k)
+    k_block = _even_block(kp, step, decide("k_block", (256, 512, 384, 1024)))
+    k_step = min(layout.group, decide("k_step", (64, 32)))
+    m_tiles, ahead = decide("m_tiles", (32, 16, 64, 8)), decide("prefetch", (True, False))
+    return GemmBlocking(m_tile, vectors, k_step, k_block, m_tiles, ahead)
+
+
+def _top(layout: SpanLayout) -> int:
+    """Largest value that is multiplied."""
+    return 2 * layout.offset if layout.entries else (1 << layout.bits) - 1
+
+
+def _sum_bits(layout: SpanLayout) -> int:
+    """Bits of codes that vpmaddubsw can sum as often: 64 counts like 63 (4 * 64 * 127 = 32512)."""
+    return (_top(layout) - 1 if layout.entries else _top(layout)).bit_length()
+
+
+def gemm_kernel(family: str, instruction: DotInstruction) -> LinearKernel:
+    """The record of one GEMM."""
+    lanes = instruction.rows
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout = span_layout(spec, lanes)
+        return span_gemm(spec, layout, _gemm_blocking(spec, layout, instruction, decide))
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout = span_layout(spec, lanes)
+        bl = _gemm_blocking(spec, layout, instruction, decide)
+        _schedule_stages(sch)
+        if layout.entries:
+            vbmi = "avx512vbmi" in profile.features
+            lookup = sch.get_loops(sch.get_sblock("lookup"))[-4]
+            sch.tensorize(lookup, decode_intrinsic(lookup_of(layout, 1), vbmi))
+            for name in ("empty", *(["book"] if layout.entries > 1 << layout.bits else [])):
+                for loop in sch.get_loops(sch.get_sblock(name))[2:-1]:
+                    sch.unroll(loop)
+        tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
+        _micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, _sum_bits(layout)), 5)
+
+    return LinearKernel(
+        name=f"gemm_{family}_A8_{instruction.name}_r{lanes}",
+        m_min=M_MIN,
+        m_max=-1,
+        check=lambda spec, profile: _check(spec, profile, instruction),
+        layout=lambda spec, _: span_layout(spec, lanes),
+        func=func,
+        schedule=schedule,
+        family=family,
+    )
+
+
+CODEBOOK_KERNELS: tuple[LinearKernel, ...] = (
+    *(gemm_kernel(family, instruction) for family in FAMILIES for instruction in INSTRUCTIONS),
+    *(
+        span_kernel(family, instruction, m_tile)
+        for family in FAMILIES
+        for instruction in INSTRUCTIONS
+        for m_tile in M_TILES
+    ),
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

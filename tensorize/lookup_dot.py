@@ -53,10 +53,10 @@ class LookupDot:
         groups = (self.unit.groups,) if self.unit.groups > 1 else ()
         return (*groups, self.unit.rows)
 
-    def term(
+    def choose(
         self, load: Callable[[Expr], Expr], book: Expr | None, value: Expr, at: tuple[Expr, ...]
     ) -> Expr:
-        """Term of the sum for reduction indices ``(vector, byte of the quad, entry)``.
+        """`value` if the weight's code means the table's entry, else 0.
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class LookupDot:
         book : PrimExpr or None
             uint8, of the weight's group and row.
         value : PrimExpr
-            ``table[entry] * x``, int32.
+            Of that entry.
         at : tuple of PrimExpr
             Vector of the unit, byte of the vector, entry of the table.
         """
@@ -76,7 +76,7 @@ class LookupDot:
         if book is not None:
             bits = tirx.const(self.unit.bits, "int32")
             code = code + tirx.shift_left(book.astype("int32"), bits)
-        return tirx.Select(code == entry.astype("int32"), value, tirx.const(0, "int32"))
+        return tirx.Select(code == entry.astype("int32"), value, tirx.const(0, str(value.ty)))
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,15 @@ class LookupOperands:
     def x_at(self, row: int, k: int) -> list[Expr]:
         """Index of one activation."""
         return [_i64(row), _i64(k)] if self.dot.m > 1 else [_i64(k)]
+
+
+def make_decode_pair(dot: LookupDot, implement: Body) -> tuple[Any, Any]:
+    """(desc, impl) of looking a unit's values up: ``values[v, r, c] += table[...]``, uint8.
+
+    Operands are (codes, table, [book,] values uint8 [8, R, 4]); ``x`` of `LookupOperands` is None
+    and `acc` the values.
+    """
+    return _decode_member(dot, _plain_decode), _decode_member(dot, implement)
 
 
 def make_lookup_pair(dot: LookupDot, implement: Body) -> tuple[Any, Any]:
@@ -178,5 +187,48 @@ def _plain_loops(o: LookupOperands) -> None:
         x = o.x[(*lead, vector * _i64(4) + c)].astype("int32")
         value = o.table[entry].astype("int32") * x
         where = (vector, r * _i64(4) + c, entry)
-        term = dot.term(lambda byte: o.codes[byte], book, value, where)
+        term = dot.choose(lambda byte: o.codes[byte], book, value, where)
+        b.buffer_store(o.acc, o.acc[at] + term, list(at))
+
+
+def _decode_member(dot: LookupDot, body: Body) -> Any:
+    """PrimFunc (codes, table, [book,] values) whose block holds `body`."""
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    unit = dot.unit
+
+    def operand(name: str, shape: tuple[int, ...], align: int) -> Buffer:
+        handle = b.arg(name, b.handle())
+        return b.match_buffer(handle, shape, "uint8", offset_factor=1, align=align)
+
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("lookup")
+        codes = operand("codes", (unit.nbytes,), unit.vector_bytes)
+        table = operand("table", (dot.entries,), 16)
+        book = operand("book", dot.book_shape, unit.rows) if dot.books > 1 else None
+        values = operand("values", (8, unit.rows, 4), unit.vector_bytes)
+        with b.sblock("root"):
+            inputs = [codes, table, *([] if book is None else [book])]
+            b.reads(*(_whole(buffer) for buffer in (values, *inputs)))
+            b.writes(_whole(values))
+            body(LookupOperands(dot, codes, None, table, book, values))
+    return builder.get()
+
+
+def _plain_decode(o: LookupOperands) -> None:
+    from tvm.tirx.script.builder import ir as b
+
+    dot, unit = o.dot, o.dot.unit
+    with b.grid(8, unit.rows, 4, dot.entries) as loops, b.sblock("lookup"):
+        v, r, c, entry = b.axis.remap("SSSR", loops)
+        at, book = (v, r, c), None
+        if o.book is not None:
+            book = o.book[v // unit.vectors, r] if unit.groups > 1 else o.book[r]
+        b.reads(
+            o.acc[at], o.codes[0 : unit.nbytes], o.table[entry], *([] if book is None else [book])
+        )
+        b.writes(o.acc[at])
+        where = (v, r * 4 + c, entry)
+        term = dot.choose(lambda byte: o.codes[byte], book, o.table[entry], where)
         b.buffer_store(o.acc, o.acc[at] + term, list(at))

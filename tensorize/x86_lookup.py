@@ -17,7 +17,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.lookup_dot import LookupDot, LookupOperands, make_lookup_pair
+from apq_tvm.tensorize.lookup_dot import (
+    LookupDot,
+    LookupOperands,
+    make_decode_pair,
+    make_lookup_pair,
+)
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit_dot import decoded, prefetch
 from apq_tvm.tensorize.x86_dot import MADDUBS, DotInstruction
@@ -79,6 +84,42 @@ def lookup_intrinsic(
                 _vnni(o, group, vectors, value)
 
     return register(name, lambda: make_lookup_pair(dot, implement))
+
+
+def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
+    """Register (once) and name the lookup of one unit's values, added to bytes that are 0.
+
+    Parameters
+    ----------
+    dot : LookupDot
+    vbmi : bool
+        Whether there is ``vpermb`` on 512-bit vectors.
+
+    Returns
+    -------
+    str
+        The intrinsic's name.
+    """
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    unit = dot.unit
+    permute = vbmi and unit.rows == 16 and dot.entries > 16
+    name = f"apq_{'vpermb' if permute else 'pshufb'}_{unit.rows}x32_lut{unit.bits}b{dot.books}u8"
+
+    def implement(o: LookupOperands) -> None:
+        tables = _permute_table(o) if permute else _shuffle_tables(o)
+        for group in range(unit.groups):
+            book = _book(o, group)
+            for vector in range(group * unit.vectors, (group + 1) * unit.vectors):
+                size = unit.vector_bytes
+                before = o.acc.vload([vector, 0, 0], f"uint8x{size}")
+                value = before + _value(o, tables, permute, vector, book)
+                b.buffer_store(o.acc, value, [vector, 0, tirx.Ramp(0, 1, size)])
+
+    return register(
+        name + ("_g16" if unit.groups == 2 else ""), lambda: make_decode_pair(dot, implement)
+    )
 
 
 def _call(dtype: str, name: str, *operands: Expr) -> Expr:

@@ -286,7 +286,7 @@ class _SpanLinear:
                 term = decode(u, load, vector, lane) * x
             else:
                 product = value.astype("int32") * x
-                term = lookup_of(layout, mt).term(load, chosen, product, (vector, lane, entry[0]))
+                term = lookup_of(layout, mt).choose(load, chosen, product, (vector, lane, entry[0]))
             b.buffer_store(dots, dots[at] + term, list(at))
 
     def _add(self, share: _Share, dots: Buffer, totals: Buffer, least: Buffer | None) -> None:
