@@ -225,7 +225,8 @@ def to_tensor(codes: Codes) -> tuple[QuantizedTensor | None, str]:
     zeros, reason = _zeros(zero, codes, scale.shape)
     if reason:
         return None, f"{where} have {reason}"
-    values = np.ascontiguousarray(codes.values.astype(np.int16) - codes.low, np.uint8)
+    numbered = codes.values if not codes.low else codes.values.astype(np.int16) - codes.low
+    values = np.ascontiguousarray(numbered, np.uint8)
     scheme = Scheme(codes.bits, zeros is not None, group_size=group)
     rounded = f"; scales rounded to float16 change by at most {change:.2%}" if change else ""
     return QuantizedTensor(values, half, zeros, scheme), where + rounded

@@ -32,7 +32,7 @@ SUPPORTED = frozenset(
 # Those TVM's importer knows and this compiler still refuses, with the reason.
 _SIZE = "the size of its output depends on data"
 _SEQUENCE = "sequences and optionals are no tensors"
-_CONTRIB = "it is no standard operator; see CONTRIB for those of onnxruntime that can be read"
+_CONTRIB = "it is no standard operator; onnxruntime's are read from its own domain, com.microsoft"
 REFUSED = {
     **dict.fromkeys(("Compress", "NonMaxSuppression", "AllClassNMS", "NonZero", "Unique"), _SIZE),
     **dict.fromkeys(

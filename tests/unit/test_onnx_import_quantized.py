@@ -321,6 +321,57 @@ def test_a_tied_head_of_codes_shares_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensor.codes, codes)
 
 
+def test_a_tied_head_of_packed_codes_shares_them(tmp_path: Path) -> None:
+    """As onnxruntime-genai writes it: the table is a view of the head's weight."""
+    codes = RNG.integers(0, 16, (20, 64)).astype(np.uint8)
+    nodes = [
+        ("Reshape", "w flat", "t"),
+        ("Reshape", "s grid", "ts"),
+        ("com.microsoft.GatherBlockQuantized", "t ids ts", "e", {"block_size": 32}),
+        (
+            "com.microsoft.MatMulNBits",
+            "e w s",
+            "y",
+            {"N": 20, "K": 64, "bits": 4, "block_size": 32},
+        ),
+    ]
+    weights = {
+        "w": pack(codes, 4).reshape(20, 2, 16),
+        "s": np.abs(rand(40)) + 0.1,
+        "flat": np.array([20, 32]),
+        "grid": np.array([20, 2]),
+    }
+    path = save(build(nodes, {"ids": ("int64", ["b"])}, "y", weights, 21, domains=MS), tmp_path)
+    model = check(path, {"b": 3}, tolerance=1e-4)
+    assert only(model, "apq.Linear").inputs[1] == only(model, "apq.Embedding").inputs[0]
+    (tensor,) = model.quantized.values()
+    np.testing.assert_array_equal(tensor.codes, codes)
+
+
+def test_codes_beside_the_model_are_mapped(tmp_path: Path) -> None:
+    path, codes, _ = nbits(tmp_path)
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="model.data")
+    np.testing.assert_array_equal(kept(import_onnx(path)).codes, codes)
+    data = (tmp_path / "model.data").read_bytes()
+    (tmp_path / "model.data").write_bytes(data[:100])
+    with pytest.raises(ImportFailed, match="truncated"):
+        import_onnx(path)
+
+
+def test_blocks_beyond_all_bounds_take_no_memory(tmp_path: Path) -> None:
+    codes = RNG.integers(0, 16, (6, 32)).astype(np.uint8)
+    nodes = [("DequantizeLinear", "q s", "w", {"axis": 0, "block_size": 2**40})]
+    nodes.append(("MatMul", "x w", "y"))
+    weights = {"q": codes.T, "s": np.abs(rand(1, 6)) + 0.1}
+    path = save(build(nodes, {"x": ("float32", ["b", 32])}, "y", weights, 21), tmp_path)
+    np.testing.assert_array_equal(kept(import_onnx(path)).codes, codes)
+    attrs = {"block_size": 2**40, "K": 2**40}
+    path, _, _ = nbits(tmp_path, attrs=attrs)
+    with pytest.raises(ImportFailed, match="'w' is uint8"):
+        import_onnx(path)
+
+
 # Integer products
 
 
