@@ -14,6 +14,7 @@ import numpy as np
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.codes import CODE_BITS, Codes, check_scales
 from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.linear import linear
 from apq_tvm.types import Array, Node
 
 BITS = (2, 4, 8)
@@ -30,7 +31,7 @@ def unpack(packed: Array, bits: int, count: int) -> Array:
 
 
 def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
-    """``com.microsoft.MatMulNBits`` as a product with the matrix its codes mean.
+    """``com.microsoft.MatMulNBits`` as ``apq.Linear`` with the matrix its codes mean.
 
     Raises
     ------
@@ -66,20 +67,11 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
     source = f"MatMulNBits of {bits} bits in blocks of {size}"
     kept = Codes(values, bits, 0, scale, zero, (1, min(size, k)), source)
     weight = store(graph, packed, f".{n}x{k}.b{bits}g{size}.{scales}.{zeros}", kept)
-    return _product(graph, node, x, weight, bias)
-
-
-def _product(graph: Graph, node: Node, x: str, weight: str, bias: str) -> list[Node]:
-    """``x @ weight.T + bias``, as MatMul and Add, which `linear` makes a layer of."""
-    turned = f"{weight}.T"
-    if turned not in graph.weights:
-        graph.weights[turned] = graph.weights[weight].T
-        graph.codes[turned] = graph.codes[weight].transposed
     y = graph.fresh(f"{node.name}.product") if bias else node.outputs[0]
-    product = Node("MatMul", node.name, (x, turned), (y,))
-    if not bias:
-        return [product]
-    return [product, Node("Add", graph.fresh(f"{node.name}.bias"), (y, bias), node.outputs)]
+    nodes = linear(graph, node, x, weight, y)
+    if bias:
+        nodes.append(Node("Add", graph.fresh(f"{node.name}.bias"), (y, bias), node.outputs))
+    return nodes
 
 
 def store(graph: Graph, source: str, suffix: str, codes: Codes) -> str:
