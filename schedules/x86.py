@@ -168,6 +168,7 @@ def _physical_cores(values: dict[str, list[str]]) -> int:
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on x86, in order of preference."""
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
+    from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS
     from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
     from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
     from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
@@ -180,6 +181,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     return (
         *GEMM_KERNELS,
         *GEMV_KERNELS,
+        *ANYPREC_KERNELS,
         *BALANCE_KERNELS,
         *LUT_KERNELS,
         *MIXED_KERNELS,
