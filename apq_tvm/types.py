@@ -210,6 +210,9 @@ class LayerStats:
         E[x xᵀ].
     fisher : float32 [N, K] or None
         E[(dL/dw)^2], where the model has a language-model loss.
+    importance : float
+        Mean of |dL/dy|^2 over rows and outputs, by which errors of different layers compare; the
+        means above weigh each row by its own. 0 where it was not measured.
     """
 
     mean_square: NDArray[np.float32]
@@ -218,6 +221,7 @@ class LayerStats:
     samples: int
     hessian: NDArray[np.float32] | None = None
     fisher: NDArray[np.float32] | None = None
+    importance: float = 0.0
 
 
 @dataclass(frozen=True)

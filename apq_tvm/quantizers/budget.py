@@ -1,10 +1,10 @@
 """A scheme for every layer, so that the whole model meets a budget of bits per weight.
 
-Every candidate's error is measured: what it adds to the layer's output, E|x (W - Ŵ)ᵀ|² under the
-calibration's H or E[x²], relative to the output itself, E|x Wᵀ|². Noise of that size at every layer
-adds up on the way to the model's output, so the sum over layers is what the choice minimises, a
-multiple-choice knapsack. All weights that `apq-tvm inspect` counts are counted, embedding tables
-too (their error is relative to the table's own square; a token's row is as likely as another's).
+Every candidate's error is measured: what it adds to the layer's output, under the calibration's H
+or E[x²], and how much that hurts the model (`error_feedback.damage`). The sum over layers is what the
+choice minimises, a multiple-choice knapsack. All weights that ``apq-tvm inspect`` counts are
+counted; embedding tables are not chosen for, since no matrix product tells their sensitivity: they
+keep the scheme they were given (``--tensor-type``), unless a language model's head shares theirs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from apq_tvm.errors import BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import dequantize, nbytes
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.error_feedback import output_error
+from apq_tvm.quantizers.error_feedback import damage
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import Calibration, ImportedModel, LayerStats, Scheme
 
@@ -51,7 +51,7 @@ class Item:
     bits : tuple of int
         Stored bits, scales and tables included, per candidate.
     errors : tuple of float
-        Relative output error, per candidate.
+        `damage` per candidate.
     """
 
     nodes: tuple[str, ...]
@@ -69,9 +69,9 @@ class BudgetPlan:
     schemes : mapping of str to str
         Layer → scheme.
     errors : mapping of str to float
-        Layer → relative output error.
+        Layer → `damage`.
     bits_per_weight : float
-        Over all weights that were chosen for.
+        Over all weights that count.
     """
 
     schemes: Mapping[str, str]
@@ -98,6 +98,7 @@ def choose_schemes(
     target: float,
     calibration: Calibration | None,
     progress: Progress | None = None,
+    fixed: Mapping[str, Scheme] | None = None,
 ) -> BudgetPlan:
     """Choose a scheme for every layer.
 
@@ -113,6 +114,8 @@ def choose_schemes(
     calibration : Calibration or None
         Without it all inputs count the same.
     progress : Progress, optional
+    fixed : mapping of str to Scheme, optional
+        Names of weights that are counted, but keep their schemes.
 
     Returns
     -------
@@ -142,18 +145,25 @@ def choose_schemes(
             known = next((stats[node] for node in nodes if node in stats), None)
             array = np.asarray(model.weights[weight], np.float32)
             items.append(measure(array, tuple(nodes), schemes, known, weight))
+    taken = 0
     total = sum(item.size for item in items)
-    choice = solve([i.bits for i in items], [i.errors for i in items], int(target * total))
+    for weight, scheme in (fixed or {}).items():
+        array = np.asarray(model.weights[weight], np.float32)
+        total += array.size
+        taken += measure(array, (), (scheme,), None, weight).bits[0]
+    budget = int(target * total) - taken
+    choice = solve([i.bits for i in items], [i.errors for i in items], budget)
     if choice is None:
-        least = sum(min(item.bits) for item in items) / total
+        least = (sum(min(item.bits) for item in items) + taken) / total
+        kept = f", {len(fixed)} of the weights as they were given" if fixed else ""
         raise BadScheme(
             f"{target:g} bits per weight cannot be met: the smallest candidates take {least:.3f} "
-            "with their scales; ask for more, or give smaller candidates"
+            f"with their scales{kept}; ask for more, or give smaller candidates"
         )
     return BudgetPlan(
         {n: str(schemes[c]) for i, c in zip(items, choice, strict=True) for n in i.nodes},
         {n: i.errors[c] for i, c in zip(items, choice, strict=True) for n in i.nodes},
-        sum(i.bits[c] for i, c in zip(items, choice, strict=True)) / total,
+        (sum(i.bits[c] for i, c in zip(items, choice, strict=True)) + taken) / total,
     )
 
 
@@ -177,15 +187,13 @@ def measure(
         Errors are of `SAMPLE_ROWS` rows.
     """
     rows = np.ascontiguousarray(w[np.unique(np.linspace(0, len(w) - 1, SAMPLE_ROWS).astype(int))])
-    ones = np.ones(w.shape[1], np.float32)
-    hessian = None if stats is None else stats.hessian
-    square = ones if stats is None else stats.mean_square
-    whole = max(output_error(rows, hessian, square), 1e-30)
+    # Importance is per output: all outputs count. Relative errors are of the whole layer already.
+    share = len(w) / len(rows) if stats is not None and stats.importance else 1.0
     bits, errors = [], []
     for scheme in schemes:
         tensor = quantize_tensor(rows, scheme, name, stats=stats)
         bits.append(round(8 * nbytes(tensor) * len(w) / len(rows)))
-        errors.append(max(output_error(rows - dequantize(tensor), hessian, square), 0.0) / whole)
+        errors.append(damage(rows - dequantize(tensor), rows, stats) * share)
     return Item(nodes, w.size, tuple(bits), tuple(errors))
 
 

@@ -201,7 +201,11 @@ def finish(model: ImportedModel, state: State) -> Calibration:
                 )
             seen = state.fisher.get(node.name)
             mean = None if seen is None else seen / np.float32(max(state.calls, 1))
-            layers[node.name] = replace(stats, fisher=mean)
+            importance = 0.0
+            if node.name in means:
+                outputs = len(model.weights[node.inputs[1]])
+                importance = state.sums[node.name].weight / (stats.samples * outputs)
+            layers[node.name] = replace(stats, fisher=mean, importance=importance)
     sensitivity = WEIGHED if weighed else MEAN_SQUARE
     return Calibration(layers, model.sha256, FISHER if state.fisher else sensitivity)
 

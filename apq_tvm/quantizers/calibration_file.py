@@ -118,6 +118,9 @@ def save(path: Path, file: CalibrationFile) -> None:
         "sensitivity": file.calibration.sensitivity,
         "layers": json.dumps(values),
         "samples": json.dumps(samples),
+        "importance": json.dumps(
+            {node: stats.importance for node, stats in file.calibration.layers.items()}
+        ),
     }
     write_arrays(path, arrays, metadata)
 
@@ -138,6 +141,7 @@ def read(path: Path) -> CalibrationFile:
     try:
         layers = json.loads(metadata["layers"])
         samples = json.loads(metadata["samples"])
+        importance = json.loads(metadata["importance"])
         stats = {
             node: LayerStats(
                 arrays[f"x.{value}.square"],
@@ -146,6 +150,7 @@ def read(path: Path) -> CalibrationFile:
                 int(samples[value]),
                 arrays.get(f"x.{value}.hessian"),
                 arrays.get(f"fisher.{node}"),
+                float(importance[node]),
             )
             for node, value in layers.items()
         }

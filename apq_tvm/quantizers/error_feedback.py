@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
+from apq_tvm.types import LayerStats
 
 F32 = NDArray[np.float32]
 Columns = NDArray[np.intp]
@@ -205,6 +206,32 @@ def output_error(delta: F32, hessian: F32 | None, mean_square: F32) -> float:
     if hessian is None:
         return float(np.einsum("nk,nk,k->", delta, delta, mean_square, dtype=np.float64))
     return float(np.einsum("nk,nk->", delta @ hessian, delta, dtype=np.float64))
+
+
+def damage(delta: F32, w: F32, stats: LayerStats | None) -> float:
+    """How much a layer's error matters, in units that compare between layers.
+
+    Parameters
+    ----------
+    delta : float32 [N, K]
+        What the weights are off by.
+    w : float32 [N, K]
+    stats : LayerStats or None
+        Where it has importance the result is E[|dL/dy|^2 |x delta^T|^2] per output, to second order
+        how much the loss grows (as Fisher information has it). Without, the error relative to the
+        layer's output, E|x delta^T|^2 / E|x w^T|^2; without stats all inputs count the same.
+
+    Returns
+    -------
+    float
+        Not negative.
+    """
+    square = np.ones(w.shape[1], np.float32) if stats is None else stats.mean_square
+    hessian = None if stats is None else stats.hessian
+    error = max(output_error(delta, hessian, square), 0.0)
+    if stats is not None and stats.importance:
+        return error * stats.importance
+    return error / max(output_error(w, hessian, square), 1e-30)
 
 
 def _lazy(step: int, group: int) -> int:

@@ -12,7 +12,7 @@ from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.budget import BudgetPlan, choose_schemes, default_candidates
 from apq_tvm.quantizers.calibration_file import load
 from apq_tvm.quantizers.learned import Learned, from_arrays
-from apq_tvm.quantizers.plan import planned_layers, quantize
+from apq_tvm.quantizers.plan import planned_layers, quantize, scheme_of_weights
 from apq_tvm.types import Calibration, ImportedModel, QuantizedModel, Scheme
 
 
@@ -111,9 +111,19 @@ def plan_budget(
         raise BadScheme(
             "--target-bpw chooses integer schemes; --scheme float leaves none to choose"
         )
-    layers = planned_layers(model, default, tensor_types)
+    free = planned_layers(model, default, tensor_types)
+    linear = {node.inputs[1] for node in model.nodes if node.op == "apq.Linear"}
+    layers = {node: weight for node, weight in free.items() if weight in linear}
     if not layers:
         raise BadScheme(f"--target-bpw: no layer of {model.name} is left to choose a scheme for")
     candidates = guidance.candidates or default_candidates(default)
     assert guidance.target_bpw is not None
-    return choose_schemes(model, layers, candidates, guidance.target_bpw, calibration, progress)
+    chosen = set(layers.values())
+    fixed = {
+        weight: scheme
+        for weight, scheme in scheme_of_weights(model, default, tensor_types).items()
+        if weight not in chosen
+    }
+    return choose_schemes(
+        model, layers, candidates, guidance.target_bpw, calibration, progress, fixed
+    )

@@ -68,7 +68,8 @@ def quantize(
     scheme : Scheme, str or None
         For every layer that `tensor_types` does not name; ``"float"`` or None keeps them float. A
         weight that came quantized keeps the file's codes (`ImportedModel.quantized`), whatever
-        their bits and groups: only the activations' part counts for it then. Embedding tables use
+        their bits and groups: only the activations' part counts for it then, groups included
+        where the file has none. Embedding tables use
         its bits, group and zero points, or those that its family names.
     tensor_types : mapping of str to str, optional
         Regular expression → scheme string. It is searched for in the node's and in the weight's
@@ -126,7 +127,7 @@ def quantize(
             assert layer.scheme is not None
             progress.advance(layer.weight)
             if layer.kept:
-                tensors[key] = replace(model.quantized[layer.weight], scheme=layer.scheme)
+                tensors[key] = _in_groups(model.quantized[layer.weight], layer.scheme)
                 continue
             weight = np.asarray(model.weights[layer.weight], np.float32)
             tensors[key] = chooser.tensor(
@@ -160,6 +161,20 @@ def planned_layers(
         and not layer.kept
         and not any(rule.search(layer.node) or rule.search(layer.weight) for rule in rules)
     }
+
+
+def scheme_of_weights(
+    model: ImportedModel, default: Scheme | None, tensor_types: Mapping[str, str]
+) -> dict[str, Scheme]:
+    """Scheme of every weight that `quantize` would quantize.
+
+    Raises
+    ------
+    BadScheme
+        See `quantize`.
+    """
+    layers = _layers(model, default, tensor_types)
+    return {layer.weight: layer.scheme for layer in layers if layer.scheme is not None}
 
 
 def _prepare(
@@ -201,7 +216,7 @@ def _layers(
         elif default is not None and node.op == "apq.Embedding":
             chosen = embedding_scheme(default)
         if default is not None and chosen is not None and weight in model.quantized:
-            chosen, kept = _with_activations(model.quantized[weight].scheme, default), True
+            chosen, kept = _with_activations(node, model.quantized[weight].scheme, default), True
             note = "; ".join(filter(None, map(model.notes.get, (weight, node.name))))
         elif default is not None and chosen is not None and weight in model.notes:
             chosen, note = None, model.notes[weight]  # codes that cannot be kept, nor rounded again
@@ -219,10 +234,28 @@ def _layers(
         )
 
 
-def _with_activations(weights: Scheme, default: Scheme) -> Scheme:
-    """The scheme of a file's codes with the activations of the user's scheme."""
-    per_token = default.per_token and weights.group_size != -1
-    return replace(weights, act_bits=default.act_bits, per_token=per_token)
+def _with_activations(node: Node, weights: Scheme, default: Scheme) -> Scheme:
+    """The scheme of a file's codes with the activations of the user's scheme.
+
+    Int8 activations share the groups of the weights. Codes with one scale per row would so get one
+    scale per token where the user's scheme asks for groups: then each row's scale is repeated.
+    """
+    group = weights.group_size
+    if node.op == "apq.Linear" and default.integer_acts and group == -1:
+        group = default.act_group
+    per_token = default.per_token and group != -1
+    return replace(weights, act_bits=default.act_bits, per_token=per_token, group_size=group)
+
+
+def _in_groups(tensor: QuantizedTensor, scheme: Scheme) -> QuantizedTensor:
+    """A file's codes under a scheme whose groups are its own, or parts of its whole rows."""
+    if scheme.group_size == tensor.scheme.group_size:
+        return replace(tensor, scheme=scheme)
+    count = -(-tensor.codes.shape[1] // scheme.group_size)
+    zeros = None if tensor.zeros is None else np.repeat(tensor.zeros, count, axis=1)
+    return replace(
+        tensor, scales=np.repeat(tensor.scales, count, axis=1), zeros=zeros, scheme=scheme
+    )
 
 
 def _weight_of(node: Node) -> str | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers import rtn
-from apq_tvm.quantizers.error_feedback import output_error
+from apq_tvm.quantizers.error_feedback import damage
 from apq_tvm.quantizers.folds import Fold, apply_fold, find_folds
 from apq_tvm.types import Calibration, ImportedModel, LayerStats, Scheme
 
@@ -151,9 +151,12 @@ def _awq(
     layers: Mapping[str, LayerStats],
     schemes: Mapping[str, Scheme],
 ) -> tuple[F32 | None, str]:
-    """The best scale and its exponent; None if no scale is better than 1."""
-    stats = layers[fold.readers[0]]
-    size = per_source(fold, np.sqrt(stats.mean_square))
+    """The best scale and its exponent; None if no scale is better than 1.
+
+    Errors of layers that share the scale are added as they hurt the model (`damage`): the value
+    layer's may be tiny beside the query layer's and still be what counts.
+    """
+    size = per_source(fold, np.sqrt(np.max([layers[n].mean_square for n in fold.readers], axis=0)))
     weights = [w[:: max(1, len(w) // SAMPLE_ROWS)] for w in reader_weights(model, fold)]
     proxies = [proxy(schemes[name]) for name in fold.readers]
     best, least, first, exponent = None, np.inf, 0.0, 0.0
@@ -162,9 +165,9 @@ def _awq(
         scale /= np.sqrt(scale.max() * scale.min())
         by = scale[fold.channels]
         error = 0.0
-        for w, scheme in zip(weights, proxies, strict=True):
+        for name, w, scheme in zip(fold.readers, weights, proxies, strict=True):
             rounded = dequantize(rtn.quantize_tensor(w * by, scheme, fold.value, False)) / by
-            error += output_error(w - rounded, stats.hessian, stats.mean_square)
+            error += damage(w - rounded, w, layers[name])
         first = error if ratio == 0 else first
         if error < least:
             best, least, exponent = (scale if ratio else None), error, ratio

@@ -1,0 +1,162 @@
+"""The graph in torch computes what ONNX Runtime computes, and has the right gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import tiny_llama
+from onnx_models import build, rand, save
+
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.onnx_import import import_onnx
+from apq_tvm.quantizers.blocks import find_blocks
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
+
+TOLERANCE = 1e-4
+
+
+def compare(path: Path, feeds: dict[str, np.ndarray]) -> None:
+    from apq_tvm.quantizers.torch_graph import TorchGraph
+
+    graph = TorchGraph(import_onnx(path))
+    with torch.no_grad():
+        ours = graph.run(feeds)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    for name, reference in zip(names, session.run(names, feeds), strict=True):
+        np.testing.assert_allclose(ours[name].numpy(), reference, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_demo_model_agrees_with_onnxruntime(demo_onnx: Path) -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, 30000, (3, 20))
+    mask = (np.arange(20) < np.array([[20], [13], [1]])).astype(np.int64)
+    compare(demo_onnx, {"input_ids": ids, "attention_mask": mask})
+
+
+def test_language_model_agrees_with_onnxruntime(tmp_path: Path) -> None:
+    path = tiny_llama.write(tmp_path)
+    for shape in ((1, 1), (2, 11)):
+        compare(path, {"input_ids": tiny_llama.ids(*shape)})
+
+
+def test_operators_agree_with_onnxruntime(tmp_path: Path) -> None:
+    """What exporters of transformers write, beside the two models above."""
+    nodes = [
+        ("Split", "x", "a b", {"axis": 2}),
+        ("Pow", "a two", "a2"),
+        ("Clip", "b low high", "bc"),
+        ("Max", "a2 bc", "top"),
+        ("Min", "top a", "m"),
+        ("Softplus", "m", "sp"),
+        ("ReduceMax", "x", "peak", {"axes": [1], "keepdims": 0}),
+        ("Squeeze", "peak", "flat"),
+        ("CumSum", "x one", "running"),
+        ("Trilu", "x", "lower", {"upper": 0}),
+        ("LogSoftmax", "x", "logs", {"axis": -1}),
+        ("Softmax", "x", "shares", {"axis": 1}),
+        ("Where", "test x logs", "chosen"),
+        ("Less", "x logs", "less"),
+        ("Not", "less", "test"),
+        ("Flatten", "x", "rows", {"axis": 2}),
+        ("Gemm", "rows g bias", "gemm", {"transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ]
+    order = [n for n in nodes if n[0] != "Where"] + [n for n in nodes if n[0] == "Where"]
+    weights = {
+        "two": np.float32(2),
+        "low": np.float32(-0.5),
+        "high": np.float32(0.5),
+        "one": np.array(1),
+        "g": rand(5, 6, seed=2),
+        "bias": rand(5, seed=3),
+    }
+    outputs = "sp flat running lower chosen shares gemm"
+    model = build(order, {"x": ("float32", ["n", 4, 6])}, outputs, weights)
+    compare(save(model, tmp_path), {"x": rand(3, 4, 6, seed=1)})
+
+
+def test_unknown_operators_are_refused_by_name(tmp_path: Path) -> None:
+    from apq_tvm.quantizers.torch_graph import TorchGraph
+
+    model = build(
+        [("Conv", "x w", "y", {"kernel_shape": [1]})],
+        {"x": ("float32", ["n", 4, 9])},
+        "y",
+        {"w": rand(2, 4, 1)},
+    )
+    with pytest.raises(UnsupportedModel, match="Conv: 'n_y'"):
+        TorchGraph(import_onnx(save(model, tmp_path)))
+
+
+def test_gradients_agree_with_differences(tmp_path: Path) -> None:
+    from apq_tvm.quantizers.torch_graph import TorchGraph
+
+    model = tiny_llama.load(tmp_path)
+    graph = TorchGraph(model)
+    graph.weights = {
+        name: w.double() if w.is_floating_point() else w for name, w in graph.weights.items()
+    }
+    ids = tiny_llama.ids(1, 7)
+    direction = torch.from_numpy(np.random.default_rng(3).standard_normal((1, 7, 48)))
+
+    def result(name: str, weight: object) -> object:
+        values, symbols = graph.begin({"input_ids": ids})
+        out = graph.run_nodes(model.nodes, values, symbols, ["logits"], weights={name: weight})
+        return (out["logits"] * direction).sum()
+
+    for node in ("model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj"):
+        name = next(n.inputs[1] for n in model.nodes if n.name == node)
+        weight = graph.weights[name].clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(result(name, weight), weight)
+        for at in ((0, 0), (3, 5)):
+            step = torch.zeros_like(weight)
+            step[at] = 1e-5
+            with torch.no_grad():
+                slope = (result(name, weight + step) - result(name, weight - step)) / 2e-5
+            assert float(gradient[at]) == pytest.approx(float(slope), rel=1e-4, abs=1e-6)
+
+
+def test_blocks_are_cut_at_residuals(tmp_path: Path) -> None:
+    from apq_tvm.quantizers.torch_graph import TorchGraph
+
+    model = tiny_llama.load(tmp_path)
+    blocks = find_blocks(model)
+    assert [b.down for b in blocks] == [f"model.layers.{i}.mlp.down_proj" for i in (0, 1)]
+    assert [len(b.layers) for b in blocks] == [7, 7]
+    assert [len(b.attention) for b in blocks] == [1, 1]
+    # Running blocks one after another is running the model.
+    graph = TorchGraph(model)
+    feeds = {"input_ids": tiny_llama.ids(2, 9)}
+    with torch.no_grad():
+        whole = graph.run(feeds)["logits"]
+        values, symbols = graph.begin(feeds)
+        for block in blocks:
+            values = graph.run_nodes(block.nodes, values, symbols, block.live)
+        done = {id(node) for block in blocks for node in block.nodes}
+        rest = [node for node in model.nodes if id(node) not in done]
+        last = graph.run_nodes(rest, values, symbols, ["logits"])["logits"]
+    torch.testing.assert_close(last, whole)
+
+
+def test_blocks_of_the_demo_model(demo_onnx: Path) -> None:
+    blocks = find_blocks(import_onnx(demo_onnx))
+    assert [len(b.layers) for b in blocks] == [6, 6, 6]
+    assert all("output/dense" in b.down and len(b.attention) == 1 for b in blocks)
+
+
+def test_a_model_without_residuals_is_one_block(tmp_path: Path) -> None:
+    model = build(
+        [("MatMul", "x w", "h"), ("Relu", "h", "r"), ("MatMul", "r v", "y")],
+        {"x": ("float32", ["n", 16])},
+        "y",
+        {"w": rand(16, 16), "v": rand(16, 4)},
+    )
+    imported = import_onnx(save(model, tmp_path))
+    (block,) = find_blocks(imported)
+    assert block.output == "y" and len(block.layers) == 2
+    assert find_blocks(replace(imported, nodes=())) == ()
