@@ -606,6 +606,30 @@ def test_tensors_mean_what_the_codes_mean(
     np.testing.assert_array_equal(dequantize(tensor), meaning(codes))
 
 
+@pytest.mark.parametrize(
+    ("scheme", "got"),
+    [
+        ("W4A8", "W8zA8"),
+        ("W4A8g32", "W8zA8g32"),
+        ("W4A8tg32", "W8zA8"),
+        ("W4A32g32", "W8zA32"),
+        ("cb3", "W8zA8"),
+    ],
+)
+def test_rows_of_codes_are_cut_where_activations_have_groups(
+    tmp_path: Path, scheme: str, got: str
+) -> None:
+    values, codes = integers("uint8", 80, 24)
+    weights = {"q": values, "s": np.abs(rand(24)) + 0.1}
+    nodes = [("DequantizeLinear", "q s", "w", {"axis": 1}), ("MatMul", "x w", "y")]
+    path = save(build(nodes, {"x": ("float32", ["b", 80])}, "y", weights), tmp_path)
+    model = import_onnx(path)
+    (tensor,) = quantize(model, scheme).tensors.values()
+    assert str(tensor.scheme) == got
+    np.testing.assert_array_equal(tensor.codes, codes.T)
+    np.testing.assert_array_equal(dequantize(tensor), dequantize(*model.quantized.values()))
+
+
 def test_the_plan_keeps_codes_unless_a_layer_is_named(tmp_path: Path) -> None:
     path, codes, _ = nbits(tmp_path, n=16, k=64)
     model = import_onnx(path)
