@@ -35,6 +35,9 @@ M_TILES = (4, 2, 1)
 FASTER_BELOW: dict[tuple[str, int], int] = {}
 """(instruction, row tile) -> q * p from which on the integer dot product is faster: measured."""
 
+_MANY_PAIRS = 16
+"""Pairs of planes from which on one unit is code enough for an intrinsic."""
+
 _TASKS = 8
 _PARALLEL = 1 << 16
 
@@ -88,13 +91,18 @@ def _layout(spec: LinearSpec, instruction: PopcountInstruction) -> InterleavedLa
 
 
 def _units(spec: LinearSpec, layout: InterleavedLayout, instruction: PopcountInstruction) -> int:
-    """Units one intrinsic sums: the most that divide a group."""
+    """Units one intrinsic sums: the most that divide a group, one of many planes."""
+    assert spec.scheme is not None
     units = Blocking.of(layout, spec.n, spec.k, 1, 1).units
-    return max(u for u in range(1, instruction.units + 1) if units % u == 0)
+    most = instruction.units if spec.scheme.bits * spec.scheme.act_bits <= _MANY_PAIRS else 1
+    return max(u for u in range(1, most + 1) if units % u == 0)
 
 
 def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile: int) -> int:
-    choices = (2, 1, 4) if m_tile == 1 else (1, 2)
+    if m_tile == 1:
+        choices: tuple[int, ...] = (4, 2, 1) if layout.rows == 16 else (2, 1, 4)
+    else:
+        choices = (1, 2)
     blocks = layout.row_blocks(spec.n)
     possible = [s for s in choices if s <= blocks]
     # Narrow layers keep work for every core rather than many streams.
@@ -163,7 +171,10 @@ def bitserial_kernel(
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         assert spec.scheme is not None
         bl, units = blocking(spec, decide)
-        unit, ahead = unit_of(_layout(spec, instruction)), decide("ahead", (4096, 0, 2048, 8192))
+        unit = unit_of(_layout(spec, instruction))
+        # 512-bit vectors pass so fast that the hardware's own prefetches do better.
+        wide = instruction.rows == 16 and m_tile == 1
+        ahead = decide("ahead", (0, 4096, 2048, 8192) if wide else (4096, 0, 2048, 8192))
         intrinsic = bitserial_intrinsic(
             instruction, unit, spec.scheme.act_bits, units, m_tile, ahead
         )

@@ -5,7 +5,10 @@
 few shifts and masks gather bit s of a unit into one vector, where k = 4v + c of row r is bit v of
 byte 4r + c. Activations lie as planes of that order: bit ``8c + v`` of the 32-bit word of plane t.
 
-- p >= 2 bits, two's complement: ``term = code * x``, Σ_s Σ_t ±2^(s+t) popcount(W_s & X_t); the
+- p = 2, codes -1, 0 and 1, whose plane 0 says n: not zero, and plane 1 s: negative:
+  ``term = Σ_t 2^t ((W_t xor s) & n)``, one popcount for two planes; the operator takes off what
+  negatives count too much.
+- p >= 3 bits, two's complement: ``term = code * x``, Σ_s Σ_t ±2^(s+t) popcount(W_s & X_t); the
   planes of the top bit, which weighs -2^(p-1), are subtracted.
 - p = 1, signs x = 2u - 1: ``term = Σ_s 2^s (W_s xor u)``; the operator turns it into a product.
 
@@ -21,6 +24,7 @@ PMADDWD, PMOVMSKB; LLVM's IntrinsicsX86.td for the operand types.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +62,7 @@ class PopcountInstruction:
     units: int
 
 
-VPOPCNT = PopcountInstruction("vpopcntd", 16, ("avx512vpopcntdq",), 1)
+VPOPCNT = PopcountInstruction("vpopcntd", 16, ("avx512vpopcntdq",), 4)
 PSHUFB = PopcountInstruction("pshufb", 8, ("avx2",), 4)
 
 INSTRUCTIONS = (VPOPCNT, PSHUFB)
@@ -82,8 +86,9 @@ def term(code: Expr, bits: list[Expr], q: int) -> Expr:
     def i32(value: int) -> Expr:
         return tirx.const(value, "int32")
 
-    if len(bits) == 1:
-        return tirx.bitwise_xor(code, bits[0] * i32((1 << q) - 1))
+    if len(bits) <= 2:
+        flipped = tirx.bitwise_xor(code, bits[-1] * i32((1 << q) - 1))
+        return flipped if len(bits) == 1 else bits[0] * flipped
     value = bits[-1] * i32(-(1 << (len(bits) - 1)))
     for t, bit in enumerate(bits[:-1]):
         value = value + bit * i32(1 << t)
@@ -305,14 +310,28 @@ class _Pair:
         word = self.x[(*lead, _i64(plane), _i64(which))]
         return tirx.reinterpret(f"uint8x{self.size}", tirx.Broadcast(word, self.unit.rows))
 
-    def _match(self, w: Expr, x: Expr) -> Expr:
+    @property
+    def _terms(self) -> int:
+        """Popcounts for one plane of weights: both planes of p = 2 go into one."""
+        return 1 if self.p == 2 else self.p
+
+    def _operands(self, row: int, t: int, which: int) -> list[Expr]:
+        """Activations of one popcount."""
+        planes = (0, 1) if self.p == 2 else (t,)
+        return [self._activations(row, plane, which) for plane in planes]
+
+    def _match(self, w: Expr, x: list[Expr]) -> Expr:
+        """The bits to count."""
         from tvm import tirx
 
-        return tirx.bitwise_xor(w, x) if self.p == 1 else tirx.bitwise_and(w, x)
+        if self.p > 2:
+            return tirx.bitwise_and(w, x[0])
+        flipped = tirx.bitwise_xor(w, x[-1])
+        return flipped if self.p == 1 else tirx.bitwise_and(flipped, x[0])
 
     def _negative(self, t: int) -> bool:
         """Whether plane t of an activation weighs -2^t."""
-        return self.p > 1 and t == self.p - 1
+        return self.p > 2 and t == self.p - 1
 
     def _call(self, name: str, dtype: str, *operands: Expr) -> Expr:
         from tvm import tirx
@@ -324,47 +343,54 @@ class _Pair:
         from tvm import tirx
 
         lanes = f"int32x{self.unit.rows}"
-        totals: list[Expr] = [None] * self.m
-        one = tirx.Broadcast(tirx.const(1, "int32"), self.unit.rows)
+        one, zero = (tirx.Broadcast(tirx.const(v, "int32"), self.unit.rows) for v in (1, 0))
+        weights = self.unit.bits + self._terms - 1
+        sums: list[list[Expr]] = [[None] * weights for _ in range(self.m)]  # by weight 2^(s+t)
         for which in range(self.units):
             planes = self._planes(which)
-            for i in range(self.m):
-                zero = tirx.Broadcast(tirx.const(0, "int32"), self.unit.rows)
-                sums: list[Expr] = [None] * (len(planes) + self.p - 1)
-                for t in range(self.p):
-                    x = self._activations(i, t, which)
-                    for s, w in enumerate(planes):
-                        bits = tirx.reinterpret(lanes, self._match(w, x))
-                        counts = self._call(f"ctpop.v{self.unit.rows}i32", lanes, bits)
-                        sums[s + t] = _add(
-                            sums[s + t], counts, zero if self._negative(t) else None
-                        )
-                total = sums[-1]
-                for weighed in reversed(sums[:-1]):
-                    total = tirx.shift_left(total, one) + weighed
-                totals[i] = _add(totals[i], total)
+            for i, t in itertools.product(range(self.m), range(self._terms)):
+                x = self._operands(i, t, which)
+                for s, w in enumerate(planes):
+                    bits = tirx.reinterpret(lanes, self._match(w, x))
+                    counts = self._call(f"ctpop.v{self.unit.rows}i32", lanes, bits)
+                    negative = zero if self._negative(t) else None
+                    sums[i][s + t] = _add(sums[i][s + t], counts, negative)
+        totals = []
+        for row in sums:
+            total = row[-1]
+            for weighed in reversed(row[:-1]):
+                total = tirx.shift_left(total, one) + weighed
+            totals.append(total)
         return totals
 
     def _count_nibbles(self) -> list[Expr]:
         """int32 [R] for every row of x: bytes of counts, widened where they are full."""
         sums = [_ByteSums(self) for _ in range(self.m)]
-        split = self.m * self.p * self.unit.bits > 1
+        split = self.m * self._terms * self.unit.bits > 1
         for which in range(self.units):
             planes = self._planes(which)
             parts = [_nibbles(self, w) for w in planes] if split else []
             for i in range(self.m):
-                for t in range(self.p):
-                    x = self._activations(i, t, which)
-                    # A masked operand leaves no bits above a nibble in an AND, but in a XOR.
-                    high = self._shift(x, 4)
-                    xs = _nibbles(self, x) if self.p == 1 else (x, high)
+                for t in range(self._terms):
+                    x = self._operands(i, t, which)
+                    halves = self._halves(x)
                     for s, w in enumerate(planes):
                         if split:
-                            low, up = (self._match(a, c) for a, c in zip(parts[s], xs, strict=True))
+                            low, up = (self._match(parts[s][h], halves[h]) for h in range(2))
                         else:
                             low, up = _nibbles(self, self._match(w, x))
                         sums[i].add(s + t, self._negative(t), low, up)
         return [total.finish() for total in sums]
+
+
+    def _halves(self, x: list[Expr]) -> tuple[list[Expr], list[Expr]]:
+        """Operands for the low and for the high nibbles, which those of weights are masked to.
+
+        An AND with a masked vector needs no other mask; a XOR does, unless an AND follows.
+        """
+        pairs = [_nibbles(self, v) if i == 0 and self.p < 3 else (v, self._shift(v, 4))
+                 for i, v in enumerate(x)]  # fmt: skip
+        return [low for low, _ in pairs], [high for _, high in pairs]
 
 
 def _nibbles(pair: _Pair, vector: Expr) -> tuple[Expr, Expr]:

@@ -5,7 +5,9 @@ ABQ-LLM (AAAI 2025), section 3.4: with weights and activations split into planes
 weights; the dot product reads planes of activations (`apq_tvm.ops.quantize_planes`) instead of
 int8. Signs and offsets:
 
-- Activations of p >= 2 bits are two's complement: the top plane weighs -2^(p-1).
+- 2-bit activations are -1, 0 and 1 (bits s for negative, n for not zero). The dot product sums
+  Σ_t 2^t popcount((W_t xor s) & n) = D', and Σ code x = D' - (2^q - 1) times the negatives.
+- Activations of p >= 3 bits are two's complement: the top plane weighs -2^(p-1).
 - 1-bit activations are -1 and +1 (bits u; columns past K count as -1). The dot product then sums
   Σ_s 2^s popcount(W_s xor u) = D', and Σ code x = (2^q - 1) P - D' with P = Σ u.
 - Zero points and the symmetric offset multiply the sums of activations, as everywhere.
@@ -47,8 +49,8 @@ def bitserial_linear(
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(planes i32 [M, p, Kp/32], xs f32 [M, Ga], xsum i32 [M, Kp/gw], codes, scales, [zeros],
-        [bias], [residual], y)``, blocks ``dot``, ``scale`` and ``store``.
+        ``(planes i32 [M, p, Kp/32], xs f32 [M, Ga], xsum i32 [M, Kp/gw], [minus i32 [M, Kp/gw],]
+        codes, scales, [zeros], [bias], [residual], y)``, `minus` only for p = 2; blocks ``dot``, ``scale`` and ``store``.
     """
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
@@ -61,10 +63,13 @@ def bitserial_linear(
         planes = operands.declare("planes", (m, spec.scheme.act_bits, words), "int32")
         xs = operands.declare("xs", (m, groups), "float32")
         xsum = operands.declare("xsum", (m, layout.padded_groups(spec.k)), "int32")
+        minus = None
+        if spec.scheme.act_bits == 2:
+            minus = operands.declare("minus", (m, layout.padded_groups(spec.k)), "int32")
         weights = operands.weights(layout)
         bias, residual, y = operands.epilogue()
         nest = _Planes(spec, layout, bitserial_blocking(spec, layout, m_tile, streams, units), m)
-        nest.steps = units
+        nest.steps, nest.minus = units, minus
         dots = b.sblock_alloc_buffer(nest.dots_shape, "int32")
         sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
         nest.planes_dot(dots, planes, weights["codes"])
@@ -85,9 +90,10 @@ class _Planes(_Nest):
     """The nests of a linear layer whose dot product reads planes."""
 
     steps = 1
+    minus: Buffer | None = None
 
     def planes_dot(self, dots: Buffer, planes: Buffer, codes: Buffer) -> None:
-        """Σ code x per group, or Σ code xor x for signs."""
+        """Σ term per group (`apq_tvm.tensorize.x86_bitserial.term`)."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
@@ -116,11 +122,16 @@ class _Planes(_Nest):
             value = dots[tuple(target)] + term(code, bits, unit.bits)
             b.buffer_store(dots, value, target)
 
-    def centred(self, dot: Expr, group: Expr, xsum: Expr, zero: Expr | None) -> Expr:
+    def centred(
+        self, dot: Expr, row: Expr, group: Expr, xsum: Expr, zero: Expr | None
+    ) -> Expr:
         """Σ (code - zero) x over one group."""
         from tvm import tirx
 
         assert self.spec.scheme is not None
+        if self.minus is not None:
+            most = tirx.const((1 << self.layout.bits) - 1, "int32")
+            dot = dot - self.minus[row, group] * most
         if self.spec.scheme.act_bits > 1:
             return self._centred(dot, xsum, zero, 0)
         k, width, q = self.spec.k, self.layout.group_width(self.spec.k), self.layout.bits
@@ -160,7 +171,7 @@ class _Planes(_Nest):
                 b.buffer_store(sums, tirx.const(0.0, "float32"), target)
             block, row = self._block(nb, s), self._row(t, inner)
             zero = weights["zeros"][block, g, r] if "zeros" in weights else None
-            total = self.centred(dots[(t, nb, g, s, *inner, r)], g, xsum[row, g], zero)
+            total = self.centred(dots[(t, nb, g, s, *inner, r)], row, g, xsum[row, g], zero)
             factor = weights["scales"][block, g, r].astype("float32")
             if not self.token_scale:
                 factor = factor * xs[row, g]

@@ -125,6 +125,7 @@ class Quantize:
             self.xq = self.declare_codes(m)
             self.xs = argument("xs", (m, self.padded // self.width), "float32")
             self.xsum = argument("xsum", (m, self.padded // self.sum_width), "int32")
+            self.declare_more(m)
             tasks = (m + _i64(rows - 1)) // _i64(rows)
             with b.sblock("root"):
                 b.reads()
@@ -145,6 +146,9 @@ class Quantize:
     def declare_codes(self, m: Expr) -> Buffer:
         """Declare the argument that receives the codes."""
         return argument("xq", (m, self.padded), "int8")
+
+    def declare_more(self, m: Expr) -> None:
+        """Declare what follows the sums."""
 
     def store_codes(self, row: Expr, chunk: Expr, codes: Buffer, suffix: str) -> None:
         """Store the codes int32 [lanes] of one stretch of `lanes` columns."""
@@ -219,7 +223,7 @@ class Quantize:
             part = b.axis.spatial(parts, p)
             b.reads()
             b.writes()
-            self._codes(row, group * parts + part, part * self.sum_width, x, inverse, suffix)
+            self.codes(row, group * parts + part, part * self.sum_width, x, inverse, suffix)
 
     def _columns(self, group: Expr) -> Expr:
         """float32: columns of a group that are not padding, at least 1."""
@@ -232,9 +236,10 @@ class Quantize:
         sign = tirx.Select(value >= tirx.const(0.0, "float32"), one, tirx.const(-1, "int32"))
         return sign if column is None else tirx.Select(column < self.k, sign, zero)
 
-    def _codes(
+    def codes(
         self, row: Expr, sum_group: Expr, first: Expr, x: Any, inverse: Buffer, suffix: str
     ) -> None:
+        """Codes and their sum of the columns that share a sum."""
         lanes = self.lanes
         chunks = self.sum_width // lanes
         codes = b.sblock_alloc_buffer((lanes,), "int32", align=64)

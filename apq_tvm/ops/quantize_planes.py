@@ -37,7 +37,8 @@ def quantize_planes(
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(x f32 [M, K], planes i32 [M, p, Kp/32], xs f32 [M, Ga], xsum i32 [M, Gw])``, M dynamic.
+        ``(x f32 [M, K], planes i32 [M, p, Kp/32], xs f32 [M, Ga], xsum i32 [M, Gw])``, M dynamic;
+        for p = 2 ``minus i32 [M, Gw]`` follows, the codes of -1 that a sum is made of.
 
     Raises
     ------
@@ -53,6 +54,27 @@ class _Planes(Quantize):
 
     def declare_codes(self, m: Expr) -> Buffer:
         return argument("planes", (m, self.bits, self.padded // UNIT_K), "int32")
+
+    def declare_more(self, m: Expr) -> None:
+        if self.bits == 2:
+            self.minus = argument("minus", (m, self.padded // self.sum_width), "int32")
+
+    def codes(
+        self, row: Expr, sum_group: Expr, first: Expr, x: Any, inverse: Buffer, suffix: str
+    ) -> None:
+        super().codes(row, sum_group, first, x, inverse, suffix)
+        if self.bits != 2:
+            return
+        words = self.sum_width // UNIT_K
+        with b.serial(0, words) as w0, b.sblock(f"minus{suffix}"):
+            w = b.axis.reduce(words, w0)
+            word = self.xq[row, 1, sum_group * words + w]
+            b.reads(word)
+            b.writes(self.minus[row, sum_group])
+            with b.init():
+                b.buffer_store(self.minus, tirx.const(0, "int32"), [row, sum_group])
+            total = self.minus[row, sum_group] + tirx.popcount(word)
+            b.buffer_store(self.minus, total, [row, sum_group])
 
     def store_codes(self, row: Expr, chunk: Expr, codes: Buffer, suffix: str) -> None:
         """Pack 32 codes: ``planes[row, t, chunk]``."""
