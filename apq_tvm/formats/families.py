@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,11 +79,10 @@ def nbytes(tensor: QuantizedTensor) -> int:
 
 def nbytes_at(tensor: QuantizedTensor, bits: int) -> int:
     """Bytes that a product at a run-time width reads: its planes and its table; 0 is all."""
-    if not bits:
-        return nbytes(tensor)
-    planes = tensor.codes.size * (tensor.scheme.bits - bits) // 8
-    others = (t for name, t in tensor.tables.items() if name != f"centroids{bits}")
-    return nbytes(tensor) - planes - sum(table.nbytes for table in others)
+    if bits:
+        narrow = replace(tensor.scheme, bits=bits, min_bits=bits)
+        tensor = replace(tensor, scheme=narrow)
+    return nbytes(tensor)
 
 
 def bits_per_weight(tensor: QuantizedTensor) -> float:

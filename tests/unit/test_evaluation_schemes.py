@@ -132,6 +132,16 @@ def test_layer_errors_by_hand(model: ImportedModel) -> None:
     assert bits_per_weight(quantized) == 4
 
 
+def test_bits_of_a_width_are_its_planes_its_table_and_scales(model: ImportedModel) -> None:
+    quantized = quantize(model, "anyprec3-6A32", {"n_h|n_x": "float"})
+    (tensor,) = quantized.tensors.values()
+    for bits in (3, 4, 5, 6):
+        size = VOCABULARY * WIDTH * bits / 8 + tensor.scales.nbytes
+        size += tensor.tables[f"centroids{bits}"].nbytes
+        assert bits_per_weight(quantized, bits) * VOCABULARY * WIDTH == 8 * size
+    assert bits_per_weight(quantized) > bits_per_weight(quantized, 6) > 6
+
+
 def test_without_inputs_only_weights_are_measured(model: ImportedModel) -> None:
     rows = layer_errors(quantize(model, "W8A8g16"))
     assert all(row["output_error"] is None and 0 < row["weight_error"] < 0.01 for row in rows)
