@@ -198,10 +198,19 @@ def _lookups(
         for p in reversed(range(unit.bits))
     ]
     if instruction is VPERMB:
-        indices = wide_indices(registers)
+        indices = _named(unit, wide_indices(registers))
         return [_vpermb(unit, table, r, index) for r, index in enumerate(indices)]
-    indices = nibble_indices(registers[:4])
+    indices = _named(unit, nibble_indices(registers[:4]))
     return [_pshufb(unit, table, r, index, registers[4:]) for r, index in enumerate(indices)]
+
+
+def _named(unit: PlanesUnit, indices: list[Index]) -> list[Index]:
+    """The same, kept in a buffer: an expression used in many lookups would be compiled for each."""
+    kept = b.alloc_buffer((ROWS, unit.vector), "uint8", align=64)
+    for r, index in enumerate(indices):
+        b.buffer_store(kept, index.vector, [r, tirx.Ramp(0, 1, unit.vector)])
+    dtype = f"uint8x{unit.vector}"
+    return [Index(kept.vload([r, 0], dtype), index.places) for r, index in enumerate(indices)]
 
 
 def _table(unit: PlanesUnit, table: Buffer, row: int, first: int, codes: list[int]) -> Expr:
