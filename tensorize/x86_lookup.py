@@ -220,7 +220,7 @@ def _value(
     upper = _shifted(index, 3, size)  # bit 4 at the top
     if len(tables) == 2:
         return _blend(tables[0], tables[1], index, upper, size)
-    halves = [_blend(*tables[i : i + 2], index, upper, size) for i in (0, 2)]
+    halves = [_blend(tables[i], tables[i + 1], index, upper, size) for i in (0, 2)]
     return _choose(halves[0], halves[1], _shifted(index, 2, size), size)
 
 

@@ -5,7 +5,7 @@ group has a 4-bit sub-scale and the index of its codebook, a super-block of 16 g
 scale (Gope et al., "Highly Optimized Kernels and Fine-Grained Codebooks for LLM Inference on Arm
 CPUs", sections 5.2 and 5.3, where groups have 16 weights and super-blocks 256)::
 
-    w = scale * sub * codebooks[index, code] * 2^-10        sub 0 .. 15
+    w = scale * sub * codebooks[index, code] * 2^-9         sub 0 .. 15
 
     bits per weight = bits + (4 + log2(codebooks)) / group + 16 / (16 * group)
 
@@ -13,15 +13,15 @@ that is 2.4375, 3.4375 and 4.4375 for four codebooks. ``c8`` and ``c16`` have mo
 ``g32`` and ``g64`` wider groups, and super-blocks still of 16 groups: ``cb3g64`` has 3.109 bits,
 fewer than uniform 3-bit weights with a float16 scale per 128.
 
-(2^-10 keeps scales near the largest weight, where float16 is precise.) Centroids of 2 and 3 bits
+(2^-9 keeps scales near the largest weight, where float16 is precise.) Centroids of 2 and 3 bits
 lie in -32 .. 32: shifted to 0 .. 64 they are the unsigned operand of ``vpmaddubsw``, and four
 products with int8 activations fit int16 (4 * 64 * 127 = 32512). Sixteen centroids need a finer
 grid, -63 .. 63, of which two products fit.
 
 Rows need not fill their last super-block or group. Arrays: ``scales`` float16 [N, S],
 ``tables["subs"]`` and ``tables["index"]`` uint8 [N, G], ``tables["codebooks"]`` int8 [C, 2^bits],
-where G = ceil(K / group) and S = ceil(G / 16). The codebooks belong to the model, so `nbytes`, which
-is of one tensor, leaves them out: 16 to 256 bytes.
+where G = ceil(K / group) and S = ceil(G / 16). The codebooks belong to the model, so the
+`nbytes` of one tensor leaves them out: 16 to 256 bytes.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ GROUPS = (16, 32, 64)
 MAX_CENTROID = {2: 32, 3: 32, 4: 63}
 """Bits of a code -> largest magnitude of a centroid."""
 
-UNIT = 2.0**-10
-"""What a product of sub-scale and centroid is a multiple of, relative to the super-block's scale."""
+UNIT = 2.0**-9
+"""What products of sub-scale and centroid count in, relative to the super-block's scale."""
 
 _PATTERN = re.compile(r"CB(\d+)(?:C(\d+))?(?:G(\d+))?(A\d+)?\Z")
 _SPELLING = re.compile(r"cb\d(?:c(\d+))?")

@@ -245,10 +245,10 @@ class _SpanLinear:
                 book = b.sblock_alloc_buffer(_sums_shape(self.unit, 1), "uint8", align=64)
                 with self._stage(f"book{suffix}", per_unit, rows) as (p, r):
                     value = layout.book(self.arrays, block, first + p, r)
-                    at = _sums_at(self.unit, 1, p, None, r)
+                    where = _sums_at(self.unit, 1, p, None, r)
                     b.reads()
-                    b.writes(book[tuple(at)])
-                    b.buffer_store(book, value, at)
+                    b.writes(book[tuple(where)])
+                    b.buffer_store(book, value, where)
             with self._stage(f"zero{suffix}", *dots.shape) as at:
                 b.writes(dots[tuple(at)])
                 b.buffer_store(dots, tirx.const(0, "int32"), list(at))

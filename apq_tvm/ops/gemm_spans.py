@@ -110,16 +110,16 @@ class _SpanGemm(_IntegerGemm):
         dot = lookup_of(layout, 1)
         with b.grid(8, lanes, 4, layout.entries) as loops, b.sblock("lookup"):
             v, r, c, entry = b.axis.remap("SSSR", loops)
-            target = (j, u * 8 + v, r, c)
+            at_byte = (j, u * 8 + v, r, c)
             chosen = None
             if book is not None:
                 chosen = book[v // unit.vectors, r] if per_unit > 1 else book[r]
-            reads = [self.decoded[target], codes[block, at, 0 : unit.nbytes], table[entry]]
+            reads = [self.decoded[at_byte], codes[block, at, 0 : unit.nbytes], table[entry]]
             b.reads(*reads, *([] if chosen is None else [chosen]))
-            b.writes(self.decoded[target])
+            b.writes(self.decoded[at_byte])
             where = (v, r * 4 + c, entry)
             term = dot.choose(lambda byte: codes[block, at, byte], chosen, table[entry], where)
-            b.buffer_store(self.decoded, self.decoded[target] + term, list(target))
+            b.buffer_store(self.decoded, self.decoded[at_byte] + term, list(at_byte))
 
     def _group_values(
         self, name: str, target: Buffer, value: Any, kb: Expr, per_block: int

@@ -144,10 +144,10 @@ class _Search:
         self.unit = (self.scale.astype(np.float64) / self.chunk.norm * UNIT).astype(np.float32)
 
     def _per_group(self, values: F32) -> F32:
-        return np.repeat(values.ravel(), SUPER)
+        return np.asarray(np.repeat(values.ravel(), SUPER))
 
     def _step(self) -> F32:
-        return self._per_group(self.unit) * self.sub.astype(np.float32)
+        return np.asarray(self._per_group(self.unit) * self.sub.astype(np.float32))
 
     def _choose(self, step: F32, near: tuple[int, ...]) -> None:
         """Sub-scale near `step` and codebook of least error for every group."""

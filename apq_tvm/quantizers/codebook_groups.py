@@ -136,7 +136,7 @@ class Chunk:
     @property
     def count(self) -> int:
         """Rows."""
-        return self.rows.stop - self.rows.start
+        return int(self.rows.stop) - int(self.rows.start)
 
     def put(self, codes: U8, k: int) -> U8:
         """Codes [size, rows * G] back as [rows, k]."""
@@ -155,6 +155,8 @@ def chunks(w: F32, h: F32 | None, size: int, per_row: int, name: str) -> Iterato
     """
     check_weight(w, name)
     n, k = w.shape
+    if h is None and k % size:
+        h = np.ones(k, np.float32)  # the zeros that pad a short group must not count
     width = per_row * size
     rows = max(1, CHUNK // width)
     for start in range(0, n, rows):

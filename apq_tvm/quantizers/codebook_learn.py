@@ -70,13 +70,13 @@ def learn(
         progress.advance("histograms")
         cluster = _cluster(groups, count, rng)
         books = np.stack(
-            [_centroids(groups[cluster == c], groups, scheme.bits, rng) for c in range(count)]
+            [_centroids(groups[cluster == c], groups, scheme.bits) for c in range(count)]
         )
         largest = MAX_CENTROID[scheme.bits]
         columns = np.ascontiguousarray(groups.T)
         for _ in range(ALTERNATIONS):
             progress.advance("alternate")
-            books = _alternate(columns, books, largest, rng)
+            books = _alternate(columns, books, largest)
     return stored(books, largest)
 
 
@@ -136,7 +136,7 @@ def _cluster(groups: F32, count: int, rng: np.random.Generator) -> NDArray[np.in
     return nearest
 
 
-def _centroids(mine: F32, groups: F32, bits: int, rng: np.random.Generator) -> F32:
+def _centroids(mine: F32, groups: F32, bits: int) -> F32:
     """Phase 2: 2^bits centroids of a cluster's values, relative to each group's largest."""
     source = mine if len(mine) else groups
     peak = np.abs(source).max(axis=1, keepdims=True)
@@ -149,12 +149,12 @@ def _centroids(mine: F32, groups: F32, bits: int, rng: np.random.Generator) -> F
         weight = np.bincount(code, mass, 1 << bits)
         moved = np.bincount(code, mass * values, 1 << bits) / np.maximum(weight, TINY)
         centres = np.sort(np.where(weight > 0, moved, centres))
-    return centres.astype(np.float32)
+    return np.asarray(centres, np.float32)
 
 
-def _alternate(columns: F32, books: F32, largest: int, rng: np.random.Generator) -> F32:
+def _alternate(columns: F32, books: F32, largest: int) -> F32:
     """One round: best codebook and step of every group, then the centroids of least error."""
-    count, entries = books.shape
+    entries = books.shape[1]
     fine = largest * FINE
     peaks = np.maximum(np.abs(books).max(axis=1, keepdims=True), TINY)
     tables = [Lookup.of(np.rint(row).astype(np.int32)) for row in books / peaks * fine]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from apq_tvm.formats.superblock import GROUP, SUB_MAX, SUPER, groups, supers
 from apq_tvm.quantizers.codebook import round_scales
 from apq_tvm.quantizers.codebook_groups import TINY, Chunk, chunks, importance
-from apq_tvm.types import QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 if TYPE_CHECKING:
     from apq_tvm.quantizers.registry import QuantContext
@@ -62,7 +62,7 @@ def quantize_tensor(w: F32, scheme: Scheme, name: str, context: QuantContext) ->
         scales[at], min_scales[at] = search.stored
         for target, found in ((subs, search.sub), (mins, search.least)):
             target[at] = found.reshape(chunk.count, per_row)[:, : target.shape[1]]
-    tables = {"min_scales": min_scales, "subs": subs, "mins": mins}
+    tables: dict[str, Array] = {"min_scales": min_scales, "subs": subs, "mins": mins}
     return QuantizedTensor(codes, scales, None, scheme, tables)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -40,9 +40,7 @@ class CodebookLayout(SpanLayout):
     span_groups: ClassVar[int] = SUPER
 
     @classmethod
-    def parse(
-        cls, name: str, scheme: Scheme | None, details: Details = ()
-    ) -> CodebookLayout | None:
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
         """Read `name`; None if it is not of this family.
 
         Raises
@@ -61,9 +59,7 @@ class CodebookLayout(SpanLayout):
         return cls(bits, rows, group, count)
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> CodebookLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """The layout for a device with such vectors; None for other schemes."""
         if scheme is None or scheme.family != codebook.NAME:
             return None
@@ -142,9 +138,7 @@ class NonlinearLayout(SpanLayout):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"nl4g(\d+)r(\d+)k4\Z")
 
     @classmethod
-    def parse(
-        cls, name: str, scheme: Scheme | None, details: Details = ()
-    ) -> NonlinearLayout | None:
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
         """Read `name`; None if it is not of this family.
 
         Raises
@@ -160,9 +154,7 @@ class NonlinearLayout(SpanLayout):
         return cls(4, int(match[2]), scheme.group_size)
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> NonlinearLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """The layout for a device with such vectors; None for other schemes."""
         if scheme is None or scheme.family != nonlinear.NAME:
             return None

@@ -16,12 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.interleaved import UNIT_K, InterleavedLayout
+from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.tensorize.unit import Unit, decode
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
@@ -63,6 +64,16 @@ class SpanLayout:
     def __post_init__(self) -> None:
         if self.rows not in LANES:
             raise PackError(f"layout {self.name}: 4, 8 or 16 rows are possible")
+
+    @classmethod
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
+        """Read `name`; None if it is not of this family. Raises PackError if it does not fit."""
+        raise NotImplementedError
+
+    @classmethod
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
+        """The layout for a device with such vectors; None for other schemes."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:
@@ -232,7 +243,8 @@ class SpanLayout:
         blocks = self.interleave(values, length)
         split = blocks.reshape(len(blocks), -1, per_byte, self.rows)  # [NB, bytes, groups, R]
         shifts = (np.arange(per_byte) * width).astype(np.uint8)[:, None]
-        return np.bitwise_or.reduce(split << shifts, axis=2).astype(np.uint8)
+        packed: NDArray[np.uint8] = np.bitwise_or.reduce(split << shifts, axis=2).astype(np.uint8)
+        return packed
 
     def unpack_small(self, packed: Array, n: int, k: int, width: int) -> NDArray[np.uint8]:
         """Inverse of `pack_small`."""

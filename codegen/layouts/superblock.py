@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.codegen.layouts.spans import Arrays, Expr, SpanLayout
@@ -27,9 +27,7 @@ class SuperBlockLayout(SpanLayout):
     span_groups: ClassVar[int] = SUPER
 
     @classmethod
-    def parse(
-        cls, name: str, scheme: Scheme | None, details: Details = ()
-    ) -> SuperBlockLayout | None:
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
         """Read `name`; None if it is not of this family.
 
         Raises
@@ -45,9 +43,7 @@ class SuperBlockLayout(SpanLayout):
         return cls(scheme.bits, int(match[2]), GROUP)
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> SuperBlockLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """The layout for a device with such vectors; None for other schemes."""
         if scheme is None or scheme.family != NAME:
             return None
