@@ -164,19 +164,21 @@ class _Unit:
         from tvm.tirx.script.builder import ir as b
 
         lanes, shape = self.isa.lanes, (PARTS, VECTORS, self.isa.lanes, 4)
-        strides = [tirx.Var("part", "int64"), 4 * lanes, 4, 1] if instructions else None
+        strides = None
+        if instructions:
+            strides = [tirx.Var("part", "int64"), *map(_i64, (4 * lanes, 4, 1))]
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name("digits")
             self.codes = b.match_buffer(
                 b.arg("codes", b.handle()),
-                (STORED * self.size,),
+                (_i64(STORED * self.size),),
                 "uint8",
                 offset_factor=1,
                 align=self.size,
             )
             out = b.match_buffer(
                 b.arg("out", b.handle()),
-                shape,
+                [_i64(extent) for extent in shape],
                 "uint8",
                 strides=strides,
                 offset_factor=1,
@@ -397,7 +399,7 @@ class _Unit:
         from tvm.tirx.script.builder import ir as b
 
         ramp = tirx.Ramp(_i64(0), _i64(1), 16)
-        # Sums of c // 5 and of c // 25 for every row of x; small and indexed by constants: registers
+        # Sums of c // 5 and c // 25 for every row of x; indexed by constants, so in registers.
         words = b.alloc_buffer((self.m, 2, 16), "int16", align=32)
         pooled = b.alloc_buffer((self.size,), "uint8", align=32)
         bytes_at = [tirx.Ramp(_i64(0), _i64(1), self.size)]

@@ -50,7 +50,8 @@ def bitserial_linear(
     -------
     tvm.tirx.PrimFunc
         ``(planes i32 [M, p, Kp/32], xs f32 [M, Ga], xsum i32 [M, Kp/gw], [minus i32 [M, Kp/gw],]
-        codes, scales, [zeros], [bias], [residual], y)``, `minus` only for p = 2; blocks ``dot``, ``scale`` and ``store``.
+        codes, scales, [zeros], [bias], [residual], y)``, `minus` only for p = 2; blocks ``dot``,
+        ``scale`` and ``store``.
     """
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b

@@ -146,8 +146,9 @@ def test_search_beats_rounding_and_weighs_channels_that_matter() -> None:
 def test_nan_infinity_and_overflow_are_refused_by_name() -> None:
     w = np.ones((2, 40), np.float32)
     for value in (np.nan, np.inf):
-        with pytest.raises(UnsupportedModel, match="layer.7"):
-            quantize_tensor(np.where(w == 1, value, w).astype(np.float32), balance_scheme(), "layer.7")
+        spoiled = np.where(w == 1, value, w).astype(np.float32)
+        with pytest.raises(UnsupportedModel, match=r"layer\.7"):
+            quantize_tensor(spoiled, balance_scheme(), "layer.7")
     with pytest.raises(BadScheme, match=r"layer\.7.*float16"):
         quantize_tensor(w * np.float32(1e6), balance_scheme(), "layer.7")
 

@@ -1,0 +1,219 @@
+"""``W2*`` kernels against float64: instructions, groups, tails, rows, decisions, assembly."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from linear_cases import ACTIVATIONS, RELATIVE_ERROR, aligned
+from tvm.s_tir import TensorIntrin
+
+from apq_tvm.codegen.layouts import BalanceLayout, default_layout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import dequantize
+from apq_tvm.formats.balance import balance_scheme
+from apq_tvm.ops.decode_linear import decode_linear
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.decide import Defaults, Recorded
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
+from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
+from apq_tvm.select import choose
+from apq_tvm.tensorize.x86_balance import INSTRUCTIONS, balance_intrinsic, digits_intrinsic
+from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
+
+GROUPS = (-1, 32, 64, 128)
+
+K_TAILS = (31, 96, 100, 130, 300)
+
+
+def profile_of(kernel: LinearKernel) -> DeviceProfile:
+    host = find_profile("host")
+    if "maddubs" not in kernel.name:
+        return host
+    wanted = find_profile("x86-64-v3")
+    if not wanted.features <= host.features:
+        pytest.skip(f"{host.name} has no AVX2")
+    return wanted
+
+
+def quantized_rows(x: Any, kp: int, acts: int, groups: int) -> tuple[Any, Any, Any]:
+    """(xq, xs, xsum) with `acts` scales and `groups` sums to a row."""
+    padded = np.zeros((len(x), kp), np.float32)
+    padded[:, : x.shape[1]] = x
+    grouped = padded.reshape(len(x), acts, -1)
+    scale = np.abs(grouped).max(-1, keepdims=True) / np.float32(127)
+    codes = np.rint(np.divide(grouped, scale, out=np.zeros_like(grouped), where=scale > 0))
+    xq = codes.astype(np.int8).reshape(len(x), kp)
+    return xq, scale[..., 0], xq.reshape(len(x), groups, -1).sum(-1, dtype=np.int32)
+
+
+class Layer:
+    """One compiled kernel and a random layer for it."""
+
+    def __init__(self, kernel: LinearKernel, spec: LinearSpec, decisions: Any = None) -> None:
+        profile = profile_of(kernel)
+        try:
+            kernel.check(spec, profile)
+        except NotApplicable as reason:
+            pytest.skip(f"{kernel.name}: {reason}")
+        decide = Recorded(decisions or {})
+        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
+        kernel.schedule(sch, spec, profile, decide)
+        target = tvm.target.Target(dict(profile.target))
+        self.kernel = tvm.tirx.build(sch.mod, target=target)["main"]
+        self.spec = spec
+        layout = kernel.layout(spec, profile)
+        assert isinstance(layout, BalanceLayout)
+        self.layout = layout
+
+    def check(self, m: int, extreme: bool = False) -> None:
+        spec, layout, rng = self.spec, self.layout, np.random.default_rng(m)
+        scheme = spec.scheme
+        assert scheme is not None
+        groups, kp = layout.padded_groups(spec.k), layout.padded_k(spec.k)
+        real = 1 if scheme.group_size == -1 else -(-spec.k // scheme.group_size)
+        shape = (spec.n, spec.k)
+        codes = np.full(shape, 4) if extreme else rng.integers(0, 5, shape)
+        scales = rng.uniform(0.001, 0.02, (spec.n, real)).astype(np.float16)
+        weight = QuantizedTensor(codes.astype(np.uint8), scales, None, scheme)
+        x = np.full((m, spec.k), -1.0) if extreme else rng.standard_normal((m, spec.k))
+        acts = 1 if scheme.act_group == -1 else groups
+        xq, xs, xsum = quantized_rows(x.astype(np.float32), kp, acts, groups)
+        values = (xq.reshape(m, acts, -1) * xs[..., None].astype(np.float64)).reshape(m, kp)
+        want = values[:, : spec.k] @ dequantize(weight).astype(np.float64).T
+        atol = RELATIVE_ERROR * (np.abs(want).max() + 1)
+        bias = rng.standard_normal(spec.n).astype(np.float32)
+        residual = rng.standard_normal((m, spec.n)).astype(np.float32)
+        want = ACTIVATIONS[spec.activation](want + bias if spec.bias else want)
+        want = want + residual if spec.residual else want
+        y = tvm.runtime.tensor(np.full((m, spec.n), np.nan, np.float32))
+        packed = [aligned(array) for array in layout.pack(weight).arrays.values()]
+        extra = ([bias] if spec.bias else []) + ([residual] if spec.residual else [])
+        operands = [tvm.runtime.tensor(a) for a in (xq, xs, xsum)]
+        self.kernel(*operands, *packed, *map(tvm.runtime.tensor, extra), y)
+        np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kernel", BALANCE_KERNELS, ids=lambda k: k.name)
+def test_groups_and_tails(kernel: LinearKernel) -> None:
+    """N through the edges of lanes and blocks, K of units and groups, M of tiles."""
+    index = BALANCE_KERNELS.index(kernel)
+    lanes = 8 if "r24" in kernel.name else 16
+    for i, group in enumerate((GROUPS[index % 4], GROUPS[(index + 1) % 4])):
+        n = lanes * (3, 4, 5, 2)[(index + i) % 4] + (0, 1, -1)[(index + 2 * i) % 3]
+        scheme = balance_scheme(8, group, per_token=bool(i))
+        spec = LinearSpec(n, K_TAILS[(index + i) % len(K_TAILS)], scheme, bias=bool(i))
+        layer = Layer(kernel, spec)
+        for m in (kernel.m_min, kernel.m_min + 1, 2 * kernel.m_min + 1):
+            layer.check(m)
+        layer.check(kernel.m_min, extreme=True)
+
+
+@pytest.mark.parametrize("family", ("gemv", "gemm"))
+@pytest.mark.parametrize("n", (48, 64, 51))
+def test_epilogues(n: int, family: str) -> None:
+    kernel = next(k for k in BALANCE_KERNELS if k.name.startswith(f"{family}_W2sA8_maddubs"))
+    spec = LinearSpec(n, 64, balance_scheme(8, 32), True, "gelu", True)
+    Layer(kernel, spec).check(kernel.m_min + 1)
+
+
+@pytest.mark.parametrize("name", ("gemv_W2sA8_vpermi2b_r48m1", "gemv_W2sA8_maddubs_r24m1"))
+@pytest.mark.parametrize("decisions", [{"streams": 2}, {"streams": 1, "ahead": 0}])
+def test_decisions_on_a_parallel_layer(name: str, decisions: Any) -> None:
+    kernel = next(k for k in BALANCE_KERNELS if k.name == name)
+    Layer(kernel, LinearSpec(280, 256, balance_scheme()), decisions).check(3)
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
+def test_intrinsics_equal_their_plain_loops(instruction: Any) -> None:
+    host = find_profile("host")
+    if not all(host.features & set(names) for names in instruction.features):
+        pytest.skip(f"this CPU has not all of {instruction.features}")
+    rng = np.random.default_rng(0)
+    lanes = instruction.lanes
+    layout = BalanceLayout(lanes, 32)
+    every = np.resize(np.arange(125), 32 * lanes).reshape(lanes, 32)
+    codes = np.concatenate([every // 5**part % 5 for part in range(3)]).astype(np.uint8)
+    tensor = QuantizedTensor(
+        codes, np.ones((3 * lanes, 1), np.float16), None, balance_scheme(8, 32)
+    )
+    unit = layout.pack(tensor).arrays["codes"][0, 0]
+    for name, operands, out in (
+        (balance_intrinsic(instruction, 2), [rng.integers(-127, 128, (2, 32))], (2, 3, lanes)),
+        (balance_intrinsic(instruction), [np.full(32, -127)], (3, lanes)),
+        (digits_intrinsic(instruction), [], (3, 8, lanes, 4)),
+    ):
+        results = []
+        for half in ("desc", "impl"):
+            func = getattr(TensorIntrin.get(name), half).with_attr("global_symbol", "main")
+            target = tvm.target.Target(dict(host.target))
+            built = tvm.tirx.build(func, target=target)["main"]
+            y = aligned(np.zeros(out, np.int32 if operands else np.uint8))
+            inputs = [tvm.runtime.tensor(a.astype(np.int8)) for a in operands]
+            built(aligned(unit), *inputs, y)
+            results.append(y.numpy())
+        np.testing.assert_array_equal(results[1], results[0])
+        assert results[0].any()
+
+
+@pytest.mark.parametrize("vector_bytes", (16, 32, 64))
+def test_generic_kernel_reads_the_layout(vector_bytes: int) -> None:
+    rng = np.random.default_rng(3)
+    scheme = balance_scheme(8, 32)
+    weight = QuantizedTensor(
+        rng.integers(0, 5, (29, 70), dtype=np.uint8),
+        rng.uniform(0.5, 1, (29, 3)).astype(np.float16),
+        None,
+        scheme,
+    )
+    layout = default_layout(scheme, (), vector_bytes)
+    func = decode_linear(LinearSpec(29, 70, scheme), layout)
+    target = tvm.target.Target({"kind": "llvm"})
+    built = tvm.tirx.build(func, target=target)["main"]
+    x = rng.standard_normal((2, 70)).astype(np.float32)
+    y = tvm.runtime.tensor(np.zeros((2, 29), np.float32))
+    built(tvm.runtime.tensor(x), *map(aligned, layout.pack(weight).arrays.values()), y)
+    np.testing.assert_allclose(y.numpy(), x @ dequantize(weight).T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("act_bits", (4, 8, 32))
+def test_every_profile_computes_it(profile: DeviceProfile, act_bits: int) -> None:
+    spec = LinearSpec(40, 100, balance_scheme(act_bits, 64))
+    choices = choose(spec, linear_kernels(), profile, "up")
+    fast = act_bits <= 8 and bool({"avx2", "avxvnni", "avx512vnni"} & profile.features)
+    assert all(c.kernel.startswith("gem") for c in choices) == fast
+
+
+def test_int32_overflow_and_other_formats_are_declined() -> None:
+    kernel, profile = BALANCE_KERNELS[-1], find_profile("znver4")
+    with pytest.raises(NotApplicable, match="use groups"):
+        kernel.check(LinearSpec(8, 1 << 17, balance_scheme()), profile)
+    with pytest.raises(NotApplicable, match="is for W2"):
+        kernel.check(LinearSpec(8, 64, Scheme(2)), profile)
+    with pytest.raises(NotApplicable, match="integer activations"):
+        kernel.check(LinearSpec(8, 64, balance_scheme(16)), profile)
+
+
+@pytest.mark.parametrize(
+    "name,target,counts",
+    [
+        ("gemv_W2sA8_vpermi2b_r48m1", "znver4", {"vpermi2b|vpermt2b": 24, "vpdpbusd": 24}),
+        ("gemv_W2sA8_vpdpbusd512_r48m1", "cascadelake", {"vpmaddubsw": 32, "vpdpbusd": 24}),
+        ("gemv_W2sA8_maddubs_r24m1", "znver3", {"vpmaddubsw": 56, "vpmaddwd": 14}),
+    ],
+)
+def test_the_instructions_are_there(name: str, target: str, counts: dict[str, int]) -> None:
+    kernel = next(k for k in BALANCE_KERNELS if k.name == name)
+    profile, spec = find_profile(target), LinearSpec(96, 256, balance_scheme(8, 128))
+    kernel.check(spec, profile)
+    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
+    kernel.schedule(sch, spec, profile, Defaults())
+    built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
+    source = str(built.inspect_source("asm"))
+    for mnemonic, least in counts.items():
+        assert len(re.findall(rf"\b(?:{mnemonic})\b", source)) >= least
