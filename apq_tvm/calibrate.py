@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +109,7 @@ def calibrate(
     partial = output.with_name(f"{output.name}.partial")
     state = read_state(partial, run)
     resumed = state.calls
-    with saved_on_exit(partial, run, state) as checkpoint:
+    with saved_on_exit(partial, run) as checkpoint:
         collect(
             imported,
             calls,
@@ -210,21 +212,36 @@ def check_finite(batch: Mapping[str, Array], where: Path) -> None:
 
 
 @contextmanager
-def saved_on_exit(partial: Path, run: Mapping[str, Any], state: State) -> Iterator[Any]:
-    """Give a checkpoint that saves now and then; save once more if the body is interrupted."""
-    saved = [time.monotonic(), state.calls]
+def saved_on_exit(partial: Path, run: Mapping[str, Any]) -> Iterator[Callable[[State], None]]:
+    """Give a checkpoint that saves now and then, and at Ctrl-C.
+
+    Sums are whole only between two calls of the model, so that the first Ctrl-C waits for the
+    checkpoint; a second one stops at once, and what was saved before stays.
+    """
+    saved = time.monotonic()
+    asked: list[int] = []
+
+    def interrupt(*_: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(1)
 
     def checkpoint(now: State) -> None:
-        if time.monotonic() - saved[0] > SAVE_SECONDS:
+        nonlocal saved
+        if asked or time.monotonic() - saved > SAVE_SECONDS:
             write_state(partial, run, now)
-            saved[:] = [time.monotonic(), now.calls]
+            saved = time.monotonic()
+        if asked:
+            raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        yield checkpoint  # signals go to the main thread
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield checkpoint
-    except KeyboardInterrupt:
-        if state.calls > saved[1]:
-            write_state(partial, run, state)
-        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:

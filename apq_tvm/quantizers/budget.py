@@ -1,8 +1,8 @@
 """A scheme for every layer, so that the whole model meets a budget of bits per weight.
 
 Every candidate's error is measured: what it adds to the layer's output, under the calibration's H
-or E[x²], and how much that hurts the model (`error_feedback.damage`). The sum over layers is what the
-choice minimises, a multiple-choice knapsack. All weights that ``apq-tvm inspect`` counts are
+or E[x²], and how much that hurts the model (`error_feedback.damage`). The sum over layers is what
+the choice minimises, a multiple-choice knapsack. All weights that ``apq-tvm inspect`` counts are
 counted; embedding tables are not chosen for, since no matrix product tells their sensitivity: they
 keep the scheme they were given (``--tensor-type``), unless a language model's head shares theirs.
 """

@@ -53,7 +53,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str,
 
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        stored = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         save_file(stored, part, dict(metadata))
         part.replace(path)
     except Exception as error:  # safetensors raises its own kind for a full disk
