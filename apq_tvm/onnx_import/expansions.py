@@ -12,14 +12,14 @@ from apq_tvm.onnx_import.group_query import group_query_attention
 from apq_tvm.onnx_import.multi_head import multi_head_attention
 from apq_tvm.onnx_import.onnx_attention import onnx_attention
 from apq_tvm.onnx_import.packed import gather_block_quantized, matmul_nbits
-from apq_tvm.onnx_import.quantized import dynamic_quantize_matmul, qlinear_matmul, standard
+from apq_tvm.onnx_import.qlinear import QLINEAR
+from apq_tvm.onnx_import.quantized import dynamic_quantize_matmul, standard
 from apq_tvm.onnx_import.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
 from apq_tvm.onnx_import.rotary import contrib_rotary, onnx_rotary
 from apq_tvm.types import Node
 
 EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
     "Attention": onnx_attention,
-    "QLinearMatMul": qlinear_matmul,
     "RotaryEmbedding": onnx_rotary,
     "SimplifiedLayerNormalization": simplified_layer_norm,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
@@ -34,4 +34,5 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
     "com.microsoft.RotaryEmbedding": contrib_rotary,
     "com.microsoft.SimplifiedLayerNormalization": simplified_layer_norm,
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
+    **QLINEAR,
 }

@@ -18,11 +18,11 @@ from dataclasses import replace
 import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.onnx_import.codes import CODE_BITS, Codes, check_scales, of_integers
+from apq_tvm.onnx_import.codes import CODE_BITS, check_scales, of_integers
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.infer import infer
 from apq_tvm.onnx_import.packed import store
-from apq_tvm.types import Array, Node
+from apq_tvm.types import Node
 
 RANGES = {
     **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (2, 4, 8, 16)},
@@ -200,56 +200,6 @@ def _gathered(graph: Graph, node: Node) -> None:
 # Operators that `fold` writes in others as soon as it meets them
 
 
-def qlinear_matmul(graph: Graph, node: Node) -> list[Node]:
-    """``QLinearMatMul``: dequantize both sides, multiply, round the product.
-
-    Raises
-    ------
-    UnsupportedModel
-        Scales of the input or output that are no single constant.
-    """
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
-    for value in (a_scale, a_zero, y_scale, y_zero):
-        if graph.scalar(value) is None:
-            raise UnsupportedModel(
-                f"QLinearMatMul {node.name!r}: {graph.describe(value)} is no single constant; only "
-                "weights can have several scales"
-            )
-    values = [graph.fresh(f"{node.name}.{which}") for which in ("a", "b", "y")]
-    given = [_one(graph, v) for v in (a_scale, a_zero, y_scale, y_zero)]
-    flat = [graph.weights.get(v) for v in (b_scale, b_zero)]
-    sides = tuple(
-        v if array is None else _flat(graph, v, array)
-        for v, array in zip((b_scale, b_zero), flat, strict=True)
-    )
-    rank = graph.rank(b) or 2
-    names = [graph.fresh(f"{node.name}.{which}") for which in ("input", "weight", "output")]
-    return [
-        Node("DequantizeLinear", names[0], (a, *given[:2]), (values[0],)),
-        Node("DequantizeLinear", names[1], (b, *sides), (values[1],), {"axis": rank - 1}),
-        Node("MatMul", node.name, (values[0], values[1]), (values[2],)),
-        Node("QuantizeLinear", names[2], (values[2], *given[2:]), node.outputs),
-    ]
-
-
-def _one(graph: Graph, value: str) -> str:
-    """A constant of one entry as a scalar."""
-    return value if graph.rank(value) == 0 else _reshaped(graph, value, ())
-
-
-def _flat(graph: Graph, value: str, array: Array) -> str:
-    """Scales per column as [N], a single one as a scalar."""
-    if array.size == 1:
-        return _one(graph, value)
-    return value if array.ndim == 1 else _reshaped(graph, value, (array.size,))
-
-
-def _reshaped(graph: Graph, value: str, shape: tuple[int, ...]) -> str:
-    name = f"{value}.{'x'.join(map(str, shape)) or 'scalar'}"
-    graph.weights.setdefault(name, graph.weights[value].reshape(shape))
-    return name
-
-
 def standard(graph: Graph, node: Node) -> list[Node]:
     """An operator that onnxruntime's own domain only repeats, under its standard name."""
     return [replace(node, op=node.op.removeprefix("com.microsoft."))]
@@ -294,4 +244,4 @@ def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
     return nodes
 
 
-__all__ = ["Codes", "dynamic_quantize_matmul", "keep_codes", "qlinear_matmul", "standard"]
+__all__ = ["dynamic_quantize_matmul", "keep_codes", "standard"]

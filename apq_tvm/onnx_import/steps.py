@@ -45,10 +45,11 @@ class Steps:
     def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
         """Add ``op(*inputs)`` with one output."""
         value = self.graph.fresh(f"{self.node.name}.{op.removeprefix('apq.').lower()}")
-        self._add(Node(op, self.graph.fresh(f"{value}.node"), inputs, (value,), attrs))
+        self.add(Node(op, self.graph.fresh(f"{value}.node"), inputs, (value,), attrs))
         return value
 
-    def _add(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
+        """Add a node that has its names already."""
         infer(self.graph, node)
         self.nodes.append(node)
 
@@ -115,7 +116,7 @@ class Steps:
         """`x` in another shape."""
         value = self.graph.fresh(f"{self.node.name}.reshape")
         node = Node("Reshape", self.graph.fresh(f"{value}.node"), (x,), (value,))
-        self._add(reshape_to(self.graph, node, self.graph.shape(x), dims))
+        self.add(reshape_to(self.graph, node, self.graph.shape(x), dims))
         return value
 
     def transpose(self, x: str, *perm: int) -> str:

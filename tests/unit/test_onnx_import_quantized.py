@@ -508,6 +508,49 @@ def test_qlinear_matmul_rounds_its_output(tmp_path: Path, columns: int) -> None:
     np.testing.assert_array_equal(kept(model).codes, codes.T)
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("kind", ["QDQ", "QOperator"])
+def test_quantize_static_of_onnxruntime(tmp_path: Path, per_channel: bool, kind: str) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    class Samples(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = [{"x": rand(8, 32, seed=i)} for i in range(4)]
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    nodes = [
+        ("MatMul", "x w", "h"),
+        ("Add", "h c", "r"),
+        ("Relu", "r", "g"),
+        ("LayerNormalization", "g s b", "n"),
+        ("Gemm", "n v d", "m", {"transB": 1}),
+        ("Sigmoid", "m", "e"),
+        ("Mul", "m e", "f"),
+        ("Softmax", "f", "y", {"axis": -1}),
+    ]
+    weights = {
+        **{"w": rand(32, 48) / 6, "c": rand(48), "s": rand(48), "b": rand(48, seed=2)},
+        **{"v": rand(16, 48, seed=3) / 7, "d": rand(16)},
+    }
+    source = save(build(nodes, {"x": ("float32", ["b", 32])}, "y", weights), tmp_path)
+    path = tmp_path / "quantized.onnx"
+    quantize_static(source, path, Samples(), QuantFormat[kind], per_channel=per_channel)
+    model = import_onnx(path)
+    assert ops(model)["apq.Linear"] == 2 and len(model.quantized) == 2
+    feeds = {"x": rand(16, 32, seed=9)}
+    want, exact = run_onnx(path, feeds)["y"], run_onnx(source, feeds)["y"]
+    got = run_reference(model, feeds, run_node)["y"]
+    # Within what the file's own rounding costs; outputs are rounded to 1/256.
+    assert np.abs(got - want).max() < 0.04 and np.abs(got - exact).max() < 0.04
+    stored = {i.name: i for i in onnx.load(path).graph.initializer}
+    for name, side in (("w", (48, 32)), ("v", (16, 48))):
+        codes = onnx.numpy_helper.to_array(stored[f"{name}_quantized"]).astype(np.int16) + 128
+        (tensor,) = (t for t in model.quantized.values() if t.codes.shape == side)
+        np.testing.assert_array_equal(tensor.codes, codes.reshape(side) if name == "v" else codes.T)
+
+
 def test_qlinear_matmul_with_rows_of_scales_is_refused(tmp_path: Path) -> None:
     nodes = [("QLinearMatMul", "a s z q s1 z1 s1 z", "y")]
     weights = {

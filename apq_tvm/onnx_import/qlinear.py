@@ -1,0 +1,142 @@
+"""Operators on integers with scales beside them (``QLinearMatMul`` ...) as operators on floats.
+
+Each dequantizes its inputs, computes, and rounds its output: that rounding is what the operator
+means, and others read it. Weights keep their codes; the rounding of an input that another operator
+of this kind made is dropped before a layer (`quantized.keep_codes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.steps import Steps
+from apq_tvm.types import Node
+
+
+def qlinear_matmul(graph: Graph, node: Node) -> list[Node]:
+    """``QLinearMatMul``.
+
+    Raises
+    ------
+    UnsupportedModel
+        Scales of the input or output that are no single constant.
+    """
+    steps = Steps(graph, node)
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
+    left = _number(steps, a, a_scale, a_zero)
+    right = _weight(steps, b, b_scale, b_zero, (graph.rank(b) or 2) - 1)
+    product = graph.fresh(f"{node.name}.product")
+    steps.add(Node("MatMul", node.name, (left, right), (product,)))
+    return steps.done(_rounded(steps, product, y_scale, y_zero))
+
+
+def qgemm(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.QGemm``; its bias holds integers of the scale of the product.
+
+    Raises
+    ------
+    UnsupportedModel
+        Scales of the input or output that are no single constant, a bias that is no constant.
+    """
+    steps, attrs = Steps(graph, node), dict(node.attrs)
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = (*node.inputs, *[""] * 3)[:9]
+    turned = int(attrs.get("transB", 0))
+    inputs = [_number(steps, a, a_scale, a_zero), _weight(steps, b, b_scale, b_zero, 1 - turned)]
+    if c:
+        given, scales = graph.weights.get(c), [graph.weights.get(v) for v in (a_scale, b_scale)]
+        if given is None or scales[0] is None or scales[1] is None:
+            raise steps.refuse(f"its bias {graph.describe(c)} is no constant with constant scales")
+        unit = np.float32(attrs.get("alpha", 1.0)) * scales[0].reshape(-1) * scales[1].reshape(-1)
+        bias = (given.astype(np.float32) * unit).astype(np.float32)
+        inputs.append(graph.add_weight(f"{c}.float", bias))
+    product = graph.fresh(f"{node.name}.product")
+    steps.add(Node("Gemm", node.name, tuple(inputs), (product,), attrs))
+    return steps.done(_rounded(steps, product, y_scale, y_zero) if y_scale else product)
+
+
+def _binary(op: str) -> Callable[[Graph, Node], list[Node]]:
+    """A rule for an operator on two inputs, both with scale and zero point."""
+
+    def rule(graph: Graph, node: Node) -> list[Node]:
+        steps = Steps(graph, node)
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (*node.inputs, "")[:8]
+        result = steps(op, _number(steps, a, a_scale, a_zero), _number(steps, b, b_scale, b_zero))
+        return steps.done(_rounded(steps, result, y_scale, y_zero))
+
+    return rule
+
+
+def _unary(op: str, *kept: str) -> Callable[[Graph, Node], list[Node]]:
+    """A rule for an operator on one input; `kept` are the attributes that mean the same."""
+
+    def rule(graph: Graph, node: Node) -> list[Node]:
+        steps = Steps(graph, node)
+        x, scale, zero, y_scale, y_zero = (*node.inputs, "")[:5]
+        attrs = {key: node.attrs[key] for key in kept if key in node.attrs}
+        result = steps(op, _number(steps, x, scale, zero), **attrs)
+        return steps.done(_rounded(steps, result, y_scale, y_zero))
+
+    return rule
+
+
+def _softmax(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.QLinearSoftmax``, which says itself whose opset's Softmax it is."""
+    if int(node.attrs.get("opset", 13)) < 13:
+        raise Steps(graph, node).refuse("Softmax of an opset before 13 is not read here")
+    return _unary("Softmax", "axis")(graph, node)
+
+
+def _number(steps: Steps, value: str, scale: str, zero: str) -> str:
+    """The float values of integers with one scale."""
+    return steps("DequantizeLinear", value, *_scalars(steps, scale, zero))
+
+
+def _rounded(steps: Steps, value: str, scale: str, zero: str) -> str:
+    return steps("QuantizeLinear", value, *_scalars(steps, scale, zero))
+
+
+def _scalars(steps: Steps, *values: str) -> list[str]:
+    """Constants of one entry as scalars; absent ones are left out."""
+    graph = steps.graph
+    for value in values:
+        if value and graph.scalar(value) is None:
+            raise UnsupportedModel(
+                f"{steps.title}: {graph.describe(value)} is no single constant; only weights can "
+                "have several scales"
+            )
+    return [_reshaped(graph, value, ()) for value in values if value]
+
+
+def _weight(steps: Steps, value: str, scale: str, zero: str, axis: int) -> str:
+    """The float values of integers with one scale, or one for each entry of an axis."""
+    graph, given = steps.graph, []
+    for name in (scale, zero):
+        array = graph.weights.get(name) if name else None
+        if array is not None:
+            name = _reshaped(graph, name, () if array.size == 1 else (array.size,))
+        given += [name] if name else []
+    return steps("DequantizeLinear", value, *given, axis=axis)
+
+
+def _reshaped(graph: Graph, value: str, shape: tuple[int, ...]) -> str:
+    """A constant in another shape, under a name of its own."""
+    if graph.weights[value].shape == shape:
+        return value
+    name = f"{value}.{'x'.join(map(str, shape)) or 'scalar'}"
+    graph.weights.setdefault(name, graph.weights[value].reshape(shape))
+    return name
+
+
+QLINEAR: dict[str, Callable[[Graph, Node], list[Node]]] = {
+    "QLinearMatMul": qlinear_matmul,
+    "com.microsoft.QGemm": qgemm,
+    "com.microsoft.QLinearAdd": _binary("Add"),
+    "com.microsoft.QLinearLeakyRelu": _unary("LeakyRelu", "alpha"),
+    "com.microsoft.QLinearMul": _binary("Mul"),
+    "com.microsoft.QLinearSigmoid": _unary("Sigmoid"),
+    "com.microsoft.QLinearSoftmax": _softmax,
+}
