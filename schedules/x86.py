@@ -170,6 +170,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
     from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS
     from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
+    from apq_tvm.schedules.x86_bitserial import BITSERIAL_KERNELS
     from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
     from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
     from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
@@ -179,6 +180,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.x86_plain import PLAIN_KERNELS
 
     return (
+        *BITSERIAL_KERNELS,
         *GEMM_KERNELS,
         *GEMV_KERNELS,
         *ANYPREC_KERNELS,

@@ -32,8 +32,18 @@ from apq_tvm.types import DeviceProfile
 M_TILES = (4, 2, 1)
 """Rows of x that share the planes of weights."""
 
-FASTER_BELOW: dict[tuple[str, int], int] = {}
-"""(instruction, row tile) -> q * p from which on the integer dot product is faster: measured."""
+FASTER_UP_TO: dict[tuple[str, int], dict[int, int]] = {
+    ("vpopcntd", 1): {1: 2, 2: 2},
+    ("vpopcntd", 2): {1: 3, 2: 2},
+    ("vpopcntd", 4): {1: 4, 2: 2},
+    ("pshufb", 1): {1: 3, 2: 2},
+    ("pshufb", 2): {1: 2, 2: 2},
+    ("pshufb", 4): {1: 2, 2: 2},
+}
+"""(instruction, row tile) -> {q: largest p that is faster than the integer dot product}."""
+
+_M_MAX = {1: 1, 2: 3, 4: -1}
+"""Row tile -> most rows of x: beyond, the next tile or the integer dot product takes over."""
 
 _MANY_PAIRS = 16
 """Pairs of planes from which on one unit is code enough for an intrinsic."""
@@ -79,10 +89,11 @@ def check_faster(spec: LinearSpec, instruction: PopcountInstruction, m_tile: int
     """
     assert spec.scheme is not None
     q, p = spec.scheme.bits, spec.scheme.act_bits
-    limit = FASTER_BELOW[instruction.name, m_tile]
-    if q * p >= limit:
+    most = FASTER_UP_TO[instruction.name, m_tile].get(q, 0)
+    if p > most:
         raise NotApplicable(
-            f"integer dot is faster from q*p >= {limit} on (measured); this is {q}*{p}"
+            f"integer dot is faster from q*p >= {q * (most + 1)} on at W{q}, measured with "
+            f"{instruction.name}; this is {q}*{p}"
         )
 
 
@@ -185,7 +196,7 @@ def bitserial_kernel(
     return LinearKernel(
         f"bitserial_W{bits}_{instruction.name}_r{instruction.rows}m{m_tile}",
         m_tile,
-        -1,
+        _M_MAX[m_tile],
         check,
         lambda spec, _: _layout(spec, instruction),
         func,
