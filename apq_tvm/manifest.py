@@ -6,7 +6,7 @@ from typing import Any
 
 from apq_tvm import formats
 from apq_tvm.select import epilogue, linear_spec
-from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, ScheduledModel
+from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, QuantizedModel, ScheduledModel
 
 
 def describe(scheduled: ScheduledModel) -> dict[str, Any]:
@@ -81,5 +81,12 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
             for c in choices
         ],
         "rejected": [{"kernel": name, "reason": why} for name, why in choices[0].rejected],
-        "note": quantized.notes.get(node.name, ""),
+        "note": _note(quantized, node),
     }
+
+
+def _note(quantized: QuantizedModel, node: Node) -> str:
+    """Why a layer is float or how its codes were chosen, and what its family says of the scheme."""
+    tensor = quantized.tensors.get(quantized.layers.get(node.name, ""))
+    family = formats.family_of(tensor.scheme).note(tensor.scheme) if tensor else ""
+    return "; ".join(filter(None, (quantized.notes.get(node.name, ""), family)))

@@ -16,6 +16,11 @@ def no_details(tensor: QuantizedTensor) -> tuple[tuple[str, int], ...]:
     return ()
 
 
+def no_note(scheme: Scheme) -> str:
+    """For families of which bits per weight say enough."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Family:
     """One way to store weights in few bits.
@@ -42,6 +47,8 @@ class Family:
         ``((name, value), ...)``, sorted by name.
     embedding : callable
         Scheme of embedding tables where this family is asked for: an integer one.
+    note : callable
+        What a manifest should say of a scheme besides its bytes; ``""`` for nothing.
     """
 
     name: str
@@ -53,3 +60,4 @@ class Family:
     nbytes: Callable[[QuantizedTensor], int]
     embedding: Callable[[Scheme], Scheme]
     details: Callable[[QuantizedTensor], tuple[tuple[str, int], ...]] = no_details
+    note: Callable[[Scheme], str] = no_note

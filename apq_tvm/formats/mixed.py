@@ -171,7 +171,7 @@ def average_bits(scheme: Scheme) -> float:
 
 
 def note(scheme: Scheme) -> str:
-    """One line about the bits, for ``inspect``."""
+    """One line about the bits, for manifests."""
     return f"{average_bits(scheme):.2f} bits by eq. (10) of the paper"
 
 
@@ -326,5 +326,6 @@ FAMILY = Family(
     dequantize=_dequantize,
     nbytes=_nbytes,
     embedding=lambda scheme: Scheme(4, act_bits=scheme.act_bits, group_size=32),
+    note=note,
 )
 """2, 4 and 16 bits in one matrix."""

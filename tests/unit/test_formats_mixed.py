@@ -11,13 +11,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from apq_tvm.errors import BadInput, BadScheme, UnsupportedModel
-from apq_tvm.formats import bits_per_weight, check_tensor, dequantize, nbytes, parse_scheme
+from apq_tvm.formats import (
+    bits_per_weight,
+    check_tensor,
+    dequantize,
+    family_of,
+    nbytes,
+    parse_scheme,
+)
 from apq_tvm.formats.mixed import (
     MixedOptions,
     Sizes,
     average_bits,
     dense_part,
-    note,
     options_of,
     outlier_rows,
     sub_scale_bits,
@@ -74,7 +80,7 @@ def test_bad_spellings_say_why(text: str, reason: str) -> None:
 def test_average_bits_are_the_papers() -> None:
     assert round(average_bits(scheme_of("mixed24o0")), 2) == 2.84
     assert round(average_bits(scheme_of("mixed24")), 2) == 2.90
-    assert note(scheme_of("mixed24")).startswith("2.90 bits by eq. (10)")
+    assert family_of(scheme_of("mixed24")).note(scheme_of("mixed24")).startswith("2.90 bits")
     # Table 4's rows without outliers: 10 % of the groups are 2.6 bits
     assert round(average_bits(scheme_of("mixed24r10o0")), 1) == 2.6
 
