@@ -96,7 +96,7 @@ class _Search:
     def __init__(self, chunk: Chunk, tables: list[Lookup], name: str, largest: int) -> None:
         self.chunk, self.tables, self.name, self.largest = chunk, tables, name, largest
         self.groups = chunk.groups
-        self.peak = np.abs(self.groups.w).max(axis=0)
+        self.peak: F32 = np.abs(self.groups.w).max(axis=0)
         count = self.peak.shape[0]
         self.sub = np.zeros(count, np.uint8)
         self.index = np.zeros(count, np.uint8)

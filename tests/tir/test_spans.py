@@ -1,0 +1,205 @@
+"""Kernels of codebooks, non-uniform tables and super-blocks against their decoded weights."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import s_tir
+
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import dequantize, parse_scheme
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.lets import spill_lets
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.x86 import find_profile
+from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
+from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
+from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
+from tests.tir.linear_cases import RELATIVE_ERROR, aligned
+
+N, K = 40, 336  # ragged for 16 rows and for two streams; a short super-block of five units
+HOST = find_profile("host")
+TARGETS = {"maddubs": "znver3", "vpdpbusd256": "alderlake", "vpdpbusd512": "host"}
+
+CASES = [
+    *(
+        (name, kind, i)
+        for name in ("cb2", "W2sA8")
+        for kind in ("m1", "m4", "gemm")
+        for i in TARGETS
+    ),
+    *((name, "m1", i) for name in ("cb3", "nl4") for i in TARGETS),
+    *((name, "gemm", "maddubs") for name in ("cb3", "nl4")),
+    *(("cb4", kind, "vpdpbusd512") for kind in ("m1", "gemm")),
+    ("cb2", "m2", "maddubs"),
+    ("W3sA8", "m1", "maddubs"),
+    *((name, "m1", "vpdpbusd512") for name in ("cb2c8", "cb3g32", "cb3g64", "nl4g128")),
+]
+
+
+def record(family: str, instruction: str, kind: str) -> LinearKernel:
+    for kernel in CODEBOOK_KERNELS:
+        gemm = kernel.name.startswith("gemm")
+        if kernel.family == family and instruction in kernel.name:
+            if gemm == (kind == "gemm") and (gemm or kernel.name.endswith(kind)):
+                return kernel
+    raise AssertionError((family, instruction, kind))
+
+
+def profile(target: str) -> DeviceProfile:
+    wanted = find_profile(target)
+    if not wanted.features <= HOST.features:
+        pytest.skip(f"{HOST.name} is no {target}")
+    return wanted
+
+
+@cache
+def quantized(name: str, n: int = N, k: int = K) -> QuantizedTensor:
+    scheme = parse_scheme(name)
+    assert isinstance(scheme, Scheme)
+    w = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
+    return quantize_tensor(w, scheme)
+
+
+def built(kernel: LinearKernel, spec: LinearSpec, target: DeviceProfile) -> Any:
+    try:
+        kernel.check(spec, target)
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
+    sch = s_tir.Schedule(kernel.func(spec, target, Defaults()))
+    with tvm.target.Target(dict(target.target)):
+        kernel.schedule(sch, spec, target, Defaults())
+        func = spill_lets(sch.mod["main"]).with_attr("global_symbol", "main")
+    return tvm.compile(tvm.IRModule({"main": func}), tvm.target.Target(dict(target.target)))
+
+
+def activations(xq: Any, spec: LinearSpec) -> tuple[Any, Any, Any]:
+    """(float64 meaning, xs, xsum) of int8 codes [M, Kp], scales drawn."""
+    scheme = spec.scheme
+    assert scheme is not None
+    rows, kp = xq.shape
+    width = kp if scheme.act_group == -1 else scheme.act_group
+    xs = np.random.default_rng(3).uniform(0.01, 0.02, (rows, kp // width)).astype(np.float32)
+    xsum = xq.reshape(rows, -1, scheme.group_size).sum(-1, dtype=np.int32)
+    return xq.astype(np.float64) * np.repeat(xs, width, axis=1), xs, xsum
+
+
+def check(
+    kernel: LinearKernel, tensor: QuantizedTensor, target: DeviceProfile, rows: Any, **epilogue: Any
+) -> None:
+    """Compare with the decoded weights; `rows` are counts, or codes of activations."""
+    n, k = tensor.codes.shape
+    spec = LinearSpec(n, k, tensor.scheme, **epilogue)
+    layout = kernel.layout(spec, target)
+    mod = built(kernel, spec, target)
+    packed = [aligned(a) for a in layout.pack(tensor).arrays.values()]
+    rng = np.random.default_rng(1)
+    for count in rows:
+        if isinstance(count, int):
+            xq = np.zeros((count, layout.padded_k(k)), np.int8)
+            xq[:, :k] = rng.integers(-127, 128, (count, k))
+        else:
+            xq = count
+        x, xs, xsum = activations(xq, spec)
+        wanted = x[:, :k] @ dequantize(tensor).astype(np.float64).T
+        more = []
+        if spec.bias:
+            more.append(rng.standard_normal(n).astype(np.float32))
+            wanted = np.maximum(wanted + more[0], 0)
+        if spec.residual:
+            more.append(rng.standard_normal(wanted.shape).astype(np.float32))
+            wanted = wanted + more[-1]
+        y = aligned(np.full(wanted.shape, np.nan, np.float32))
+        mod["main"](*map(aligned, (xq, xs, xsum)), *packed, *map(aligned, more), y)
+        assert np.abs(y.numpy() - wanted).max() <= RELATIVE_ERROR * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("name", "kind", "instruction"), CASES)
+def test_kernel_computes_the_decoded_weights(name: str, kind: str, instruction: str) -> None:
+    tensor = quantized(name)
+    kernel = record(tensor.scheme.family, instruction, kind)
+    rows = [kernel.m_min, kernel.m_min + 1, 5 + 2 * kernel.m_min]
+    check(kernel, tensor, profile(TARGETS[instruction]), rows)
+
+
+@pytest.mark.parametrize(("n", "k"), [(3, 20), (33, 256)])
+def test_other_shapes_and_epilogues(n: int, k: int) -> None:
+    kernel = record("cb", "maddubs", "m2")
+    epilogue = {"bias": True, "activation": "relu", "residual": True}
+    check(kernel, quantized("cb3", n, k), profile("znver3"), [2, 3], **epilogue)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("cb2", "m1"), ("cb2", "gemm"), ("cb4", "m1"), ("nl4", "m1"), ("nl4", "gemm")],
+)
+def test_extremes_do_not_saturate(name: str, kind: str) -> None:
+    """Every value the largest of its table, every activation +-127, in every pairing of signs."""
+    tensor = quantized(name)
+    codes = np.full_like(tensor.codes, (1 << tensor.scheme.bits) - 1)
+    codes[1::2] = 0
+    tables = dict(tensor.tables)
+    if name != "nl4":
+        tables["subs"] = np.full_like(tables["subs"], 15)
+    worst = QuantizedTensor(codes, tensor.scales, None, tensor.scheme, tables)
+    signs = np.array([[1, 1, 1, 1], [-1, -1, -1, -1], [1, 1, -1, -1], [1, -1, 1, -1],
+                      [-1, 1, 1, -1], [1, 1, 1, -1]])  # fmt: skip
+    kp = -(-K // 32) * 32
+    xq = np.tile(signs, (1, kp // 4)) * 127
+    xq[:, K:] = 0
+    kernel = record(tensor.scheme.family, "maddubs", kind)
+    check(kernel, worst, profile("znver3"), [xq.astype(np.int8)])
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "wanted"),
+    [
+        ("cb2", "znver3", ("vpshufb", "vpmaddubsw")),
+        ("cb3", "znver3", ("vpshufb", "vpblendvb", "vpmaddubsw")),
+        ("nl4", "znver3", ("vpshufb", "vpmaddubsw")),
+        ("cb2", "znver4", ("vpshufb", "vpdpbusd")),
+        ("cb3", "znver4", ("vpermb", "vpdpbusd")),
+        ("cb4", "znver4", ("vpermb", "vpdpbusd")),
+        ("cb3", "cascadelake", ("vpshufb", "vpdpbusd")),
+        ("W2sA8", "znver3", ("vpmaddubsw", "vpmaddwd")),
+    ],
+)
+def test_values_are_looked_up_in_registers(name: str, target: str, wanted: tuple[str]) -> None:
+    tensor, device = quantized(name), find_profile(target)
+    spec = LinearSpec(N, K, tensor.scheme)
+    instruction = "maddubs" if target == "znver3" else "vpdpbusd512"
+    source = built(record(tensor.scheme.family, instruction, "m1"), spec, device).mod
+    assembly = source.inspect_source("s")
+    vectors = "%zmm" if instruction == "vpdpbusd512" else "%ymm"
+    for mnemonic in wanted:
+        assert re.search(rf"\s{mnemonic}\s.*{vectors}", assembly), mnemonic
+
+
+def test_too_many_centroids_are_declined() -> None:
+    kernel = record("cb", "maddubs", "m1")
+    with pytest.raises(NotApplicable, match="has 256 centroids; registers hold 64"):
+        kernel.check(LinearSpec(N, K, parse_scheme("cb4c16")), find_profile("znver3"))
+    with pytest.raises(NotApplicable, match="is for integer activations"):
+        kernel.check(LinearSpec(N, K, parse_scheme("cb2A32")), find_profile("znver3"))
+
+
+@pytest.mark.parametrize("name", ["cb2", "W2*A8g128", "bcq3g128"])
+@pytest.mark.parametrize(("lanes", "target"), [(16, "host"), (8, "znver3")])
+def test_any_layout_is_decoded_for_many_rows(name: str, lanes: int, target: str) -> None:
+    tensor, device = quantized(name), profile(target)
+    kernel = next(k for k in DECODED_KERNELS if k.name == f"gemm_decoded_A32_fma_r{lanes}")
+    spec = LinearSpec(N, K, tensor.scheme)
+    mod = built(kernel, spec, device)
+    packed = [aligned(a) for a in kernel.layout(spec, device).pack(tensor).arrays.values()]
+    x = np.random.default_rng(1).standard_normal((37, K)).astype(np.float32)
+    y = aligned(np.full((37, N), np.nan, np.float32))
+    mod["main"](aligned(x), *packed, y)
+    wanted = x.astype(np.float64) @ dequantize(tensor).astype(np.float64).T
+    assert np.abs(y.numpy() - wanted).max() <= RELATIVE_ERROR * np.abs(wanted).max()
