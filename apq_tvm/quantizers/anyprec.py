@@ -203,9 +203,12 @@ class _Clusters:
 
     def _means(self) -> F64:
         mass, moment = self._sums()
-        at = np.minimum(self.ends[:, :-1], self.values.shape[1] - 1)
-        here = np.take_along_axis(self.values, at, 1)
-        return np.asarray(np.divide(moment, mass, out=here, where=mass > 0))
+        last = self.values.shape[1] - 1
+        least = np.take_along_axis(self.values, np.minimum(self.ends[:, :-1], last), 1)
+        most = np.take_along_axis(self.values, np.clip(self.ends[:, 1:] - 1, 0, last), 1)
+        means = np.divide(moment, mass, out=least.copy(), where=mass > 0)
+        # Next to very important values the sums of others are rounding errors.
+        return np.asarray(np.clip(means, least, np.maximum(least, most)))
 
     def _explained(self) -> F64:
         """Sum over clusters of moment^2 / mass, [B]: what k-means makes as large as it can."""
