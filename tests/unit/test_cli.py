@@ -14,6 +14,7 @@ from apq_tvm import pipeline
 from apq_tvm.cli import app, parse_tensor_types
 from apq_tvm.cli_bench import parse_counts, parse_dims, parse_shapes
 from apq_tvm.errors import ApqError, BadInput, BadScheme, OutputExists
+from apq_tvm.quantizers.guided import Guidance
 
 runner = CliRunner()
 
@@ -22,6 +23,7 @@ COMMANDS = (
     ["inspect"],
     ["eval"],
     ["report"],
+    ["calibrate"],
     ["bench", "model"],
     ["bench", "linear"],
     ["targets"],
@@ -151,6 +153,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
     result = run(
         "compile", "m.onnx", "-o", module, "--target", "znver3", "--scheme", "W8A8", "--force",
         "--tensor-type", "att.*=W4A8g32", "--tensor-type", "cls=float", "--no-search", "--json",
+        "--calibration", "c.safetensors", "--method", "gptq",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["path"] == str(module)
@@ -164,6 +167,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
         "tensor_types": {"att.*": "W4A8g32", "cls": "float"},
         "force": True,
         "search": False,
+        "guidance": Guidance(Path("c.safetensors"), "gptq"),
     }
 
 
