@@ -19,12 +19,12 @@ from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.x86_gemm import _even_block, _micro_kernel, _schedule_stages
 from apq_tvm.schedules.x86_gemv import schedule_gemv
-from apq_tvm.tensorize.x86_balance import (
+from apq_tvm.tensorize.x86_balance import balance_intrinsic
+from apq_tvm.tensorize.x86_balance_codes import (
     INSTRUCTIONS,
     MADDUBS,
     VNNI256,
     BalanceInstruction,
-    balance_intrinsic,
     digits_intrinsic,
 )
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS as DOT_INSTRUCTIONS

@@ -24,9 +24,9 @@ from apq_tvm.tensorize.x86_bitserial import (
     INSTRUCTIONS,
     PopcountInstruction,
     bitserial_intrinsic,
-    pack_intrinsic,
 )
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS as DOT_INSTRUCTIONS
+from apq_tvm.tensorize.x86_pack_planes import pack_intrinsic
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)

@@ -1,4 +1,4 @@
-"""Products of bit planes by AND (XOR for signs) and popcount, and the packing of planes, on x86.
+"""Products of bit planes by AND (XOR for signs) and popcount, on x86.
 
 ``acc[i, r] += Σ_k term(code[r, k], x[i, k])`` over U units of 32 k. Codes of q bits lie as
 `apq_tvm.codegen.layouts.interleaved` stores them, so that every kernel of a layer shares them: a
@@ -12,14 +12,11 @@ byte 4r + c. Activations lie as planes of that order: bit ``8c + v`` of the 32-b
   planes of the top bit, which weighs -2^(p-1), are subtracted.
 - p = 1, signs x = 2u - 1: ``term = Σ_s 2^s (W_s xor u)``; the operator turns it into a product.
 
-``vpopcntd`` counts 32 bits of a lane (AVX-512 VPOPCNTDQ). AVX2 looks nibbles up with ``vpshufb``
-and adds bytes; a byte holds the counts of 31 pairs of planes (8 each), then ``vpmaddubsw`` with
-2^(s+t) and ``vpmaddwd`` widen them. Mula, Kurz, Lemire: "Faster Population Counts Using AVX2
-Instructions" (The Computer Journal 2018) has the nibble table; ABQ-LLM (AAAI 2025), section 3.4
-the planes.
+``vpopcntd`` counts 32 bits of a lane (AVX-512 VPOPCNTDQ); AVX2 looks nibbles up and adds bytes
+(`apq_tvm.tensorize.x86_byte_sums`). The planes are ABQ-LLM's (AAAI 2025), section 3.4.
 
-Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, VPOPCNT, PSHUFB, PMADDUBSW,
-PMADDWD, PMOVMSKB; LLVM's IntrinsicsX86.td for the operand types.
+Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, VPOPCNT, PSHUFB; LLVM's
+IntrinsicsX86.td for the operand types.
 """
 
 from __future__ import annotations
@@ -28,18 +25,13 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.bitserial import plane_bit, term
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
+from apq_tvm.tensorize.x86_byte_sums import ByteSums, add
 
 Expr = Any  # tvm is untyped
 Buffer = Any
-
-BYTE_PAIRS = 31
-"""Pairs of planes whose popcounts a byte can sum: 31 * 8 <= 255."""
-
-_INT16_MAX = 32767
-
-
 @dataclass(frozen=True)
 class PopcountInstruction:
     """How set bits are counted.
@@ -67,40 +59,6 @@ PSHUFB = PopcountInstruction("pshufb", 8, ("avx2",), 4)
 
 INSTRUCTIONS = (VPOPCNT, PSHUFB)
 """In order of preference."""
-
-
-def term(code: Expr, bits: list[Expr], q: int) -> Expr:
-    """What one weight and one activation add to the sum, as an int32 expression.
-
-    Parameters
-    ----------
-    code : PrimExpr
-        int32, 0 .. 2^q - 1.
-    bits : list of PrimExpr
-        int32 0 or 1: the activation's planes, lowest first.
-    q : int
-        Bits of a code.
-    """
-    from tvm import tirx
-
-    def i32(value: int) -> Expr:
-        return tirx.const(value, "int32")
-
-    if len(bits) <= 2:
-        flipped = tirx.bitwise_xor(code, bits[-1] * i32((1 << q) - 1))
-        return flipped if len(bits) == 1 else bits[0] * flipped
-    value = bits[-1] * i32(-(1 << (len(bits) - 1)))
-    for t, bit in enumerate(bits[:-1]):
-        value = value + bit * i32(1 << t)
-    return code * value
-
-
-def plane_bit(word: Expr, vector: Expr, four: Expr) -> Expr:
-    """Bit of k = 4 * vector + four in the 32-bit word of a plane, int32 0 or 1."""
-    from tvm import tirx
-
-    at = four.astype("int32") * tirx.const(8, "int32") + vector.astype("int32")
-    return tirx.bitwise_and(tirx.shift_right(word, at), tirx.const(1, "int32"))
 
 
 def bitserial_intrinsic(
@@ -354,7 +312,7 @@ class _Pair:
                     bits = tirx.reinterpret(lanes, self._match(w, x))
                     counts = self._call(f"ctpop.v{self.unit.rows}i32", lanes, bits)
                     negative = zero if self._negative(t) else None
-                    sums[i][s + t] = _add(sums[i][s + t], counts, negative)
+                    sums[i][s + t] = add(sums[i][s + t], counts, negative)
         totals = []
         for row in sums:
             total = row[-1]
@@ -365,7 +323,7 @@ class _Pair:
 
     def _count_nibbles(self) -> list[Expr]:
         """int32 [R] for every row of x: bytes of counts, widened where they are full."""
-        sums = [_ByteSums(self) for _ in range(self.m)]
+        sums = [ByteSums() for _ in range(self.m)]
         split = self.m * self._terms * self.unit.bits > 1
         for which in range(self.units):
             planes = self._planes(which)
@@ -395,160 +353,3 @@ class _Pair:
 
 def _nibbles(pair: _Pair, vector: Expr) -> tuple[Expr, Expr]:
     return pair._and(vector, 15), pair._and(pair._shift(vector, 4), 15)
-
-
-def _add(total: Expr, value: Expr, zero: Expr = None) -> Expr:
-    """``total + value``; ``total - value`` if a vector of zeros is given."""
-    if zero is not None:
-        return (zero if total is None else total) - value
-    return value if total is None else total + value
-
-
-class _ByteSums:
-    """Counts of one row of x: a byte vector per (weight, sign), then int16, then int32."""
-
-    def __init__(self, pair: _Pair) -> None:
-        self._pair = pair
-        self._bytes: dict[tuple[int, bool], tuple[Expr, int]] = {}
-        self._words: Expr = None
-        self._bound = 0
-        self._total: Expr = None
-
-    def add(self, weight: int, negative: bool, low: Expr, high: Expr) -> None:
-        """Add the counts of two vectors of nibbles, times ±2^weight."""
-        total, pairs = self._bytes.get((weight, negative), (None, 0))
-        if pairs == BYTE_PAIRS:
-            self._widen(weight, negative, total, pairs)
-            total, pairs = None, 0
-        counts = self._look_up(low) + self._look_up(high)
-        self._bytes[weight, negative] = (counts if total is None else total + counts, pairs + 1)
-
-    def finish(self) -> Expr:
-        """The int32 sums."""
-        for (weight, negative), (total, pairs) in sorted(
-            self._bytes.items(), key=lambda item: item[0]
-        ):
-            self._widen(weight, negative, total, pairs)
-        self._flush()
-        return self._total
-
-    def _look_up(self, nibbles: Expr) -> Expr:
-        from tvm import tirx
-
-        counts = [value.bit_count() for value in range(16)] * 2
-        table = tirx.Shuffle(
-            [tirx.const(v, "uint8") for v in counts],
-            [tirx.const(i, "int32") for i in range(len(counts))],
-        )
-        return self._pair._call("x86.avx2.pshuf.b", "uint8x32", table, nibbles)
-
-    def _widen(self, weight: int, negative: bool, counts: Expr, pairs: int) -> None:
-        """Add bytes, times ±2^weight, to the int16 sums, which are emptied where they may overflow.
-
-        ``vpmaddubsw`` takes factors up to 2^6; larger weights go through ``vpmaddwd``.
-        """
-        from tvm import tirx
-
-        low = min(weight, 6)
-        bound = 2 * 8 * pairs << low
-        if weight > 6 or self._bound + bound > _INT16_MAX:
-            self._flush()
-        factor = tirx.Broadcast(tirx.const(1 << low, "int8"), 32)
-        words = self._pair._call("x86.avx2.pmadd.ub.sw", "int16x16", counts, factor)
-        zero = tirx.Broadcast(tirx.const(0, "int16"), 16)
-        self._words = _add(self._words, words, zero if negative else None)
-        self._bound += bound
-        if weight > 6:
-            self._flush(1 << (weight - 6))
-
-    def _flush(self, factor: int = 1) -> None:
-        from tvm import tirx
-
-        if self._words is None:
-            return
-        times = tirx.Broadcast(tirx.const(factor, "int16"), 16)
-        wide = self._pair._call("x86.avx2.pmadd.wd", "int32x8", self._words, times)
-        self._total = _add(self._total, wide)
-        self._words, self._bound = None, 0
-
-
-def pack_intrinsic(planes: int) -> str:
-    """Register (once) and name the packing of 32 codes into planes.
-
-    ``Y[t] += Σ_e (X[e] >> t & 1) << (8 (e % 4) + e // 4)``: X int32 [32], Y int32 [p].
-
-    Parameters
-    ----------
-    planes : int
-        p.
-    """
-    return register(
-        f"apq_vpmovmskb_{planes}x{UNIT_K}_s32b32",
-        lambda: (_pack(planes, False), _pack(planes, True)),
-    )
-
-
-def packed_bit(code: Expr, plane: Expr, element: Expr) -> Expr:
-    """Bit `plane` of the code of one element at its place in the plane's word, int32."""
-    from tvm import tirx
-
-    bit = tirx.bitwise_and(
-        tirx.shift_right(code, plane.astype("int32")), tirx.const(1, "int32")
-    )
-    four, index = tirx.const(4, "int32"), element.astype("int32")
-    place = index % four * tirx.const(8, "int32") + index // four
-    return tirx.shift_left(bit, place)
-
-
-def plane_axes(planes: int, loops: Any) -> tuple[Expr, Expr]:
-    """(plane, element) of a block that packs; a tensorized block has no axis of extent 1."""
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
-    if planes > 1:
-        plane, element = b.axis.remap("SR", loops)
-        return plane, element
-    return tirx.const(0, "int32"), b.axis.reduce(UNIT_K, loops)
-
-
-def _pack(planes: int, instructions: bool) -> Any:
-    from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("pack")
-        x = b.match_buffer(b.arg("x", b.handle()), (UNIT_K,), "int32", align=64, offset_factor=1)
-        strides = [tirx.Var("plane", "int64"), 1] if instructions else None
-        y = b.match_buffer(
-            b.arg("y", b.handle()), (planes, 1), "int32", strides=strides, align=4, offset_factor=1
-        )
-        with b.sblock("root"):
-            b.reads(y[0:planes, 0:1], x[0:UNIT_K])
-            b.writes(y[0:planes, 0:1])
-            if instructions:
-                _pack_body(planes, x, y)
-            else:
-                with b.grid(*([planes] if planes > 1 else []), UNIT_K) as loops, b.sblock("pack"):
-                    t, e = plane_axes(planes, loops)
-                    b.reads(y[t, 0], x[e])
-                    b.writes(y[t, 0])
-                    value = y[t, 0] + packed_bit(x[e], t, e)
-                    b.buffer_store(y, value, [t, 0])
-    return builder.get()
-
-
-def _pack_body(planes: int, x: Buffer, y: Buffer) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
-    codes = x.vload([0], f"int32x{UNIT_K}").astype(f"int8x{UNIT_K}")
-    # Byte 8c + v of the shuffled vector is k = 4v + c: its top bits are then in a plane's order.
-    order = [tirx.const(4 * v + c, "int32") for c in range(4) for v in range(8)]
-    words = tirx.reinterpret("uint16x16", tirx.Shuffle([codes], order))
-    for t in range(planes):
-        top = tirx.shift_left(words, tirx.Broadcast(tirx.const(7 - t, "uint16"), 16))
-        mask = tirx.call_llvm_pure_intrin(
-            "int32", "llvm.x86.avx2.pmovmskb", tirx.reinterpret("int8x32", top)
-        )
-        b.buffer_store(y, y[t, 0] + mask, [t, 0])

@@ -19,8 +19,8 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear import Blocking, LinearSpec, Operands, _Nest, act_groups
+from apq_tvm.tensorize.bitserial import plane_bit, term
 from apq_tvm.tensorize.unit import decode
-from apq_tvm.tensorize.x86_bitserial import plane_bit, term
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -94,7 +94,7 @@ class _Planes(_Nest):
     minus: Buffer | None = None
 
     def planes_dot(self, dots: Buffer, planes: Buffer, codes: Buffer) -> None:
-        """Σ term per group (`apq_tvm.tensorize.x86_bitserial.term`)."""
+        """Σ term per group (`apq_tvm.tensorize.bitserial.term`)."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 

@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.quantize_activations import Quantize, argument, checked_widths
-from apq_tvm.tensorize.x86_bitserial import packed_bit, plane_axes
+from apq_tvm.tensorize.bitserial import packed_bit, plane_axes
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

@@ -22,7 +22,8 @@ from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
 from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
 from apq_tvm.select import choose
-from apq_tvm.tensorize.x86_balance import INSTRUCTIONS, balance_intrinsic, digits_intrinsic
+from apq_tvm.tensorize.x86_balance import balance_intrinsic
+from apq_tvm.tensorize.x86_balance_codes import INSTRUCTIONS, digits_intrinsic
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 GROUPS = (-1, 32, 64, 128)

@@ -23,7 +23,8 @@ from apq_tvm.schedules.x86 import find_profile, linear_kernels
 from apq_tvm.schedules.x86_bitserial import BITSERIAL_KERNELS, FASTER_UP_TO, FORCED_KERNELS
 from apq_tvm.schedules.x86_quantize import quantize_func
 from apq_tvm.select import choose
-from apq_tvm.tensorize.x86_bitserial import INSTRUCTIONS, bitserial_intrinsic, term
+from apq_tvm.tensorize.bitserial import term
+from apq_tvm.tensorize.x86_bitserial import INSTRUCTIONS, bitserial_intrinsic
 from apq_tvm.types import DeviceProfile, Scheme
 
 RELATIVE_ERROR = 2e-6
@@ -258,11 +259,11 @@ def test_the_selector_takes_bitserial_where_it_is_faster_and_says_why_not_elsewh
 
 
 @pytest.mark.parametrize("target", ("znver5", "znver3"))
-@pytest.mark.parametrize("q,p", itertools.product(range(1, 5), range(1, 5)))
+@pytest.mark.parametrize("q,p", list(itertools.product(range(1, 5), repeat=2)))
 def test_other_kernels_cover_the_rows_it_declines(q: int, p: int, target: str) -> None:
     profile = find_profile(target)
     choices = choose(LinearSpec(64, 256, Scheme(q, act_bits=p)), linear_kernels(), profile, "up")
-    assert [c.m_min for c in choices][0] == 1 and choices[-1].m_max == -1
+    assert next(c.m_min for c in choices) == 1 and choices[-1].m_max == -1
     last = choices[-1].kernel
     most = FASTER_UP_TO["vpopcntd" if target == "znver5" else "pshufb", 4].get(q, 0)
     assert last.startswith("bitserial" if p <= most else "gemm_")
