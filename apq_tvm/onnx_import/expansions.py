@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.group_query import group_query_attention
 from apq_tvm.onnx_import.multi_head import multi_head_attention
@@ -36,3 +37,24 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     **QLINEAR,
 }
+
+
+def expand(graph: Graph, node: Node) -> list[Node]:
+    """What `node` is written as.
+
+    Raises
+    ------
+    ImportFailed
+        Inputs are missing, or attributes of another kind than the operator has: no schema of
+        onnxruntime's operators is at hand that would have been checked before.
+    UnsupportedModel
+        The operator is sound but cannot be compiled as it is.
+    """
+    try:
+        return EXPANSIONS[node.op](graph, node)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        op = node.op.removeprefix("com.microsoft.")
+        raise ImportFailed(
+            f"{op} {node.name!r} is malformed, its inputs or attributes do not fit the operator: "
+            f"{error}"
+        ) from error

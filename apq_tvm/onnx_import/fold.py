@@ -12,7 +12,7 @@ import numpy as np
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.dims import Expr, product
-from apq_tvm.onnx_import.expansions import EXPANSIONS
+from apq_tvm.onnx_import.expansions import EXPANSIONS, expand
 from apq_tvm.onnx_import.graph import Graph, np_dtype
 from apq_tvm.onnx_import.infer import infer, infer_inputs, node_proto, same_shape
 from apq_tvm.onnx_import.shapes import rewrite
@@ -42,7 +42,7 @@ def fold(graph: Graph) -> None:
         original = pending.popleft()
         node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
         if node.op in EXPANSIONS:
-            pending.extendleft(reversed(EXPANSIONS[node.op](graph, node)))
+            pending.extendleft(reversed(expand(graph, node)))
             continue
         if _fold_constant(graph, node, outputs):
             continue
@@ -135,7 +135,13 @@ def _fold_constant(graph: Graph, node: Node, outputs: set[str]) -> bool:
         after = product(shape) if shape is not None else 0
         if isinstance(after, Expr) or after > max(FREE_ENTRIES, GROWTH * before):
             return False
-    arrays = _compute(node, {v: constants[v] for v in read}, graph.opset)
+    try:
+        arrays = _compute(node, {v: constants[v] for v in read}, graph.opset)
+    except (IndexError, ValueError) as error:
+        given = ", ".join(map(graph.describe, read))
+        raise ImportFailed(
+            f"{node.op} {node.name!r} cannot be computed from {given}: {error}"
+        ) from error
     if arrays is None:
         return False
     for value, array in zip(node.outputs, arrays, strict=False):

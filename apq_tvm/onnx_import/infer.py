@@ -67,7 +67,7 @@ def infer_inputs(graph: Graph) -> None:
 
 def _onnx(graph: Graph, node: Node) -> None:
     """ONNX's inference for one node."""
-    from onnx import defs, helper, numpy_helper, shape_inference
+    from onnx import checker, defs, helper, numpy_helper, shape_inference
 
     try:
         schema = defs.get_schema(node.op, graph.opset)
@@ -87,7 +87,10 @@ def _onnx(graph: Graph, node: Node) -> None:
         found = shape_inference.infer_node_outputs(
             schema, node_proto(node), types, data, opset_imports=opsets
         )
-    except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
+    except (
+        *(checker.ValidationError, shape_inference.InferenceError),
+        *(RuntimeError, TypeError, ValueError),
+    ) as error:
         shapes = ", ".join(graph.describe(value) for value in read)
         raise ImportFailed(
             f"{node.op} {node.name!r} does not fit its inputs {shapes}: {str(error).strip()}"

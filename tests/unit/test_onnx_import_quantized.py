@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_models import build, check, feeds_for, only, ops, rand, run_node, run_onnx, save
 
-from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.errors import ApqError, ImportFailed, UnsupportedModel
 from apq_tvm.formats import dequantize
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.onnx_import.codes import Codes, to_tensor
+from apq_tvm.onnx_import.expansions import EXPANSIONS
 from apq_tvm.onnx_import.packed import meaning, unpack
 from apq_tvm.onnx_import.reference import run_reference
 from apq_tvm.quantizers import quantize
@@ -614,6 +616,45 @@ def test_gather_block_quantized_that_is_wrong(
     path, _ = table(tmp_path, "uint8", **change)
     with pytest.raises(error, match=f"GatherBlockQuantized 'n_y'.*{message}"):
         import_onnx(path)
+
+
+# Malformed nodes
+
+WORDS = ["x", "w", "s", "q", "ids", "cos", ""]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(EXPANSIONS)),
+    st.lists(st.sampled_from(WORDS), max_size=9),
+    st.dictionaries(
+        st.sampled_from(
+            "N K bits block_size num_heads kv_num_heads q_num_heads axis scale do_rotary alpha "
+            "gather_axis quantize_axis interleaved epsilon qk_matmul_output_mode transB".split()
+        ),
+        st.one_of(
+            st.integers(-3, 70), st.floats(-2, 2), st.sampled_from(["a", ""]), st.just([1, 2])
+        ),
+        max_size=5,
+    ),
+)
+def test_nodes_of_all_shapes_have_named_errors(
+    op: str, inputs: list[str], attrs: dict[str, Any]
+) -> None:
+    weights = {
+        "w": RNG.integers(0, 256, (6, 2, 16)).astype(np.uint8),
+        "s": np.ones(12, np.float32),
+        "q": np.zeros((64, 6), np.int8),
+        "cos": np.ones((8, 4), np.float32),
+    }
+    given = {"x": ("float32", ["b", "s0", 64]), "ids": ("int64", ["b", "s0"])}
+    read = [name or "_" for name in inputs]
+    model = build([(op, " ".join(read), "y", attrs)], given, "y", weights, 23, domains=MS)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            import_onnx(save(model, Path(folder)))
+        except ApqError as error:
+            assert "n_y" in str(error) or "operators" in str(error)
 
 
 # From codes to a tensor, and the plan
