@@ -272,10 +272,13 @@ def _multiply(instruction: PlanesInstruction, sums: Expr, w: Expr, x: Expr) -> E
 def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool, align: int) -> Buffer:
     """A buffer argument; a strided one leaves all strides but the last open."""
     strides: list[Any] | None = None
+    extents: list[Any] = list(shape)
     if strided:
-        strides = [tirx.Var(f"{name}{d}", "int64") for d in range(len(shape) - 1)] + [1]
+        extents = [tirx.const(extent, "int64") for extent in shape]  # of the strides' type
+        strides = [tirx.Var(f"{name}{d}", "int64") for d in range(len(shape) - 1)]
+        strides.append(tirx.const(1, "int64"))
     return b.match_buffer(
-        b.arg(name, b.handle()), shape, dtype, strides=strides, align=align, offset_factor=1
+        b.arg(name, b.handle()), extents, dtype, strides=strides, align=align, offset_factor=1
     )
 
 
