@@ -15,6 +15,7 @@ import typer
 from apq_tvm import __version__
 from apq_tvm.cli_bench import bench_app
 from apq_tvm.cli_calibrate import calibrate_command
+from apq_tvm.cli_codebooks import codebooks_command
 from apq_tvm.cli_eval import mount
 from apq_tvm.console import (
     Bars,
@@ -41,6 +42,9 @@ app.command(
     "calibrate",
     epilog="Example: apq-tvm calibrate model.onnx --inputs data.npz -o calib.safetensors",
 )(calibrate_command)
+app.command("codebooks", epilog="Example: apq-tvm codebooks model.onnx -o books.safetensors")(
+    codebooks_command
+)
 mount(app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
@@ -118,6 +122,10 @@ def compile(
         list[str] | None,
         typer.Option(metavar="SCHEME", help="Choice for --target-bpw; may be repeated."),
     ] = None,
+    codebooks: Annotated[
+        Path | None,
+        typer.Option(help="File of apq-tvm codebooks, for cb2 to cb4.", show_default=False),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Choose formats and kernels, write nothing.")
@@ -132,7 +140,7 @@ def compile(
     from apq_tvm.quantizers.guided import Guidance
 
     types = parse_tensor_types(tensor_type or [])
-    guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()))
+    guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()), codebooks)
     if dry_run:
         plan = pipeline.plan(
             model,

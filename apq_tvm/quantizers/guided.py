@@ -11,6 +11,7 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.budget import BudgetPlan, choose_schemes, default_candidates
 from apq_tvm.quantizers.calibration_file import load
+from apq_tvm.quantizers.codebook_file import load_codebooks
 from apq_tvm.quantizers.learned import Learned, from_arrays
 from apq_tvm.quantizers.plan import planned_layers, quantize, scheme_of_weights
 from apq_tvm.types import Calibration, ImportedModel, QuantizedModel, Scheme
@@ -30,12 +31,16 @@ class Guidance:
         Bits per weight to meet by choosing a scheme for every layer.
     candidates : tuple of str
         Schemes to choose from; integers of all widths and groups if none are given.
+    codebooks : Path or None
+        File of ``apq-tvm codebooks``, for schemes such as cb3; without it they are learned on the
+        model itself.
     """
 
     calibration: Path | None = None
     method: str = "rtn"
     target_bpw: float | None = None
     candidates: Sequence[str] = ()
+    codebooks: Path | None = None
 
 
 def quantize_guided(
@@ -79,8 +84,9 @@ def quantize_guided(
     if guidance.target_bpw is not None:
         plan = plan_budget(model, scheme, tensor_types, guidance, calibration, progress)
         types = {**plan.tensor_types(), **tensor_types}
+    books = load_codebooks(guidance.codebooks) if guidance.codebooks else None
     quantized = quantize(
-        model, scheme, types, search, progress, calibration, guidance.method, learned
+        model, scheme, types, search, progress, calibration, guidance.method, learned, books
     )
     if plan is None:
         return quantized

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats import embedding_scheme, parse_scheme
+from apq_tvm.formats import codebook, embedding_scheme, parse_scheme
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import Method
+from apq_tvm.quantizers.codebook_file import Books, codebooks_for
 from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.registry import QUANTIZERS
 from apq_tvm.types import (
@@ -59,6 +60,7 @@ def quantize(
     calibration: Calibration | None = None,
     method: str = "rtn",
     learned: Learned | None = None,
+    codebooks: Books | None = None,
 ) -> QuantizedModel:
     """Quantize every linear layer and embedding table of a model.
 
@@ -83,6 +85,8 @@ def quantize(
         One of `apq_tvm.quantizers.calibrated.METHODS`; all but ``"rtn"`` need a calibration.
     learned : Learned, optional
         What ``"learned"`` is to use.
+    codebooks : mapping of str to ndarray, optional
+        Learned on another model (`apq_tvm.quantizers.codebook_file`).
 
     Returns
     -------
@@ -96,7 +100,8 @@ def quantize(
     UnsupportedModel
         If a weight holds NaN or infinity.
     BadInput
-        If the calibration is of another model, or lacks what the method needs.
+        If the calibration is of another model or lacks what the method needs, or `codebooks` has
+        none for a scheme.
     """
     chooser = Method(method, calibration, learned, search)
     default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
@@ -118,7 +123,7 @@ def quantize(
         if layer.scheme is not None
     }
     shared = {
-        scheme: _prepare(model, wanted.values(), scheme, chooser.calibration, progress)
+        scheme: _prepare(model, wanted.values(), scheme, chooser.calibration, codebooks, progress)
         for scheme in {layer.scheme for layer in wanted.values() if layer.scheme is not None}
     }
     tensors: dict[str, QuantizedTensor] = {}
@@ -182,9 +187,12 @@ def _prepare(
     layers: Iterable[_Layer],
     scheme: Scheme,
     calibration: Calibration | None,
+    codebooks: Books | None,
     progress: Progress,
 ) -> Any:
     """What the layers of one scheme share, such as codebooks."""
+    if codebooks is not None and scheme.family == codebook.NAME:
+        return codebooks_for(codebooks, scheme)
     prepare = QUANTIZERS[scheme.family].prepare
     if prepare is None:
         return None

@@ -24,6 +24,7 @@ COMMANDS = (
     ["eval"],
     ["report"],
     ["calibrate"],
+    ["codebooks"],
     ["bench", "model"],
     ["bench", "linear"],
     ["targets"],

@@ -51,6 +51,7 @@ RANKS = {
     "apq_tvm.cli_bench": 9,
     "apq_tvm.cli_eval": 9,
     "apq_tvm.cli_calibrate": 9,
+    "apq_tvm.cli_codebooks": 9,
     "apq_tvm.cli": 9,
     "apq_tvm": 10,
 }
