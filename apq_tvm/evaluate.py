@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from apq_tvm.errors import BadInput
 from apq_tvm.evaluation.agreement import Agreement, row_cosine, rows_of
 from apq_tvm.evaluation.compare import Comparison, read_calls
 from apq_tvm.evaluation.inputs import Batch, check_batch, read_inputs, split
 from apq_tvm.evaluation.language import Language
-from apq_tvm.evaluation.runners import call_module, open_session, specs_of
+from apq_tvm.evaluation.runners import call_module, call_session, open_session, specs_of
 from apq_tvm.module import load_module
 from apq_tvm.progress import Progress, Silent
 
@@ -82,17 +81,12 @@ def evaluate(
     package = load_module(module)
     session = open_session(against)
     calls = read_calls(inputs, specs_of(session), rows, language)
-    names = [value.name for value in session.get_outputs()]
     comparison = Comparison(calls)
     with progress.stage("evaluate", len(calls.batches)):
         for call in calls.batches:
             progress.advance()
             ours = call_module(package, call, bits)
-            missing = [name for name in names if name not in ours]
-            if missing:
-                raise BadInput(f"{module} has no output {missing[0]!r}: it is of another model")
-            reference = session.run(names, call)
-            comparison.add(call, dict(zip(names, reference, strict=True)), ours)
+            comparison.add(call, call_session(session, call), ours)
     return {
         "module": str(module),
         "against": str(against),

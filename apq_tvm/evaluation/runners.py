@@ -61,6 +61,21 @@ def specs_of(session: Any) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
+def call_session(session: Any, batch: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a float model in ONNX Runtime on one call's arrays.
+
+    Raises
+    ------
+    BadInput
+        It refuses the inputs, e.g. for an id outside an embedding; its own message is kept.
+    """
+    names = [value.name for value in session.get_outputs()]
+    try:
+        return dict(zip(names, session.run(names, dict(batch)), strict=True))
+    except Exception as error:  # its exception classes have no public common base
+        raise BadInput(f"ONNX Runtime refuses the inputs: {error}") from error
+
+
 def call_module(module: Any, batch: Mapping[str, Array], bits: int = 0) -> dict[str, Array]:
     """Run a compiled module on one call's arrays, at `bits` where it has a choice of widths.
 

@@ -10,6 +10,7 @@ import pytest
 
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluate import Agreement, evaluate, open_session, read_inputs, row_cosine, split
+from apq_tvm.evaluation.runners import call_session
 from apq_tvm.module import load_module, read_manifest
 from apq_tvm.types import TensorSpec
 
@@ -179,6 +180,11 @@ def test_refusal_of_the_module_is_passed_on(tmp_path: Path, onnx_model: Path) ->
     npz = save(tmp_path / "in.npz", **batch(51, 2, 2))
     with pytest.raises(BadInput, match="refuses the inputs: input 'x' is too long"):
         evaluate(module, onnx_model, npz, rows=100)
+
+
+def test_refusal_of_onnxruntime_is_passed_on(tmp_path: Path, onnx_model: Path) -> None:
+    with pytest.raises(BadInput, match="ONNX Runtime refuses the inputs"):
+        call_session(open_session(onnx_model), {"x": np.zeros((1, 2, 3), np.float32)})
 
 
 def test_open_session_names_the_file(tmp_path: Path) -> None:
