@@ -17,6 +17,7 @@ from apq_tvm.ops.lut_tables import table_error_bound
 from apq_tvm.schedules.decide import Random
 from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
 from apq_tvm.schedules.x86_lut import LUT_KERNELS
+from apq_tvm.select import choose
 from apq_tvm.tensorize.lut_dot import LutDot
 from apq_tvm.tensorize.lut_unit import LutUnit
 from apq_tvm.tensorize.x86_lut import INSTRUCTIONS, LutInstruction, lut_intrinsic
@@ -204,3 +205,15 @@ def test_kernels_say_why_they_decline() -> None:
     with pytest.raises(NotApplicable, match="not float32 weights"):
         kernel.check(LinearSpec(8, 64, None), znver4)
     assert len({k.name for k in LUT_KERNELS}) == len(LUT_KERNELS)
+
+
+def test_many_rows_with_float_tables_are_decoded() -> None:
+    """Integer tables serve every M; float ones leave many rows to decoded panels."""
+    for target in ("znver4", "skylake-avx512", "znver3"):
+        for act_bits in (8, 32):
+            spec = LinearSpec(64, 64, bcq.scheme_of(3, 32, act_bits))
+            plan = choose(spec, linear_kernels(), find_profile(target), "layer")
+            last = plan[-1]
+            assert last.kernel.startswith("lut_" if act_bits == 8 else "gemm_decoded_")
+            assert all(choice.kernel.startswith("lut_") for choice in plan[:-1])
+            assert act_bits == 8 or last.m_min == 32
