@@ -246,10 +246,11 @@ def _with_activations(node: Node, weights: Scheme, default: Scheme) -> Scheme:
     """The scheme of a file's codes with the activations of the user's scheme.
 
     Int8 activations share the groups of the weights. Codes with one scale per row would so get one
-    scale per token where the user's scheme asks for groups: then each row's scale is repeated.
+    scale per token where the user's scheme spells out groups: then each row's scale is repeated.
     """
     group = weights.group_size
-    if node.op == "apq.Linear" and default.integer_acts and group == -1:
+    spelled = default.family == "int" and default.integer_acts
+    if node.op == "apq.Linear" and spelled and group == -1:
         group = default.act_group
     per_token = default.per_token and group != -1
     return replace(weights, act_bits=default.act_bits, per_token=per_token, group_size=group)
