@@ -46,7 +46,8 @@ def test_commands_and_options_exist(command: str) -> None:
 
 def test_readme_names_every_command() -> None:
     assert {c.split()[0] for c in COMMANDS} == {
-        "compile", "inspect", "explain", "eval", "bench", "targets", "formats",
+        "compile", "inspect", "explain", "eval", "bench", "targets", "formats", "calibrate",
+        "codebooks", "report",
     }  # fmt: skip
 
 
