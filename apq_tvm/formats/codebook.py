@@ -102,7 +102,7 @@ def parse(word: str) -> Scheme | None:
     spelling = f"cb{bits}"
     spelling += f"c{count}" if count != CODEBOOKS[0] else ""
     spelling += f"g{group}" if group != GROUPS[0] else ""
-    return Scheme(bits, False, acts, acts <= 8, group, NAME, spelling)
+    return Scheme(bits, False, acts, False, group, NAME, spelling)
 
 
 def check_codebooks(name: str, codebooks: NDArray[np.int8], bits: int, count: int) -> None:

@@ -90,8 +90,7 @@ def parse(word: str) -> Scheme | None:
     if bits not in BITS:
         raise ValueError(f"super-blocks of {bits} bits; 2 and 3 are possible")
     acts = parse_acts(match[2] or "")
-    per_token = acts <= 8
-    return Scheme(bits, False, acts, per_token, GROUP, NAME, f"W{bits}s")
+    return Scheme(bits, False, acts, False, GROUP, NAME, f"W{bits}s")
 
 
 def check_codes(tensor: QuantizedTensor, name: str) -> tuple[int, int]:

@@ -1,11 +1,13 @@
 """``y = act(x Wᵀ + b) + residual`` for few rows of x and weights in small groups (`SpanLayout`).
 
-Integer arithmetic within a span, floats across spans. Per task of row blocks, tile of rows of x and
-span: for every unit the dot products of its groups (block ``dot``, for an intrinsic), which become
-part of the span's totals with the groups' sub-scales::
+Per task of row blocks, tile of rows of x and span: for every unit the dot products of its groups
+(block ``dot``, for an intrinsic), which become part of the span's totals with the groups' sub-scales
+and the scales of their activations::
 
-    total   += sub * (dot - offset * xsum)          minimum_total += min * xsum
-    sum     += scale * total - min_scale * minimum_total                  at the span's end
+    total += xs * sub * (dot - offset * xsum)       minimum_total += xs * min * xsum
+    sum   += scale * total - min_scale * minimum_total                    at the span's end
+
+The products with sub-scales are integers, exact in a float.
 
 M tiles and streams are as in `apq_tvm.ops.linear`. The last span of a row may be short, in units of
 32: it has a loop of its own, so that no loop inside a span has a varying end. All that the loops
@@ -88,15 +90,15 @@ def span_linear(spec: LinearSpec, layout: SpanLayout, blocking: SpanBlocking) ->
     Parameters
     ----------
     spec : LinearSpec
-        With integer activations, one scale per token or per span.
+        With integer activations, one scale per group of weights.
     layout : SpanLayout
     blocking : SpanBlocking
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, groups], *packed arrays, [bias], [residual],
-        y)``, M >= m_tile.
+        ``(xq i8 [M, Kp], xs f32 [M, groups], xsum i32 [M, groups], *packed arrays, [bias],
+        [residual], y)``, M >= m_tile.
     """
     return _SpanLinear(spec, layout, blocking).build()
 
@@ -112,7 +114,7 @@ class _SpanLinear:
         per_span = layout.span // UNIT_K
         self.spans, self.units = units // per_span, per_span
         self.tail = units % per_span
-        self.token_scale = spec.scheme.act_group == -1
+        assert spec.scheme.act_group == layout.group
         self.stages: list[str] = []
         self.dots: list[str] = []
 
@@ -122,13 +124,11 @@ class _SpanLinear:
 
         spec, layout = self.spec, self.layout
         groups = layout.groups(spec.k)
-        spans = layout.spans(spec.k)
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             operands = Operands(spec)
             self.m = operands.m
             self.xq = operands.declare("xq", (self.m, layout.padded_k(spec.k)), "int8")
-            scales = 1 if self.token_scale else spans
-            self.xs = operands.declare("xs", (self.m, scales), "float32")
+            self.xs = operands.declare("xs", (self.m, groups), "float32")
             self.xsum = operands.declare("xsum", (self.m, groups), "int32")
             self.arrays = operands.weights(layout)
             self.bias, self.residual, self.y = operands.epilogue()
@@ -180,13 +180,13 @@ class _SpanLinear:
         from tvm.tirx.script.builder import ir as b
 
         shape, layout = self._shape(), self.layout
-        totals = b.sblock_alloc_buffer(shape, "int32", align=64)
-        least = b.sblock_alloc_buffer(shape, "int32", align=64) if layout.minima else None
+        totals = b.sblock_alloc_buffer(shape, "float32", align=64)
+        least = b.sblock_alloc_buffer(shape, "float32", align=64) if layout.minima else None
         for buffer, name in ((totals, "clear"), (least, "clear_min")):
             if buffer is not None:
                 with self._stage(f"{name}{suffix}", *shape) as at:
                     b.writes(buffer[at])
-                    b.buffer_store(buffer, tirx.const(0, "int32"), list(at))
+                    b.buffer_store(buffer, tirx.const(0.0, "float32"), list(at))
         step = self.blocking.step
         loops = ((0, units // step, step), (units // step * step, 1, units % step))
         for first, count, inner in loops:
@@ -208,12 +208,9 @@ class _SpanLinear:
             block = self._block(s)
             b.reads(totals[s, m, r])
             b.writes(self.sums[s, m, r])
-            term = totals[s, m, r].astype("float32") * layout.scale(self.arrays, block, span, r)
+            term = totals[s, m, r] * layout.scale(self.arrays, block, span, r)
             if least is not None:
-                under = layout.min_scale(self.arrays, block, span, r)
-                term = term - least[s, m, r].astype("float32") * under
-            if not self.token_scale:
-                term = term * self.xs[self.row + m, span]
+                term = term - least[s, m, r] * layout.min_scale(self.arrays, block, span, r)
             # `sums` is left out of the reads: TVM would not vectorize a running sum.
             b.buffer_store(self.sums, self.sums[s, m, r] + term, [s, m, r])
 
@@ -304,7 +301,8 @@ class _SpanLinear:
             sub = layout.sub(self.arrays, block, group, r)
             if sub is not None:
                 value = value * sub.astype("int32")
-            b.buffer_store(totals, totals[stream, m, r] + value, [stream, m, r])
+            term = value.astype("float32") * self.xs[self.row + m, group]
+            b.buffer_store(totals, totals[stream, m, r] + term, [stream, m, r])
         if least is None:
             return
         with self._stage(f"least{share.suffix}", mt, rows) as (m, r):
@@ -312,7 +310,8 @@ class _SpanLinear:
             assert low is not None
             b.reads()
             b.writes(least[stream, m, r])
-            term = low.astype("int32") * self.xsum[self.row + m, group]
+            total = self.xsum[self.row + m, group].astype("float32")
+            term = low.astype("float32") * (total * self.xs[self.row + m, group])
             b.buffer_store(least, least[stream, m, r] + term, [stream, m, r])
 
     def _offset(self, group: Expr, m: Expr) -> Expr:
@@ -368,8 +367,6 @@ class _SpanLinear:
         b.reads(source[s, m, r])
         b.writes(self.y[row, col])
         value = source[s, m, r] * tirx.const(self.layout.unit_scale, "float32")
-        if self.token_scale:
-            value = value * self.xs[row, _i64(0)]
         value = epilogue_of(self.spec, value, self.bias, self.residual, row, col)
         b.buffer_store(self.y, value, [row, col])
 

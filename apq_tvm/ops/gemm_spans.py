@@ -33,13 +33,12 @@ class _SpanGemm(_IntegerGemm):
         self.layout: Any = layout
         self.halves = False
         self.group, self.groups = layout.group, layout.groups(spec.k)
-        self.token_scale = spec.scheme.act_group == -1
+        assert spec.scheme.act_group == layout.group
 
     def declare(self) -> None:
         spec, layout = self.spec, self.layout
-        act = 1 if self.token_scale else self.groups
         self.xq = argument("xq", (self.m, self.k), "int8", 4)
-        self.xs = argument("xs", (self.m, act), "float32", 4)
+        self.xs = argument("xs", (self.m, self.groups), "float32", 4)
         self.xsum = argument("xsum", (self.m, self.groups), "int32", 4)
         self.weights = {
             name: argument(name, shape, dtype, 64)
@@ -168,12 +167,11 @@ class _SpanGemm(_IntegerGemm):
                 if self.layout.minima:
                     total = self.xsum[self.row + m, absolute].astype("float32")
                     term = term - total * self.least[j, group, r]
-                if not self.token_scale:
-                    term = term * self.xs[self.row + m, absolute]
+                term = term * self.xs[self.row + m, absolute]
                 b.buffer_store(sums, sums[m, j, r] + term, [m, j, r])
 
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
-        return value * self.xs[self.row + m, 0] if self.token_scale else value
+        return value
 
 
 def span_gemm(spec: LinearSpec, layout: SpanLayout, blocking: GemmBlocking) -> PrimFunc:
