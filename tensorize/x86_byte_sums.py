@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 Expr = Any  # tvm is untyped
+Buffer = Any
 
 BYTE_PAIRS = 31
 """Vectors whose popcounts a byte can sum: 31 * 8 <= 255."""
@@ -28,26 +29,38 @@ class ByteSums:
     """Counts of one row of x: a byte vector per (weight, sign), then int16, then int32."""
 
     def __init__(self) -> None:
-        self._bytes: dict[tuple[int, bool], tuple[Expr, int]] = {}
+        self._full: list[tuple[int, bool, Buffer, int]] = []
+        self._bytes: dict[tuple[int, bool], tuple[Buffer, int]] = {}
         self._words: Expr = None
         self._bound = 0
         self._total: Expr = None
 
     def add(self, weight: int, negative: bool, low: Expr, high: Expr) -> None:
-        """Add the counts of two vectors of nibbles, times ±2^weight."""
-        total, pairs = self._bytes.get((weight, negative), (None, 0))
+        """Add the counts of two vectors of nibbles, times ±2^weight.
+
+        By way of buffers, which become registers: the sums are then emitted as they arise, and few
+        operands are live at a time.
+        """
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        kept, pairs = self._bytes.get((weight, negative), (None, 0))
         if pairs == BYTE_PAIRS:
-            self._widen(weight, negative, total, pairs)
-            total, pairs = None, 0
+            self._full.append((weight, negative, kept, pairs))
+            pairs = 0
         counts = self._look_up(low) + self._look_up(high)
-        self._bytes[weight, negative] = (counts if total is None else total + counts, pairs + 1)
+        if pairs:
+            counts = kept.vload([0], "uint8x32") + counts
+        else:
+            kept = b.alloc_buffer((32,), "uint8", align=32)
+        b.buffer_store(kept, counts, [tirx.Ramp(0, 1, 32)])
+        self._bytes[weight, negative] = (kept, pairs + 1)
 
     def finish(self) -> Expr:
         """The int32 sums."""
-        for (weight, negative), (total, pairs) in sorted(
-            self._bytes.items(), key=lambda item: item[0]
-        ):
-            self._widen(weight, negative, total, pairs)
+        open_sums = [(*key, *value) for key, value in self._bytes.items()]
+        for weight, negative, kept, pairs in sorted(self._full + open_sums, key=lambda s: s[:2]):
+            self._widen(weight, negative, kept.vload([0], "uint8x32"), pairs)
         self._flush()
         return self._total
 
