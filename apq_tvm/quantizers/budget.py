@@ -47,7 +47,7 @@ class Item:
     nodes : tuple of str
         Layers that read it.
     size : int
-        Weights.
+        Weights, counted for each layer as ``apq-tvm inspect`` does.
     bits : tuple of int
         Stored bits, scales and tables included, per candidate.
     errors : tuple of float
@@ -194,7 +194,9 @@ def measure(
         tensor = quantize_tensor(rows, scheme, name, stats=stats)
         bits.append(round(8 * nbytes(tensor) * len(w) / len(rows)))
         errors.append(damage(rows - dequantize(tensor), rows, stats) * share)
-    return Item(nodes, w.size, tuple(bits), tuple(errors))
+    # A table and a layer have layouts of their own: a weight they share is stored for each.
+    copies = max(len(nodes), 1)
+    return Item(nodes, w.size * copies, tuple(b * copies for b in bits), tuple(errors))
 
 
 def solve(

@@ -141,7 +141,7 @@ def read(path: Path) -> CalibrationFile:
     try:
         layers = json.loads(metadata["layers"])
         samples = json.loads(metadata["samples"])
-        importance = json.loads(metadata["importance"])
+        importance = json.loads(metadata.get("importance", "{}"))
         stats = {
             node: LayerStats(
                 arrays[f"x.{value}.square"],
@@ -150,7 +150,7 @@ def read(path: Path) -> CalibrationFile:
                 int(samples[value]),
                 arrays.get(f"x.{value}.hessian"),
                 arrays.get(f"fisher.{node}"),
-                float(importance[node]),
+                float(importance.get(node, 0.0)),
             )
             for node, value in layers.items()
         }
