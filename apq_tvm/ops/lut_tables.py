@@ -36,9 +36,6 @@ MIDDLE = 128
 SPANS = (256, 128, 64, 32)
 """Columns that share a scale where weights have one group per row: the widest that fits."""
 
-ROWS_PER_TASK = 4
-"""Rows of x in one parallel task."""
-
 
 def span_width(padded_k: int, group_size: int) -> int:
     """Columns that share one scale: a weight group, or part of a whole row."""
