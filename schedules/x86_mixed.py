@@ -3,9 +3,9 @@
 What the decisions mean, and why their defaults come first (4096x4096, M=1, one thread of Zen 5,
 AVX-512):
 
-- ``streams``: row blocks read at once. Word rows are one stream of whole cache lines, and prefetches
-  keep enough misses in flight: two streams are no faster out of cache (186 us against 185) and
-  slower in it (AVX2 242 us against 231).
+- ``streams``: row blocks read at once. Word rows are one stream of whole cache lines, and
+  prefetches keep enough misses in flight: two streams are no faster out of cache (186 us against
+  185) and slower in it (AVX2 242 us against 231).
 - ``ahead``: software prefetch distance in bytes. 8 KB: 177 us, 4 KB: 185, none: 343. While outliers
   are multiplied no code is asked for, so the distance has to span that pause.
 
