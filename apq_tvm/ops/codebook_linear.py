@@ -1,8 +1,8 @@
 """``y = act(x Wᵀ + b) + residual`` for few rows of x and weights in small groups (`SpanLayout`).
 
 Per task of row blocks, tile of rows of x and span: for every unit the dot products of its groups
-(block ``dot``, for an intrinsic), which become part of the span's totals with the groups' sub-scales
-and the scales of their activations::
+(block ``dot``, for an intrinsic), which become part of the span's totals with the sub-scales and
+the activations' scales::
 
     total += xs * sub * (dot - offset * xsum)       minimum_total += xs * min * xsum
     sum   += scale * total - min_scale * minimum_total                    at the span's end
