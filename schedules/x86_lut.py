@@ -4,6 +4,18 @@ What the decisions mean: ``streams``: row blocks read at once, which keeps more 
 flight and shares the loads of tables; ``ahead``: software prefetch distance in bytes; ``unroll``:
 units per iteration. Figures below are of Zen 5, one thread, minima on a loaded machine.
 
+Latency follows the bytes of (q, g), as in the paper's figure 9: 4096x4096, M = 1, out of cache,
+microseconds by vpermb and by pshufb, and megabytes of codes, scales and offsets:
+
+=====  ==================  ==================  ==================  ==================
+q      g = 32              g = 64              g = 128             a whole row
+=====  ==================  ==================  ==================  ==================
+1      136, 154 (4.2 MB)   87, 91 (3.1 MB)     71, 67 (2.6 MB)     55, 59 (2.1 MB)
+2      215, 244 (7.3 MB)   150, 148 (5.8 MB)   130, 128 (5.0 MB)   111, 112 (4.2 MB)
+3      290, 292 (10.5 MB)  217, 223 (8.4 MB)   194, 192 (7.3 MB)   165, 178 (6.3 MB)
+4      387, 430 (13.6 MB)  293, 300 (11.0 MB)  262, 300 (9.7 MB)   221, 258 (8.4 MB)
+=====  ==================  ==================  ==================  ==================
+
 Integer tables (A8) serve every M: 2048x2048, bcq2g128, M = 64 takes 0.6 ms by vpermb where decoding
 to floats takes 3.4 ms; bcq8g128 3.0 ms and 15 ms. Float tables (A32) hold 16 or 8 sums a register,
 and from M = 32 on decoding a panel once and multiplying is as fast or faster.
