@@ -28,6 +28,7 @@ N, K = 40, 336  # ragged for 16 rows and for two streams; a short super-block of
 HOST = find_profile("host")
 TARGETS = {"maddubs": "znver3", "vpdpbusd256": "alderlake", "vpdpbusd512": "host"}
 
+KINDS = ("m1", "m4", "gemm")
 CASES = [
     *(
         (name, kind, i)
