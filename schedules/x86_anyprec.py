@@ -33,7 +33,7 @@ from apq_tvm.types import DeviceProfile
 M_TILES = {VPERMB: (4, 2), PSHUFB: (2,)}
 """Rows of x in a tile: with four rows of weights their sums fill 32 zmm or 16 ymm by half."""
 
-_UNROLLED = ("load", "start", "spill", "store")
+_UNROLLED = ("load", "start", "zero", "spill", "store")
 
 _PARALLEL = 1 << 16
 """Weights from which on a second thread pays (`apq_tvm.schedules.x86_gemv`)."""

@@ -335,8 +335,7 @@ def _lookup_member(unit: PlanesUnit, implement: Any) -> PrimFunc:
         table = _operand("table", shapes[1], "int8", strided, min(unit.entries, 64))
         out = _operand("out", shapes[2], "uint8", strided, 32)
         with b.sblock("root"):
-            # `out` is left out: TVM says so of a block whose sum starts from 0 in it.
-            b.reads(*map(_whole, (planes, table), shapes[:2]))
+            b.reads(*map(_whole, (out, planes, table), (shapes[2], *shapes[:2])))
             b.writes(_whole(out, shapes[2]))
             if implement is not None:
                 implement(planes, table, out)

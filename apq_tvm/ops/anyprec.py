@@ -168,31 +168,31 @@ class _Gemm(_PlanesTask):
 
     def fill(self, kb: Expr) -> None:
         if self.units:
-            with b.serial(0, self.units) as u:
-                self._lookup("lookup", u, UNIT_K)
+            with b.serial(0, self.units) as u, b.sblock("fill"):
+                step = b.axis.spatial(self.units, u)
+                b.reads()
+                b.writes()
+                self._lookup("", step * UNIT_K, UNIT_K)
         if self.tail:
-            self._lookup("lookup_tail", None, self.tail)
+            self._lookup("_tail", self.units * UNIT_K, self.tail)
 
-    def _lookup(self, name: str, step: Expr, k: int) -> None:
+    def _lookup(self, suffix: str, first: Expr, k: int) -> None:
         unit = self.unit_of(k)
-        with b.grid(ROWS, k, unit.entries) as loops, b.sblock(name):
-            if step is None:
-                first: Expr = self.units * UNIT_K
-            else:
-                first = b.axis.spatial(self.units, step) * UNIT_K
+        with self.stage(f"zero{suffix}", ROWS, k) as (r, column):
+            b.reads()
+            b.writes(self.bytes[r, first + column])
+            b.buffer_store(self.bytes, tirx.const(0, "uint8"), [r, first + column])
+        with b.grid(ROWS, k, unit.entries) as loops, b.sblock(f"lookup{suffix}"):
             r, column, entry = b.axis.remap("SSR", loops)
             block = self.row_block(0)
             planes, table = self.weights["planes"], self.first_table(block)
             out = self.bytes[r, first + column]
-            b.reads(self.planes_at(block, first, k), self.tables_at(block))
+            b.reads(out, self.planes_at(block, first, k), self.tables_at(block))
             b.writes(out)
-            with b.init():
-                b.buffer_store(self.bytes, tirx.const(0, "uint8"), [r, first + column])
             code = plane_code(lambda p: planes[p, block, first + column], r, unit.bits)
             centroid = self.table[table + unit.table_of(r), entry]
             value = centroid_if(code, entry, centroid, unit.offset).astype("uint8")
-            total = self.bytes[r, first + column] + value
-            b.buffer_store(self.bytes, total, [r, first + column])
+            b.buffer_store(self.bytes, out + value, [r, first + column])
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
         shape = (self.blocking.m_tile, SUM_ROWS, self.unit.lanes)
