@@ -52,15 +52,15 @@ def decoder(folder: Path) -> Path:
     weights: dict[str, Any] = {
         "cos": np.cos(angles).astype(np.float32),
         "sin": np.sin(angles).astype(np.float32),
-        "table": RNG.integers(0, 256, (50, HIDDEN // 2)).astype(np.uint8),
-        "table_s": RNG.uniform(0.05, 0.1, (50, HIDDEN // 32)).astype(np.float32),
+        "table": RNG.integers(0, 256, (HIDDEN, HIDDEN // 2)).astype(np.uint8),
+        "table_s": RNG.uniform(0.05, 0.1, (HIDDEN, HIDDEN // 32)).astype(np.float32),
         "one": np.array(1),
         "minus": np.array(1, np.int32),
         "axes": np.array([1]),
         **{f"g{i}": 1 + rand(HIDDEN, seed=i) / 10 for i in range(3)},
     }
     shapes = {"qkv": ((HEADS + 2 * KV) * SIZE, HIDDEN), "o": (HIDDEN, HIDDEN)}
-    shapes |= {"up": (96, HIDDEN), "gate": (96, HIDDEN), "down": (HIDDEN, 96), "head": (50, HIDDEN)}
+    shapes |= dict.fromkeys(("up", "gate", "down", "head"), (HIDDEN, HIDDEN))
     made = {name: nbits(name, *shape) for name, shape in shapes.items()}
     for part, _, _ in made.values():
         weights |= part
