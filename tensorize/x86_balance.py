@@ -179,7 +179,7 @@ class _Unit(Codes):
         five = tirx.Broadcast(tirx.const(5, "int32"), lanes)
         sums = [[zero] * PARTS for _ in range(self.m)]
         for j, code in enumerate(codes):
-            parts = (code, self.quotient(code, 103, 9), self.quotient(code, 41, 10))
+            parts = (code, *self.quotients(code))
             for i in range(self.m):
                 x = self._activations(i, j)
                 sums[i] = [self._dp(s, p, x) for s, p in zip(sums[i], parts, strict=True)]
@@ -198,7 +198,7 @@ class _Unit(Codes):
         bytes_at = [tirx.Ramp(i64(0), i64(1), self.size)]
 
         def products(code: Expr, j: int) -> None:
-            fifth, last = self.quotient(code, 103, 9), self.quotient(code, 41, 10)
+            fifth, last = self.quotients(code)
             for i in range(self.m):
                 x = self._activations(i, j)
                 self._accumulate(i, 0, self._widen(self.maddubs(code, x)))

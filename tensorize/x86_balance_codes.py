@@ -4,11 +4,11 @@ A code is c = v0 + 5 v1 + 25 v2 (`apq_tvm.tensorize.balance`). Two ways:
 
 - ``vpermi2b`` (AVX-512 VBMI): one lookup per digit in 128 bytes, which ignores the eighth bit of
   its index, where the unit keeps another code.
-- Multiplications: c // 5 = 103 c >> 9 and c // 25 = 41 c >> 10 are exact for c <= 124, and
-  ``vpmaddubsw`` with every other factor 0 multiplies bytes.
+- Multiplications: with e = 51 (c + 1), c // 5 = e >> 8 and c // 25 = 51 e >> 16 are exact for
+  c <= 124. ``vpmaddubsw`` with every other factor 0 multiplies bytes, ``vpmulhuw`` words.
 
-Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, PMADDUBSW, PBLENDVB, VPERMI2B;
-LLVM's IntrinsicsX86.td for the operand types.
+Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, PMADDUBSW, PMULHUW, PBLENDVB,
+VPERMI2B; LLVM's IntrinsicsX86.td for the operand types.
 """
 
 from __future__ import annotations
@@ -149,20 +149,39 @@ class Codes:
         name = "avx512.pmaddubs.w.512" if self.size == 64 else "avx2.pmadd.ub.sw"
         return self.call(name, f"int16x{self.size // 2}", codes, factors)
 
-    def quotient(self, codes: Expr, factor: int, shift: int) -> Expr:
-        """``codes * factor >> shift`` of every byte, at most 127."""
+    def quotients(self, codes: Expr) -> tuple[Expr, Expr]:
+        """c // 5 and c // 25 of every byte."""
         from tvm import tirx
 
-        pairs = self.size // 2
-        even = self.maddubs(codes, self.constant([factor, 0] * pairs, "int8"))
-        odd = self.maddubs(codes, self.constant([0, factor] * pairs, "int8"))
-        low = self.shift(tirx.reinterpret(f"uint8x{self.size}", even), shift)
-        # The product of an odd byte is 8 bits too low for its place.
-        high = self.shift(tirx.reinterpret(f"uint8x{self.size}", odd), shift - 8)
-        odd_bytes = self.constant([0, 255] * pairs, "uint8")
+        pairs, vector = self.size // 2, f"uint8x{self.size}"
+        # In 16-bit lanes: LLVM makes x - (-1) of x + 1, and the vector of -1 anew every time.
+        ones = tirx.Broadcast(tirx.const(0x0101, "uint16"), pairs)
+        above = tirx.reinterpret(vector, self.words(codes) + ones)
+        even = self.maddubs(above, self.constant([51, 0] * pairs, "int8"))
+        odd = self.maddubs(above, self.constant([0, 51] * pairs, "int8"))
+        low = self.shift(tirx.reinterpret(vector, even), 8)
+        fifth = self.merged(low, tirx.reinterpret(vector, odd))
+        # 256 times the factor leaves the quotient of an odd byte where it belongs.
+        last = self.merged(self.high_product(even, 51), self.high_product(odd, 51 * 256))
+        return fifth, last
+
+    def high_product(self, words: Expr, factor: int) -> Expr:
+        """Bytes of ``words * factor >> 16``."""
+        from tvm import tirx
+
+        name = "avx512.pmulhu.w.512" if self.size == 64 else "avx2.pmulhu.w"
+        factors = tirx.Broadcast(tirx.const(factor, "int16"), self.size // 2)
+        product = self.call(name, f"int16x{self.size // 2}", words, factors)
+        return tirx.reinterpret(f"uint8x{self.size}", product)
+
+    def merged(self, even: Expr, odd: Expr) -> Expr:
+        """Even bytes of one vector, whose odd ones are 0, and odd bytes of another."""
+        from tvm import tirx
+
+        odd_bytes = self.constant([0, 255] * (self.size // 2), "uint8")
         if self.size == 32:
-            return self.call("avx2.pblendvb", "uint8x32", low, high, odd_bytes)
-        return tirx.bitwise_or(low, tirx.bitwise_and(high, odd_bytes))
+            return self.call("avx2.pblendvb", "uint8x32", even, odd, odd_bytes)
+        return tirx.bitwise_or(even, tirx.bitwise_and(odd, odd_bytes))
 
     def digit(self, vector: Expr, part: int) -> Expr:
         """One digit by lookup."""
@@ -236,7 +255,7 @@ class _Digits(Codes):
         if self.isa.tables:
             return [self.digit(vector, part) for part in range(PARTS)]
         code = self.masked(vector, 0x7F)
-        fifth, last = self.quotient(code, 103, 9), self.quotient(code, 41, 10)
+        fifth, last = self.quotients(code)
 
         def five(digits: Expr) -> Expr:
             amount = tirx.Broadcast(tirx.const(2, "uint16"), self.size // 2)
