@@ -116,6 +116,7 @@ class Quantize:
         self.most = float((1 << (bits - 1)) - 1)
 
     def build(self) -> PrimFunc:
+        """The PrimFunc: blocks ``task``, ``row``, ``group`` and their steps."""
         m = tirx.Var("m", "int64")
         rows = self.row_block
         with IRBuilder() as builder, b.prim_func(s_tir=True):
