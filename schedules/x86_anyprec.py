@@ -144,12 +144,12 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
         _check(spec, profile, instruction, width)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        m_tiles = decide("m_tiles", (16, 32, 8))
+        m_tiles = decide("m_tiles", (32, 16, 64))
         unit = _unit(instruction, spec, width)
         return planes_gemm(spec, _layout(spec), unit, m_tile, m_tiles)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        decide("m_tiles", (16, 32, 8))
+        decide("m_tiles", (32, 16, 64))
         tables, ahead = _layout(spec).tables_per_block, _ahead(decide)
         _schedule(sch, True)
         for suffix, k in _parts(spec):
