@@ -301,5 +301,6 @@ def _i64(value: int) -> Expr:
 
 
 def argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:
+    """Declare the next buffer argument."""
     extents = [_i64(s) if isinstance(s, int) else s for s in shape]
     return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=4, offset_factor=1)
