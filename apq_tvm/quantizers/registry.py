@@ -20,6 +20,7 @@ from apq_tvm.quantizers import (
     nonlinear,
     rtn,
     superblock,
+    weighted,
 )
 from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
 
@@ -68,6 +69,8 @@ class Quantizer:
 
 
 def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> QuantizedTensor:
+    if context.search and context.stats is not None:
+        return weighted.quantize_weighted(w, scheme, context.stats.mean_square, name)
     return rtn.quantize_tensor(w, scheme, name, context.search)
 
 
