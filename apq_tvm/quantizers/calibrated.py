@@ -143,13 +143,15 @@ class Method:
             self.notes[node] = f"learned ({self.learned.kind})"
             return known
         stats = self.stats(node)
+        if stats is not None and QUANTIZERS[scheme.family].feeds_back:
+            if self.name == "gptq" or stats.hessian is not None:
+                damped = layer_feedback(stats, weight.shape[1], node).note()
+                self.notes[node] = "; ".join(filter(None, ("error feedback", damped)))
+            return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         if self.name != "gptq" or stats is None:
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         if table := _embedding_of(model, name):
             self.notes[node] = f"gptq: without feedback, its weight is also the table {table!r}"
-            return quantize_tensor(weight, scheme, name, self.search, stats, shared)
-        if QUANTIZERS[scheme.family].feeds_back:
-            self.notes[node] = "gptq: feedback is part of the family's quantizer"
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         centred = _has_bias(model, node)
         feedback = layer_feedback(stats, weight.shape[1], node, centred=centred)
@@ -157,8 +159,6 @@ class Method:
         if scheme.family == "int":
             return feedback_integers(weight, scheme, feedback, name, self.search)
         tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
-        if QUANTIZERS[scheme.family].feeds_back:
-            return tensor
         return feedback_codes(weight, tensor, feedback, node)
 
     def finish(self, quantized: QuantizedModel) -> QuantizedModel:

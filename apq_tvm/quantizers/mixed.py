@@ -107,8 +107,8 @@ def quantize(w: F32, scheme: Scheme, name: str, context: QuantContext) -> Quanti
     name : str
         For errors.
     context : QuantContext
-        Without `search` scales are taken from ranges and each weight is rounded by itself; `stats`
-        of the layer's input rank the groups, and with H errors are fed back.
+        Without `search` scales are taken from ranges; `stats` of the layer's input rank the groups,
+        and with H errors are fed back.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def quantize(w: F32, scheme: Scheme, name: str, context: QuantContext) -> Quanti
     wide[order[: sizes.wide]] = 1
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused by name
         work = _Work(w, wide, sizes, importance, context.search, name)
-        if importance.hessian is not None and context.search:
+        if importance.hessian is not None:
             work.feed_back(importance.hessian)
         else:
             work.quantize_all()

@@ -29,8 +29,9 @@ from apq_tvm.formats.mixed import (
     sub_scale_bits,
     wide_columns,
 )
+from apq_tvm.quantizers.calibrated import Method
 from apq_tvm.quantizers.registry import quantize_tensor
-from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
+from apq_tvm.types import Calibration, ImportedModel, LayerStats, QuantizedTensor, Scheme
 
 SPELLINGS = ("mixed24", "mixed24o0", "mixed24r50", "mixed24r10o0.5", "mixed24r0", "mixed24r100o1")
 
@@ -264,6 +265,17 @@ def test_error_feedback_lowers_the_output_error() -> None:
     stats = stats_of(x)
     plain, diagonal = output_error(None), output_error(replace(stats, hessian=None))
     assert output_error(stats) < 0.5 * min(plain, diagonal)
+
+
+@pytest.mark.parametrize("name", ("rtn", "gptq"))
+def test_methods_leave_feedback_to_the_quantizer(name: str) -> None:
+    w, stats, scheme = normal(16, 64), stats_of(normal(200, 64, 1)), scheme_of("mixed24")
+    method = Method(name, Calibration({"node": stats}, "", ""))
+    model = ImportedModel("m", 17, (), (), (), {}, {}, "")
+    tensor = method.tensor(model, "node", w, scheme, "w", None)
+    want = quantize_tensor(w, scheme, stats=stats)
+    np.testing.assert_array_equal(dequantize(tensor), dequantize(want))
+    assert method.notes["node"].startswith("error feedback")
 
 
 def test_statistics_that_do_not_fit_are_refused() -> None:
