@@ -20,6 +20,7 @@ from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.blocks import Block, find_blocks
+from apq_tvm.quantizers.calibrate import MASK_NAME
 from apq_tvm.quantizers.folds import Fold, find_folds
 from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.losses import akl_loss, dlc_loss, length_loss
@@ -80,6 +81,7 @@ class _Streams:
     full: list[Values]
     quantized: list[Values]
     symbols: list[dict[str, int]]
+    masks: list[Tensor | None]
 
 
 @dataclass
@@ -101,7 +103,8 @@ class _Layer:
         """The float weight with balance and compensation folded in."""
         w = self.weight
         if self.outer is not None:
-            w = w + self.outer[0][:, None] * self.outer[1][None, :]
+            unit = self.weight.abs().mean()  # so that one learning rate suits all layers
+            w = w + unit * self.outer[0][:, None] * self.outer[1][None, :]
         for fold, log in self.columns:
             w = w * log.exp()[torch.from_numpy(fold.channels)]
         for log in self.rows:
@@ -187,7 +190,10 @@ def _tables(quantized: QuantizedModel) -> Values:
 def _begin(graph: TorchGraph, calls: Sequence[Mapping[str, Array]]) -> _Streams:
     started = [graph.begin(call) for call in calls]
     values = [dict(v) for v, _ in started]
-    return _Streams(values, [dict(v) for v in values], [symbols for _, symbols in started])
+    name = next((s.name for s in graph.model.inputs if MASK_NAME.search(s.name)), None)
+    masks = [as_tensor(call[name]) != 0 if name else None for call in calls]
+    symbols = [sizes for _, sizes in started]
+    return _Streams(values, [dict(v) for v in values], symbols, masks)
 
 
 def _targets(
@@ -322,7 +328,7 @@ def _train(
                     product,
                     _of(block, tables),
                 )
-                loss = _loss(got, full, mixed, block)
+                loss = _loss(got, full, mixed, block, streams.masks[call])
             total += float(loss.detach())
             if epoch < epochs:
                 optimizer.zero_grad()
@@ -336,10 +342,21 @@ def _train(
             parameter.copy_(value)
 
 
-def _loss(got: Values, full: Values, mixed: Tensor, block: Block) -> Tensor:
-    out, target = got[block.output], full[block.output]
-    maps = [got[name] for name in block.attention], [full[name] for name in block.attention]
-    return dlc_loss(out, target, mixed) + akl_loss(*maps) + length_loss(out, target)
+def _loss(got: Values, full: Values, mixed: Tensor, block: Block, mask: Tensor | None) -> Tensor:
+    out, target, fed = (_tokens(x, mask) for x in (got[block.output], full[block.output], mixed))
+    maps = [[_tokens(side[name], mask) for name in block.attention] for side in (got, full)]
+    return dlc_loss(out, target, fed) + akl_loss(*maps) + length_loss(out, target)
+
+
+def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Rows of tokens that are no padding: of a stream [B, S, K], or of maps [B, heads, S, S]."""
+    if mask is None:
+        return x
+    if x.ndim >= 3 and x.shape[:2] == mask.shape:
+        return x[mask]
+    if x.ndim == 4 and x.shape[0] == mask.shape[0] and x.shape[2] == mask.shape[1]:
+        return x[mask[:, None, :].expand(x.shape[:3])]
+    return x
 
 
 def _parameters(layers: Mapping[str, _Layer]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from apq_tvm.formats.families import check_tensor, dequantize
 from apq_tvm.formats.integer import format_of
 from apq_tvm.quantizers import rtn
 from apq_tvm.quantizers.error_feedback import DAMPING, Columns, Feedback, feedback_of, walk
+from apq_tvm.quantizers.weighted import quantize_weighted
 from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -102,8 +103,17 @@ def feedback_integers(
     zeros = np.empty((n, groups), np.uint8)
     natural = bool((np.diff(feedback.order) > 0).all())
 
+    # A column's error costs (w - ŵ)² / U_ii², what the columns after it cannot make good.
+    cost = np.empty(k, np.float32)
+    cost[feedback.order] = 1 / np.square(feedback.upper.diagonal())
+    even = bool((cost == cost[0]).all())
+
     def enter(now: F32, columns: Columns) -> None:
-        part = rtn.quantize_tensor(np.ascontiguousarray(now), row, name, search)
+        now = np.ascontiguousarray(now)
+        if search and not even:
+            part = quantize_weighted(now, row, cost[columns], name)
+        else:
+            part = rtn.quantize_tensor(now, row, name, search)
         scales[:, columns[0] // size] = part.scales[:, 0]
         zeros[:, columns[0] // size] = fmt.zero if part.zeros is None else part.zeros[:, 0]
 
