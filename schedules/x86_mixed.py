@@ -27,7 +27,7 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.x86_quantize import ELEMENTS_PER_TASK
-from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction
+from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, VNNI512, DotInstruction
 from apq_tvm.tensorize.x86_mixed import mixed_intrinsic
 from apq_tvm.tensorize.x86_reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -43,17 +43,17 @@ _TASKS = 8
 
 
 def mixed_layout(spec: LinearSpec, profile: DeviceProfile) -> MixedLayout:
-    """16 rows for 512-bit vectors, else 8.
+    """16 rows where a kernel has 512-bit vectors, else 8.
 
     Raises
     ------
     NotApplicable
         If the layer is of another family.
     """
-    layout = MixedLayout.choose(spec.scheme, spec.details, profile.vector_bytes)
-    if layout is None:
+    if spec.scheme is None or spec.scheme.family != "mixed":
         raise NotApplicable(f"is for mixed24, not {spec.scheme or 'float32 weights'}")
-    return layout
+    wide = profile.vector_bytes >= 64 and bool(profile.features & set(VNNI512.features))
+    return MixedLayout(16 if wide else 8, spec.scheme)
 
 
 def mixed_preparation(

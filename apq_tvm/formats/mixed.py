@@ -167,7 +167,8 @@ def average_bits(scheme: Scheme) -> float:
     options = options_of(scheme)
     alpha = 1 - options.ratio / 100
     narrow = 2 + (2 + 4) / GROUP + (4 + 16) / (GROUP * SUPER)
-    return alpha * narrow + (1 - alpha) * 4 + options.outliers / 100 * (16 + 16 - 2)
+    outliers = options.outliers / 100 if alpha else 0  # they are of 2-bit groups
+    return alpha * narrow + (1 - alpha) * 4 + outliers * (16 + 16 - 2)
 
 
 def note(scheme: Scheme) -> str:

@@ -19,6 +19,7 @@ from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.rules import schedule_function
 from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
 from apq_tvm.schedules.x86_mixed import M_TILES, MIXED_KERNELS, mixed_layout, mixed_preparation
+from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile
 from tests.tir.linear_cases import ACTIVATIONS, aligned
 
@@ -225,6 +226,17 @@ def test_refusals_have_reasons() -> None:
     ):
         with pytest.raises(NotApplicable, match=reason):
             kernel.check(spec, profile)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_devices_with_avx2_get_no_slow_kernel(profile: DeviceProfile) -> None:
+    spec = LinearSpec(32, 64, parse_scheme("mixed24"))
+    names = [choice.kernel for choice in choose(spec, linear_kernels(), profile, "layer7")]
+    if "avx2" in profile.features:
+        assert [name[-2:] for name in names] == ["m1", "m2", "m4"]
+        assert all(name.startswith("mixed_24A8_") for name in names)
+    else:
+        assert names == ["generic_decode"]
 
 
 def test_every_kernel_is_listed_and_some_profile_has_it() -> None:
