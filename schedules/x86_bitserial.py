@@ -53,7 +53,7 @@ beside vpmaddubsw (code for Zen 3):
     1      2         4.5  5.0  4.7  4.0    2.7  2.4  1.0  0.8
     1      8         4.8  3.6  2.0  1.5    2.5  2.2  0.8  0.6
     1      64        4.6  3.2  1.7  1.3    2.4  2.1  0.8  0.6
-    2      1         0.6  0.6  0.2  0.3    1.0  0.9  0.5  0.4
+    2      1         0.8  1.0  0.2  0.3    1.0  0.9  0.5  0.4
     2      2         2.1  2.2  1.8  1.5    1.1  1.0  0.5  0.4
     2      8         1.6  1.6  0.9  0.6    1.2  1.1  0.4  0.2
     2      64        2.0  1.8  0.8  0.3    1.6  0.8  0.3  0.3
@@ -131,7 +131,7 @@ def _units(spec: LinearSpec, layout: InterleavedLayout, instruction: PopcountIns
 
 def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile: int) -> int:
     if m_tile == 1:
-        choices: tuple[int, ...] = (4, 2, 1) if layout.rows == 16 else (2, 1, 4)
+        choices: tuple[int, ...] = (2, 1, 4)
     else:
         choices = (1, 2)
     blocks = layout.row_blocks(spec.n)
@@ -209,7 +209,8 @@ def bitserial_kernel(
         intrinsic = bitserial_intrinsic(
             instruction, unit, spec.scheme.act_bits, units, m_tile, ahead
         )
-        unroll = decide("unroll", tuple(u for u in (4, 2, 1) if bl.units % u == 0))
+        unrolls = (1, 2, 4) if wide else (4, 2, 1)
+        unroll = decide("unroll", tuple(u for u in unrolls if bl.units % u == 0))
         whole, parallel = spec.n % instruction.rows == 0, spec.n * spec.k >= _PARALLEL
         schedule_gemv(sch, bl, intrinsic, whole, unroll, parallel)
 
