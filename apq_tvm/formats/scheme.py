@@ -203,6 +203,6 @@ def _either(values: tuple[int, ...]) -> str:
 
 def _bad(text: str, reason: str) -> BadScheme:
     names = {name.upper(): name for name in scheme_names()}
-    near = difflib.get_close_matches(text.strip().upper(), names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(text.strip().upper(), names, n=3, cutoff=0.6)
     hint = " or ".join(names[n] for n in near) if near else "W4A8g32, W8A8 or float"
     return BadScheme(f"scheme {text!r}: {reason}; nearest: {hint}")
