@@ -28,20 +28,14 @@ N, K = 40, 336  # ragged for 16 rows and for two streams; a short super-block of
 HOST = find_profile("host")
 TARGETS = {"maddubs": "znver3", "vpdpbusd256": "alderlake", "vpdpbusd512": "host"}
 
-KINDS = ("m1", "m4", "gemm")
 CASES = [
-    *(
-        (name, kind, i)
-        for name in ("cb2", "W2sA8")
-        for kind in ("m1", "m4", "gemm")
-        for i in TARGETS
-    ),
-    *((name, "m1", i) for name in ("cb3", "nl4") for i in TARGETS),
-    *((name, "gemm", "maddubs") for name in ("cb3", "nl4")),
-    *(("cb4", kind, "vpdpbusd512") for kind in ("m1", "gemm")),
-    ("cb2", "m2", "maddubs"),
+    *(("cb2", kind, i) for kind in ("m1", "m4", "gemm") for i in TARGETS),
+    *(("W2sA8", kind, i) for kind in ("m1", "gemm") for i in ("maddubs", "vpdpbusd512")),
+    *((name, "m1", i) for name in ("cb3", "nl4") for i in ("maddubs", "vpdpbusd512")),
+    ("cb3", "m2", "vpdpbusd256"),
+    ("nl4", "gemm", "maddubs"),
     ("W3sA8", "m1", "maddubs"),
-    *((name, "m1", "vpdpbusd512") for name in ("cb2c8", "cb3g32", "cb3g64", "nl4g128")),
+    *((name, "m1", "vpdpbusd512") for name in ("cb4", "cb2c8", "cb3g32", "cb3g64", "nl4g128")),
 ]
 
 
@@ -139,7 +133,7 @@ def test_other_shapes_and_epilogues(n: int, k: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("cb2", "m1"), ("cb2", "gemm"), ("cb4", "m1"), ("nl4", "m1"), ("nl4", "gemm")],
+    [("cb2", "m1"), ("cb2", "gemm"), ("nl4", "m1"), ("cb4", "gemm")],
 )
 def test_extremes_do_not_saturate(name: str, kind: str) -> None:
     """Every value the largest of its table, every activation +-127, in every pairing of signs."""
@@ -164,9 +158,7 @@ def test_extremes_do_not_saturate(name: str, kind: str) -> None:
     [
         ("cb2", "znver3", ("vpshufb", "vpmaddubsw")),
         ("cb3", "znver3", ("vpshufb", "vpblendvb", "vpmaddubsw")),
-        ("nl4", "znver3", ("vpshufb", "vpmaddubsw")),
         ("cb2", "znver4", ("vpshufb", "vpdpbusd")),
-        ("cb3", "znver4", ("vpermb", "vpdpbusd")),
         ("cb4", "znver4", ("vpermb", "vpdpbusd")),
         ("cb3", "cascadelake", ("vpshufb", "vpdpbusd")),
         ("W2sA8", "znver3", ("vpmaddubsw", "vpmaddwd")),
