@@ -12,12 +12,12 @@ from typing import Any
 
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.anyprec import ROWS, SUM_ROWS, TILE_ROWS, UNIT_K, planes_gemm, planes_gemv
+from apq_tvm.ops.anyprec import SUM_ROWS, UNIT_K, planes_gemm, planes_gemv
 from apq_tvm.ops.gemm_task import STAGES
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.tensorize.planes import PlanesUnit
+from apq_tvm.tensorize.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.x86_planes import (
     INSTRUCTIONS,
     PSHUFB,
@@ -100,7 +100,7 @@ def _parts(spec: LinearSpec) -> list[tuple[str, int]]:
 
 
 def _ahead(decide: Decide) -> int:
-    return decide("ahead", (2048, 1024, 4096, 0))
+    return decide("ahead", (4096, 2048, 8192, 0))
 
 
 def _axes(instruction: PlanesInstruction, k: int) -> int:
@@ -184,5 +184,3 @@ ANYPREC_KERNELS: tuple[LinearKernel, ...] = tuple(
     )
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""
-
-assert ROWS % TILE_ROWS == 0

@@ -17,7 +17,6 @@ PSIGNB, PMADDUBSW, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,7 +98,7 @@ def planes_dot_intrinsic(
         _prefetch(unit, planes, ahead)
         sums = [acc.vload([r, 0], f"int32x{unit.lanes}") for r in range(ROWS)]
         for register_ in range(unit.registers):
-            xs = _load(unit, lambda at, dtype: x.vload([at], dtype), register_, "int8")
+            xs = _load(unit, x, (), register_)
             for r, w in enumerate(_lookups(instruction, unit, planes, table, register_)):
                 sums[r] = _multiply(instruction, sums[r], w, xs)
         for r in range(ROWS):
@@ -147,12 +146,9 @@ def rows_dot_intrinsic(instruction: PlanesInstruction, m: int, rows: int, k: int
 
     def implement(w: Buffer, x: Buffer, acc: Buffer) -> None:
         for register_ in range(unit.registers):
-            ws = [
-                _load(unit, lambda at, dtype, r=r: w.vload([r, at], dtype), register_, "uint8")
-                for r in range(rows)
-            ]
+            ws = [_load(unit, w, (r,), register_) for r in range(rows)]
             for i in range(m):
-                xs = _load(unit, lambda at, dtype, i=i: x.vload([i, at], dtype), register_, "int8")
+                xs = _load(unit, x, (i,), register_)
                 for r in range(rows):
                     total = acc.vload([i, r, 0], f"int32x{unit.lanes}")
                     signed = tirx.reinterpret(f"int8x{unit.vector}", ws[r])
@@ -169,12 +165,10 @@ def _call(dtype: str, name: str, *operands: Expr) -> Expr:
     return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.{name}", *operands)
 
 
-def _load(
-    unit: PlanesUnit, vload: Callable[[int, str], Expr], register_: int, dtype: str
-) -> Expr:
-    """One register; columns past the unit's are 0."""
-    width = min(unit.k, unit.vector)
-    value = vload(register_ * unit.vector, f"{dtype}x{width}")
+def _load(unit: PlanesUnit, buffer: Buffer, lead: tuple[int, ...], register_: int) -> Expr:
+    """One register of bytes of the row `lead` of a buffer; columns past the unit's are 0."""
+    width, dtype = min(unit.k, unit.vector), str(buffer.dtype)
+    value = buffer.vload([*lead, register_ * unit.vector], f"{dtype}x{width}")
     if width == unit.vector:
         return value
     zeros = tirx.Broadcast(tirx.const(0, dtype), width)
@@ -193,10 +187,7 @@ def _lookups(
     instruction: PlanesInstruction, unit: PlanesUnit, planes: Buffer, table: Buffer, register_: int
 ) -> list[Expr]:
     """int8 [V] centroids of the eight rows."""
-    registers = [
-        _load(unit, lambda at, dtype, p=p: planes.vload([p, 0, at], dtype), register_, "uint8")
-        for p in reversed(range(unit.bits))
-    ]
+    registers = [_load(unit, planes, (p, 0), register_) for p in reversed(range(unit.bits))]
     if instruction is VPERMB:
         indices = _named(unit, wide_indices(registers))
         return [_vpermb(unit, table, r, index) for r, index in enumerate(indices)]

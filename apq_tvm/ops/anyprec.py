@@ -20,11 +20,12 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.codegen.layouts.planes import ROWS, PlanesLayout
+from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.formats.anyprec import table_name
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.tensorize.planes import (
+    ROWS,
     PlanesUnit,
     centroid_if,
     column_of,

@@ -27,10 +27,8 @@ from numpy.typing import NDArray
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.formats.anyprec import channels_of, integer_table, restore_table, table_name
+from apq_tvm.tensorize.planes import ROWS, plane_code
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
-
-ROWS = 8
-"""Rows of a block: the bits of a byte."""
 
 STEP_K = 32
 """K is padded to a multiple of this, as that of quantized activations is."""
@@ -169,9 +167,9 @@ class PlanesLayout:
         self._check(tensor, name)
         n, k = tensor.codes.shape
         blocks, kp, tables = self.row_blocks(n), self.padded_k(k), self.tables(n)
-        codes = np.zeros((blocks * ROWS, kp), np.uint8)
-        codes[:n, :k] = tensor.codes
-        codes = codes.reshape(blocks, ROWS, kp)
+        padded = np.zeros((blocks * ROWS, kp), np.uint8)
+        padded[:n, :k] = tensor.codes
+        codes = padded.reshape(blocks, ROWS, kp)
         planes = np.empty((self.bits, blocks, kp), np.uint8)
         for p in range(self.bits):
             bit = (codes >> (self.bits - 1 - p)) & 1  # [NB, 8, Kp]
@@ -219,22 +217,14 @@ class PlanesLayout:
 
     def code(self, planes: Any, block: Any, lane: Any, k: Any, bits: int) -> Any:
         """TensorIR int32 expression of a code of `bits` bits."""
-        from tvm import tirx
-
-        value: Any = None
-        for p in range(bits):
-            byte = planes[p, block, k].astype("int32")
-            bit = tirx.bitwise_and(tirx.shift_right(byte, lane), tirx.const(1, "int32"))
-            bit = tirx.shift_left(bit, tirx.const(bits - 1 - p, "int32"))
-            value = bit if value is None else tirx.bitwise_or(value, bit)
-        return value
+        return plane_code(lambda p: planes[p, block, k], lane, bits)
 
     def weight(
         self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
     ) -> Any:
         """TensorIR float32 expression of the weight of row ``block * 8 + lane``, column `k`."""
         width = bits or self.bits
-        code = self.code(arrays["planes"], block, lane.astype("int32"), k, width)
+        code = self.code(arrays["planes"], block, lane, k, width)
         table = (block * ROWS + lane) // self.channels
         value = arrays[table_name(width)][table, code].astype("float32")
         if self.integer:
