@@ -296,9 +296,7 @@ def _dot_member(unit: PlanesUnit, implement: Any) -> PrimFunc:
     return builder.get()
 
 
-def _dot_meaning(
-    unit: PlanesUnit, planes: Buffer, table: Buffer, x: Buffer, acc: Buffer
-) -> None:
+def _dot_meaning(unit: PlanesUnit, planes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
     kinds, extents = dot_axes(unit)
     with b.grid(*extents) as loops, b.sblock("dot"):
         axes = tuple(b.axis.remap(kinds, loops))

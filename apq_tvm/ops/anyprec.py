@@ -80,9 +80,7 @@ class _PlanesTask(GemmTask):
 
     def unit_of(self, k: int) -> PlanesUnit:
         """The unit of `k` columns."""
-        return PlanesUnit(
-            self.unit.bits, self.unit.tables, k, self.unit.vector, self.unit.offset
-        )
+        return PlanesUnit(self.unit.bits, self.unit.tables, k, self.unit.vector, self.unit.offset)
 
     def clear(self, name: str, sums: Buffer) -> None:
         """Set spread sums to 0."""

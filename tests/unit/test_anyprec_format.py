@@ -90,8 +90,7 @@ def test_narrow_models_are_prefixes(tensor: QuantizedTensor, data: st.DataObject
     # Its planes are the first of the parent's.
     layouts = [PlanesLayout.of(t.scheme, details(t)) for t in (narrow, tensor)]
     mine, parent = (
-        layout.pack(t).arrays["planes"]
-        for layout, t in zip(layouts, (narrow, tensor), strict=True)
+        layout.pack(t).arrays["planes"] for layout, t in zip(layouts, (narrow, tensor), strict=True)
     )
     np.testing.assert_array_equal(mine, parent[:bits])
 
