@@ -118,6 +118,7 @@ class Method:
         scheme: Scheme,
         name: str,
         shared: Any,
+        is_table: bool = False,
     ) -> QuantizedTensor:
         """Quantize one layer's weight.
 
@@ -133,6 +134,9 @@ class Method:
             Of the weight, for errors.
         shared : object
             What the family's ``prepare`` returned.
+        is_table : bool
+            The codes are an embedding's too: its rows are read one by one, so that no column can
+            make good another's error.
 
         Raises
         ------
@@ -150,8 +154,8 @@ class Method:
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         if self.name != "gptq" or stats is None:
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
-        if table := _embedding_of(model, name):
-            self.notes[node] = f"gptq: without feedback, its weight is also the table {table!r}"
+        if is_table:
+            self.notes[node] = "gptq: without feedback, its codes are an embedding table's too"
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         centred = _has_bias(model, node)
         feedback = layer_feedback(stats, weight.shape[1], node, centred=centred)
@@ -214,11 +218,3 @@ def correct_biases(
 def _has_bias(model: ImportedModel, name: str) -> bool:
     node = next(node for node in model.nodes if node.name == name)
     return len(node.inputs) > 2 and bool(node.inputs[2])
-
-
-def _embedding_of(model: ImportedModel, weight: str) -> str:
-    """The embedding that reads a weight too, or ``""``."""
-    for node in model.nodes:
-        if node.op == "apq.Embedding" and node.inputs[0] == weight:
-            return node.name
-    return ""

@@ -126,6 +126,7 @@ def quantize(
         scheme: _prepare(model, wanted.values(), scheme, chooser.calibration, codebooks, progress)
         for scheme in {layer.scheme for layer in wanted.values() if layer.scheme is not None}
     }
+    tables = {layer.key for layer in layers if layer.node not in linear}
     tensors: dict[str, QuantizedTensor] = {}
     with progress.stage("quantize", len(wanted)):
         for key, layer in wanted.items():
@@ -136,7 +137,13 @@ def quantize(
                 continue
             weight = np.asarray(model.weights[layer.weight], np.float32)
             tensors[key] = chooser.tensor(
-                model, layer.node, weight, layer.scheme, layer.weight, shared[layer.scheme]
+                model,
+                layer.node,
+                weight,
+                layer.scheme,
+                layer.weight,
+                shared[layer.scheme],
+                is_table=key in tables,
             )
     return chooser.finish(
         QuantizedModel(
