@@ -4,7 +4,7 @@ Rows are weighed by how much the model's result depends on them, |dL/dy|² of th
 in language models nearly all attention rests on the first token, whose value must stay near zero,
 while its activations in the residual stream are so large that their error does not matter. An
 unweighed E[x xᵀ] has both the wrong way round: with it, error feedback in the value layers of
-SmolLM2 at 3 bits makes perplexity 20 times worse, not better. L is the next-token loss; a model
+SmolLM2 at 3 bits makes perplexity 15 times worse, not better. L is the next-token loss; a model
 that is no language model gets random projections of its outputs, whose gradients are on average
 the outputs' derivatives. Padding tokens do not count.
 
