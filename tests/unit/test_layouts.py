@@ -19,8 +19,8 @@ from apq_tvm.codegen.layouts import (
     FloatLayout,
     InterleavedLayout,
     embedding_layout,
-    weight_layout,
     split_fields,
+    weight_layout,
 )
 from apq_tvm.errors import PackError
 from apq_tvm.types import PackedTensor, QuantizedTensor, Scheme
