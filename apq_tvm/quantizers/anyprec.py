@@ -217,23 +217,27 @@ class _Clusters:
 
     def _seed(self, clusters: int, power: float) -> F64:
         """Ends that give each cluster an equal share of the density's power, [B, k - 1]."""
-        blocks = len(self.values)
-        edges = np.linspace(-1, 1, BINS + 1)
-        at = self._positions(np.tile(edges[1:-1], (blocks, 1)))
+        edges = np.linspace(-1, 1, BINS + 1) * self._reach()  # [B, BINS + 1]
+        at = self._positions(edges[:, 1:-1])
         share = np.diff(np.take_along_axis(self.mass, at, 1)) ** power
         total = np.cumsum(share, axis=1)
         total /= np.maximum(total[:, -1:], 1e-300)
         wanted = np.arange(1, clusters) / clusters
         found = (total[:, None, :] < wanted[None, :, None]).sum(axis=2)  # [B, k - 1]
-        return np.asarray(edges[np.minimum(found + 1, BINS)])
+        return np.take_along_axis(edges, np.minimum(found + 1, BINS), 1)
+
+    def _reach(self) -> F64:
+        """Largest magnitude of each block, [B, 1]; 1 where all values are 0."""
+        largest = np.maximum(-self.values[:, :1], self.values[:, -1:])
+        return np.asarray(np.where(largest > 0, largest, 1.0))
 
     def _positions(self, thresholds: F64) -> Ints:
         """Cluster ends at thresholds [B, k - 1], by one binary search over all blocks."""
         blocks, size = self.values.shape
-        # Block b's values, all in [-1.01, 1.01], go to 4 b + value: one sorted array.
-        offset = 4.0 * np.arange(blocks)[:, None]
-        keys = (self.values + offset).reshape(-1)
-        wanted = np.clip(thresholds, -1.5, 1.5) + offset
+        # Block b's values, as shares of its largest, go to 4 b + value: one sorted array.
+        offset, reach = 4.0 * np.arange(blocks)[:, None], self._reach()
+        keys = (self.values / reach + offset).reshape(-1)
+        wanted = np.clip(thresholds / reach, -1.5, 1.5) + offset
         inner = np.searchsorted(keys, wanted.reshape(-1)).reshape(thresholds.shape)
         inner -= size * np.arange(blocks)[:, None]
         whole = np.full((blocks, 1), size)
