@@ -186,7 +186,7 @@ def link_library(
     whole, local = work / f"{name}_all.o", work / f"{name}.o"
     _run([*tools.cc, "-nostdlib", "-r", *map(str, objects), "-o", str(whole)])
     keep = [f"--keep-global-symbol={name}_{function}" for function in API_FUNCTIONS]
-    _run([tools.objcopy, *keep, str(whole), str(local)])
+    _run([tools.objcopy, "--strip-debug", *keep, str(whole), str(local)])
     flags = ["-shared", f"-Wl,-soname,lib{name}.so", *_LINK_FLAGS]
     shared = output / f"lib{name}.so"
     _run([*tools.cc, *flags, str(local), *LINK_LIBRARIES, "-o", str(shared)])

@@ -119,13 +119,15 @@ def test_every_width_and_ragged_shapes(kernel: LinearKernel) -> None:
 
 
 @pytest.mark.parametrize("n,k,channels", SHAPES)
-@pytest.mark.parametrize("name", ("gemv_anyprec3A8_{}_r8m1", "gemm_anyprec5A8_{}_r8m2"))
+@pytest.mark.parametrize("name", ("gemv_anyprec3A8_{}", "gemm_anyprec5A8_{}"))
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 def test_every_shape(
     instruction: PlanesInstruction, name: str, n: int, k: int, channels: int
 ) -> None:
-    kernel = next(k for k in ANYPREC_KERNELS if k.name == name.format(instruction.name))
-    check(kernel, random_tensor(n, k, "anyprec2-6", channels), (kernel.m_min, 3), epilogue=True)
+    start = name.format(instruction.name)
+    kernel = next(k for k in ANYPREC_KERNELS if k.name.startswith(f"{start}_"))
+    rows = (kernel.m_min, kernel.m_min + 1)
+    check(kernel, random_tensor(n, k, "anyprec2-6", channels), rows, epilogue=True)
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
