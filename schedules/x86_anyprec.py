@@ -31,8 +31,8 @@ from apq_tvm.tensorize.x86_reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
 
 M_TILES = {VPERMB: (4,), PSHUFB: (2,)}
-"""Rows of x in a tile: with four rows of weights their sums fill 32 zmm or 16 ymm by half. Fewer rows
-are taken one by one: every kernel is there once per width, and code counts in small packages."""
+"""Rows of x in a tile: with four rows of weights their sums fill 32 zmm or 16 ymm by half. Fewer
+rows are taken one by one: there is a kernel for every width, and code counts in small packages."""
 
 _UNROLLED = ("load", "start", "zero", "spill", "store")
 
