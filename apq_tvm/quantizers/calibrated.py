@@ -14,7 +14,12 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.calibration_file import check_model
 from apq_tvm.quantizers.folds import replace_weights
-from apq_tvm.quantizers.gptq import feedback_codes, feedback_integers, layer_feedback
+from apq_tvm.quantizers.gptq import (
+    feedback_balance,
+    feedback_codes,
+    feedback_integers,
+    layer_feedback,
+)
 from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.registry import QUANTIZERS, quantize_tensor
 from apq_tvm.quantizers.scaling import scale_model
@@ -162,6 +167,8 @@ class Method:
         self.notes[node] = "; ".join(filter(None, ("gptq", feedback.note())))
         if scheme.family == "int":
             return feedback_integers(weight, scheme, feedback, name, self.search)
+        if scheme.family == "balance":
+            return feedback_balance(weight, scheme, feedback, name, self.search)
         tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
         return feedback_codes(weight, tensor, feedback, node)
 

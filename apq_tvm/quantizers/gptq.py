@@ -1,10 +1,11 @@
 """Codes chosen with error feedback (GPTQ) for integers and for every family of one code per weight.
 
-Integers get the scale and zero point of a group from its weights as they stand when the walk
-reaches it (GPTQ, section 4, "grouping"); with activation order, where a group's columns are not
-walked together, from the original weights. Other families keep the scales and tables that their
-own quantizer chose and get new codes: what each code would decode to, weight by weight, is all the
-walk needs to know of them.
+Integers and W2* get the scale and zero point of a group from its weights as they stand when the
+walk reaches it (GPTQ, section 4, "grouping"): with few levels a scale from the original weights
+would clip what the columns before have fed back. With activation order, where a group's columns are
+not walked together, it is from the original weights. Other families keep the scales and tables
+that their own quantizer chose and get new codes: what each code would decode to, weight by weight,
+is all the walk needs to know of them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput, BadScheme
+from apq_tvm.formats.balance import CENTRE
 from apq_tvm.formats.families import check_tensor, dequantize
 from apq_tvm.formats.integer import format_of
-from apq_tvm.quantizers import rtn
+from apq_tvm.quantizers import balance, rtn
 from apq_tvm.quantizers.error_feedback import DAMPING, Columns, Feedback, feedback_of, walk
+from apq_tvm.quantizers.registry import QuantContext
 from apq_tvm.quantizers.weighted import quantize_weighted
 from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
 
@@ -103,9 +106,7 @@ def feedback_integers(
     zeros = np.empty((n, groups), np.uint8)
     natural = bool((np.diff(feedback.order) > 0).all())
 
-    # A column's error costs (w - ŵ)² / U_ii², what the columns after it cannot make good.
-    cost = np.empty(k, np.float32)
-    cost[feedback.order] = 1 / np.square(feedback.upper.diagonal())
+    cost = _cost(feedback)
     even = bool((cost == cost[0]).all())
 
     def enter(now: F32, columns: Columns) -> None:
@@ -136,6 +137,49 @@ def feedback_integers(
             enter(w[:, first : first + size], np.arange(first, min(first + size, k)))
         walk(w, feedback, quantize)
     return QuantizedTensor(codes, scales, zeros if fmt.zero_points else None, scheme)
+
+
+def feedback_balance(
+    w: F32, scheme: Scheme, feedback: Feedback, name: str, search: bool = True
+) -> QuantizedTensor:
+    """W2*: five levels, the scale of a group from its weights as the walk finds them.
+
+    Parameters are those of `feedback_integers`, the scheme of family ``"balance"``, the order of
+    `feedback` the columns' own.
+
+    Returns
+    -------
+    QuantizedTensor
+    """
+    n, k = w.shape
+    size = k if scheme.group_size == -1 else min(scheme.group_size, k)
+    row = replace(scheme, group_size=-1, per_token=False)
+    codes = np.empty((n, k), np.uint8)
+    scales = np.empty((n, -(-k // size)), np.float16)
+    cost = _cost(feedback)
+
+    def enter(now: F32, columns: Columns) -> None:
+        mine = cost[columns]
+        context = QuantContext(search, LayerStats(mine, mine, mine, 1))
+        part = balance.quantize_tensor(np.ascontiguousarray(now), row, name, context)
+        scales[:, columns[0] // size] = part.scales[:, 0]
+
+    def quantize(now: F32, columns: Columns) -> F32:
+        scale = scales[:, columns // size].astype(np.float32)
+        level = np.rint(np.divide(now, scale, out=np.zeros_like(now), where=scale > 0))
+        level = np.clip(level, -CENTRE, CENTRE)
+        codes[:, columns] = level + CENTRE
+        return np.asarray(scale * level, np.float32)
+
+    walk(w, feedback, quantize, group=size, enter_group=enter)
+    return QuantizedTensor(codes, scales, None, scheme)
+
+
+def _cost(feedback: Feedback) -> F32:
+    """What an error of each column costs, squared: 1 / U_ii^2, which no later column makes good."""
+    cost = np.empty(len(feedback.order), np.float32)
+    cost[feedback.order] = 1 / np.square(feedback.upper.diagonal())
+    return cost
 
 
 def feedback_codes(

@@ -14,7 +14,12 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import FAMILIES, check_tensor, dequantize
 from apq_tvm.quantizers import quantize_tensor
 from apq_tvm.quantizers.error_feedback import MAX_DAMPING, feedback_of, output_error, walk
-from apq_tvm.quantizers.gptq import feedback_codes, feedback_integers, layer_feedback
+from apq_tvm.quantizers.gptq import (
+    feedback_balance,
+    feedback_codes,
+    feedback_integers,
+    layer_feedback,
+)
 from apq_tvm.types import LayerStats, Scheme
 
 ONES = np.ones(48, np.float32)
@@ -150,6 +155,20 @@ def test_feedback_needs_h_of_the_layer() -> None:
 
 
 SCHEMES = [f.examples[0] for f in FAMILIES if f.name in ("balance", "bcq", "cb", "nl", "super")]
+
+
+@pytest.mark.parametrize("text", ["W2*A8", "W2*A8g32", "W2*A8g64"])
+def test_scales_that_follow_the_walk_are_better(text: str) -> None:
+    """Five levels clip what is fed back, unless the scale knows of it."""
+    w, h, scheme = weights(32, 128), correlated(128), scheme_of(text)
+    feedback = feedback_of(h, "layer")
+    start = quantize_tensor(w, scheme)
+    fixed = feedback_codes(w, start, feedback, "layer")
+    fed = feedback_balance(w, scheme, feedback, "layer")
+    check_tensor(fed, "layer")
+    error = output_error(w - dequantize(fed), h, ONES)
+    assert error < 0.6 * output_error(w - dequantize(start), h, ONES)
+    assert error < output_error(w - dequantize(fixed), h, ONES)
 
 
 @pytest.mark.parametrize("text", SCHEMES)
