@@ -78,7 +78,7 @@ def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide
     for name, operation in (("top", "max"), ("total", "add"), ("total_tail", "add")):
         try:
             block = sch.get_sblock(name)
-        except Exception:  # ScheduleError: K has no short last group, or no whole one
+        except s_tir.ScheduleError:  # K has no short last group, or no whole one
             continue
         (loop,) = sch.get_loops(block)[-1:]
         sch.decompose_reduction(block, loop)

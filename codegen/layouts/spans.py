@@ -14,6 +14,7 @@ so that they know properties, not formats::
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -35,7 +36,7 @@ LANES = (4, 8, 16)
 
 
 @dataclass(frozen=True)
-class SpanLayout:
+class SpanLayout(ABC):
     """How one matrix [N, K] lies in memory.
 
     Parameters
@@ -66,19 +67,19 @@ class SpanLayout:
             raise PackError(f"layout {self.name}: 4, 8 or 16 rows are possible")
 
     @classmethod
+    @abstractmethod
     def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
         """Read `name`; None if it is not of this family. Raises PackError if it does not fit."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """The layout for a device with such vectors; None for other schemes."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name, with all that `parse` does not take from the scheme."""
-        raise NotImplementedError
 
     @property
     def span(self) -> int:
