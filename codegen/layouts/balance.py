@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts.checks import check_packed
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.formats.balance import CENTRE, GROUPS, LEVELS, TRIPLE, TRIPLE_BITS, check, groups_of
@@ -181,16 +182,7 @@ class BalanceLayout:
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        shapes = self.shapes(n, k)
-        if packed.layout != self.name or set(packed.arrays) != set(shapes):
-            raise PackError(f"{packed.layout} with {sorted(packed.arrays)} is no {self.name}")
-        for key, (shape, dtype) in shapes.items():
-            array = packed.arrays[key]
-            if array.shape != shape or array.dtype != np.dtype(dtype):
-                raise PackError(
-                    f"{self.name} {key} is {array.dtype} {list(array.shape)}; {dtype} "
-                    f"{list(shape)} is needed"
-                )
+        check_packed(packed, self.name, self.shapes(n, k))
         codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
         # [NB, Gp, R] -> [NB * R, Gp]
         scales = packed.arrays["scales"].transpose(0, 2, 1)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts.checks import check_array, check_arrays
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.tensorize.unit import Unit, centred_code, decode
@@ -352,8 +353,8 @@ class InterleavedLayout:
             )
         n, k = tensor.codes.shape
         groups = (n, self.groups(k))
-        _check_array(f"{name}: codes", tensor.codes, (n, k), "uint8")
-        _check_array(f"{name}: scales", tensor.scales, groups, "float16")
+        check_array(f"{name}: codes", tensor.codes, (n, k), "uint8")
+        check_array(f"{name}: scales", tensor.scales, groups, "float16")
         if (tensor.zeros is not None) != self.zero_points:
             raise PackError(f"{name}: zeros must be there exactly when scheme {scheme} has z")
         top = (1 << self.bits) - 1
@@ -362,7 +363,7 @@ class InterleavedLayout:
         if not np.isfinite(tensor.scales).all():
             raise PackError(f"{name}: a scale is not finite")
         if tensor.zeros is not None:
-            _check_array(f"{name}: zeros", tensor.zeros, groups, "uint8")
+            check_array(f"{name}: zeros", tensor.zeros, groups, "uint8")
             if int(tensor.zeros.max()) > top:
                 raise PackError(
                     f"{name}: zero point {int(tensor.zeros.max())} exceeds {top} of {scheme}"
@@ -373,15 +374,7 @@ class InterleavedLayout:
             raise PackError(f"a tensor in layout {packed.layout} is no {self.name}")
         if n < 1 or k < 1:
             raise PackError(f"{self.name}: shape [{n}, {k}]; N, K >= 1 is needed")
-        shapes: Mapping[str, tuple[tuple[int, ...], str]] = self.shapes(n, k)
+        shapes = self.shapes(n, k)
         if set(packed.arrays) != set(shapes):
             raise PackError(f"{self.name} needs {sorted(shapes)}, got {sorted(packed.arrays)}")
-        for key, (shape, dtype) in shapes.items():
-            _check_array(f"{self.name} {key}", packed.arrays[key], shape, dtype)
-
-
-def _check_array(what: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
-    if array.shape != shape or array.dtype != np.dtype(dtype):
-        raise PackError(
-            f"{what} is {array.dtype} {list(array.shape)}; {dtype} {list(shape)} is needed"
-        )
+        check_arrays(packed.arrays, self.name, shapes)

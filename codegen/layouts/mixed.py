@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts.checks import check_packed
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.formats.mixed import (
@@ -241,7 +242,7 @@ class MixedLayout:
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        self._check_packed(packed, n, k)
+        check_packed(packed, self.name, self.shapes(n, k))
         arrays, sizes = packed.arrays, Sizes.of(self.scheme, n, k)
         wide = self._wide(arrays["permutation"], k)
         codes = np.zeros((self.row_blocks(n) * self.rows, sizes.groups, GROUP), np.uint8)
@@ -409,15 +410,3 @@ class MixedLayout:
         start[: n + 1] = t["row_start"]
         columns = t["columns"].astype(shapes["columns"][1])
         return {"row_start": start, "columns": columns, "outliers": t["outliers"]}
-
-    def _check_packed(self, packed: PackedTensor, n: int, k: int) -> None:
-        shapes = self.shapes(n, k)
-        if packed.layout != self.name or set(packed.arrays) != set(shapes):
-            raise PackError(f"{packed.layout} with {sorted(packed.arrays)} is no {self.name}")
-        for key, (shape, dtype) in shapes.items():
-            array = packed.arrays[key]
-            if array.shape != shape or array.dtype != np.dtype(dtype):
-                raise PackError(
-                    f"{self.name} {key} is {array.dtype} {list(array.shape)}; "
-                    f"{dtype} {list(shape)} is needed"
-                )

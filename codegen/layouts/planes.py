@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts.checks import check_array, check_arrays
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.formats.anyprec import channels_of, integer_table, restore_table, table_name
@@ -265,19 +266,10 @@ class PlanesLayout:
         shapes = self.shapes(n, k)
         if set(packed.arrays) != set(shapes):
             raise PackError(f"{self.name} needs {sorted(shapes)}, got {sorted(packed.arrays)}")
-        for key, (shape, dtype) in shapes.items():
-            array = packed.arrays[key]
-            if array.shape != shape or array.dtype != np.dtype(dtype):
-                raise PackError(
-                    f"{self.name} {key} is {array.dtype} {list(array.shape)}; {dtype} "
-                    f"{list(shape)} is needed"
-                )
+        check_arrays(packed.arrays, self.name, shapes)
 
 
 def _check_floats(what: str, array: NDArray[np.float16], shape: tuple[int, ...]) -> None:
-    if array.shape != shape or array.dtype != np.float16:
-        raise PackError(
-            f"{what} is {array.dtype} {list(array.shape)}; float16 {list(shape)} is needed"
-        )
+    check_array(what, array, shape, "float16")
     if not np.isfinite(array).all():
         raise PackError(f"{what}: a value is not finite")

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts.checks import check_packed
 from apq_tvm.codegen.layouts.interleaved import UNIT_K, InterleavedLayout
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import BadScheme, PackError
@@ -187,16 +188,7 @@ class SpanLayout(ABC):
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        shapes = self.shapes(n, k)
-        if packed.layout != self.name or set(packed.arrays) != set(shapes):
-            raise PackError(f"{packed.layout} with {sorted(packed.arrays)} is no {self.name}")
-        for key, (shape, dtype) in shapes.items():
-            array = packed.arrays[key]
-            if array.shape != shape or array.dtype != np.dtype(dtype):
-                raise PackError(
-                    f"{self.name} {key} is {array.dtype} {list(array.shape)}; {dtype} "
-                    f"{list(shape)} is needed"
-                )
+        check_packed(packed, self.name, self.shapes(n, k))
         codes = {
             "codes": packed.arrays["codes"],
             "scales": np.zeros((self.row_blocks(n), 1, self.rows), np.float16),
