@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
+from apq_tvm.tensorize.unit_dot import operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -133,16 +134,6 @@ def _member(dot: LookupDot, body: Body) -> Any:
     from tvm.tirx.script.builder import ir as b
 
     unit = dot.unit
-
-    def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
-        return b.match_buffer(
-            b.arg(name, b.handle()),
-            [_i64(extent) for extent in shape],
-            dtype,
-            strides=strides,
-            offset_factor=1,
-            align=align,
-        )
 
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("lookup_dot")

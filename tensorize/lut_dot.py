@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS, LutUnit
+from apq_tvm.tensorize.unit_dot import operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -138,11 +139,6 @@ def _member(dot: LutDot, body: Callable[[LutOperands], None]) -> Any:
     """PrimFunc (codes, table, acc) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
-
-    def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
-        extents = [_i64(extent) for extent in shape]
-        handle = b.arg(name, b.handle())
-        return b.match_buffer(handle, extents, dtype, strides=strides, offset_factor=1, align=align)
 
     entries = QUADS * ENTRIES
     with IRBuilder() as builder, b.prim_func(s_tir=True):

@@ -94,22 +94,26 @@ def _i64(value: int) -> Expr:
     return tirx.const(value, "int64")
 
 
+def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
+    """Declare one operand of a pair member; it may lie anywhere that `align` allows."""
+    from tvm.tirx.script.builder import ir as b
+
+    return b.match_buffer(
+        b.arg(name, b.handle()),
+        [_i64(extent) for extent in shape],
+        dtype,
+        strides=strides,
+        offset_factor=1,
+        align=align,
+    )
+
+
 def _member(dot: UnitDot, body: Body) -> Any:
     """PrimFunc (codes, x, [zeros,] acc) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
     unit = dot.unit
-
-    def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
-        return b.match_buffer(
-            b.arg(name, b.handle()),
-            [_i64(extent) for extent in shape],
-            dtype,
-            strides=strides,
-            offset_factor=1,
-            align=align,
-        )
 
     x_shape = (dot.m, UNIT_K) if dot.m > 1 else (UNIT_K,)
     with IRBuilder() as builder:

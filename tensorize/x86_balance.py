@@ -19,6 +19,7 @@ from typing import Any
 from apq_tvm.tensorize.balance import STORED, VECTORS, digit, triple
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
+from apq_tvm.tensorize.unit_dot import operand
 from apq_tvm.tensorize.x86_balance_codes import PARTS, BalanceInstruction, Codes, i64
 
 Expr = Any  # tvm is untyped
@@ -63,16 +64,6 @@ class _Unit(Codes):
         from tvm.tirx.script.builder import ir as b
 
         nbytes, lanes, rows = STORED * self.size, self.isa.lanes, (self.m,) if self.m > 1 else ()
-
-        def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Any:
-            return b.match_buffer(
-                b.arg(name, b.handle()),
-                [i64(extent) for extent in shape],
-                dtype,
-                strides=strides,
-                offset_factor=1,
-                align=align,
-            )
 
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name("dot")

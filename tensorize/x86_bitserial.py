@@ -28,6 +28,7 @@ from typing import Any
 from apq_tvm.tensorize.bitserial import plane_bit, term
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
+from apq_tvm.tensorize.unit_dot import operand
 from apq_tvm.tensorize.x86_byte_sums import ByteSums, add
 
 Expr = Any  # tvm is untyped
@@ -124,16 +125,6 @@ class _Pair:
         from tvm.tirx.script.builder import ir as b
 
         rows, many = ((self.m,) if self.m > 1 else ()), ((self.units,) if self.units > 1 else ())
-
-        def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Any:
-            return b.match_buffer(
-                b.arg(name, b.handle()),
-                [_i64(extent) for extent in shape],
-                dtype,
-                strides=strides,
-                offset_factor=1,
-                align=align,
-            )
 
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name("dot")
