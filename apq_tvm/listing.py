@@ -19,7 +19,7 @@ def list_targets() -> dict[str, Any]:
     BadTarget
         This machine fits no profile.
     """
-    from apq_tvm.schedules.x86 import PROFILES, find_profile
+    from apq_tvm.schedules.devices import PROFILES, find_profile
 
     return {
         "host": find_profile("host").name,

@@ -51,7 +51,7 @@ def plan(
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
-    from apq_tvm.schedules.x86 import find_profile, linear_kernels
+    from apq_tvm.schedules.devices import find_profile, linear_kernels
     from apq_tvm.select import select
 
     progress = progress or Silent()
@@ -64,7 +64,7 @@ def plan(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
     )
     stopwatch.lap("quantize")
-    chosen = select(quantized, profile, linear_kernels())
+    chosen = select(quantized, profile, linear_kernels(profile))
     stopwatch.lap("select")
     return chosen
 
@@ -152,7 +152,7 @@ def build(
     from apq_tvm.manifest import describe
     from apq_tvm.pack import pack
     from apq_tvm.schedule import schedule
-    from apq_tvm.schedules.x86 import linear_kernels
+    from apq_tvm.schedules.devices import linear_kernels
     from apq_tvm.select import by_name
 
     progress = progress or Silent()
@@ -160,7 +160,7 @@ def build(
     packed = pack(chosen, progress)
     stopwatch.lap("pack")
     with progress.stage("lower"):
-        lowered = lower(packed, by_name(linear_kernels()), default_decisions)
+        lowered = lower(packed, by_name(linear_kernels(chosen.profile)), default_decisions)
     stopwatch.lap("lower")
     scheduled = schedule(lowered, default_decisions, progress)
     stopwatch.lap("schedule")

@@ -285,6 +285,10 @@ class DeviceProfile:
         Data caches of one core.
     sources : tuple of str
         Where the figures come from.
+    in_order : bool
+        True if instructions issue in program order: schedules must keep loads ahead of their uses.
+    macs_per_cycle : mapping of str to int
+        int8 multiply-adds per cycle of one core, by instruction: ``"sdot"``, ``"smmla"``.
     """
 
     name: str
@@ -296,6 +300,13 @@ class DeviceProfile:
     l1_bytes: int
     l2_bytes: int
     sources: tuple[str, ...]
+    in_order: bool = False
+    macs_per_cycle: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def arch(self) -> str:
+        """First part of the target triple: ``"x86_64"`` or ``"aarch64"``."""
+        return str(self.target["mtriple"]).split("-")[0]
 
 
 @dataclass(frozen=True)

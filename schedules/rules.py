@@ -63,6 +63,6 @@ def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tupl
         return func, "dispatch"
     rule = RULES.get(op)
     if rule is not None:
-        return rule(func, profile, decide), f"x86_{op}"
+        return rule(func, profile, decide), f"{profile.arch}_{op}"
     scheduled, kind = schedule_generic(func, profile, decide)
     return scheduled, f"generic_{kind}"

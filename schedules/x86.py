@@ -13,8 +13,6 @@ Features are LLVM's names. Sources of the figures:
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -99,31 +97,17 @@ _LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64")
 _CPUINFO_NAMES = {"sse41": "sse4.1", "bmi1": "bmi", "abm": "lzcnt"}
 
 
-def find_profile(name: str = "host") -> DeviceProfile:
-    """The profile called `name`; ``"host"`` is this machine's, with its own number of cores.
+def host_profile() -> DeviceProfile:
+    """The profile this machine fits best, with its own number of cores.
 
     Raises
     ------
     BadTarget
-        No profile has this name, or ``host`` is not an x86-64 Linux machine.
+        It has none of the x86-64 levels, or /proc/cpuinfo is missing.
     """
-    if name == "host":
-        return _host()
-    for profile in PROFILES:
-        if profile.name == name:
-            return profile
-    names = ["host", *(p.name for p in PROFILES)]
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names
-    raise BadTarget(f"unknown target {name!r}; nearest: {', '.join(near)} (apq-tvm targets)")
-
-
-def _host() -> DeviceProfile:
     info = Path("/proc/cpuinfo")
-    if os.uname().machine != "x86_64" or not info.is_file():
-        raise BadTarget(
-            f"host is {os.uname().sysname} on {os.uname().machine}, and profiles are for x86-64 "
-            "Linux; name a target of apq-tvm targets"
-        )
+    if not info.is_file():
+        raise BadTarget("host has no /proc/cpuinfo; name a target of apq-tvm targets")
     return recognise(info.read_text())
 
 
@@ -146,8 +130,9 @@ def recognise(cpuinfo: str) -> DeviceProfile:
         values.setdefault(key.strip(), []).append(value.strip())
     flags = {_llvm_name(flag) for flag in values.get("flags", [""])[0].split()}
     maker = values.get("vendor_id", [""])[0]
+    profiles = {profile.name: profile for profile in PROFILES}
     for name in (*_MAKERS.get(maker, ()), *_LEVELS):
-        profile = find_profile(name)
+        profile = profiles[name]
         if profile.features <= flags:
             return replace(profile, cores=_physical_cores(values))
     raise BadTarget("this machine has none of the x86-64 levels")
@@ -168,6 +153,7 @@ def _physical_cores(values: dict[str, list[str]]) -> int:
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on x86, in order of preference."""
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
+    from apq_tvm.schedules.plain_linear import PLAIN_KERNELS
     from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS
     from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
     from apq_tvm.schedules.x86_bitserial import BITSERIAL_KERNELS
@@ -177,7 +163,6 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86_lut import LUT_KERNELS
     from apq_tvm.schedules.x86_mixed import MIXED_KERNELS
-    from apq_tvm.schedules.x86_plain import PLAIN_KERNELS
 
     return (
         *BITSERIAL_KERNELS,

@@ -10,7 +10,7 @@ import tvm
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.x86 import find_profile
+from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS
 
 ROWS = 8

@@ -13,8 +13,8 @@ from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear import LinearSpec, act_groups
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86 import find_profile
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 Array = Any

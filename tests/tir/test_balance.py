@@ -18,8 +18,9 @@ from apq_tvm.formats.balance import balance_scheme
 from apq_tvm.ops.decode_linear import decode_linear
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Recorded
+from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
+from apq_tvm.schedules.x86 import PROFILES, linear_kernels
 from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
 from apq_tvm.select import choose
 from apq_tvm.tensorize.x86_balance import balance_intrinsic

@@ -8,8 +8,8 @@ from apq_tvm.codegen.layouts import default_layout
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
-from apq_tvm.schedules.x86 import find_profile
 from tests.tir.linear_cases import Case, build
 
 SCHEMES = ("W1A32", "W2A32g16", "W3zA32g64", "W4A32g32", "W7zA32g128", "W8A32", "float")

@@ -11,7 +11,7 @@ from tvm.s_tir import TensorIntrin
 
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.linear import unit_of
-from apq_tvm.schedules.x86 import find_profile
+from apq_tvm.schedules.devices import find_profile
 from apq_tvm.tensorize.float_dot import float_dot_intrinsic
 from apq_tvm.tensorize.unit import Unit
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, MADDUBS_SUMS, DotInstruction, dot_intrinsic

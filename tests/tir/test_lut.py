@@ -15,7 +15,8 @@ from apq_tvm.formats import bcq
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.ops.lut_tables import table_error_bound
 from apq_tvm.schedules.decide import Random
-from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.x86 import PROFILES, linear_kernels
 from apq_tvm.schedules.x86_lut import LUT_KERNELS
 from apq_tvm.select import choose
 from apq_tvm.tensorize.lut_dot import LutDot

@@ -14,10 +14,11 @@ from apq_tvm.formats.mixed import dense_part
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Decide, Defaults, Random
+from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.schedules.x86 import PROFILES, find_profile, linear_kernels
+from apq_tvm.schedules.x86 import PROFILES, linear_kernels
 from apq_tvm.schedules.x86_mixed import M_TILES, MIXED_KERNELS, mixed_layout, mixed_preparation
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile

@@ -16,9 +16,9 @@ from apq_tvm.formats import dequantize, parse_scheme
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.lets import spill_lets
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86 import find_profile
 from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
 from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme

@@ -1,4 +1,4 @@
-"""Linear kernels for any x86-64, where no other fits: right for every scheme, no intrinsics."""
+"""Linear kernels for any CPU, where no other fits: right for every scheme, no intrinsics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
-"""Rows interleaved: one 128-bit vector, which every x86-64 has."""
+"""Rows interleaved: one 128-bit vector, which every x86-64 and every aarch64 has."""
 
 
 def _integer_layout(spec: LinearSpec, profile: DeviceProfile) -> InterleavedLayout:

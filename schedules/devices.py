@@ -1,0 +1,47 @@
+"""Every device by name, and which kernels compute linear layers on it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import TYPE_CHECKING
+
+from apq_tvm.errors import BadTarget
+from apq_tvm.schedules import arm, x86
+from apq_tvm.types import DeviceProfile
+
+if TYPE_CHECKING:
+    from apq_tvm.schedules.linear_kernel import LinearKernel
+
+PROFILES: tuple[DeviceProfile, ...] = (*x86.PROFILES, *arm.PROFILES)
+
+_HOSTS = {"x86_64": x86.host_profile, "aarch64": arm.host_profile}
+
+
+def find_profile(name: str = "host") -> DeviceProfile:
+    """The profile called `name`; ``"host"`` is this machine's, with its own number of cores.
+
+    Raises
+    ------
+    BadTarget
+        No profile has this name, or ``host`` is no machine that a profile is for.
+    """
+    if name == "host":
+        system, machine = os.uname().sysname, os.uname().machine
+        if system != "Linux" or machine not in _HOSTS:
+            raise BadTarget(
+                f"host is {system} on {machine}, and profiles are for x86-64 and aarch64 Linux; "
+                "name a target of apq-tvm targets"
+            )
+        return _HOSTS[machine]()
+    for profile in PROFILES:
+        if profile.name == name:
+            return profile
+    names = ["host", *(p.name for p in PROFILES)]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names
+    raise BadTarget(f"unknown target {name!r}; nearest: {', '.join(near)} (apq-tvm targets)")
+
+
+def linear_kernels(profile: DeviceProfile) -> tuple[LinearKernel, ...]:
+    """Every kernel for linear layers on devices like `profile`, in order of preference."""
+    return x86.linear_kernels() if profile.arch == "x86_64" else arm.linear_kernels()
