@@ -1,0 +1,105 @@
+"""One kernel as a program of its own, run on this machine or under qemu-user for another one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.bench.clib import TYPE_CODES
+from apq_tvm.codegen.kernels import build_kernels
+from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.errors import BuildError
+from apq_tvm.types import Array, DeviceProfile
+
+COMPILERS = {"x86_64": "gcc", "aarch64": "aarch64-linux-gnu-gcc"}
+EMULATORS = {"aarch64": "qemu-aarch64-static"}
+"""qemu-user by architecture, where it is not this machine's own."""
+
+QEMU_CPUS = {"cortex-a53": "cortex-a53", "cortex-a72": "cortex-a72", "cortex-a76": "cortex-a76"}
+"""Processors that qemu models by name; others run as ``max``, which has every extension."""
+
+INSTALL = "apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+
+
+class Program:
+    """A statically linked executable that calls one kernel.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Scheduled.
+    profile : DeviceProfile
+    folder : Path
+        Where the program and its files go.
+    cpu : str
+        What qemu is to be, ``max`` by default. Code with instructions that it lacks fails.
+
+    Raises
+    ------
+    BuildError
+        The cross compiler or qemu is missing, or the kernel cannot be built.
+    """
+
+    def __init__(self, func: Any, profile: DeviceProfile, folder: Path, cpu: str = "max") -> None:
+        import tvm
+
+        name = "kernel"
+        mod = tvm.IRModule({name: func.with_attr("global_symbol", name)})
+        target = tvm.target.Target(dict(profile.target))
+        objects = build_kernels(mod, [name], target, folder)
+        self.path, self._folder = folder / "program", folder
+        self._command = [*_emulator(profile.arch, cpu), str(self.path)]
+        source = Path(__file__).with_suffix(".c")
+        command = [
+            COMPILERS[profile.arch], "-O1", "-static", f"-I{RUNTIME}", f"-DKERNEL=__tvm_ffi_{name}",
+            str(source), *map(str, objects), "-lm", "-o", str(self.path),
+        ]  # fmt: skip
+        _run(command)
+
+    def __call__(self, *arrays: Array) -> None:
+        """Call the kernel on C-contiguous arrays; what it writes is written back into them."""
+        calls, results = self._folder / "calls", self._folder / "results"
+        calls.write_bytes(_arguments(arrays))
+        _run([*self._command, str(calls), str(results)])
+        data, at = results.read_bytes(), 0
+        for array in arrays:
+            if array.flags.writeable:
+                values = np.frombuffer(data, array.dtype, array.size, at)
+                array[...] = values.reshape(array.shape)
+            at += array.nbytes
+
+
+def _emulator(arch: str, cpu: str) -> list[str]:
+    if arch == os.uname().machine:
+        return []
+    path = shutil.which(EMULATORS[arch])
+    if path is None:
+        raise BuildError(f"{EMULATORS[arch]} is not on PATH: {INSTALL}")
+    return [path, "-cpu", cpu]
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise BuildError(f"{command[0]} is not on PATH: {INSTALL}") from error
+    if done.returncode != 0:
+        raise BuildError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+
+
+def _arguments(arrays: tuple[Array, ...]) -> bytes:
+    parts = [struct.pack("<i", len(arrays))]
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            raise ValueError("arrays of a kernel must be C-contiguous")
+        code, bits = TYPE_CODES[array.dtype.kind], 8 * array.dtype.itemsize
+        parts.append(struct.pack("<BBHi", code, bits, 1, array.ndim))
+        parts.append(struct.pack(f"<{array.ndim}qQ", *array.shape, array.nbytes))
+        parts.append(array.tobytes())
+    return b"".join(parts)
