@@ -90,7 +90,8 @@ def _run(command: list[str]) -> None:
     except FileNotFoundError as error:
         raise BuildError(f"{command[0]} is not on PATH: {INSTALL}") from error
     if done.returncode != 0:
-        raise BuildError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+        text = done.stderr.strip()[-2000:]
+        raise BuildError(f"{command[0]} ended with {done.returncode}: {text}")
 
 
 def _arguments(arrays: tuple[Array, ...]) -> bytes:
