@@ -1,0 +1,100 @@
+"""What tests of Arm kernels share: skips with reasons, programs under qemu, assembly to look at."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tir"))
+
+from linear_cases import ACTIVATIONS, RELATIVE_ERROR, Case
+
+from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL, Program
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.decide import Decide, Defaults
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.types import DeviceProfile
+
+_CC, _QEMU = COMPILERS["aarch64"], EMULATORS["aarch64"]
+
+needs_cross = pytest.mark.skipif(
+    shutil.which(_CC) is None, reason=f"{_CC} is not on PATH: {INSTALL}"
+)
+"""For tests that compile C for aarch64."""
+
+_lacking = [tool for tool in (_CC, _QEMU) if shutil.which(tool) is None]
+needs_qemu = pytest.mark.skipif(
+    bool(_lacking), reason=f"{', '.join(_lacking)} not on PATH: {INSTALL}"
+)
+"""For tests that run aarch64 programs (which they compile first)."""
+
+
+def scheduled(
+    kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Decide | None = None
+) -> Any:
+    """The kernel's PrimFunc for a layer; `NotApplicable` if it declines."""
+    decide = decide or Defaults()
+    kernel.check(spec, profile)
+    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
+    kernel.schedule(sch, spec, profile, decide)
+    return sch.mod["main"]
+
+
+def assembly(func: Any, profile: DeviceProfile) -> str:
+    """What LLVM makes of a scheduled PrimFunc; needs neither compiler nor qemu."""
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    built = tvm.tirx.build(mod, target=tvm.target.Target(dict(profile.target)))
+    return str(built.inspect_source("asm"))
+
+
+def count(source: str, mnemonic: str) -> int:
+    """How many instructions a regular expression of mnemonics matches."""
+    return len(re.findall(rf"(?m)^\s+(?:{mnemonic})\b", source))
+
+
+def inner_loop(source: str, mnemonic: str) -> str:
+    """The labelled block with the most of an instruction."""
+    return max(re.split(r"(?m)^\.LBB", source), key=lambda block: count(block, mnemonic))
+
+
+class ArmCase(Case):
+    """One layer with its weights; `check` runs a kernel under qemu and compares with float64.
+
+    For kernels that take ``(xq, xs, xsum)`` or float x, like `linear_cases.Case`.
+    """
+
+    def check_under_qemu(
+        self,
+        kernel: LinearKernel,
+        target: str,
+        rows: tuple[int, ...],
+        folder: Path,
+        cpu: str = "max",
+    ) -> None:
+        """Compile once, run for every number of rows of x."""
+        profile = find_profile(target)
+        program = Program(scheduled(kernel, self.spec, profile), profile, folder, cpu)
+        for m in rows:
+            self._check_rows(program, m)
+
+    def _check_rows(self, program: Program, m: int) -> None:
+        spec = self.spec
+        x = self._rng.normal(size=(m, spec.k)).astype(np.float32)
+        residual = self._rng.normal(size=(m, spec.n)).astype(np.float32)
+        operands, values = self.activations(x)
+        want = values @ self.dense.T
+        largest = np.abs(want).max() + 1
+        want = ACTIVATIONS[spec.activation](want + self.bias if spec.bias else want)
+        want = want + residual if spec.residual else want
+        extra = ([self.bias] if spec.bias else []) + ([residual] if spec.residual else [])
+        y = np.full((m, spec.n), np.nan, np.float32)
+        program(*operands, *(packed.numpy() for packed in self._packed), *extra, y)
+        np.testing.assert_allclose(y, want, rtol=0, atol=RELATIVE_ERROR * largest)
