@@ -38,7 +38,7 @@ def prepare_activations(
 ) -> Preparation | None:
     """``(xq, xs, xsum)`` of `apq_tvm.ops.quantize_activations`; x itself for float activations."""
     from apq_tvm.schedules.decide import Defaults
-    from apq_tvm.schedules.x86_quantize import quantize_func
+    from apq_tvm.schedules.quantize import quantize_func
 
     scheme = spec.scheme
     if scheme is None or not scheme.integer_acts:

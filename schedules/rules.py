@@ -7,16 +7,16 @@ from typing import Any
 
 from tvm import s_tir
 
+from apq_tvm.schedules.batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.embedding import schedule_embedding
 from apq_tvm.schedules.generic import schedule_generic
-from apq_tvm.schedules.x86_batch_matmul import schedule_batch_matmul
+from apq_tvm.schedules.layernorm import schedule_layernorm
+from apq_tvm.schedules.quantize import schedule_quantize
+from apq_tvm.schedules.softmax import schedule_softmax
 from apq_tvm.schedules.x86_bitserial import schedule_planes
-from apq_tvm.schedules.x86_embedding import schedule_embedding
-from apq_tvm.schedules.x86_layernorm import schedule_layernorm
 from apq_tvm.schedules.x86_lut import schedule_tables
 from apq_tvm.schedules.x86_mixed import schedule_mixed_activations
-from apq_tvm.schedules.x86_quantize import schedule_quantize
-from apq_tvm.schedules.x86_softmax import schedule_softmax
 from apq_tvm.types import DeviceProfile
 
 Rule = Callable[[Any, DeviceProfile, Decide], Any]
@@ -56,7 +56,7 @@ def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tupl
     -------
     tvm.tirx.PrimFunc, str
         The scheduled function with its attributes kept, and the name ``inspect`` shows:
-        ``x86_softmax``, ``generic_elementwise``, ...
+        ``x86_64_softmax``, ``generic_elementwise``, ...
     """
     op = str(func.attrs["apq.op"]) if func.attrs is not None and "apq.op" in func.attrs else ""
     if op == "dispatch":  # never runs: its variants do (`apq_tvm.lower.linear`)

@@ -12,8 +12,8 @@ from tvm import ir, sym, tirx
 
 from apq_tvm.schedules.exprs import substitute, uses
 from apq_tvm.schedules.loops import fuse_outer, nest
+from apq_tvm.schedules.panel import SQUARE, transpose_block
 from apq_tvm.schedules.vectorize import Loop
-from apq_tvm.schedules.x86_panel import SQUARE, transpose_block
 
 Expr = Any
 Stmt = Any

@@ -18,6 +18,7 @@ from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.planes import ROWS, PlanesUnit
+from apq_tvm.tensorize.reduce import reduce_intrinsic
 from apq_tvm.tensorize.x86_planes import (
     INSTRUCTIONS,
     PSHUFB,
@@ -27,7 +28,6 @@ from apq_tvm.tensorize.x86_planes import (
     planes_lookup_intrinsic,
     rows_dot_intrinsic,
 )
-from apq_tvm.tensorize.x86_reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
 
 M_TILES = {VPERMB: (4,), PSHUFB: (2,)}

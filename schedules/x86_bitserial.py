@@ -18,8 +18,8 @@ from apq_tvm.ops.quantize_planes import quantize_planes
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK, group_suffixes, schedule_group
 from apq_tvm.schedules.x86_gemv import schedule_gemv
-from apq_tvm.schedules.x86_quantize import ELEMENTS_PER_TASK, group_suffixes, schedule_group
 from apq_tvm.tensorize.x86_bitserial import (
     INSTRUCTIONS,
     PopcountInstruction,

@@ -26,10 +26,10 @@ from apq_tvm.ops.mixed_linear import MixedBlocking, mixed_linear
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
-from apq_tvm.schedules.x86_quantize import ELEMENTS_PER_TASK
+from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
+from apq_tvm.tensorize.reduce import reduce_intrinsic
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, VNNI512, DotInstruction
 from apq_tvm.tensorize.x86_mixed import mixed_intrinsic
-from apq_tvm.tensorize.x86_reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)

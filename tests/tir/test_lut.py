@@ -93,7 +93,7 @@ def test_integer_tables(instruction: str, k: int, group: int) -> None:
     x[2, : k // 2] = 0
     x[2, 0] = 1e-38  # counts as zero where it is alone
     table, scales, sums = case.tabulate(x)
-    assert case.rule == "x86_lut_tables"
+    assert case.rule == "x86_64_lut_tables"
     tiny = np.abs(x[2]).max() < 2.0**-100
     want_table, want_scales, want_sums = tables(x, case.layout.padded_k(k), case.span)
     want_scales[want_scales < 2.0**-100 / 127] = 0

@@ -1,4 +1,4 @@
-"""LayerNormalization on x86: rows in parallel, three passes over a row that stays in L1."""
+"""LayerNormalization: rows in parallel, three passes over a row that stays in L1."""
 
 from __future__ import annotations
 

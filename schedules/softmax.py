@@ -1,4 +1,4 @@
-"""softmax on x86: one row at a time, in three passes over a row that stays in L1.
+"""softmax: one row at a time, in three passes over a row that stays in L1.
 
 Pass 1 finds the largest score, pass 2 writes the exponentials into the output and sums them, pass 3
 multiplies by the inverse sum. Rows run in parallel.

@@ -1,4 +1,4 @@
-"""Embedding lookup on x86: one row per id, decoded a vector of codes at a time."""
+"""Embedding lookup: one row per id, decoded a vector of codes at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Default schedule of the quantization of activations on x86: one group at a time in registers."""
+"""Default schedule of the quantization of activations: one group at a time in registers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from apq_tvm.ops.quantize_activations import quantize_activations
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.tensorize.x86_reduce import reduce_intrinsic
+from apq_tvm.tensorize.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
 
 ELEMENTS_PER_TASK = 16384

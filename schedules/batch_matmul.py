@@ -1,4 +1,4 @@
-"""Batched float32 matrix product on x86: register tiles over packed panels.
+"""Batched float32 matrix product: register tiles over packed panels.
 
 Each task is one panel of ``NR`` columns of one matrix of the batch. The panel of the right operand
 is copied, transposed where needed, into a small scratch ``[KC, NR]`` padded with zeros; then blocks
@@ -22,7 +22,7 @@ from tvm import sym, tirx
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.loops import parallel_when
 from apq_tvm.schedules.lowering import finish
-from apq_tvm.schedules.x86_panel import (
+from apq_tvm.schedules.panel import (
     Flat,
     Tile,
     bind_all,
