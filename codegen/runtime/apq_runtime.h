@@ -154,7 +154,8 @@ size_t apq_live_bytes(int32_t n, const apq_lifetime *lifetimes, const size_t *by
 
 typedef struct {
   unsigned char *data; /* NULL when closed */
-  size_t bytes;
+  size_t bytes;        /* of the file */
+  size_t mapped;
 } apq_weights;
 
 /* Sum over 64-bit little-endian words w_i of (2i + 1) * mix(w_i), mod 2^64, seed included; `bytes` is

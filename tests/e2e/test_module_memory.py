@@ -93,6 +93,22 @@ def test_peak_memory(compiled: CompiledModule) -> None:
     assert seen["grown"] <= weights + ARENA_LIMIT * seen["live"] + 2 * seen["result"] + SLACK
 
 
+def test_weights_can_lie_in_huge_pages(compiled: CompiledModule) -> None:
+    """They are private memory of whole huge pages then, and mean the same."""
+    code = """
+        import numpy as np, pathlib, tower_module as m
+        x = np.linspace(-1, 1, 3 * 512, dtype=np.float32).reshape(3, 512)
+        print(m.run(x=x)["y"].astype(np.float64).sum())
+        print("weights.safetensors" in pathlib.Path("/proc/self/maps").read_text())
+        m.verify()
+        """
+    mapped = run_python(code, compiled.path.parent).stdout.split()
+    huge = run_python(code, compiled.path.parent, APQ_HUGE_PAGES="1")
+    assert huge.returncode == 0, huge.stderr
+    assert mapped[1] == "True"
+    assert huge.stdout.split() == [mapped[0], "False"]
+
+
 def test_a_run_allocates_nothing_after_the_first(compiled: CompiledModule) -> None:
     """Counted with glibc's allocator statistics around the C function."""
     code = """
