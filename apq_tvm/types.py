@@ -289,6 +289,9 @@ class DeviceProfile:
         True if instructions issue in program order: schedules must keep loads ahead of their uses.
     macs_per_cycle : mapping of str to int
         int8 multiply-adds per cycle of one core, by instruction: ``"sdot"``, ``"smmla"``.
+    variants : tuple of DeviceProfile
+        Where a library carries code for several devices and chooses when it is loaded: which, the
+        most preferred first. The profile's own facts are then those of the last, which all have.
     """
 
     name: str
@@ -302,6 +305,7 @@ class DeviceProfile:
     sources: tuple[str, ...]
     in_order: bool = False
     macs_per_cycle: Mapping[str, int] = field(default_factory=dict)
+    variants: tuple[DeviceProfile, ...] = ()
 
     @property
     def arch(self) -> str:
@@ -337,11 +341,16 @@ class KernelChoice:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """Kernels per layer: names of layers → choices ordered by width, then by `m_min`."""
+    """Kernels per layer: names of layers → choices ordered by width, then by `m_min`.
+
+    `alternatives` are the plans for the same model on less preferred devices, where the library
+    chooses between devices when it is loaded (`DeviceProfile.variants`).
+    """
 
     quantized: QuantizedModel
     profile: DeviceProfile
     choices: Mapping[str, tuple[KernelChoice, ...]]
+    alternatives: tuple[KernelPlan, ...] = ()
 
 
 @dataclass(frozen=True)

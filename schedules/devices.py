@@ -13,7 +13,7 @@ from apq_tvm.types import DeviceProfile
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear_kernel import LinearKernel
 
-PROFILES: tuple[DeviceProfile, ...] = (*x86.PROFILES, *arm.PROFILES)
+PROFILES: tuple[DeviceProfile, ...] = (*x86.PROFILES, *arm.PROFILES, arm.AUTO)
 
 _HOSTS = {"x86_64": x86.host_profile, "aarch64": arm.host_profile}
 
