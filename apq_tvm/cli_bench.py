@@ -1,4 +1,4 @@
-"""``apq-tvm bench``: the commands that time one layer or one model beside ONNX Runtime."""
+"""``apq-tvm bench``: time a layer or a model beside ONNX Runtime; judge Arm code without Arm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from apq_tvm.console import Bars, megabytes, print_json, print_table, reports_er
 from apq_tvm.errors import BadInput
 
 bench_app = typer.Typer(
-    help="Time a layer or a model beside ONNX Runtime.",
+    help="Time a layer or a model beside ONNX Runtime; judge kernels for Arm without hardware.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -210,4 +210,67 @@ def model(
         f"peak memory of a run over import: {megabytes(memory['peak_rss_bytes'])}; "
         f"weights {megabytes(memory['weight_bytes'])}, working memory {memory['overhead']:.2f} "
         f"times the {megabytes(memory['live'])} that are alive at once"
+    )
+
+
+@bench_app.command(
+    "static",
+    epilog="Example: apq-tvm bench static --target graviton3 --shape 4096x4096 --m 1,128 "
+    "--scheme W4A8g32 --against libggml-cpu-armv8.6_1.so",
+)
+@reports_errors
+def static(
+    target: Annotated[str, typer.Option(help="64-bit Arm device.", show_default=False)],
+    shape: Annotated[str, typer.Option(help="Comma list of NxK, outputs by inputs.")] = "4096x4096",
+    m: Annotated[str, typer.Option("--m", help="Comma list of rows of activations.")] = "1",
+    scheme: Annotated[str, typer.Option(help="Comma list of schemes.")] = "W4A8g32",
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the judged assembly.", file_okay=False, show_default=False),
+    ] = None,
+    mca: Annotated[str, typer.Option(help="llvm-mca 22, if not installed by make arm-tools.")] = "",
+    json: Json = False,
+) -> None:
+    """Count instructions and cycles of kernels for Arm, without Arm.
+
+    Instructions of a whole call under qemu; cycles by llvm-mca of every piece of code times how
+    often it was executed.
+    """
+    from apq_tvm.bench.linear import LinearCase
+    from apq_tvm.bench.static import bench_static
+
+    cases = [
+        LinearCase(n, k, rows, word.strip(), threads=1)
+        for n, k in parse_shapes(shape)
+        for word in scheme.split(",")
+        for rows in parse_counts(m, "--m")
+    ]
+    rows = bench_static(cases, target=target, keep=keep, mca=mca, progress=Bars())
+    if json:
+        print_json(rows)
+        return
+    columns = ("NxK", "M", "scheme", "kernel", "instructions", "cycles", "MACs/cycle", "of peak",
+               "hot loop", "of cycles", "preparation", "error")  # fmt: skip
+    print_table(
+        f"{rows[0]['target']}: calls under qemu; llvm-mca 22's model of {rows[0]['model']}",
+        columns,
+        (_static_row(row) for row in rows),
+        right=tuple(c for c in columns if c not in ("NxK", "scheme", "kernel")),
+    )
+
+
+def _static_row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["shape"],
+        str(row["m"]),
+        row["scheme"],
+        row["kernel"],
+        str(row["instructions"]),
+        f"{row['cycles']:.0f}",
+        f"{row['macs_per_cycle']:.1f}",
+        f"{row['peak_share']:.1%} {row['peak_instruction']}",
+        f"{row['loop_instructions']} in {row['loop_cycles']:g}",
+        f"{row['loop_share']:.0%}",
+        str(row["prepare_instructions"]),
+        f"{row['error']:.4f}",
     )

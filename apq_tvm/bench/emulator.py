@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from apq_tvm.bench.clib import TYPE_CODES
+from apq_tvm.bench.trace import INSTALL as INSTALL
+from apq_tvm.bench.trace import Symbol, Trace, functions, run, symbols, trace
 from apq_tvm.codegen.kernels import build_kernels
 from apq_tvm.codegen.package import RUNTIME
 from apq_tvm.errors import BuildError
@@ -23,8 +24,6 @@ EMULATORS = {"aarch64": "qemu-aarch64-static"}
 
 QEMU_CPUS = {"cortex-a53": "cortex-a53", "cortex-a72": "cortex-a72", "cortex-a76": "cortex-a76"}
 """Processors that qemu models by name; others run as ``max``, which has every extension."""
-
-INSTALL = "apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
 
 
 class Program:
@@ -54,20 +53,52 @@ class Program:
         target = tvm.target.Target(dict(profile.target))
         objects = build_kernels(mod, [name], target, folder)
         self.path, self._folder = folder / "program", folder
+        self._cpu, self._objects = cpu, objects
         self._command = [*_emulator(profile.arch, cpu), str(self.path)]
         source = Path(__file__).with_suffix(".c")
         command = [
             COMPILERS[profile.arch], "-O1", "-static", f"-I{RUNTIME}", f"-DKERNEL=__tvm_ffi_{name}",
             str(source), *map(str, objects), "-lm", "-o", str(self.path),
         ]  # fmt: skip
-        _run(command)
+        run(command)
 
     def __call__(self, *arrays: Array) -> None:
         """Call the kernel on C-contiguous arrays; what it writes is written back into them."""
+        files = self._files(arrays)
+        run([*self._command, *files])
+        self._read(arrays)
+
+    def trace(self, *arrays: Array) -> Trace:
+        """Call the kernel under qemu, and count what it executes too.
+
+        Raises
+        ------
+        BuildError
+            qemu-user is missing or failed.
+        """
+        files = self._files(arrays)
+        counted = trace(self.path, files, self._folder, ("-cpu", self._cpu))
+        self._read(arrays)
+        return counted
+
+    def functions(self) -> list[Symbol]:
+        """The functions of the kernel, named or not, at their addresses in the program."""
+        placed = {symbol.name: symbol for symbol in symbols(self.path)}
+        found = []
+        for path in self._objects:
+            own = [symbol for symbol in symbols(path) if symbol.name.startswith("__tvm_ffi_kernel")]
+            offset = placed[own[0].name].address - own[0].address
+            found += functions(path, offset)
+        return found
+
+    def _files(self, arrays: tuple[Array, ...]) -> list[str]:
+        """Write the arguments; the program reads the first file and writes the second."""
         calls, results = self._folder / "calls", self._folder / "results"
         calls.write_bytes(_arguments(arrays))
-        _run([*self._command, str(calls), str(results)])
-        data, at = results.read_bytes(), 0
+        return [str(calls), str(results)]
+
+    def _read(self, arrays: tuple[Array, ...]) -> None:
+        data, at = (self._folder / "results").read_bytes(), 0
         for array in arrays:
             if array.flags.writeable:
                 values = np.frombuffer(data, array.dtype, array.size, at)
@@ -82,16 +113,6 @@ def _emulator(arch: str, cpu: str) -> list[str]:
     if path is None:
         raise BuildError(f"{EMULATORS[arch]} is not on PATH: {INSTALL}")
     return [path, "-cpu", cpu]
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise BuildError(f"{command[0]} is not on PATH: {INSTALL}") from error
-    if done.returncode != 0:
-        text = done.stderr.strip()[-2000:]
-        raise BuildError(f"{command[0]} ended with {done.returncode}: {text}")
 
 
 def _arguments(arrays: tuple[Array, ...]) -> bytes:
