@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.ops.quantize_activations import quantize_activations
+from apq_tvm.ops.quantize_bundles import quantize_bundles
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.tensorize.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -35,6 +36,8 @@ def quantize_func(
     """
     lanes = decide("lanes", (32, 16))
     task = decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4))
+    if profile.arch == "aarch64" and bits > 1:
+        return quantize_bundles(k, act_group, weight_group, max(1, task // k), bits)
     return quantize_activations(k, act_group, weight_group, lanes, max(1, task // k), bits)
 
 

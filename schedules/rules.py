@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import s_tir
 
+from apq_tvm.schedules.arm_activations import schedule_bundles
 from apq_tvm.schedules.batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.embedding import schedule_embedding
@@ -36,6 +37,7 @@ RULES: dict[str, Rule] = {
     "lut_tables": schedule_tables,
     "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize_activations,
+    "quantize_bundles": schedule_bundles,
     "quantize_planes": schedule_planes,
     "softmax": schedule_softmax,
 }

@@ -57,7 +57,7 @@ def _reduce(operation: str, lanes: int, dtype: str, instruction: bool) -> Any:
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("reduce")
         x = b.match_buffer(b.arg("x", b.handle()), (lanes,), dtype, align=64, offset_factor=1)
-        y = b.match_buffer(b.arg("y", b.handle()), (1,), dtype, align=64, offset_factor=1)
+        y = b.match_buffer(b.arg("y", b.handle()), (1,), dtype, align=4, offset_factor=1)
         with b.sblock("root"):
             b.reads(y[0:1], x[0:lanes])
             b.writes(y[0:1])

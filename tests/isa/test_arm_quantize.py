@@ -1,0 +1,104 @@
+"""Quantization of activations on Arm under qemu: codes, scales and sums, and its assembly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arm_tools import assembly, count, needs_qemu
+
+from apq_tvm.bench.emulator import Program
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.quantize import quantize_func
+from apq_tvm.schedules.rules import schedule_function
+
+
+def quantize(k: int, act: int, weight: int, target: str, bits: int = 8) -> Any:
+    profile = find_profile(target)
+    func = quantize_func(k, act, weight, profile, Defaults(), bits)
+    return schedule_function(func, profile, Defaults())[0]
+
+
+def run(
+    x: Any, act: int, weight: int, target: str, folder: Path, bits: int = 8
+) -> tuple[Any, Any, Any]:
+    m, k = x.shape
+    step = max(32, weight)
+    kp = -(-k // step) * step
+    results = (
+        np.full((m, kp), 99, np.int8),
+        np.full((m, kp // (kp if act == -1 else act)), np.nan, np.float32),
+        np.full((m, kp // (kp if weight == -1 else weight)), 99, np.int32),
+    )
+    cpu = {"cortex-a72": "cortex-a72", "graviton2": "neoverse-n1"}.get(target, "max")
+    program = Program(quantize(k, act, weight, target, bits), find_profile(target), folder, cpu)
+    program(x, *results)
+    return results
+
+
+def expect(x: Any, act: int, weight: int, got: tuple[Any, Any, Any], bits: int = 8) -> None:
+    """Exactly the rounded products where they are rounded once, as multiply-add does."""
+    codes, scales, sums = got
+    m, kp = codes.shape
+    padded = np.zeros((m, kp), np.float32)
+    padded[:, : x.shape[1]] = x
+    groups = padded.reshape(m, -1, kp if act == -1 else act)
+    size = np.abs(groups).max(-1)
+    size[size < 2.0**-100] = 0
+    most = np.float32((1 << (bits - 1)) - 1)
+    inverse = np.divide(most, size, out=np.zeros_like(size), where=size > 0)
+    want = np.rint(groups.astype(np.float64) * inverse[..., None]).reshape(m, kp)
+    np.testing.assert_array_equal(codes, want)
+    np.testing.assert_allclose(scales, size / most, rtol=2.0**-22)
+    width = kp if weight == -1 else weight
+    np.testing.assert_array_equal(sums, want.reshape(m, -1, width).sum(-1))
+
+
+CASES = (
+    (384, 32, 32, "graviton2", 8),  # three fours
+    (75, 16, 16, "graviton2", 8),  # one four and a tail
+    (297, 32, 32, "cortex-a72", 8),  # without dot products; two fours, one group, a tail
+    (257, -1, 32, "graviton3", 8),  # padded row, sums one by one
+    (384, -1, -1, "cortex-a72", 8),
+    (300, -1, 64, "graviton2", 4),
+    (640, 128, 128, "graviton3", 2),
+)
+
+
+@needs_qemu
+@pytest.mark.parametrize(("k", "act", "weight", "target", "bits"), CASES)
+def test_matches_the_reference(
+    k: int, act: int, weight: int, target: str, bits: int, tmp_path: Path
+) -> None:
+    """Three rows: noise, tiny values with a group of them alone, and exact halves."""
+    rng = np.random.default_rng(k)
+    x = rng.standard_normal((3, k)).astype(np.float32)
+    x[1] *= 1e-30
+    x[1, : min(k, 32)] = 2.0**-101
+    x[2] = np.arange(k) % 100 - 50 + 0.5
+    x[2, ::16] = 127
+    expect(x, act, weight, run(x, act, weight, target, tmp_path, bits), bits)
+
+
+@needs_qemu
+def test_nan_and_infinity_make_scales_of_their_kind(tmp_path: Path) -> None:
+    x = np.ones((1, 160), np.float32)
+    x.view(np.uint32)[0, 40] = 0x7FC00080  # a NaN whose low byte would be -128
+    x[0, 70] = -np.inf
+    codes, scales, _ = run(x, 32, 32, "graviton2", tmp_path)
+    assert scales[0, [0, 3, 4]].tolist() == [np.float32(1 / 127)] * 3
+    assert np.isnan(scales[0, 1]) and np.isinf(scales[0, 2])
+    assert codes.min() >= -127
+
+
+@pytest.mark.parametrize("target", ("graviton2", "cortex-a72"))
+def test_no_conversions_and_nothing_spilled(target: str) -> None:
+    source = assembly(quantize(4096, 32, 32, target), find_profile(target))
+    assert count(source, "fcvt[a-z]+|frint[a-z]|scvtf") == 0
+    assert count(source, "uzp1") and count(source, "sdot" if target == "graviton2" else "sadalp")
+    parts = [part.split("\tb.ne")[0] for part in source.split("\n.LBB")]
+    loops = [part for part in parts if count(part, "fabs|uzp1") > 4]
+    assert loops and not any("[sp" in part for part in loops)
