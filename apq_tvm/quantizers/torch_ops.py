@@ -207,6 +207,48 @@ def _constant_of_shape(attrs: Attrs, shape: Tensor) -> Tensor:
     return torch.full(_ints(shape), value.item(), dtype=dtype_named(value.dtype.name))
 
 
+def _append_cache(attrs: Attrs, past: Tensor, new: Tensor, start: Tensor) -> Tensor:
+    """Keys or values [B, S, N, H] put into a cache [B, N, T, H], each sequence at its own start."""
+    whole = new.new_zeros(attrs["shape"])
+    for b, first in enumerate(_ints(start)):
+        known = 0 if past is None else min(first, past.shape[2])
+        if known:
+            whole[b, :, :known] = past[b, :, :known]
+        part = new[b].transpose(0, 1)[:, : whole.shape[2] - first]
+        whole[b, :, first : first + part.shape[1]] = part
+    return whole
+
+
+def _along(attrs: Attrs, x: Tensor, values: Tensor) -> Tensor:
+    """Scales or zero points of QuantizeLinear and its inverse, shaped to go with x."""
+    if values.ndim == 0 or values.numel() == 1:
+        return values.reshape(())
+    axis = attrs.get("axis", 1) % x.ndim
+    if values.ndim == 1:
+        return values.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+    return values.repeat_interleave(attrs["block_size"], axis).narrow(axis, 0, x.shape[axis])
+
+
+def _quantize_linear(attrs: Attrs, x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
+    """Integers; where x has a gradient floats of integer value, through which it passes as if
+    nothing were rounded (and not where values are clipped)."""
+    dtype = DTYPES[attrs.get("output_dtype", 2)] if zero is None else zero.dtype
+    limits = torch.iinfo(dtype)
+    steps = x / _along(attrs, x, scale)
+    codes = steps + (torch.round(steps) - steps).detach()
+    if zero is not None:
+        codes = codes + _along(attrs, x, zero)
+    codes = torch.clamp(codes, limits.min, limits.max)
+    return codes if codes.requires_grad else codes.to(dtype)
+
+
+def _dequantize_linear(attrs: Attrs, x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
+    codes = x.to(scale.dtype)
+    if zero is not None:
+        codes = codes - _along(attrs, x, zero).to(scale.dtype)
+    return codes * _along(attrs, x, scale)
+
+
 def _of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """An operator that torch has under the same meaning."""
     return lambda attrs, *given: function(*given)
@@ -224,6 +266,7 @@ def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
 
 
 OPS: dict[str, Callable[..., Any]] = {
+    "apq.AppendCache": _append_cache,
     "apq.Embedding": _embedding,
     "apq.MatMul": _matmul,
     "apq.Softmax": _softmax_scaled,
@@ -242,7 +285,9 @@ OPS: dict[str, Callable[..., Any]] = {
     "Concat": lambda attrs, *given: torch.cat(given, attrs["axis"]),
     "ConstantOfShape": _constant_of_shape,
     "CumSum": lambda attrs, x, axis: torch.cumsum(x, int(axis)),
+    "DequantizeLinear": _dequantize_linear,
     "Div": _divide,
+    "Elu": lambda attrs, x: F.elu(x, attrs.get("alpha", 1.0)),
     "Expand": _expand,
     "Flatten": lambda attrs, x: x.reshape(math.prod(x.shape[: attrs.get("axis", 1)]), -1),
     "Gather": _gather,
@@ -256,11 +301,15 @@ OPS: dict[str, Callable[..., Any]] = {
     "Pow": lambda attrs, x, y: torch.pow(x, y).to(x.dtype),
     "RMSNormalization": _rms_norm,
     "SimplifiedLayerNormalization": _rms_norm,
+    "QuantizeLinear": _quantize_linear,
     "Range": _range,
+    "ReduceL1": _reduce(lambda x, axes, keep: torch.linalg.vector_norm(x, 1, axes, keep)),
+    "ReduceL2": _reduce(lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep)),
     "ReduceMax": _reduce(lambda x, axes, keep: torch.amax(x, axes, keep)),
     "ReduceMean": _reduce(lambda x, axes, keep: torch.mean(x, axes, keep)),
     "ReduceMin": _reduce(lambda x, axes, keep: torch.amin(x, axes, keep)),
     "ReduceSum": _reduce(lambda x, axes, keep: torch.sum(x, axes, keep)),
+    "ReduceSumSquare": _reduce(lambda x, axes, keep: x.square().sum(axes, keep)),
     "Reshape": _reshape,
     "Shape": lambda attrs, x: torch.tensor(x.shape[attrs.get("start", 0) : attrs.get("end")]),
     "Slice": _slice,

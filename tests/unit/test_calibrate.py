@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_decoder
 import tiny_llama
 from onnx_models import build, rand, save
 
@@ -246,6 +247,23 @@ def test_every_method_quantizes(llama: tuple[Path, Path], tmp_path: Path, method
         # With one scheme the head shares its codes with the embedding.
         tied = quantize(model, "W3A8g16", calibration=calibration, method=method)
         assert "embedding table's too" in tied.notes["lm_head"]
+
+
+def test_models_with_packed_codes_and_caches_are_calibrated(tmp_path: Path) -> None:
+    path, data = tiny_decoder.write(tmp_path), tmp_path / "data.npz"
+    np.savez(data, **tiny_decoder.feeds(8, 12, 0))
+    model = import_onnx(path)
+    run(path, data, tmp_path / "c", fisher=True)
+    calibration = load(tmp_path / "c", model).calibration
+    assert len(calibration.layers) == 6
+    assert all(stats.samples == 8 * 12 for stats in calibration.layers.values())
+    assert all(stats.fisher is not None for stats in calibration.layers.values())
+    # Layers that a rule names are quantized anew, the others keep the file's codes.
+    quantized = quantize(model, "W4A8g32", {"n_[ut]$": "W3A8g32"}, calibration=calibration,
+                         method="gptq")  # fmt: skip
+    schemes = {name: str(quantized.tensors[key].scheme) for name, key in quantized.layers.items()}
+    assert sorted(name for name, s in schemes.items() if s == "W3A8g32") == ["n_t", "n_u"]
+    assert quantized.notes["n_u"] == "gptq" and "codes of the file" in quantized.notes["n_d"]
 
 
 def test_biases_take_up_the_mean_error(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+import tiny_decoder
 import tiny_llama
 from onnx_models import build, rand, save
 
@@ -65,6 +66,10 @@ def test_operators_agree_with_onnxruntime(tmp_path: Path) -> None:
         ("Not", "less", "test"),
         ("Flatten", "x", "rows", {"axis": 2}),
         ("Gemm", "rows g bias", "gemm", {"transB": 1, "alpha": 0.5, "beta": 2.0}),
+        ("Elu", "x", "elu", {"alpha": 0.7}),
+        ("ReduceL1", "x", "norm1", {"axes": [1]}),
+        ("ReduceL2", "elu", "norm2", {"axes": [-1], "keepdims": 0}),
+        ("ReduceSumSquare", "x", "squares", {"axes": [0, 2]}),
     ]
     order = [n for n in nodes if n[0] != "Where"] + [n for n in nodes if n[0] == "Where"]
     weights = {
@@ -75,9 +80,56 @@ def test_operators_agree_with_onnxruntime(tmp_path: Path) -> None:
         "g": rand(5, 6, seed=2),
         "bias": rand(5, seed=3),
     }
-    outputs = "sp flat running lower chosen shares gemm"
+    outputs = "sp flat running lower chosen shares gemm norm1 norm2 squares"
     model = build(order, {"x": ("float32", ["n", 4, 6])}, outputs, weights)
     compare(save(model, tmp_path), {"x": rand(3, 4, 6, seed=1)})
+
+
+@pytest.mark.parametrize(("batch", "new", "past"), [(2, 5, 0), (1, 5, 3), (2, 1, 3)])
+def test_packed_codes_and_a_cache_agree_with_onnxruntime(
+    tmp_path: Path, batch: int, new: int, past: int
+) -> None:
+    compare(tiny_decoder.write(tmp_path), tiny_decoder.feeds(batch, new, past))
+
+
+ROUNDED = {
+    "tensor": ((), {}),
+    "axis": ((6,), {"axis": 1}),
+    "blocks": ((3, 2), {"axis": 1, "block_size": 4}),
+}
+
+
+@pytest.mark.parametrize("along", ROUNDED)
+def test_rounded_activations_agree_with_onnxruntime(tmp_path: Path, along: str) -> None:
+    shape, attrs = ROUNDED[along]
+    scale = 0.02 + np.random.default_rng(0).random(shape) / 20
+    weights = {"s": np.asarray(scale, np.float32), "z": np.full(shape, 3, np.int8)}
+    nodes = [
+        ("QuantizeLinear", "x s z", "q", attrs),
+        ("DequantizeLinear", "q s z", "d", attrs),
+    ]
+    model = build(nodes, {"x": ("float32", [3, 6])}, "q d", weights, opset=21)
+    compare(save(model, tmp_path), {"x": 6 * rand(3, 6)})
+
+
+def test_gradients_pass_rounded_activations(tmp_path: Path) -> None:
+    """Else no layer before a QuantizeLinear would be calibrated."""
+    from apq_tvm.quantizers.calibrate import collect, finish
+
+    nodes = [
+        ("MatMul", "x w", "h"),
+        ("QuantizeLinear", "h s z", "q"),
+        ("DequantizeLinear", "q s z", "d"),
+        ("Tanh", "d", "t"),
+        ("MatMul", "t v", "y"),
+    ]
+    weights = {"w": rand(32, 16), "v": rand(16, 8), "s": np.float32(0.1), "z": np.uint8(128)}
+    path = save(build(nodes, {"x": ("float32", ["n", 32])}, "y", weights), tmp_path)
+    compare(path, {"x": rand(40, 32)})
+    model = import_onnx(path)
+    calls = [{"x": rand(40, 32, seed=seed)} for seed in range(3)]
+    layers = finish(model, collect(model, calls)).layers
+    assert len(layers) == 2 and all(stats.importance > 0 for stats in layers.values())
 
 
 def test_unknown_operators_are_refused_by_name(tmp_path: Path) -> None:
