@@ -67,10 +67,10 @@ def evaluate(
     Returns
     -------
     dict
-        ``outputs``: per output ``cosine_mean``, ``cosine_min``, ``max_abs_error`` and ``rows``;
-        cosines are between rows of ours and of ONNX Runtime, over unmasked tokens where the model
-        has an attention mask. ``language``: what `LanguageScore.summary` gives, or None; the
-        logits are not among the outputs then.
+        ``outputs``: per output what `Agreement.summary` gives; cosines are between rows of ours
+        and of ONNX Runtime, over unmasked tokens where the model has an attention mask.
+        ``language``: what `LanguageScore.summary` gives, or None; the logits are not among the
+        outputs then.
 
     Raises
     ------

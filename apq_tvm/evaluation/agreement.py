@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class Agreement:
     cosine_sum: float = 0.0
     cosine_min: float = 1.0
     max_abs_error: float = 0.0
+    error2: float = 0.0
+    reference2: float = 0.0
 
     def add(self, ours: Array, reference: Array, mask: Array | None) -> None:
         """Compare two arrays of one call; a row is a vector along the last axis.
@@ -64,13 +67,19 @@ class Agreement:
         self.cosine_sum += float(cosine.sum())
         self.cosine_min = min(self.cosine_min, float(cosine.min()))
         self.max_abs_error = max(self.max_abs_error, float(error.max()))
+        finite = np.isfinite(b)
+        self.error2 += float(np.square(error[finite]).sum())
+        self.reference2 += float(np.square(b[finite]).sum())
 
     def summary(self) -> dict[str, Any]:
-        """Return ``cosine_mean``, ``cosine_min``, ``max_abs_error`` and ``rows``."""
+        """Return ``cosine_mean``, ``cosine_min``, ``max_abs_error``, ``rows``, and
+        ``relative_error``: the root of all rows' squared errors over their squares.
+        """
         return {
             "cosine_mean": self.cosine_sum / self.rows if self.rows else 1.0,
             "cosine_min": self.cosine_min,
             "max_abs_error": self.max_abs_error,
+            "relative_error": relative(self.error2, self.reference2),
             "rows": self.rows,
         }
 
@@ -100,3 +109,10 @@ def row_cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.flo
     finite = np.isfinite(norms) & (norms > 0)
     cosine = np.divide(dots, norms, out=np.zeros_like(dots), where=finite)
     return np.where((a == b).all(axis=1), 1.0, np.clip(cosine, -1.0, 1.0))
+
+
+def relative(error: float, reference: float) -> float:
+    """Ratio of norms from their squares; an error beside nothing is 1, as if all were lost."""
+    if reference > 0:
+        return math.sqrt(error / reference)
+    return 0.0 if error == 0 else 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadInput
+from apq_tvm.evaluation.agreement import relative
 from apq_tvm.evaluation.simulate import Simulation, round_activations, width
 from apq_tvm.formats import dequantize, nbytes_at
 from apq_tvm.types import WEIGHT_INPUT, Array, Node, QuantizedModel
@@ -97,13 +97,6 @@ def layer_errors(
 def norm2(array: Array) -> float:
     """Sum of squares, in float64 by parts that are short enough for float32."""
     return float(np.einsum("nk,nk->n", array, array).sum(dtype=np.float64))
-
-
-def relative(error: float, reference: float) -> float:
-    """Ratio of norms from their squares; an error beside nothing is 1, as if all were lost."""
-    if reference > 0:
-        return math.sqrt(error / reference)
-    return 0.0 if error == 0 else 1.0
 
 
 def _output_errors(

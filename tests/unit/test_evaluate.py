@@ -105,6 +105,13 @@ def test_equal_infinities_agree() -> None:
     assert agreement.summary()["max_abs_error"] == 0
 
 
+def test_relative_error_is_of_all_rows_together() -> None:
+    agreement = Agreement("y")
+    agreement.add(np.array([[3.0, 4.0]]), np.array([[3.0, 3.0]]), None)
+    agreement.add(np.array([[1.0, 0.0]]), np.array([[1.0, 0.0]]), None)
+    assert agreement.summary()["relative_error"] == pytest.approx(np.sqrt(1 / 19))
+
+
 def test_different_shapes_are_refused_by_name() -> None:
     with pytest.raises(BadInput, match=r"'y' has shape \(2, 3\).*\(2, 4\)"):
         Agreement("y").add(np.ones((2, 3)), np.ones((2, 4)), None)
