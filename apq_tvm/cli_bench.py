@@ -224,6 +224,9 @@ def static(
     shape: Annotated[str, typer.Option(help="Comma list of NxK, outputs by inputs.")] = "4096x4096",
     m: Annotated[str, typer.Option("--m", help="Comma list of rows of activations.")] = "1",
     scheme: Annotated[str, typer.Option(help="Comma list of schemes.")] = "W4A8g32",
+    against: Annotated[
+        str, typer.Option(help="Comma list of FILE[:symbol], aarch64 libraries of ggml's CPU code.")
+    ] = "",
     keep: Annotated[
         Path | None,
         typer.Option(help="Folder for the judged assembly.", file_okay=False, show_default=False),
@@ -245,12 +248,13 @@ def static(
         for word in scheme.split(",")
         for rows in parse_counts(m, "--m")
     ]
-    rows = bench_static(cases, target=target, keep=keep, mca=mca, progress=Bars())
+    rivals = [part for part in against.split(",") if part]
+    rows = bench_static(cases, target=target, against=rivals, keep=keep, mca=mca, progress=Bars())
     if json:
         print_json(rows)
         return
     columns = ("NxK", "M", "scheme", "kernel", "instructions", "cycles", "MACs/cycle", "of peak",
-               "hot loop", "of cycles", "preparation", "error")  # fmt: skip
+               "hot loop", "of cycles", "preparation", "ours/it", "error")  # fmt: skip
     print_table(
         f"{rows[0]['target']}: calls under qemu; llvm-mca 22's model of {rows[0]['model']}",
         columns,
@@ -271,6 +275,7 @@ def _static_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['peak_share']:.1%} {row['peak_instruction']}",
         f"{row['loop_instructions']} in {row['loop_cycles']:g}",
         f"{row['loop_share']:.0%}",
-        str(row["prepare_instructions"]),
+        str(row.get("prepare_instructions", "")),
+        f"{row['instructions_ratio']:.2f}, {row['cycles_ratio']:.2f}" if row["object"] else "",
         f"{row['error']:.4f}",
     )

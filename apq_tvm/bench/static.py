@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.bench.linear import LinearCase, write_model
+from apq_tvm.bench.static_ggml import Product, call, find_products
 from apq_tvm.bench.static_loops import DOT, Body, bodies
 from apq_tvm.bench.static_mca import Analyser, assembly, find_analyser
 from apq_tvm.bench.trace import Instruction, executed
 from apq_tvm.errors import BadTarget
-from apq_tvm.formats import dequantize
+from apq_tvm.formats import dequantize, parse_at
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import Array, DeviceProfile, KernelChoice
 
@@ -89,6 +90,8 @@ class Cost:
             "loop_count": hot.count,
             "loop_instructions": len(hot.instructions),
             "loop_share": hot.count * self.each[self.hottest] / self.cycles,
+            "judged_share": sum(b.count * len(b.instructions) for b in self.judged)
+            / self.instructions,
         }
 
 
@@ -243,6 +246,7 @@ def bench_static(
     cases: Sequence[LinearCase],
     *,
     target: str,
+    against: Sequence[str] = (),
     keep: Path | None = None,
     mca: str = "",
     progress: Progress | None = None,
@@ -255,6 +259,8 @@ def bench_static(
         Threads and cold do not matter.
     target : str
         A 64-bit Arm device.
+    against : sequence of str
+        ``FILE[:symbol]``: libraries of ggml whose products are judged beside ours.
     keep : Path, optional
         Folder for the assembly that was judged, one file per kernel and M: it is input of llvm-mca.
     mca : str
@@ -264,12 +270,15 @@ def bench_static(
     Returns
     -------
     list of dict
-        One per case: ``shape, m, scheme, kernel, instructions, cycles, macs_per_cycle, peak_share,
-        peak_instruction, loop_cycles, loop_count, loop_instructions, loop_share, error,
-        prepare_instructions, prepare_cycles, target, model``. `cycles` are of the whole call,
-        ``loop_*`` of the piece of code that takes most of them (per execution), `model` is whose
-        scheduling model LLVM has for the core, `peak_share` compares with int8 multiply-adds by
-        the best instruction for them that the kernel uses.
+        One per case, each followed by its rivals: ``shape, m, scheme, kernel, object, instructions,
+        cycles, macs_per_cycle, peak_share, peak_instruction, loop_cycles, loop_count,
+        loop_instructions, loop_share, judged_share, error, target, model``. `cycles` are of the
+        whole call, ``loop_*`` of the piece of code that takes most of them (per execution);
+        `judged_share` is the share of instructions that cycles are known of; `model` is whose
+        scheduling model LLVM has for the core; `peak_share` compares with int8 multiply-adds by the
+        best instruction for them that the kernel uses. Ours have ``prepare_instructions`` and
+        ``prepare_cycles`` of the activations' preparation; a rival's `object` is its file, and
+        ``instructions_ratio`` and ``cycles_ratio`` are ours over its.
 
     Raises
     ------
@@ -283,26 +292,77 @@ def bench_static(
     if profile.arch != "aarch64":
         raise BadTarget(f"bench static judges 64-bit Arm; on {profile.name} use bench linear")
     analyser = find_analyser(str(profile.target["mcpu"]), mca)
+    rivals = {c: _rivals(against, c.scheme) for c in cases}  # errors before minutes of work
     shared = {"target": profile.name, "model": analyser.model()}
-    rows = []
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
     with progress.stage("static", len(cases)):
         for (n, k, scheme, _), group in groupby(cases, key=lambda c: c.compiled):
-            with tempfile.TemporaryDirectory(prefix="apq-static-") as folder:
-                layer = StaticLayer(n, k, scheme, profile, analyser, Path(folder))
+            with tempfile.TemporaryDirectory(prefix="apq-static-") as name:
+                folder = Path(name)
+                layer = StaticLayer(n, k, scheme, profile, analyser, folder)
                 for case in group:
                     progress.advance(f"{case.shape} {case.scheme} M={case.m}")
-                    name = layer.kernel(case.m, case.bits).kernel
-                    rows.append(_row(case, layer, name, profile, keep) | shared)
+                    ours = _our_row(case, layer, profile, keep)
+                    theirs = [
+                        _rival_row(case, product, analyser, profile, folder, keep)
+                        for product in rivals[case]
+                    ]
+                    best = [row for row in theirs if not row.pop("fallback")] or theirs
+                    for row in best:
+                        for key in ("instructions", "cycles"):
+                            row[f"{key}_ratio"] = ours[key] / row[key]
+                    rows += [row | shared for row in (ours, *best)]
     return rows
 
 
-def _row(
-    case: LinearCase, layer: StaticLayer, name: str, profile: DeviceProfile, keep: Path | None
+def _rivals(against: Sequence[str], scheme: str) -> list[Product]:
+    return [p for text in against for p in find_products(text, parse_at(scheme)[0])]
+
+
+def _our_row(
+    case: LinearCase, layer: StaticLayer, profile: DeviceProfile, keep: Path | None
 ) -> dict[str, Any]:
+    name = layer.kernel(case.m, case.bits).kernel
     cost, prepared, error = layer.run(name, case.m, case.bits)
+    return {
+        **_figures(case, name, cost, error, profile, keep),
+        "object": "",
+        "prepare_instructions": prepared.instructions if prepared else 0,
+        "prepare_cycles": prepared.cycles if prepared else 0.0,
+    }
+
+
+def _rival_row(
+    case: LinearCase,
+    product: Product,
+    analyser: Analyser,
+    profile: DeviceProfile,
+    folder: Path,
+    keep: Path | None,
+) -> dict[str, Any]:
+    name = product.symbol("gemv" if case.m < 4 else "gemm")
+    called = call(product, case.n, case.k, case.m, folder, emulated_cpu(profile))
+    cost = judge(called.counted.instructions, called.code, analyser)
+    return {
+        **_figures(case, name, cost, called.error, profile, keep),
+        "object": product.library.name,
+        "fallback": called.fallback,
+    }
+
+
+def _figures(
+    case: LinearCase,
+    name: str,
+    cost: Cost,
+    error: float,
+    profile: DeviceProfile,
+    keep: Path | None,
+) -> dict[str, Any]:
+    """What rows of ours and of rivals have in common; keeps the assembly."""
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        file = keep / f"{name}_{case.shape}_m{case.m}.s"
+        file = keep / f"{name}_{case.shape}_{case.scheme}_m{case.m}.s".replace("*", "s")
         file.write_text(assembly(cost.judged, cost.each))
     return {
         "shape": case.shape,
@@ -311,6 +371,4 @@ def _row(
         "kernel": name,
         **cost.figures(case.m * case.n * case.k, profile),
         "error": error,
-        "prepare_instructions": prepared.instructions if prepared else 0,
-        "prepare_cycles": prepared.cycles if prepared else 0.0,
     }
