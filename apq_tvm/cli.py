@@ -7,6 +7,7 @@ JSON document. Heavy imports happen inside the commands, so that ``--help`` is i
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,7 +111,11 @@ def compile(
         typer.Option(help="File of apq-tvm calibrate: importance of weights.", show_default=False),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="rtn, gptq, awq, smoothquant or learned; see --calibration.")
+        str,
+        typer.Option(
+            help="rtn, gptq, awq, smoothquant, awq+gptq, smoothquant+gptq or learned; see "
+            "--calibration."
+        ),
     ] = "rtn",
     target_bpw: Annotated[
         float | None,
@@ -125,6 +130,19 @@ def compile(
     codebooks: Annotated[
         Path | None,
         typer.Option(help="File of apq-tvm codebooks, for cb2 to cb4.", show_default=False),
+    ] = None,
+    triple: Annotated[
+        str | None,
+        typer.Option(
+            help="System to compile for, such as aarch64-linux-android24.", show_default=False
+        ),
+    ] = None,
+    cc: Annotated[
+        str | None, typer.Option(help="C compiler for the target.", show_default=False)
+    ] = None,
+    sysroot: Annotated[
+        str | None,
+        typer.Option(help="Folder of the target's headers and libraries.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     dry_run: Annotated[
@@ -149,6 +167,7 @@ def compile(
             tensor_types=types,
             search=search,
             guidance=guidance,
+            triple=triple or "",
             progress=Bars(),
         )
         _report_plan(plan, json)
@@ -165,6 +184,9 @@ def compile(
         force=force,
         search=search,
         guidance=guidance,
+        triple=triple or "",
+        cc=cc or "",
+        sysroot=sysroot or "",
         progress=Bars(),
     )
     from apq_tvm.inspect import inspect as describe
@@ -184,24 +206,32 @@ def compile(
 
 def _report_plan(plan: Any, json: bool) -> None:
     """Print what ``--dry-run`` found: the layers as the manifest would list them."""
-    from apq_tvm.inspect import LAYER_COLUMNS, bits_per_weight, kernel_rows, layer_rows
-    from apq_tvm.manifest import describe_layer
+    from apq_tvm.inspect import LAYER_COLUMNS, bits_per_weight, layer_rows
+    from apq_tvm.manifest import describe_layers, describe_variants
 
-    nodes = {node.name: node for node in plan.quantized.model.nodes}
-    layers = [describe_layer(plan, nodes[name]) for name in plan.choices]
+    layers = describe_layers(plan)
+    report = {
+        "dry_run": True,
+        "target": plan.profile.name,
+        "bits_per_weight": bits_per_weight(layers),
+        "layers": layers,
+        **describe_variants(plan),
+    }
     if json:
-        print_json(
-            {
-                "dry_run": True,
-                "target": plan.profile.name,
-                "bits_per_weight": bits_per_weight(layers),
-                "layers": layers,
-            }
-        )
+        print_json(report)
         return
     print_table(f"plan for {plan.profile.name}", LAYER_COLUMNS, layer_rows(layers))
-    print_table("kernels", ("", "rows and kernel"), kernel_rows(layers))
-    print(f"{bits_per_weight(layers)} bits per weight; nothing was written")
+    _print_kernels(report)
+    print(f"{report['bits_per_weight']} bits per weight; nothing was written")
+
+
+def _print_kernels(report: Mapping[str, Any]) -> None:
+    """One table, or one per device where the library chooses between several."""
+    from apq_tvm.inspect import devices, kernel_rows
+
+    for target, layers in devices(report):
+        title = f"kernels on {target}" if "variants" in report else "kernels"
+        print_table(title, ("", "rows and kernel"), kernel_rows(layers))
 
 
 @app.command(epilog="Example: apq-tvm inspect minilm_w4")
@@ -222,7 +252,7 @@ def inspect(module: Module, json: Json = False) -> None:
     print(f"inputs:  {describe_shape(report['inputs'])}")
     print(f"outputs: {describe_shape(report['outputs'])}\n")
     print_table("layers", inspector.LAYER_COLUMNS, inspector.layer_rows(layers))
-    print_table("kernels", ("", "rows and kernel"), inspector.kernel_rows(layers))
+    _print_kernels(report)
     rejected = inspector.by_reason(r for layer in layers for r in layer["rejected"])
     if rejected:
         lines = ((inspector.shorten(names), reason) for reason, names in rejected.items())

@@ -26,7 +26,8 @@ def explain(path: Path, layer: str | None = None) -> dict[str, Any]:
     -------
     dict
         ``module``, ``target``, ``features`` and ``layers``: ``name``, ``scheme``, ``kernels``,
-        ``rejected`` and ``note`` of each.
+        ``rejected`` and ``note`` of each. Where the library chooses between devices, ``variants``
+        too: ``target``, ``features`` and ``layers`` of each.
 
     Raises
     ------
@@ -38,21 +39,32 @@ def explain(path: Path, layer: str | None = None) -> dict[str, Any]:
         wanted = re.compile(layer or "")
     except re.error as error:
         raise BadInput(f"--layer {layer!r} is no regular expression: {error}") from error
-    layers = [entry for entry in manifest["layers"] if wanted.search(entry["name"])]
-    if layer and not layers:
+    keep = ("name", "op", "n", "k", "scheme", "details", "layout", "kernels", "rejected", "note")
+
+    def chosen(part: Mapping[str, Any]) -> dict[str, Any]:
+        layers = [entry for entry in part["layers"] if wanted.search(entry["name"])]
+        return {
+            "target": part.get("target", ""),
+            "features": part.get("features", []),
+            "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
+        }
+
+    report = {"module": str(path), **chosen(manifest)}
+    if layer and not report["layers"]:
         names = ", ".join(entry["name"] for entry in manifest["layers"][:5])
         raise BadInput(f"no layer of {path} matches {layer!r}; it begins with: {names}")
-    keep = ("name", "op", "n", "k", "scheme", "details", "layout", "kernels", "rejected", "note")
-    return {
-        "module": str(path),
-        "target": manifest.get("target", ""),
-        "features": manifest.get("features", []),
-        "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
-    }
+    if "variants" in manifest:
+        report["variants"] = [chosen(variant) for variant in manifest["variants"]]
+    return report
 
 
 def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     """`explain` as text, layers with the same story told once."""
+    if "variants" in report:
+        title = (
+            f"target {report['target']}: the first of these that the machine has the features for"
+        )
+        return [title, *(line for v in report["variants"] for line in ("", *explanation_lines(v)))]
     stories: dict[tuple[str, ...], list[str]] = {}
     for entry in report["layers"]:
         stories.setdefault(_story(entry), []).append(f"{entry['name']}  {entry['n']}x{entry['k']}")

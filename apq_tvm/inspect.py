@@ -106,6 +106,14 @@ def kernel_rows(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(name, kernel) for kernels, name in kernel_sets(layers).items() for kernel in kernels]
 
 
+def devices(
+    report: Mapping[str, Any],
+) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+    """The devices a library is for, the most preferred first, each with its layers."""
+    variants = report.get("variants") or [report]
+    return [(variant["target"], variant["layers"]) for variant in variants]
+
+
 def by_reason(rejected: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
     """Kernels that were turned down, by reason; reasons that concern the fewest come first."""
     reasons: dict[str, list[str]] = {}

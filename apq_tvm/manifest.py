@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from apq_tvm import formats
@@ -9,31 +10,55 @@ from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, QuantizedModel, ScheduledModel
 
 
-def describe(scheduled: ScheduledModel) -> dict[str, Any]:
+def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str, Any]:
     """The compiler's part of ``manifest.json``; ``emit`` adds sizes, signature and checksums.
 
     Parameters
     ----------
-    scheduled : ScheduledModel
+    plan : KernelPlan
+    scheduled : sequence of ScheduledModel
+        The model on every device that the library is for, the most preferred first.
 
     Returns
     -------
     dict
-        ``target``, ``features``, ``layers``, ``functions``, ``onnx_sha256``.
+        ``target``, ``features``, ``layers``, ``functions``, ``onnx_sha256``; where there are
+        several devices also ``variants``, a list of ``target``, ``features`` and ``layers`` of
+        each. ``layers`` and ``functions`` are then those of the first.
     """
-    plan = scheduled.lowered.packed.plan
-    layers = {node.name: node for node in plan.quantized.model.nodes}
-    return {
+    described = {
         "target": plan.profile.name,
         "features": sorted(plan.profile.features),
         "onnx_sha256": plan.quantized.model.sha256,
-        "layers": [describe_layer(plan, layers[name]) for name in plan.choices],
+        "layers": describe_layers(plan),
         "functions": [
             {"name": name, "schedule": rule}
-            for name, rule in sorted(scheduled.schedules.items())
-            if name not in scheduled.lowered.linears
+            for name, rule in sorted(scheduled[0].schedules.items())
+            if name not in scheduled[0].lowered.linears
         ],
     }
+    return {**described, **describe_variants(plan)}
+
+
+def describe_layers(plan: KernelPlan) -> list[dict[str, Any]]:
+    """``layers``: `describe_layer` of every layer that was planned."""
+    nodes = {node.name: node for node in plan.quantized.model.nodes}
+    return [describe_layer(plan, nodes[name]) for name in plan.choices]
+
+
+def describe_variants(plan: KernelPlan) -> dict[str, Any]:
+    """``variants`` of a library for several devices; nothing for one."""
+    if not plan.variants:
+        return {}
+    variants = [
+        {
+            "target": variant.profile.name,
+            "features": sorted(variant.profile.features),
+            "layers": describe_layers(variant),
+        }
+        for variant in plan.variants
+    ]
+    return {"variants": variants}
 
 
 def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import CompiledModule, KernelPlan, Scheme
+from apq_tvm.types import CompiledModule, KernelPlan, ScheduledModel, Scheme
 
 if TYPE_CHECKING:
+    from apq_tvm.codegen.toolchain import Toolchain
     from apq_tvm.ops.linear import LinearSpec
     from apq_tvm.quantizers.guided import Guidance
     from apq_tvm.schedules.decide import Decide
@@ -26,7 +27,7 @@ class _Stopwatch:
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
-        self.seconds[stage] = round(now - self._last, 3)
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + now - self._last, 3)
         self._last = now
 
 
@@ -38,6 +39,7 @@ def plan(
     tensor_types: Mapping[str, str] | None = None,
     search: bool = True,
     guidance: Guidance | None = None,
+    triple: str = "",
     progress: Progress | None = None,
     stopwatch: _Stopwatch | None = None,
 ) -> KernelPlan:
@@ -56,7 +58,7 @@ def plan(
 
     progress = progress or Silent()
     stopwatch = stopwatch or _Stopwatch()
-    profile = find_profile(target)
+    profile = find_profile(target, triple)
     with progress.stage("import"):
         imported = import_onnx(model)
     stopwatch.lap("import")
@@ -64,7 +66,11 @@ def plan(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
     )
     stopwatch.lap("quantize")
-    chosen = select(quantized, profile, linear_kernels(profile))
+    variants = tuple(select(quantized, v, linear_kernels(v)) for v in profile.variants)
+    if variants:
+        chosen = KernelPlan(quantized, profile, variants[0].choices, variants)
+    else:
+        chosen = select(quantized, profile, linear_kernels(profile))
     stopwatch.lap("select")
     return chosen
 
@@ -79,6 +85,9 @@ def compile(
     force: bool = False,
     search: bool = True,
     guidance: Guidance | None = None,
+    triple: str = "",
+    cc: str = "",
+    sysroot: str = "",
     progress: Progress | None = None,
 ) -> CompiledModule:
     """Compile an ONNX model into a module folder: a Python package and a C library in one.
@@ -101,6 +110,11 @@ def compile(
         Search scales for least error; False rounds from the maximum.
     guidance : Guidance, optional
         A calibration file, how codes are chosen by it, a budget of bits per weight to meet.
+    triple : str
+        System to compile for, by default GNU/Linux: ``"aarch64-linux-android24"``.
+    cc, sysroot : str
+        C compiler for `target`, where the one found by itself will not do, and the folder of the
+        target's headers and libraries (`apq_tvm.codegen.toolchain`).
     progress : Progress, optional
 
     Returns
@@ -112,14 +126,17 @@ def compile(
     ApqError
         Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
     """
-    from apq_tvm.codegen.library import find_toolchain
     from apq_tvm.codegen.package import check_name, check_output
+    from apq_tvm.codegen.toolchain import find_toolchain
+    from apq_tvm.schedules.devices import find_profile
 
     stopwatch = _Stopwatch()
     output = Path(output)
     check_name(output)
     check_output(output, force)
-    find_toolchain()  # a missing compiler is said before the work, not after it
+    # A missing compiler is said before the work, not after it.
+    mtriple = str(find_profile(target, triple).target["mtriple"])
+    tools = find_toolchain(mtriple, cc, sysroot)
     chosen = plan(
         model,
         target=target,
@@ -127,10 +144,11 @@ def compile(
         tensor_types=tensor_types,
         search=search,
         guidance=guidance,
+        triple=triple,
         progress=progress,
         stopwatch=stopwatch,
     )
-    return build(chosen, output, force=force, progress=progress, stopwatch=stopwatch)
+    return build(chosen, output, force=force, tools=tools, progress=progress, stopwatch=stopwatch)
 
 
 def build(
@@ -138,6 +156,7 @@ def build(
     output: str | os.PathLike[str],
     *,
     force: bool = False,
+    tools: Toolchain | None = None,
     progress: Progress | None = None,
     stopwatch: _Stopwatch | None = None,
 ) -> CompiledModule:
@@ -148,15 +167,32 @@ def build(
     CompiledModule
     """
     from apq_tvm.codegen.emit import emit
-    from apq_tvm.lower import lower
     from apq_tvm.manifest import describe
+
+    progress = progress or Silent()
+    stopwatch = stopwatch or _Stopwatch()
+    plans = chosen.variants or (chosen,)
+    scheduled, *others = [_schedule(plan, progress, stopwatch) for plan in plans]
+    extra = {**describe(chosen, (scheduled, *others)), "timings": stopwatch.seconds}
+    return emit(
+        scheduled,
+        Path(output),
+        extra,
+        alternatives=others,
+        tools=tools,
+        force=force,
+        progress=progress,
+    )
+
+
+def _schedule(chosen: KernelPlan, progress: Progress, stopwatch: _Stopwatch) -> ScheduledModel:
+    """From the plan for one device to its scheduled functions."""
+    from apq_tvm.lower import lower
     from apq_tvm.pack import pack
     from apq_tvm.schedule import schedule
     from apq_tvm.schedules.devices import linear_kernels
     from apq_tvm.select import by_name
 
-    progress = progress or Silent()
-    stopwatch = stopwatch or _Stopwatch()
     packed = pack(chosen, progress)
     stopwatch.lap("pack")
     with progress.stage("lower"):
@@ -164,8 +200,7 @@ def build(
     stopwatch.lap("lower")
     scheduled = schedule(lowered, default_decisions, progress)
     stopwatch.lap("schedule")
-    extra: dict[str, Any] = {**describe(scheduled), "timings": stopwatch.seconds}
-    return emit(scheduled, Path(output), extra, force=force, progress=progress)
+    return scheduled
 
 
 def default_decisions(kernel: str, spec: LinearSpec) -> Decide:

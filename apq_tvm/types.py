@@ -343,14 +343,14 @@ class KernelChoice:
 class KernelPlan:
     """Kernels per layer: names of layers → choices ordered by width, then by `m_min`.
 
-    `alternatives` are the plans for the same model on less preferred devices, where the library
-    chooses between devices when it is loaded (`DeviceProfile.variants`).
+    `variants` are the plans for `DeviceProfile.variants`, where the library chooses when it is
+    loaded; `choices` are then those of the first.
     """
 
     quantized: QuantizedModel
     profile: DeviceProfile
     choices: Mapping[str, tuple[KernelChoice, ...]]
-    alternatives: tuple[KernelPlan, ...] = ()
+    variants: tuple[KernelPlan, ...] = ()
 
 
 @dataclass(frozen=True)

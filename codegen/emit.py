@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import platform
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,9 @@ import tvm
 
 from apq_tvm import __version__
 from apq_tvm.codegen.graph import Graph, total_weight_bytes
-from apq_tvm.codegen.graph_c import WeightsFile, graph_source
+from apq_tvm.codegen.graph_c import Device, WeightsFile, graph_source, tables_source
 from apq_tvm.codegen.kernels import build_kernels, cpu_flags
-from apq_tvm.codegen.library import (
-    Toolchain,
-    check_kernels,
-    compile_sources,
-    find_toolchain,
-    link_library,
-)
+from apq_tvm.codegen.library import check_kernels, compile_sources, link_library
 from apq_tvm.codegen.package import (
     MANIFEST_FORMAT,
     RUNTIME,
@@ -36,9 +29,10 @@ from apq_tvm.codegen.package import (
     write_package,
 )
 from apq_tvm.codegen.read_relax import prepare, read_graph
+from apq_tvm.codegen.toolchain import Toolchain, find_toolchain
 from apq_tvm.codegen.weights import write_weights
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import CompiledModule, DeviceProfile, ScheduledModel
+from apq_tvm.types import Array, CompiledModule, DeviceProfile, ScheduledModel
 
 STEPS = ("graph", "weights", "kernels", "library", "package")
 
@@ -48,6 +42,8 @@ def emit(
     output: Path,
     manifest_extra: Mapping[str, Any],
     *,
+    alternatives: Sequence[ScheduledModel] = (),
+    tools: Toolchain | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> CompiledModule:
@@ -64,6 +60,12 @@ def emit(
         The folder; its name is the module's name.
     manifest_extra : mapping
         More entries for manifest.json, JSON values.
+    alternatives : sequence of ScheduledModel
+        The same model for devices of the same architecture with fewer features, the most preferred
+        first: when it is loaded, the library chooses the first that the machine has the features
+        for. Weights that lie in the same layout are stored once.
+    tools : Toolchain, optional
+        The C compiler; found by the profile's triple if it is not given.
     force : bool
         Replace a module that is there.
     progress : Progress, optional
@@ -85,34 +87,39 @@ def emit(
     started = time.perf_counter()
     name = check_name(output)
     check_output(output, force)
-    tools = find_toolchain()
-    profile = scheduled.lowered.packed.plan.profile
-    target = tvm.target.Target(dict(profile.target))
-    lowered = scheduled.lowered
-    model = lowered.packed.plan.quantized.model
+    models = (scheduled, *alternatives)
+    tools = tools or find_toolchain(str(_profile(scheduled).target.get("mtriple", "")))
     with (
         progress.stage("emit", len(STEPS)),
         staged(output, force) as folder,
         tempfile.TemporaryDirectory(prefix="apq.") as scratch,
     ):
         progress.advance("graph")
-        mod = prepare(scheduled.mod, lowered.mod)
-        graph = read_graph(
-            mod, model.inputs, model.outputs, lowered.params, lowered.variants, lowered.mod
-        )
+        parts = [_read(model, i, len(models)) for i, model in enumerate(models)]
         progress.advance("weights")
-        weights = write_weights(folder / "weights.safetensors", graph.weights)
+        merged, renamed = _merge_weights([part.graph for part in parts])
+        weights = write_weights(folder / "weights.safetensors", merged)
         progress.advance("kernels")
-        flags, work = cpu_flags(target), Path(scratch)
-        compiled = compile_sources(tools, _write_sources(work, name, graph, weights, flags), work)
-        kernels = build_kernels(mod, graph.kernels(), target, work)
+        work = Path(scratch)
+        values = template_values(name, __version__, parts[0].graph, tools.link_libraries)
+        (work / f"{name}.h").write_text(fill("module.h.in", values))
+        tables = {"TABLES": tables_source([part.device for part in parts])}
+        sources = [work / "api.c"]
+        sources[0].write_text(fill("api.c.in", {**values, **tables}))
+        for part, names in zip(parts, renamed, strict=True):
+            mine = replace(weights, offsets={n: weights.offsets[u] for n, u in names.items()})
+            sources.append(work / f"graph_{part.device.number}.c")
+            source = graph_source(name, __version__, part.graph, mine, part.device)
+            sources[-1].write_text(source)
+        compiled = compile_sources(tools, [*sources, *sorted(RUNTIME.glob("*.c"))], work)
+        kernels = [path for part in parts for path in part.build(work)]
         check_kernels(tools, kernels)
         progress.advance("library")
         link_library(tools, name, [*compiled(), *kernels], work, folder)
         progress.advance("package")
-        write_package(folder, name, __version__, graph)
+        write_package(folder, name, values)
         manifest = {
-            **_manifest(name, graph, weights, profile, flags, tools),
+            **_manifest(name, parts, weights, merged, _profile(scheduled), tools),
             "schedules": dict(scheduled.schedules),
             **manifest_extra,
         }
@@ -123,25 +130,64 @@ def emit(
     return CompiledModule(path=output, manifest=manifest)
 
 
-def _write_sources(
-    scratch: Path, name: str, graph: Graph, weights: WeightsFile, flags: tuple[str, ...]
-) -> list[Path]:
-    values = template_values(name, __version__, graph)
-    api, emitted = scratch / "api.c", scratch / "graph.c"
-    (scratch / f"{name}.h").write_text(fill("module.h.in", values))
-    api.write_text(fill("api.c.in", values))
-    emitted.write_text(graph_source(name, __version__, graph, weights, flags))
-    return [api, emitted, *sorted(RUNTIME.glob("*.c"))]
+def _profile(scheduled: ScheduledModel) -> DeviceProfile:
+    return scheduled.lowered.packed.plan.profile
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A model on one device: its graph and its kernels, not built yet."""
+
+    device: Device
+    graph: Graph
+    mod: Any
+    target: Any
+
+    def build(self, folder: Path) -> list[Path]:
+        names = self.graph.kernels()
+        return build_kernels(self.mod, names, self.target, folder, self.device.prefix)
+
+
+def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:
+    lowered, profile = scheduled.lowered, _profile(scheduled)
+    model = lowered.packed.plan.quantized.model
+    mod = prepare(scheduled.mod, lowered.mod)
+    graph = read_graph(
+        mod, model.inputs, model.outputs, lowered.params, lowered.variants, lowered.mod
+    )
+    target = tvm.target.Target(dict(profile.target))
+    prefix = f"d{number}_" if count > 1 else ""
+    return _Part(Device(profile.name, cpu_flags(target), number, prefix), graph, mod, target)
+
+
+def _merge_weights(graphs: Sequence[Graph]) -> tuple[dict[str, Array], list[dict[str, str]]]:
+    """All weights, each content once, and how each graph's names are spelled among them."""
+    merged: dict[str, Array] = {}
+    renamed = []
+    for number, graph in enumerate(graphs):
+        names = {}
+        for name, array in graph.weights.items():
+            there = merged.get(name)
+            same = there is None or (
+                there.dtype == array.dtype
+                and there.shape == array.shape
+                and there.tobytes() == array.tobytes()
+            )
+            names[name] = name if same else f"{name}@{number}"
+            merged.setdefault(names[name], array)
+        renamed.append(names)
+    return merged, renamed
 
 
 def _manifest(
     name: str,
-    graph: Graph,
+    parts: Sequence[_Part],
     weights: WeightsFile,
+    arrays: Mapping[str, Array],
     profile: DeviceProfile,
-    flags: tuple[str, ...],
     tools: Toolchain,
 ) -> dict[str, Any]:
+    graph = parts[0].graph
     return {
         "format": MANIFEST_FORMAT,
         "name": name,
@@ -153,14 +199,16 @@ def _manifest(
         "tvm_target": dict(profile.target),
         "library": {
             "name": name,
-            "system": sys.platform,
-            "machine": platform.machine(),
-            "cpu_flags": list(flags),
+            "system": tools.system,
+            "machine": tools.arch,
+            "triple": tools.machine,
+            "cpu_flags": list(parts[-1].device.cpu_flags),
+            "devices": {p.device.target: list(p.device.cpu_flags) for p in parts},
             "threads": "OpenMP, looked up at run time; one thread without it",
         },
         "weights": {
             "file": "weights.safetensors",
-            "bytes": total_weight_bytes(graph.weights),
+            "bytes": total_weight_bytes(arrays),
             "file_bytes": weights.file_bytes,
             "checksum": f"{weights.data_checksum:016x}",
         },

@@ -47,10 +47,47 @@ def dl_dtype(dtype: str) -> str:
     return f"{{{_DL_CODES[np.dtype(dtype).name.rstrip('0123456789')]}, {bits}, 1}}"
 
 
+@dataclass(frozen=True)
+class Device:
+    """What the C source of a graph says of the device it is for.
+
+    Parameters
+    ----------
+    target : str
+        The profile's name.
+    cpu_flags : tuple of str
+        What the machine must have, as ``/proc/cpuinfo`` spells it.
+    number : int
+        Of the device among those that the library is for, the most preferred first.
+    prefix : str
+        What its kernels' symbols start with, to tell them from those of the other devices.
+    """
+
+    target: str
+    cpu_flags: tuple[str, ...] = ()
+    number: int = 0
+    prefix: str = ""
+
+    @property
+    def table(self) -> str:
+        """C name of the module table."""
+        return f"apq_table_{self.number}"
+
+
+def tables_source(devices: Sequence[Device]) -> str:
+    """Write the C array of all module tables, for ``api.c``."""
+    names = [device.table for device in devices]
+    pointers = ", ".join(f"&{name}" for name in names)
+    return (
+        f"extern const apq_module {', '.join(names)};\n"
+        f"static const apq_module *const apq_tables[] = {{{pointers}, NULL}};"
+    )
+
+
 def graph_source(
-    name: str, version: str, graph: Graph, weights: WeightsFile, cpu_flags: Sequence[str]
+    name: str, version: str, graph: Graph, weights: WeightsFile, device: Device
 ) -> str:
-    """Write the C source of a module's graph.
+    """Write the C source of a module's graph on one device.
 
     Parameters
     ----------
@@ -60,8 +97,7 @@ def graph_source(
         The module format's version.
     graph : Graph
     weights : WeightsFile
-    cpu_flags : sequence of str
-        What ``/proc/cpuinfo`` must list.
+    device : Device
 
     Returns
     -------
@@ -69,22 +105,23 @@ def graph_source(
         C11, to be compiled with ``runtime/`` on the include path.
     """
     buffers = [b for b in graph.buffers if b.first >= 0 and b.output is None]
+    numbers = {id(b): i for i, b in enumerate(buffers)}
     parts = [
-        f"/* The graph of {name}, emitted by apq_tvm. */",
+        f"/* The graph of {name} on {device.target}, emitted by apq_tvm. */",
         '#include <string.h>\n\n#include "apq_runtime.h"',
-        _kernel_declarations(graph),
+        _kernel_declarations(graph, device.prefix),
         _constants(graph.constants),
-        _shapes_function(graph, {id(b): i for i, b in enumerate(buffers)}),
-        _graph_function(graph, weights, {id(b): i for i, b in enumerate(buffers)}),
-        _tables(graph, [(b.first, b.last) for b in buffers], cpu_flags),
-        _module_table(name, version, graph, weights, len(buffers)),
+        _shapes_function(graph, numbers),
+        _graph_function(graph, _Pointers(graph, weights, numbers), device.prefix),
+        _tables(graph, [(b.first, b.last) for b in buffers], device.cpu_flags),
+        _module_table(name, version, graph, weights, device, len(buffers)),
     ]
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
-def _kernel_declarations(graph: Graph) -> str:
+def _kernel_declarations(graph: Graph, prefix: str) -> str:
     return "\n".join(
-        f"int __tvm_ffi_{k}(void *self, const apq_any *args, int32_t n, apq_any *result);"
+        f"int __tvm_ffi_{prefix}{k}(void *self, const apq_any *args, int32_t n, apq_any *result);"
         for k in graph.kernels()
     )
 
@@ -187,8 +224,7 @@ def _comment(text: str) -> str:
     return text.replace("*/", "* /").replace("/*", "/ *").encode("ascii", "replace").decode()
 
 
-def _graph_function(graph: Graph, weights: WeightsFile, numbers: Mapping[int, int]) -> str:
-    pointers = _Pointers(graph, weights, numbers)
+def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
     lines = [
         "static int graph(const apq_frame *frame) {",
         "  int rc = APQ_OK;",
@@ -196,7 +232,7 @@ def _graph_function(graph: Graph, weights: WeightsFile, numbers: Mapping[int, in
         *_symbol_lines(graph, "frame->symbols"),
     ]
     for number, call in enumerate(graph.calls):
-        lines += _call_lines(number, call, pointers)
+        lines += _call_lines(number, call, pointers, prefix)
     copies = [_copy_line(i, graph, pointers) for i in range(len(graph.results))]
     if any(copies):
         lines.append("  /* Outputs that are inputs, constants or another output. */")
@@ -204,7 +240,7 @@ def _graph_function(graph: Graph, weights: WeightsFile, numbers: Mapping[int, in
     return "\n".join([*lines, "  return rc;", "}"])
 
 
-def _call_lines(number: int, call: Call, pointers: _Pointers) -> list[str]:
+def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> list[str]:
     tensors = [a for a in call.args if isinstance(a, Tensor)]
     shown = ", ".join(a if isinstance(a, str) else pointers.label(a) for a in call.args)
     lines = [f"  /* {number}: {_comment(call.comment)}({_comment(shown)}) */", "  {"]
@@ -229,20 +265,20 @@ def _call_lines(number: int, call: Call, pointers: _Pointers) -> list[str]:
             f"    if ((rc = apq_check_ids({c_string(check.layer)}, &t[{argument_of[check.arg]}], "
             f"{check.lowest}, {check.rows})) != APQ_OK) return rc;"
         )
-    lines += _launch_lines(call, len(args))
+    lines += _launch_lines(call, len(args), prefix)
     return [*lines, "    if (rc != APQ_OK) return rc;", "  }"]
 
 
-def _launch_lines(call: Call, count: int) -> list[str]:
+def _launch_lines(call: Call, count: int, prefix: str) -> list[str]:
     lines = [f"    const double work = {call.work};"]
     if not call.variants:
-        return [*lines, f"    {_launch(call.kernel, 'a', count)}"]
+        return [*lines, f"    {_launch(prefix, call.kernel, 'a', count)}"]
     lines.append(f"    const int64_t rows = {call.rows};")
     widths = sorted({variant.width for variant in call.variants})
     if call.precision >= 0:
         lines.append(f"    const int32_t bits = frame->bits[{call.precision}];")
     for i, width in enumerate(widths):
-        mine = _variant_lines([v for v in call.variants if v.width == width], count)
+        mine = _variant_lines([v for v in call.variants if v.width == width], count, prefix)
         if len(widths) == 1:
             lines += mine
         else:
@@ -251,25 +287,26 @@ def _launch_lines(call: Call, count: int) -> list[str]:
     return [*lines, "    (void)rows;"]
 
 
-def _variant_lines(variants: Sequence[Variant], count: int) -> list[str]:
+def _variant_lines(variants: Sequence[Variant], count: int, prefix: str) -> list[str]:
     """One launch by the rows at hand."""
     lines = []
     for i, variant in enumerate(variants):
         if not variant.func:
             launch = "{ }"
         elif variant.args is None:
-            launch = _launch(variant.func, "a", count)
+            launch = _launch(prefix, variant.func, "a", count)
         else:
             taken = ", ".join(f"a[{arg}]" for arg in variant.args)
             own = f"const apq_any own[] = {{{taken}}};"
-            launch = f"{{ {own} {_launch(variant.func, 'own', len(variant.args))} }}"
+            launch = f"{{ {own} {_launch(prefix, variant.func, 'own', len(variant.args))} }}"
         test = f"if (rows <= {variant.m_max}) " if i < len(variants) - 1 else ""
         lines.append(f"    {'else ' if i else ''}{test}{launch}")
     return lines
 
 
-def _launch(kernel: str, args: str, count: int) -> str:
-    return f"rc = apq_call(frame, {c_string(kernel)}, __tvm_ffi_{kernel}, {args}, {count}, work);"
+def _launch(prefix: str, kernel: str, args: str, count: int) -> str:
+    function = f"__tvm_ffi_{prefix}{kernel}"
+    return f"rc = apq_call(frame, {c_string(kernel)}, {function}, {args}, {count}, work);"
 
 
 def _copy_line(index: int, graph: Graph, pointers: _Pointers) -> str:
@@ -317,10 +354,13 @@ def _tables(graph: Graph, lifetimes: Sequence[tuple[int, int]], cpu_flags: Seque
     )
 
 
-def _module_table(name: str, version: str, graph: Graph, weights: WeightsFile, buffers: int) -> str:
+def _module_table(
+    name: str, version: str, graph: Graph, weights: WeightsFile, device: Device, buffers: int
+) -> str:
     fields = {
         "name": c_string(name),
         "version": c_string(version),
+        "target": c_string(device.target),
         "num_inputs": len(graph.inputs),
         "num_outputs": len(graph.outputs),
         "num_symbols": len(graph.symbols),
@@ -344,8 +384,8 @@ def _module_table(name: str, version: str, graph: Graph, weights: WeightsFile, b
     rows = [f"    .{field} = {value}," for field, value in fields.items()]
     return "\n".join(
         [
-            "extern const apq_module apq_this_module;",
-            "const apq_module apq_this_module = {",
+            f"extern const apq_module {device.table};",
+            f"const apq_module {device.table} = {{",
             *rows,
             "};",
         ]

@@ -16,7 +16,8 @@ from tvm.target import codegen
 from apq_tvm.errors import BuildError
 
 # LLVM feature → how /proc/cpuinfo spells it, for the extensions LLVM uses on its own or that
-# intrinsics name. x86: Linux arch/x86/include/asm/cpufeatures.h; Arm: arch/arm64/kernel/cpuinfo.c.
+# intrinsics name. x86: Linux arch/x86/include/asm/cpufeatures.h; Arm: arch/arm64/kernel/cpuinfo.c,
+# all of which runtime/machine.c knows.
 CPUINFO_FLAGS = {
     "sse3": "pni",
     "ssse3": "ssse3",
@@ -50,12 +51,19 @@ CPUINFO_FLAGS = {
     "avx512vpopcntdq": "avx512_vpopcntdq",
     "avx512bf16": "avx512_bf16",
     "avx512fp16": "avx512_fp16",
+    "neon": "asimd",
+    "lse": "atomics",
+    "rdm": "asimdrdm",
+    "complxnum": "fcma",
     "dotprod": "asimddp",
     "i8mm": "i8mm",
     "bf16": "bf16",
     "fullfp16": "asimdhp",
+    "fp16fml": "asimdfhm",
+    "sha3": "sha3",
     "sve": "sve",
     "sve2": "sve2",
+    "sve-bitperm": "svebitperm",
 }
 
 # Small enough to share the work among cores, large enough that an object's own overhead is lost.
@@ -63,7 +71,7 @@ _KERNELS_PER_OBJECT = 4
 
 
 def cpu_flags(target: Any) -> tuple[str, ...]:
-    """List what ``/proc/cpuinfo`` must show for code built for `target` to run.
+    """List what a machine must have for code built for `target` to run.
 
     Parameters
     ----------
@@ -73,13 +81,15 @@ def cpu_flags(target: Any) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        Sorted.
+        As ``/proc/cpuinfo`` spells them, sorted.
     """
     features = {str(f) for f in codegen.llvm_get_cpu_features(target)}
     return tuple(sorted(flag for feature, flag in CPUINFO_FLAGS.items() if feature in features))
 
 
-def build_kernels(mod: Any, names: Sequence[str], target: Any, folder: Path) -> list[Path]:
+def build_kernels(
+    mod: Any, names: Sequence[str], target: Any, folder: Path, prefix: str = ""
+) -> list[Path]:
     """Compile PrimFuncs into a few object files, in parallel.
 
     Parameters
@@ -87,10 +97,12 @@ def build_kernels(mod: Any, names: Sequence[str], target: Any, folder: Path) -> 
     mod : tvm.IRModule
         Holds every function of `names`, scheduled.
     names : sequence of str
-        Each becomes ``__tvm_ffi_{name}``.
+        Each becomes ``__tvm_ffi_{prefix}{name}``.
     target : tvm.target.Target
     folder : Path
-        Receives ``kernels_0.o`` and so on.
+        Receives ``{prefix}kernels_0.o`` and so on.
+    prefix : str
+        Tells apart kernels that are built for several targets.
 
     Returns
     -------
@@ -109,18 +121,20 @@ def build_kernels(mod: Any, names: Sequence[str], target: Any, folder: Path) -> 
             raise BuildError(f"kernel name '{name}' is not a C identifier")
     count = -(-len(names) // _KERNELS_PER_OBJECT)
     shares = [names[i::count] for i in range(count)]
-    paths = [folder / f"kernels_{i}.o" for i in range(count)]
+    paths = [folder / f"{prefix}kernels_{i}.o" for i in range(count)]
     # tirx.build leaves the interpreter lock and keeps its state per thread.
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        jobs = [pool.submit(_build_object, mod, share, target) for share in shares]
+        jobs = [pool.submit(_build_object, mod, share, target, prefix) for share in shares]
         for path, job in zip(paths, jobs, strict=True):
             path.write_bytes(job.result())
     return paths
 
 
-def _build_object(mod: Any, names: Sequence[str], target: Any) -> bytes:
+def _build_object(mod: Any, names: Sequence[str], target: Any, prefix: str) -> bytes:
     """One object file. LLVM ends the process if it cannot write a file, so it gets memory."""
-    functions = {tvm.ir.GlobalVar(n): mod[n].with_attr("global_symbol", n) for n in names}
+    functions = {
+        tvm.ir.GlobalVar(prefix + n): mod[n].with_attr("global_symbol", prefix + n) for n in names
+    }
     memory = os.memfd_create("apq_kernels")
     try:
         built = tirx.build(tvm.IRModule(functions), target=target)

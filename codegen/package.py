@@ -129,13 +129,24 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return re.sub(r"@([A-Z_]+)@", lambda m: values[m.group(1)], text)
 
 
-def template_values(name: str, version: str, graph: Graph) -> dict[str, str]:
-    """Build the values of every ``@KEY@`` that the C, CMake and pkg-config templates use."""
+def template_values(
+    name: str, version: str, graph: Graph, libraries: Sequence[str] = ()
+) -> dict[str, str]:
+    """Build the values of every ``@KEY@`` that the header, CMake and pkg-config templates use.
+
+    Parameters
+    ----------
+    name, version : str
+    graph : Graph
+    libraries : sequence of str
+        What the library is linked with, as linker options.
+    """
     ranks = [len(p.dims) for p in (*graph.inputs, *graph.outputs)]
     return {
         "NAME": name,
         "UPPER": name.upper(),
         "VERSION": version,
+        "LIBS": " ".join(libraries),
         "SIGNATURE": "\n".join(
             [*_signature("input", graph.inputs), *_signature("output", graph.outputs)]
         ),
@@ -154,9 +165,16 @@ def _signature(kind: str, ports: Sequence[Port]) -> list[str]:
     return lines
 
 
-def write_package(folder: Path, name: str, version: str, graph: Graph) -> None:
-    """Write the files that need no build: ``__init__.py``, header, CMake and pkg-config."""
-    values = template_values(name, version, graph)
+def write_package(folder: Path, name: str, values: Mapping[str, str]) -> None:
+    """Write the files that need no build: ``__init__.py``, header, CMake and pkg-config.
+
+    Parameters
+    ----------
+    folder : Path
+    name : str
+    values : mapping of str to str
+        Of `template_values`.
+    """
     shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")
     for template, target in (
         ("module.h.in", f"{name}.h"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from apq_tvm.errors import BadTarget
@@ -18,14 +19,41 @@ PROFILES: tuple[DeviceProfile, ...] = (*x86.PROFILES, *arm.PROFILES, arm.AUTO)
 _HOSTS = {"x86_64": x86.host_profile, "aarch64": arm.host_profile}
 
 
-def find_profile(name: str = "host") -> DeviceProfile:
+def find_profile(name: str = "host", triple: str = "") -> DeviceProfile:
     """The profile called `name`; ``"host"`` is this machine's, with its own number of cores.
+
+    Parameters
+    ----------
+    name : str
+    triple : str
+        To compile for another system of the same architecture: ``"aarch64-linux-android24"``.
 
     Raises
     ------
     BadTarget
-        No profile has this name, or ``host`` is no machine that a profile is for.
+        No profile has this name, ``host`` is no machine that a profile is for, or the triple is of
+        another architecture or of no Linux.
     """
+    profile = _by_name(name)
+    if not triple:
+        return profile
+    arch, _, system = triple.partition("-")
+    if arch != profile.arch:
+        raise BadTarget(f"--triple {triple} is not of {profile.name}, which is {profile.arch}")
+    if "linux" not in system.split("-"):
+        raise BadTarget(
+            f"--triple {triple}: modules are for Linux and Android, such as "
+            f"{arch}-linux-gnu or {arch}-linux-android24"
+        )
+    return _with_triple(profile, triple)
+
+
+def _with_triple(profile: DeviceProfile, triple: str) -> DeviceProfile:
+    variants = tuple(_with_triple(variant, triple) for variant in profile.variants)
+    return replace(profile, target={**profile.target, "mtriple": triple}, variants=variants)
+
+
+def _by_name(name: str) -> DeviceProfile:
     if name == "host":
         system, machine = os.uname().sysname, os.uname().machine
         if system != "Linux" or machine not in _HOSTS:

@@ -78,6 +78,7 @@ typedef struct {
 
 typedef struct {
   const char *name, *version;
+  const char *target; /* the device profile it was compiled for */
   int32_t num_inputs, num_outputs, num_symbols, num_buffers, num_precisions;
   int32_t input_dims, output_dims; /* sums of ndim */
   const apq_value *inputs, *outputs;
@@ -164,13 +165,16 @@ uint64_t apq_checksum(const unsigned char *data, size_t bytes);
 int apq_weights_open(const apq_module *module, const char *path, apq_weights *out);
 void apq_weights_close(apq_weights *weights);
 
-/* ---- handles and contexts (module.c) ---- */
+/* ---- handles and contexts (module.c, machine.c) ---- */
 
 typedef struct apq_handle apq_handle;
 typedef struct apq_context apq_context;
 
-int apq_open(const apq_module *module, const char *weights_path, apq_handle **out);
+/* The first of the modules (NULL at the end) that this machine has the features for. */
+int apq_choose(const apq_module *const *modules, const apq_module **chosen);
+int apq_open(const apq_module *const *modules, const char *weights_path, apq_handle **out);
 void apq_close(apq_handle *handle);
+const char *apq_target(const apq_handle *handle);
 int apq_verify(const apq_handle *handle);
 int apq_set_num_threads(apq_handle *handle, int32_t threads);
 int32_t apq_num_threads(const apq_handle *handle);

@@ -45,40 +45,10 @@ struct apq_context {
 
 /* ---- handle ---- */
 
-static int check_machine(const apq_module *m) {
-  char text[16384]; /* the first CPU's entry is about 1.5 KB */
-  if (m->cpu_flags[0] == NULL) return APQ_OK;
-  FILE *file = fopen("/proc/cpuinfo", "re");
-  size_t got = file == NULL ? 0 : fread(text, 1, sizeof text - 1, file);
-  if (file != NULL) fclose(file);
-  text[got] = '\0';
-  char *flags = strstr(text, "\nflags"); /* x86; Arm says Features */
-  if (flags == NULL) flags = strstr(text, "\nFeatures");
-  if (flags == NULL) {
-    return apq_fail(APQ_BAD_MACHINE, "lib%s: /proc/cpuinfo does not tell this CPU's features", m->name);
-  }
-  flags[1 + strcspn(flags + 1, "\n")] = '\0';
-  for (const char *const *want = m->cpu_flags; *want != NULL; want++) {
-    size_t length = strlen(*want);
-    const char *at = flags;
-    while ((at = strstr(at, *want)) != NULL) {
-      char before = at[-1], after = at[length];
-      if ((before == ' ' || before == '\t' || before == ':') && (after == ' ' || after == '\0')) break;
-      at += length;
-    }
-    if (at == NULL) {
-      return apq_fail(APQ_BAD_MACHINE,
-                      "lib%s needs the CPU feature %s, which this machine lacks; compile the model for "
-                      "this machine (--target host) or run it on one that has it",
-                      m->name, *want);
-    }
-  }
-  return APQ_OK;
-}
-
-int apq_open(const apq_module *m, const char *weights_path, apq_handle **out) {
+int apq_open(const apq_module *const *modules, const char *weights_path, apq_handle **out) {
+  const apq_module *m;
   *out = NULL;
-  int rc = check_machine(m);
+  int rc = apq_choose(modules, &m);
   if (rc != APQ_OK) return rc;
   apq_handle *h = calloc(1, sizeof *h + (size_t)m->num_precisions * sizeof(atomic_int));
   if (h == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a handle", m->name);
@@ -101,6 +71,8 @@ void apq_close(apq_handle *h) {
   apq_weights_close(&h->weights);
   free(h);
 }
+
+const char *apq_target(const apq_handle *h) { return h->module->target; }
 
 int apq_verify(const apq_handle *h) {
   const apq_module *m = h->module;

@@ -56,6 +56,7 @@ __all__ = [
     "run",
     "set_num_threads",
     "set_precision",
+    "target",
     "verify",
 ]
 
@@ -136,23 +137,29 @@ def _describe(tensor: _DLTensor, array: Array, keep: list[Any]) -> None:
     keep += [array, shape, strides]
 
 
+def _system() -> str:
+    """Android has a C library of its own, whatever name Python gives the system."""
+    return "android" if hasattr(sys, "getandroidapilevel") else sys.platform
+
+
 class _Library:
     """The loaded library, its open handle, and contexts that no call is using."""
 
     def __init__(self, folder: Path, info: Mapping[str, Any]) -> None:
         self.name = str(info["name"])
-        machine = str(info["machine"])
-        if (sys.platform, platform.machine()) != (info["system"], machine):
+        here = (_system(), platform.machine())
+        if here != (info["system"], info["machine"]):
             raise WrongMachine(
-                f"{self.name} was compiled for {info['system']} on {machine}, this is "
-                f"{sys.platform} on {platform.machine()}; compile the model for this machine"
+                f"{self.name} was compiled for {info['system']} on {info['machine']}, this is "
+                f"{here[0]} on {here[1]}; compile the model for this machine: "
+                "apq-tvm compile --target, see apq-tvm targets"
             )
         path = folder / f"lib{self.name}.so"
         try:
             self.c = ctypes.CDLL(str(path))
         except OSError as error:
             raise LoadError(f"{path} cannot be loaded: {error}") from error
-        for function in ("last_error", "version"):
+        for function in ("last_error", "target", "version"):
             self._function(function).restype = ctypes.c_char_p
         self.run_c = self._function("run_bits")
         self.shape_c = self._function("output_shape")
@@ -233,6 +240,12 @@ def num_threads() -> int:
     One without an OpenMP runtime, and in a process forked from a thread that had run a model.
     """
     return _library.call("num_threads")
+
+
+def target() -> str:
+    """The device whose code runs here: a library may hold code for several."""
+    name: bytes = _library._function("target")(_library.handle)
+    return name.decode()
 
 
 def set_precision(bits: int, layers: str | None = None) -> None:
