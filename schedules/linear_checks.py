@@ -46,7 +46,7 @@ def interleaved(spec: LinearSpec, lanes: int) -> InterleavedLayout:
     """The layout of a quantized layer whose kernel works on `lanes` rows at once."""
     scheme = spec.scheme
     assert scheme is not None
-    return InterleavedLayout(scheme.bits, lanes, scheme.group_size, scheme.zero_points)
+    return InterleavedLayout.of_lanes(scheme, lanes)
 
 
 def check_integer(

@@ -32,12 +32,15 @@ class Unit:
         ``4 * R * shift``.
     groups : int
         Sums wanted along the unit's k: 1, or 2 where groups have 16 codes.
+    inverted : bool
+        True if the top bit of every byte is stored inverted.
     """
 
     bits: int
     rows: int
     fields: tuple[tuple[int, int], ...]
     groups: int = 1
+    inverted: bool = False
 
     @property
     def vector_bytes(self) -> int:
@@ -71,6 +74,8 @@ def decode(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any) -> An
     code: Any = None
     for width, shift in unit.fields:
         part = load(unit.vector_bytes * shift + vector % width * unit.vector_bytes + lane)
+        if unit.inverted:
+            part = tirx.bitwise_xor(part, tirx.const(0x80, "uint8"))
         if width < 8:
             down = (vector // width * width).astype("uint8")
             mask = tirx.const((1 << width) - 1, "uint8")

@@ -180,6 +180,8 @@ def decoded(unit: Unit, codes: Buffer, vector: int) -> Expr:
     result: Expr = None
     for width, shift in unit.fields:
         part = codes.vload([_i64(size * (shift + vector % width))], f"uint8x{size}")
+        if unit.inverted and (width == 8 or vector // width * width + width == 8):
+            part = tirx.bitwise_xor(part, tirx.Broadcast(tirx.const(0x80, "uint8"), size))
         if width < 8:
             # Shifted in 16-bit lanes: x86 has no 8-bit shift, and the mask drops what crosses over.
             down = vector // width * width - shift

@@ -16,6 +16,10 @@ every byte, so a load, a shift and a mask give a whole vector::
 ``rows=1`` is the layout of embedding tables: byte p of a field of width w holds codes
 ``p, p + 4w, p + 8w, ...`` of one row's 32-code unit (W4: 16 bytes, low nibbles are codes 0..15,
 high nibbles 16..31). W8 is the plain row.
+
+``W{bits}r4k4s`` has the top bit of every byte inverted. sdot takes its bytes signed: of a raw byte
+it then multiplies ``byte - 128``, so that the topmost part of a field needs no unpacking at all
+(`apq_tvm.tensorize.arm_fold`); an arithmetic shift right gives it centred.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ UNIT_K = 32
 ROWS = (1, 4, 8, 16)
 """Rows a unit may interleave: 1 for lookups, then 128-, 256- and 512-bit vectors."""
 
-_NAME = re.compile(r"W([1-8])r(\d+)k4\Z")
+_NAME = re.compile(r"W([1-8])r(\d+)k4(s?)\Z")
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ class InterleavedLayout:
         Codes along K that share a scale; -1 for a whole row.
     zero_points : bool
         True if there is an array ``zeros``.
+    inverted : bool
+        True if the top bit of every byte of codes is inverted.
 
     Raises
     ------
@@ -106,6 +112,7 @@ class InterleavedLayout:
     rows: int
     group_size: int = -1
     zero_points: bool = False
+    inverted: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -138,7 +145,7 @@ class InterleavedLayout:
         bits, rows = int(match[1]), int(match[2])
         if bits != scheme.bits:
             raise PackError(f"layout {name} has {bits} bits, scheme {scheme} has {scheme.bits}")
-        return cls(bits, rows, scheme.group_size, scheme.zero_points)
+        return cls(bits, rows, scheme.group_size, scheme.zero_points, bool(match[3]))
 
     @classmethod
     def choose(
@@ -147,12 +154,17 @@ class InterleavedLayout:
         """One vector of int32 lanes, for uniform integers."""
         if scheme is None or scheme.family != "int":
             return None
-        return cls(scheme.bits, vector_bytes // 4, scheme.group_size, scheme.zero_points)
+        return cls.of_lanes(scheme, vector_bytes // 4)
+
+    @classmethod
+    def of_lanes(cls, scheme: Scheme, lanes: int) -> InterleavedLayout:
+        """The layout of integers where vectors have `lanes` int32 lanes: 4 mean Arm's sdot."""
+        return cls(scheme.bits, lanes, scheme.group_size, scheme.zero_points, lanes == 4)
 
     @property
     def name(self) -> str:
-        """``W{bits}r{R}k4``."""
-        return f"W{self.bits}r{self.rows}k4"
+        """``W{bits}r{R}k4``, with an ``s`` where top bits are inverted."""
+        return f"W{self.bits}r{self.rows}k4" + ("s" if self.inverted else "")
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -274,7 +286,7 @@ class InterleavedLayout:
         unit, group = k // UNIT_K, 0 if self.group_size == -1 else k // self.group_size
         codes, vector = arrays["codes"], k % UNIT_K // 4
         fields = tuple((f.width, f.shift) for f in self.fields)
-        shape = Unit(self.bits, self.rows, fields)
+        shape = Unit(self.bits, self.rows, fields, inverted=self.inverted)
         if self.rows == 1:
             raise PackError(f"layout {self.name} is for lookups, not for products")
         code = decode(shape, lambda byte: codes[block, unit, byte], vector, lane * 4 + k % 4)
@@ -310,11 +322,12 @@ class InterleavedLayout:
                     target[...] = bits
                 else:
                     target |= bits
-        return out
+        return out ^ np.uint8(0x80) if self.inverted else out
 
     def _unpack_codes(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """[NB, Kp / 32, 4 * bits * R] -> [NB * R, Kp]."""
         blocks, units, _ = packed.shape
+        packed = packed ^ np.uint8(0x80) if self.inverted else packed
         vectors = np.zeros((blocks, units, 8 * self.vector_bytes), np.uint8)
         for f in self.fields:
             start, size = self.vector_bytes * f.shift, self.vector_bytes * f.width

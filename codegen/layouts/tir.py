@@ -84,7 +84,7 @@ def _pack_codes(layout: InterleavedLayout, n: int, k: int, shape: tuple[int, ...
                 bits = bits | (part << _u8(f.width * t))
             inside = tirx.all(place >= 0, place < layout.vector_bytes * f.width)
             value = tirx.if_then_else(inside, bits, value)
-        return value
+        return value ^ _u8(0x80) if layout.inverted else value
 
     out = te.compute(shape, packed_byte, name="packed")
     inputs = [codes, zeros] if layout.zero_points else [codes]
@@ -100,6 +100,7 @@ def _unpack_codes(layout: InterleavedLayout, n: int, k: int, shape: tuple[int, .
         for f in layout.fields:
             byte = layout.vector_bytes * (f.shift + vector % f.width) + lane
             stored = packed[row // layout.rows, col // UNIT_K, byte]
+            stored = stored ^ _u8(0x80) if layout.inverted else stored
             shift = (vector // f.width * f.width).astype("uint8")
             value = value | (((stored >> shift) & _u8(f.mask)) << _u8(f.shift))
         return value
