@@ -14,12 +14,7 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.calibration_file import check_model
 from apq_tvm.quantizers.folds import replace_weights
-from apq_tvm.quantizers.gptq import (
-    feedback_balance,
-    feedback_codes,
-    feedback_integers,
-    layer_feedback,
-)
+from apq_tvm.quantizers.gptq import improve, layer_feedback, quantize_fed_back
 from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.registry import QUANTIZERS, quantize_tensor
 from apq_tvm.quantizers.scaling import scale_model
@@ -35,9 +30,10 @@ from apq_tvm.types import (
 
 F32 = NDArray[np.float32]
 
-METHODS = ("rtn", "gptq", "awq", "smoothquant", "learned")
+METHODS = ("rtn", "gptq", "awq", "smoothquant", "awq+gptq", "smoothquant+gptq", "learned")
 """How codes are chosen: each family's own way; with error feedback; after scales that AWQ or
-SmoothQuant finds; as ``apq-tvm calibrate --learn`` learned them."""
+SmoothQuant finds; after such scales with error feedback; as ``apq-tvm calibrate --learn`` learned
+them."""
 
 
 class Method:
@@ -79,6 +75,9 @@ class Method:
                 "or use another method"
             )
         self.name, self.calibration, self.search = name, calibration, search
+        scaling, _, feedback = name.rpartition("+")
+        self.feeds_back = feedback == "gptq"
+        self.scaling = scaling or feedback
         self.learned = learned if name == "learned" else None
         self.notes: dict[str, str] = {}
 
@@ -102,9 +101,9 @@ class Method:
         if self.calibration is None:
             return model
         check_model(self.calibration, model, "the calibration")
-        if self.name in ("awq", "smoothquant"):
+        if self.scaling in ("awq", "smoothquant"):
             model, self.calibration, self.notes = scale_model(
-                model, self.calibration, schemes, self.name, progress
+                model, self.calibration, schemes, self.scaling, progress
             )
         elif self.learned is not None:
             self.learned.check(schemes)
@@ -153,24 +152,27 @@ class Method:
             return known
         stats = self.stats(node)
         if stats is not None and QUANTIZERS[scheme.family].feeds_back:
-            if self.name == "gptq" or stats.hessian is not None:
-                damped = layer_feedback(stats, weight.shape[1], node).note()
-                self.notes[node] = "; ".join(filter(None, ("error feedback", damped)))
-            return quantize_tensor(weight, scheme, name, self.search, stats, shared)
-        if self.name != "gptq" or stats is None:
+            tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
+            if self.feeds_back or stats.hessian is not None:
+                feedback = layer_feedback(stats, weight.shape[1], node)
+                self._note(node, "error feedback", feedback.note())
+                if self.feeds_back:
+                    tensor = improve(weight, tensor, feedback.hessian, node)
+            return tensor
+        if not self.feeds_back or stats is None:
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         if is_table:
-            self.notes[node] = "gptq: without feedback, its codes are an embedding table's too"
+            self._note(node, "gptq: without feedback, its codes are an embedding table's too")
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         centred = _has_bias(model, node)
-        feedback = layer_feedback(stats, weight.shape[1], node, centred=centred)
-        self.notes[node] = "; ".join(filter(None, ("gptq", feedback.note())))
-        if scheme.family == "int":
-            return feedback_integers(weight, scheme, feedback, name, self.search)
-        if scheme.family == "balance":
-            return feedback_balance(weight, scheme, feedback, name, self.search)
-        tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
-        return feedback_codes(weight, tensor, feedback, node)
+        feedback = layer_feedback(stats, weight.shape[1], node, centred=centred, act_order=True)
+        self._note(node, "gptq", feedback.note())
+        return quantize_fed_back(weight, scheme, name, stats, feedback, self.search, shared)
+
+    def _note(self, node: str, *parts: str) -> None:
+        """Say what was done to a layer, after what scaling did."""
+        known = self.notes.get(node, "")
+        self.notes[node] = "; ".join(filter(None, (known, *parts)))
 
     def finish(self, quantized: QuantizedModel) -> QuantizedModel:
         """Correct biases for the mean error, and note what was done."""

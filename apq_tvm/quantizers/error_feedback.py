@@ -54,12 +54,15 @@ class Feedback:
         What was added to H's diagonal, relative to its mean.
     dead : int
         Input channels that were 0 in every sample.
+    hessian : float32 [K, K]
+        H as it was factored, damped, columns in their own order.
     """
 
     upper: F32
     order: Columns
     damping: float
     dead: int
+    hessian: F32
 
     def note(self) -> str:
         """What a report should say, or ``""`` if all went as asked."""
@@ -109,7 +112,7 @@ def feedback_of(
     order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(k)
     mean = float(diagonal[~dead].mean())
     h[dead, dead] = mean
-    h = h[np.ix_(order, order)]
+    natural, h = h, h[np.ix_(order, order)]
     while damping <= MAX_DAMPING:
         try:
             # H = V Vᵀ with V upper, by the Cholesky factor of H read backwards; then U = V⁻¹.
@@ -119,7 +122,8 @@ def feedback_of(
             damping = max(damping, DAMPING / 10) * 10
             continue
         if np.isfinite(upper).all():
-            return Feedback(upper.astype(np.float32), order, damping, int(dead.sum()))
+            whole = (natural + np.eye(k) * damping * mean).astype(np.float32)
+            return Feedback(upper.astype(np.float32), order, damping, int(dead.sum()), whole)
         damping = max(damping, DAMPING / 10) * 10
     raise BadInput(
         f"layer {name!r}: H [{k}, {k}] is singular even with {MAX_DAMPING:g} of its mean diagonal "

@@ -1,34 +1,32 @@
-"""Codes chosen with error feedback (GPTQ) for integers and for every family of one code per weight.
+"""Codes chosen with error feedback (GPTQ) for every family of one code per weight.
 
-Integers and W2* get the scale and zero point of a group from its weights as they stand when the
-walk reaches it (GPTQ, section 4, "grouping"): with few levels a scale from the original weights
-would clip what the columns before have fed back. With activation order, where a group's columns are
-not walked together, it is from the original weights. Other families keep the scales and tables
-that their own quantizer chose and get new codes: what each code would decode to, weight by weight,
-is all the walk needs to know of them.
+The family's own quantizer chooses scales and tables for what an error in each column costs after
+all later columns did what they could for it. The walk (`error_feedback`) then chooses codes; what
+each code would decode to, weight by weight, is all it needs to know of the family. GPTQ takes the
+scale of a group from its weights as the walk finds them (section 4, "grouping"); here scales and
+codes take turns after the walk (`refit`, `descend`), each the best for the other, which on
+SmolLM2's layers loses 4 to 7 % less and leaves the order of columns free.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.errors import BadInput, BadScheme
-from apq_tvm.formats.balance import CENTRE
-from apq_tvm.formats.families import check_tensor, dequantize
-from apq_tvm.formats.integer import format_of
-from apq_tvm.quantizers import balance, rtn
+from apq_tvm.errors import BadInput
+from apq_tvm.quantizers.descend import Nearest, descend, nearest_codes
 from apq_tvm.quantizers.error_feedback import DAMPING, Columns, Feedback, feedback_of, walk
-from apq_tvm.quantizers.registry import QuantContext
-from apq_tvm.quantizers.weighted import quantize_weighted
+from apq_tvm.quantizers.refit import refit
+from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
 
-LEVELS_BYTES = 1 << 28
-"""Decoded values of all codes held at a time: more rows than fit are walked in turns."""
+TURNS = 2
+"""Rounds of refitted scales and descending codes after the walk: a third gains 1 % of the error."""
 
 
 def layer_feedback(
@@ -76,106 +74,44 @@ def layer_feedback(
     return feedback_of(h, name, damping=damping, act_order=act_order)
 
 
-def feedback_integers(
-    w: F32, scheme: Scheme, feedback: Feedback, name: str, search: bool = True
+def quantize_fed_back(
+    w: F32,
+    scheme: Scheme,
+    name: str,
+    stats: LayerStats,
+    feedback: Feedback,
+    search: bool = True,
+    shared: Any = None,
 ) -> QuantizedTensor:
-    """Integers of any bits, group and zero points.
+    """Quantize one weight matrix with error feedback.
 
     Parameters
     ----------
     w : float32 [N, K]
     scheme : Scheme
-        Of family ``"int"``.
-    feedback : Feedback
     name : str
         For errors.
-    search : bool
-        Search each group's scale for least error.
+    stats : LayerStats
+    feedback : Feedback
+        Of `stats` (`layer_feedback`).
+    search, shared
+        See `quantize_tensor`.
 
     Returns
     -------
     QuantizedTensor
+
+    Raises
+    ------
+    ApqError
+        See `quantize_tensor`; also if the family's weights do not each depend on one code.
     """
-    fmt = format_of(scheme)
-    n, k = w.shape
-    size = k if scheme.group_size == -1 else min(scheme.group_size, k)
-    groups = -(-k // size)
-    row = replace(scheme, group_size=-1, per_token=False)
-    codes = np.empty((n, k), np.uint8)
-    scales = np.empty((n, groups), np.float16)
-    zeros = np.empty((n, groups), np.uint8)
-    natural = bool((np.diff(feedback.order) > 0).all())
-
-    cost = _cost(feedback)
-    even = bool((cost == cost[0]).all())
-
-    def enter(now: F32, columns: Columns) -> None:
-        now = np.ascontiguousarray(now)
-        if search and not even:
-            part = quantize_weighted(now, row, cost[columns], name)
-        else:
-            part = rtn.quantize_tensor(now, row, name, search)
-        scales[:, columns[0] // size] = part.scales[:, 0]
-        zeros[:, columns[0] // size] = fmt.zero if part.zeros is None else part.zeros[:, 0]
-
-    def quantize(now: F32, columns: Columns) -> F32:
-        at = columns // size
-        scale = scales[:, at].astype(np.float32)
-        if fmt.signs_only:
-            codes[:, columns] = now > 0
-            return np.where(now > 0, scale, -scale)
-        zero = zeros[:, at].astype(np.float32)
-        code = np.divide(now, scale, out=np.zeros_like(now), where=scale != 0)
-        code = np.clip(np.rint(code) + zero, 0, np.float32(fmt.max_code))
-        codes[:, columns] = code
-        return np.asarray(scale * (code - zero), np.float32)
-
-    if natural:
-        walk(w, feedback, quantize, group=size, enter_group=enter)
-    else:
-        for first in range(0, k, size):
-            enter(w[:, first : first + size], np.arange(first, min(first + size, k)))
-        walk(w, feedback, quantize)
-    return QuantizedTensor(codes, scales, zeros if fmt.zero_points else None, scheme)
+    weighed = replace(stats, mean_square=column_cost(feedback), fisher=None)
+    tensor = quantize_tensor(w, scheme, name, search, weighed, shared)
+    return improve(w, feedback_codes(w, tensor, feedback, name), feedback.hessian, name)
 
 
-def feedback_balance(
-    w: F32, scheme: Scheme, feedback: Feedback, name: str, search: bool = True
-) -> QuantizedTensor:
-    """W2*: five levels, the scale of a group from its weights as the walk finds them.
-
-    Parameters are those of `feedback_integers`, the scheme of family ``"balance"``, the order of
-    `feedback` the columns' own.
-
-    Returns
-    -------
-    QuantizedTensor
-    """
-    n, k = w.shape
-    size = k if scheme.group_size == -1 else min(scheme.group_size, k)
-    row = replace(scheme, group_size=-1, per_token=False)
-    codes = np.empty((n, k), np.uint8)
-    scales = np.empty((n, -(-k // size)), np.float16)
-    cost = _cost(feedback)
-
-    def enter(now: F32, columns: Columns) -> None:
-        mine = cost[columns]
-        context = QuantContext(search, LayerStats(mine, mine, mine, 1))
-        part = balance.quantize_tensor(np.ascontiguousarray(now), row, name, context)
-        scales[:, columns[0] // size] = part.scales[:, 0]
-
-    def quantize(now: F32, columns: Columns) -> F32:
-        scale = scales[:, columns // size].astype(np.float32)
-        level = np.rint(np.divide(now, scale, out=np.zeros_like(now), where=scale > 0))
-        level = np.clip(level, -CENTRE, CENTRE)
-        codes[:, columns] = level + CENTRE
-        return np.asarray(scale * level, np.float32)
-
-    walk(w, feedback, quantize, group=size, enter_group=enter)
-    return QuantizedTensor(codes, scales, None, scheme)
-
-
-def _cost(feedback: Feedback) -> F32:
+def column_cost(feedback: Feedback) -> F32:
     """What an error of each column costs, squared: 1 / U_ii^2, which no later column makes good."""
     cost = np.empty(len(feedback.order), np.float32)
     cost[feedback.order] = 1 / np.square(feedback.upper.diagonal())
@@ -205,43 +141,37 @@ def feedback_codes(
     BadScheme
         If the family's codes are not of that kind.
     """
-    n, k = w.shape
-    count = _count(tensor, name)
-    rows = max(1, LEVELS_BYTES // (4 * count * k))
-    codes = np.empty((n, k), np.uint8)
-    for first in range(0, n, rows):
-        part = slice(first, min(first + rows, n))
-        levels = np.empty((k, count, part.stop - first), np.float32)  # [K, C, R]
-        for code in range(count):
-            filled = replace(tensor, codes=np.full_like(tensor.codes, code))
-            levels[:, code] = dequantize(filled)[part].T
+    codes = np.empty(w.shape, np.uint8)
+    for rows, nearest in nearest_codes(tensor, name):
 
-        def quantize(now: F32, columns: Columns, part: slice = part, levels: F32 = levels) -> F32:
-            choice = levels[columns[0]]  # [C, R]
-            best = np.abs(choice - now[:, 0]).argmin(axis=0)
-            codes[part, columns[0]] = best
-            return np.take_along_axis(choice, best[None], axis=0).T
+        def quantize(
+            now: F32, columns: Columns, rows: slice = rows, nearest: Nearest = nearest
+        ) -> F32:
+            code, value = nearest(int(columns[0]), now[:, 0])
+            codes[rows, columns[0]] = code
+            return value[:, None]
 
-        walk(w[part], feedback, quantize)
+        walk(w[rows], feedback, quantize)
     return replace(tensor, codes=codes)
 
 
-def _count(tensor: QuantizedTensor, name: str) -> int:
-    """How many codes the tensor's family accepts."""
-    if tensor.scheme.min_bits:
-        raise BadScheme(
-            f"layer {name!r}: method gptq chooses codes of one width, {tensor.scheme} holds "
-            "several; use method rtn"
-        )
-    count = 0
-    for code in range(1 << tensor.scheme.bits):
-        try:
-            check_tensor(replace(tensor, codes=np.full_like(tensor.codes, code)), name)
-        except BadScheme:
-            break
-        count = code + 1
-    if count < 2:
-        raise BadScheme(
-            f"layer {name!r}: method gptq knows no codes of {tensor.scheme}; use method rtn"
-        )
-    return count
+def improve(w: F32, tensor: QuantizedTensor, hessian: F32, name: str) -> QuantizedTensor:
+    """Take turns between the scales that suit the codes best and the codes that suit the scales.
+
+    Parameters
+    ----------
+    w : float32 [N, K]
+    tensor : QuantizedTensor
+        What error feedback arrived at.
+    hessian : float32 [K, K]
+        Damped, as in `Feedback`.
+    name : str
+
+    Returns
+    -------
+    QuantizedTensor
+        Loses no more than `tensor`.
+    """
+    for _ in range(TURNS):
+        tensor = descend(w, refit(w, tensor, hessian), hessian, name)
+    return tensor

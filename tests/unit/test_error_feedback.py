@@ -14,13 +14,8 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import FAMILIES, check_tensor, dequantize
 from apq_tvm.quantizers import quantize_tensor
 from apq_tvm.quantizers.error_feedback import MAX_DAMPING, feedback_of, output_error, walk
-from apq_tvm.quantizers.gptq import (
-    feedback_balance,
-    feedback_codes,
-    feedback_integers,
-    layer_feedback,
-)
-from apq_tvm.types import LayerStats, Scheme
+from apq_tvm.quantizers.gptq import feedback_codes, layer_feedback, quantize_fed_back
+from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
 
 ONES = np.ones(48, np.float32)
 
@@ -43,12 +38,21 @@ def scheme_of(text: str) -> Scheme:
     return scheme
 
 
+def fed_back(
+    w: np.ndarray, scheme: Scheme, h: np.ndarray, act_order: bool = True
+) -> QuantizedTensor:
+    feedback = feedback_of(h, "layer", act_order=act_order)
+    square = np.ascontiguousarray(h.diagonal())
+    stats = LayerStats(square, np.zeros_like(square), np.sqrt(square), 1, h)
+    return quantize_fed_back(w, scheme, "layer", stats, feedback)
+
+
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("text", ["W1A8g32", "W2A8g32", "W3A8", "W4zA8g16", "W4A8g32", "W8A8"])
 def test_feedback_beats_rounding_on_correlated_inputs(text: str, act_order: bool) -> None:
     w, h, scheme = weights(32, 128), correlated(128), scheme_of(text)
     plain = output_error(w - dequantize(quantize_tensor(w, scheme)), h, ONES)
-    fed = feedback_integers(w, scheme, feedback_of(h, "layer", act_order=act_order), "layer")
+    fed = fed_back(w, scheme, h, act_order)
     check_tensor(fed, "layer")
     assert output_error(w - dequantize(fed), h, ONES) < 0.6 * plain
 
@@ -71,9 +75,12 @@ def test_without_correlation_feedback_is_rounding(
     elif kind != "normal":
         w = np.full_like(w, {"zeros": 0.0, "denormal": 1e-40, "equal": 0.7}[kind])
     scheme = Scheme(bits, zero, group_size=group)
-    fed = feedback_integers(w, scheme, feedback_of(np.eye(k, dtype=np.float32), "layer"), "layer")
+    start = quantize_tensor(w, scheme)
+    fed = feedback_codes(w, start, feedback_of(np.eye(k, dtype=np.float32), "layer"), "layer")
     check_tensor(fed, "layer")
-    np.testing.assert_array_equal(dequantize(fed), dequantize(quantize_tensor(w, scheme)))
+    np.testing.assert_allclose(
+        np.abs(dequantize(fed) - w), np.abs(dequantize(start) - w), rtol=1e-4, atol=1e-7
+    )
 
 
 def test_columns_make_good_the_error_of_one_column() -> None:
@@ -157,33 +164,20 @@ def test_feedback_needs_h_of_the_layer() -> None:
 SCHEMES = [f.examples[0] for f in FAMILIES if f.name in ("balance", "bcq", "cb", "nl", "super")]
 
 
-@pytest.mark.parametrize("text", ["W2*A8", "W2*A8g32", "W2*A8g64"])
-def test_scales_that_follow_the_walk_are_better(text: str) -> None:
-    """Five levels clip what is fed back, unless the scale knows of it."""
-    w, h, scheme = weights(32, 128), correlated(128), scheme_of(text)
-    feedback = feedback_of(h, "layer")
-    start = quantize_tensor(w, scheme)
-    fixed = feedback_codes(w, start, feedback, "layer")
-    fed = feedback_balance(w, scheme, feedback, "layer")
-    check_tensor(fed, "layer")
-    error = output_error(w - dequantize(fed), h, ONES)
-    assert error < 0.6 * output_error(w - dequantize(start), h, ONES)
-    assert error < output_error(w - dequantize(fixed), h, ONES)
-
-
-@pytest.mark.parametrize("text", SCHEMES)
+@pytest.mark.parametrize("text", [*SCHEMES, "W2*A8g32", "cb3g64", "bcq2g32"])
 def test_feedback_improves_other_families(text: str) -> None:
     w, h, scheme = weights(16, 128), correlated(128), scheme_of(text)
     start = quantize_tensor(w, scheme)
-    fed = feedback_codes(w, start, feedback_of(h, "layer"), "layer")
+    walked = feedback_codes(w, start, feedback_of(h, "layer"), "layer")
+    np.testing.assert_array_equal(walked.scales, start.scales)
+    fed = fed_back(w, scheme, h)
     check_tensor(fed, "layer")
-    np.testing.assert_array_equal(fed.scales, start.scales)
-    before = output_error(w - dequantize(start), h, ONES)
-    assert output_error(w - dequantize(fed), h, ONES) < 0.7 * before
+    before, after, last = (output_error(w - dequantize(t), h, ONES) for t in (start, walked, fed))
+    assert after < 0.7 * before
+    assert last < 0.9 * after
 
 
 def test_feedback_refuses_codes_of_several_widths() -> None:
-    tensor = quantize_tensor(weights(4, 32), scheme_of("W4A8"))
-    several = replace(tensor, scheme=replace(tensor.scheme, min_bits=2))
+    several = quantize_tensor(weights(4, 32), scheme_of("anyprec2-4"))
     with pytest.raises(BadScheme, match="one width"):
         feedback_codes(weights(4, 32), several, feedback_of(correlated(32), "l"), "layer")
