@@ -14,7 +14,7 @@ import numpy as np
 from apq_tvm.codegen.graph import Array, Call, Graph, Place, Port, Tensor
 from apq_tvm.types import Variant
 
-_DL_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2}
+DL_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def c_string(text: str) -> str:
 def dl_dtype(dtype: str) -> str:
     """Write a numpy dtype as a ``DLDataType`` initializer."""
     bits = np.dtype(dtype).itemsize * 8
-    return f"{{{_DL_CODES[np.dtype(dtype).name.rstrip('0123456789')]}, {bits}, 1}}"
+    return f"{{{DL_CODES[np.dtype(dtype).name.rstrip('0123456789')]}, {bits}, 1}}"
 
 
 @dataclass(frozen=True)

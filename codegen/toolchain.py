@@ -118,7 +118,8 @@ def find_toolchain(triple: str = "", cc: str = "", sysroot: str = "") -> Toolcha
             _check_libc(tools, arch, triple)
         objcopy, ar, nm = (_tool(full, name, arch, cross) for name in ("objcopy", "ar", "nm"))
         return Toolchain(tools.cc, version, objcopy, ar, nm, machine)
-    raise _no_compiler(named or shlex.split(os.environ.get("CC", "")), arch, triple, cross)
+    native = [] if cross else shlex.split(os.environ.get("CC", ""))
+    raise _no_compiler(named or native, arch, triple, cross)
 
 
 def _candidates(arch: str, triple: str, cross: bool) -> Iterator[list[str]]:
@@ -145,8 +146,8 @@ def _no_compiler(wanted: Sequence[str], arch: str, triple: str, cross: bool) -> 
         )
     named = " ".join(wanted) or "cc, gcc or clang"
     return BuildError(
-        f"no C compiler: {named} is not on PATH. Install one ({_install(arch, triple, cross)}) or "
-        "set CC"
+        f"no C compiler: {named} is not on PATH. Install one ({_install(arch, triple, cross)}), or "
+        "name one with --cc or CC"
     )
 
 

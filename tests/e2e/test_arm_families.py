@@ -1,0 +1,49 @@
+"""Every family of formats, from ONNX to a module for Arm that runs under qemu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arm_module import ArmModule, needs_qemu
+
+from apq_tvm import pipeline
+from apq_tvm.formats import FAMILIES, dequantize, parse_scheme
+from tests.onnx_models import build, save
+
+N, K = 36, 336  # no unit, group or super-block divides both
+INTEGERS = ("W2A8g64", "W3zA8g32", "W4A8g32", "W4zA8tg64", "W8A8", "W4A4g32", "W4A16g32", "float")
+FEW = [(f.examples[0], f.examples[-1]) for f in FAMILIES if f.name != "int"]
+SCHEMES = (*INTEGERS, *(name for names in FEW for name in names))
+ROWS = (1, 5)
+A8_ERROR, FLOAT_ERROR = 0.03, 1e-5  # as in test_families.py
+
+pytestmark = needs_qemu
+
+
+@pytest.mark.parametrize("target,cpu", (("graviton3", "max"), ("cortex-a53", "cortex-a53")))
+def test_layers_compute_their_decoded_weights(target: str, cpu: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    weights = {f"w{i}": rng.standard_normal((K, N)).astype(np.float32) for i in range(len(SCHEMES))}
+    nodes = [("MatMul", f"x w{i}", f"y{i}") for i in range(len(SCHEMES))]
+    outputs = " ".join(f"y{i}" for i in range(len(SCHEMES)))
+    model = build(nodes, {"x": ("float32", ["rows", K])}, outputs, weights)
+    types = {f"^n_y{i}$": scheme for i, scheme in enumerate(SCHEMES)}
+    plan = pipeline.plan(save(model, tmp_path), target=target, tensor_types=types, search=False)
+    pipeline.build(plan, tmp_path / "families")
+    module = ArmModule(tmp_path / "families", tmp_path)
+    for rows in ROWS:
+        x = rng.standard_normal((rows, K)).astype(np.float32)
+        results = module.run({"x": x}, cpu)
+        for i, name in enumerate(SCHEMES):
+            scheme = parse_scheme(name)
+            decoded, limit = weights[f"w{i}"].T, FLOAT_ERROR
+            if scheme is not None:
+                decoded = dequantize(plan.quantized.tensors[plan.quantized.layers[f"n_y{i}"]], 0)
+                if scheme.integer_acts:
+                    limit = A8_ERROR * 127 / (2 ** (scheme.act_bits - 1) - 1)
+            wanted = x.astype(np.float64) @ decoded.T.astype(np.float64)
+            error = results[f"y{i}"] - wanted
+            relative = np.sqrt((error**2).mean() / (wanted**2).mean())
+            assert relative < limit, f"{name} with {rows} rows"

@@ -1,0 +1,199 @@
+"""Modules compiled here for 64-bit Arm: run under qemu, refused where they cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arm_module import ArmModule, Refused, needs_qemu
+
+import apq_tvm
+from apq_tvm.errors import BadInput
+from apq_tvm.explain import explain, explanation_lines
+from apq_tvm.inspect import devices, inspect
+from apq_tvm.module import load_module
+from apq_tvm.types import Array
+from tests.onnx_models import build, rand, run_onnx, save
+
+WIDTH, WORDS = 64, 40
+LIBRARY_BYTES = 600_000
+# cosine to float32 of 4-bit weights in groups of 32; of Arm's results to this machine's, which
+# differ where a rounding of activations tips over.
+TO_FLOAT, TO_HOST = 0.97, 0.9999
+
+TARGETS = (
+    ("graviton2", "neoverse-n1"),
+    ("graviton3", "max"),
+    ("cortex-a53", "cortex-a53"),
+    ("cortex-a76", "cortex-a76"),
+)
+
+pytestmark = needs_qemu
+
+
+@pytest.fixture(scope="module")
+def onnx_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Words in, a block of attention and a feed-forward layer with its residual out."""
+    weights = {
+        "table": rand(WORDS, WIDTH),
+        "wq": rand(WIDTH, WIDTH, seed=1) / 8,
+        "wk": rand(WIDTH, WIDTH, seed=2) / 8,
+        "gain": 1 + rand(WIDTH, seed=3) / 4,
+        "shift": rand(WIDTH, seed=4),
+        "w1": rand(WIDTH, 2 * WIDTH, seed=5) / 8,
+        "b1": rand(2 * WIDTH, seed=6),
+        "w2": rand(2 * WIDTH, WIDTH, seed=7) / 11,
+    }
+    nodes = [
+        ("Gather", "table ids", "x"),
+        ("MatMul", "x wq", "q"),
+        ("MatMul", "x wk", "k"),
+        ("Transpose", "k", "kt", {"perm": [0, 2, 1]}),
+        ("MatMul", "q kt", "scores"),
+        ("Softmax", "scores", "p", {"axis": -1}),
+        ("MatMul", "p x", "a"),
+        ("Add", "a x", "r"),
+        ("LayerNormalization", "r gain shift", "n", {"axis": -1}),
+        ("MatMul", "n w1", "h"),
+        ("Add", "h b1", "hb"),
+        ("Relu", "hb", "g"),
+        ("MatMul", "g w2", "m"),
+        ("Add", "m n", "y"),
+    ]
+    inputs = {"ids": ("int64", ["batch", "length"])}
+    return save(build(nodes, inputs, "y", weights), tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="module")
+def ids() -> Array:
+    return np.random.default_rng(0).integers(0, WORDS, (2, 9))
+
+
+@pytest.fixture(scope="module")
+def references(onnx_path: Path, ids: Array) -> tuple[Array, Array]:
+    """What ONNX Runtime gives in float32, and a module of this machine."""
+    here = apq_tvm.compile(onnx_path, onnx_path.parent / "here")
+    mine: Array = load_module(here.path).run(ids=ids)["y"]
+    return run_onnx(onnx_path, {"ids": ids})["y"], mine
+
+
+def cosine(a: Array, b: Array) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
+
+
+def check(y: Array, references: tuple[Array, Array]) -> None:
+    wanted, mine = references
+    assert y.shape == wanted.shape
+    assert cosine(y, wanted) > TO_FLOAT and cosine(y, mine) > TO_HOST
+
+
+@pytest.mark.parametrize("target,cpu", TARGETS)
+def test_results_under_qemu(
+    target: str, cpu: str, onnx_path: Path, ids: Array, references: tuple[Array, Array],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    apq_tvm.compile(onnx_path, tmp_path / "words", target=target)
+    module = ArmModule(tmp_path / "words", tmp_path)
+    assert module.manifest["library"]["machine"] == "aarch64"
+    check(module.run({"ids": ids}, cpu)["y"], references)
+    assert module.target == target
+
+
+@pytest.fixture(scope="module")
+def auto(onnx_path: Path) -> ArmModule:
+    apq_tvm.compile(onnx_path, onnx_path.parent / "words_auto", target="arm-auto")
+    return ArmModule(onnx_path.parent / "words_auto", onnx_path.parent)
+
+
+@pytest.mark.parametrize(
+    "cpu,target",
+    (
+        ("max", "armv8.6-i8mm"),
+        ("neoverse-n1", "armv8.2-dotprod"),
+        ("cortex-a76", "armv8.2-dotprod"),
+        ("cortex-a72", "armv8-a"),
+        ("cortex-a53", "armv8-a"),
+    ),
+)
+def test_library_chooses_by_the_machine(
+    cpu: str, target: str, auto: ArmModule, ids: Array, references: tuple[Array, Array]
+) -> None:
+    check(auto.run({"ids": ids}, cpu)["y"], references)
+    assert auto.target == target
+
+
+def test_variants_share_their_weights(auto: ArmModule) -> None:
+    assert auto.manifest["weights"]["bytes"] < 1.1 * _weight_bytes(auto)
+    layouts = [[layer["layout"] for layer in layers] for _, layers in devices(auto.manifest)]
+    assert layouts[0] == layouts[1] == layouts[2]
+
+
+def _weight_bytes(module: ArmModule) -> int:
+    """Of the layers, with room for the padding of rows and the norm's vectors."""
+    return sum(layer["bytes"] for layer in module.manifest["layers"]) + 8 * WIDTH
+
+
+def test_every_variant_is_shown(auto: ArmModule) -> None:
+    report = inspect(auto.path)
+    assert report["target"] == "arm-auto"
+    names = ["armv8.6-i8mm", "armv8.2-dotprod", "armv8-a"]
+    assert [target for target, _ in devices(report)] == names
+    assert list(report["library"]["devices"]) == names
+    text = "\n".join(explanation_lines(explain(auto.path, "m$")))
+    assert all(f"target {name}: " in text for name in names)
+    assert text.count("W4A8g32 in layout") == 3
+
+
+@pytest.mark.parametrize(
+    "target,cpu,feature",
+    (
+        ("graviton3", "neoverse-n1", "(bf16|i8mm|sve|fcma|asimdfhm)"),
+        ("armv8.6-i8mm", "neoverse-n1", "(i8mm|asimdfhm)"),
+        ("armv8.2-dotprod", "cortex-a72", "(asimddp|asimdhp)"),
+        ("graviton2", "cortex-a53", "(asimddp|asimdhp|asimdrdm|atomics)"),
+    ),
+)
+def test_missing_feature_is_refused_at_load(
+    target: str, cpu: str, feature: str, tmp_path: Path
+) -> None:
+    """No SIGILL: the library says which feature the machine lacks."""
+    model = build([("MatMul", "x w", "y")], {"x": ("float32", ["m", 32])}, "y", {"w": rand(32, 16)})
+    apq_tvm.compile(save(model, tmp_path), tmp_path / "small", target=target, search=False)
+    module = ArmModule(tmp_path / "small", tmp_path)
+    message = f"-3 libsmall needs the CPU feature {feature}, which this machine lacks: .*{target}"
+    with pytest.raises(Refused, match=message):
+        module.run({"x": np.ones((1, 32), np.float32)}, cpu)
+    assert module.run({"x": np.ones((1, 32), np.float32)}, "max")["y"].shape == (1, 16)
+
+
+def test_python_says_which_machine_a_library_is_for(auto: ArmModule) -> None:
+    message = r"WrongMachine: words_auto was compiled for linux on aarch64, this is linux on \w+"
+    with pytest.raises(BadInput, match=message):
+        load_module(auto.path)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "target,cpus",
+    (
+        ("graviton2", ("neoverse-n1",)),
+        ("graviton3", ("max",)),
+        ("arm-auto", ("max", "neoverse-n1", "cortex-a72")),
+    ),
+)
+def test_demo_model(target: str, cpus: tuple[str, ...], demo_onnx: Path, tmp_path: Path) -> None:
+    """A real sentence encoder; its library for one device is small."""
+    import sentences
+
+    inputs = {name: array[:4] for name, array in sentences.load()[1].items()}
+    wanted = run_onnx(demo_onnx, inputs)
+    apq_tvm.compile(demo_onnx, tmp_path / "minilm", target=target, search=False)
+    module = ArmModule(tmp_path / "minilm", tmp_path)
+    for cpu in cpus:
+        results = module.run(inputs, cpu)
+        for name in ("onnx::Shape_422", "461"):
+            assert cosine(results[name], wanted[name]) > TO_FLOAT, (cpu, name)
+    if target != "arm-auto":
+        assert (module.path / "libminilm.so").stat().st_size <= LIBRARY_BYTES
