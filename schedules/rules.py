@@ -8,15 +8,17 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.schedules.arm_activations import schedule_bundles
+from apq_tvm.schedules.arm_codebook import schedule_extra
+from apq_tvm.schedules.arm_gemv import schedule_fold
 from apq_tvm.schedules.batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.embedding import schedule_embedding
 from apq_tvm.schedules.generic import schedule_generic
 from apq_tvm.schedules.layernorm import schedule_layernorm
+from apq_tvm.schedules.lut import schedule_tables
 from apq_tvm.schedules.quantize import schedule_quantize
 from apq_tvm.schedules.softmax import schedule_softmax
 from apq_tvm.schedules.x86_bitserial import schedule_planes
-from apq_tvm.schedules.x86_lut import schedule_tables
 from apq_tvm.schedules.x86_mixed import schedule_mixed_activations
 from apq_tvm.types import DeviceProfile
 
@@ -33,11 +35,13 @@ def schedule_quantize_activations(func: Any, profile: DeviceProfile, decide: Dec
 RULES: dict[str, Rule] = {
     "batch_matmul": schedule_batch_matmul,
     "embedding": schedule_embedding,
+    "fold_activations": schedule_fold,
     "layernorm": schedule_layernorm,
     "lut_tables": schedule_tables,
     "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize_activations,
     "quantize_bundles": schedule_bundles,
+    "quantize_extra": schedule_extra,
     "quantize_planes": schedule_planes,
     "softmax": schedule_softmax,
 }

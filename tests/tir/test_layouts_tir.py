@@ -31,7 +31,7 @@ def call(lib: Any, name: str, inputs: list[np.ndarray], shape: tuple[int, ...], 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_same_bytes_as_numpy(bits: int, group: int, zero_points: bool, n: int, k: int) -> None:
     rows = ROWS[(bits + n) % len(ROWS)]
-    layout = InterleavedLayout(bits, rows, group, zero_points)
+    layout = InterleavedLayout(bits, rows, group, zero_points, rows == 4)
     rng = np.random.default_rng(bits)
     groups = layout.groups(k)
     zeros = rng.integers(0, 1 << bits, (n, groups), dtype=np.uint8) if zero_points else None

@@ -88,7 +88,7 @@ def test_fields_of_seven_bits() -> None:
 def test_bytes_are_where_kernels_look(bits: int, rows: int) -> None:
     n, k = rows + 1, 70
     tensor = random_tensor(Scheme(bits, group_size=32), n, k)
-    layout = InterleavedLayout(bits, rows, 32)
+    layout = InterleavedLayout(bits, rows, 32, inverted=rows == 4)
     packed = layout.pack(tensor).arrays["codes"]
     for row in range(n):
         for col in (0, 3, 4, 15, 16, 31, 32, 63, 64, 69):
@@ -117,7 +117,7 @@ def test_eight_bit_embedding_row_is_plain() -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_round_trip_at_edges(bits: int, rows: int, group: int, zero_points: bool) -> None:
     scheme = Scheme(bits, zero_points, group_size=group)
-    layout = InterleavedLayout(bits, rows, group, zero_points)
+    layout = InterleavedLayout(bits, rows, group, zero_points, rows == 4)
     edge = max(group, UNIT_K)
     for n in {1, max(rows - 1, 1), rows, rows + 1, 3 * rows + 1}:
         for k in (1, edge - 1, edge, edge + 1):
@@ -145,7 +145,7 @@ def test_round_trip_any_shape(
 ) -> None:
     scheme = Scheme(bits, zero_points, act_bits=16, group_size=group)
     tensor = random_tensor(scheme, n, k, seed)
-    layout = InterleavedLayout(bits, rows, group, zero_points)
+    layout = InterleavedLayout(bits, rows, group, zero_points, rows == 4)
     assert_equal(layout.unpack(layout.pack(tensor), n, k, scheme), tensor)
 
 

@@ -1,0 +1,248 @@
+"""Dynamic quantization of activations to int8 and folded, as `apq_tvm.tensorize.fold` says.
+
+Scales are of a whole row or of one group of weights; what belongs to them (zero groups, NaN,
+infinities) is as in `apq_tvm.ops.quantize_activations`. A scale keeps 22 bits, so that MAGIC times
+it is exact.
+
+What the kernel of a chunk starts from is computed here, once for all rows of the weights:
+
+- ``(MAGIC_BITS >> shift) - C`` as the integer sum; C is what the sum of unsigned codes is too large
+  by. In units of the lowest place it is a fraction where activations are folded, rounded to nearest
+  even: an error of at most half the step of *one* activation times one step of a code, per chunk.
+- ``-MAGIC xs`` for the conversion to float.
+
+Results are unrolled for vectors of 4; a schedule has nothing to choose but the rows of a task.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.ops.folded_linear import chunk_units, fold_of
+from apq_tvm.ops.quantize_activations import TINY, argument
+from apq_tvm.tensorize.fold import MAGIC, MAGIC_BITS
+from apq_tvm.tensorize.folded_dot import STARTS
+from apq_tvm.tensorize.unit import VECTORS
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+_MOST = 127.0
+_SCALE_BITS = ~3
+"""Mask of a float32 pattern that leaves 22 significant bits."""
+
+
+def fold_activations(
+    k: int, layout: InterleavedLayout, per_token: bool, copies: int, row_block: int = 1
+) -> PrimFunc:
+    """Quantize rows of float32 activations for `apq_tvm.ops.folded_linear`.
+
+    Parameters
+    ----------
+    k : int
+        Columns of x.
+    layout : InterleavedLayout
+        Of the weights: it says how codes are stored and which of them share a scale.
+    per_token : bool
+        True for one scale per row, False for one per group of the weights.
+    copies : int
+        Row blocks that the kernel reads at once.
+    row_block : int
+        Rows in one parallel task.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x f32 [M, K], xq i8 [M, Kp], starts f32 [M, chunks, copies, 8], factors f32 [M, chunks,
+        4 or 8])``.
+    """
+    return _FoldActivations(k, layout, per_token, copies, row_block).build()
+
+
+class _FoldActivations:
+    def __init__(
+        self, k: int, layout: InterleavedLayout, per_token: bool, copies: int, row_block: int
+    ) -> None:
+        self.k, self.padded = k, layout.padded_k(k)
+        self.fold = fold_of(layout)
+        self.chunk = UNIT_K * chunk_units(layout, k)
+        self.group = self.padded if per_token else layout.group_width(k)
+        self.copies, self.row_block = copies, row_block
+
+    def build(self) -> PrimFunc:
+        m = tirx.Var("m", "int64")
+        rows, chunks = self.row_block, self.padded // self.chunk
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name("fold_activations")
+            attributes = {"apq.op": "fold_activations", "op_pattern": 8, "tirx.noalias": True}
+            b.func_attr(attributes)
+            x = argument("x", (m, self.k), "float32")
+            self.xq = argument("xq", (m, self.padded), "int8")
+            self.starts = argument("starts", (m, chunks, self.copies, STARTS), "float32")
+            self.factors = argument("factors", (m, chunks, self.fold.factors), "float32")
+            tasks = (m + _i64(rows - 1)) // _i64(rows)
+            with b.sblock("root"):
+                b.reads()
+                b.writes()
+                with b.serial(0, tasks) as t, b.sblock("task"):
+                    task = b.axis.spatial(tasks, t)
+                    b.reads(x[0:m, 0 : self.k])
+                    b.writes(self.xq[0:m, 0 : self.padded])
+                    first = b.bind(task * _i64(rows))
+                    mine = b.bind(tirx.min(_i64(rows), m - first))
+                    with b.serial(0, mine) as r:
+                        self._row(first + r, x)
+        return builder.get()
+
+    def _row(self, row: Expr, x: Buffer) -> None:
+        source = _Row(x, row)
+        if self.padded != self.k:
+            copy = b.sblock_alloc_buffer((self.padded,), "float32", align=64)
+            with b.serial(0, _i64(self.padded)) as c:
+                value = tirx.if_then_else(c < _i64(self.k), x[row, c], _f32(0.0))
+                b.buffer_store(copy, value, [c])
+            source = _Row(copy, None)
+        largest = b.sblock_alloc_buffer((4,), "int32", align=16)
+        scale = b.sblock_alloc_buffer((2,), "float32", align=16)
+        with b.serial(0, _i64(self.padded // self.group)) as g:
+            first = g * _i64(self.group)
+            b.buffer_store(largest, _four(tirx.const(0, "int32")), [_lanes(0)])
+            with b.serial(0, _i64(self.group // UNIT_K)) as u:
+                self._largest(source, first + u * _i64(UNIT_K), largest)
+            self._scale(largest, scale)
+            with b.serial(0, _i64(self.group // self.chunk)) as c:
+                chunk = g * _i64(self.group // self.chunk) + c
+                self._chunk(source, row, chunk, scale)
+
+    def _largest(self, source: _Row, first: Expr, largest: Buffer) -> None:
+        """Largest pattern of |x_t - 2^-w x_(t+1)|: NaN above infinity."""
+        step, top = self.fold.vectors, largest[_lanes(0)]
+        for j in range(VECTORS):
+            value = source.four(first, j)
+            if j + step < VECTORS:
+                above = source.four(first, j + step)
+                value = _fma(above, _four(_f32(-(2.0**-self.fold.width))), value)
+            pattern = tirx.reinterpret("int32x4", value)
+            size = tirx.bitwise_and(pattern, _four(tirx.const(0x7FFFFFFF, "int32")))
+            top = tirx.max(top, size)
+        b.buffer_store(largest, top, [_lanes(0)])
+
+    def _scale(self, largest: Buffer, scale: Buffer) -> None:
+        """scale[0] = xs, scale[1] = 127 / largest; both 0 for a group that counts as zero."""
+        reduce = "llvm.vector.reduce.smax.v4i32"
+        pattern = tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(0)])
+        size = tirx.reinterpret("float32", pattern)
+        tiny = size < _f32(TINY)
+        kept = tirx.bitwise_and(
+            tirx.reinterpret("int32", size * _f32(1 / _MOST)), tirx.const(_SCALE_BITS, "int32")
+        )
+        xs = tirx.Select(tiny, _f32(0.0), tirx.reinterpret("float32", kept))
+        b.buffer_store(scale, xs, [0])
+        b.buffer_store(scale, tirx.Select(tiny, _f32(0.0), _f32(_MOST) / size), [1])
+
+    def _chunk(self, source: _Row, row: Expr, chunk: Expr, scale: Buffer) -> None:
+        fold = self.fold
+        sums = b.sblock_alloc_buffer((fold.parts, 4), "int32", align=16)
+        for part in range(fold.parts):
+            b.buffer_store(sums, _four(tirx.const(0, "int32")), [part, _lanes(0)])
+        with b.serial(0, _i64(self.chunk // UNIT_K)) as u:
+            self._codes(source, row, chunk * _i64(self.chunk) + u * _i64(UNIT_K), scale, sums)
+        add = "llvm.vector.reduce.add.v4i32"
+        totals = [
+            tirx.call_llvm_pure_intrin("int32", add, sums[part, _lanes(0)])
+            for part in range(fold.parts)
+        ]
+        xs = scale[0] * _f32(2.0**-fold.shift)
+        for copy in range(self.copies):
+            start = tirx.const(MAGIC_BITS >> fold.shift, "int32") - self._correction(totals)
+            start = tirx.reinterpret("float32x4", _four(start))
+            b.buffer_store(self.starts, start, [row, chunk, copy, _lanes(0)])
+            b.buffer_store(self.starts, _four(xs * _f32(-MAGIC)), [row, chunk, copy, _lanes(4)])
+        b.buffer_store(self.factors, _four(xs), [row, chunk, _lanes(0)])
+        if fold.zeros:
+            total = _weighted(totals, fold.weights)
+            total = tirx.reinterpret("float32x4", _four(total))
+            b.buffer_store(self.factors, total, [row, chunk, _lanes(4)])
+
+    def _codes(
+        self, source: _Row, row: Expr, first: Expr, scale: Buffer, sums: Buffer
+    ) -> None:
+        """Codes of one unit, and their sums by part."""
+        fold = self.fold
+        values = b.sblock_alloc_buffer((VECTORS, 4), "float32", align=16)  # x', exact in float32
+        for j in reversed(range(VECTORS)):
+            scaled = source.four(first, j) * _four(scale[1])
+            above = j + fold.vectors
+            back = values[above, _lanes(0)] * _four(_f32(2.0**-fold.width)) if above < 8 else None
+            rounded = _nearest(scaled if back is None else scaled - back)
+            b.buffer_store(values, rounded, [j, _lanes(0)])
+            code = rounded.astype("int32x4")
+            part = fold.part(j)
+            b.buffer_store(sums, sums[part, _lanes(0)] + code, [part, _lanes(0)])
+            b.buffer_store(self.xq, code.astype("int8x4"), [row, _ramp(first + 4 * j, 4)])
+            if back is not None:
+                b.buffer_store(values, rounded + back, [j, _lanes(0)])
+
+    def _correction(self, totals: list[Expr]) -> Expr:
+        """C, rounded to nearest even."""
+        fold = self.fold
+        value = _weighted(totals, fold.corrections)
+        if not fold.shift:
+            return value
+        shift, one = tirx.const(fold.shift, "int32"), tirx.const(1, "int32")
+        odd = tirx.bitwise_and(tirx.shift_right(value, shift), one)
+        half = tirx.const((1 << (fold.shift - 1)) - 1, "int32")
+        return tirx.shift_right(value + half + odd, shift)
+
+
+class _Row:
+    """One row of x, of a matrix or alone."""
+
+    def __init__(self, buffer: Buffer, row: Expr | None) -> None:
+        self._buffer, self._lead = buffer, [] if row is None else [row]
+
+    def four(self, first: Expr, vector: int) -> Expr:
+        """float32 [4]."""
+        return self._buffer[(*self._lead, _ramp(first + _i64(4 * vector), 4))]
+
+
+def _weighted(totals: list[Expr], weights: tuple[int, ...]) -> Expr:
+    value: Expr = tirx.const(0, "int32")
+    for total, weight in zip(totals, weights, strict=True):
+        if weight:
+            value = value + total * tirx.const(weight, "int32")
+    return value
+
+
+def _nearest(value: Expr) -> Expr:
+    return tirx.call_llvm_pure_intrin("float32x4", "llvm.roundeven.v4f32", value)
+
+
+def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
+    return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma.v4f32", x, y, z)
+
+
+def _four(value: Expr) -> Expr:
+    return tirx.Broadcast(value, 4)
+
+
+def _f32(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def _i64(value: int) -> Expr:
+    return tirx.const(value, "int64")
+
+
+def _ramp(first: Expr, lanes: int) -> Expr:
+    return tirx.Ramp(first, _i64(1), lanes)
+
+
+def _lanes(first: int) -> Expr:
+    return _ramp(_i64(first), 4)

@@ -1,0 +1,159 @@
+"""Default schedules of integer linear layers for few rows of x on 64-bit Arm with sdot.
+
+What the decisions mean:
+
+- ``streams``: row blocks of 4 that are read at once; they share the loads of the activations.
+- ``copies``: whether each of them has its own copy of what a chunk starts from
+  (`apq_tvm.ops.folded_linear`). Cores with four vector pipes are out of issue slots for vectors
+  before they are out of loads (V1: 43 % of the sdot peak without, 47 % with); N1 is short of slots
+  of any kind (37 % with, 39 % without).
+- ``unroll``: chunks per iteration. Scales of two chunks are one 16-byte load.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir
+
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.fold_activations import fold_activations
+from apq_tvm.ops.folded_linear import chunk_units, fold_of, folded_linear
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.decide import Decide, Defaults
+from apq_tvm.schedules.linear_checks import check_integer, interleaved
+from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+from apq_tvm.tensorize.arm_fold import folded_intrinsic
+from apq_tvm.types import DeviceProfile
+
+LANES = 4
+"""Rows of a vector: a layout's R."""
+
+M_TILES = (4, 2, 1)
+"""Rows of x that share an unpacked weight vector; a kernel is for at least that many rows."""
+
+_PARALLEL = 1 << 16
+"""Weights from which on a second thread pays."""
+
+_TASK = 16384
+"""Activations in a parallel task."""
+
+
+def _streams(spec: LinearSpec, m_tile: int, decide: Decide) -> int:
+    # A tile of 4 rows of x leaves registers for the sums of two row blocks.
+    choices = (4, 2, 1, 3) if m_tile < 4 else (2, 1, 4)
+    blocks = -(-spec.n // LANES)
+    return decide("streams", tuple(s for s in choices if s <= blocks))
+
+
+def _copies(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> int:
+    streams = _streams(spec, m_tile, decide)
+    own = profile.in_order or profile.macs_per_cycle.get("sdot", 0) > 32
+    return decide("copies", (streams, 1) if own else (1, streams))
+
+
+def _check(spec: LinearSpec, profile: DeviceProfile, bits: int) -> None:
+    check_integer(spec, profile, bits, ("dotprod",), LANES)
+    scheme = spec.scheme
+    assert scheme is not None
+    if scheme.act_bits != 8:
+        raise NotApplicable(f"is for activations of 8 bits, not {scheme}")
+    if 0 < scheme.group_size < UNIT_K:
+        raise NotApplicable(f"groups of {scheme.group_size} have {UNIT_K} codes at least")
+
+
+def _prepare(
+    m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide
+) -> Preparation:
+    layout = interleaved(spec, LANES)
+    assert spec.scheme is not None
+    per_token = spec.scheme.act_group == -1
+    copies = _copies(spec, profile, m_tile, decide)
+    fold = fold_of(layout)
+    rows = max(1, _TASK // spec.k)
+    func = fold_activations(spec.k, layout, per_token, copies, rows)
+    group = f"g{layout.group_size}" if layout.group_size > 0 else "row"
+    codes = f"w{fold.width}" + ("" if fold.raw else f"_W{layout.bits}")
+    key = f"fold_k{spec.k}_{group}_{codes}_x{copies}"
+    key += ("_t" if per_token else "") + ("_z" if fold.zeros else "")
+    return Preparation(key, func)
+
+
+def _schedule(
+    m_tile: int, sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide
+) -> None:
+    """One task per bundle of row blocks; per tile of x and chunk, all streams side by side."""
+    layout = interleaved(spec, LANES)
+    store, dot = (sch.get_sblock(name) for name in ("store", "dot"))
+    tile, bundle, stream, *row = sch.get_loops(store)
+    if spec.n % LANES == 0:
+        sch.vectorize(row.pop())
+    sch.reorder(bundle, tile, stream)
+    if spec.n * spec.k >= _PARALLEL:
+        sch.parallel(bundle)
+    for loop in (stream, *row):
+        sch.unroll(loop)
+
+    sch.compute_at(dot, tile, preserve_unit_loops=True)
+    units = chunk_units(layout, spec.k)
+    rows, along = (2 if m_tile > 1 else 1), (3 if units > 1 else 2)
+    stream, *inner = sch.get_loops(dot)[-(2 + rows + along) :]
+    lanes, chunk, within = inner[:rows], inner[rows], inner[rows + 1 :]
+    sch.reorder(chunk, stream, *lanes, *within)
+    chunks = int(sch.get(chunk).extent)
+    choices = (2, 1) if units == 1 else (1, 2)
+    unroll = decide("unroll", tuple(u for u in choices if chunks % u == 0))
+    if unroll > 1:
+        chunk, part = sch.split(chunk, [None, unroll])
+        sch.unroll(part)
+    init = sch.decompose_reduction(dot, chunk)
+    *outer, lane = sch.get_loops(init)[-(1 + rows) :]
+    for loop in outer:
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    sch.unroll(stream)
+    sch.tensorize(lanes[0], folded_intrinsic(fold_of(layout), m_tile, units))
+
+
+def schedule_fold(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Schedule `apq_tvm.ops.fold_activations.fold_activations`: a rule of `schedules.rules`."""
+    sch = s_tir.Schedule(func)
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    sch.parallel(task)
+    return sch.mod["main"]
+
+
+def _kernel(bits: int, m_tile: int) -> LinearKernel:
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        streams = _streams(spec, m_tile, decide)
+        copies = _copies(spec, profile, m_tile, decide)
+        return folded_linear(spec, interleaved(spec, LANES), m_tile, streams, copies)
+
+    def layout(spec: LinearSpec, profile: DeviceProfile) -> InterleavedLayout:
+        return interleaved(spec, LANES)
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        _schedule(m_tile, sch, spec, profile, decide)
+
+    def prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
+        # Its defaults: the key must be the same for all layers that read one x.
+        return _prepare(m_tile, spec, profile, Defaults())
+
+    return LinearKernel(
+        f"gemv_W{bits}A8_sdot_r{LANES}m{m_tile}",
+        m_tile,
+        -1,
+        lambda spec, profile: _check(spec, profile, bits),
+        layout,
+        func,
+        schedule,
+        bits,
+        prepare=prepare,
+    )
+
+
+GEMV_KERNELS: tuple[LinearKernel, ...] = tuple(
+    _kernel(bits, m_tile) for bits in range(1, 9) for m_tile in M_TILES
+)
+"""In order of preference: where several fit, larger M tiles take over as M grows."""

@@ -1,0 +1,147 @@
+"""Scaled dot products of packed codes with folded activations by sdot: 4 rows, by lane.
+
+Sources: Arm Architecture Reference Manual, DDI 0487: SDOT (by element), FCVTL, FMLA; LLVM's
+IntrinsicsAArch64.td for ``llvm.aarch64.neon.sdot``.
+
+Per 4 rows x 32 k of W4 that is 4 ``and``, 8 sdot, 1 ``shl``, 1 ``fcvtl`` and 2 ``fmla``:
+
+- An int32 sum starts at the pattern of `MAGIC` (and at what symmetric codes are off by), so that it
+  *is* the float MAGIC + sum at the end.
+- ``c = -MAGIC xs`` is exact, because xs is given in 22 bits. ``c + xs (MAGIC + sum)`` is one
+  ``fmla`` with one rounding, ``y + scale c`` the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.fold import Fold
+from apq_tvm.tensorize.folded_dot import FoldedDot, FoldedOperands, folded_pair
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit import UNIT_K
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+
+def folded_intrinsic(fold: Fold, m: int, units: int) -> str:
+    """Register (once) and name the product of one chunk.
+
+    Parameters
+    ----------
+    fold : Fold
+        Of a unit of 4 rows.
+    m : int
+        Rows of x; codes are unpacked once for all of them.
+    units : int
+        Of the chunk.
+    """
+    unit = fold.unit
+    name = f"apq_sdot_fold_{m}x{unit.rows}x{UNIT_K * units}_s8u{unit.bits}f32"
+    name += "_z" if fold.zeros else ""
+    return register(name, lambda: folded_pair(FoldedDot(fold, m, units), _implement))
+
+
+def _implement(o: FoldedOperands) -> None:
+    places = [_sums(o, i) for i in range(o.dot.m)]
+    scale = o.scales.vload([0], "float16x4").astype("float32x4")
+    for i, total in enumerate(places):
+        at = _at(o, i)
+        if o.zeros is not None:
+            zero = o.zeros.vload([0], "uint8x4").astype("int32x4")
+            total = total - zero * tirx.reinterpret("int32x4", _four(o, o.factors, i, 4))
+        total = tirx.reinterpret("float32x4", total)
+        scaled = _fma(total, _four(o, o.factors, i, 0), _four(o, o.starts, i, 4))
+        b.buffer_store(o.acc, _fma(scale, scaled, o.acc[tuple(at)]), at)
+
+
+def _four(o: FoldedOperands, buffer: Buffer, row: int, index: int) -> Expr:
+    return buffer.vload([*_row(o, row), index], "float32x4")
+
+
+def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
+    """x y + z, rounded once: TVM's own multiply and add would be two operations."""
+    return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma.v4f32", x, y, z)
+
+
+def _sums(o: FoldedOperands, row: int) -> Expr:
+    """int32 [4]: pattern of a float, MAGIC + 2^shift Σ."""
+    dot, fold = o.dot, o.dot.fold
+    total = tirx.reinterpret("int32x4", _four(o, o.starts, row, 0))
+    for part in range(fold.parts):
+        if part:
+            width = tirx.Broadcast(tirx.const(fold.width, "int32"), 4)
+            total = tirx.shift_left(total, width)
+        apart = dot.units > 1 and part > 0
+        mine = tirx.Broadcast(tirx.const(0, "int32"), 4) if apart else total
+        for unit in range(dot.units):
+            for vector in range(part * fold.vectors, (part + 1) * fold.vectors):
+                mine = _sdot(mine, _codes(o, unit, vector), _four_k(o, row, unit, vector))
+        total = total + mine if apart else mine
+    return total
+
+
+def _sdot(total: Expr, codes: Expr, x: Expr) -> Expr:
+    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    return tirx.call_llvm_pure_intrin("int32x4", name, total, codes, x)
+
+
+def _codes(o: FoldedOperands, unit: int, vector: int) -> Expr:
+    """int8 [16]: what stands for one vector of the unit (see `apq_tvm.tensorize.fold`)."""
+    fold = o.dot.fold
+    if not fold.raw:
+        return _decoded(o, unit, vector)
+    part, width = fold.part(vector), fold.width
+    byte = _load(o, unit, vector % width)
+    mask = (1 << width * (part + 1)) - 1
+    if mask < 255:
+        byte = tirx.bitwise_and(byte, _bytes(mask))
+    return tirx.reinterpret("int8x16", byte)
+
+
+def _decoded(o: FoldedOperands, unit: int, vector: int) -> Expr:
+    """int8 [16]: codes put together of their fields, twice the code where that is wanted."""
+    shape, fold = o.dot.fold.unit, o.dot.fold
+    result: Expr = None
+    for width, shift in shape.fields:
+        byte = _load(o, unit, shift + vector % width)
+        low = vector // width * width
+        if shape.inverted and low + width == 8:
+            byte = tirx.bitwise_xor(byte, _bytes(0x80))
+        to = shift + 1 if fold.doubled else shift
+        if low > to:
+            byte = tirx.shift_right(byte, _bytes(low - to))
+        elif low < to:
+            byte = tirx.shift_left(byte, _bytes(to - low))
+        byte = tirx.bitwise_and(byte, _bytes(((1 << width) - 1) << to))
+        result = byte if result is None else tirx.bitwise_or(result, byte)
+    return tirx.reinterpret("int8x16", result)
+
+
+def _bytes(value: int) -> Expr:
+    return tirx.Broadcast(tirx.const(value, "uint8"), 16)
+
+
+def _load(o: FoldedOperands, unit: int, index: int) -> Expr:
+    lead = [unit] if o.dot.units > 1 else []
+    return o.codes.vload([*lead, 16 * index], "uint8x16")
+
+
+def _four_k(o: FoldedOperands, row: int, unit: int, vector: int) -> Expr:
+    """int8 [16]: activations of k = 4 * vector .. + 3, which sdot takes by lane."""
+    at = UNIT_K * unit + 16 * (vector // 4)
+    sixteen = tirx.reinterpret("int32x4", o.x.vload([*_row(o, row), at], "int8x16"))
+    lane = [tirx.const(vector % 4, "int32")] * 4
+    return tirx.reinterpret("int8x16", tirx.Shuffle([sixteen], lane))
+
+
+def _row(o: FoldedOperands, row: int) -> list[Expr]:
+    return [row] if o.dot.m > 1 else []
+
+
+def _at(o: FoldedOperands, row: int) -> list[Expr]:
+    zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
+    return [*_row(o, row), tirx.Ramp(zero, one, 4)]
