@@ -1,4 +1,4 @@
-"""Compiled modules for another machine, run under qemu-user from their static library."""
+"""Compiled modules for another machine, run under qemu-user from their static library; a model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL
 from apq_tvm.codegen.graph_c import DL_CODES
 from apq_tvm.module import read_manifest
 from apq_tvm.types import Array
+from tests.onnx_models import build, rand, save
+
+WIDTH, WORDS = 64, 40
+"""Of the model `words_model`."""
 
 SOURCE = Path(__file__).parent / "embed" / "run_file.c"
 _CC, _QEMU = COMPILERS["aarch64"], EMULATORS["aarch64"]
@@ -92,3 +96,40 @@ def _read(data: bytes, ports: list[dict[str, object]]) -> dict[str, Array]:
         results[port["name"]] = np.frombuffer(data, dtype, count, at).reshape(shape)
         at += count * dtype.itemsize
     return results
+
+
+def words_model(folder: Path) -> Path:
+    """An ONNX file: words in, attention and a feed-forward layer with its residual out."""
+    weights = {
+        "table": rand(WORDS, WIDTH),
+        "wq": rand(WIDTH, WIDTH, seed=1) / 8,
+        "wk": rand(WIDTH, WIDTH, seed=2) / 8,
+        "gain": 1 + rand(WIDTH, seed=3) / 4,
+        "shift": rand(WIDTH, seed=4),
+        "w1": rand(WIDTH, 2 * WIDTH, seed=5) / 8,
+        "b1": rand(2 * WIDTH, seed=6),
+        "w2": rand(2 * WIDTH, WIDTH, seed=7) / 11,
+    }
+    nodes = [
+        ("Gather", "table ids", "x"),
+        ("MatMul", "x wq", "q"),
+        ("MatMul", "x wk", "k"),
+        ("Transpose", "k", "kt", {"perm": [0, 2, 1]}),
+        ("MatMul", "q kt", "scores"),
+        ("Softmax", "scores", "p", {"axis": -1}),
+        ("MatMul", "p x", "a"),
+        ("Add", "a x", "r"),
+        ("LayerNormalization", "r gain shift", "n", {"axis": -1}),
+        ("MatMul", "n w1", "h"),
+        ("Add", "h b1", "hb"),
+        ("Relu", "hb", "g"),
+        ("MatMul", "g w2", "m"),
+        ("Add", "m n", "y"),
+    ]
+    inputs = {"ids": ("int64", ["batch", "length"])}
+    return save(build(nodes, inputs, "y", weights), folder)
+
+
+def cosine(a: Array, b: Array) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))

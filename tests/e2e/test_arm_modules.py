@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arm_module import ArmModule, Refused, needs_qemu
+from arm_module import WIDTH, WORDS, ArmModule, Refused, cosine, needs_qemu, words_model
 
 import apq_tvm
+from apq_tvm.bench.emulator import COMPILERS
 from apq_tvm.errors import BadInput
 from apq_tvm.explain import explain, explanation_lines
 from apq_tvm.inspect import devices, inspect
@@ -16,7 +17,6 @@ from apq_tvm.module import load_module
 from apq_tvm.types import Array
 from tests.onnx_models import build, rand, run_onnx, save
 
-WIDTH, WORDS = 64, 40
 LIBRARY_BYTES = 600_000
 # cosine to float32 of 4-bit weights in groups of 32; of Arm's results to this machine's, which
 # differ where a rounding of activations tips over.
@@ -34,35 +34,7 @@ pytestmark = needs_qemu
 
 @pytest.fixture(scope="module")
 def onnx_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Words in, a block of attention and a feed-forward layer with its residual out."""
-    weights = {
-        "table": rand(WORDS, WIDTH),
-        "wq": rand(WIDTH, WIDTH, seed=1) / 8,
-        "wk": rand(WIDTH, WIDTH, seed=2) / 8,
-        "gain": 1 + rand(WIDTH, seed=3) / 4,
-        "shift": rand(WIDTH, seed=4),
-        "w1": rand(WIDTH, 2 * WIDTH, seed=5) / 8,
-        "b1": rand(2 * WIDTH, seed=6),
-        "w2": rand(2 * WIDTH, WIDTH, seed=7) / 11,
-    }
-    nodes = [
-        ("Gather", "table ids", "x"),
-        ("MatMul", "x wq", "q"),
-        ("MatMul", "x wk", "k"),
-        ("Transpose", "k", "kt", {"perm": [0, 2, 1]}),
-        ("MatMul", "q kt", "scores"),
-        ("Softmax", "scores", "p", {"axis": -1}),
-        ("MatMul", "p x", "a"),
-        ("Add", "a x", "r"),
-        ("LayerNormalization", "r gain shift", "n", {"axis": -1}),
-        ("MatMul", "n w1", "h"),
-        ("Add", "h b1", "hb"),
-        ("Relu", "hb", "g"),
-        ("MatMul", "g w2", "m"),
-        ("Add", "m n", "y"),
-    ]
-    inputs = {"ids": ("int64", ["batch", "length"])}
-    return save(build(nodes, inputs, "y", weights), tmp_path_factory.mktemp("words"))
+    return words_model(tmp_path_factory.mktemp("words"))
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +48,6 @@ def references(onnx_path: Path, ids: Array) -> tuple[Array, Array]:
     here = apq_tvm.compile(onnx_path, onnx_path.parent / "here")
     mine: Array = load_module(here.path).run(ids=ids)["y"]
     return run_onnx(onnx_path, {"ids": ids})["y"], mine
-
-
-def cosine(a: Array, b: Array) -> float:
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
 
 
 def check(y: Array, references: tuple[Array, Array]) -> None:
@@ -172,6 +139,40 @@ def test_python_says_which_machine_a_library_is_for(auto: ArmModule) -> None:
     message = r"WrongMachine: words_auto was compiled for linux on aarch64, this is linux on \w+"
     with pytest.raises(BadInput, match=message):
         load_module(auto.path)
+
+
+def test_android_by_its_triple(tmp_path: Path) -> None:
+    """A module for bionic, by a clang of the NDK; here one that only pretends and calls gcc."""
+    fake = tmp_path / "bin" / "clang"
+    fake.parent.mkdir()
+    fake.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {tmp_path}/log
+case " $* " in
+  *" --version "*) echo "Android clang version 18.0.1"; exit;;
+  *" -dumpmachine "*) echo aarch64-unknown-linux-android24; exit;;
+esac
+for word; do shift; case $word in --target=*) ;; *) set -- "$@" "$word";; esac; done
+exec {COMPILERS["aarch64"]} "$@"
+"""
+    )
+    fake.chmod(0o755)
+    model = build([("MatMul", "x w", "y")], {"x": ("float32", ["m", 32])}, "y", {"w": rand(32, 16)})
+    apq_tvm.compile(
+        save(model, tmp_path), tmp_path / "phone", target="cortex-x2", search=False,
+        triple="aarch64-linux-android24", cc=str(fake),
+    )  # fmt: skip
+    module = ArmModule(tmp_path / "phone", tmp_path)
+    assert module.manifest["library"]["system"] == "android"
+    assert module.manifest["tvm_target"]["mtriple"] == "aarch64-linux-android24"
+    assert "-lpthread" not in (tmp_path / "phone" / "phone.pc").read_text()
+    calls = (tmp_path / "log").read_text().splitlines()
+    compiles = [call for call in calls if " -c " in call or "-shared" in call]
+    assert compiles and all("--target=aarch64-linux-android24" in call for call in compiles)
+    assert not any("-lpthread" in call for call in calls)
+    assert module.run({"x": np.ones((1, 32), np.float32)})["y"].shape == (1, 16)
+    with pytest.raises(BadInput, match="compiled for android on aarch64, this is linux"):
+        load_module(module.path)
 
 
 @pytest.mark.model
