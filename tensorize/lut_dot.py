@@ -3,12 +3,13 @@
 ``acc[i, p, r] += Σ_quad table[i, quad, key(p, r, quad)]`` over the eight quads of a unit, for rows
 i of x, planes p and rows r of the weights. Row and plane axes are left out where there is one.
 
-A bytewise unit (32 rows) has two uint16 sums per pair of rows t and 16 + t, modulo 2^16::
+A unit of 32 rows has two uint16 sums per pair of rows t and 16 + t, modulo 2^16::
 
     acc[i, p, 0, t] += table[key(t)] + 256 table[key(16 + t)]
     acc[i, p, 1, t] += table[key(16 + t)]
 
-which is what adding a vector of bytes as 16-bit lanes, and its high bytes once more, gives.
+which is what adding a vector of bytes as 16-bit lanes, and its high bytes once more, gives. A unit
+of 16 rows in bytes has one uint16 sum per row.
 A lookup with a key from memory cannot be tensorized, so the meaning sums over all 16 entries.
 """
 
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS, LutUnit
-from apq_tvm.tensorize.unit_dot import operand
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit_dot import operand, prefetch
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -56,7 +58,7 @@ class LutDot:
             *((self.m,) if self.m > 1 else ()),
             *((self.unit.bits,) if self.unit.bits > 1 else ()),
         )
-        return (*lead, *((2, 16) if self.unit.bytewise else (self.unit.rows,)))
+        return (*lead, *((2, 16) if self.unit.paired else (self.unit.rows,)))
 
     def split(self, axes: list[Expr]) -> tuple[Expr | None, Expr, list[Expr]]:
         """(row of x or None, plane, the rest) of an index into the sums."""
@@ -76,7 +78,7 @@ class LutDot:
             Entry by ``[quad * 16 + entry]``.
         at : tuple
             (index into the sums, reduction axes): axes are quad and entry, and before them, in
-            bytewise units, which of the two rows.
+            paired units, which of the two rows.
         """
         from tvm import tirx
 
@@ -96,7 +98,7 @@ class LutDot:
     @property
     def reduced(self) -> tuple[int, ...]:
         """Extents of the reduction axes of `term`."""
-        return (*((2,) if self.unit.bytewise else ()), QUADS, ENTRIES)
+        return (*((2,) if self.unit.paired else ()), QUADS, ENTRIES)
 
 
 @dataclass(frozen=True)
@@ -109,19 +111,88 @@ class LutOperands:
     acc: Buffer
 
     def acc_at(self, row: int, plane: int, half: int = 0) -> list[Expr]:
-        """Index of all lanes of one row of x and plane (and half, in bytewise units)."""
+        """Index of all lanes of one row of x and plane (and half, in paired units)."""
         from tvm import tirx
 
         dot = self.dot
         lead = ([row] if dot.m > 1 else []) + ([plane] if dot.unit.bits > 1 else [])
-        lanes = 16 if dot.unit.bytewise else dot.unit.rows
-        half_at = [half] if dot.unit.bytewise else []
+        lanes = 16 if dot.unit.paired else dot.unit.rows
+        half_at = [half] if dot.unit.paired else []
         return [*map(_i64, lead + half_at), tirx.Ramp(_i64(0), _i64(1), lanes)]
 
     def entries(self, row: int, first: int, count: int) -> Expr:
         """`count` entries of the tables of one row of x, as a vector."""
         lead = [_i64(row)] if self.dot.m > 1 else []
         return self.table.vload([*lead, _i64(first)], f"{self.dot.table_dtype}x{count}")
+
+
+@dataclass(frozen=True)
+class LutInstruction:
+    """How tables are looked up.
+
+    Parameters
+    ----------
+    name : str
+    rows : int
+        R of the layout.
+    features : tuple of str
+        LLVM features it needs, all of them.
+    table_dtype : str
+        ``uint8`` (sums plus 128) or ``float32``.
+    body : callable
+        Emits the lookups of one unit.
+    narrow : bool
+        As in `LutUnit`.
+    tile_sums : int
+        Most rows of x times planes for which the sums, with the tables of each row, fit in
+        registers; any for one row of x, and 0 for no limit.
+    sums : int
+        Most row blocks read at once times rows of x times planes; any for one block, 0 for no
+        limit.
+    """
+
+    name: str
+    rows: int
+    features: tuple[str, ...]
+    table_dtype: str
+    body: Callable[[LutOperands], None]
+    narrow: bool = False
+    tile_sums: int = 0
+    sums: int = 0
+
+    def unit(self, bits: int) -> LutUnit:
+        """What it reads at once."""
+        return LutUnit(bits, self.rows, self.narrow)
+
+
+def lut_intrinsic(instruction: LutInstruction, bits: int, m: int = 1, ahead: int = 0) -> str:
+    """Register (once) and name the lookups of one unit.
+
+    Parameters
+    ----------
+    instruction : LutInstruction
+    bits : int
+        Planes.
+    m : int
+        Rows of x that share the extracted keys.
+    ahead : int
+        Bytes ahead of the unit to prefetch, 0 for none.
+
+    Returns
+    -------
+    str
+        The intrinsic's name; its operands are those of `LutDot`.
+    """
+    unit = instruction.unit(bits)
+    name = f"apq_{instruction.name}_{m}x{unit.rows}x32_b{bits}"
+    name += f"_pf{ahead}" if ahead else ""
+
+    def implement(operands: LutOperands) -> None:
+        prefetch(operands.codes, unit.nbytes, ahead)
+        instruction.body(operands)
+
+    dot = LutDot(unit, m, instruction.table_dtype)
+    return register(name, lambda: make_pair(dot, implement))
 
 
 def make_pair(dot: LutDot, implement: Callable[[LutOperands], None]) -> tuple[Any, Any]:

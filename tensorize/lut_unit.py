@@ -23,7 +23,7 @@ ENTRIES = 16
 """Sums in the table of one quad: ±x0 ±x1 ±x2 ±x3."""
 
 BYTE_ROWS = 32
-"""Rows of the units whose bytes, not 32-bit lanes, belong to a row."""
+"""Rows of the units in which every 16-bit lane belongs to two rows."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,24 @@ class LutUnit:
     bits : int
         q, planes.
     rows : int
-        R, rows interleaved: 8 and 16 (32-bit lanes), 32 (bytes).
+        R, rows interleaved: 8 and 16 (32-bit lanes, or bytes if `narrow`), 32 (bytes).
+    narrow : bool
+        Whether each of 16 rows is a byte.
     """
 
     bits: int
     rows: int
+    narrow: bool = False
+
+    @property
+    def paired(self) -> bool:
+        """Whether two rows, t and 16 + t, share a 16-bit lane."""
+        return self.rows == BYTE_ROWS
 
     @property
     def bytewise(self) -> bool:
         """Whether every byte belongs to a row of its own."""
-        return self.rows == BYTE_ROWS
+        return self.paired or self.narrow
 
     @property
     def plane_bytes(self) -> int:
@@ -69,7 +77,8 @@ class LutUnit:
         from tvm import tirx
 
         if self.bytewise:
-            at = (quad // 2 * self.bits + plane) * BYTE_ROWS + lane % 16 * 2 + lane // 16
+            byte = lane % 16 * 2 + lane // 16 if self.paired else lane
+            at = (quad // 2 * self.bits + plane) * self.rows + byte
             high = quad % 2
         else:
             at = plane * self.plane_bytes + lane * 4 + quad % 4

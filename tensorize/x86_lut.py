@@ -20,81 +20,15 @@ permps256  float32  8 floats    per nibble 2 shifts, 2 lookups (of 8 entries), b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.lut_dot import LutDot, LutOperands, make_pair
-from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS, LutUnit
-from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.unit_dot import prefetch
+from apq_tvm.tensorize.lut_dot import LutInstruction, LutOperands
+from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS
 
 Expr = Any  # tvm is untyped
 
-CHUNKS = 4
-"""Pairs of quads in a bytewise unit."""
-
 PLANES_AT_ONCE = 3
 """Planes whose sums stay in the 16 registers of AVX2 while a unit passes."""
-
-
-@dataclass(frozen=True)
-class LutInstruction:
-    """How tables are looked up.
-
-    Parameters
-    ----------
-    name : str
-    rows : int
-        R of the layout.
-    features : tuple of str
-        LLVM features it needs, all of them.
-    table_dtype : str
-        ``uint8`` (sums plus 128) or ``float32``.
-    """
-
-    name: str
-    rows: int
-    features: tuple[str, ...]
-    table_dtype: str
-
-
-PSHUFB = LutInstruction("pshufb", 32, ("avx2",), "uint8")
-VPERMB = LutInstruction("vpermb", 16, ("avx512vbmi", "avx512vnni"), "uint8")
-PERMPS512 = LutInstruction("permps512", 16, ("avx512f",), "float32")
-PERMPS256 = LutInstruction("permps256", 8, ("avx2",), "float32")
-
-INSTRUCTIONS = (VPERMB, PSHUFB, PERMPS512, PERMPS256)
-"""In order of preference."""
-
-
-def lut_intrinsic(instruction: LutInstruction, bits: int, m: int = 1, ahead: int = 0) -> str:
-    """Register (once) and name the lookups of one unit.
-
-    Parameters
-    ----------
-    instruction : LutInstruction
-    bits : int
-        Planes.
-    m : int
-        Rows of x that share the extracted keys.
-    ahead : int
-        Bytes ahead of the unit to prefetch, 0 for none.
-
-    Returns
-    -------
-    str
-        The intrinsic's name; its operands are those of `LutDot`.
-    """
-    unit = LutUnit(bits, instruction.rows)
-    name = f"apq_{instruction.name}_{m}x{unit.rows}x32_b{bits}"
-    name += f"_pf{ahead}" if ahead else ""
-
-    def implement(operands: LutOperands) -> None:
-        prefetch(operands.codes, unit.nbytes, ahead)
-        _BODIES[instruction.name](operands)
-
-    dot = LutDot(unit, m, instruction.table_dtype)
-    return register(name, lambda: make_pair(dot, implement))
 
 
 def _all(value: int, dtype: str, lanes: int) -> Expr:
@@ -118,7 +52,7 @@ def _pshufb(o: LutOperands) -> None:
         planes = range(first, min(bits, first + PLANES_AT_ONCE))
         at = {(i, p, h): o.acc_at(i, p, h) for i in range(o.dot.m) for p in planes for h in (0, 1)}
         sums = {key: o.acc[tuple(index)] for key, index in at.items()}
-        for chunk in range(CHUNKS):
+        for chunk in range(QUADS // 2):
             for p in planes:
                 bytes_ = o.codes.vload([_i64((chunk * bits + p) * 32)], "uint8x32")
                 words = tirx.reinterpret("uint16x16", bytes_)
@@ -240,9 +174,10 @@ def _i64(value: int) -> Expr:
     return tirx.const(value, "int64")
 
 
-_BODIES = {
-    "pshufb": _pshufb,
-    "vpermb": _vpermb,
-    "permps512": _permps,
-    "permps256": _permps,
-}
+PSHUFB = LutInstruction("pshufb", 32, ("avx2",), "uint8", _pshufb)
+VPERMB = LutInstruction("vpermb", 16, ("avx512vbmi", "avx512vnni"), "uint8", _vpermb, tile_sums=12)
+PERMPS512 = LutInstruction("permps512", 16, ("avx512f",), "float32", _permps)
+PERMPS256 = LutInstruction("permps256", 8, ("avx2",), "float32", _permps)
+
+INSTRUCTIONS = (VPERMB, PSHUFB, PERMPS512, PERMPS256)
+"""In order of preference."""

@@ -63,7 +63,7 @@ class LutBlocking:
     def lanes(self) -> tuple[int, ...]:
         """Shape of the sums of one row of x and row block."""
         unit = self.dot.unit
-        return (2, 16) if unit.bytewise else (unit.rows,)
+        return (2, 16) if unit.paired else (unit.rows,)
 
     @property
     def row_axes(self) -> int:
@@ -200,6 +200,8 @@ class _Nest:
         excess = -MIDDLE * (self.blocking.span // 4)
         if not dot.unit.bytewise:
             return tirx.const(excess, "int32")
+        if not dot.unit.paired:
+            return tirx.const(excess % 65536, "uint16")
         odd, both = excess % 65536, excess * 257 % 65536
         second = lanes[-2] == _i64(1)
         return tirx.Select(second, tirx.const(odd, "uint16"), tirx.const(both, "uint16"))
@@ -221,7 +223,7 @@ class _Nest:
                 b.buffer_store(sums, tirx.const(0.0, "float32"), target)
             tile_row = inner[0] if bl.row_axes else None
             lanes = inner[bl.row_axes :]
-            lane = lanes[0] * _i64(16) + lanes[1] if unit.bytewise else lanes[0]
+            lane = lanes[0] * _i64(16) + lanes[1] if unit.paired else lanes[0]
             block, row = self._block(nb, s), self._row(t, tile_row)
             group = g if width == bl.span else g * _i64(bl.span) // _i64(width)
             total = None
@@ -238,11 +240,17 @@ class _Nest:
             b.buffer_store(sums, value, target)
 
     def _sum(self, dots: Buffer, at: list[Expr], lanes: list[Expr]) -> Expr:
-        """float32 sum of one plane; the two halves of a bytewise unit are taken apart."""
+        """float32 sum of one plane; the two halves of a paired unit are taken apart."""
         from tvm import tirx
 
-        if not self.blocking.dot.unit.bytewise:
+        unit = self.blocking.dot.unit
+        if not unit.bytewise:
             return dots[(*at, *lanes)].astype("float32")
+        if not unit.paired:
+            # No conversion: 1.5 * 2^23 has the pattern 0x4B400000 and its unit is 1.
+            total = tirx.reinterpret("int16", dots[(*at, *lanes)]).astype("int32")
+            pattern = total + tirx.const(0x4B400000, "int32")
+            return tirx.reinterpret("float32", pattern) - tirx.const(1.5 * 2.0**23, "float32")
         half, lane = lanes
         both, odd = dots[(*at, _i64(0), lane)], dots[(*at, _i64(1), lane)]
         even = both - tirx.shift_left(odd, tirx.const(8, "uint16"))
@@ -274,7 +282,7 @@ class _Nest:
     def _column(self, target: list[Expr]) -> Expr:
         """Column of y of a vector's first lane; `target` is an index into the sums without it."""
         first = self._block_index(target[1], target[2]) * _i64(self.layout.rows)
-        return first + target[-1] * _i64(16) if self.blocking.dot.unit.bytewise else first
+        return first + target[-1] * _i64(16) if self.blocking.dot.unit.paired else first
 
     def _store_ragged(self, sums: Buffer, y: Buffer, output: Any) -> None:
         """Whole vectors where they fit; lane by lane, from a copy, where N ends within one.

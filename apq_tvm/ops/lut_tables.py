@@ -168,16 +168,18 @@ class _Span:
             index = e.astype("int32")
             total = None
             for t in range(4):
-                value = self.x(q * _i64(4) + _i64(t))
+                value, factor = self.x(q * _i64(4) + _i64(t)), tirx.const(1.0, "float32")
                 if inverse is not None:
-                    value = value * inverse[0]
-                term = tirx.Select(signs(index, t), value, -value)
+                    factor = inverse[0]
+                term = tirx.Select(signs(index, t), factor, -factor) * value
                 total = term if total is None else total + term
             if inverse is not None:
-                most = tirx.const(float(LARGEST), "float32")
-                total = tirx.nearbyint(total)
-                total = tirx.max(tirx.min(total, most), -most)
-                total = (total.astype("int32") + tirx.const(MIDDLE, "int32")).astype("uint8")
+                # Added to 1.5 * 2^23, whose unit is 1, a number rounds to even; the low byte is its
+                # integer. Only that of a NaN can be out of range.
+                pattern = tirx.reinterpret("int32", total + tirx.const(1.5 * 2.0**23, "float32"))
+                code = tirx.max(pattern.astype("int8"), tirx.const(-LARGEST, "int8"))
+                middle = tirx.const(MIDDLE, "uint8")
+                total = tirx.bitwise_xor(tirx.reinterpret("uint8", code), middle)
             b.buffer_store(self.tables, total, at)
 
     def _sum(self, row: Expr, span: Expr, quads: int) -> None:

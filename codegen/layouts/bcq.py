@@ -1,4 +1,6 @@
-"""The layouts of binary codes, ``bcq{q}r{R}``: four k of one row and plane are one 4-bit key.
+"""The layouts of binary codes, ``bcq{q}r{R}`` and ``bcq{q}b16``.
+
+Four k of one row and plane are one 4-bit key.
 
 The key of a *quad* (k = 4j .. 4j+3) has the bit of k = 4j + t at its bit t; it picks one of the 16
 signed sums of the quad's activations. A *unit* is R rows x 32 k, eight quads: 4R bytes per plane.
@@ -10,6 +12,8 @@ nibble. So each 32-bit lane is one row.
 R = 32, for lookups with one table per 128-bit lane (``vpshufb``): four chunks of 8 k, each with
 plane after plane of 32 bytes; the low nibbles are the chunk's first quad, the high ones its second;
 byte ``2t`` is row t and byte ``2t + 1`` row 16 + t.
+
+``b16``, for lookups of 16 bytes (``tbl``): the same with R = 16, where byte t is row t.
 
 ``scales`` float16 [NB, Kp / gw, q + 1, R] has the alpha of every plane, lowest first, and then z.
 """
@@ -33,7 +37,7 @@ from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 ROWS = (8, 16, BYTE_ROWS)
 """Rows a unit may interleave."""
 
-_NAME = re.compile(r"bcq([1-8])r(8|16|32)\Z")
+_NAME = re.compile(r"bcq([1-8])(r8|r16|r32|b16)\Z")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class BcqLayout:
         R, one of `ROWS`.
     group_size : int
         Weights along K that share scales; -1 for a whole row.
+    narrow : bool
+        Whether each of 16 rows is a byte.
 
     Raises
     ------
@@ -58,10 +64,13 @@ class BcqLayout:
     bits: int
     rows: int
     group_size: int = -1
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8 or self.rows not in ROWS:
             raise PackError(f"layout {self.name}: 1..8 planes and rows of {ROWS} are possible")
+        if self.narrow and self.rows != 16:
+            raise PackError(f"layout {self.name}: bytes of 16 rows are possible")
         if self.group_size not in (-1, *bcq.GROUPS):
             raise PackError(f"layout {self.name}: groups of {self.group_size} do not exist")
 
@@ -79,7 +88,7 @@ class BcqLayout:
             return None
         if scheme is None or scheme.family != "bcq" or scheme.bits != int(match[1]):
             raise PackError(f"layout {name} holds no {scheme or 'float32'} weights")
-        return cls(scheme.bits, int(match[2]), scheme.group_size)
+        return cls(scheme.bits, int(match[2][1:]), scheme.group_size, match[2][0] == "b")
 
     @classmethod
     def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> BcqLayout | None:
@@ -87,18 +96,19 @@ class BcqLayout:
         if scheme is None or scheme.family != "bcq":
             return None
         bytewise = vector_bytes == 32 and scheme.integer_acts
-        rows = BYTE_ROWS if bytewise else 16 if vector_bytes >= 64 else 8
-        return cls(scheme.bits, rows, scheme.group_size)
+        narrow = vector_bytes == 16 and scheme.integer_acts
+        rows = BYTE_ROWS if bytewise else 16 if vector_bytes >= 64 or narrow else 8
+        return cls(scheme.bits, rows, scheme.group_size, narrow)
 
     @property
     def name(self) -> str:
-        """``bcq{q}r{R}``."""
-        return f"bcq{self.bits}r{self.rows}"
+        """``bcq{q}r{R}`` or ``bcq{q}b16``."""
+        return f"bcq{self.bits}{'b' if self.narrow else 'r'}{self.rows}"
 
     @property
     def unit(self) -> LutUnit:
         """One unit as intrinsics describe it."""
-        return LutUnit(self.bits, self.rows)
+        return LutUnit(self.bits, self.rows, self.narrow)
 
     @property
     def unit_bytes(self) -> int:
@@ -227,19 +237,20 @@ class BcqLayout:
         return codes
 
     def _planes(self, packed: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Views of every plane: [NB, units, R, 4] or, for 32 rows, [NB, units, 4, 16, 2]."""
+        """Views of every plane: [NB, units, R, 4] or, for bytes, [NB, units, 4, 16, R / 16]."""
         blocks, units, _ = packed.shape
-        if self.rows == BYTE_ROWS:
-            chunks = packed.reshape(blocks, units, 4, self.bits, 16, 2)
+        if self.unit.bytewise:
+            chunks = packed.reshape(blocks, units, 4, self.bits, 16, -1)
             return [chunks[:, :, :, plane] for plane in range(self.bits)]
         planes = packed.reshape(blocks, units, self.bits, self.rows, 4)
         return [planes[:, :, plane] for plane in range(self.bits)]
 
     def _interleave(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Keys [NB, R, units, 8] -> bytes of one plane as `_planes` views them."""
-        if self.rows == BYTE_ROWS:
+        if self.unit.bytewise:
             blocks, _, units, _ = keys.shape
-            halves = keys.reshape(blocks, 2, 16, units, 4, 2).transpose(5, 0, 3, 4, 2, 1)
+            # [NB, R / 16, 16, units, 4, 2] -> [2, NB, units, 4, 16, R / 16]
+            halves = keys.reshape(blocks, -1, 16, units, 4, 2).transpose(5, 0, 3, 4, 2, 1)
         else:
             halves = np.stack((keys[..., :4], keys[..., 4:])).transpose(0, 1, 3, 2, 4)
         return np.asarray(halves[0] | halves[1] << 4)
@@ -247,9 +258,9 @@ class BcqLayout:
     def _deinterleave(self, part: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Inverse of `_interleave`."""
         halves = np.stack((part & 15, part >> 4))
-        if self.rows == BYTE_ROWS:
+        if self.unit.bytewise:
             blocks, units = part.shape[:2]
-            keys = halves.transpose(1, 5, 4, 2, 3, 0)  # [NB, 2, 16, units, 4, 2]
+            keys = halves.transpose(1, 5, 4, 2, 3, 0)  # [NB, R / 16, 16, units, 4, 2]
             return np.ascontiguousarray(keys.reshape(blocks, self.rows, units, 8))
         keys = np.concatenate((halves[0], halves[1]), axis=-1)  # [NB, units, R, 8]
         return np.ascontiguousarray(keys.transpose(0, 2, 1, 3))

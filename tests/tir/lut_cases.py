@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,32 +67,53 @@ def profile_of(kernel: LinearKernel) -> DeviceProfile:
     return profile
 
 
+def compiled_here(func: Any, profile: DeviceProfile) -> Callable[..., None]:
+    """The PrimFunc on this machine."""
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    kernel = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))["main"]
+
+    def call(*arrays: Array) -> None:
+        tensors = [aligned(a) for a in arrays]
+        kernel(*tensors)
+        for array, tensor in zip(arrays, tensors, strict=True):
+            array[...] = tensor.numpy()
+
+    return call
+
+
 class Case:
-    """One layer, compiled with its preparation."""
+    """One layer, compiled with its preparation.
+
+    `compiled` makes a scheduled PrimFunc callable over numpy arrays, on another machine if need be.
+    """
 
     def __init__(
-        self, kernel: LinearKernel, spec: LinearSpec, decide: Decide | None = None, seed: int = 0
+        self,
+        kernel: LinearKernel,
+        spec: LinearSpec,
+        decide: Decide | None = None,
+        seed: int = 0,
+        profile: DeviceProfile | None = None,
+        compiled: Callable[[Any, DeviceProfile], Callable[..., None]] = compiled_here,
     ) -> None:
         assert spec.scheme is not None
-        profile, decide = profile_of(kernel), decide or Defaults()
+        profile, decide = profile or profile_of(kernel), decide or Defaults()
         try:
             kernel.check(spec, profile)
         except NotApplicable as reason:
             pytest.skip(f"{kernel.name}: {reason}")
-        target = tvm.target.Target(dict(profile.target))
         sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
         kernel.schedule(sch, spec, profile, decide)
-        self._kernel = tvm.tirx.build(sch.mod, target=target)["main"]
+        self._kernel = compiled(sch.mod["main"], profile)
         preparation = kernel.prepare(spec, profile, decide)
         assert preparation is not None
         func, self.rule = schedule_function(preparation.func, profile, Defaults())
-        built = tvm.tirx.build(func.with_attr("global_symbol", "main"), target=target)
-        self._tabulate = built["main"]
+        self._tabulate = compiled(func, profile)
         self._outputs = list(preparation.func.params)[1:]
         self.spec, self.layout = spec, kernel.layout(spec, profile)
         self.tensor = weights(spec.n, spec.k, spec.scheme, seed)
         self.dense = bcq.dequantize(self.tensor).astype(np.float64)
-        self._packed = [aligned(a) for a in self.layout.pack(self.tensor).arrays.values()]
+        self._packed = list(self.layout.pack(self.tensor).arrays.values())
         self._rng = np.random.default_rng(seed)
         self.bias = self._rng.normal(size=spec.n).astype(np.float32)
 
@@ -106,18 +128,17 @@ class Case:
         outputs = []
         for buffer in self._outputs:
             shape = [len(x), *map(int, buffer.shape[1:])]
-            outputs.append(tvm.runtime.tensor(np.zeros(shape, str(buffer.dtype))))
-        self._tabulate(tvm.runtime.tensor(x), *outputs)
-        return [output.numpy() for output in outputs]
+            outputs.append(np.zeros(shape, str(buffer.dtype)))
+        self._tabulate(x, *outputs)
+        return outputs
 
     def run(self, x: Array, residual: Array | None = None) -> tuple[Array, list[Array]]:
         """(y, tables)."""
         spec, prepared = self.spec, self.tabulate(x)
         extra = ([self.bias] if spec.bias else []) + ([residual] if spec.residual else [])
-        y = tvm.runtime.tensor(np.full((len(x), spec.n), np.nan, np.float32))
-        tensors = [tvm.runtime.tensor(a) for a in prepared]
-        self._kernel(*tensors, *self._packed, *map(tvm.runtime.tensor, extra), y)
-        return y.numpy(), prepared
+        y = np.full((len(x), spec.n), np.nan, np.float32)
+        self._kernel(*prepared, *self._packed, *extra, y)
+        return y, prepared
 
     def product(self, prepared: list[Array]) -> Array:
         """What looking up these tables gives, in float64."""

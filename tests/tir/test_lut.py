@@ -19,9 +19,9 @@ from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.x86 import PROFILES, linear_kernels
 from apq_tvm.schedules.x86_lut import LUT_KERNELS
 from apq_tvm.select import choose
-from apq_tvm.tensorize.lut_dot import LutDot
+from apq_tvm.tensorize.lut_dot import LutDot, LutInstruction, lut_intrinsic
 from apq_tvm.tensorize.lut_unit import LutUnit
-from apq_tvm.tensorize.x86_lut import INSTRUCTIONS, LutInstruction, lut_intrinsic
+from apq_tvm.tensorize.x86_lut import INSTRUCTIONS
 
 NAMES = {
     "vpermb": "lut_bcq{}A8_vpermb_r16m{}",

@@ -1,0 +1,120 @@
+"""Binary codes by ``tbl`` on Arm: results under qemu, layout, decisions, assembly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from lut_cases import Case, tables, weights
+
+from apq_tvm.bench.emulator import Program
+from apq_tvm.codegen.layouts import default_layout
+from apq_tvm.codegen.layouts.bcq import BcqLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import bcq
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.types import DeviceProfile
+
+
+def kernel_of(bits: int, m_tile: int) -> LinearKernel:
+    name = f"lut_bcq{bits}A8_tbl_r16m{m_tile}"
+    return next(kernel for kernel in ARM_LUT_KERNELS if kernel.name == name)
+
+
+CASES = (
+    # bits, rows of x per tile, N, K, group, target, M
+    (3, 1, 64, 256, 128, "graviton2", (1, 3)),
+    (1, 4, 100, 100, 32, "cortex-a53", (4, 5)),
+    (2, 2, 33, 300, -1, "graviton3", (3,)),
+    (8, 1, 17, 31, 64, "cortex-a72", (2,)),
+)
+
+
+@needs_qemu
+@pytest.mark.parametrize(("bits", "m_tile", "n", "k", "group", "target", "rows"), CASES)
+def test_kernels(
+    bits: int, m_tile: int, n: int, k: int, group: int, target: str, rows: Any, tmp_path: Path
+) -> None:
+    """Tails of N and K, one and several streams, epilogues; tables by the target's own rule."""
+    count_ = iter(range(9))
+
+    def compiled(func: Any, profile: DeviceProfile) -> Program:
+        folder = tmp_path / str(next(count_))
+        folder.mkdir()
+        cpu = target if target.startswith("cortex") else "max"
+        return Program(func, profile, folder, cpu)
+
+    odd = bool(bits % 2)
+    spec = LinearSpec(n, k, bcq.scheme_of(bits, group), odd, "relu" if odd else "", not odd)
+    profile = find_profile(target)
+    case = Case(kernel_of(bits, m_tile), spec, None, bits, profile, compiled)
+    for m in rows:
+        case.check(m)
+    x = np.random.default_rng(k).normal(size=(2, k)).astype(np.float32)
+    x[1] *= 1e-30
+    table, scales, sums = case.tabulate(x)
+    want_table, want_scales, want_sums = tables(x, case.layout.padded_k(k), case.span)
+    used = np.repeat(want_scales > 2.0**-100 / 127, case.span * 4, axis=1)
+    np.testing.assert_allclose(scales[0], want_scales[0], rtol=1e-6)
+    np.testing.assert_allclose(sums, want_sums, rtol=1e-5, atol=1e-5 * np.abs(x).max())
+    off = np.abs(table.astype(np.int64) - want_table)
+    assert off[used].max() <= 1 and (off[used] > 0).mean() < 0.01
+    assert (table[~used] == 128).all() and table.min() >= 1
+
+
+def test_meaning_on_this_machine() -> None:
+    """The plain loops of the layout that ``tbl`` reads, without Arm: the generic kernel's."""
+    tensor = weights(40, 70, bcq.scheme_of(3, 32))
+    layout = default_layout(tensor.scheme, (), 16)
+    assert layout == BcqLayout(3, 16, 32, narrow=True) and layout.name == "bcq3b16"
+    packed = layout.pack(tensor)
+    assert BcqLayout.parse("bcq3b16", tensor.scheme) == layout
+    np.testing.assert_array_equal(layout.unpack(packed, 40, 70, tensor.scheme).codes, tensor.codes)
+
+
+@pytest.mark.parametrize(
+    ("bits", "m_tile", "words"), ((3, 4, "4 rows of 3 planes do not fit"), (2, 2, ""))
+)
+def test_tiles_that_do_not_fit_the_registers_decline(bits: int, m_tile: int, words: str) -> None:
+    spec = LinearSpec(256, 256, bcq.scheme_of(bits, 128))
+    kernel, profile = kernel_of(bits, m_tile), find_profile("graviton2")
+    if not words:
+        kernel.check(spec, profile)
+        return
+    with pytest.raises(NotApplicable, match=words):
+        kernel.check(spec, profile)
+
+
+@pytest.mark.parametrize("target", ("graviton2", "graviton3", "cortex-a55"))
+@pytest.mark.parametrize("bits", (2, 4))
+def test_eight_operations_per_vector_of_keys(bits: int, target: str) -> None:
+    """and, ushr, two tbl, four uaddw: nothing spilled, nothing converted one by one."""
+    profile = find_profile(target)
+    spec = LinearSpec(1024, 512, bcq.scheme_of(bits, 128))
+    source = assembly(scheduled(kernel_of(bits, 1), spec, profile), profile)
+    loop = inner_loop(source, "tbl").split("\tb.ne")[0]
+    found = count(loop, "tbl")
+    assert found and found % (8 * bits) == 0
+    assert count(loop, "uaddw2?") == 2 * found and count(loop, "ushr|and") == found
+    assert "[sp" not in loop
+    assert count(source, "scvtf") == 0
+
+
+def test_tables_are_rounded_without_conversions() -> None:
+    profile = find_profile("graviton2")
+    spec = LinearSpec(64, 512, bcq.scheme_of(2, 128))
+    preparation = kernel_of(2, 1).prepare(spec, profile, Defaults())
+    assert preparation is not None
+    func, rule = schedule_function(preparation.func, profile, Defaults())
+    source = assembly(func, profile)
+    assert rule == "aarch64_lut_tables" and isinstance(func, tvm.tirx.PrimFunc)
+    assert count(source, "fcvt[a-z]+|frint[a-z]|fminnm") == 0
