@@ -48,9 +48,15 @@ class Analyser:
 
     def cycles(self, judged: Sequence[Body]) -> list[float]:
         """Cycles of one execution of each body, repeated without end, from the level-1 cache."""
-        text = assembly(judged)
+        return self._steady(assembly(judged))
+
+    def cycles_of(self, text: str) -> float:
+        """Cycles of one execution of some assembly, repeated without end."""
+        return self._steady(text)[0]
+
+    def _steady(self, text: str) -> list[float]:
+        """Cycles per iteration of every region of `text`, once the pipeline is full."""
         warm, long = (self._run(text, count)["CodeRegions"] for count in (_WARM, _LONG))
-        # Both lists are in the order of the regions in `text`.
         return [
             (b["SummaryView"]["TotalCycles"] - a["SummaryView"]["TotalCycles"]) / (_LONG - _WARM)
             for a, b in zip(warm, long, strict=True)
