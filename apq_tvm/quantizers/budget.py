@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import dequantize, nbytes
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.error_feedback import damage
-from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.quantizers.registry import prepare, quantize_tensor
 from apq_tvm.types import Calibration, ImportedModel, LayerStats, Scheme
 
 F32 = NDArray[np.float32]
@@ -127,24 +128,8 @@ def choose_schemes(
         If a candidate is float, or even the smallest ones exceed the target: the message has the
         smallest possible.
     """
-    schemes = []
-    for word in candidates:
-        scheme = parse_scheme(word)
-        if scheme is None:
-            raise BadScheme("float is no candidate for a budget: it has no bits to count")
-        schemes.append(scheme)
-    stats = calibration.layers if calibration else {}
-    weights: dict[str, list[str]] = {}
-    for node, weight in layers.items():
-        weights.setdefault(weight, []).append(node)
-    progress = progress or Silent()
-    items = []
-    with progress.stage("sensitivity", len(weights)):
-        for weight, nodes in weights.items():
-            progress.advance(weight)
-            known = next((stats[node] for node in nodes if node in stats), None)
-            array = np.asarray(model.weights[weight], np.float32)
-            items.append(measure(array, tuple(nodes), schemes, known, weight))
+    schemes = [_candidate(word) for word in candidates]
+    items = _measure_all(model, layers, schemes, calibration, progress or Silent())
     taken = 0
     total = sum(item.size for item in items)
     for weight, scheme in (fixed or {}).items():
@@ -167,8 +152,44 @@ def choose_schemes(
     )
 
 
+def _candidate(word: str) -> Scheme:
+    scheme = parse_scheme(word)
+    if scheme is None:
+        raise BadScheme("float is no candidate for a budget: it has no bits to count")
+    return scheme
+
+
+def _measure_all(
+    model: ImportedModel,
+    layers: Mapping[str, str],
+    schemes: Sequence[Scheme],
+    calibration: Calibration | None,
+    progress: Progress,
+) -> list[Item]:
+    """Every weight that `layers` read, once."""
+    stats = calibration.layers if calibration else {}
+    weights: dict[str, list[str]] = {}
+    for node, weight in layers.items():
+        weights.setdefault(weight, []).append(node)
+    samples = {weight: _sample(np.asarray(model.weights[weight], np.float32)) for weight in weights}
+    shared = {scheme: prepare(samples, scheme, calibration, progress) for scheme in schemes}
+    items = []
+    with progress.stage("sensitivity", len(weights)):
+        for weight, nodes in weights.items():
+            progress.advance(weight)
+            known = next((stats[node] for node in nodes if node in stats), None)
+            array = np.asarray(model.weights[weight], np.float32)
+            items.append(measure(array, tuple(nodes), schemes, known, weight, shared))
+    return items
+
+
 def measure(
-    w: F32, nodes: tuple[str, ...], schemes: Sequence[Scheme], stats: LayerStats | None, name: str
+    w: F32,
+    nodes: tuple[str, ...],
+    schemes: Sequence[Scheme],
+    stats: LayerStats | None,
+    name: str,
+    shared: Mapping[Scheme, Any] | None = None,
 ) -> Item:
     """Bits and error of every candidate for one weight.
 
@@ -180,23 +201,34 @@ def measure(
     stats : LayerStats or None
     name : str
         Of the weight, for errors.
+    shared : mapping of Scheme to object, optional
+        What the model's layers share, such as codebooks; by default learned on this weight.
 
     Returns
     -------
     Item
         Errors are of `SAMPLE_ROWS` rows.
     """
-    rows = np.ascontiguousarray(w[np.unique(np.linspace(0, len(w) - 1, SAMPLE_ROWS).astype(int))])
+    rows = _sample(w)
+    if stats is not None and stats.fisher is not None:
+        stats = replace(stats, fisher=_sample(stats.fisher))
     # Importance is per output: all outputs count. Relative errors are of the whole layer already.
     share = len(w) / len(rows) if stats is not None and stats.importance else 1.0
     bits, errors = [], []
     for scheme in schemes:
-        tensor = quantize_tensor(rows, scheme, name, stats=stats)
+        known = None if shared is None else shared[scheme]
+        tensor = quantize_tensor(rows, scheme, name, stats=stats, shared=known)
         bits.append(round(8 * nbytes(tensor) * len(w) / len(rows)))
         errors.append(damage(rows - dequantize(tensor), rows, stats) * share)
     # A table and a layer have layouts of their own: a weight they share is stored for each.
     copies = max(len(nodes), 1)
     return Item(nodes, w.size * copies, tuple(b * copies for b in bits), tuple(errors))
+
+
+def _sample(w: F32) -> F32:
+    """`SAMPLE_ROWS` rows, evenly spread."""
+    at = np.linspace(0, len(w) - 1, SAMPLE_ROWS).astype(int)
+    return np.ascontiguousarray(w[np.unique(at)])
 
 
 def solve(

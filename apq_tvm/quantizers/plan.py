@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import Method
 from apq_tvm.quantizers.codebook_file import Books, codebooks_for
 from apq_tvm.quantizers.learned import Learned
-from apq_tvm.quantizers.registry import QUANTIZERS
+from apq_tvm.quantizers.registry import QUANTIZERS, prepare
 from apq_tvm.types import (
     WEIGHT_INPUT,
     Calibration,
@@ -105,18 +105,42 @@ def quantize(
     """
     chooser = Method(method, calibration, learned, search)
     default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
-    layers = tuple(_layers(model, default, tensor_types or {}))
+    rules = tensor_types or {}
     progress = progress or Silent()
+    layers = tuple(_layers(model, default, rules))
+    scaled = chooser.prepare(model, _rounded(model, layers), progress)
+    if scaled is not model:  # a weight may have got a copy of its own
+        model, layers = scaled, tuple(_layers(scaled, default, rules))
+    tensors = _tensors(model, layers, chooser, codebooks, progress)
+    return chooser.finish(
+        QuantizedModel(
+            model,
+            tensors,
+            {layer.node: layer.key for layer in layers if layer.scheme is not None},
+            {layer.node: layer.note for layer in layers if layer.scheme is None or layer.kept},
+        )
+    )
+
+
+def _rounded(model: ImportedModel, layers: Iterable[_Layer]) -> dict[str, Scheme]:
+    """Schemes of the linear layers whose codes are chosen here."""
     linear = {node.name for node in model.nodes if node.op == "apq.Linear"}
-    schemes = {
+    return {
         layer.node: layer.scheme
         for layer in layers
         if layer.scheme is not None and not layer.kept and layer.node in linear
     }
-    scaled = chooser.prepare(model, schemes, progress)
-    if scaled is not model:  # a weight may have got a copy of its own
-        model, layers = scaled, tuple(_layers(scaled, default, tensor_types or {}))
-    # Of layers that share weight and scheme the one that keeps codes comes last, and counts.
+
+
+def _tensors(
+    model: ImportedModel,
+    layers: Sequence[_Layer],
+    chooser: Method,
+    codebooks: Books | None,
+    progress: Progress,
+) -> dict[str, QuantizedTensor]:
+    """Codes by `_Layer.key`: layers that share weight and scheme share them."""
+    # Of such layers the one that keeps the file's codes comes last, and counts.
     wanted = {
         layer.key: layer
         for layer in sorted(layers, key=lambda layer: layer.kept)
@@ -126,6 +150,7 @@ def quantize(
         scheme: _prepare(model, wanted.values(), scheme, chooser.calibration, codebooks, progress)
         for scheme in {layer.scheme for layer in wanted.values() if layer.scheme is not None}
     }
+    linear = {node.name for node in model.nodes if node.op == "apq.Linear"}
     tables = {layer.key for layer in layers if layer.node not in linear}
     tensors: dict[str, QuantizedTensor] = {}
     with progress.stage("quantize", len(wanted)):
@@ -135,24 +160,16 @@ def quantize(
             if layer.kept:
                 tensors[key] = _in_groups(model.quantized[layer.weight], layer.scheme)
                 continue
-            weight = np.asarray(model.weights[layer.weight], np.float32)
             tensors[key] = chooser.tensor(
                 model,
                 layer.node,
-                weight,
+                np.asarray(model.weights[layer.weight], np.float32),
                 layer.scheme,
                 layer.weight,
                 shared[layer.scheme],
                 is_table=key in tables,
             )
-    return chooser.finish(
-        QuantizedModel(
-            model,
-            tensors,
-            {layer.node: layer.key for layer in layers if layer.scheme is not None},
-            {layer.node: layer.note for layer in layers if layer.scheme is None or layer.kept},
-        )
-    )
+    return tensors
 
 
 def planned_layers(
@@ -200,14 +217,11 @@ def _prepare(
     """What the layers of one scheme share, such as codebooks."""
     if codebooks is not None and scheme.family == codebook.NAME:
         return codebooks_for(codebooks, scheme)
-    prepare = QUANTIZERS[scheme.family].prepare
-    if prepare is None:
+    if QUANTIZERS[scheme.family].prepare is None:
         return None
     names = dict.fromkeys(
         layer.weight for layer in layers if layer.scheme == scheme and not layer.kept
     )
-    if not names:
-        return None
     weights = {name: np.asarray(model.weights[name], np.float32) for name in names}
     return prepare(weights, scheme, calibration, progress)
 

@@ -87,6 +87,17 @@ QUANTIZERS: Mapping[str, Quantizer] = {
 """By `Scheme.family`. A new quantizer is a file and a line here."""
 
 
+def prepare(
+    weights: Mapping[str, F32],
+    scheme: Scheme,
+    calibration: Calibration | None,
+    progress: Progress,
+) -> Any:
+    """What the layers of one scheme share, such as codebooks, learned on their weights; or None."""
+    learn = QUANTIZERS[scheme.family].prepare
+    return None if learn is None or not weights else learn(weights, scheme, calibration, progress)
+
+
 def quantize_tensor(
     w: F32,
     scheme: Scheme,
@@ -129,6 +140,6 @@ def quantize_tensor(
     check_scheme(scheme, name)
     check_weight(w, name)
     quantizer = QUANTIZERS[scheme.family]
-    if shared is None and quantizer.prepare is not None:
-        shared = quantizer.prepare({name: w}, scheme, None, Silent())
+    if shared is None:
+        shared = prepare({name: w}, scheme, None, Silent())
     return quantizer.tensor(w, scheme, name, QuantContext(search, stats, shared))

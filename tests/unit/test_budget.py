@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 import tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx_models import build, save
 
 from apq_tvm.errors import BadScheme
+from apq_tvm.formats import bits_per_weight
+from apq_tvm.onnx_import import import_onnx
 from apq_tvm.progress import Silent
 from apq_tvm.quantizers import budget, quantize
 from apq_tvm.quantizers.guided import Guidance, plan_budget, quantize_guided
@@ -99,3 +103,38 @@ def test_impossible_budgets_are_named(
 ) -> None:
     with pytest.raises(BadScheme, match=words):
         quantize_guided(tiny_llama.load(tmp_path), scheme, {}, guidance)
+
+
+def test_codebooks_of_two_and_three_bits_are_mixed(tmp_path: Path) -> None:
+    """As in the paper's table at 3.2 bits: the layers that need the third bit get it."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((512, 64)).astype(np.float32) for i in range(8)}
+    weights["w3"], weights["w6"] = np.sign(weights["w3"]), np.sign(weights["w6"])  # easy
+    nodes = [("MatMul", f"x w{i}", f"y{i}") for i in range(8)]
+    graph = build(nodes, {"x": ("float32", ["rows", 512])}, " ".join(f"y{i}" for i in range(8)),
+                  weights)  # fmt: skip
+    model = import_onnx(save(graph, tmp_path))
+    guidance = Guidance(target_bpw=3.2, candidates=("cb2", "cb3"))
+    quantized = quantize_guided(model, "cb2", {}, guidance, search=False)
+    schemes = {node: str(quantized.tensors[key].scheme) for node, key in quantized.layers.items()}
+    assert {node for node, scheme in schemes.items() if scheme == "cb2"} == {"n_y3", "n_y6"}
+    bits = np.mean([bits_per_weight(tensor) for tensor in quantized.tensors.values()])
+    assert bits == pytest.approx((2 * 2.4375 + 6 * 3.4375) / 8) and bits <= 3.2
+    with pytest.raises(BadScheme, match=r"the smallest candidates take 2\.43"):
+        quantize_guided(model, "cb2", {}, replace(guidance, target_bpw=2.4))
+
+
+def test_fisher_information_weighs_candidates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "SAMPLE_ROWS", 16)  # fewer than the weights have
+    model = tiny_llama.load(tmp_path)
+    calls = [{"input_ids": tiny_llama.ids(2, 16, seed)} for seed in range(2)]
+    pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
+    from apq_tvm.quantizers.calibrate import collect, finish
+
+    calibration = finish(model, collect(model, calls, fisher=True))
+    layers = {n.name: n.inputs[1] for n in model.nodes if n.op == "apq.Linear"}
+    words = ("cb3", "anyprec4-4", "bcq2", "W5A8")
+    plan = budget.choose_schemes(model, layers, words, 6.0, calibration)
+    assert plan.bits_per_weight <= 6.0 and set(plan.schemes) == set(layers)
