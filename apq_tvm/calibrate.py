@@ -7,7 +7,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ def calibrate(
         output exists or cannot be written.
     """
     from apq_tvm.onnx_import import import_onnx
-    from apq_tvm.quantizers.calibrate import collect, finish
+    from apq_tvm.quantizers.calibrate import finish
     from apq_tvm.quantizers.calibration_file import CalibrationFile, load, save
 
     started = time.perf_counter()
@@ -92,12 +92,14 @@ def calibrate(
     progress = progress or Silent()
     with progress.stage("import"):
         imported = import_onnx(model)
-    calls, count = read_calls(imported, inputs, nsamples, 1 if fisher else rows)
+    if fisher:
+        rows = 1  # squares of gradients are summed over sequences, one by one
+    calls, count = read_calls(imported, inputs, nsamples, rows)
     run = {
         "sha256": imported.sha256,
         "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
         "samples": count,
-        "rows": 1 if fisher else rows,
+        "rows": rows,
         "hessian": hessian,
         "fisher": fisher,
         "weigh": weigh,
@@ -107,23 +109,37 @@ def calibrate(
         if known.notes.get("run") == json.dumps(run):
             return _report(output, known, started, 0)
     partial = output.with_name(f"{output.name}.partial")
-    state = read_state(partial, run)
-    resumed = state.calls
-    with saved_on_exit(partial, run) as checkpoint:
-        collect(
-            imported,
-            calls,
-            hessian=hessian,
-            fisher=fisher,
-            weigh=weigh,
-            state=state,
-            checkpoint=checkpoint,
-            progress=progress,
-        )
+    state, resumed = _collect(imported, calls, partial, run, progress)
     file = CalibrationFile(finish(imported, state), {}, {"run": json.dumps(run)})
     save(output, file)
     partial.unlink(missing_ok=True)
     return _report(output, file, started, resumed)
+
+
+def _collect(
+    model: ImportedModel,
+    calls: Sequence[Batch],
+    partial: Path,
+    run: Mapping[str, Any],
+    progress: Progress,
+) -> tuple[State, int]:
+    """Sums over all calls, and how many of these an interrupted run had done."""
+    from apq_tvm.quantizers.calibrate import collect
+
+    state = read_state(partial, run)
+    resumed = state.calls
+    with saved_on_exit(partial, run) as checkpoint:
+        collect(
+            model,
+            calls,
+            hessian=run["hessian"],
+            fisher=run["fisher"],
+            weigh=run["weigh"],
+            state=state,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+    return state, resumed
 
 
 def _report(output: Path, file: CalibrationFile, started: float, resumed: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from apq_tvm import __version__
 from apq_tvm.errors import ApqError, BadInput, OutputExists, OutputFailed
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.results import Results, run_key, write_text
+from apq_tvm.evaluation.schemes import SchemeEvaluator
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import METHODS
@@ -79,7 +80,6 @@ def make_report(
     ApqError
         A scheme cannot be read, or none could be measured; anything given does not fit.
     """
-    from apq_tvm.evaluation.schemes import SchemeEvaluator
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.report.page import page
     from apq_tvm.report.plots import check_matplotlib
@@ -88,8 +88,7 @@ def make_report(
     progress = progress or Silent()
     check_outputs([output, *([json_output] if json_output else [])], force)
     check_matplotlib()
-    names = list(dict.fromkeys(schemes))
-    asked = {name: read_scheme(name) for name in names}
+    asked = {name: read_scheme(name) for name in dict.fromkeys(schemes)}
     if not asked:
         raise BadInput("name one scheme at least, for example --schemes W8A8,W4A8g32")
     with progress.stage("import"):
@@ -104,7 +103,6 @@ def make_report(
         version=__version__,
     )
     kept = Results(output.with_name(f"{output.name}.partial.json"), key)
-    failed: dict[str, str] = {}
     with SchemeEvaluator(
         imported,
         inputs,
@@ -114,16 +112,8 @@ def make_report(
         tensor_types=tensor_types,
         progress=progress,
     ) as evaluator:
-        for name, (scheme, method) in asked.items():
-            if kept.get(name) is None:
-                try:
-                    kept.put(name, evaluator.evaluate(scheme, method))
-                except ApqError as error:
-                    failed[name] = str(error)
+        done, failed = measure(evaluator, asked, kept)
         first_call = evaluator.calls.batches[0]
-    done = [dict(result) for name in names if (result := kept.get(name)) is not None]
-    if not done:
-        raise BadInput(f"no scheme could be measured; {names[0]}: {failed[names[0]]}")
     document = {
         "version": __version__,
         "model": str(model),
@@ -141,6 +131,45 @@ def make_report(
         write_text(output, html)
     kept.path.unlink(missing_ok=True)
     return document
+
+
+def measure(
+    evaluator: SchemeEvaluator, asked: Mapping[str, tuple[str, str]], kept: Results
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Measure schemes that `kept` does not have yet.
+
+    Parameters
+    ----------
+    evaluator : SchemeEvaluator
+    asked : mapping of str to (str, str)
+        Name → scheme and method.
+    kept : Results
+        Gets every result at once.
+
+    Returns
+    -------
+    list of dict
+        Results in the order asked for.
+    dict of str to str
+        Why a scheme could not be measured, by name.
+
+    Raises
+    ------
+    BadInput
+        None could be.
+    """
+    failed: dict[str, str] = {}
+    for name, (scheme, method) in asked.items():
+        if kept.get(name) is None:
+            try:
+                kept.put(name, evaluator.evaluate(scheme, method))
+            except ApqError as error:
+                failed[name] = str(error)
+    done = [dict(result) for name in asked if (result := kept.get(name)) is not None]
+    if not done:
+        name, reason = next(iter(failed.items()))
+        raise BadInput(f"no scheme could be measured; {name}: {reason}")
+    return done, failed
 
 
 def check_outputs(outputs: Sequence[Path], force: bool) -> None:
