@@ -76,15 +76,14 @@ class Cost:
         used = [name for name, family in DOT.items() if self.uses(family)]
         peaks = {n: p for n, p in profile.macs_per_cycle.items() if n in used}
         peaks = peaks or dict(profile.macs_per_cycle)
-        best = max(peaks, key=lambda name: peaks[name], default="")
-        peak = peaks.get(best, 0)
+        best = max(peaks, key=lambda name: peaks[name])
         rate = macs / self.cycles
         hot = self.judged[self.hottest]
         return {
             "instructions": self.instructions,
             "cycles": self.cycles,
             "macs_per_cycle": rate,
-            "peak_share": rate / peak if peak else None,
+            "peak_share": rate / peaks[best],
             "peak_instruction": best,
             "loop_cycles": self.each[self.hottest],
             "loop_count": hot.count,
@@ -285,12 +284,15 @@ def bench_static(
     ApqError
         A scheme or target is unknown, or qemu, the cross compiler or llvm-mca is missing.
     """
-    from apq_tvm.schedules.devices import find_profile
+    from apq_tvm.schedules.devices import PROFILES, find_profile
 
     progress = progress or Silent()
     profile = find_profile(target)
     if profile.arch != "aarch64":
         raise BadTarget(f"bench static judges 64-bit Arm; on {profile.name} use bench linear")
+    if not profile.macs_per_cycle:
+        cores = ", ".join(p.name for p in PROFILES if p.arch == "aarch64" and p.macs_per_cycle)
+        raise BadTarget(f"{target} is for many cores; judge its kernels on one of {cores}")
     analyser = find_analyser(str(profile.target["mcpu"]), mca)
     rivals = {c: _rivals(against, c.scheme) for c in cases}  # errors before minutes of work
     shared = {"target": profile.name, "model": analyser.model()}

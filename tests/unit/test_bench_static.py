@@ -182,6 +182,7 @@ def test_rivals_are_named_in_errors(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--target", "znver4"], "bench static judges 64-bit Arm"),
+        (["--target", "arm-auto"], "arm-auto is for many cores; judge its kernels on one of graviton4"),
         (["--target", "graviton9"], "unknown target 'graviton9'"),
         (["--target", "graviton3", "--shape", "4"], "is not NxK"),
         (["--target", "graviton3", "--m", "0"], "--m '0'"),
