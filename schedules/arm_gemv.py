@@ -2,7 +2,8 @@
 
 What the decisions mean:
 
-- ``streams``: row blocks of 4 that are read at once; they share the loads of the activations.
+- ``streams``: row blocks of 4 that are read at once; they share the loads of the activations. As
+  many as leave no vector on the stack (`tests/isa/test_arm_gemv_asm.py`).
 - ``copies``: whether each of them has its own copy of what a chunk starts from
   (`apq_tvm.ops.folded_linear`). Cores with four vector pipes are out of issue slots for vectors
   before they are out of loads (V1: 43 % of the sdot peak without, 47 % with); N1 is short of slots
@@ -21,7 +22,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.fold_activations import fold_activations
 from apq_tvm.ops.folded_linear import chunk_units, fold_of, folded_linear
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.schedules.decide import Decide, Defaults
+from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.tensorize.arm_fold import folded_intrinsic
@@ -41,10 +42,21 @@ _TASK = 16384
 
 
 def _streams(spec: LinearSpec, m_tile: int, decide: Decide) -> int:
-    # A tile of 4 rows of x leaves registers for the sums of two row blocks.
-    choices = (4, 2, 1, 3) if m_tile < 4 else (2, 1, 4)
+    fold = fold_of(interleaved(spec, LANES))
+    if m_tile == 4:
+        choices: tuple[int, ...] = (1, 2, 4)
+    else:
+        choices = (4, 2, 1) if fold.parts > 1 else (2, 1, 4)
     blocks = -(-spec.n // LANES)
     return decide("streams", tuple(s for s in choices if s <= blocks))
+
+
+def _unroll(spec: LinearSpec, m_tile: int, chunks: int, decide: Decide) -> int:
+    layout = interleaved(spec, LANES)
+    fold = fold_of(layout)
+    more = chunk_units(layout, spec.k) == 1 and (m_tile == 4 or (m_tile == 1 and not fold.zeros))
+    choices = (2, 1) if more and fold.raw else (1, 2)
+    return decide("unroll", tuple(u for u in choices if chunks % u == 0))
 
 
 def _copies(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> int:
@@ -63,9 +75,7 @@ def _check(spec: LinearSpec, profile: DeviceProfile, bits: int) -> None:
         raise NotApplicable(f"groups of {scheme.group_size} have {UNIT_K} codes at least")
 
 
-def _prepare(
-    m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide
-) -> Preparation:
+def _prepare(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
     layout = interleaved(spec, LANES)
     assert spec.scheme is not None
     per_token = spec.scheme.act_group == -1
@@ -102,8 +112,7 @@ def _schedule(
     lanes, chunk, within = inner[:rows], inner[rows], inner[rows + 1 :]
     sch.reorder(chunk, stream, *lanes, *within)
     chunks = int(sch.get(chunk).extent)
-    choices = (2, 1) if units == 1 else (1, 2)
-    unroll = decide("unroll", tuple(u for u in choices if chunks % u == 0))
+    unroll = _unroll(spec, m_tile, chunks, decide)
     if unroll > 1:
         chunk, part = sch.split(chunk, [None, unroll])
         sch.unroll(part)
@@ -137,8 +146,7 @@ def _kernel(bits: int, m_tile: int) -> LinearKernel:
         _schedule(m_tile, sch, spec, profile, decide)
 
     def prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
-        # Its defaults: the key must be the same for all layers that read one x.
-        return _prepare(m_tile, spec, profile, Defaults())
+        return _prepare(m_tile, spec, profile, decide)
 
     return LinearKernel(
         f"gemv_W{bits}A8_sdot_r{LANES}m{m_tile}",

@@ -52,14 +52,14 @@ def _implement(o: FoldedOperands) -> None:
         at = _at(o, i)
         if o.zeros is not None:
             zero = o.zeros.vload([0], "uint8x4").astype("int32x4")
-            total = total - zero * tirx.reinterpret("int32x4", _four(o, o.factors, i, 4))
+            total = total - zero * tirx.reinterpret("int32x4", _four(o.factors, o.lead(i, 1), 4))
         total = tirx.reinterpret("float32x4", total)
-        scaled = _fma(total, _four(o, o.factors, i, 0), _four(o, o.starts, i, 4))
+        scaled = _fma(total, _four(o.factors, o.lead(i, 1), 0), _four(o.starts, o.lead(i, 2), 4))
         b.buffer_store(o.acc, _fma(scale, scaled, o.acc[tuple(at)]), at)
 
 
-def _four(o: FoldedOperands, buffer: Buffer, row: int, index: int) -> Expr:
-    return buffer.vload([*_row(o, row), index], "float32x4")
+def _four(buffer: Buffer, lead: tuple[Expr, ...], index: int) -> Expr:
+    return buffer.vload([*lead, index], "float32x4")
 
 
 def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
@@ -70,7 +70,7 @@ def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
 def _sums(o: FoldedOperands, row: int) -> Expr:
     """int32 [4]: pattern of a float, MAGIC + 2^shift Σ."""
     dot, fold = o.dot, o.dot.fold
-    total = tirx.reinterpret("int32x4", _four(o, o.starts, row, 0))
+    total = tirx.reinterpret("int32x4", _four(o.starts, o.lead(row, 2), 0))
     for part in range(fold.parts):
         if part:
             width = tirx.Broadcast(tirx.const(fold.width, "int32"), 4)
@@ -133,15 +133,11 @@ def _load(o: FoldedOperands, unit: int, index: int) -> Expr:
 def _four_k(o: FoldedOperands, row: int, unit: int, vector: int) -> Expr:
     """int8 [16]: activations of k = 4 * vector .. + 3, which sdot takes by lane."""
     at = UNIT_K * unit + 16 * (vector // 4)
-    sixteen = tirx.reinterpret("int32x4", o.x.vload([*_row(o, row), at], "int8x16"))
+    sixteen = tirx.reinterpret("int32x4", o.x.vload([*o.lead(row), at], "int8x16"))
     lane = [tirx.const(vector % 4, "int32")] * 4
     return tirx.reinterpret("int8x16", tirx.Shuffle([sixteen], lane))
 
 
-def _row(o: FoldedOperands, row: int) -> list[Expr]:
-    return [row] if o.dot.m > 1 else []
-
-
 def _at(o: FoldedOperands, row: int) -> list[Expr]:
     zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
-    return [*_row(o, row), tirx.Ramp(zero, one, 4)]
+    return [*o.lead(row), tirx.Ramp(zero, one, 4)]

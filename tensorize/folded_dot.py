@@ -65,6 +65,12 @@ class FoldedOperands:
     zeros: Buffer | None
     acc: Buffer
 
+    def lead(self, row: tuple[Expr, ...] | int, axes: int = 0) -> tuple[Expr, ...]:
+        """First indices of what belongs to a row of x, with `axes` more before the last one."""
+        if self.dot.m == 1:
+            return ()
+        return (*(row if isinstance(row, tuple) else (row,)), *([_i64(0)] * axes))
+
 
 def folded_pair(dot: FoldedDot, implement: Callable[[FoldedOperands], None]) -> tuple[Any, Any]:
     """(desc, impl) of a chunk's product."""
@@ -128,8 +134,11 @@ def _member(dot: FoldedDot, body: Callable[[FoldedOperands], None]) -> Any:
     fold, unit = dot.fold, dot.fold.unit
     rows = (dot.m,) if dot.m > 1 else ()
 
-    def strided(name: str) -> Any:
-        return [name, _i64(1)] if rows else None
+    # Where there are rows, the axes between them and the floats are needed to match.
+    def strided(name: str, axes: int = 0) -> Any:
+        return [f"{name}{i}" for i in range(1 + axes)] + [_i64(1)] if rows else None
+
+    chunk, copy = ((1,), (1, 1)) if rows else ((), ())
 
     with IRBuilder() as builder:
         with b.prim_func(s_tir=True):
@@ -137,10 +146,10 @@ def _member(dot: FoldedDot, body: Callable[[FoldedOperands], None]) -> Any:
             lead = (dot.units,) if dot.units > 1 else ()
             codes = operand("codes", (*lead, unit.nbytes), "uint8", unit.vector_bytes, None)
             x = operand("x", (*rows, UNIT_K * dot.units), "int8", 4, strided("x_stride"))
-            stride = strided("start_stride")
-            starts = operand("starts", (*rows, STARTS), "float32", 4, stride)
-            stride = strided("factor_stride")
-            factors = operand("factors", (*rows, fold.factors), "float32", 4, stride)
+            stride = strided("start_stride", 2)
+            starts = operand("starts", (*rows, *copy, STARTS), "float32", 4, stride)
+            stride = strided("factor_stride", 1)
+            factors = operand("factors", (*rows, *chunk, fold.factors), "float32", 4, stride)
             scales = operand("scales", (unit.rows,), "float16", 2 * unit.rows, None)
             zeros = operand("zeros", (unit.rows,), "uint8", unit.rows, None) if fold.zeros else None
             acc = operand("acc", dot.spatial, "float32", unit.vector_bytes, None)
@@ -173,8 +182,8 @@ def _plain_loops(o: FoldedOperands) -> None:
             o.acc[at],
             o.codes[(*lead, slice(0, dot.fold.unit.nbytes))],
             o.x[(*row, slice(0, UNIT_K * dot.units))],
-            o.starts[(*row, slice(0, STARTS))],
-            o.factors[(*row, slice(0, dot.fold.factors))],
+            o.starts[(*o.lead(row, 2), slice(0, STARTS))],
+            o.factors[(*o.lead(row, 1), slice(0, dot.fold.factors))],
             o.scales[r],
             *([o.zeros[r]] if o.zeros is not None else []),
         )
@@ -183,7 +192,7 @@ def _plain_loops(o: FoldedOperands) -> None:
             dot,
             lambda byte: o.codes[(*unit, byte)],
             lambda k: o.x[(*row, first + k)],
-            lambda i: o.factors[(*row, i)],
+            lambda i: o.factors[(*o.lead(row, 1), i)],
             o.scales[r],
             None if o.zeros is None else o.zeros[r],
             (r, j, c),

@@ -170,9 +170,7 @@ class _FoldActivations:
             total = tirx.reinterpret("float32x4", _four(total))
             b.buffer_store(self.factors, total, [row, chunk, _lanes(4)])
 
-    def _codes(
-        self, source: _Row, row: Expr, first: Expr, scale: Buffer, sums: Buffer
-    ) -> None:
+    def _codes(self, source: _Row, row: Expr, first: Expr, scale: Buffer, sums: Buffer) -> None:
         """Codes of one unit, and their sums by part."""
         fold = self.fold
         values = b.sblock_alloc_buffer((VECTORS, 4), "float32", align=16)  # x', exact in float32

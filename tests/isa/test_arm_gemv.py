@@ -1,0 +1,179 @@
+"""Arm kernels with folded activations under qemu: the same numbers as float64, and how accurate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from arm_tools import Program, needs_qemu
+from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_weight
+
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.folded_linear import chunk_units, fold_of
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.arm_gemv import GEMV_KERNELS
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.tensorize.fold import Fold
+from apq_tvm.types import QuantizedTensor, Scheme
+
+Array = Any
+
+
+def kernel_of(bits: int, m_tile: int) -> LinearKernel:
+    return next(k for k in GEMV_KERNELS if (k.bits, k.m_min) == (bits, m_tile))
+
+
+class Layer:
+    """One layer compiled for a target: preparation and kernel."""
+
+    def __init__(self, spec: LinearSpec, m_tile: int, target: str, folder: Path) -> None:
+        assert spec.scheme is not None
+        profile, decide = find_profile(target), Defaults()
+        kernel = kernel_of(spec.scheme.bits, m_tile)
+        kernel.check(spec, profile)
+        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
+        kernel.schedule(sch, spec, profile, decide)
+        preparation = kernel.prepare(spec, profile, decide)
+        assert preparation is not None
+        prepare, name = schedule_function(preparation.func, profile, decide)
+        assert name == "aarch64_fold_activations"
+        for part in ("kernel", "prepare"):
+            (folder / part).mkdir(parents=True)
+        self.spec, self.layout = spec, kernel.layout(spec, profile)
+        self.copies = int(decide.taken["copies"])  # type: ignore[call-overload]
+        self._kernel = Program(sch.mod["main"], profile, folder / "kernel")
+        self._prepare = Program(prepare, profile, folder / "prepare")
+
+    @property
+    def fold(self) -> Fold:
+        return fold_of(self.layout)
+
+    def prepared(self, x: Array) -> tuple[Array, Array, Array]:
+        m, k = x.shape
+        padded = self.layout.padded_k(k)
+        chunks = padded // 32 // chunk_units(self.layout, k)
+        xq = np.zeros((m, padded), np.int8)
+        starts = np.zeros((m, chunks, self.copies, 8), np.float32)
+        factors = np.zeros((m, chunks, self.fold.factors), np.float32)
+        self._prepare(x, xq, starts, factors)
+        return xq, starts, factors
+
+    def activations(self, xq: Array, factors: Array) -> tuple[Array, Array]:
+        """What prepared activations stand for, float64 [M, K], and their scales."""
+        m, k = len(xq), self.spec.k
+        parts = xq.reshape(m, -1, self.fold.parts, 32 // self.fold.parts).astype(np.float64)
+        for part in reversed(range(self.fold.parts - 1)):
+            parts[:, :, part] += parts[:, :, part + 1] * 2.0**-self.fold.width
+        scales = factors[:, :, 0].astype(np.float64) * 2.0**self.fold.shift
+        values = parts.reshape(m, scales.shape[1], -1) * scales[..., None]
+        return values.reshape(m, -1)[:, :k], scales
+
+    def run(self, x: Array, weight: QuantizedTensor, *extra: Array) -> Array:
+        packed = self.layout.pack(weight).arrays.values()
+        y = np.full((len(x), self.spec.n), np.nan, np.float32)
+        self._kernel(*self.prepared(x), *packed, *extra, y)
+        return y
+
+
+def rounding(layer: Layer, weight: QuantizedTensor, scales: Array) -> Array:
+    """Bound of what the correction of symmetric folded codes is rounded by: half a step a chunk."""
+    if layer.fold.parts == 1 or layer.fold.zeros:
+        return 0.0
+    per_group = -(-scales.shape[1] // weight.scales.shape[1])
+    repeated = np.repeat(np.abs(weight.scales.astype(np.float64)), per_group, axis=1)
+    return 0.5 * scales @ repeated[:, : scales.shape[1]].T
+
+
+CASES = (
+    # scheme, N, K, M tile, rows of x, target
+    (Scheme(4, group_size=32), 35, 100, 1, (1, 2), "graviton2"),
+    (Scheme(4, group_size=64), 16, 128, 4, (4, 5), "graviton3"),
+    (Scheme(4, True, group_size=32), 12, 64, 2, (3,), "graviton4"),
+    (Scheme(4, True, 8, True, group_size=128), 20, 250, 1, (1,), "cortex-a55"),
+    (Scheme(4, group_size=256), 8, 300, 1, (1,), "graviton3"),
+    (Scheme(4), 17, 96, 1, (1,), "graviton2"),
+    (Scheme(2, group_size=32), 33, 95, 1, (2,), "cortex-a55"),
+    (Scheme(2, True, group_size=64), 8, 64, 2, (2,), "graviton2"),
+    (Scheme(8, group_size=32), 9, 64, 1, (1,), "graviton3"),
+    (Scheme(8, True), 12, 33, 4, (4,), "cortex-a76"),
+    (Scheme(1, group_size=32), 16, 64, 1, (1,), "graviton2"),
+    (Scheme(1, True, group_size=64), 7, 64, 1, (1,), "graviton2"),
+    (Scheme(3, group_size=32), 16, 70, 2, (2,), "armv8.2-dotprod"),
+    (Scheme(5, True, group_size=32), 8, 64, 1, (1,), "graviton4"),
+    (Scheme(6, group_size=128), 8, 128, 1, (1,), "armv8.6-i8mm"),
+    (Scheme(7, True), 8, 32, 1, (1,), "cortex-a78"),
+)
+
+
+@needs_qemu
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_formats_and_tails(case: int, tmp_path: Path) -> None:
+    scheme, n, k, m_tile, rows, target = CASES[case]
+    rng = np.random.default_rng(case)
+    layer = Layer(LinearSpec(n, k, scheme), m_tile, target, tmp_path)
+    weight = quantized_weight(n, k, scheme, rng)
+    weight.scales[::3] *= -1
+    for m in rows:
+        x = rng.normal(size=(m, k)).astype(np.float32)
+        x[0, :5] *= 30
+        xq, _, factors = layer.prepared(x)
+        values, scales = layer.activations(xq, factors)
+        assert np.abs(xq.astype(int)).max() == 127
+        want = values @ dequantized(weight).T
+        bound = rounding(layer, weight, scales) + RELATIVE_ERROR * (1 + np.abs(want).max())
+        assert (np.abs(layer.run(x, weight) - want) <= bound).all()
+        # every activation is rounded once: within half a step of what it was
+        per_step = np.repeat(scales, -(-xq.shape[1] // scales.shape[1]), axis=1)[:, :k]
+        assert (np.abs(values - x) <= 0.5001 * per_step).all()
+
+
+@needs_qemu
+def test_epilogue(tmp_path: Path) -> None:
+    spec = LinearSpec(18, 64, Scheme(4, group_size=32), True, "gelu_tanh", True)
+    rng = np.random.default_rng(1)
+    layer = Layer(spec, 1, "graviton3", tmp_path)
+    weight = quantized_weight(18, 64, spec.scheme, rng)  # type: ignore[arg-type]
+    x, residual = (rng.normal(size=(3, c)).astype(np.float32) for c in (64, 18))
+    bias = rng.normal(size=18).astype(np.float32)
+    xq, _, factors = layer.prepared(x)
+    values, scales = layer.activations(xq, factors)
+    want = ACTIVATIONS["gelu_tanh"](values @ dequantized(weight).T + bias) + residual
+    # gelu is no steeper than 1.13
+    bound = 1.13 * rounding(layer, weight, scales) + 1e-5
+    assert (np.abs(layer.run(x, weight, bias, residual) - want) <= bound).all()
+
+
+@needs_qemu
+def test_zeros_infinities_and_extremes(tmp_path: Path) -> None:
+    scheme = Scheme(4, group_size=32)
+    layer = Layer(LinearSpec(8, 64, scheme), 1, "graviton2", tmp_path)
+    codes = np.zeros((8, 64), np.uint8)
+    codes[4:] = 15
+    weight = QuantizedTensor(codes, np.full((8, 2), 6e-8, np.float16), None, scheme)
+    x = np.zeros((7, 64), np.float32)
+    x[1], x[2], x[3, ::2], x[3, 1::2] = 1e30, -1e-20, 5.0, -5.0
+    x[4, 3], x[5, 40], x[6, 33] = np.nan, np.inf, 1e-31
+    y = layer.run(x, weight)
+    assert (y[0] == 0).all() and (y[6] == 0).all()
+    assert not np.isfinite(y[4:6]).any()
+    values, scales = layer.activations(*(layer.prepared(x[1:4])[i] for i in (0, 2)))
+    want = values @ dequantized(weight).T
+    bound = rounding(layer, weight, scales) + RELATIVE_ERROR * np.abs(want).max(1, keepdims=True)
+    assert (np.abs(y[1:4] - want) <= bound).all()
+
+
+def test_what_it_declines() -> None:
+    kernel = kernel_of(4, 1)
+    with pytest.raises(NotApplicable, match="dotprod"):
+        kernel.check(LinearSpec(8, 64, Scheme(4, group_size=32)), find_profile("cortex-a72"))
+    with pytest.raises(NotApplicable, match="8 bits"):
+        scheme = Scheme(4, act_bits=4, group_size=32)
+        kernel.check(LinearSpec(8, 64, scheme), find_profile("graviton2"))
+    with pytest.raises(NotApplicable, match="32 codes"):
+        kernel.check(LinearSpec(8, 64, Scheme(4, group_size=16)), find_profile("graviton2"))
