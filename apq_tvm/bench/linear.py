@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,10 @@ from apq_tvm.bench.clib import Library, Runner, Tensors, aligned, aligned_empty
 from apq_tvm.bench.rivals import Rival, RivalLayer, parse_against, relative_error, saturates
 from apq_tvm.bench.roofline import measure
 from apq_tvm.bench.timing import Candidate, Timing, cold_copies, interleave
+from apq_tvm.errors import BadTarget
 from apq_tvm.formats import dequantize, nbytes_at, parse_at
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.schedules.devices import find_profile
 
 MODULE_NAME = "apq_bench_linear"
 
@@ -191,6 +194,12 @@ def bench_linear(
         A scheme, target or rival is unknown, or onnxruntime or a compiler is missing.
     """
     progress = progress or Silent()
+    arch = find_profile(target).arch
+    if arch != os.uname().machine:
+        raise BadTarget(
+            f"{target} is {arch}, and this machine is {os.uname().machine}: layers are timed where "
+            "they run; count what they cost there with: apq-tvm bench static"
+        )
     for case in cases:
         parse_against(against, _bits(case.scheme))  # before minutes of work
     rows = []

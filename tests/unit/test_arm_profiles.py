@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import tvm
 from tvm.target import codegen
 
+from apq_tvm.bench.linear import bench_linear
 from apq_tvm.errors import BadTarget
 from apq_tvm.schedules import arm
 from apq_tvm.schedules.devices import find_profile, linear_kernels
@@ -102,3 +104,11 @@ def test_auto_ends_with_what_all_have() -> None:
 def test_unknown_core_gets_near_names(wrong: str, near: str) -> None:
     with pytest.raises(BadTarget, match=rf"unknown target '{wrong}'; nearest: .*{near}"):
         find_profile(wrong)
+
+
+def test_layers_are_timed_where_they_run() -> None:
+    other = "graviton2" if os.uname().machine == "x86_64" else "x86-64"
+    with pytest.raises(
+        BadTarget, match=f"{other} is .*, and this machine is .*apq-tvm bench static"
+    ):
+        bench_linear([], "onnxruntime", target=other)
