@@ -288,7 +288,7 @@ def targets(json: Json = False) -> None:
                 t["vector_bytes"] * 8,
                 t["l1_bytes"] // 1024,
                 t["l2_bytes"] // 1024,
-                " ".join(t["features"]),
+                "any of " + ", ".join(t["variants"]) if t["variants"] else " ".join(t["features"]),
             )
             for t in report["targets"]
         ),

@@ -12,7 +12,8 @@ def list_targets() -> dict[str, Any]:
     -------
     dict
         ``host`` and ``targets``: ``name``, ``target``, ``features``, ``cores``, ``vector_bytes``,
-        ``l1_bytes``, ``l2_bytes`` and ``sources`` of each.
+        ``l1_bytes``, ``l2_bytes``, ``in_order``, ``macs_per_cycle``, ``variants`` (names of the
+        devices that a library for this target chooses from) and ``sources`` of each.
 
     Raises
     ------
@@ -32,6 +33,9 @@ def list_targets() -> dict[str, Any]:
                 "vector_bytes": p.vector_bytes,
                 "l1_bytes": p.l1_bytes,
                 "l2_bytes": p.l2_bytes,
+                "in_order": p.in_order,
+                "macs_per_cycle": dict(p.macs_per_cycle),
+                "variants": [variant.name for variant in p.variants],
                 "sources": list(p.sources),
             }
             for p in PROFILES
@@ -61,9 +65,7 @@ def list_formats() -> dict[str, Any]:
                 "name": f.name,
                 "bits": f.bits,
                 "zero_points": f.zero_points,
-                "bits_per_weight": {
-                    str(g): round(f.block_bits(g) / g, 4) for g in GROUP_SIZES
-                },
+                "bits_per_weight": {str(g): round(f.block_bits(g) / g, 4) for g in GROUP_SIZES},
             }
             for f in FORMATS
         ],
