@@ -9,7 +9,8 @@ centroids::
 
 ``scales`` float16 [N, 1] makes the rows of a block of `channels` output channels alike, which share
 their tables where tables of their own would exceed a tenth of the codes' bytes. (Tables of 3..8
-bits in float16 cost a channel 1008 bytes: 21 bits per weight at K=384.)
+bits in float16 cost a channel 1008 bytes: 21 bits per weight at K=384.) ``anyprec3-8c1`` spells how
+many channels share tables instead: with one there is a table for every channel, whatever it costs.
 
 ``centroids{b}`` float16 [T, 2^b], T = ceil(N / channels). Where activations are integers the
 kernels look up int8 centroids, ``step[t] * i`` with ``step = max |centroid| / 127``; the quantizer
@@ -20,6 +21,7 @@ agree, and a table is stored as one byte per centroid and a float32 step.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,16 +42,17 @@ MAX_CHANNELS = 1 << 14
 
 _LEVELS = 127
 _STEP_BYTES = 4
-_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(A\d+)?\Z")
+_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(?:C(\d+))?(A\d+)?\Z")
+_SPELLING = re.compile(r"anyprec\d-\d(?:c(\d+))?\Z")
 
 
 def parse_anyprec(word: str) -> Scheme | None:
-    """Read ``ANYPREC3-8`` or ``ANYPREC3-8A32``; None if it is neither.
+    """Read ``ANYPREC3-8``, ``ANYPREC3-8C1`` or ``ANYPREC3-8A32``; None if it is none of them.
 
     Raises
     ------
     ValueError
-        With the reason, if there are no such widths or activations.
+        With the reason, if there are no such widths, activations or blocks of channels.
     """
     match = _PATTERN.match(word)
     if match is None:
@@ -57,10 +60,29 @@ def parse_anyprec(word: str) -> Scheme | None:
     low, high = int(match[1]), int(match[2])
     if not 1 <= low <= high <= 8:
         raise ValueError(f"widths {low}..{high}; 1 <= narrowest <= widest <= 8 is needed")
-    acts = parse_acts(match[3] or "")
-    return Scheme(
-        high, act_bits=acts, family="anyprec", weights=f"anyprec{low}-{high}", min_bits=low
-    )
+    spelling = f"anyprec{low}-{high}"
+    if match[3] is not None:
+        channels = int(match[3])
+        if not 1 <= channels <= MAX_CHANNELS or channels & (channels - 1):
+            raise ValueError(
+                f"tables shared by {channels} channels; powers of 2 from 1 to {MAX_CHANNELS} are "
+                "possible"
+            )
+        spelling += f"c{channels}"
+    acts = parse_acts(match[4] or "")
+    return Scheme(high, act_bits=acts, family="anyprec", weights=spelling, min_bits=low)
+
+
+def spelled_channels(scheme: Scheme) -> int:
+    """Output channels that share tables as the scheme spells it; 0 if `choose_channels` decides."""
+    match = _SPELLING.match(scheme.weights)
+    return int(match[1] or 0) if match else 0
+
+
+def alone(scheme: Scheme, bits: int) -> Scheme:
+    """The scheme of one width by itself, with the same activations and blocks of channels."""
+    spelling = re.sub(r"\d-\d", f"{bits}-{bits}", scheme.weights, count=1)
+    return replace(scheme, bits=bits, min_bits=bits, weights=spelling)
 
 
 def table_name(bits: int) -> str:
@@ -75,7 +97,8 @@ def table_bytes(scheme: Scheme) -> int:
 
 
 def choose_channels(n: int, k: int, scheme: Scheme) -> int:
-    """How many output channels share tables: the smallest power of 2 that keeps them small.
+    """How many output channels share tables: as spelled, or the smallest power of 2 that keeps
+    them small.
 
     Parameters
     ----------
@@ -88,10 +111,11 @@ def choose_channels(n: int, k: int, scheme: Scheme) -> int:
     int
         1 where every channel can have its own; never more than cover the matrix.
     """
-    channels = 1
-    while (
-        channels < min(n, MAX_CHANNELS)
-        and -(-n // channels) * table_bytes(scheme) > TABLE_SHARE * n * k * scheme.bits / 8
+    channels, spelled = 1, spelled_channels(scheme)
+    while channels < min(n, MAX_CHANNELS) and (
+        channels < spelled
+        if spelled
+        else -(-n // channels) * table_bytes(scheme) > TABLE_SHARE * n * k * scheme.bits / 8
     ):
         channels *= 2
     return channels
@@ -160,6 +184,9 @@ def _check(tensor: QuantizedTensor, name: str) -> None:
         raise BadScheme(
             f"{name}: {blocks} tables for {n} output channels; ceil({n} / a power of 2) is needed"
         )
+    wanted_channels = choose_channels(n, codes.shape[1], scheme)
+    if spelled_channels(scheme) and wanted_channels != channels_of(tensor):
+        raise BadScheme(f"{name}: {blocks} tables for {n} output channels are not {scheme}")
 
 
 def _check_array(what: str, array: NDArray[np.float16], shape: tuple[int, ...]) -> None:
@@ -197,10 +224,12 @@ def _embedding(scheme: Scheme) -> Scheme:
 FAMILY = Family(
     name="anyprec",
     grammar=(
-        "anyprec{min}-{max}[A{1..8|16|32}]: codes of max bits whose upper bits are every narrower "
-        "model, down to min; a table of centroids per width; bits are chosen at run time"
+        "anyprec{min}-{max}[c{channels}][A{1..8|16|32}]: codes of max bits whose upper bits are "
+        "every narrower model, down to min; a table of centroids per width, shared by so many "
+        "channels that they stay below a tenth of the codes (c1: by none); bits are chosen at run "
+        "time"
     ),
-    examples=("anyprec3-8", "anyprec2-8", "anyprec2-4", "anyprec3-8A32"),
+    examples=("anyprec3-8", "anyprec2-8", "anyprec2-4", "anyprec3-8A32", "anyprec3-8c1"),
     parse=parse_anyprec,
     check=_check,
     dequantize=_dequantize,

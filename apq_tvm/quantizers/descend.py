@@ -60,25 +60,43 @@ def descend(w: F32, tensor: QuantizedTensor, hessian: F32, name: str) -> Quantiz
     BadScheme
         If the family's codes are not of that kind.
     """
-    k = w.shape[1]
     codes = tensor.codes.copy()
     decoded = dequantize(tensor)
     for rows, nearest in nearest_codes(tensor, name):
-        values = np.ascontiguousarray(decoded[rows].T)  # [K, R]
-        slope = hessian @ (values - w[rows].T)
-        mine = np.ascontiguousarray(codes[rows].T)
-        for first in range(0, k, LAZY):
-            last = min(first + LAZY, k)
-            moved = np.empty((last - first, values.shape[1]), np.float32)
-            for i in range(first, last):
-                target = values[i] - slope[i] / hessian[i, i]
-                mine[i], value = nearest(i, target)
-                moved[i - first] = value - values[i]
-                values[i] = value
-                slope[i + 1 : last] += hessian[i + 1 : last, i, None] * moved[i - first]
-            slope[last:] += hessian[last:, first:last] @ moved
-        codes[rows] = mine.T
+        codes[rows] = sweep(decoded[rows] - w[rows], decoded[rows], hessian, nearest)
     return replace(tensor, codes=codes)
+
+
+def sweep(delta: F32, decoded: F32, hessian: F32, nearest: Nearest) -> U8:
+    """Choose the codes of every column anew, one after another.
+
+    Parameters
+    ----------
+    delta : float32 [R, K]
+        What the weights are off by.
+    decoded : float32 [R, K]
+    hessian : float32 [K, K]
+    nearest : callable
+
+    Returns
+    -------
+    uint8 [N, K]
+        As `nearest` gave them.
+    """
+    values = np.ascontiguousarray(decoded.T)  # [K, R]
+    k, rows = values.shape
+    slope = hessian @ delta.T
+    codes = []
+    for first in range(0, k, LAZY):
+        last = min(first + LAZY, k)
+        moved = np.empty((last - first, rows), np.float32)
+        for i in range(first, last):
+            code, value = nearest(i, values[i] - slope[i] / hessian[i, i])
+            codes.append(code)
+            moved[i - first] = value - values[i]
+            slope[i + 1 : last] += hessian[i + 1 : last, i, None] * moved[i - first]
+        slope[last:] += hessian[last:, first:last] @ moved
+    return np.stack(codes, axis=1)
 
 
 def nearest_codes(tensor: QuantizedTensor, name: str) -> list[tuple[slice, Nearest]]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
+from apq_tvm.quantizers import anyprec_feedback
 from apq_tvm.quantizers.descend import Nearest, descend, nearest_codes
 from apq_tvm.quantizers.error_feedback import DAMPING, Columns, Feedback, feedback_of, walk
 from apq_tvm.quantizers.refit import refit
@@ -108,6 +109,8 @@ def quantize_fed_back(
     """
     weighed = replace(stats, mean_square=column_cost(feedback), fisher=None)
     tensor = quantize_tensor(w, scheme, name, search, weighed, shared)
+    if scheme.family == "anyprec":
+        return anyprec_feedback.feed_back(w, tensor, feedback)
     return improve(w, feedback_codes(w, tensor, feedback, name), feedback.hessian, name)
 
 

@@ -33,6 +33,7 @@ def refit(
     hessian: F32,
     places: list[Place] | None = None,
     finish: Callable[[Array], Array] | None = None,
+    steps: int = STEPS,
 ) -> QuantizedTensor:
     """Move a tensor's float arrays to where its codes lose least.
 
@@ -47,6 +48,8 @@ def refit(
         What may move; by default all scales and offsets.
     finish : callable, optional
         Rounds an array further than to float16.
+    steps : int
+        Of conjugate gradients.
 
     Returns
     -------
@@ -58,7 +61,7 @@ def refit(
     lengths = dict.fromkeys(len(array_of(tensor, place.name)) for place in places)
     for length in lengths:  # arrays of other rows are fitted after one another
         some = [p for p in places if len(array_of(tensor, p.name)) == length]
-        tensor = _Fit(w, tensor, hessian, some).run(finish)
+        tensor = _Fit(w, tensor, hessian, some).run(finish, steps)
     return tensor
 
 
@@ -69,11 +72,11 @@ def row_errors(delta: F32, hessian: F32) -> F32:
 
 @dataclass
 class _Slot:
-    """A place in the flat parameters [P, Q]."""
+    """A place in the parameters [P, Q]: [K] columns of it, or [N, K] entries of it, flat."""
 
-    place: Place
     columns: NDArray[np.intp]
     factor: F32
+    flat: NDArray[np.intp] | None
 
 
 class _Fit:
@@ -93,15 +96,18 @@ class _Fit:
                 at += parts[-1].shape[1]
             depth = 1 if place.plane is None else array.shape[2]
             columns = self.spans[place.name][0].start + place.columns * depth + (place.plane or 0)
-            self.slots.append(_Slot(place, columns, factor))
+            self.slots.append(_Slot(columns, factor, None))
         self.start = np.concatenate(parts, axis=1)
+        for slot in self.slots:
+            if slot.columns.ndim == 2:
+                slot.flat = self.rows[:, None] * self.start.shape[1] + slot.columns
         self.apart = len(self.start) == len(w)  # every output channel for itself
 
-    def run(self, finish: Callable[[Array], Array] | None) -> QuantizedTensor:
+    def run(self, finish: Callable[[Array], Array] | None, steps: int) -> QuantizedTensor:
         """The tensor with what was found, block by block where it is better."""
         before: F32 = dequantize(self.tensor) - self.w
         product: F32 = before @ self.hessian
-        found = self._descend(-self._back(product))
+        found = self._descend(-self._back(product), steps)
         arrays = {}
         for key, (span, shape) in self.spans.items():
             old, new = array_of(self.tensor, key), found[:, span].reshape(shape)
@@ -118,13 +124,13 @@ class _Fit:
             arrays[key][better] = new[better]
         return filled(self.tensor, arrays)
 
-    def _descend(self, residual: F32) -> F32:
-        """Parameters after `STEPS` steps from `start`, for a negative gradient [P, Q]."""
+    def _descend(self, residual: F32, steps: int) -> F32:
+        """Parameters after some steps from `start`, for a negative gradient [P, Q]."""
         scale: F32 = np.maximum(self._curvature(), TINY)
         x = self.start.copy()
         direction: F32 = residual / scale
         length = (residual * direction).sum(1)
-        for _ in range(STEPS):
+        for _ in range(steps):
             curved = self._back(self._forth(direction) @ self.hessian)
             slope = (direction * curved).sum(1)
             step = np.divide(length, slope, out=np.zeros_like(length), where=slope > TINY)
@@ -140,8 +146,8 @@ class _Fit:
         """What parameters [P, Q] add to the decoded weights, [N, K]."""
         total = np.zeros(self.w.shape, np.float32)
         for slot in self.slots:
-            if slot.columns.ndim == 2:
-                total += parameters[self.rows[:, None], slot.columns] * slot.factor
+            if slot.flat is not None:
+                total += np.take(parameters.reshape(-1), slot.flat) * slot.factor
             else:
                 wide = np.take(parameters, slot.columns, axis=1)
                 total += (wide if self.apart else wide[self.rows]) * slot.factor
@@ -159,13 +165,13 @@ class _Fit:
     def _summed(self, products: list[F32]) -> F32:
         total: F32 = np.zeros_like(self.start)
         for slot, product in zip(self.slots, products, strict=True):
-            if slot.columns.ndim == 2:
-                flat = (self.rows[:, None] * total.shape[1] + slot.columns).reshape(-1)
-                total += np.bincount(flat, product.reshape(-1), total.size).reshape(total.shape)
+            if slot.flat is not None:
+                sums = np.bincount(slot.flat.reshape(-1), product.reshape(-1), total.size)
+                total += sums.reshape(total.shape)
                 continue
             first = np.flatnonzero(np.diff(slot.columns, prepend=-1))
-            sums = np.add.reduceat(product, first, axis=1)
-            total[:, slot.columns[first]] += self._per_block(sums)
+            parts: F32 = np.add.reduceat(product, first, axis=1)
+            total[:, slot.columns[first]] += self._per_block(parts)
         return total
 
     def _per_block(self, values: F32) -> F32:

@@ -1,0 +1,140 @@
+"""Error feedback at every width at once: prefixes stay, each width gains, no matrix upsets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apq_tvm.errors import BadScheme
+from apq_tvm.formats import check_tensor, dequantize, details, parse_scheme
+from apq_tvm.formats.anyprec import alone, channels_of, choose_channels, table_name
+from apq_tvm.quantizers import quantize_tensor
+from apq_tvm.quantizers.anyprec_feedback import (
+    DEPTH,
+    WEIGHT,
+    descend_widths,
+    feed_back,
+    nearest_path,
+    one_width,
+    refit_widths,
+)
+from apq_tvm.quantizers.error_feedback import feedback_of
+from apq_tvm.quantizers.refit import row_errors
+from apq_tvm.types import QuantizedTensor, Scheme
+
+
+def scheme(text: str) -> Scheme:
+    parsed = parse_scheme(text)
+    assert parsed is not None
+    return parsed
+
+
+def weights(n: int, k: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32)
+
+
+def correlated(k: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((4 * k, max(k // 4, 1))) @ rng.standard_normal((max(k // 4, 1), k))
+    x += 0.3 * rng.standard_normal(x.shape)
+    return np.asarray(x.T @ x / len(x), np.float32)
+
+
+def errors(w: np.ndarray, tensor: QuantizedTensor, h: np.ndarray) -> dict[int, float]:
+    return {
+        bits: float(row_errors(dequantize(tensor, bits) - w, h).sum())
+        for bits in tensor.scheme.widths
+    }
+
+
+@pytest.mark.parametrize("text", ("anyprec2-6", "anyprec3-8c1", "anyprec4-4", "anyprec2-3c8A32"))
+def test_every_width_gains(text: str) -> None:
+    w, h = weights(24, 160), correlated(160)
+    start = quantize_tensor(w, scheme(text))
+    fed = feed_back(w, start, feedback_of(h, "layer", act_order=True))
+    check_tensor(fed, "layer")
+    assert details(fed) == details(start)
+    before, after = errors(w, start, h), errors(w, fed, h)
+    for bits in fed.scheme.widths[:DEPTH]:
+        assert after[bits] < 0.75 * before[bits], bits
+    ordered = [after[bits] for bits in fed.scheme.widths]
+    assert ordered == sorted(ordered, reverse=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 50),
+    st.tuples(st.integers(1, 8), st.integers(1, 8)).map(sorted),
+    st.sampled_from(("", "c1", "c4", "c1A32")),
+    st.sampled_from(("normal", "zeros", "outlier", "denormal", "equal")),
+)
+def test_any_matrix(n: int, k: int, widths: list[int], rest: str, kind: str) -> None:
+    w = weights(n, k, n * k)
+    if kind == "outlier":
+        w[0, 0] = 1e4
+    elif kind != "normal":
+        w = np.full_like(w, {"zeros": 0.0, "denormal": 1e-40, "equal": 0.7}[kind])
+    tensor = quantize_tensor(w, scheme(f"anyprec{widths[0]}-{widths[1]}{rest}"))
+    fed = feed_back(w, tensor, feedback_of(correlated(k), "layer"))
+    check_tensor(fed, "layer")
+    np.testing.assert_array_equal(fed.scales, tensor.scales)
+    # Every width is what its prefix of the codes and its own table say.
+    for bits in fed.scheme.widths:
+        np.testing.assert_array_equal(dequantize(one_width(fed, bits)), dequantize(fed, bits))
+
+
+def test_steps_after_the_walk_are_never_worse() -> None:
+    w, h = weights(16, 96), correlated(96)
+    start = quantize_tensor(w, scheme("anyprec2-4"))
+    fitted = refit_widths(w, start, h)
+    moved = descend_widths(w, fitted, h)
+
+    def total(tensor: QuantizedTensor) -> float:
+        return sum(e * WEIGHT**i for i, e in enumerate(errors(w, tensor, h).values()))
+
+    assert all(errors(w, fitted, h)[b] <= e * 1.0001 for b, e in errors(w, start, h).items())
+    assert total(moved) < total(fitted) < total(start)
+
+
+def test_paths_are_the_best_of_all() -> None:
+    """Tried by hand: no path through the tree of codes is nearer to the targets of all widths."""
+    tensor = quantize_tensor(weights(7, 60), scheme("anyprec1-3c1"))
+    targets = np.random.default_rng(3).standard_normal((3, 7)).astype(np.float32)
+    codes, values = nearest_path(tensor)(0, targets.reshape(-1))
+    costs = np.zeros((8, 7))
+    for code in range(8):
+        same = replace(tensor, codes=np.full_like(tensor.codes, code))
+        for i, bits in enumerate(tensor.scheme.widths):
+            costs[code] += WEIGHT**i * (dequantize(same, bits)[:, 0] - targets[i]) ** 2
+    np.testing.assert_allclose(costs[codes, np.arange(7)], costs.min(axis=0), rtol=1e-4)
+    decoded = replace(tensor, codes=np.repeat(codes[:, None], 60, axis=1))
+    for i, bits in enumerate(tensor.scheme.widths):
+        np.testing.assert_allclose(
+            values.reshape(3, 7)[i], dequantize(decoded, bits)[:, 0], rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("n", (1, 3, 24, 33))
+@pytest.mark.parametrize("channels", (1, 2, 8, 64))
+def test_spelled_channels_share_tables(n: int, channels: int) -> None:
+    kind = scheme(f"anyprec2-3c{channels}")
+    assert str(kind) == f"anyprec2-3c{channels}"
+    tensor = quantize_tensor(weights(n, 40), kind)
+    assert choose_channels(n, 40, kind) == channels_of(tensor)
+    assert len(tensor.tables[table_name(2)]) == -(-n // channels)
+    assert str(alone(kind, 2)) == f"anyprec2-2c{channels}"
+    assert str(alone(scheme("anyprec3-8A4"), 5)) == "anyprec5-5A4"
+
+
+def test_other_sharing_than_spelled_is_refused() -> None:
+    tensor = quantize_tensor(weights(16, 40), scheme("anyprec2-3c4"))
+    with pytest.raises(BadScheme, match=r"layer: 4 tables .* anyprec2-3c1"):
+        check_tensor(replace(tensor, scheme=scheme("anyprec2-3c1")), "layer")
+    for text in ("anyprec2-3c3", "anyprec2-3c0", "anyprec2-3c32768"):
+        with pytest.raises(BadScheme, match="powers of 2"):
+            parse_scheme(text)
