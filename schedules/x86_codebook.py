@@ -15,13 +15,14 @@ from apq_tvm.codegen.layouts import SpanLayout, default_layout
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import codebook, nonlinear, superblock
-from apq_tvm.ops.codebook_linear import DOTS, STAGES, SpanBlocking, lookup_of, span_linear
+from apq_tvm.ops.codebook_linear import SpanBlocking, lookup_of, span_linear
 from apq_tvm.ops.gemm_spans import span_gemm
 from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.spans import PARALLEL, schedule_spans
 from apq_tvm.schedules.x86_gemm import (
     M_MIN,
     _even_block,
@@ -43,9 +44,6 @@ FAMILIES = (codebook.NAME, nonlinear.NAME, superblock.NAME)
 
 _TASKS = 8
 """Bundles of row blocks a layer should have, so that threads can share it evenly."""
-
-_PARALLEL = 1 << 16
-"""Weights from which on a second thread pays."""
 
 
 def span_layout(spec: LinearSpec, lanes: int) -> SpanLayout:
@@ -69,30 +67,6 @@ def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide)
 
 def _ahead(decide: Decide) -> int:
     return decide("ahead", (4096, 2048, 0, 8192))
-
-
-def schedule_spans(sch: Any, intrinsic: str, parallel: bool) -> None:
-    """Schedule a PrimFunc of `apq_tvm.ops.codebook_linear`.
-
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-    intrinsic : str
-        Registered name.
-    parallel : bool
-        Whether bundles are shared among threads.
-    """
-    annotations = sch.get(sch.get_sblock("root")).annotations
-    (task,) = sch.get_loops(sch.get_sblock("task"))
-    if parallel:
-        sch.parallel(task)
-    for name in map(str, annotations[STAGES]):
-        *outer, lane = sch.get_loops(sch.get_sblock(name))
-        sch.vectorize(lane)
-        for loop in outer:
-            sch.unroll(loop)
-    for name in map(str, annotations[DOTS]):
-        sch.tensorize(sch.get_loops(sch.get_sblock(name))[0], intrinsic)
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, instruction: DotInstruction) -> None:
@@ -125,7 +99,7 @@ def span_kernel(family: str, instruction: DotInstruction, m_tile: int) -> Linear
             chosen = lookup_intrinsic(instruction, lookup_of(layout, m_tile), top, vbmi, ahead)
         else:
             chosen = dot_intrinsic(instruction, layout.unit, m_tile, ahead)
-        schedule_spans(sch, chosen, spec.n * spec.k >= _PARALLEL)
+        schedule_spans(sch, lambda _: chosen, spec.n * spec.k >= PARALLEL)
 
     return LinearKernel(
         name=f"{family}_A8_{instruction.name}_r{lanes}m{m_tile}",

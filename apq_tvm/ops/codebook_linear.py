@@ -100,10 +100,12 @@ def span_linear(spec: LinearSpec, layout: SpanLayout, blocking: SpanBlocking) ->
         ``(xq i8 [M, Kp], xs f32 [M, groups], xsum i32 [M, groups], *packed arrays, [bias],
         [residual], y)``, M >= m_tile.
     """
-    return _SpanLinear(spec, layout, blocking).build()
+    return SpanLinear(spec, layout, blocking).build()
 
 
-class _SpanLinear:
+class SpanLinear:
+    """The loops; a subclass may take more operands and do otherwise within a span."""
+
     def __init__(self, spec: LinearSpec, layout: SpanLayout, blocking: SpanBlocking) -> None:
         self.spec, self.layout, self.blocking = spec, layout, blocking
         assert spec.scheme is not None
@@ -115,22 +117,28 @@ class _SpanLinear:
         self.spans, self.units = units // per_span, per_span
         self.tail = units % per_span
         assert spec.scheme.act_group == layout.group
+        self.unit_scale, self.spans_at_once = layout.unit_scale, 1
         self.stages: list[str] = []
         self.dots: list[str] = []
 
+    def declare(self, operands: Operands) -> None:
+        """Declare the activations."""
+        groups = self.layout.groups(self.spec.k)
+        self.xq = operands.declare("xq", (self.m, self.layout.padded_k(self.spec.k)), "int8")
+        self.xs = operands.declare("xs", (self.m, groups), "float32")
+        self.xsum = operands.declare("xsum", (self.m, groups), "int32")
+
     def build(self) -> Any:
+        """The PrimFunc."""
         from tvm.script.ir_builder import IRBuilder
         from tvm.tirx.script.builder import ir as b
 
-        spec, layout = self.spec, self.layout
-        groups = layout.groups(spec.k)
+        spec = self.spec
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             operands = Operands(spec)
             self.m = operands.m
-            self.xq = operands.declare("xq", (self.m, layout.padded_k(spec.k)), "int8")
-            self.xs = operands.declare("xs", (self.m, groups), "float32")
-            self.xsum = operands.declare("xsum", (self.m, groups), "int32")
-            self.arrays = operands.weights(layout)
+            self.declare(operands)
+            self.arrays = operands.weights(self.layout)
             self.bias, self.residual, self.y = operands.epilogue()
             with b.sblock("root"):
                 b.reads()
@@ -160,22 +168,26 @@ class _SpanLinear:
                 b.writes(self.sums[at])
                 b.buffer_store(self.sums, tirx.const(0.0, "float32"), list(at))
             if self.spans:
-                with b.serial(0, _i64(self.spans)) as s, b.sblock("span"):
-                    span = b.axis.opaque(_i64(self.spans), s)
+                count = self.spans_at_once
+                with b.serial(0, _i64(self.spans // count)) as s, b.sblock("span"):
+                    first = b.axis.opaque(_i64(self.spans // count), s)
                     b.reads()
                     b.writes()
-                    self._span(span, self.units, "")
+                    for i in range(count):
+                        span = first * _i64(count) + _i64(i) if count > 1 else first
+                        self.span(span, self.units, f"_{i}" if count > 1 else "")
             if self.tail:
                 with b.sblock("tail_span"):
                     b.reads()
                     b.writes()
-                    self._span(_i64(self.spans), self.tail, "_tail")
+                    self.span(_i64(self.spans), self.tail, "_tail")
             self._store()
 
     def _shape(self) -> tuple[int, int, int]:
         return self.blocking.streams, self.blocking.m_tile, self.layout.rows
 
-    def _span(self, span: Expr, units: int, suffix: str) -> None:
+    def span(self, span: Expr, units: int, suffix: str) -> None:
+        """Add a span's products, of so many units of k, to the sums."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
@@ -205,7 +217,7 @@ class _SpanLinear:
                         name = f"{end}_{part}_{stream}"
                         self._unit(unit, stream, totals, least, name, opens)
         with self._stage(f"scale{suffix}", *shape) as (s, m, r):
-            block = self._block(s)
+            block = self.block(s)
             b.reads(totals[s, m, r])
             b.writes(self.sums[s, m, r])
             term = totals[s, m, r] * layout.scale(self.arrays, block, span, r)
@@ -231,7 +243,7 @@ class _SpanLinear:
         from tvm.tirx.script.builder import ir as b
 
         layout, per_unit, mt = self.layout, self.unit.groups, self.blocking.m_tile
-        block, rows = self._block(_i64(stream)), layout.rows
+        block, rows = self.block(_i64(stream)), layout.rows
         first = unit * _i64(per_unit) if per_unit > 1 else unit // _i64(layout.group // UNIT_K)
         with b.sblock(f"unit{suffix}"):
             b.reads()
@@ -323,7 +335,7 @@ class _SpanLinear:
         """Row block, past the end in the last bundle of ragged streams."""
         return stream * _i64(self.bundles) + self.bundle
 
-    def _block(self, stream: Expr) -> Expr:
+    def block(self, stream: Expr) -> Expr:
         """Row block to read: past the end the last one."""
         from tvm import tirx
 
@@ -366,7 +378,7 @@ class _SpanLinear:
         row, col = self.row + m, self._index(s) * _i64(self.layout.rows) + r
         b.reads(source[s, m, r])
         b.writes(self.y[row, col])
-        value = source[s, m, r] * tirx.const(self.layout.unit_scale, "float32")
+        value = source[s, m, r] * tirx.const(self.unit_scale, "float32")
         value = epilogue_of(self.spec, value, self.bias, self.residual, row, col)
         b.buffer_store(self.y, value, [row, col])
 

@@ -54,11 +54,13 @@ def quantize_bundles(
         The groups do not divide each other.
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
-    func = _Bundles(k, padded, width, sum_width, CODES, row_block, bits).build()
+    func = Bundles(k, padded, width, sum_width, CODES, row_block, bits).build()
     return func.with_attr("apq.bits", bits)
 
 
-class _Bundles(Quantize):
+class Bundles(Quantize):
+    """The loops; a subclass may store more of a row."""
+
     name = "quantize_bundles"
 
     def _row(self, row: Expr) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from apq_tvm.codegen.layouts.balance import BalanceLayout
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.codegen.layouts.codebook import CodebookLayout, NonlinearLayout
+from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.codegen.layouts.dense import FloatLayout
 from apq_tvm.codegen.layouts.interleaved import (
     ROWS,
@@ -55,6 +56,7 @@ LAYOUTS: tuple[type[WeightLayout], ...] = (
     BcqLayout,
     PlanesLayout,
     MixedLayout,
+    CodebookQuads,
     CodebookLayout,
     NonlinearLayout,
     SuperBlockLayout,

@@ -1,0 +1,85 @@
+"""Dynamic quantization of activations with what lookup kernels on Arm add, as unscheduled TensorIR.
+
+Codes, scales and sums are those of `apq_tvm.ops.quantize_bundles`. `extra` float32 [M, G, 8] has
+per group four times the start of its sums (`apq_tvm.tensorize.arm_lookup_ops.MAGIC`) and four times
+the group's scale times a factor: both are loaded where a register would have to be copied.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.ops.quantize_activations import argument
+from apq_tvm.ops.quantize_bundles import Bundles
+from apq_tvm.tensorize.arm_lookup_ops import MAGIC
+from apq_tvm.tensorize.arm_round import CODES
+from apq_tvm.tensorize.lookup_span import EXTRA
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+
+NAME = "quantize_extra"
+"""Attribute ``apq.op``."""
+
+
+def quantize_extra(
+    k: int, padded: int, group: int, acts: float, factor: float, row_block: int
+) -> PrimFunc:
+    """Quantize rows of float32 activations to int8.
+
+    Parameters
+    ----------
+    k, padded : int
+        Columns of x, and of the codes.
+    group : int
+        Columns that share a scale and a sum; divides `padded`.
+    acts, factor : float
+        What scales are multiplied by, and what in `extra`.
+    row_block : int
+        Rows in one parallel task.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x f32 [M, K], xq i8 [M, padded], xs f32 [M, G], xsum i32 [M, G], extra f32 [M, G, 8])``,
+        M dynamic; besides the blocks of `apq_tvm.ops.quantize_bundles` there is ``spread``.
+    """
+    func = _Extra(k, padded, group, acts, factor, row_block).build()
+    return func.with_attr("apq.bits", 8)
+
+
+class _Extra(Bundles):
+    name = NAME
+
+    def __init__(
+        self, k: int, padded: int, group: int, acts: float, factor: float, row_block: int
+    ) -> None:
+        super().__init__(k, padded, group, group, CODES, row_block, 8)
+        self.acts, self.factor = acts, factor
+
+    def declare_more(self, m: Expr) -> None:
+        self.extra = argument("extra", (m, self.padded // self.width, EXTRA), "float32")
+
+    def _row(self, row: Expr) -> None:
+        super()._row(row)
+        (magic,) = struct.unpack("<f", struct.pack("<I", MAGIC))
+        extents = self.padded // self.width, EXTRA // 2
+        for half in range(2):
+            with b.grid(*extents) as loops, b.sblock(f"spread{half}"):
+                g, i = b.axis.remap("SS", loops)
+                scaled = self.xs[row, g] * tirx.const(self.factor, "float32")
+                value = scaled if half else tirx.const(magic, "float32")
+                b.reads()
+                b.writes(self.extra[row, g, half * 4 + i])
+                b.buffer_store(self.extra, value, [row, g, half * 4 + i])
+        if self.acts != 1:
+            with b.serial(0, extents[0]) as g0, b.sblock("scale_acts"):
+                g = b.axis.spatial(extents[0], g0)
+                b.reads()
+                b.writes(self.xs[row, g])
+                scaled = self.xs[row, g] * tirx.const(self.acts, "float32")
+                b.buffer_store(self.xs, scaled, [row, g])

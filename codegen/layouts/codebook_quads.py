@@ -1,0 +1,221 @@
+"""The layout ``cb{bits}c4g16r4q64`` for vectors of 16 bytes: four codebooks, quads of 64 k.
+
+``codes`` [NB, Q, 32 * bits] of quads (`apq_tvm.tensorize.lookup_books` draws them), ``scales``
+float16 [NB, S, 4], ``subs`` [NB, S, 32], ``index`` [NB, S, 16]: byte ``4 (q % 4) + r`` has the
+codebooks of the four groups of row r, quad q; ``table`` uint8 as in
+`apq_tvm.codegen.layouts.codebook`. K is padded to whole quads, the arrays by span to whole spans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.codebook import CodebookLayout
+from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.spans import Arrays, Expr
+from apq_tvm.errors import BadScheme, PackError
+from apq_tvm.formats import codebook
+from apq_tvm.tensorize import lookup_books as books
+from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+
+Bytes = NDArray[np.uint8]
+
+ROWS = 4
+"""R, rows of one block."""
+
+
+@dataclass(frozen=True)
+class CodebookQuads(CodebookLayout):
+    """How one matrix with four codebooks lies in memory."""
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"cb([23])c4g16r4q64\Z")
+
+    @classmethod
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
+        """Read `name`; None if it is not of this family.
+
+        Raises
+        ------
+        PackError
+            If it does not fit the scheme.
+        """
+        match = cls.pattern.match(name)
+        if match is None:
+            return None
+        found = cls.choose(scheme, details, 16)
+        if found is None or found.name != name:
+            raise PackError(f"layout {name} cannot hold {scheme or 'float32 weights'}")
+        return found
+
+    @classmethod
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
+        """The layout for a device with such vectors; None for other schemes or devices."""
+        if scheme is None or scheme.family != codebook.NAME or vector_bytes != 16:
+            return None
+        if (cls._count(scheme), scheme.group_size) != (books.BOOKS, books.GROUP):
+            return None
+        return cls(scheme.bits, ROWS, books.GROUP) if scheme.bits in books.BOOK_SHIFTS else None
+
+    @property
+    def name(self) -> str:
+        """``cb{bits}c4g16r4q64``."""
+        return f"cb{self.bits}c4g16r4q64"
+
+    def padded_k(self, k: int) -> int:
+        """K rounded up to whole quads."""
+        return -(-k // books.QUAD) * books.QUAD
+
+    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
+        blocks, spans = self.row_blocks(n), self.spans(k)
+        quads = self.padded_k(k) // books.QUAD
+        return {
+            "codes": ((blocks, quads, books.quad_bytes(self.bits)), "uint8"),
+            "scales": ((blocks, spans, ROWS), "float16"),
+            "subs": ((blocks, spans, 8 * books.SPAN_QUADS), "uint8"),
+            "index": ((blocks, spans, ROWS * books.SPAN_QUADS), "uint8"),
+            "table": ((self.entries,), "uint8"),
+        }
+
+    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
+        """Lay out a quantized matrix; rows and groups past its end have scale 0.
+
+        Raises
+        ------
+        PackError
+            If the tensor does not fit its scheme or the scheme does not fit the layout.
+        """
+        from apq_tvm.formats import check_tensor
+
+        if self.choose(tensor.scheme, (), 16) != self:
+            raise PackError(f"{name}: layout {self.name} cannot hold scheme {tensor.scheme}")
+        try:
+            check_tensor(tensor, name)
+        except BadScheme as reason:
+            raise PackError(str(reason)) from None
+        k, spans = tensor.codes.shape[1], self.spans(tensor.codes.shape[1])
+        table = tensor.tables["codebooks"].astype(np.int16).ravel() + self.offset
+        arrays: dict[str, Array] = {
+            "codes": self._pack_codes(self._by_row(tensor.codes, self.padded_k(k))),
+            "scales": self.interleave(tensor.scales, spans),
+            "subs": self._pack_subs(self._by_row(tensor.tables["subs"], 16 * spans)),
+            "index": self._pack_index(self._by_row(tensor.tables["index"], 16 * spans)),
+            "table": table.astype(np.uint8),
+        }
+        return PackedTensor(self.name, arrays)
+
+    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
+        """Inverse of `pack`, exact.
+
+        Raises
+        ------
+        PackError
+            If the arrays are not this layout's arrays for an [n, k] matrix.
+        """
+        check_packed(packed, self.name, self.shapes(n, k))
+        arrays, groups = packed.arrays, -(-k // self.group)
+        tables = {
+            "subs": self._rows(self._unpack_subs(arrays["subs"]), n, groups),
+            "index": self._rows(self._unpack_index(arrays["index"]), n, groups),
+            "codebooks": self._centroids(arrays),
+        }
+        codes = self._rows(self._unpack_codes(arrays["codes"]), n, k)
+        scales = self.deinterleave(arrays["scales"], n, -(-k // self.span))
+        return QuantizedTensor(codes, scales, None, scheme, tables)
+
+    def _by_row(self, values: Array, width: int) -> Bytes:
+        """[N, length] -> [NB, 4, width], padded with 0."""
+        padded = np.zeros((self.row_blocks(len(values)) * ROWS, width), np.uint8)
+        padded[: len(values), : values.shape[1]] = values
+        return padded.reshape(-1, ROWS, width)
+
+    @staticmethod
+    def _rows(values: Bytes, n: int, width: int) -> Bytes:
+        """Inverse of `_by_row`."""
+        return np.ascontiguousarray(values.reshape(-1, values.shape[-1])[:n, :width])
+
+    def _pack_codes(self, codes: Bytes) -> Bytes:
+        """[NB, 4, Kp] -> [NB, Q, bytes]."""
+        split = codes.reshape(len(codes), ROWS, -1, 4, 4, 4)  # [NB, row, quad, group, vector, k]
+        quads = split.shape[2]
+        packed = np.zeros((len(codes), quads, 2 * self.bits, ROWS, 4), np.uint8)
+        for group in range(4):
+            for vector in range(4):
+                values = split[:, :, :, group, vector].transpose(0, 2, 1, 3)  # [NB, quad, row, k]
+                for register, shift, width, down in books.parts(self.bits, group, vector):
+                    part = values >> down & ((1 << width) - 1)
+                    packed[:, :, register] |= (part << shift).astype(np.uint8)
+        return packed.reshape(len(codes), quads, -1)
+
+    def _unpack_codes(self, packed: Array) -> Bytes:
+        """Inverse of `_pack_codes`."""
+        quads = packed.reshape(*packed.shape[:2], -1, ROWS, 4)
+        codes = np.zeros((len(packed), ROWS, packed.shape[1], 4, 4, 4), np.uint8)
+        for group in range(4):
+            for vector in range(4):
+                for register, shift, width, up in books.parts(self.bits, group, vector):
+                    part = quads[:, :, register] >> shift & ((1 << width) - 1)
+                    codes[:, :, :, group, vector] |= (part << up).transpose(0, 2, 1, 3)
+        return codes.reshape(len(packed), ROWS, -1)
+
+    def _pack_index(self, index: Bytes) -> Bytes:
+        """[NB, 4, 16 S] -> [NB, S, 16]."""
+        split = index.reshape(len(index), ROWS, -1, books.SPAN_QUADS, 4)
+        shifts = np.array(books.BOOK_SHIFTS[self.bits], np.uint8)
+        packed = np.bitwise_or.reduce(split << shifts, axis=4)  # [NB, row, span, quad]
+        whole = packed.transpose(0, 2, 3, 1).reshape(len(index), split.shape[2], -1)
+        return np.ascontiguousarray(whole)
+
+    def _unpack_index(self, packed: Array) -> Bytes:
+        """Inverse of `_pack_index`."""
+        split = packed.reshape(*packed.shape[:2], books.SPAN_QUADS, ROWS).transpose(0, 3, 1, 2)
+        shifts = np.array(books.BOOK_SHIFTS[self.bits], np.uint8)
+        index: Bytes = split[..., None] >> shifts & 3
+        return index.reshape(len(packed), ROWS, -1)
+
+    @staticmethod
+    def _pack_subs(subs: Bytes) -> Bytes:
+        """[NB, 4, 16 S] -> [NB, S, 32]."""
+        split = subs.reshape(len(subs), ROWS, -1, books.SPAN_QUADS, 2, 2)
+        packed = (split[..., 0] | split[..., 1] << 4).transpose(0, 2, 3, 4, 1)
+        return np.ascontiguousarray(packed.reshape(len(subs), packed.shape[1], -1))
+
+    @staticmethod
+    def _unpack_subs(packed: Array) -> Bytes:
+        """Inverse of `_pack_subs`."""
+        split = packed.reshape(*packed.shape[:2], books.SPAN_QUADS, 2, ROWS)
+        subs: Bytes = np.stack([split & 15, split >> 4], -1).transpose(0, 4, 1, 2, 3, 5)
+        return subs.reshape(len(packed), ROWS, -1)
+
+    def _centroids(self, arrays: Mapping[str, Array]) -> Array:
+        values = (arrays["table"].astype(np.int16) - self.offset).astype(np.int8)
+        return values.reshape(self.codebooks, -1)
+
+    def value(self, arrays: Arrays, block: Expr, lane: Expr, k: Expr) -> Expr:
+        """What a weight's code stands for, as stored (`offset` too large), int32."""
+        from tvm import tirx
+
+        quad = k // books.QUAD
+        code = books.code_of(
+            self.bits, lambda at: arrays["codes"][block, quad, at], lane, k % books.QUAD
+        )
+        book = self.book(arrays, block, k // self.group, lane)
+        code = code + tirx.shift_left(book, tirx.const(self.bits, "int32"))
+        return arrays["table"][code].astype("int32")
+
+    def sub(self, arrays: Arrays, block: Expr, group: Expr, lane: Expr) -> Expr:
+        """A group's sub-scale, uint8."""
+        at = books.sub_byte(group % 16 // 4, group % 4, lane)
+        return books.sub_of(arrays["subs"][block, group // 16, at], group % 4)
+
+    def book(self, arrays: Arrays, block: Expr, group: Expr, lane: Expr) -> Expr:
+        """A group's codebook, int32."""
+        byte = arrays["index"][block, group // 16, group % 16 // 4 * ROWS + lane]
+        return books.book_of(self.bits, byte, group % 4)

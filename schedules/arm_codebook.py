@@ -1,0 +1,169 @@
+"""Default schedules of layers with codebooks and non-uniform tables on 64-bit Arm, few rows of x.
+
+Decisions:
+
+- ``streams``: row blocks read at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir
+
+from apq_tvm.codegen.layouts import NonlinearLayout, SpanLayout, default_layout
+from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import codebook, nonlinear
+from apq_tvm.ops.codebook_linear import SpanBlocking
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.lookup_spans import Lookup, lookup_spans
+from apq_tvm.ops.quantize_extra import quantize_extra
+from apq_tvm.schedules.arm_activations import schedule_bundles
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_features
+from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
+from apq_tvm.schedules.spans import PARALLEL, schedule_spans
+from apq_tvm.tensorize.arm_lookup import (
+    BOOKS_ACTS,
+    BOOKS_FACTOR,
+    BOOKS_UNIT,
+    UNITS_FACTOR,
+    UNITS_UNIT,
+    books_intrinsic,
+    units_intrinsic,
+)
+from apq_tvm.tensorize.lookup_books import QUAD, BookDot
+from apq_tvm.tensorize.lookup_span import ROWS, SpanDot
+from apq_tvm.tensorize.lookup_units import UnitsDot
+from apq_tvm.tensorize.unit import UNIT_K
+from apq_tvm.types import DeviceProfile
+
+M_TILES = (4, 2, 1)
+"""Rows of x that share looked up vectors; a kernel is for at least that many rows."""
+
+_TASKS = 8
+"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
+
+
+def _layout(spec: LinearSpec) -> SpanLayout:
+    layout = default_layout(spec.scheme, spec.details, 4 * ROWS)
+    assert isinstance(layout, SpanLayout)
+    return layout
+
+
+def _lookup(layout: SpanLayout) -> Lookup:
+    """How a layout that `_check` accepts is computed."""
+    group, entries, offset, bits = layout.group, layout.entries, layout.offset, layout.bits
+    if isinstance(layout, CodebookQuads):
+
+        def quads(m: int, k: int) -> BookDot:
+            return BookDot(m, k, group, entries, offset, BOOKS_UNIT, bits)
+
+        return Lookup(quads, QUAD, BOOKS_ACTS)
+
+    def units(m: int, k: int) -> UnitsDot:
+        return UnitsDot(m, k, group, entries, offset, UNITS_UNIT)
+
+    return Lookup(units, UNIT_K, 1.0)
+
+
+def _intrinsic(dot: SpanDot, profile: DeviceProfile) -> str:
+    fused, sve = "dotprod" in profile.features, "sve" in profile.features
+    if isinstance(dot, BookDot):
+        return books_intrinsic(dot, fused, sve)
+    assert isinstance(dot, UnitsDot)
+    return units_intrinsic(dot, fused, sve)
+
+
+def _check(spec: LinearSpec, profile: DeviceProfile, family: str, fused: bool) -> None:
+    scheme = spec.scheme
+    if scheme is None or scheme.family != family:
+        raise NotApplicable(f"is for {family}, not {scheme or 'float32'}")
+    if not scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {scheme}")
+    if fused:
+        check_features(profile, ("dotprod",), ROWS)
+    elif "dotprod" in profile.features:
+        raise NotApplicable(f"is for devices without dot products; {profile.name} has them")
+    if not isinstance(_layout(spec), CodebookQuads | NonlinearLayout):
+        raise NotApplicable(f"is for four codebooks of 2 or 3 bits in groups of 16, not {scheme}")
+
+
+def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide) -> SpanBlocking:
+    # A span of quads keeps all pipelines busy by itself.
+    choices = (2, 1) if m_tile == 1 and not isinstance(layout, CodebookQuads) else (1, 2)
+    blocks = layout.row_blocks(spec.n)
+    possible = [s for s in choices if s <= blocks]
+    streams = decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+    step = 1 if isinstance(layout, CodebookQuads) else decide("step", (2, 1, 4))
+    return SpanBlocking(m_tile, streams, step)
+
+
+def _prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
+    layout = _layout(spec)
+    padded, books = layout.padded_k(spec.k), isinstance(layout, CodebookQuads)
+    acts, factor = _lookup(layout).acts, BOOKS_FACTOR if books else UNITS_FACTOR
+    rows = max(1, ELEMENTS_PER_TASK // spec.k)
+    func = quantize_extra(spec.k, padded, layout.group, acts, factor, rows)
+    kind = "books" if books else "units"
+    return Preparation(f"quantize_{kind}_k{spec.k}p{padded}g{layout.group}", func)
+
+
+def schedule_extra(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """The rule of `apq_tvm.ops.quantize_extra`, as `schedule_bundles`."""
+    sch = s_tir.Schedule(schedule_bundles(func, profile, decide))
+    for half in range(2):
+        sch.vectorize(sch.get_loops(sch.get_sblock(f"spread{half}"))[-1])
+    return sch.mod["main"]
+
+
+def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
+    """The record of one kernel for M >= m_tile.
+
+    Parameters
+    ----------
+    family : str
+    fused : bool
+        Whether by ``sdot``, else by ``smull``.
+    m_tile : int
+    """
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout = _layout(spec)
+        blocking = _blocking(spec, layout, m_tile, decide)
+        return lookup_spans(spec, layout, _lookup(layout), blocking)
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout = _layout(spec)
+        _blocking(spec, layout, m_tile, decide)  # asked as `func` did
+        lookup = _lookup(layout)
+        short = layout.padded_k(spec.k) % layout.span
+
+        def intrinsic(block: str) -> str:
+            k = short if block.startswith("tail") else layout.span
+            return _intrinsic(lookup.dot(m_tile, k), profile)
+
+        schedule_spans(sch, intrinsic, spec.n * spec.k >= PARALLEL)
+
+    return LinearKernel(
+        name=f"{family}_A8_{'sdot' if fused else 'smull'}_r{ROWS}m{m_tile}",
+        m_min=m_tile,
+        m_max=-1,
+        check=lambda spec, profile: _check(spec, profile, family, fused),
+        layout=lambda spec, _: _layout(spec),
+        func=func,
+        schedule=schedule,
+        family=family,
+        prepare=_prepare,
+    )
+
+
+LOOKUP_KERNELS: tuple[LinearKernel, ...] = tuple(
+    lookup_kernel(family, fused, m_tile)
+    for family in (codebook.NAME, nonlinear.NAME)
+    for fused in (True, False)
+    for m_tile in M_TILES
+)
+"""In order of preference: where several fit, larger M tiles take over as M grows."""

@@ -1,0 +1,307 @@
+"""Dot products with looked up weights on Arm: a span of 4 rows, and its scales.
+
+Weights are looked up by ``tbl`` and multiplied by ``sdot`` by lane: a lane of the activations is
+four k, a lane of the sums one row, so that nothing is summed across lanes. What is left beside is
+the scaling, where conversions are what costs most (two uops on every Neoverse, of two cycles each
+on N1):
+
+- sums start at `MAGIC`, which comes with the activations (`extra`: a load, where a constant would
+  have to be copied), so that a subtraction makes them floats;
+- a float16 scale becomes a float by a shift and a mask, 2^-112 too small; `UNITS_FACTOR` in `extra`
+  and `unit_scale` after the last sum bring back two halves of that;
+- a sub-scale s of 4 bits is put by ``tbl`` into the mantissa of 2^-97, and one ``fmla`` makes
+  ``2^-104 s xs = 2^-104 (128 + s) xs - 2^-97 xs`` of it, exact but for its one rounding. There xs
+  is `BOOKS_ACTS` times the activations' scale, and its product with -2^-97 is in `extra`.
+
+A float16 scale below 2^-14 is a denormal on this way: a process that flushes those to zero loses
+scales so small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.tensorize.arm_lookup_ops import (
+    BYTES,
+    Dot,
+    as_float,
+    kept,
+    lane,
+    masked,
+    merged,
+    shifted,
+    shuffled,
+    splat,
+    table_lookup,
+)
+from apq_tvm.tensorize.lookup_books import BookDot
+from apq_tvm.tensorize.lookup_span import ROWS, SpanOperands, make_pair
+from apq_tvm.tensorize.lookup_units import UnitsDot
+from apq_tvm.tensorize.registry import register
+
+Expr = Any  # tvm is untyped
+
+UNITS_FACTOR = 2.0**56
+"""What `extra` multiplies the activations' scales by for `units_intrinsic`."""
+
+UNITS_UNIT = 2.0**-56
+"""`SpanDot.unit` of `units_intrinsic`."""
+
+BOOKS_ACTS = 2.0**64
+"""What `books_intrinsic` wants the activations' scales to be multiplied by."""
+
+BOOKS_UNIT = 2.0**-104
+"""`SpanDot.unit` of `books_intrinsic`."""
+
+BOOKS_FACTOR = -(2.0**-97) * BOOKS_ACTS
+"""What `extra` multiplies the activations' scales by for `books_intrinsic`."""
+
+_NOT_EXPONENT = ~0x70000000
+"""Clears the copies that sign extension made between a float16's sign and its exponent."""
+
+_HIGH_BYTE = 12
+"""Where a vector with sub-scales has the high byte of 2^-97; bytes 8 to 11 are 0."""
+
+
+def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
+    """Register (once) and name the dot product of a group of 4-bit codes and one table.
+
+    Parameters
+    ----------
+    dot : UnitsDot
+    fused : bool
+        Whether there is ``sdot``.
+    sve : bool
+        Whether there is SVE.
+
+    Returns
+    -------
+    str
+        The intrinsic's name. Its `extra` is `MAGIC` four times and `UNITS_FACTOR` times the
+        activations' scale four times.
+    """
+    name = f"apq_{_instruction(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut4f32"
+
+    def implement(o: SpanOperands) -> None:
+        (table,) = _tables(o, [list(range(16))])
+        dots = [Dot(fused, dot.offset, _start(o, i, 0)) for i in range(dot.m)]
+        for unit in range(dot.units):
+            for i in range(4):
+                lead = [unit] if dot.units > 1 else []
+                codes = o.arrays["codes"].vload([*lead, 16 * i], "uint8x16")
+                for half, index in enumerate((masked(codes, 15), shifted(codes, -4))):
+                    values = table_lookup([table], index, sve)
+                    for row, each in enumerate(dots):
+                        each.add(values, _x(o, row, 32 * unit + 16 * half), i)
+        from tvm import tirx
+
+        halves = tirx.reinterpret("int16x4", o.scales.vload([0], "float16x4"))
+        bits = tirx.shift_left(halves.astype("int32x4"), splat(13, "int32", 4))
+        bits = tirx.bitwise_and(bits, splat(_NOT_EXPONENT, "int32", 4))
+        scale = tirx.reinterpret("float32x4", bits)
+        for row, each in enumerate(dots):
+            factor = scale * o.extra.vload(o.at(row, 0, 4), "float32x4")
+            _store(o, row, _fma(as_float(each.total()), factor, _sums(o, row)))
+
+    return register(name, lambda: make_pair(dot, implement))
+
+
+def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
+    """Register (once) and name the dot product of a span of quads with four codebooks.
+
+    Parameters
+    ----------
+    dot : BookDot
+    fused, sve : bool
+        As in `units_intrinsic`.
+
+    Returns
+    -------
+    str
+        The intrinsic's name. Its `xs` is `BOOKS_ACTS` times the activations' scales; its `extra` is
+        per group `MAGIC` four times and `BOOKS_FACTOR` times the scale four times.
+    """
+    name = f"apq_{_instruction(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut{dot.bits}b4f32"
+
+    def implement(o: SpanOperands) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        lookups = _Lookups2(o, sve) if dot.bits == 2 else _Lookups3(o, sve)
+        totals = b.alloc_buffer((dot.m, ROWS), "float32", align=16)
+        for row in range(dot.m):
+            b.buffer_store(totals, splat(0.0, "float32", 4), [row, tirx.Ramp(0, 1, ROWS)])
+        # A loop, and not unrolled: over a whole span LLVM would let registers spill.
+        with b.serial(0, tirx.const(dot.quads, "int64")) as loop:
+            quad = loop if dot.quads > 1 else tirx.const(0, "int64")
+            books, subs = _books(o, quad, sve), _subs(o, quad)
+            for group in range(4):
+                dots = [Dot(fused, dot.offset, _start(o, i, quad * 4 + group)) for i in range(dot.m)]
+                for i in range(4):
+                    values = lookups.values(quad, books, group, i)
+                    for row, each in enumerate(dots):
+                        each.add(values, _x(o, row, quad * 64 + 16 * group), i)
+                sub = _sub(subs, group, sve)
+                for row, each in enumerate(dots):
+                    factor = _factor(o, row, quad, group, sub)
+                    before = totals.vload([row, 0], "float32x4")
+                    value = _fma(as_float(each.total()), factor, before)
+                    b.buffer_store(totals, value, [row, tirx.Ramp(0, 1, ROWS)])
+        scale = o.scales.vload([0], "float16x4").astype("float32x4")
+        for row in range(dot.m):
+            total = totals.vload([row, 0], "float32x4")
+            _store(o, row, _fma(total, scale, _sums(o, row)))
+
+    return register(name, lambda: make_pair(dot, implement))
+
+
+def _instruction(fused: bool, sve: bool) -> str:
+    return ("sdot" if fused else "smull") + ("_sve" if sve else "")
+
+
+def _fma(a: Expr, c: Expr, plus: Expr) -> Expr:
+    from tvm import tirx
+
+    return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma", a, c, plus)
+
+
+def _start(o: SpanOperands, row: int, group: Any) -> Expr:
+    """`MAGIC` in four lanes."""
+    from tvm import tirx
+
+    return tirx.reinterpret("int32x4", o.extra.vload(o.at(row, group, 0), "float32x4"))
+
+
+def _x(o: SpanOperands, row: int, k: Any) -> Expr:
+    return o.x.vload(o.at(row, k), "int8x16")
+
+
+def _sums(o: SpanOperands, row: int) -> Expr:
+    return o.acc.vload(o.at(row, 0), "float32x4")
+
+
+def _store(o: SpanOperands, row: int, value: Expr) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    b.buffer_store(o.acc, value, o.at(row, tirx.Ramp(tirx.const(0, "int64"), 1, ROWS)))
+
+
+def _tables(o: SpanOperands, orders: list[list[int]]) -> list[Expr]:
+    """int8 [16] each: entries of the table in these orders, less the offset."""
+    from tvm import tirx
+
+    entries = o.dot.entries
+    stored = o.arrays["table"].vload([0], f"uint8x{entries}")
+    centred = tirx.reinterpret(f"int8x{entries}", stored) - splat(o.dot.offset, "int8", entries)
+    return [shuffled(centred, entries, order) for order in orders]
+
+
+def _constant(values: list[int]) -> Expr:
+    """uint8 [16]."""
+    from tvm import tirx
+
+    return tirx.Shuffle([tirx.const(v, "uint8") for v in values], list(range(16)))
+
+
+def _unsigned(vector: Expr) -> Expr:
+    from tvm import tirx
+
+    return tirx.reinterpret("uint8x16", vector)
+
+
+def _low(buffer: Any, at: Expr, dtype: str) -> Expr:
+    """uint8 [16]: 4 or 8 bytes of a buffer, and zeros above them."""
+    from tvm import tirx
+
+    size = 4 if dtype == "float32" else 8
+    value = tirx.reinterpret(dtype, buffer.vload([at], f"uint8x{size}"))
+    lanes = BYTES // size
+    zeros = [tirx.const(0, dtype)] * (lanes - 1)
+    return tirx.reinterpret("uint8x16", tirx.Shuffle([value, *zeros], list(range(lanes))))
+
+
+def _books(o: SpanOperands, quad: Expr, sve: bool) -> Expr:
+    """uint8 [16]: the byte with a row's books, four times."""
+    order = _constant([i // 4 for i in range(BYTES)])
+    packed = _low(o.arrays["index"], quad * ROWS, "float32")
+    return kept(_unsigned(table_lookup([packed], order, sve)))
+
+
+def _subs(o: SpanOperands, quad: Expr) -> list[Expr]:
+    """uint8 [16] each: sub-scales of the even and of the odd groups, and bytes of 15."""
+    from tvm import tirx
+
+    loaded = _low(o.arrays["subs"], quad * (2 * ROWS), "float64")
+    ones = _constant([0] * _HIGH_BYTE + [255] * 4)  # whose nibbles are the high byte of 2^-97
+    packed = kept(tirx.bitwise_or(loaded, ones))
+    return [masked(packed, 15), shifted(packed, -4)]
+
+
+def _sub(subs: list[Expr], group: int, sve: bool) -> Expr:
+    """float32 [4]: 128 plus the sub-scales of a group, times 2^-104."""
+    from tvm import tirx
+
+    zero = 2 * ROWS
+    order = [
+        at for r in range(ROWS) for at in (zero, zero, group // 2 * ROWS + r, _HIGH_BYTE)
+    ]
+    return tirx.reinterpret("float32x4", table_lookup([subs[group % 2]], _constant(order), sve))
+
+
+def _factor(o: SpanOperands, row: int, quad: Expr, group: int, sub: Expr) -> Expr:
+    """float32 [4]: sub-scale times the activations' scale."""
+    four = o.xs.vload(o.at(row, quad * 4), "float32x4")
+    extra = o.extra.vload(o.at(row, quad * 4 + group, 4), "float32x4")
+    return _fma(sub, lane(four, "float32x4", group), extra)
+
+
+class _Lookups2:
+    """Codes of 2 bits: two nibbles with codes and books in one byte."""
+
+    def __init__(self, o: SpanOperands, sve: bool) -> None:
+        self._o, self._sve = o, sve
+        self._book_high, self._code_high = _tables(
+            o, [list(range(16)), [i % 4 * 4 + i // 4 for i in range(16)]]
+        )
+
+    def values(self, quad: Expr, books: Expr, group: int, vector: int) -> Expr:
+        """int8 [16] of 4 rows and 4 k."""
+        codes = _codes(self._o, quad, vector)
+        even = group % 2 == 0
+        both = kept(merged(0xCC if even else 0x33, codes, books))
+        index = shifted(both, -4) if group >= 2 else masked(both, 15)
+        return table_lookup([self._code_high if even else self._book_high], index, self._sve)
+
+
+class _Lookups3:
+    """Codes of 3 bits: two indices share the bits of a book."""
+
+    def __init__(self, o: SpanOperands, sve: bool) -> None:
+        self._o = o
+        natural = list(range(32))
+        book_low = [i % 4 * 8 + i // 4 for i in range(32)]
+        split = [i % 4 * 8 + (i >> 2 & 1) * 4 + (i >> 3) for i in range(32)]
+        self._tables = [
+            _tables(o, [order[:16], order[16:]]) for order in (natural, book_low, split)
+        ]
+
+    def values(self, quad: Expr, books: Expr, group: int, vector: int) -> Expr:
+        """int8 [16] of 4 rows and 4 k."""
+        o = self._o
+        if group < 3:
+            moved = shifted(books, (-1, 1, -3)[group])
+            both = kept(merged(0x18, moved, _codes(o, quad, 2 * group + vector // 2)))
+            if vector % 2:
+                return table_lookup(self._tables[1], shifted(both, -3))
+            return table_lookup(self._tables[0], masked(both, 31))
+        high = shifted(_codes(o, quad, 4 + vector // 2), -1 - vector % 2)  # to bit 2
+        rest = kept(merged(0x04, high, kept(masked(books, 3))))
+        return table_lookup(self._tables[2], merged(0x18, _codes(o, quad, vector), rest))
+
+
+def _codes(o: SpanOperands, quad: Expr, register_: int) -> Expr:
+    dot = o.dot
+    assert isinstance(dot, BookDot)
+    lead = [quad] if dot.quads > 1 else []
+    return o.arrays["codes"].vload([*lead, 16 * register_], "uint8x16")

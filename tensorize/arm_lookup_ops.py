@@ -1,0 +1,181 @@
+"""Vector expressions that lookup kernels on Arm are made of.
+
+Table lookups come in two forms. ``tbl`` of Advanced SIMD takes one, two or four registers; on
+Neoverse V1 and V2 only half of the pipelines have it, and V1 needs two cycles of them. SVE's
+``tbl`` of one register costs one, whatever the vector length: the low 16 bytes of a z register are
+a v register, and an index below 16 finds a byte among them.
+
+Without dot products ``smull`` and ``smlal`` sum products in int16, then ``sadalp`` and ``addp``
+bring them to the order of ``sdot``'s sums.
+
+Sources: Arm Architecture Reference Manual, DDI 0487 (SDOT, TBL, SMLAL, SADALP, and the low 128 bits
+of SVE registers); LLVM's IntrinsicsAArch64.td for names; LangRef for ``llvm.vector.insert``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+
+Expr = Any  # tvm is untyped
+
+BYTES = 16
+"""Of a vector."""
+
+MAGIC = 0x4B400000
+"""Bits of the float 1.5 * 2^23. As an integer it can be added to up to +-2^22, and the sum's bits
+are the float 1.5 * 2^23 plus the same number: a subtraction takes the place of ``scvtf``."""
+
+
+def call(dtype: str, name: str, *operands: Expr) -> Expr:
+    """A pure LLVM intrinsic of AArch64's Advanced SIMD."""
+    return tirx.call_llvm_pure_intrin(dtype, f"llvm.aarch64.neon.{name}", *operands)
+
+
+def splat(value: int | float, dtype: str, lanes: int = BYTES) -> Expr:
+    """A constant in every lane."""
+    return tirx.Broadcast(tirx.const(value, dtype), lanes)
+
+
+def masked(vector: Expr, mask: int) -> Expr:
+    """Bits of `mask` of every byte."""
+    return tirx.bitwise_and(vector, splat(mask, "uint8"))
+
+
+def merged(mask: int, a: Expr, c: Expr) -> Expr:
+    """Bits of `mask` of every byte from `a`, the others from `c`: ``bsl``, ``bit`` or ``bif``."""
+    return tirx.bitwise_or(masked(a, mask), masked(c, 255 - mask))
+
+
+def kept(vector: Expr) -> Expr:
+    """The same bytes, whose making LLVM does not take apart where they are used.
+
+    It would rather mask the operands of a merge for each of the two indices in a byte, which is
+    more instructions. ``llvm.arithmetic.fence`` is for floats, and no instruction.
+    """
+    floats = tirx.reinterpret("float32x4", vector)
+    fenced = tirx.call_llvm_pure_intrin("float32x4", "llvm.arithmetic.fence", floats)
+    return tirx.reinterpret("uint8x16", fenced)
+
+
+def shifted(vector: Expr, left: int) -> Expr:
+    """Every byte shifted left, right if negative."""
+    if left == 0:
+        return vector
+    move = tirx.shift_left if left > 0 else tirx.shift_right
+    return move(vector, splat(abs(left), "uint8"))
+
+
+def lane(vector: Expr, dtype: str, index: int) -> Expr:
+    """One 32-bit lane of a vector of 16 bytes, in every lane of a vector of `dtype`."""
+    words = tirx.reinterpret("int32x4", vector)
+    four = tirx.Shuffle([words], [tirx.const(index, "int32")] * 4)
+    return tirx.reinterpret(dtype, four)
+
+
+def shuffled(vector: Expr, lanes: int, order: Sequence[int]) -> Expr:
+    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
+    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
+    return tirx.Shuffle([vector] * copies, [tirx.const(i, "int32") for i in order])
+
+
+def table_lookup(tables: Sequence[Expr], index: Expr, sve: bool = False) -> Expr:
+    """int8 [16]: bytes of one, two or four registers; 0 where the index is past their end.
+
+    Parameters
+    ----------
+    tables : sequence of PrimExpr
+        int8 [16] each.
+    index : PrimExpr
+        uint8 [16]; with `sve` below 16.
+    sve : bool
+        Whether one register may be looked up by SVE's instruction.
+    """
+    index = tirx.reinterpret("int8x16", index)
+    if sve and len(tables) == 1:
+        found = _sve("llvm.aarch64.sve.tbl", _wide(tables[0]), _wide(index))
+        return tirx.call_llvm_pure_intrin("int8x16", "llvm.vector.extract", found, _zero())
+    return call("int8x16", f"tbl{len(tables)}.v16i8", *tables, index)
+
+
+def _zero() -> Expr:
+    return tirx.const(0, "int64")
+
+
+def _sve(name: str, *operands: Expr) -> Expr:
+    return tirx.call_llvm_pure_intrin("int8xvscalex16", name, *operands)
+
+
+def _wide(vector: Expr) -> Expr:
+    """The z register whose low 16 bytes are `vector`; the others are LLVM's poison, so that no
+    instruction is spent on them (``ctlz`` of zero, declared never to happen, is poison)."""
+    poison = tirx.call_llvm_pure_intrin(
+        "int8", "llvm.ctlz", tirx.const(0, "int8"), tirx.const(True, "bool")
+    )
+    anything = tirx.Broadcast(poison, BYTES * tirx.vscale())
+    return _sve("llvm.vector.insert", anything, vector, _zero())
+
+
+class Dot:
+    """Sums of products of 4 rows, four k each step.
+
+    Parameters
+    ----------
+    fused : bool
+        Whether there is ``sdot``.
+    top : int
+        Largest magnitude of a weight, for the sums in int16.
+    start : PrimExpr or None
+        int32 [4] to begin with; None for 0.
+    """
+
+    def __init__(self, fused: bool, top: int, start: Expr | None = None) -> None:
+        self.fused, self._start = fused, start
+        self._most = 32767 // (127 * top)
+        self._sums = start if start is not None and fused else splat(0, "int32", 4)
+        self._wide: list[Expr | None] = [None, None]
+        self._words: list[Expr | None] = [None, None]
+        self._count = 0
+
+    def add(self, weights: Expr, x: Expr, index: int) -> None:
+        """Add int8 weights [4 rows, 4 k] times lane `index` of int8 x [16]."""
+        if self.fused:
+            by = lane(x, "int8x16", index)
+            self._sums = call("int32x4", "sdot.v4i32.v16i8", self._sums, weights, by)
+            return
+        by = lane(x, "int8x16", index)
+        for half in range(2):
+            order = range(8 * half, 8 * half + 8)
+            product = call("int16x8", "smull.v8i16", shuffled(weights, 16, order),
+                           shuffled(by, 16, order))  # fmt: skip
+            words = self._words[half]
+            self._words[half] = product if words is None else words + product
+        self._count += 1
+        if self._count == self._most:
+            self._widen()
+
+    def _widen(self) -> None:
+        for half in range(2):
+            wide = call("int32x4", "saddlp.v4i32.v8i16", self._words[half])
+            before = self._wide[half]
+            self._wide[half] = wide if before is None else before + wide
+        self._words, self._count = [None, None], 0
+
+    def total(self) -> Expr:
+        """int32 [4], with the start."""
+        if self.fused:
+            return self._sums
+        if self._count:
+            self._widen()
+        total = call("int32x4", "addp.v4i32", *self._wide)
+        return total if self._start is None else total + self._start
+
+
+def as_float(total: Expr) -> Expr:
+    """float32 [4] of sums that began with `MAGIC`."""
+    import struct
+
+    (magic,) = struct.unpack("<f", struct.pack("<I", MAGIC))
+    return tirx.reinterpret("float32x4", total) - splat(magic, "float32", 4)
