@@ -275,7 +275,7 @@ def _static_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['peak_share']:.1%} {row['peak_instruction']}",
         f"{row['loop_instructions']} in {row['loop_cycles']:g}",
         f"{row['loop_share']:.0%}",
-        str(row.get("prepare_instructions", "")),
+        str(row["prepare_instructions"]),
         f"{row['instructions_ratio']:.2f}, {row['cycles_ratio']:.2f}" if row["object"] else "",
         f"{row['error']:.4f}",
     )

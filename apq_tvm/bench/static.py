@@ -271,12 +271,12 @@ def bench_static(
     list of dict
         One per case, each followed by its rivals: ``shape, m, scheme, kernel, object, instructions,
         cycles, macs_per_cycle, peak_share, peak_instruction, loop_cycles, loop_count,
-        loop_instructions, loop_share, judged_share, error, target, model``. `cycles` are of the
-        whole call, ``loop_*`` of the piece of code that takes most of them (per execution);
+        loop_instructions, loop_share, judged_share, prepare_instructions, prepare_cycles, error,
+        target, model``. `cycles` are of the whole call, ``loop_*`` of the piece of code that takes
+        most of them (per execution), ``prepare_*`` of the activations' preparation before it;
         `judged_share` is the share of instructions that cycles are known of; `model` is whose
         scheduling model LLVM has for the core; `peak_share` compares with int8 multiply-adds by the
-        best instruction for them that the kernel uses. Ours have ``prepare_instructions`` and
-        ``prepare_cycles`` of the activations' preparation; a rival's `object` is its file, and
+        best instruction for them that the kernel uses. A rival's `object` is its file, and
         ``instructions_ratio`` and ``cycles_ratio`` are ours over its.
 
     Raises
@@ -329,10 +329,8 @@ def _our_row(
     name = layer.kernel(case.m, case.bits).kernel
     cost, prepared, error = layer.run(name, case.m, case.bits)
     return {
-        **_figures(case, name, cost, error, profile, keep),
+        **_figures(case, name, cost, prepared, error, profile, keep),
         "object": "",
-        "prepare_instructions": prepared.instructions if prepared else 0,
-        "prepare_cycles": prepared.cycles if prepared else 0.0,
     }
 
 
@@ -345,12 +343,13 @@ def _rival_row(
     keep: Path | None,
 ) -> dict[str, Any]:
     name = product.symbol("gemv" if case.m < 4 else "gemm")
-    called = call(product, case.n, case.k, case.m, folder, emulated_cpu(profile))
-    cost = judge(called.counted.instructions, called.code, analyser)
+    cpu = emulated_cpu(profile)
+    ran, prepared, error = call(product, case.n, case.k, case.m, folder, cpu)
+    cost, before = (judge(r.counted.instructions, r.code, analyser) for r in (ran, prepared))
     return {
-        **_figures(case, name, cost, called.error, profile, keep),
+        **_figures(case, name, cost, before, error, profile, keep),
         "object": product.library.name,
-        "fallback": called.fallback,
+        "fallback": ran.fallback,
     }
 
 
@@ -358,6 +357,7 @@ def _figures(
     case: LinearCase,
     name: str,
     cost: Cost,
+    prepared: Cost | None,
     error: float,
     profile: DeviceProfile,
     keep: Path | None,
@@ -372,5 +372,7 @@ def _figures(
         "scheme": case.scheme,
         "kernel": name,
         **cost.figures(case.m * case.n * case.k, profile),
+        "prepare_instructions": prepared.instructions if prepared else 0,
+        "prepare_cycles": prepared.cycles if prepared else 0.0,
         "error": error,
     }

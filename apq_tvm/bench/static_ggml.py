@@ -1,9 +1,9 @@
 """ggml's matrix products from a published aarch64 library, judged as our kernels are.
 
-The library's functions ``ggml_gemv_q4_0_4x4_q8_0`` and so on are called under qemu on weights and
-activations in ggml's own layouts (``ggml/src/ggml-cpu/repack.h`` and ``repack.cpp``): blocks of 32
-along K with one float16 scale; blocks of R rows of weights interleaved in chunks of B bytes for a
-function called ``RxB``, four rows of activations likewise for a product of matrices.
+The library's functions ``ggml_gemv_q4_0_4x4_q8_0`` and so on are called under qemu on weights in
+ggml's own layouts (``ggml/src/ggml-common.h``, ``ggml/src/ggml-cpu/repack.cpp``): blocks of 32
+along K with one float16 scale; blocks of R rows interleaved in chunks of B bytes for a function
+called ``RxB``. The library itself rounds the activations, which is counted apart.
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ BLOCK = 32
 
 SYSROOT = "/usr/aarch64-linux-gnu"
 
-_NAME = re.compile(r"ggml_gem[vm]_(q4_0|q8_0)_(4|8)x(4|8)_q8_0")
-_BITS = {"q4_0": 4, "q8_0": 8}
+CODES = {
+    "q4_0": tuple(range(-8, 8)),
+    "q8_0": tuple(range(-128, 128)),
+    "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+}
+"""What the codes of a kind of block mean, in units of the scale (kvalues_iq4nl of ggml)."""
+
+_NAME = re.compile(r"ggml_gem[vm]_(q4_0|q8_0|iq4_nl)_(4|8)x(4|8)_q8_0")
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Product:
     ----------
     library : Path
     kind : str
-        ``"q4_0"`` or ``"q8_0"``.
+        Of block, a key of `CODES`.
     rows, chunk : int
         Rows of weights in a block, bytes of one row in a chunk.
     """
@@ -54,22 +60,11 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What one call did.
-
-    Parameters
-    ----------
-    counted : Trace
-    code : list of Instruction
-        What the library executed.
-    error : float
-        Mean error of the result against the exact product with the weights' codes, relative to its
-        root mean square.
-    """
+class Ran:
+    """What one call executed: all of it, and the library's code."""
 
     counted: Trace
     code: list[Instruction]
-    error: float
 
     @property
     def fallback(self) -> bool:
@@ -96,20 +91,32 @@ def find_products(text: str, scheme: Scheme | None) -> list[Product]:
     if not found:
         raise BadInput(
             f"--against {text!r}: bench static can call ggml_gemv_q4_0_4x4_q8_0 and its like "
-            "(q4_0, q8_0; 4x4, 4x8, 8x8; gemv, gemm), of an aarch64 libggml-cpu"
+            f"({', '.join(CODES)}; 4x4, 4x8, 8x8; gemv, gemm), of an aarch64 libggml-cpu"
         )
     products = {Product(library, m[1], int(m[2]), int(m[3])) for m in found}
-    wanted = (
-        scheme.bits
-        if scheme and scheme.family == "int" and scheme.group_size == BLOCK and scheme.integer_acts
-        else 0
-    )
-    fitting = [p for p in products if _BITS[p.kind] == wanted]
+    fitting = [p for p in products if scheme and p.kind == _kind(scheme)]
     return sorted(fitting, key=lambda p: (p.rows, p.chunk))
 
 
-def call(product: Product, n: int, k: int, m: int, folder: Path, cpu: str) -> Call:
+def _kind(scheme: Scheme) -> str:
+    """The kind of block that is nearest to a scheme."""
+    if scheme.family == "nl":
+        return "iq4_nl"
+    if scheme.family == "int" and scheme.integer_acts and scheme.group_size == BLOCK:
+        return {4: "q4_0", 8: "q8_0"}.get(scheme.bits, "")
+    return ""
+
+
+def call(
+    product: Product, n: int, k: int, m: int, folder: Path, cpu: str
+) -> tuple[Ran, Ran, float]:
     """Call a product on random weights and activations under qemu.
+
+    Returns
+    -------
+    Ran, Ran, float
+        The product, the preparation of its activations, and the mean error of the result against
+        the exact product with the weights' codes, relative to its root mean square.
 
     Raises
     ------
@@ -123,49 +130,53 @@ def call(product: Product, n: int, k: int, m: int, folder: Path, cpu: str) -> Ca
             f"{product.symbol('gemv')}: {n}x{k} is no multiple of {product.rows}x{BLOCK}"
         )
     rng = np.random.default_rng(n + k)
-    bits = _BITS[product.kind]
-    codes = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (n, k // BLOCK, BLOCK), np.int8)
+    values = np.array(CODES[product.kind])
+    codes = rng.integers(0, len(values), (n, k // BLOCK, BLOCK), np.uint8)
     scales = rng.uniform(0.01, 0.02, (n, k // BLOCK)).astype(np.float16)
     x = rng.standard_normal((m, k)).astype(np.float32)
-    acts, act_scales = quantize_rows(x)
-    packed = codes if bits == 8 else pack_nibbles(codes)
-    fours = m - m % 4
-    parts = [
-        interleave(packed, scales, product.rows, product.chunk),
-        interleave(acts[:fours], act_scales[:fours], 4, product.chunk),
-        interleave(acts[fours:], act_scales[fours:], 1, BLOCK),
+    arguments = folder / "ggml_arguments"
+    stored = interleave(pack(codes, product.kind), scales, product.rows, product.chunk)
+    arguments.write_bytes(x.tobytes() + stored)
+    prepared, _ = _run(product, "prepare", (k, m, n), arguments, cpu)
+    ran, y = _run(product, "product", (k, m, n), arguments, cpu)
+    dense = (values[codes] * scales[..., None].astype(np.float64)).reshape(n, k)
+    return ran, prepared, relative_error(y, x, dense)[0]
+
+
+def _run(
+    product: Product, mode: str, sizes: tuple[int, int, int], arguments: Path, cpu: str
+) -> tuple[Ran, NDArray[np.float32]]:
+    folder, library = arguments.parent, product.library.resolve()
+    results = folder / "ggml_results"
+    words = [
+        *(str(library), product.symbol("gemm"), product.symbol("gemv")),
+        *(f"ggml_quantize_mat_q8_0_4x{product.chunk}", mode),
+        *map(str, sizes),
+        *(str(arguments), str(results)),
     ]
-    arguments, results = folder / "ggml_arguments", folder / "ggml_results"
-    arguments.write_bytes(b"".join(struct.pack("<Q", len(p)) + p for p in parts))
-    library = product.library.resolve()
-    words = [str(library), product.symbol("gemm"), product.symbol("gemv"), str(k), str(m), str(n),
-             str(arguments), str(results)]  # fmt: skip
     options = ("-cpu", cpu, "-L", SYSROOT, "-E", f"LD_LIBRARY_PATH={library.parent}")
     counted = trace(_program(folder), words, folder, options)
     data = results.read_bytes()
     (base,) = struct.unpack_from("<Q", data)
+    _, m, n = sizes
     y = np.frombuffer(data, np.float32, m * n, 8).reshape(m, n)
-    dense = (codes * scales[..., None].astype(np.float64)).reshape(n, k)
-    error, _ = relative_error(y, x, dense)
-    return Call(counted, executed(library, symbols(library), counted, base), error)
+    return Ran(counted, executed(library, symbols(library), counted, base)), y
 
 
-def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Round [M, K] to q8_0: codes [M, K / 32, 32] and scales [M, K / 32]."""
-    blocks = x.reshape(len(x), -1, BLOCK)
-    scales = np.abs(blocks).max(axis=2) / 127
-    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
-    return np.rint(blocks * inverse[..., None]).astype(np.int8), scales.astype(np.float16)
+def pack(codes: NDArray[np.uint8], kind: str) -> NDArray[np.uint8]:
+    """Store codes [..., 32] as ggml does once it interleaves them.
 
-
-def pack_nibbles(codes: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Two's complement nibbles of [..., 32] as bytes [..., 16]: value i and value i + 16."""
-    low, high = codes[..., : BLOCK // 2], codes[..., BLOCK // 2 :]
-    return (low & 15) | (high << 4)
+    Integers in two's complement; of 4 bits, value i and value i + 16 share byte i.
+    """
+    sign = {"q8_0": 0x80, "q4_0": 8}.get(kind, 0)
+    stored = codes ^ np.uint8(sign)
+    if kind == "q8_0":
+        return stored
+    return stored[..., : BLOCK // 2] | stored[..., BLOCK // 2 :] << np.uint8(4)
 
 
 def interleave(
-    blocks: NDArray[np.int8], scales: NDArray[np.float16], rows: int, chunk: int
+    blocks: NDArray[np.uint8], scales: NDArray[np.float16], rows: int, chunk: int
 ) -> bytes:
     """Lay out blocks [rows of the matrix, K / 32, bytes] as ggml does.
 
@@ -176,7 +187,7 @@ def interleave(
     split = blocks.reshape(n // rows, rows, count, size // chunk, chunk)
     mixed = split.transpose(0, 2, 3, 1, 4).reshape(n // rows, count, rows * size)
     grouped = scales.reshape(n // rows, rows, count).transpose(0, 2, 1)
-    halves = np.ascontiguousarray(grouped).view(np.int8)  # [n / rows, count, 2 * rows]
+    halves = np.ascontiguousarray(grouped).view(np.uint8)  # [n / rows, count, 2 * rows]
     return np.concatenate([halves, mixed], axis=2).tobytes()
 
 

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from apq_tvm.bench.static import Cost
-from apq_tvm.bench.static_ggml import (
-    BLOCK,
-    find_products,
-    interleave,
-    pack_nibbles,
-    quantize_rows,
-)
+from apq_tvm.bench.static_ggml import BLOCK, CODES, find_products, interleave, pack
 from apq_tvm.bench.static_loops import Body, bodies, branch_target
 from apq_tvm.bench.static_mca import assembly, find_analyser
 from apq_tvm.bench.trace import Instruction, Trace
@@ -120,7 +114,7 @@ def test_figures_compare_with_the_best_instruction_used() -> None:
 )
 def test_interleaving_is_ggmls(block: tuple[int, int], groups: int, count: int, seed: int) -> None:
     (rows, chunk), rng = block, np.random.default_rng(seed)
-    blocks = rng.integers(-128, 128, (groups * rows, count, BLOCK), np.int8)
+    blocks = rng.integers(0, 256, (groups * rows, count, BLOCK), np.uint8)
     scales = rng.random((groups * rows, count)).astype(np.float16)
     data, size = interleave(blocks, scales, rows, chunk), rows * (2 + BLOCK)
     assert len(data) == groups * count * size
@@ -130,26 +124,24 @@ def test_interleaving_is_ggmls(block: tuple[int, int], groups: int, count: int, 
             np.testing.assert_array_equal(
                 np.frombuffer(part, np.float16, rows), scales[g * rows : (g + 1) * rows, b]
             )
-            codes = np.frombuffer(part, np.int8, offset=2 * rows)
+            codes = np.frombuffer(part, np.uint8, offset=2 * rows)
             for i in range(0, len(codes), chunk):  # the chunk of row r that starts at `at`
                 r, at = i // chunk % rows, i // chunk // rows * chunk
                 want = blocks[g * rows + r, b, at : at + chunk]
                 np.testing.assert_array_equal(codes[i : i + chunk], want)
 
 
-def test_nibbles_are_twos_complement() -> None:
-    codes = np.random.default_rng(0).integers(-8, 8, (3, 2, BLOCK), np.int8)
-    packed = pack_nibbles(codes)
-    low, high = (packed << 4) >> 4, packed >> 4
-    np.testing.assert_array_equal(np.concatenate([low, high], axis=2), codes)
-
-
-def test_rows_are_rounded_to_their_largest_value() -> None:
-    x = np.zeros((2, 2 * BLOCK), np.float32)
-    x[0, 3], x[1, BLOCK] = -2.0, 0.5
-    codes, scales = quantize_rows(x)
-    assert codes[0, 0, 3] == -127 and codes[1, 1, 0] == 127 and np.abs(codes).sum() == 254
-    np.testing.assert_allclose(scales, [[2 / 127, 0], [0, 0.5 / 127]], rtol=1e-3)
+@pytest.mark.parametrize("kind", CODES)
+def test_codes_are_stored_as_ggml_reads_them(kind: str) -> None:
+    values = np.array(CODES[kind])
+    codes = np.random.default_rng(0).integers(0, len(values), (3, 2, BLOCK), np.uint8)
+    stored = pack(codes, kind).view(np.int8)
+    if kind == "q8_0":
+        read = stored
+    else:  # the low nibbles, then the high ones
+        nibbles = np.concatenate([stored << 4, stored & -16], axis=2) >> 4
+        read = nibbles if kind == "q4_0" else values[nibbles & 15]
+    np.testing.assert_array_equal(read, values[codes])
 
 
 def fake_mca(folder: Path, version: int) -> str:
@@ -182,7 +174,10 @@ def test_rivals_are_named_in_errors(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--target", "znver4"], "bench static judges 64-bit Arm"),
-        (["--target", "arm-auto"], "arm-auto is for many cores; judge its kernels on one of graviton4"),
+        (
+            ["--target", "arm-auto"],
+            "arm-auto is for many cores; judge its kernels on one of graviton4",
+        ),
         (["--target", "graviton9"], "unknown target 'graviton9'"),
         (["--target", "graviton3", "--shape", "4"], "is not NxK"),
         (["--target", "graviton3", "--m", "0"], "--m '0'"),
