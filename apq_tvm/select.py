@@ -153,7 +153,8 @@ def select(
     Returns
     -------
     KernelPlan
-        Float layers are in it too, with a float kernel.
+        Float layers are in it too, with a float kernel. An embedding that shares its codes with a
+        linear layer shares that one's layout, so that they are stored once.
 
     Raises
     ------
@@ -162,16 +163,22 @@ def select(
     """
     choices: dict[str, tuple[KernelChoice, ...]] = {}
     memo: dict[LinearSpec, tuple[KernelChoice, ...]] = {}
+    layouts: dict[str, str] = {}
     for node in quantized.model.nodes:
         if node.op == "apq.Linear":
             spec = linear_spec(quantized, node)
             if spec not in memo:
                 memo[spec] = choose(spec, kernels, profile, node.name)
             choices[node.name] = memo[spec]
-        elif node.op == "apq.Embedding" and node.name in quantized.layers:
-            scheme = quantized.tensors[quantized.layers[node.name]].scheme
-            choices[node.name] = (KernelChoice("embedding", embedding_layout(scheme).name, 1, -1),)
-    return KernelPlan(quantized, profile, choices)
+            if node.name in quantized.layers:
+                layouts[quantized.layers[node.name]] = memo[spec][0].layout
+    for node in quantized.model.nodes:
+        if node.op == "apq.Embedding" and node.name in quantized.layers:
+            key = quantized.layers[node.name]
+            layout = layouts.get(key) or embedding_layout(quantized.tensors[key].scheme).name
+            choices[node.name] = (KernelChoice("embedding", layout, 1, -1),)
+    ordered = {n.name: choices[n.name] for n in quantized.model.nodes if n.name in choices}
+    return KernelPlan(quantized, profile, ordered)
 
 
 def by_name(kernels: Sequence[LinearKernel]) -> Mapping[str, LinearKernel]:

@@ -13,7 +13,9 @@ from typing import Any
 
 from tvm import relax, tirx
 
+from apq_tvm.codegen.layouts import weight_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
+from apq_tvm.formats import details
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.batch_matmul import batch_matmul
@@ -121,9 +123,13 @@ def embedding_converter(
         weight, ids = inputs
         rows, width = quantized.model.weights[node.inputs[0]].shape
         key = quantized.layers.get(node.name)
-        scheme = quantized.tensors[key].scheme if key else None
-        func = embedding(rows, width, shapes.of(ids), str(ids.ty.dtype), scheme)
-        table = param_vars(node.name).values() if key else [weight]
+        scheme, layout, table = None, None, [weight]
+        if key is not None:
+            tensor = quantized.tensors[key]
+            name = packed.plan.choices[node.name][0].layout
+            scheme, layout = tensor.scheme, weight_layout(name, tensor.scheme, details(tensor))
+            table = list(param_vars(node.name).values())
+        func = embedding(rows, width, shapes.of(ids), str(ids.ty.dtype), scheme, layout)
         func = func.with_attrs(
             {"apq.layer": node.name, "apq.ids_arg": len(func.params) - 2, "apq.id_rows": rows}
         )

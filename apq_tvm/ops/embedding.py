@@ -1,17 +1,19 @@
 """Rows of a table by id, decoded on lookup where the table is quantized (ONNX Gather, axis 0).
 
 A quantized row lies as `apq_tvm.codegen.layouts.embedding_layout` packs it: units of 32 codes, byte
-p of a field of w bits holds codes p, p + 4w, p + 8w, ... (W4: low nibbles are codes 0..15).
+p of a field of w bits holds codes p, p + 4w, p + 8w, ... (W4: low nibbles are codes 0..15). A table
+that is a language model's head too is stored once, in the head's layout, and read there: a row
+costs more cache lines, which is nothing beside the rest of a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import te, tirx
 
-from apq_tvm.codegen.layouts import UNIT_K, embedding_layout
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout, WeightLayout, embedding_layout
 from apq_tvm.ops.shapes import Dim, Symbols
 from apq_tvm.types import Scheme
 
@@ -26,6 +28,7 @@ def embedding(
     ids: Sequence[Dim],
     ids_dtype: str = "int64",
     scheme: Scheme | None = None,
+    layout: WeightLayout | None = None,
 ) -> Any:
     """y[..., :] = table[ids[...], :].
 
@@ -41,13 +44,15 @@ def embedding(
     ids_dtype : {"int64", "int32"}
     scheme : Scheme, optional
         None: a float32 table [rows, width].
+    layout : WeightLayout, optional
+        Of a linear layer that shares the table; `embedding_layout` by default.
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(table float32, ids, y float32)`` or ``(codes uint8, scales float16, [zeros uint8], ids,
-        y)``, unscheduled, attr ``apq.op`` = "embedding"; ``apq.slice`` is the number of consecutive
-        elements whose codes lie in consecutive bytes.
+        ``(table float32, ids, y float32)`` or ``(*arrays of the layout, ids, y)``, such as ``codes
+        uint8, scales float16, [zeros uint8]``; unscheduled, attr ``apq.op`` = "embedding";
+        ``apq.slice`` is the number of consecutive elements whose codes lie in consecutive bytes.
     """
     symbols = Symbols()
     index = te.placeholder(symbols.shape(ids), ids_dtype, "ids")
@@ -65,11 +70,38 @@ def embedding(
         func = te.create_prim_func([table, index, y])
         return func.with_attrs({"apq.op": "embedding", "op_pattern": 8, "apq.slice": width})
 
-    layout = embedding_layout(scheme)
+    own = embedding_layout(scheme)
+    found = own if layout is None else layout
     arrays = {
         name: te.placeholder(shape, dtype, name)
-        for name, (shape, dtype) in layout.shapes(rows, width).items()
+        for name, (shape, dtype) in found.shapes(rows, width).items()
     }
+    weight, run = (
+        _decoded(own, scheme, arrays, width) if found == own else _shared(found, arrays)
+    )
+    y = te.compute(out, lambda *i: weight(row(i[:-1]), i[-1]), "y")
+    func = te.create_prim_func([*arrays.values(), index, y])
+    return func.with_attrs({"apq.op": "embedding", "op_pattern": 8, "apq.slice": run})
+
+
+Weight = Callable[[Any, Any], Any]
+"""``(row, k)`` to the TensorIR float32 expression of a weight."""
+
+
+def _shared(layout: WeightLayout, arrays: Mapping[str, Any]) -> tuple[Weight, int]:
+    """Weights of a linear layer's layout, and how many lie side by side."""
+
+    def weight(r: Any, k: Any) -> Any:
+        lanes = tirx.const(layout.rows, "int64")
+        return layout.weight(arrays, r // lanes, r % lanes, k)
+
+    return weight, 4 if isinstance(layout, InterleavedLayout) else 1
+
+
+def _decoded(
+    layout: InterleavedLayout, scheme: Scheme, arrays: Mapping[str, Any], width: int
+) -> tuple[Weight, int]:
+    """Weights of `embedding_layout`, and how many codes lie in consecutive bytes."""
     group = layout.group_width(width)
 
     def code(r: Any, k: Any) -> Any:
@@ -83,8 +115,7 @@ def embedding(
             total = part if total is None else total | part
         return total
 
-    def element(*i: Any) -> Any:
-        r, k = row(i[:-1]), i[-1]
+    def weight(r: Any, k: Any) -> Any:
         scale = arrays["scales"](r, k // group, 0).astype("float32")
         if layout.zero_points:
             return (code(r, k) - arrays["zeros"](r, k // group, 0).astype("int32")).astype(
@@ -94,8 +125,5 @@ def embedding(
             return (code(r, k) * _int32(2) - _int32(1)).astype("float32") * scale
         return (code(r, k) - _int32(1 << (scheme.bits - 1))).astype("float32") * scale
 
-    y = te.compute(out, element, "y")
-    func = te.create_prim_func([*arrays.values(), index, y])
     # Codes of one field lie in consecutive bytes for 4w elements; groups of 16 cut them too.
-    run = min(UNIT_K, group, *(4 * f.width for f in layout.fields))
-    return func.with_attrs({"apq.op": "embedding", "op_pattern": 8, "apq.slice": run})
+    return weight, min(UNIT_K, group, *(4 * f.width for f in layout.fields))

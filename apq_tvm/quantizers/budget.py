@@ -220,7 +220,7 @@ def measure(
         tensor = quantize_tensor(rows, scheme, name, stats=stats, shared=known)
         bits.append(round(8 * nbytes(tensor) * len(w) / len(rows)))
         errors.append(damage(rows - dequantize(tensor), rows, stats) * share)
-    # A table and a layer have layouts of their own: a weight they share is stored for each.
+    # As ``apq-tvm inspect`` counts: a weight that layers share counts for each of them.
     copies = max(len(nodes), 1)
     return Item(nodes, w.size * copies, tuple(b * copies for b in bits), tuple(errors))
 

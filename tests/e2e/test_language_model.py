@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import smollm2
+from safetensors import safe_open
 
 import apq_tvm
 from apq_tvm.evaluate import evaluate, evaluate_scheme
@@ -55,6 +56,14 @@ def inputs(tokens: int, seed: int = 1) -> dict[str, np.ndarray]:
         "past_key_values.0.key": rng.standard_normal(PAST).astype(np.float32),
         "past_key_values.0.value": rng.standard_normal(PAST).astype(np.float32),
     }
+
+
+def test_head_and_embedding_are_stored_once(paths: tuple[Path, Path]) -> None:
+    layers = {layer["name"]: layer for layer in load_module(paths[1]).manifest["layers"]}
+    assert layers["model.embed_tokens"]["layout"] == layers["lm_head"]["layout"]
+    with safe_open(paths[1] / "weights.safetensors", "np") as file:
+        stored = [name for name in file.keys() if "embed_tokens" in name or "lm_head" in name]
+        assert sorted(name.rpartition(".")[2] for name in stored) == ["codes", "scales"]
 
 
 def test_decoding_token_by_token_gives_the_same(paths: tuple[Path, Path]) -> None:

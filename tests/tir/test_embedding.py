@@ -11,7 +11,8 @@ pytest.importorskip("tvm")
 
 from scheduled import AVX2, PROFILES, compiled, normal
 
-from apq_tvm.codegen.layouts import embedding_layout
+from apq_tvm.codegen.layouts import default_layout, embedding_layout
+from apq_tvm.formats import dequantize, details, parse_scheme
 from apq_tvm.ops.embedding import embedding
 from apq_tvm.schedules.decide import Random
 from apq_tvm.types import QuantizedTensor, Scheme
@@ -19,27 +20,25 @@ from apq_tvm.types import QuantizedTensor, Scheme
 ROWS = 19
 
 
-def quantized(scheme: Scheme, width: int) -> tuple[list[Any], Any]:
-    """Packed arrays of a random table, and the table as float32."""
+def codes_of(scheme: Scheme, width: int) -> QuantizedTensor:
+    """A random table."""
     rng = np.random.default_rng(scheme.bits)
     group = width if scheme.group_size < 0 else scheme.group_size
     groups = -(-width // group)
     top = 1 << scheme.bits
-    tensor = QuantizedTensor(
+    return QuantizedTensor(
         rng.integers(0, top, (ROWS, width)).astype(np.uint8),
         (rng.random((ROWS, groups)) + 0.1).astype(np.float16),
         rng.integers(0, top, (ROWS, groups)).astype(np.uint8) if scheme.zero_points else None,
         scheme,
     )
-    repeat = np.repeat(np.arange(groups), group)[:width]
-    if tensor.zeros is not None:
-        zero = tensor.zeros[:, repeat].astype(np.float32)
-    else:
-        zero = np.float32(0.5 if scheme.bits == 1 else 1 << (scheme.bits - 1))
-    table = (tensor.codes - zero) * tensor.scales[:, repeat].astype(np.float32)
-    if scheme.bits == 1 and tensor.zeros is None:
-        table = table * 2
-    return list(embedding_layout(scheme).pack(tensor).arrays.values()), table.astype(np.float32)
+
+
+def quantized(scheme: Scheme, width: int) -> tuple[list[Any], Any]:
+    """Packed arrays of a random table, and the table as float32."""
+    tensor = codes_of(scheme, width)
+    packed = embedding_layout(scheme).pack(tensor)
+    return list(packed.arrays.values()), dequantize(tensor)
 
 
 SCHEMES = [
@@ -57,6 +56,25 @@ def test_quantized_tables(profile: Any, scheme: Scheme) -> None:
     y = np.full((2, 9, 64), np.nan, np.float32)
     compiled(embedding(ROWS, 64, ("B", "S"), "int64", scheme), profile)(*arrays, ids, y)
     np.testing.assert_array_equal(y, table[ids])
+
+
+SHARED = ("W4A8g32", "W4zA8g32", "W3A8g16", "W8A8", "W1A8g64", "W2A2", "W4A32g128")
+
+
+@pytest.mark.parametrize("width", [64, 50])
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("word", SHARED)
+def test_tables_in_the_layout_of_a_linear_layer(word: str, vector_bytes: int, width: int) -> None:
+    """So that a language model's head and its embedding are one array."""
+    scheme = parse_scheme(word)
+    tensor = codes_of(scheme, width)
+    layout = default_layout(scheme, details(tensor), vector_bytes)
+    assert layout.rows > 1
+    ids = np.random.default_rng(0).integers(-ROWS, ROWS, (2, 9))
+    y = np.full((2, 9, width), np.nan, np.float32)
+    func = embedding(ROWS, width, ("B", "S"), "int64", scheme, layout)
+    compiled(func, AVX2)(*layout.pack(tensor, "table").arrays.values(), ids, y)
+    np.testing.assert_array_equal(y, dequantize(tensor)[ids])
 
 
 @pytest.mark.parametrize("width", [1, 31, 32, 33])
