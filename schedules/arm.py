@@ -241,11 +241,13 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on 64-bit Arm, in order of preference."""
     from apq_tvm.schedules.arm_gemv import GEMV_KERNELS
     from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
+    from apq_tvm.schedules.arm_mixed import ARM_MIXED_KERNELS
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
     from apq_tvm.schedules.plain_linear import PLAIN_KERNELS
 
     return (
         *ARM_LUT_KERNELS,
+        *ARM_MIXED_KERNELS,
         *GEMV_KERNELS,
         *PLAIN_KERNELS,
         *GENERIC_KERNELS,

@@ -16,10 +16,10 @@ from apq_tvm.schedules.embedding import schedule_embedding
 from apq_tvm.schedules.generic import schedule_generic
 from apq_tvm.schedules.layernorm import schedule_layernorm
 from apq_tvm.schedules.lut import schedule_tables
+from apq_tvm.schedules.mixed import schedule_mixed_activations
 from apq_tvm.schedules.quantize import schedule_quantize
 from apq_tvm.schedules.softmax import schedule_softmax
 from apq_tvm.schedules.x86_bitserial import schedule_planes
-from apq_tvm.schedules.mixed import schedule_mixed_activations
 from apq_tvm.types import DeviceProfile
 
 Rule = Callable[[Any, DeviceProfile, Decide], Any]

@@ -17,6 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit_dot import prefetch
+
 TILE_K = 16
 """k of one tile."""
 
@@ -181,6 +184,65 @@ def make_pair(dot: MixedDot, implement: Callable[[MixedOperands], None]) -> tupl
     return _member(dot, lambda o: emit_product(o, "dot")), _member(dot, implement)
 
 
+@dataclass(frozen=True)
+class MixedInstruction:
+    """How tiles are decoded, multiplied and summed.
+
+    Parameters
+    ----------
+    name : str
+        First part of the intrinsics' names.
+    rows : int
+        R of the layout.
+    features : tuple of str
+        LLVM features it needs, any one of them.
+    narrow, wide : callable
+        Emit the instructions for three 2-bit tiles and for a 4-bit tile.
+    lanes : int
+        Int32 lanes of its vectors, 0 for R.
+    """
+
+    name: str
+    rows: int
+    features: tuple[str, ...]
+    narrow: Callable[[MixedOperands], None]
+    wide: Callable[[MixedOperands], None]
+    lanes: int = 0
+
+
+def mixed_intrinsic(instruction: MixedInstruction, wide: bool, m: int = 1, ahead: int = 0) -> str:
+    """Register (once) and name the product of three 2-bit tiles or of a 4-bit tile.
+
+    Parameters
+    ----------
+    instruction : MixedInstruction
+    wide : bool
+    m : int
+        Rows of x.
+    ahead : int
+        Bytes of codes to prefetch ahead, 0 for none; a triple's 16 bits per row as far ahead in
+        word rows.
+
+    Returns
+    -------
+    str
+        The intrinsic's name; its operands are those of `MixedOperands`.
+    """
+    dot = MixedDot(wide, instruction.rows, m)
+    k, what = (TILE_K, "u4") if wide else (TRIPLE * TILE_K, "u2x3")
+    name = f"apq_{instruction.name}_{m}x{dot.rows}x{k}_s8{what}"
+    name += ("s32" if wide else "f32") + (f"_pf{ahead}" if ahead else "")
+
+    def implement(o: MixedOperands) -> None:
+        prefetch(o.codes, dot.nbytes, ahead)
+        if o.words is not None:
+            # Word rows have 20R bytes of codes where there is one stream: 2R of these are as far.
+            prefetch(o.words, 1, ahead // 20)
+        (instruction.wide if wide else instruction.narrow)(o)
+
+    return register(name, lambda: make_pair(dot, implement))
+
+
 def _i64(value: int) -> Expr:
     from tvm import tirx
 
@@ -201,9 +263,7 @@ def _member(dot: MixedDot, body: Callable[[MixedOperands], None]) -> Any:
         strides = [f"{name}_stride", _i64(1)] if len(shape) == 2 and name != "acc" else None
         extents = [_i64(extent) for extent in shape]
         handle = b.arg(name, b.handle())
-        return b.match_buffer(
-            handle, extents, dtype, strides=strides, offset_factor=1, align=align
-        )
+        return b.match_buffer(handle, extents, dtype, strides=strides, offset_factor=1, align=align)
 
     lead = (dot.m,) if dot.m > 1 else ()
     with IRBuilder() as builder:

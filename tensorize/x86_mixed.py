@@ -9,6 +9,7 @@ Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, PMADDUBSW, PM
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from apq_tvm.tensorize.mixed_unit import (
@@ -17,48 +18,16 @@ from apq_tvm.tensorize.mixed_unit import (
     TILE_K,
     TRIPLE,
     ZERO_SHIFTS,
-    MixedDot,
+    MixedInstruction,
     MixedOperands,
-    make_pair,
 )
-from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.unit_dot import prefetch
+from apq_tvm.tensorize.x86_dot import INSTRUCTIONS as DOTS
 from apq_tvm.tensorize.x86_dot import MADDUBS, DotInstruction
 
 Expr = Any  # tvm is untyped
 
 
-def mixed_intrinsic(instruction: DotInstruction, wide: bool, m: int = 1, ahead: int = 0) -> str:
-    """Register (once) and name the product of three 2-bit tiles or of a 4-bit tile.
-
-    Parameters
-    ----------
-    instruction : DotInstruction
-    wide : bool
-    m : int
-        Rows of x.
-    ahead : int
-        Bytes of codes to prefetch ahead, 0 for none; a triple's 16 bits per row as far ahead in
-        word rows.
-
-    Returns
-    -------
-    str
-        The intrinsic's name; its operands are those of `MixedOperands`.
-    """
-    dot = MixedDot(wide, instruction.rows, m)
-    k, what = (TILE_K, "u4") if wide else (TRIPLE * TILE_K, "u2x3")
-    name = f"apq_{instruction.name}_{m}x{dot.rows}x{k}_s8{what}"
-    name += ("s32" if wide else "f32") + (f"_pf{ahead}" if ahead else "")
-
-    def implement(o: MixedOperands) -> None:
-        prefetch(o.codes, dot.nbytes, ahead)
-        (_wide if wide else _narrow)(o, instruction, ahead)
-
-    return register(name, lambda: make_pair(dot, implement))
-
-
-def _narrow(o: MixedOperands, instruction: DotInstruction, ahead: int) -> None:
+def _narrow(instruction: DotInstruction, o: MixedOperands) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
@@ -69,9 +38,6 @@ def _narrow(o: MixedOperands, instruction: DotInstruction, ahead: int) -> None:
     words = o.words.vload([_i64(0)], f"uint16x{rows}").astype(f"int32x{rows}")
     at = [o.row(_i64(i), lanes) for i in range(m)]
     sums = [o.acc[tuple(index)] for index in at]
-    if ahead:
-        # Word rows have 20R bytes of codes where there is one stream: 2R of these are as far.
-        prefetch(o.words, 1, ahead // 20)
     for tile in range(TRIPLE):
         load = o.codes.vload([_i64(tile * 4 * rows)], f"uint8x{4 * rows}")
         codes = [_bits(load, 2 * v, 3) for v in range(4)]
@@ -88,7 +54,7 @@ def _narrow(o: MixedOperands, instruction: DotInstruction, ahead: int) -> None:
         b.buffer_store(o.acc, total, index)
 
 
-def _wide(o: MixedOperands, instruction: DotInstruction, ahead: int) -> None:
+def _wide(instruction: DotInstruction, o: MixedOperands) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
@@ -177,3 +143,10 @@ def _i64(value: int) -> Expr:
     from tvm import tirx
 
     return tirx.const(value, "int64")
+
+
+INSTRUCTIONS = tuple(
+    MixedInstruction(dot.name, dot.rows, dot.features, partial(_narrow, dot), partial(_wide, dot))
+    for dot in DOTS
+)
+"""In order of preference."""

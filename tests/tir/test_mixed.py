@@ -7,28 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from lut_cases import compiled_here
+from mixed_cases import MixedCase
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats import dequantize, parse_scheme
-from apq_tvm.formats.mixed import dense_part
+from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Decide, Defaults, Random
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.mixed import M_TILES
 from apq_tvm.schedules.x86 import PROFILES, linear_kernels
-from apq_tvm.schedules.x86_mixed import M_TILES, MIXED_KERNELS, mixed_layout, mixed_preparation
+from apq_tvm.schedules.x86_mixed import MIXED_KERNELS
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile
-from tests.tir.linear_cases import ACTIVATIONS, aligned
 
 SHAPES = ((64, 256), (70, 336), (33, 100), (17, 129), (5, 15))
 SPELLINGS = ("mixed24", "mixed24o1", "mixed24r50", "mixed24o0", "mixed24r10o0.5")
-
-RELATIVE_ERROR = 3e-6
-"""Of float32 sums over a few hundred products, against the largest output."""
 
 
 def profile_for(kernel: LinearKernel) -> DeviceProfile:
@@ -41,62 +37,11 @@ def profile_for(kernel: LinearKernel) -> DeviceProfile:
     return wanted
 
 
-def built(func: Any, profile: DeviceProfile) -> Any:
-    return tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))["main"]
-
-
-class MixedCase:
-    """A layer with its weights, prepared activations and a float64 reference."""
-
-    def __init__(self, spec: LinearSpec, profile: DeviceProfile, seed: int = 0) -> None:
-        assert spec.scheme is not None
-        self.spec, self.rng = spec, np.random.default_rng(seed)
-        w = self.rng.standard_normal((spec.n, spec.k)).astype(np.float32)
-        tensor = quantize_tensor(w, spec.scheme, search=False)
-        self.layout = mixed_layout(spec, profile)
-        self.arrays = self.layout.pack(tensor).arrays
-        self.dense = dense_part(tensor).astype(np.float64)
-        self.sparse = dequantize(tensor).astype(np.float64) - self.dense
-        self.bias = self.rng.standard_normal(spec.n).astype(np.float32)
-        self.most = (1 << (spec.scheme.act_bits - 1)) - 1
-        preparation = mixed_preparation(spec, profile, Defaults())
-        assert preparation is not None and preparation.weights == ("permutation",)
-        scheduled, name = schedule_function(preparation.func, profile, Defaults())
-        assert name == "x86_mixed_activations"
-        self.outputs = list(preparation.func.params)[2:]
-        self.prepare = built(scheduled.with_attr("global_symbol", "main"), profile)
-
-    def prepared(self, x: np.ndarray) -> list[Any]:
-        """The kernel's first arguments."""
-        made = []
-        for buffer in self.outputs:
-            shape = [len(x), int(buffer.shape[1])]
-            made.append(tvm.runtime.tensor(np.full(shape, 77, str(buffer.dtype))))
-        self.prepare(tvm.runtime.tensor(x), tvm.runtime.tensor(self.arrays["permutation"]), *made)
-        return made
-
-    def check(self, kernel: Any, m: int) -> None:
-        spec = self.spec
-        x = self.rng.standard_normal((m, spec.k)).astype(np.float32)
-        residual = self.rng.standard_normal((m, spec.n)).astype(np.float32)
-        scale = np.abs(x).max(1, keepdims=True) / np.float32(self.most)
-        rounded = (np.rint(x / scale) * scale).astype(np.float64)
-        want = rounded @ self.dense.T + x.astype(np.float64) @ self.sparse.T
-        limit = RELATIVE_ERROR * (np.abs(want).max() + 1)
-        want = ACTIVATIONS[spec.activation](want + self.bias if spec.bias else want)
-        want = want + residual if spec.residual else want
-        extra = ([self.bias] if spec.bias else []) + ([residual] if spec.residual else [])
-        y = tvm.runtime.tensor(np.full((m, spec.n), np.nan, np.float32))
-        weights = map(aligned, self.arrays.values())
-        kernel(*self.prepared(x), *weights, *map(tvm.runtime.tensor, extra), y)
-        np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=limit)
-
-
 def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
     kernel.check(spec, profile)
     sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
     kernel.schedule(sch, spec, profile, decide)
-    return built(sch.mod["main"], profile)
+    return compiled_here(sch.mod["main"], profile)
 
 
 def by_name(kernel: LinearKernel) -> str:
@@ -143,7 +88,9 @@ def test_random_decisions(end: str, seed: int) -> None:
     spec = LinearSpec(280, 256, parse_scheme(("mixed24", "mixed24r50")[seed & 1]))
     sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
     kernel.schedule(sch, spec, profile, _Replay(dict(decide.taken), decide))
-    MixedCase(spec, profile, seed).check(built(sch.mod["main"], profile), kernel.m_min + seed)
+    MixedCase(spec, profile, seed).check(
+        compiled_here(sch.mod["main"], profile), kernel.m_min + seed
+    )
 
 
 def test_fewer_activation_bits() -> None:
@@ -167,11 +114,11 @@ def test_extreme_codes_do_not_saturate() -> None:
     arrays["scales"], arrays["zeros"] = np.ones_like(arrays["scales"]), 0 * arrays["zeros"]
     case.arrays = arrays
     x = np.full((1, 64), 127, np.float32)
-    y = tvm.runtime.tensor(np.zeros((1, 8), np.float32))
+    y = np.zeros((1, 8), np.float32)
     function = compiled(kernel, spec, profile, Defaults())
-    function(*case.prepared(x), *map(aligned, arrays.values()), y)
+    function(*case.prepared(x), *arrays.values(), y)
     wanted = 127 * 16 * (3 * (30 + 22 + 22) + 15)
-    np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-6)
+    np.testing.assert_allclose(y, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", (np.nan, np.inf))
@@ -183,10 +130,10 @@ def test_activations_that_are_not_finite_show(value: float, column: int) -> None
     case = MixedCase(spec, profile)
     x = np.ones((2, 72), np.float32)
     x[1, column] = value
-    y = tvm.runtime.tensor(np.zeros((2, 24), np.float32))
+    y = np.zeros((2, 24), np.float32)
     function = compiled(kernel, spec, profile, Defaults())
-    function(*case.prepared(x), *map(aligned, case.arrays.values()), y)
-    assert np.isfinite(y.numpy()[0]).all() and not np.isfinite(y.numpy()[1]).any()
+    function(*case.prepared(x), *case.arrays.values(), y)
+    assert np.isfinite(y[0]).all() and not np.isfinite(y[1]).any()
 
 
 def test_zero_activations_give_the_bias() -> None:
@@ -194,11 +141,11 @@ def test_zero_activations_give_the_bias() -> None:
     profile = profile_for(kernel)
     spec = LinearSpec(24, 72, parse_scheme("mixed24"), bias=True)
     case = MixedCase(spec, profile)
-    y = tvm.runtime.tensor(np.zeros((1, 24), np.float32))
+    y = np.zeros((1, 24), np.float32)
     operands = case.prepared(np.zeros((1, 72), np.float32))
     function = compiled(kernel, spec, profile, Defaults())
-    function(*operands, *map(aligned, case.arrays.values()), tvm.runtime.tensor(case.bias), y)
-    np.testing.assert_array_equal(y.numpy()[0], case.bias)
+    function(*operands, *case.arrays.values(), case.bias, y)
+    np.testing.assert_array_equal(y[0], case.bias)
 
 
 @pytest.mark.parametrize("text", ("mixed24o1A32", "mixed24r50A32"))
@@ -208,11 +155,11 @@ def test_generic_kernel_adds_outliers(text: str) -> None:
     case = MixedCase(LinearSpec(21, 100, parse_scheme(text[:-3]), bias=True), profile)
     function = compiled(GENERIC_KERNELS[0], spec, profile, Defaults())
     x = case.rng.standard_normal((3, 100)).astype(np.float32)
-    y = tvm.runtime.tensor(np.full((3, 21), np.nan, np.float32))
-    weights = map(aligned, case.arrays.values())
-    function(tvm.runtime.tensor(x), *weights, tvm.runtime.tensor(case.bias), y)
+    y = np.full((3, 21), np.nan, np.float32)
+    weights = case.arrays.values()
+    function(x, *weights, case.bias, y)
     want = x.astype(np.float64) @ (case.dense + case.sparse).T + case.bias
-    np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=3e-6 * (np.abs(want).max() + 1))
+    np.testing.assert_allclose(y, want, rtol=0, atol=3e-6 * (np.abs(want).max() + 1))
 
 
 def test_refusals_have_reasons() -> None:

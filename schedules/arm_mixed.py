@@ -1,0 +1,18 @@
+"""Kernels for ``mixed24`` weights on Arm: by dot products, or by multiplications of bytes.
+
+No software prefetch by default: weights are one stream, which hardware follows.
+"""
+
+from __future__ import annotations
+
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.mixed import M_TILES, mixed_kernel
+from apq_tvm.tensorize.arm_mixed import INSTRUCTIONS
+
+AHEADS = (0, 1024, 2048, 4096)
+"""Software prefetch distances in bytes."""
+
+ARM_MIXED_KERNELS: tuple[LinearKernel, ...] = tuple(
+    mixed_kernel(instruction, m_tile, AHEADS) for instruction in INSTRUCTIONS for m_tile in M_TILES
+)
+"""In order of preference: where several fit, larger M tiles take over as M grows."""

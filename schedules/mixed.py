@@ -1,0 +1,144 @@
+"""Kernels for ``mixed24`` weights: they are streamed through once for every few rows of x.
+
+What the decisions mean, and why their defaults come first on x86 (4096x4096, M=1, one thread of
+Zen 5, AVX-512):
+
+- ``streams``: row blocks read at once. Word rows are one stream of whole cache lines, and
+  prefetches keep enough misses in flight: two streams are no faster out of cache (186 us against
+  185) and slower in it (AVX2 242 us against 231).
+- ``ahead``: software prefetch distance in bytes. 8 KB: 177 us, 4 KB: 185, none: 343. While outliers
+  are multiplied no code is asked for, so the distance has to span that pause.
+
+The outliers are multiplied beside the dense part, after each row block, from lines that were asked
+for before it. In cache 0.2 % of them take 22 us of 141 (AVX2: 31 of 262); ``bench linear`` on
+``mixed24`` and ``mixed24o0`` shows what they cost on a machine at hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.codegen.layouts.mixed import MixedLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats.mixed import GROUP
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.mixed_linear import MixedBlocking, mixed_linear
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_features
+from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
+from apq_tvm.tensorize.mixed_unit import MixedInstruction, mixed_intrinsic
+from apq_tvm.tensorize.reduce import reduce_intrinsic
+from apq_tvm.tensorize.x86_dot import VNNI512
+from apq_tvm.types import DeviceProfile
+
+M_TILES = (4, 2, 1)
+"""Rows of x that share decoded weights; a kernel is for at least that many rows."""
+
+AHEADS = (8192, 4096, 2048, 0)
+"""Software prefetch distances in bytes."""
+
+SPAN = 16
+"""Word rows whose second-order scales are decoded together, at most."""
+
+_TASKS = 8
+"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
+
+
+def mixed_layout(spec: LinearSpec, profile: DeviceProfile) -> MixedLayout:
+    """16 rows where a kernel has 512-bit vectors, else 8.
+
+    Raises
+    ------
+    NotApplicable
+        If the layer is of another family.
+    """
+    if spec.scheme is None or spec.scheme.family != "mixed":
+        raise NotApplicable(f"is for mixed24, not {spec.scheme or 'float32 weights'}")
+    wide = profile.vector_bytes >= 64 and bool(profile.features & set(VNNI512.features))
+    return MixedLayout(16 if wide else 8, spec.scheme)
+
+
+def mixed_preparation(
+    spec: LinearSpec, profile: DeviceProfile, decide: Decide
+) -> Preparation | None:
+    """Activations rounded to int8 and permuted (`apq_tvm.ops.mixed_activations`)."""
+    from apq_tvm.ops.mixed_activations import mixed_activations
+
+    layout = mixed_layout(spec, profile)
+    copy = "outliers" in layout.shapes(spec.n, spec.k)
+    bits, task = layout.scheme.act_bits, max(1, ELEMENTS_PER_TASK // spec.k)
+    func = mixed_activations(layout, spec.k, copy, task, bits)
+    key = f"quantize_k{spec.k}_{layout.scheme.weights.replace('.', 'p')}A{bits}"
+    return Preparation(key + ("_copy" if copy else ""), func, ("permutation",))
+
+
+def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Reductions over 16 lanes by shuffles; the rest is scheduled as written."""
+    from tvm import s_tir
+
+    sch = s_tir.Schedule(func)
+    for name, operation in (("top", "max"), ("total", "add"), ("total_tail", "add")):
+        try:
+            block = sch.get_sblock(name)
+        except s_tir.ScheduleError:  # K has no short last group, or no whole one
+            continue
+        (loop,) = sch.get_loops(block)[-1:]
+        sch.decompose_reduction(block, loop)
+        sch.tensorize(loop, reduce_intrinsic(operation, 16))
+    return sch.mod["main"]
+
+
+def _blocking(spec: LinearSpec, layout: MixedLayout, decide: Decide, m_tile: int) -> MixedBlocking:
+    blocks = layout.row_blocks(spec.n)
+    choices = (1, 2, 4) if m_tile == 1 else (1, 2)
+    # Narrow layers keep work for every core rather than many streams.
+    possible = sorted((s for s in choices if s <= blocks), key=lambda s: blocks < _TASKS * s)
+    triples = layout.triples(spec.k)
+    span = max(s for s in range(1, SPAN + 1) if triples % s == 0)
+    return MixedBlocking(m_tile, decide("streams", tuple(possible)), span)
+
+
+def mixed_kernel(
+    instruction: MixedInstruction, m_tile: int, aheads: tuple[int, ...] = AHEADS
+) -> LinearKernel:
+    """The record of one kernel for M >= m_tile; `aheads` are the prefetch distances to try."""
+    rows = instruction.rows
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        layout = mixed_layout(spec, profile)
+        assert spec.scheme is not None
+        if not 2 <= spec.scheme.act_bits <= 8:
+            raise NotApplicable(f"is for integer activations of 2 to 8 bits, not {spec.scheme}")
+        if 2 * GROUP * layout.wide_groups(spec.k) * 15 * 127 >= 1 << 31:
+            raise NotApplicable(f"K={spec.k}: products of 4-bit codes may exceed int32")
+        check_features(profile, instruction.features, instruction.lanes or rows)
+        if layout.rows != rows:
+            raise NotApplicable(f"wants {rows} rows interleaved; {layout.name} has {layout.rows}")
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout = mixed_layout(spec, profile)
+        return mixed_linear(spec, layout, _blocking(spec, layout, decide, m_tile))
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout = mixed_layout(spec, profile)
+        blocking = _blocking(spec, layout, decide, m_tile)
+        ahead = decide("ahead", aheads)
+        for s in range(blocking.streams):
+            for name, wide in (("narrow", False), ("wide", True)):
+                block = sch.get_sblock(f"{name}{s}")
+                count = (1 if wide else 2) + (m_tile > 1)
+                first = sch.get_loops(block)[-count]
+                sch.tensorize(first, mixed_intrinsic(instruction, wide, m_tile, ahead))
+
+    return LinearKernel(
+        name=f"mixed_24A8_{instruction.name}_r{rows}m{m_tile}",
+        m_min=m_tile,
+        m_max=-1,
+        check=check,
+        layout=mixed_layout,
+        func=func,
+        schedule=schedule,
+        family="mixed",
+        prepare=mixed_preparation,
+    )

@@ -1,0 +1,115 @@
+"""``mixed24`` on Arm: results under qemu, with and without dot products, and assembly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from mixed_cases import MixedCase
+
+from apq_tvm.bench.emulator import Program
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import parse_scheme
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.arm_mixed import ARM_MIXED_KERNELS
+from apq_tvm.schedules.devices import find_profile, linear_kernels
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.select import choose
+from apq_tvm.types import DeviceProfile
+
+CASES = (
+    ("sdot", 1, "mixed24", 64, 256, "graviton2", (1, 3)),
+    ("sdot", 4, "mixed24r50", 33, 100, "graviton3", (4, 5)),
+    ("sdot", 2, "mixed24o1", 17, 129, "cortex-a55", (2,)),
+    ("smlal", 1, "mixed24r10o0.5", 70, 336, "cortex-a53", (1,)),
+    ("smlal", 2, "mixed24o0", 5, 15, "cortex-a72", (3,)),
+)
+
+
+def kernel_of(instruction: str, m_tile: int) -> LinearKernel:
+    name = f"mixed_24A8_{instruction}_r8m{m_tile}"
+    return next(kernel for kernel in ARM_MIXED_KERNELS if kernel.name == name)
+
+
+class _Built:
+    """Programs in folders of their own."""
+
+    def __init__(self, folder: Path, cpu: str) -> None:
+        self._folder, self._cpu, self._made = folder, cpu, 0
+
+    def __call__(self, func: Any, profile: DeviceProfile) -> Program:
+        self._made += 1
+        folder = self._folder / str(self._made)
+        folder.mkdir()
+        return Program(func, profile, folder, self._cpu)
+
+
+@needs_qemu
+@pytest.mark.parametrize(("instruction", "m_tile", "text", "n", "k", "target", "rows"), CASES)
+def test_kernels(
+    instruction: str,
+    m_tile: int,
+    text: str,
+    n: int,
+    k: int,
+    target: str,
+    rows: tuple[int, ...],
+    tmp_path: Path,
+) -> None:
+    """Both layouts, outliers, tails of N and K, tiles that overlap."""
+    profile = find_profile(target)
+    cpu = target if target in ("cortex-a53", "cortex-a72") else "max"
+    built = _Built(tmp_path, cpu)
+    epilogue = (True, "gelu", True) if m_tile == 2 else (False, "", False)
+    spec = LinearSpec(n, k, parse_scheme(text), *epilogue)
+    case = MixedCase(spec, profile, m_tile, built)
+    kernel = kernel_of(instruction, m_tile)
+    program = built(scheduled(kernel, spec, profile), profile)
+    for m in rows:
+        case.check(program, m)
+
+
+@needs_qemu
+@pytest.mark.parametrize("instruction", ("sdot", "smlal"))
+def test_extreme_codes_do_not_overflow(instruction: str, tmp_path: Path) -> None:
+    """Codes, sub-scales and activations at their largest: int16 sums and floats' units hold."""
+    profile = find_profile("graviton2")
+    built = _Built(tmp_path, "max")
+    spec = LinearSpec(8, 64, parse_scheme("mixed24o0"))
+    case = MixedCase(spec, profile, 0, built)
+    arrays = dict(case.arrays)
+    arrays["codes"] = np.full_like(arrays["codes"], 255)
+    arrays["triples"] = np.full_like(arrays["triples"], 0xFFC0)  # zeros 0, sub-scales 15, 7, 7
+    arrays["super_zeros"] = np.full_like(arrays["super_zeros"], 15)
+    arrays["super_scales"] = np.ones_like(arrays["super_scales"])
+    arrays["scales"], arrays["zeros"] = np.ones_like(arrays["scales"]), 0 * arrays["zeros"]
+    case.arrays = arrays
+    program = built(scheduled(kernel_of(instruction, 1), spec, profile), profile)
+    for sign in (1, -1):
+        y = np.zeros((1, 8), np.float32)
+        program(*case.prepared(np.full((1, 64), sign * 127, np.float32)), *arrays.values(), y)
+        np.testing.assert_allclose(y, sign * 127 * 16 * (3 * (30 + 22 + 22) + 15), rtol=1e-6)
+
+
+def test_every_core_gets_its_own_kernel() -> None:
+    spec = LinearSpec(32, 64, parse_scheme("mixed24"))
+    for target, instruction in (("graviton2", "sdot"), ("cortex-a72", "smlal")):
+        profile = find_profile(target)
+        plan = choose(spec, linear_kernels(profile), profile, "layer")
+        assert [c.kernel for c in plan] == [f"mixed_24A8_{instruction}_r8m{m}" for m in (1, 2, 4)]
+    with pytest.raises(NotApplicable, match="needs dotprod"):
+        kernel_of("sdot", 1).check(spec, find_profile("cortex-a72"))
+
+
+@pytest.mark.parametrize("target", ("graviton2", "graviton3", "cortex-a55"))
+def test_inner_loop(target: str) -> None:
+    """A word row: 32 products of 4x4, nothing spilled, no conversion, no vector cut in half."""
+    profile = find_profile(target)
+    spec = LinearSpec(256, 1024, parse_scheme("mixed24o0"))
+    source = assembly(scheduled(kernel_of("sdot", 1), spec, profile), profile)
+    loop = inner_loop(source, "sdot").split("\tb.ne")[0]
+    assert count(loop, "sdot") == 32
+    assert count(loop, "scvtf|fcvtl2?|ext|xtn2?") == 0 and "[sp" not in loop
