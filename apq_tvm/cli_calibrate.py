@@ -56,7 +56,7 @@ def calibrate_command(
     The file serves compile --calibration. An interrupted run goes on where it stopped.
     """
     from apq_tvm.calibrate import calibrate, check_output
-    from apq_tvm.cli import parse_tensor_types
+    from apq_tvm.cli_compile import parse_tensor_types
     from apq_tvm.learn import learn_codes
 
     if (learn is None) != (scheme is None):

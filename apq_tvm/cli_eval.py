@@ -87,7 +87,7 @@ def evaluate(
         for name, value in (("--against", against), ("a compiled module", what.is_dir())):
             if value:
                 raise BadInput(f"--scheme is for an ONNX file; {name} does not go with it")
-        from apq_tvm.cli import parse_tensor_types
+        from apq_tvm.cli_compile import parse_tensor_types
 
         report = evaluation.evaluate_scheme(
             what,
@@ -237,7 +237,7 @@ def report(
     Every scheme is quantized and run in torch, without compiling. Finished schemes are kept beside
     the output until it is complete: the same command goes on where it was interrupted.
     """
-    from apq_tvm.cli import parse_tensor_types
+    from apq_tvm.cli_compile import parse_tensor_types
     from apq_tvm.report import make_report
 
     document = make_report(
