@@ -24,7 +24,7 @@ from apq_tvm.bench.linear import LinearCase, write_model
 from apq_tvm.bench.static_ggml import Product, call, find_products
 from apq_tvm.bench.static_loops import DOT, Body, bodies
 from apq_tvm.bench.static_mca import Analyser, assembly, find_analyser
-from apq_tvm.bench.trace import Instruction, executed
+from apq_tvm.bench.trace import Instruction, check_tools, executed
 from apq_tvm.errors import BadTarget
 from apq_tvm.formats import dequantize, parse_at
 from apq_tvm.progress import Progress, Silent
@@ -293,6 +293,7 @@ def bench_static(
     if not profile.macs_per_cycle:
         cores = ", ".join(p.name for p in PROFILES if p.arch == "aarch64" and p.macs_per_cycle)
         raise BadTarget(f"{target} is for many cores; judge its kernels on one of {cores}")
+    check_tools()
     analyser = find_analyser(str(profile.target["mcpu"]), mca)
     rivals = {c: _rivals(against, c.scheme) for c in cases}  # errors before minutes of work
     shared = {"target": profile.name, "model": analyser.model()}

@@ -121,8 +121,7 @@ def trace(
     BuildError
         qemu-user or a compiler is missing, or the program failed.
     """
-    if shutil.which(QEMU) is None:
-        raise BuildError(f"{QEMU} is not on PATH: {INSTALL}")
+    check_tools()
     found = {s.name: s for s in symbols(program)}
     begin, end = (found[name].address for name in _MARKERS)
     out = folder / "trace"
@@ -130,7 +129,7 @@ def trace(
     plugin = f"{_plugin()},out={out},begin={begin:#x},end={end:#x}"
     run([QEMU, *options, "-plugin", plugin, str(program), *arguments])
     if not out.is_file():
-        raise BuildError(f"{QEMU} wrote no trace of {program}: is it QEMU 7 or 8?")
+        raise BuildError(f"{QEMU} wrote no trace of {program}")
     rows = [tuple(map(int, line.split())) for line in out.read_text().splitlines()]
     blocks = np.array(rows, np.int64).reshape(-1, 3)
     main = found["main"]
@@ -144,8 +143,23 @@ def _plugin() -> str:
     folder = tempfile.TemporaryDirectory(prefix="apq-trace-")
     _plugin_folders.append(folder)
     path = Path(folder.name) / "trace.so"
-    run(["gcc", "-O2", "-shared", "-fPIC", str(_PLUGIN), "-o", str(path)])
+    version = re.search(r"version (\d+)", run([QEMU, "--version"]))
+    api = 1 if version and int(version[1]) <= 8 else 2
+    run(["gcc", "-O2", "-shared", "-fPIC", f"-DAPI={api}", str(_PLUGIN), "-o", str(path)])
     return str(path)
+
+
+def check_tools() -> None:
+    """Look for what tracing needs, before minutes of work.
+
+    Raises
+    ------
+    BuildError
+        qemu-user or a compiler is missing; with how to install it.
+    """
+    for tool in (QEMU, "gcc", f"{BINUTILS}gcc", f"{BINUTILS}objdump"):
+        if shutil.which(tool) is None:
+            raise BuildError(f"{tool} is not on PATH: {INSTALL}")
 
 
 _plugin_folders: list[tempfile.TemporaryDirectory[str]] = []

@@ -1,7 +1,8 @@
 /* A plugin of qemu-user that counts executions of every translated block between two functions:
    -plugin trace.so,out=FILE,begin=0xADDRESS,end=0xADDRESS. FILE gets lines "start size count" with
    the address of a block's first instruction, its instructions, and how often it ran.
-   The few declarations are from QEMU's include/qemu/qemu-plugin.h, API version 1 (QEMU 4.2 to 8). */
+   The few declarations are from QEMU's include/qemu/qemu-plugin.h: the same in every version of its
+   API so far. QEMU up to 8 wants API 1, later ones want 2 or more. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +17,10 @@ extern void qemu_plugin_register_vcpu_tb_trans_cb(
 extern void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb,
                                                  void (*run)(unsigned, void *), int flags,
                                                  void *data);
-extern void qemu_plugin_register_vcpu_tb_exec_inline(struct qemu_plugin_tb *tb, int op, void *to,
-                                                     uint64_t value);
 extern size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
 extern uint64_t qemu_plugin_tb_vaddr(const struct qemu_plugin_tb *tb);
 
-EXPORT int qemu_plugin_version = 1;
+EXPORT int qemu_plugin_version = API;
 
 /* QEMU may translate a block again; the two records are added up by who reads the file. */
 typedef struct block {
@@ -49,6 +48,11 @@ static void stop(unsigned cpu, void *data) {
   fclose(file);
 }
 
+static void count(unsigned cpu, void *data) {
+  (void)cpu;
+  ((block *)data)->count++;
+}
+
 static void translated(plugin_id id, struct qemu_plugin_tb *tb) {
   (void)id;
   uint64_t address = qemu_plugin_tb_vaddr(tb);
@@ -60,7 +64,7 @@ static void translated(plugin_id id, struct qemu_plugin_tb *tb) {
   if (b == NULL) abort();
   b->next = blocks, b->start = address, b->size = qemu_plugin_tb_n_insns(tb);
   blocks = b;
-  qemu_plugin_register_vcpu_tb_exec_inline(tb, 0 /* add */, &b->count, 1);
+  qemu_plugin_register_vcpu_tb_exec_cb(tb, count, 0, b);
 }
 
 EXPORT int qemu_plugin_install(plugin_id id, const void *info, int argc, char **argv) {

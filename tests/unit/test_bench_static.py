@@ -160,6 +160,13 @@ def test_llvm_mca_must_be_22(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         find_analyser("neoverse-n1")
 
 
+def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(app, ["bench", "static", "--target", "graviton3"])
+    assert result.exit_code == 1
+    assert "qemu-aarch64 is not on PATH: apt-get install qemu-user" in result.output
+
+
 def test_rivals_are_named_in_errors(tmp_path: Path) -> None:
     scheme = parse_scheme("W4A8g32")
     with pytest.raises(BadInput, match="is no file, nor FILE:symbol"):
