@@ -4,8 +4,8 @@
 -Σ x, in 16-bit lanes, starts the sums, and ``mla`` multiplies them by the levels onto the pattern
 of 1.5 * 2^23, a float whose unit is 1. One subtraction gives the float, where ``scvtf`` would take
 two cycles on Neoverse N1. Vectors of 8 rows are left whole for as long as possible, since LLVM
-computes what it sees as halves in halves. Sources: Arm Architecture Reference Manual (DDI 0487); LLVM's IntrinsicsAArch64.td;
-Neoverse N1 Software Optimization Guide (PJDOC-466751330-9707).
+computes what it sees as halves in halves. Sources: Arm Architecture Reference Manual (DDI 0487);
+LLVM's IntrinsicsAArch64.td; Neoverse N1 Software Optimization Guide (PJDOC-466751330-9707).
 """
 
 from __future__ import annotations
