@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from apq_tvm.bench.static import Cost
+from apq_tvm.bench.static_cost import Cost
 from apq_tvm.bench.static_ggml import BLOCK, CODES, find_products, interleave, pack
 from apq_tvm.bench.static_loops import Body, bodies, branch_target
 from apq_tvm.bench.static_mca import assembly, find_analyser

@@ -1,0 +1,74 @@
+"""What a call costs, of the pieces of code it executed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apq_tvm.bench.static_loops import DOT, Body, bodies
+from apq_tvm.bench.static_mca import Analyser
+from apq_tvm.bench.trace import Instruction
+from apq_tvm.types import DeviceProfile
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call of a function costs.
+
+    Parameters
+    ----------
+    instructions : int
+        Executed by the whole call, with the library functions it calls.
+    judged : tuple of Body
+        The function's own code.
+    each : tuple of float
+        Cycles of one execution of every body.
+    """
+
+    instructions: int
+    judged: tuple[Body, ...]
+    each: tuple[float, ...]
+
+    @property
+    def cycles(self) -> float:
+        """Of all bodies."""
+        return sum(b.count * c for b, c in zip(self.judged, self.each, strict=True))
+
+    @property
+    def hottest(self) -> int:
+        """Index of the body that takes most cycles."""
+        spent = [b.count * c for b, c in zip(self.judged, self.each, strict=True)]
+        return spent.index(max(spent))
+
+    def uses(self, names: Sequence[str]) -> int:
+        """Executed instructions with one of these mnemonics."""
+        return sum(b.count * b.uses(names) for b in self.judged)
+
+    def figures(self, macs: int, profile: DeviceProfile) -> dict[str, Any]:
+        """Entries of a row of `bench_static`, for a call that is `macs` multiply-adds."""
+        used = [name for name, family in DOT.items() if self.uses(family)]
+        peaks = {n: p for n, p in profile.macs_per_cycle.items() if n in used}
+        peaks = peaks or dict(profile.macs_per_cycle)
+        best = max(peaks, key=lambda name: peaks[name])
+        rate = macs / self.cycles
+        hot = self.judged[self.hottest]
+        return {
+            "instructions": self.instructions,
+            "cycles": self.cycles,
+            "macs_per_cycle": rate,
+            "peak_share": rate / peaks[best],
+            "peak_instruction": best,
+            "loop_cycles": self.each[self.hottest],
+            "loop_count": hot.count,
+            "loop_instructions": len(hot.instructions),
+            "loop_share": hot.count * self.each[self.hottest] / self.cycles,
+            "judged_share": sum(b.count * len(b.instructions) for b in self.judged)
+            / self.instructions,
+        }
+
+
+def judge(instructions: int, code: Sequence[Instruction], analyser: Analyser) -> Cost:
+    """Cost of a call that executed `instructions` in all, `code` of them its own."""
+    judged = tuple(bodies(code))
+    return Cost(instructions, judged, tuple(analyser.cycles(judged)))
