@@ -26,8 +26,8 @@ from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
 
-TURNS = 2
-"""Rounds of refitted scales and descending codes after the walk: a third gains 1 % of the error."""
+TURNS = 3
+"""Rounds of refitted scales and descending codes after the walk: a fourth gains less than 1 %."""
 
 
 def layer_feedback(
