@@ -239,6 +239,8 @@ def recognise(cpuinfo: str) -> DeviceProfile:
 
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on 64-bit Arm, in order of preference."""
+    from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
+    from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
     from apq_tvm.schedules.arm_gemv import GEMV_KERNELS
     from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
     from apq_tvm.schedules.arm_mixed import ARM_MIXED_KERNELS
@@ -248,7 +250,9 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     return (
         *ARM_LUT_KERNELS,
         *ARM_MIXED_KERNELS,
+        *ARM_BALANCE_KERNELS,
         *GEMV_KERNELS,
+        *LOOKUP_KERNELS,
         *PLAIN_KERNELS,
         *GENERIC_KERNELS,
     )

@@ -1,24 +1,18 @@
-"""Default schedules of ``W2*`` layers on x86 and their kernel records.
-
-For few rows of x the loops are those of `apq_tvm.schedules.x86_gemv`; the decisions ``streams``,
-``ahead`` and ``unroll`` mean the same there.
-"""
+"""Default schedules of ``W2*`` layers on x86 and their kernel records."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, BalanceLayout
-from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.balance import balance_blocking, balance_linear
 from apq_tvm.ops.balance_gemm import balance_gemm
 from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.balance import M_TILES, check_balance, gemv_kernel
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.x86_gemm import _even_block, _micro_kernel, _schedule_stages
-from apq_tvm.schedules.x86_gemv import schedule_gemv
 from apq_tvm.tensorize.x86_balance import balance_intrinsic
 from apq_tvm.tensorize.x86_balance_codes import (
     INSTRUCTIONS,
@@ -30,9 +24,6 @@ from apq_tvm.tensorize.x86_balance_codes import (
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS as DOT_INSTRUCTIONS
 from apq_tvm.tensorize.x86_gemm import Tile, integer_gemm_intrinsic
 from apq_tvm.types import DeviceProfile
-
-M_TILES = (4, 2, 1)
-"""Rows of x for which codes are taken apart once."""
 
 M_MIN = 5
 """Fewest rows of x of the kernels that take codes apart once a panel."""
@@ -46,76 +37,10 @@ _PRODUCTS = {"vpermi2b": "vpdpbusd512"} | {
 
 _DIGIT_BITS = 3
 
-_INT32_MAX = 2**31 - 1
-_TASKS = 8
-_PARALLEL = 1 << 16
-
 
 def _layout(spec: LinearSpec, instruction: BalanceInstruction) -> BalanceLayout:
     assert spec.scheme is not None
     return BalanceLayout(instruction.lanes, spec.scheme.group_size)
-
-
-def check_balance(
-    spec: LinearSpec, profile: DeviceProfile, instruction: BalanceInstruction
-) -> None:
-    """Decline what the kernels with `instruction` cannot compute on the device.
-
-    Raises
-    ------
-    NotApplicable
-    """
-    if spec.scheme is None or spec.scheme.family != "balance":
-        raise NotApplicable(f"is for W2*, not {spec.scheme or 'float32 weights'}")
-    if not spec.scheme.integer_acts:
-        raise NotApplicable(f"is for integer activations, not {spec.scheme}")
-    for features in instruction.features:
-        check_features(profile, features, instruction.lanes)
-    width = _layout(spec, instruction).group_width(spec.k)
-    if 2 * width * 124 * 127 > _INT32_MAX:  # codes of three digits are summed before the digits
-        raise NotApplicable(
-            f"K={spec.k}: {width} products of W2* codes may exceed int32; use groups"
-        )
-
-
-def _streams(decide: Decide, layout: BalanceLayout, spec: LinearSpec, m_tile: int) -> int:
-    choices = (2, 1, 4) if m_tile == 1 and layout.lanes == 16 else (1, 2)
-    blocks = layout.row_blocks(spec.n)
-    possible = [s for s in choices if s <= blocks]
-    # Narrow layers keep work for every core rather than many streams.
-    return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
-
-
-def gemv_kernel(instruction: BalanceInstruction, m_tile: int) -> LinearKernel:
-    """The record of one kernel for M >= m_tile."""
-    lanes = instruction.lanes
-
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_balance(spec, profile, instruction)
-
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = _layout(spec, instruction)
-        return balance_linear(spec, layout, m_tile, _streams(decide, layout, spec, m_tile))
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = _layout(spec, instruction)
-        streams = _streams(decide, layout, spec, m_tile)
-        blocking = balance_blocking(layout, spec.n, spec.k, m_tile, streams)
-        ahead = decide("ahead", (4096, 0, 2048, 8192))
-        intrinsic = balance_intrinsic(instruction, m_tile, ahead)
-        whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= _PARALLEL
-        schedule_gemv(sch, blocking, intrinsic, whole, 1, parallel)
-
-    return LinearKernel(
-        f"gemv_W2sA8_{instruction.name}_r{layout_rows(instruction)}m{m_tile}",
-        m_tile,
-        -1,
-        check,
-        lambda spec, _: _layout(spec, instruction),
-        func,
-        schedule,
-        family="balance",
-    )
 
 
 def gemm_blocking(
@@ -140,7 +65,7 @@ def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
     """The record of one kernel that takes a panel's codes apart once for many rows of x."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_balance(spec, profile, instruction)
+        check_balance(spec, profile, instruction.lanes, instruction.features)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = _layout(spec, instruction)
@@ -156,7 +81,7 @@ def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
         _micro_kernel(sch, integer_gemm_intrinsic(dot, tile, _DIGIT_BITS), 5)
 
     return LinearKernel(
-        f"gemm_W2sA8_{instruction.name}_r{layout_rows(instruction)}",
+        f"gemm_W2sA8_{instruction.name}_r{3 * instruction.lanes}",
         M_MIN,
         -1,
         check,
@@ -167,16 +92,19 @@ def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
     )
 
 
-def layout_rows(instruction: BalanceInstruction) -> int:
-    """R of the layout of an instruction."""
-    return 3 * instruction.lanes
-
-
 GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(map(gemm_kernel, INSTRUCTIONS))
 """In order of preference."""
 
 GEMV_KERNELS: tuple[LinearKernel, ...] = tuple(
-    gemv_kernel(instruction, m_tile) for instruction in INSTRUCTIONS for m_tile in M_TILES
+    gemv_kernel(
+        instruction.name,
+        instruction.lanes,
+        instruction.features,
+        partial(balance_intrinsic, instruction),
+        m_tile,
+    )
+    for instruction in INSTRUCTIONS
+    for m_tile in M_TILES
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.balance import STORED, VECTORS, digit, triple
+from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, BalanceUnit, i64
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
-from apq_tvm.tensorize.unit_dot import operand
-from apq_tvm.tensorize.x86_balance_codes import PARTS, BalanceInstruction, Codes, i64
+from apq_tvm.tensorize.x86_balance_codes import BalanceInstruction, Codes
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -52,54 +51,16 @@ def balance_intrinsic(instruction: BalanceInstruction, m: int = 1, ahead: int = 
     return register(name, lambda: (unit.member(False), unit.member(True)))
 
 
-class _Unit(Codes):
+class _Unit(Codes, BalanceUnit):
     """Emits the pair of one intrinsic."""
 
     def __init__(self, instruction: BalanceInstruction, m: int, ahead: int) -> None:
-        super().__init__(instruction)
-        self.m, self.ahead = m, ahead
+        Codes.__init__(self, instruction)
+        BalanceUnit.__init__(self, instruction.lanes, m)
+        self.ahead = ahead
 
-    def member(self, instructions: bool) -> Any:
-        from tvm.script.ir_builder import IRBuilder
-        from tvm.tirx.script.builder import ir as b
-
-        nbytes, lanes, rows = STORED * self.size, self.isa.lanes, (self.m,) if self.m > 1 else ()
-
-        with IRBuilder() as builder, b.prim_func(s_tir=True):
-            b.func_name("dot")
-            self.codes = operand("codes", (nbytes,), "uint8", self.size, None)
-            row_stride = ["row_stride", i64(1)] if rows else None
-            self.x = operand("x", (*rows, UNIT_K), "int8", 4, row_stride)
-            self.acc = operand("acc", (*rows, PARTS, lanes), "int32", self.size, None)
-            with b.sblock("root"):
-                whole = [
-                    buffer[tuple(slice(0, extent) for extent in buffer.shape)]
-                    for buffer in (self.acc, self.codes, self.x)
-                ]
-                b.reads(*whole)
-                b.writes(whole[0])
-                (self._instructions if instructions else self._loops)()
-        return builder.get()
-
-    def _loops(self) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        extents = [*([self.m] if self.m > 1 else []), PARTS, self.isa.lanes, VECTORS, 4]
-        kinds = "S" * (len(extents) - 2) + "RR"
-        with b.grid(*map(i64, extents)) as loops, b.sblock("dot"):
-            *at, j, c = b.axis.remap(kinds, loops)
-            *lead, part, r = at
-            b.reads(
-                self.acc[tuple(at)],
-                self.codes[0 : STORED * self.size],
-                self.x[(*lead, slice(0, UNIT_K))],
-            )
-            b.writes(self.acc[tuple(at)])
-            code = triple(lambda byte: self.codes[byte], self.size, j, r * i64(4) + c)
-            x = self.x[(*lead, j * i64(4) + c)].astype("int32")
-            b.buffer_store(self.acc, self.acc[tuple(at)] + digit(code, part) * x, at)
-
-    def _instructions(self) -> None:
+    def instructions(self) -> None:
+        """Emit the instructions."""
         self._prefetch()
         if not self.isa.vnni:
             self._multiply_maddubs()
@@ -125,15 +86,8 @@ class _Unit(Codes):
         """int8 [4L]: k = 4 * vector .. + 3 of one row, repeated for every row of weights."""
         from tvm import tirx
 
-        lead = [i64(row)] if self.m > 1 else []
-        four = tirx.reinterpret("int32", self.x.vload([*lead, i64(4 * vector)], "int8x4"))
+        four = tirx.reinterpret("int32", self.x.vload([*self.lead(row), i64(4 * vector)], "int8x4"))
         return tirx.reinterpret(f"int8x{self.size}", tirx.Broadcast(four, self.isa.lanes))
-
-    def _sums_at(self, row: int, part: int) -> list[Expr]:
-        from tvm import tirx
-
-        lead = [i64(row)] if self.m > 1 else []
-        return [*lead, i64(part), tirx.Ramp(i64(0), i64(1), self.isa.lanes)]
 
     def _dp(self, total: Expr, codes: Expr, x: Expr) -> Expr:
         return self.call(
@@ -143,7 +97,7 @@ class _Unit(Codes):
     def _look_up(self, vectors: list[Expr]) -> None:
         from tvm.tirx.script.builder import ir as b
 
-        at = [[self._sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
+        at = [[self.sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
         sums = [[self.acc[tuple(index)] for index in row] for row in at]
         for part in range(PARTS):
             for j, vector in enumerate(vectors):
@@ -159,7 +113,7 @@ class _Unit(Codes):
         from tvm.tirx.script.builder import ir as b
 
         for part, total in enumerate(totals):
-            index = self._sums_at(row, part)
+            index = self.sums_at(row, part)
             b.buffer_store(self.acc, self.acc[tuple(index)] + total, index)
 
     def _multiply_vnni(self, codes: list[Expr]) -> None:
@@ -221,7 +175,7 @@ class _Unit(Codes):
     def _accumulate(self, row: int, part: int, term: Expr) -> None:
         from tvm.tirx.script.builder import ir as b
 
-        index = self._sums_at(row, part)
+        index = self.sums_at(row, part)
         b.buffer_store(self.acc, self.acc[tuple(index)] + term, index)
 
     def _flush(self, words: Buffer, which: int, part: int) -> None:

@@ -16,15 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.balance import STORED, VECTORS, digit, triple
+from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, digit, i64, triple
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
 
 Expr = Any  # tvm is untyped
 Buffer = Any
 
-PARTS = 3
-"""Digits of a code."""
 
 @dataclass(frozen=True)
 class BalanceInstruction:
@@ -80,13 +78,6 @@ def digits_intrinsic(instruction: BalanceInstruction) -> str:
     )
 
 
-def i64(value: int) -> Expr:
-    """An int64 constant."""
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
-
-
 class Codes:
     """Vectors of one unit's codes, in instructions."""
 
@@ -134,9 +125,7 @@ class Codes:
         from tvm import tirx
 
         amount = tirx.Broadcast(tirx.const(down, "uint16"), self.size // 2)
-        return tirx.reinterpret(
-            f"uint8x{self.size}", tirx.shift_right(self.words(vector), amount)
-        )
+        return tirx.reinterpret(f"uint8x{self.size}", tirx.shift_right(self.words(vector), amount))
 
     def call(self, name: str, dtype: str, *operands: Expr) -> Expr:
         """An x86 intrinsic of LLVM."""

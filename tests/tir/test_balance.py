@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from linear_cases import ACTIVATIONS, RELATIVE_ERROR, aligned
+from balance_cases import Layer
+from linear_cases import aligned
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.codegen.layouts import BalanceLayout, default_layout
@@ -17,7 +18,7 @@ from apq_tvm.formats import dequantize
 from apq_tvm.formats.balance import balance_scheme
 from apq_tvm.ops.decode_linear import decode_linear
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.schedules.decide import Defaults, Recorded
+from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.x86 import PROFILES, linear_kernels
@@ -42,62 +43,8 @@ def profile_of(kernel: LinearKernel) -> DeviceProfile:
     return wanted
 
 
-def quantized_rows(x: Any, kp: int, acts: int, groups: int) -> tuple[Any, Any, Any]:
-    """(xq, xs, xsum) with `acts` scales and `groups` sums to a row."""
-    padded = np.zeros((len(x), kp), np.float32)
-    padded[:, : x.shape[1]] = x
-    grouped = padded.reshape(len(x), acts, -1)
-    scale = np.abs(grouped).max(-1, keepdims=True) / np.float32(127)
-    codes = np.rint(np.divide(grouped, scale, out=np.zeros_like(grouped), where=scale > 0))
-    xq = codes.astype(np.int8).reshape(len(x), kp)
-    return xq, scale[..., 0], xq.reshape(len(x), groups, -1).sum(-1, dtype=np.int32)
-
-
-class Layer:
-    """One compiled kernel and a random layer for it."""
-
-    def __init__(self, kernel: LinearKernel, spec: LinearSpec, decisions: Any = None) -> None:
-        profile = profile_of(kernel)
-        try:
-            kernel.check(spec, profile)
-        except NotApplicable as reason:
-            pytest.skip(f"{kernel.name}: {reason}")
-        decide = Recorded(decisions or {})
-        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-        kernel.schedule(sch, spec, profile, decide)
-        target = tvm.target.Target(dict(profile.target))
-        self.kernel = tvm.tirx.build(sch.mod, target=target)["main"]
-        self.spec = spec
-        layout = kernel.layout(spec, profile)
-        assert isinstance(layout, BalanceLayout)
-        self.layout = layout
-
-    def check(self, m: int, extreme: bool = False) -> None:
-        spec, layout, rng = self.spec, self.layout, np.random.default_rng(m)
-        scheme = spec.scheme
-        assert scheme is not None
-        groups, kp = layout.padded_groups(spec.k), layout.padded_k(spec.k)
-        real = 1 if scheme.group_size == -1 else -(-spec.k // scheme.group_size)
-        shape = (spec.n, spec.k)
-        codes = np.full(shape, 4) if extreme else rng.integers(0, 5, shape)
-        scales = rng.uniform(0.001, 0.02, (spec.n, real)).astype(np.float16)
-        weight = QuantizedTensor(codes.astype(np.uint8), scales, None, scheme)
-        x = np.full((m, spec.k), -1.0) if extreme else rng.standard_normal((m, spec.k))
-        acts = 1 if scheme.act_group == -1 else groups
-        xq, xs, xsum = quantized_rows(x.astype(np.float32), kp, acts, groups)
-        values = (xq.reshape(m, acts, -1) * xs[..., None].astype(np.float64)).reshape(m, kp)
-        want = values[:, : spec.k] @ dequantize(weight).astype(np.float64).T
-        atol = RELATIVE_ERROR * (np.abs(want).max() + 1)
-        bias = rng.standard_normal(spec.n).astype(np.float32)
-        residual = rng.standard_normal((m, spec.n)).astype(np.float32)
-        want = ACTIVATIONS[spec.activation](want + bias if spec.bias else want)
-        want = want + residual if spec.residual else want
-        y = tvm.runtime.tensor(np.full((m, spec.n), np.nan, np.float32))
-        packed = [aligned(array) for array in layout.pack(weight).arrays.values()]
-        extra = ([bias] if spec.bias else []) + ([residual] if spec.residual else [])
-        operands = [tvm.runtime.tensor(a) for a in (xq, xs, xsum)]
-        self.kernel(*operands, *packed, *map(tvm.runtime.tensor, extra), y)
-        np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=atol)
+def layer_of(kernel: LinearKernel, spec: LinearSpec, decisions: Any = None) -> Layer:
+    return Layer(kernel, spec, profile_of(kernel), decisions)
 
 
 @pytest.mark.parametrize("kernel", BALANCE_KERNELS, ids=lambda k: k.name)
@@ -109,7 +56,7 @@ def test_groups_and_tails(kernel: LinearKernel) -> None:
         n = lanes * (3, 4, 5, 2)[(index + i) % 4] + (0, 1, -1)[(index + 2 * i) % 3]
         scheme = balance_scheme(8, group, per_token=bool(i))
         spec = LinearSpec(n, K_TAILS[(index + i) % len(K_TAILS)], scheme, bias=bool(i))
-        layer = Layer(kernel, spec)
+        layer = layer_of(kernel, spec)
         for m in (kernel.m_min, kernel.m_min + 1, 2 * kernel.m_min + 1):
             layer.check(m)
         layer.check(kernel.m_min, extreme=True)
@@ -120,14 +67,14 @@ def test_groups_and_tails(kernel: LinearKernel) -> None:
 def test_epilogues(n: int, family: str) -> None:
     kernel = next(k for k in BALANCE_KERNELS if k.name.startswith(f"{family}_W2sA8_maddubs"))
     spec = LinearSpec(n, 64, balance_scheme(8, 32), True, "gelu", True)
-    Layer(kernel, spec).check(kernel.m_min + 1)
+    layer_of(kernel, spec).check(kernel.m_min + 1)
 
 
 @pytest.mark.parametrize("name", ("gemv_W2sA8_vpermi2b_r48m1", "gemv_W2sA8_maddubs_r24m1"))
 @pytest.mark.parametrize("decisions", [{"streams": 2}, {"streams": 1, "ahead": 0}])
 def test_decisions_on_a_parallel_layer(name: str, decisions: Any) -> None:
     kernel = next(k for k in BALANCE_KERNELS if k.name == name)
-    Layer(kernel, LinearSpec(280, 256, balance_scheme()), decisions).check(3)
+    layer_of(kernel, LinearSpec(280, 256, balance_scheme()), decisions).check(3)
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
