@@ -144,8 +144,9 @@ class _Part:
     target: Any
 
     def build(self, folder: Path) -> list[Path]:
-        names = self.graph.kernels()
-        return build_kernels(self.mod, names, self.target, folder, self.device.prefix)
+        """The kernels' object files; what they are called with was checked with the graph."""
+        names, prefix = self.graph.kernels(), self.device.prefix
+        return build_kernels(self.mod, names, self.target, folder, prefix, checked=False)
 
 
 def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:

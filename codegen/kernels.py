@@ -88,7 +88,12 @@ def cpu_flags(target: Any) -> tuple[str, ...]:
 
 
 def build_kernels(
-    mod: Any, names: Sequence[str], target: Any, folder: Path, prefix: str = ""
+    mod: Any,
+    names: Sequence[str],
+    target: Any,
+    folder: Path,
+    prefix: str = "",
+    checked: bool = True,
 ) -> list[Path]:
     """Compile PrimFuncs into a few object files, in parallel.
 
@@ -103,6 +108,8 @@ def build_kernels(
         Receives ``{prefix}kernels_0.o`` and so on.
     prefix : str
         Tells apart kernels that are built for several targets.
+    checked : bool
+        Let kernels check the type, rank and dimensions of their arguments; several KB of code each.
 
     Returns
     -------
@@ -124,20 +131,21 @@ def build_kernels(
     paths = [folder / f"{prefix}kernels_{i}.o" for i in range(count)]
     # tirx.build leaves the interpreter lock and keeps its state per thread.
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        jobs = [pool.submit(_build_object, mod, share, target, prefix) for share in shares]
+        jobs = [pool.submit(_build_object, mod, share, target, prefix, checked) for share in shares]
         for path, job in zip(paths, jobs, strict=True):
             path.write_bytes(job.result())
     return paths
 
 
-def _build_object(mod: Any, names: Sequence[str], target: Any, prefix: str) -> bytes:
+def _build_object(mod: Any, names: Sequence[str], target: Any, prefix: str, checked: bool) -> bytes:
     """One object file. LLVM ends the process if it cannot write a file, so it gets memory."""
     functions = {
         tvm.ir.GlobalVar(prefix + n): mod[n].with_attr("global_symbol", prefix + n) for n in names
     }
     memory = os.memfd_create("apq_kernels")
     try:
-        built = tirx.build(tvm.IRModule(functions), target=target)
+        with tvm.transform.PassContext(config={"tirx.disable_assert": not checked}):
+            built = tirx.build(tvm.IRModule(functions), target=target)
         built.write_to_file(f"/proc/self/fd/{memory}", "o")
         with os.fdopen(os.dup(memory), "rb") as file:
             file.seek(0)

@@ -15,6 +15,7 @@ from tvm import ir, relax, tirx
 from apq_tvm.codegen.bounds import find_accesses
 from apq_tvm.codegen.c_expr import c_expr
 from apq_tvm.codegen.calls import call_work, id_checks, shape_limits, symbols_at
+from apq_tvm.codegen.check_calls import check_call
 from apq_tvm.codegen.graph import (
     Array,
     Buffer,
@@ -330,10 +331,13 @@ class _Reader:
         self._limit(*shape_limits(name, reaches, names))
         checks = id_checks(func, name, lookups)
         run, taken = func, args
-        if choices:
-            chosen = next(choice for choice in choices if choice.func)
-            run = self.mod[chosen.func]
-            taken = [args[i] for i in chosen.args] if chosen.args is not None else args
+        for choice in reversed(choices):
+            if choice.func:
+                run = self.mod[choice.func]
+                taken = [args[i] for i in choice.args] if choice.args is not None else args
+                check_call(choice.func, run, taken)
+        if not choices:
+            check_call(name, func, args)
         self.graph.calls.append(
             Call(
                 kernel=name,
