@@ -25,6 +25,8 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     BYTES,
     Dot,
     as_float,
+    inserted_left,
+    inserted_right,
     kept,
     lane,
     masked,
@@ -134,11 +136,14 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
         # A loop, and not unrolled: over a whole span LLVM would let registers spill.
         with b.serial(0, tirx.const(dot.quads, "int64")) as loop:
             quad = loop if dot.quads > 1 else tirx.const(0, "int64")
-            books, subs = _books(o, quad, sve), _subs(o, quad)
-            for group in range(4):
-                dots = [Dot(fused, dot.offset, _start(o, i, quad * 4 + group)) for i in range(dot.m)]
+            lookups.enter(quad)
+            subs = _subs(o, quad)
+            for group in lookups.order:
+                dots = [
+                    Dot(fused, dot.offset, _start(o, i, quad * 4 + group)) for i in range(dot.m)
+                ]
                 for i in range(4):
-                    values = lookups.values(quad, books, group, i)
+                    values = lookups.values(quad, group, i)
                     for row, each in enumerate(dots):
                         each.add(values, _x(o, row, quad * 64 + 16 * group), i)
                 sub = _sub(subs, group, sve)
@@ -147,6 +152,7 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
                     before = totals.vload([row, 0], "float32x4")
                     value = _fma(as_float(each.total()), factor, before)
                     b.buffer_store(totals, value, [row, tirx.Ramp(0, 1, ROWS)])
+            lookups.leave()
         scale = o.scales.vload([0], "float16x4").astype("float32x4")
         for row in range(dot.m):
             total = totals.vload([row, 0], "float32x4")
@@ -221,13 +227,6 @@ def _low(buffer: Any, at: Expr, dtype: str) -> Expr:
     return tirx.reinterpret("uint8x16", tirx.Shuffle([value, *zeros], list(range(lanes))))
 
 
-def _books(o: SpanOperands, quad: Expr, sve: bool) -> Expr:
-    """uint8 [16]: the byte with a row's books, four times."""
-    order = _constant([i // 4 for i in range(BYTES)])
-    packed = _low(o.arrays["index"], quad * ROWS, "float32")
-    return kept(_unsigned(table_lookup([packed], order, sve)))
-
-
 def _subs(o: SpanOperands, quad: Expr) -> list[Expr]:
     """uint8 [16] each: sub-scales of the even and of the odd groups, and bytes of 15."""
     from tvm import tirx
@@ -243,9 +242,7 @@ def _sub(subs: list[Expr], group: int, sve: bool) -> Expr:
     from tvm import tirx
 
     zero = 2 * ROWS
-    order = [
-        at for r in range(ROWS) for at in (zero, zero, group // 2 * ROWS + r, _HIGH_BYTE)
-    ]
+    order = [at for r in range(ROWS) for at in (zero, zero, group // 2 * ROWS + r, _HIGH_BYTE)]
     return tirx.reinterpret("float32x4", table_lookup([subs[group % 2]], _constant(order), sve))
 
 
@@ -259,45 +256,75 @@ def _factor(o: SpanOperands, row: int, quad: Expr, group: int, sub: Expr) -> Exp
 class _Lookups2:
     """Codes of 2 bits: two nibbles with codes and books in one byte."""
 
+    order = (0, 1, 2, 3)
+    """Of groups."""
+
     def __init__(self, o: SpanOperands, sve: bool) -> None:
         self._o, self._sve = o, sve
         self._book_high, self._code_high = _tables(
             o, [list(range(16)), [i % 4 * 4 + i // 4 for i in range(16)]]
         )
 
-    def values(self, quad: Expr, books: Expr, group: int, vector: int) -> Expr:
+    def enter(self, quad: Expr) -> None:
+        """Begin a quad: the byte with a row's books, four times."""
+        order = _constant([i // 4 for i in range(BYTES)])
+        packed = _low(self._o.arrays["index"], quad * ROWS, "float32")
+        self._books = kept(_unsigned(table_lookup([packed], order, self._sve)))
+
+    def leave(self) -> None:
+        """End a quad."""
+
+    def values(self, quad: Expr, group: int, vector: int) -> Expr:
         """int8 [16] of 4 rows and 4 k."""
-        codes = _codes(self._o, quad, vector)
-        even = group % 2 == 0
-        both = kept(merged(0xCC if even else 0x33, codes, books))
+        codes, even = _codes(self._o, quad, vector), group % 2 == 0
+        both = kept(merged(0xCC if even else 0x33, codes, self._books))
         index = shifted(both, -4) if group >= 2 else masked(both, 15)
         return table_lookup([self._code_high if even else self._book_high], index, self._sve)
 
 
 class _Lookups3:
-    """Codes of 3 bits: two indices share the bits of a book."""
+    """Codes of 3 bits, each below its book."""
+
+    order = (3, 0, 1, 2)
+    """Of groups: the last insertions overwrite codes that the others no longer need."""
 
     def __init__(self, o: SpanOperands, sve: bool) -> None:
-        self._o = o
-        natural = list(range(32))
-        book_low = [i % 4 * 8 + i // 4 for i in range(32)]
-        split = [i % 4 * 8 + (i >> 2 & 1) * 4 + (i >> 3) for i in range(32)]
-        self._tables = [
-            _tables(o, [order[:16], order[16:]]) for order in (natural, book_low, split)
+        from tvm.tirx.script.builder import ir as b
+
+        self._o, self._sve = o, sve
+        self._tables = _tables(o, [list(range(16)), list(range(16, 32))])
+        index = o.arrays["index"].vload([0], "uint8x16")
+        self._packed = [kept(masked(shifted(index, -2 * g), 3)) for g in range(4)]
+        self._order = b.alloc_buffer((BYTES,), "uint8", align=16)
+        self._set_order(_constant([i // 4 for i in range(BYTES)]))
+
+    def _set_order(self, order: Expr) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        b.buffer_store(self._order, order, [tirx.Ramp(0, 1, BYTES)])
+
+    def enter(self, quad: Expr) -> None:
+        """Begin a quad: every group's book, four times."""
+        order = self._order.vload([0], "uint8x16")
+        self._books = [
+            _unsigned(table_lookup([packed], order, self._sve)) for packed in self._packed
         ]
 
-    def values(self, quad: Expr, books: Expr, group: int, vector: int) -> Expr:
+    def leave(self) -> None:
+        """End a quad: the next one's books are four bytes on."""
+        self._set_order(self._order.vload([0], "uint8x16") + splat(ROWS, "uint8"))
+
+    def values(self, quad: Expr, group: int, vector: int) -> Expr:
         """int8 [16] of 4 rows and 4 k."""
-        o = self._o
-        if group < 3:
-            moved = shifted(books, (-1, 1, -3)[group])
-            both = kept(merged(0x18, moved, _codes(o, quad, 2 * group + vector // 2)))
-            if vector % 2:
-                return table_lookup(self._tables[1], shifted(both, -3))
-            return table_lookup(self._tables[0], masked(both, 31))
-        high = shifted(_codes(o, quad, 4 + vector // 2), -1 - vector % 2)  # to bit 2
-        rest = kept(merged(0x04, high, kept(masked(books, 3))))
-        return table_lookup(self._tables[2], merged(0x18, _codes(o, quad, vector), rest))
+        o, book = self._o, self._books[group]
+        if group == 3:
+            high = shifted(_codes(o, quad, 4 + vector // 2), -4 - vector % 2)  # to bit 2
+            index = inserted_right(inserted_left(high, book, 3), _codes(o, quad, vector), 6)
+        else:
+            codes = shifted(_codes(o, quad, 2 * group + vector // 2), vector % 2 * -3)
+            index = inserted_left(codes, book, 3)
+        return table_lookup(self._tables, index)
 
 
 def _codes(o: SpanOperands, quad: Expr, register_: int) -> Expr:

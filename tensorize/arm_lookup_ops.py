@@ -68,6 +68,16 @@ def shifted(vector: Expr, left: int) -> Expr:
     return move(vector, splat(abs(left), "uint8"))
 
 
+def inserted_left(kept_low: Expr, vector: Expr, left: int) -> Expr:
+    """Every byte of `vector` shifted left, below it the low bits of `kept_low`: ``sli``."""
+    return call("uint8x16", "vsli.v16i8", kept_low, vector, tirx.const(left, "int32"))
+
+
+def inserted_right(kept_high: Expr, vector: Expr, right: int) -> Expr:
+    """Every byte of `vector` shifted right, above it the high bits of `kept_high`: ``sri``."""
+    return call("uint8x16", "vsri.v16i8", kept_high, vector, tirx.const(right, "int32"))
+
+
 def lane(vector: Expr, dtype: str, index: int) -> Expr:
     """One 32-bit lane of a vector of 16 bytes, in every lane of a vector of `dtype`."""
     words = tirx.reinterpret("int32x4", vector)

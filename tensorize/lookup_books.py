@@ -1,24 +1,23 @@
 """Quads: 64 codes of 4 rows with 4 codebooks in groups of 16, as instructions want to merge them.
 
-A quad holds four groups γ of 16 codes, and a group four vectors i of 4 rows x 4 k. Its *registers*
+A quad holds four groups g of 16 codes, and a group four vectors i of 4 rows x 4 k. Its *registers*
 of 16 bytes (byte ``4 r + c``: row r, k = 4 i + c) are cut so that a masked merge with the rows'
 codebooks gives indices of a table without further shifts than one per register and index::
 
-    2 bits, register i:            bits 7-6   5-4   3-2   1-0
-                                        γ=2   γ=3   γ=0   γ=1     vector i
-    books of a row, one byte:           γ=3   γ=2   γ=1   γ=0
+    books of a row, one byte:      bits 7-6   5-4   3-2   1-0
+                                        g=3   g=2   g=1   g=0
+    2 bits, register i:                 g=2   g=3   g=0   g=1     vector i
 
 Merging bits 7-6 and 3-2 of the codes with 5-4 and 1-0 of the books gives two nibbles that each hold
 a code and its group's book; so do the other bits.
 
-    3 bits, register 2 γ + i // 2, γ < 3:   bits 7-5: odd i    4-3: see below    2-0: even i
-    γ = 3, vector i: code bits 1-0 at bits 4-3 of register i, bit 2 at bit 3 + i % 2 of register
+    3 bits, register 2 g + i // 2, g < 3:   bits 7-6: see below    5-3: odd i    2-0: even i
+    g = 3, vector i: code bits 1-0 at bits 7-6 of register i, bit 2 at bit 6 + i % 2 of register
     4 + i // 2
-    books of a row:                     γ=2   γ=0   γ=1   γ=3
 
-A book between bits 4-3 belongs to the code below it and to the one above: indices of 5 bits.
-Sub-scales: byte ``8 (q % 2) + 4 (γ // 2) + r`` of register q // 2 of a span of 4 quads has those of
-γ = 0, 2 in the low nibble, of γ = 1, 3 in the high one.
+A shift that inserts (``sli``, ``sri``) puts a book above a code of 3 bits, whatever was there.
+Sub-scales: byte ``8 (q % 2) + 4 (g // 2) + r`` of register q // 2 of a span of 4 quads has those of
+g = 0, 2 in the low nibble, of g = 1, 3 in the high one.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ QUAD = 64
 SPAN_QUADS = 4
 """Quads that share a scale."""
 
-BOOK_SHIFTS = {2: (0, 2, 4, 6), 3: (4, 2, 6, 0)}
-"""Bits of a code -> where a group's book is in the row's byte."""
+BITS = (2, 3)
+"""Bits of a code there are quads for."""
 
 Part = tuple[int, int, int, int]
 """(register, shift in the byte, width, shift in the code)."""
@@ -55,8 +54,8 @@ def parts(bits: int, group: int, vector: int) -> tuple[Part, ...]:
     if bits == 2:
         return ((vector, (2, 0, 6, 4)[group], 2, 0),)
     if group < 3:
-        return ((2 * group + vector // 2, 5 if vector % 2 else 0, 3, 0),)
-    return (vector, 3, 2, 0), (4 + vector // 2, 3 + vector % 2, 1, 2)
+        return ((2 * group + vector // 2, vector % 2 * 3, 3, 0),)
+    return (vector, 6, 2, 0), (4 + vector // 2, 6 + vector % 2, 1, 2)
 
 
 def quad_bytes(bits: int) -> int:
@@ -64,20 +63,10 @@ def quad_bytes(bits: int) -> int:
     return 4 * QUAD * bits // 8
 
 
-def _chosen(index: Expr, values: list[int]) -> Expr:
-    """``values[index]`` as an int32 expression."""
-    from tvm import tirx
-
-    result = tirx.const(values[-1], "int32")
-    for i, value in reversed(list(enumerate(values[:-1]))):
-        result = tirx.Select(index == i, tirx.const(value, "int32"), result)
-    return result
-
-
 def _field(byte: Expr, shift: Expr, width: int) -> Expr:
     from tvm import tirx
 
-    moved = tirx.shift_right(byte.astype("int32"), shift)
+    moved = tirx.shift_right(byte.astype("int32"), shift.astype("int32"))
     return tirx.bitwise_and(moved, tirx.const((1 << width) - 1, "int32"))
 
 
@@ -94,24 +83,22 @@ def code_of(bits: int, load: Callable[[Expr], Expr], r: Expr, k: Expr) -> Expr:
     """
     from tvm import tirx
 
-    place, byte = k // GROUP * 4 + k % GROUP // 4, r * 4 + k % 4
-    all_parts = [parts(bits, i // 4, i % 4) for i in range(16)]
-    code: Expr = tirx.const(0, "int32")
-    # A second part, where there is one, is a high bit; others take a field of no width.
-    for p in range(bits - 1):
-        table = [part[p] if p < len(part) else (0, 8, 0, 0) for part in all_parts]
-        register, shift = (_chosen(place, [t[i] for t in table]) for i in (0, 1))
-        wide = max(t[2] for t in table)
-        field = _field(load(register * 16 + byte.astype("int32")), shift, wide)
-        if len({t[2] for t in table}) > 1:
-            field = tirx.bitwise_and(field, _chosen(place, [(1 << t[2]) - 1 for t in table]))
-        code = tirx.bitwise_or(code, tirx.shift_left(field, _chosen(place, [t[3] for t in table])))
-    return code
+    group, vector, lane = k // GROUP, k % GROUP // 4, r * 4 + k % 4
+
+    def field(register: Expr, shift: Expr, width: int) -> Expr:
+        return _field(load(register * 16 + lane), shift, width)
+
+    if bits == 2:
+        return field(vector, (1 - group % 2 + group // 2 * 2) * 2, 2)
+    whole = field((group * 2 + vector // 2) % 6, vector % 2 * 3, 3)
+    high = tirx.shift_left(field(vector // 2 + 4, vector % 2 + 6, 1), tirx.const(2, "int32"))
+    split = tirx.bitwise_or(field(vector, tirx.const(6, "int32"), 2), high)
+    return tirx.Select(group == 3, split, whole)
 
 
-def book_of(bits: int, byte: Expr, group: Expr) -> Expr:
+def book_of(byte: Expr, group: Expr) -> Expr:
     """int32 book of group 0..3 of a quad, from the row's byte."""
-    return _field(byte, _chosen(group, list(BOOK_SHIFTS[bits])), 2)
+    return _field(byte, group * 2, 2)
 
 
 def sub_byte(quad: Expr, group: Expr, r: Expr) -> Expr:
@@ -161,7 +148,7 @@ class BookDot(SpanDot):
         quad, inside = k // QUAD, k % QUAD
         lead = (quad,) if self.quads > 1 else ()
         code = code_of(self.bits, lambda at: arrays["codes"][(*lead, at)], r, inside)
-        book = book_of(self.bits, arrays["index"][quad * 4 + r], inside // GROUP)
+        book = book_of(arrays["index"][quad * 4 + r], inside // GROUP)
         return code + tirx.shift_left(book, tirx.const(self.bits, "int32"))
 
     def sub(self, arrays: Arrays, r: Expr, k: Expr) -> Expr:

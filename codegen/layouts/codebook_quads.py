@@ -31,6 +31,9 @@ ROWS = 4
 """R, rows of one block."""
 
 
+_BOOK_SHIFTS = np.array([0, 2, 4, 6], np.uint8)
+
+
 @dataclass(frozen=True)
 class CodebookQuads(CodebookLayout):
     """How one matrix with four codebooks lies in memory."""
@@ -61,7 +64,7 @@ class CodebookQuads(CodebookLayout):
             return None
         if (cls._count(scheme), scheme.group_size) != (books.BOOKS, books.GROUP):
             return None
-        return cls(scheme.bits, ROWS, books.GROUP) if scheme.bits in books.BOOK_SHIFTS else None
+        return cls(scheme.bits, ROWS, books.GROUP) if scheme.bits in books.BITS else None
 
     @property
     def name(self) -> str:
@@ -168,16 +171,14 @@ class CodebookQuads(CodebookLayout):
     def _pack_index(self, index: Bytes) -> Bytes:
         """[NB, 4, 16 S] -> [NB, S, 16]."""
         split = index.reshape(len(index), ROWS, -1, books.SPAN_QUADS, 4)
-        shifts = np.array(books.BOOK_SHIFTS[self.bits], np.uint8)
-        packed = np.bitwise_or.reduce(split << shifts, axis=4)  # [NB, row, span, quad]
+        packed = np.bitwise_or.reduce(split << _BOOK_SHIFTS, axis=4)  # [NB, row, span, quad]
         whole = packed.transpose(0, 2, 3, 1).reshape(len(index), split.shape[2], -1)
         return np.ascontiguousarray(whole)
 
     def _unpack_index(self, packed: Array) -> Bytes:
         """Inverse of `_pack_index`."""
         split = packed.reshape(*packed.shape[:2], books.SPAN_QUADS, ROWS).transpose(0, 3, 1, 2)
-        shifts = np.array(books.BOOK_SHIFTS[self.bits], np.uint8)
-        index: Bytes = split[..., None] >> shifts & 3
+        index: Bytes = split[..., None] >> _BOOK_SHIFTS & 3
         return index.reshape(len(packed), ROWS, -1)
 
     @staticmethod
@@ -218,4 +219,4 @@ class CodebookQuads(CodebookLayout):
     def book(self, arrays: Arrays, block: Expr, group: Expr, lane: Expr) -> Expr:
         """A group's codebook, int32."""
         byte = arrays["index"][block, group // 16, group % 16 // 4 * ROWS + lane]
-        return books.book_of(self.bits, byte, group % 4)
+        return books.book_of(byte, group % 4)

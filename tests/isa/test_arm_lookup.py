@@ -1,0 +1,230 @@
+"""Kernels with codebooks and non-uniform tables on Arm, under qemu and by their assembly."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arm_tools import RELATIVE_ERROR, assembly, count, inner_loop, needs_qemu, scheduled
+
+from apq_tvm.bench.emulator import Program
+from apq_tvm.codegen.layouts import default_layout, weight_layout
+from apq_tvm.errors import NotApplicable, PackError
+from apq_tvm.formats import dequantize, parse_scheme
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
+
+VECTOR_BYTES = 16
+
+
+def loop_of(source: str, mnemonic: str) -> str:
+    """The inner loop with most of an instruction, up to its branch back."""
+    block = inner_loop(source, mnemonic)
+    label = block.partition(":")[0]
+    return re.split(rf"(?m)^\s+b\.ne\s+\.LBB{re.escape(label)}$", block)[0]
+
+
+def scheme_of(name: str) -> Scheme:
+    scheme = parse_scheme(name)
+    assert isinstance(scheme, Scheme)
+    return scheme
+
+
+def record(name: str, m_tile: int, instruction: str = "sdot") -> LinearKernel:
+    family = scheme_of(name).family
+    wanted = f"{family}_A8_{instruction}_r4m{m_tile}"
+    return next(k for k in LOOKUP_KERNELS if k.name == wanted)
+
+
+@cache
+def quantized(name: str, n: int, k: int) -> QuantizedTensor:
+    w = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
+    return quantize_tensor(w, scheme_of(name))
+
+
+class Layer:
+    """A layer's kernel and its preparation as programs under qemu."""
+
+    def __init__(
+        self,
+        kernel: LinearKernel,
+        tensor: QuantizedTensor,
+        profile: DeviceProfile,
+        folder: Path,
+        **epilogue: Any,
+    ) -> None:
+        n, k = tensor.codes.shape
+        self.spec = LinearSpec(n, k, tensor.scheme, **epilogue)
+        self.layout: Any = kernel.layout(self.spec, profile)
+        self._packed = list(self.layout.pack(tensor).arrays.values())
+        self._weight = dequantize(tensor).astype(np.float64)
+        preparation = kernel.prepare(self.spec, profile, Defaults())
+        assert preparation is not None
+        prepare, _ = schedule_function(preparation.func, profile, Defaults())
+        folders = [folder / name for name in ("prepare", "multiply")]
+        for each in folders:
+            each.mkdir(parents=True)
+        self._prepare = Program(prepare, profile, folders[0])
+        self._multiply = Program(scheduled(kernel, self.spec, profile), profile, folders[1])
+
+    def check(self, x: Any) -> None:
+        """Compare with the decoded weights times what the activations' codes mean."""
+        spec, rng, m = self.spec, np.random.default_rng(1), len(x)
+        kp, groups = self.layout.padded_k(spec.k), self.layout.groups(spec.k)
+        xq = np.zeros((m, kp), np.int8)
+        xs, xsum = np.zeros((m, groups), np.float32), np.zeros((m, groups), np.int32)
+        extra = np.zeros((m, groups, 8), np.float32)
+        self._prepare(x, xq, xs, xsum, extra)
+        grouped = np.zeros((m, kp), np.float64)
+        grouped[:, : spec.k] = x
+        scales = np.abs(grouped.reshape(m, groups, -1)).max(-1, keepdims=True) / 127
+        meant = (xq.reshape(m, groups, -1) * scales).reshape(m, -1)
+        assert np.abs(meant - grouped).max() <= 0.51 * scales.max()
+        want = meant[:, : spec.k] @ self._weight.T
+        more: list[Any] = []
+        if spec.bias:
+            more.append(rng.standard_normal(spec.n).astype(np.float32))
+            want = np.maximum(want + more[0], 0)
+        if spec.residual:
+            more.append(rng.standard_normal(want.shape).astype(np.float32))
+            want = want + more[-1]
+        largest = np.abs(want).max()
+        y = np.full((m, spec.n), np.nan, np.float32)
+        self._multiply(xq, xs, xsum, extra, *self._packed, *more, y)
+        assert np.abs(y - want).max() <= RELATIVE_ERROR * largest
+
+
+CASES = (
+    ("cb2", "graviton2", 1, "sdot"),
+    ("cb2", "graviton3", 2, "sdot"),
+    ("cb2", "cortex-a53", 1, "smull"),
+    ("cb3", "graviton2", 4, "sdot"),
+    ("cb3", "graviton4", 1, "sdot"),
+    ("nl4", "graviton3", 1, "sdot"),
+    ("nl4", "cortex-a72", 1, "smull"),
+    ("nl4g128", "graviton2", 2, "sdot"),
+)
+
+
+@needs_qemu
+@pytest.mark.parametrize(("name", "target", "m_tile", "instruction"), CASES)
+def test_kernel_computes_the_decoded_weights(
+    name: str, target: str, m_tile: int, instruction: str, tmp_path: Path
+) -> None:
+    # Ragged for row blocks of 4 and two streams; a whole span and a short one of a quad and a half.
+    tensor = quantized(name, 22, 352)
+    kernel = record(name, m_tile, instruction)
+    layer = Layer(kernel, tensor, find_profile(target), tmp_path)
+    for m in (m_tile, m_tile + 1):
+        layer.check(np.random.default_rng(m).standard_normal((m, 352)).astype(np.float32))
+
+
+@needs_qemu
+@pytest.mark.parametrize(("name", "k"), [("cb2", 20), ("cb3", 512), ("nl4", 96)])
+def test_epilogue_and_extreme_activations(name: str, k: int, tmp_path: Path) -> None:
+    epilogue = {"bias": True, "activation": "relu", "residual": True}
+    profile = find_profile("graviton2")
+    layer = Layer(record(name, 1), quantized(name, 8, k), profile, tmp_path, **epilogue)
+    x = np.random.default_rng(0).standard_normal((5, k)).astype(np.float32)
+    x[1] = np.where(np.arange(k) % 3, 127, -127)
+    x[2] *= 1e-12
+    x[3] *= 1e12
+    x[4, ::2] = 0
+    for row in x:
+        layer.check(row[None])
+
+
+@needs_qemu
+@pytest.mark.parametrize(
+    ("name", "target", "instruction"),
+    [("cb2", "cortex-a53", "smull"), ("cb3", "graviton3", "sdot"), ("nl4", "cortex-a53", "smull")],
+)
+def test_worst_sums_neither_wrap_nor_round(
+    name: str, target: str, instruction: str, tmp_path: Path
+) -> None:
+    """Every value the largest or smallest of its table, every activation +-127."""
+    tensor = quantized(name, 8, 256)
+    codes = np.full_like(tensor.codes, (1 << tensor.scheme.bits) - 1)
+    codes[1::2] = 0
+    tables = {n: np.full_like(t, 15) if n == "subs" else t for n, t in tensor.tables.items()}
+    if "codebooks" in tables:
+        tables["codebooks"] = np.full((4, 1 << tensor.scheme.bits), 32, np.int8)
+        tables["codebooks"][:, 0] = -32
+    worst = QuantizedTensor(codes, tensor.scales, None, tensor.scheme, tables)
+    x = np.full((1, 256), 3, np.float32)
+    Layer(record(name, 1, instruction), worst, find_profile(target), tmp_path).check(x)
+
+
+@pytest.mark.parametrize("name", ["cb2", "cb3"])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 63), (4, 64), (6, 65), (9, 600)])
+def test_quads_pack_and_unpack(name: str, n: int, k: int) -> None:
+    tensor = quantized(name, n, k)
+    layout = default_layout(tensor.scheme, (), VECTOR_BYTES)
+    assert weight_layout(layout.name, tensor.scheme) == layout
+    packed = layout.pack(tensor)
+    back = layout.unpack(packed, n, k, tensor.scheme)
+    assert (back.codes == tensor.codes).all() and (back.scales == tensor.scales).all()
+    assert all((back.tables[t] == tensor.tables[t]).all() for t in tensor.tables)
+
+
+def test_quads_are_for_four_codebooks_in_groups_of_16() -> None:
+    for name in ("cb4", "cb2c8", "cb3g32", "nl4"):
+        assert not default_layout(scheme_of(name), (), VECTOR_BYTES).name.endswith("q64")
+    assert not default_layout(scheme_of("cb2"), (), 32).name.endswith("q64")
+    with pytest.raises(PackError, match="cb2c4g16r4q64 cannot hold"):
+        weight_layout("cb2c4g16r4q64", scheme_of("cb3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "message"),
+    [
+        ("cb4", "graviton2", "is for four codebooks of 2 or 3 bits in groups of 16, not cb4"),
+        ("cb2A32", "graviton2", "is for integer activations"),
+        ("cb2", "cortex-a53", "needs dotprod"),
+    ],
+)
+def test_what_is_declined(name: str, target: str, message: str) -> None:
+    with pytest.raises(NotApplicable, match=message):
+        record(name, 1).check(LinearSpec(8, 64, scheme_of(name)), find_profile(target))
+
+
+@pytest.mark.parametrize("target", ["graviton2", "graviton3", "graviton4"])
+@pytest.mark.parametrize(
+    ("name", "vectors", "more", "movs"),
+    [("nl4", 32, 0, 2), ("cb2", 16, 5, 7), ("cb3", 16, 8, 0)],
+)
+def test_tables_stay_in_registers(
+    name: str, vectors: int, more: int, movs: int, target: str
+) -> None:
+    """One tbl for every sdot, some for books and sub-scales; nothing is spilled or converted."""
+    profile = find_profile(target)
+    spec = LinearSpec(512, 4096, scheme_of(name))
+    loop = loop_of(assembly(scheduled(record(name, 1), spec, profile), profile), "sdot")
+    assert count(loop, "sdot") == vectors
+    assert count(loop, "tbl") == vectors + more
+    assert "[sp" not in loop
+    assert count(loop, r"mov\s+v\d+") <= movs
+    assert count(loop, "scvtf|fcvtl|addv|addp|dup") == 0
+    if "sve" in profile.features and name != "cb3":
+        assert count(loop, r"tbl\s+z\d+") == vectors + more
+
+
+@pytest.mark.parametrize("target", ["cortex-a53", "cortex-a72"])
+def test_without_dot_products_int16_sums(target: str) -> None:
+    profile, spec = find_profile(target), LinearSpec(512, 4096, scheme_of("nl4"))
+    kernel = record("nl4", 1, "smull")
+    source = assembly(scheduled(kernel, spec, profile), profile)
+    loop = inner_loop(source, "smlal|smlal2")
+    assert count(source, "sdot") == 0
+    assert count(loop, "smull|smull2|smlal|smlal2") == 2 * count(loop, "tbl")
+    assert count(loop, "smull|smull2") * 4 == 2 * count(loop, "tbl")  # four products in a lane
