@@ -63,8 +63,9 @@ def bench_static(
         most of them (per execution), ``prepare_*`` of the activations' preparation before it;
         `judged_share` is the share of instructions that cycles are known of; `model` is whose
         scheduling model LLVM has for the core; `peak_share` compares with int8 multiply-adds by the
-        best instruction for them that the kernel uses. A rival's `object` is its file, and
-        ``instructions_ratio`` and ``cycles_ratio`` are ours over its.
+        best instruction for them that the kernel uses (the core's best, if none).
+        A rival's `object` is its file, ``instructions_ratio`` and ``cycles_ratio`` are ours over
+        its.
 
     Raises
     ------

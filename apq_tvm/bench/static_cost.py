@@ -31,15 +31,14 @@ class Cost:
     each: tuple[float, ...]
 
     @property
-    def cycles(self) -> float:
-        """Of all bodies."""
-        return sum(b.count * c for b, c in zip(self.judged, self.each, strict=True))
+    def spent(self) -> list[float]:
+        """Cycles of every body, over all its executions."""
+        return [b.count * c for b, c in zip(self.judged, self.each, strict=True)]
 
     @property
-    def hottest(self) -> int:
-        """Index of the body that takes most cycles."""
-        spent = [b.count * c for b, c in zip(self.judged, self.each, strict=True)]
-        return spent.index(max(spent))
+    def cycles(self) -> float:
+        """Of the call."""
+        return sum(self.spent)
 
     def uses(self, names: Sequence[str]) -> int:
         """Executed instructions with one of these mnemonics."""
@@ -52,19 +51,20 @@ class Cost:
         peaks = peaks or dict(profile.macs_per_cycle)
         best = max(peaks, key=lambda name: peaks[name])
         rate = macs / self.cycles
-        hot = self.judged[self.hottest]
+        hottest = self.spent.index(max(self.spent))
+        hot, each = self.judged[hottest], self.each[hottest]
+        own = sum(b.count * len(b.instructions) for b in self.judged)
         return {
             "instructions": self.instructions,
             "cycles": self.cycles,
             "macs_per_cycle": rate,
             "peak_share": rate / peaks[best],
             "peak_instruction": best,
-            "loop_cycles": self.each[self.hottest],
+            "loop_cycles": each,
             "loop_count": hot.count,
             "loop_instructions": len(hot.instructions),
-            "loop_share": hot.count * self.each[self.hottest] / self.cycles,
-            "judged_share": sum(b.count * len(b.instructions) for b in self.judged)
-            / self.instructions,
+            "loop_share": hot.count * each / self.cycles,
+            "judged_share": own / self.instructions,
         }
 
 
