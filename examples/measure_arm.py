@@ -1,0 +1,86 @@
+"""The README's tables of Arm kernels, as Markdown on standard output.
+
+Needs ``make arm-tools``; takes about half an hour, and the figures do not depend on the machine's
+load: ``python examples/measure_arm.py libggml-cpu-armv8.2_2.so libggml-cpu-armv8.6_1.so``. The
+rival's libraries come with npm's @node-llama-cpp/linux-arm64.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from apq_tvm.bench.linear import LinearCase
+from apq_tvm.bench.static import bench_static
+from apq_tvm.console import Bars
+
+N = K = 4096
+TARGETS = ("graviton2", "graviton3", "graviton4", "cortex-a55")
+DECODE_SCHEMES = (
+    "W4A8g32", "W4A8g128", "W2A8g32", "W3A8g128", "W8A8", "nl4", "cb2", "cb3", "cb4", "W2sA8",
+    "W3sA8", "anyprec2-8@2", "anyprec2-8@3", "anyprec2-8@4", "anyprec2-8@8", "bcq2g128", "bcq3g128",
+    "W2*A8", "mixed24",
+)  # fmt: skip
+PREFILL_SCHEMES = ("W4A8g32", "W4A8tg32", "W4A8tg128", "W8A8", "nl4")
+ROWS = (4, 8, 16, 128)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def judged(
+    schemes: Sequence[str], rows: Sequence[int], target: str, against: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Rows of `bench_static` for one device."""
+    cases = [LinearCase(N, K, m, scheme, threads=1) for scheme in schemes for m in rows]
+    return bench_static(cases, target=target, against=against, progress=Bars())
+
+
+def by_case(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Our own rows by scheme and M."""
+    return {(row["scheme"], row["m"]): row for row in rows if not row["object"]}
+
+
+def share(row: dict[str, Any]) -> str:
+    """MACs per cycle and what that is of the peak."""
+    return f"{row['macs_per_cycle']:.1f} ({row['peak_share']:.0%} {row['peak_instruction']})"
+
+
+def shares(schemes: Sequence[str], rows: Sequence[int]) -> str:
+    """MACs per cycle by scheme, M and device."""
+    found = {target: by_case(judged(schemes, rows, target)) for target in TARGETS}
+    return table(
+        ("scheme", "M", *TARGETS),
+        (
+            (f"`{scheme}`", str(m), *(share(found[target][scheme, m]) for target in TARGETS))
+            for scheme in schemes
+            for m in rows
+        ),
+    )
+
+
+def rivals(libraries: Sequence[str]) -> str:
+    """W4A8g32 and nl4 beside ggml's products of the same format."""
+    lines = []
+    for target in TARGETS:
+        for row in judged(("W4A8g32", "nl4"), (1, 128), target, libraries):
+            if row["object"]:
+                ratios = (f"{row['instructions_ratio']:.2f}", f"{row['cycles_ratio']:.2f}")
+                lines.append((target, f"`{row['scheme']}`", str(row["m"]), row["kernel"], *ratios))
+    return table(("device", "scheme", "M", "ggml's", "instructions", "cycles"), lines)
+
+
+def main(libraries: Sequence[str]) -> None:
+    """Print every table."""
+    print(shares(DECODE_SCHEMES, (1,)), end="\n\n")
+    print(shares(PREFILL_SCHEMES, ROWS), end="\n\n")
+    if libraries:
+        print(rivals(libraries))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
