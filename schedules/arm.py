@@ -40,6 +40,10 @@ _MMLA = _DOT | {"i8mm", "bf16", "fp16fml"}
 _NO_CRYPTO = ("-aes", "-sha2", "-sha3", "-sm4")
 _NO_SVE = ("-sve-bitperm", "-sve2", "-sve")
 
+# Pairs of 16-byte loads cost more than two loads in LLVM's models of these: 6 cycles on a Cortex-A55
+# (two loads: 2), 3 slots of 6 on a Neoverse V2 (two loads: 2).
+_NO_PAIRS = ("+slow-paired-128",)
+
 
 def _profile(
     name: str,
@@ -80,7 +84,7 @@ _X = _macs(64, 128, 16)
 
 GRAVITON4 = _profile(
     "graviton4", "neoverse-v2", _MMLA | {"sve", "sve2"}, _X, 64, 2048, 96,
-    "102375", "pjdoc466751330-593177", _AWS,
+    "102375", "pjdoc466751330-593177", _AWS, attributes=_NO_PAIRS,
 )  # fmt: skip
 GRAVITON3 = _profile(
     "graviton3", "neoverse-v1", _MMLA | {"sve"}, _X, 64, 1024, 64,
@@ -125,7 +129,7 @@ PROFILES: tuple[DeviceProfile, ...] = (
     ),
     _profile(
         "cortex-a55", "cortex-a55", _DOT, _macs(16), 32, 256, 4, "100442", "epm128372",
-        in_order=True,
+        attributes=_NO_PAIRS, in_order=True,
     ),
     _profile("cortex-a72", "cortex-a72", _V8, _macs(), 32, 1024, 4, "100095", "uan0016"),
     _profile("cortex-a53", "cortex-a53", _V8, _macs(), 32, 512, 4, "ddi0500", in_order=True),
@@ -239,6 +243,7 @@ def recognise(cpuinfo: str) -> DeviceProfile:
 
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on 64-bit Arm, in order of preference."""
+    from apq_tvm.schedules import arm_gemm
     from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
     from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
     from apq_tvm.schedules.arm_gemv import GEMV_KERNELS
@@ -251,7 +256,9 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *ARM_LUT_KERNELS,
         *ARM_MIXED_KERNELS,
         *ARM_BALANCE_KERNELS,
+        *arm_gemm.MANY_ROWS,
         *GEMV_KERNELS,
+        *arm_gemm.SOME_ROWS,
         *LOOKUP_KERNELS,
         *PLAIN_KERNELS,
         *GENERIC_KERNELS,

@@ -8,6 +8,8 @@ What the decisions mean:
   (`apq_tvm.ops.folded_linear`). Cores with four vector pipes are out of issue slots for vectors
   before they are out of loads (V1: 43 % of the sdot peak without, 47 % with); N1 is short of slots
   of any kind (37 % with, 39 % without).
+- ``ordered``: written assembly instead of LLVM's order (`apq_tvm.tensorize.arm_in_order`), for cores
+  that issue in order: 45 % of the sdot peak of Cortex-A55 instead of 31 %.
 - ``unroll``: chunks per iteration. Scales of two chunks are one 16-byte load.
 """
 
@@ -26,6 +28,8 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.tensorize.arm_fold import folded_intrinsic
+from apq_tvm.tensorize.arm_in_order import in_order_intrinsic
+from apq_tvm.tensorize.arm_in_order_asm import STREAMS
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
@@ -63,6 +67,18 @@ def _copies(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decid
     streams = _streams(spec, m_tile, decide)
     own = profile.in_order or profile.macs_per_cycle.get("sdot", 0) > 32
     return decide("copies", (streams, 1) if own else (1, streams))
+
+
+def _ordered(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> bool:
+    layout = interleaved(spec, LANES)
+    fold = fold_of(layout)
+    blocks = layout.row_blocks(spec.n)
+    possible = m_tile == 1 and fold.parts > 1 and not fold.zeros and blocks % STREAMS == 0
+    possible = possible and layout.group_size == UNIT_K < layout.padded_k(spec.k)
+    possible = possible and _streams(spec, m_tile, decide) == STREAMS
+    if not possible or _copies(spec, profile, m_tile, decide) != STREAMS:
+        return False
+    return decide("ordered", (True, False) if profile.in_order else (False, True))
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, bits: int) -> None:
@@ -110,8 +126,16 @@ def _schedule(
     rows, along = (2 if m_tile > 1 else 1), (3 if units > 1 else 2)
     stream, *inner = sch.get_loops(dot)[-(2 + rows + along) :]
     lanes, chunk, within = inner[:rows], inner[rows], inner[rows + 1 :]
-    sch.reorder(chunk, stream, *lanes, *within)
     chunks = int(sch.get(chunk).extent)
+    if _ordered(spec, profile, m_tile, decide):
+        sch.reorder(stream, *lanes, chunk, *within)
+        init = sch.decompose_reduction(dot, stream)
+        outer, lane = sch.get_loops(init)[-2:]
+        sch.unroll(outer)
+        sch.vectorize(lane)
+        sch.tensorize(stream, in_order_intrinsic(fold_of(layout), chunks))
+        return
+    sch.reorder(chunk, stream, *lanes, *within)
     unroll = _unroll(spec, m_tile, chunks, decide)
     if unroll > 1:
         chunk, part = sch.split(chunk, [None, unroll])

@@ -1,0 +1,123 @@
+"""Products of folded activations for cores that issue in order, as written assembly.
+
+A Cortex-A55 completes instructions in order: an ``and`` (1 cycle) behind an sdot (4 cycles) waits
+for it, a load from base and immediate (3 cycles) cannot be issued beside one, and a sum waits for
+the sum before it. LLVM's scheduler does not know the first two: of the same product it makes 31 %
+of the sdot peak. So the order is written down here, for four row blocks and all their chunks:
+
+- four sums in turn, so that none waits for its own last addition;
+- all masks of a part, then all its products;
+- loads stand beside products, from base and register (4 cycles).
+
+Sources: Arm Cortex-A55 Software Optimization Guide, EPM128372; LLVM's AArch64SchedA55.td. The
+function comes into the module as LLVM IR (TVM's ``pragma_import_llvm``) around inline assembly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.arm_in_order_asm import STREAMS, function
+from apq_tvm.tensorize.fold import Fold
+from apq_tvm.tensorize.folded_dot import STARTS, FoldedDot, term
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit import UNIT_K, VECTORS
+from apq_tvm.tensorize.unit_dot import operand
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+
+def in_order_intrinsic(fold: Fold, chunks: int) -> str:
+    """Register (once) and name the product of four row blocks with one row of x.
+
+    Parameters
+    ----------
+    fold : Fold
+        Of W4 or W2 codes without zero points.
+    chunks : int
+        Of a row; each is one unit.
+    """
+    unit = fold.unit
+    name = f"apq_sdot_in_order_1x{STREAMS * unit.rows}x{UNIT_K * chunks}_s8u{unit.bits}f32"
+
+    def plain(*buffers: Buffer) -> None:
+        _plain_loops(fold, chunks, *buffers)
+
+    def call(*buffers: Buffer) -> None:
+        pointers = [
+            tirx.address_of(buffer[tuple([_i64(0)] * len(buffer.shape))]) for buffer in buffers
+        ]
+        with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", function(fold, chunks, name)):
+            b.evaluate(tirx.call_extern("void", name, *pointers))
+
+    return register(name, lambda: (_member(fold, chunks, plain), _member(fold, chunks, call)))
+
+
+def _member(fold: Fold, chunks: int, body: Callable[..., None]) -> Any:
+    """PrimFunc (codes, x, starts, factors, scales, sums) whose block holds `body`."""
+    rows = fold.unit.rows
+    with IRBuilder() as builder:
+        with b.prim_func(s_tir=True):
+            b.func_name("in_order")
+            buffers = (
+                operand("codes", (STREAMS, chunks, fold.unit.nbytes), "uint8", 16, None),
+                operand("x", (UNIT_K * chunks,), "int8", 4, None),
+                operand("starts", (chunks, STREAMS, STARTS), "float32", 4, None),
+                operand("factors", (chunks, fold.factors), "float32", 4, None),
+                operand("scales", (STREAMS, chunks, rows), "float16", 8, None),
+                operand("acc", (STREAMS, rows), "float32", 16, None),
+            )
+            with b.sblock("root"):
+                b.reads(*(_whole(buffer) for buffer in (buffers[-1], *buffers[:-1])))
+                b.writes(_whole(buffers[-1]))
+                body(*buffers)
+    return builder.get()
+
+
+def _plain_loops(
+    fold: Fold,
+    chunks: int,
+    codes: Buffer,
+    x: Buffer,
+    starts: Buffer,
+    factors: Buffer,
+    scales: Buffer,
+    acc: Buffer,
+) -> None:
+    extents = (STREAMS, fold.unit.rows, chunks, VECTORS, 4)
+    with b.grid(*map(_i64, extents)) as loops, b.sblock("dot"):
+        s, r, chunk, j, c = b.axis.remap("SSRRR", loops)
+        first = chunk * _i64(UNIT_K)
+        b.reads(
+            acc[s, r],
+            codes[s, chunk, 0 : fold.unit.nbytes],
+            x[first : first + _i64(UNIT_K)],
+            starts[chunk, s, 0:STARTS],
+            factors[chunk, 0 : fold.factors],
+            scales[s, chunk, r],
+        )
+        b.writes(acc[s, r])
+        value = term(
+            FoldedDot(fold, 1, 1),
+            lambda byte: codes[s, chunk, byte],
+            lambda k: x[first + k],
+            lambda i: factors[chunk, i],
+            scales[s, chunk, r],
+            None,
+            (r, j, c),
+        )
+        b.buffer_store(acc, acc[s, r] + value, [s, r])
+
+
+def _i64(value: int) -> Expr:
+    return tirx.const(value, "int64")
+
+
+def _whole(buffer: Buffer) -> Any:
+    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
