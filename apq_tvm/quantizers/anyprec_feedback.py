@@ -30,13 +30,14 @@ F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
 WEIGHT = 2.0
-"""How much more the error of each width counts than that of the width before. With 1 a narrow
-model, whose errors are the largest, decides nearly alone; with 4, which makes relative errors
-count alike, the narrowest gains little. On a block of SmolLM2, errors relative to those of each
-width alone are 1.3 at 3 bits and 1.3 at 4 with 2, and 1.1 and 1.4 with 1."""
+"""How much more the error of each width counts than that of the width before. Near 1 the narrow
+models, whose errors are the largest, decide alone; with 4, which makes relative errors count alike,
+the narrowest gains little. With 2 every width of SmolLM2's layers loses 40 to 60 % less than
+without feedback; each width alone would lose 70 %."""
 
-DEPTH = 3
-"""Widths over which codes are chosen exactly: 2^DEPTH leaves below every code of the first."""
+DEPTH = 4
+"""Widths over which codes are chosen exactly: 2^(DEPTH - 1) leaves below every code of the first.
+With 3 the widest models lose nearly twice as much."""
 
 STEPS = 3
 """Of each refit of a width's centroids: products by H, of which every width needs its own, take

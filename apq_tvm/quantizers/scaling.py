@@ -2,9 +2,13 @@
 
 AWQ (Lin et al., "AWQ: Activation-aware Weight Quantization", MLSys 2024, section 3.2): channels
 with large activations get finer steps; s = E[x²]^(r/2), r searched for least output error.
-SmoothQuant (Xiao et al., ICML 2023, eq. 4): s_j = max|x_j|^a / max|w_j|^(1-a), which moves outliers
-of the activations into the weights, a = 0.5. Both are folded where that is exact (`folds`), and
-nowhere else.
+SmoothQuant (Xiao et al., ICML 2023, eq. 4): s_j = |x_j|^a / |w_j|^(1-a), which moves outliers of
+the activations into the weights. Theirs are maxima, a = 0.5. But a maximum over all tokens is often
+that of one token which little depends on, such as a text's first, and a channel's part of the
+output goes with the norm of its weights. With the geometric mean of maximum and root mean square
+for x, root mean squares for w and a = 0.6, rounding the activations of SmolLM2's layers to 8 bits
+costs a third of what it costs with theirs. Both methods are folded where that is exact (`folds`),
+and nowhere else.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ F32 = NDArray[np.float32]
 RATIOS = tuple(i / 20 for i in range(21))
 """Exponents tried for AWQ, as in its code; 0 changes nothing."""
 
-SMOOTHING = 0.5
+SMOOTHING = 0.6
 """SmoothQuant's alpha."""
 
 SAMPLE_ROWS = 256
@@ -113,13 +117,18 @@ def per_source(fold: Fold, size: F32) -> F32:
     return np.maximum(most, np.float32(LEAST * largest))
 
 
-def smooth_scale(fold: Fold, absmax: F32, weights: list[F32], alpha: float = SMOOTHING) -> F32:
+def smooth_size(stats: LayerStats) -> F32:
+    """How large each channel of x is, between its maximum and its root mean square, [K]."""
+    return np.asarray(np.sqrt(stats.absmax * np.sqrt(stats.mean_square)), np.float32)
+
+
+def smooth_scale(fold: Fold, size: F32, weights: list[F32], alpha: float = SMOOTHING) -> F32:
     """SmoothQuant's scale of a fold.
 
     Parameters
     ----------
     fold : Fold
-    absmax : float32 [K]
+    size : float32 [K]
         Of x.
     weights : list of float32 [N, K]
         Of the readers.
@@ -130,8 +139,8 @@ def smooth_scale(fold: Fold, absmax: F32, weights: list[F32], alpha: float = SMO
     -------
     float32 [fold.count]
     """
-    steep = np.max([np.abs(w).max(axis=0) for w in weights], axis=0)
-    scale: F32 = per_source(fold, absmax) ** alpha / per_source(fold, steep) ** (1 - alpha)
+    steep = np.sqrt(np.mean(np.square(np.concatenate(weights)), axis=0))
+    scale: F32 = per_source(fold, size) ** alpha / per_source(fold, steep) ** (1 - alpha)
     return np.asarray(scale / np.exp(np.log(scale).mean()), np.float32)
 
 
@@ -142,7 +151,7 @@ def reader_weights(model: ImportedModel, fold: Fold) -> list[F32]:
 
 
 def _smooth(model: ImportedModel, fold: Fold, layers: Mapping[str, LayerStats]) -> F32:
-    return smooth_scale(fold, layers[fold.readers[0]].absmax, reader_weights(model, fold))
+    return smooth_scale(fold, smooth_size(layers[fold.readers[0]]), reader_weights(model, fold))
 
 
 def _awq(

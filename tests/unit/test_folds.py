@@ -113,8 +113,8 @@ def test_scaled_models_compute_the_same(tmp_path: Path, method: str) -> None:
 
 def test_smoothquant_scale_by_hand(tmp_path: Path) -> None:
     fold = find_folds(tiny_llama.load(tmp_path))[0][0]
-    absmax = np.full(32, 1.0, np.float32)
-    absmax[0] = 16.0
-    scale = smooth_scale(fold, absmax, [np.full((4, 32), 0.25, np.float32)])
+    size = np.full(32, 1.0, np.float32)
+    size[0] = 16.0
+    scale = smooth_scale(fold, size, [np.full((4, 32), 0.25, np.float32)], 0.5)
     assert scale[0] / scale[1] == pytest.approx(4.0)
     assert np.log(scale).mean() == pytest.approx(0.0, abs=1e-6)
