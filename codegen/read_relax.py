@@ -322,8 +322,11 @@ class _Reader:
                 raise UnsupportedModel(f"kernel {name}: argument {arg} is a tuple")
             else:
                 args.append(c_expr(arg, self.names))
-        first = next((a for a in args if isinstance(a, Tensor)), None)
-        rows = first.dims[0] if first is not None and first.dims else "1"
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        # Of a linear layer the result has M rows, whatever its activations were made to.
+        op = str(func.attrs["apq.op"]) if func.attrs and "apq.op" in func.attrs else ""
+        of = tensors[-1 if op in ("linear", "dispatch") else 0] if tensors else None
+        rows = of.dims[0] if of is not None and of.dims else "1"
         written = [a.key for a in args if isinstance(a, Tensor) and a.place is Place.BUFFER]
         result = self.graph.buffers[int(written[-1])].name if written else ""
         reaches, lookups = self.accesses.get(name, ((), ()))

@@ -42,6 +42,7 @@ RULES: dict[str, Rule] = {
     "quantize_activations": schedule_quantize_activations,
     "quantize_bundles": schedule_bundles,
     "quantize_extra": schedule_extra,
+    "quantize_pairs": schedule_quantize_activations,
     "quantize_planes": schedule_planes,
     "softmax": schedule_softmax,
 }

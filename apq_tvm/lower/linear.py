@@ -16,6 +16,7 @@ from tvm import relax
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.exprs import substitute
 from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
@@ -154,7 +155,9 @@ class LinearLowering:
                 func = preparation.func.with_attr("global_symbol", name)
                 self._vars[name] = bb.add_func(func, name)
             outs = [
-                relax.TensorType((m, *buffer.shape[1:]), buffer.dtype)
+                relax.TensorType(
+                    (_leading(preparation, buffer, m), *buffer.shape[1:]), buffer.dtype
+                )
                 for buffer in _outputs(preparation)
             ]
             single = len(outs) == 1
@@ -245,8 +248,13 @@ def _dispatch(name: str, made: Sequence[_Made]) -> Any:
     return builder.get()
 
 
+def _leading(preparation: Preparation, buffer: Any, m: Any) -> Any:
+    """The first extent of an output where x has `m` rows: M, or pairs of rows."""
+    return substitute(buffer.shape[0], preparation.func.params[0].shape[0], m)
+
+
 def _outputs(preparation: Preparation) -> list[Any]:
-    """Buffers that a preparation writes; M is the first axis of each."""
+    """Buffers that a preparation writes; their first axis depends on M alone."""
     return list(preparation.func.params)[1 + len(preparation.weights) :]
 
 

@@ -17,7 +17,7 @@ predicates.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,8 @@ class GemmTask(ABC):
         self.panels = -(-self.row_blocks // blocking.vectors)
         self.k_blocks = -(-k // blocking.k_block)
         self.sum_dtype = "float32"
+        self.tile_shape: tuple[int, ...] = (blocking.m_tile, blocking.vectors, lanes)
+        self.parts = 1  # of a tile, whose sums wait for each other
         self.shared_columns = False  # True where two panels may compute a column: the later stores
         self.stages: list[str] = []
 
@@ -146,8 +148,8 @@ class GemmTask(ABC):
         tiles = b.bind(_ceil(tirx.min(i64(bl.rows), self.m - self.first_row), bl.m_tile))
         self.scratch()
         self.waiting: Buffer | None = None
-        if self.k_blocks > 1:
-            shape = (bl.m_tiles, bl.m_tile, bl.vectors, self.lanes)
+        if self.k_blocks > 1 or self.parts > 1:
+            shape = (bl.m_tiles, *self.tile_shape)
             self.waiting = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
             with self.stage("clear", tiles, *shape[1:]) as (t, m, j, r):
                 b.writes(self.waiting[t, m, j, r])
@@ -164,9 +166,12 @@ class GemmTask(ABC):
                 self._tile(vkb, vt)
 
     def _tile(self, kb: Expr, tile: Expr) -> None:
-        bl = self.blocking
-        self.row = b.bind(tirx.min(self.first_row + tile * i64(bl.m_tile), self.m - i64(bl.m_tile)))
-        shape = (bl.m_tile, bl.vectors, self.lanes)
+        self.row = b.bind(self.tile_row(self.first_row + tile * i64(self.blocking.m_tile)))
+        self.sum_tile(kb, tile)
+
+    def sum_tile(self, kb: Expr, tile: Expr) -> None:
+        """Sums of one tile: those of earlier K blocks, what this one adds, where they go."""
+        shape = self.tile_shape
         sums = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
         waiting = self.waiting
         with self.stage("load", *shape) as at:
@@ -178,24 +183,27 @@ class GemmTask(ABC):
             b.buffer_store(sums, value, list(at))
         self.multiply(kb, sums)
         if waiting is None:
-            self._store(sums)
+            self.store(sums)
             return
         with b.If(kb == self.k_blocks - 1):
             with b.Then():
-                self._store(sums)
+                self.store(sums)
             with b.Else(), self.stage("wait", *shape) as at:
                 b.reads(sums[at])
                 b.writes(waiting[(tile, *at)])
                 b.buffer_store(waiting, sums[at], [tile, *at])
 
-    def _store(self, sums: Buffer) -> None:
+    def tile_row(self, row: Expr) -> Expr:
+        """First row of the tile that is to hold `row`: the last tile ends at M."""
+        return tirx.min(row, self.m - i64(self.blocking.m_tile))
+
+    def store(self, sums: Buffer) -> None:
         """Write the tile: out of registers, or by way of a buffer where that takes much code.
 
         Registers have constant indices, so a copy of the epilogue for every vector of the tile.
         """
-        shape = (self.blocking.m_tile, self.blocking.vectors, self.lanes)
-        tail = self.spec.n % self.lanes
-        if not (tail or self.shared_columns or self.spec.activation):
+        shape = self.tile_shape
+        if not (self.spec.n % self.lanes or self.shared_columns or self.spec.activation):
             with self.stage("store", *shape) as (m, j, r):
                 b.reads(sums[m, j, r])
                 self._write(m, j, r, self.result(m, j, r, sums[m, j, r]))
@@ -205,8 +213,13 @@ class GemmTask(ABC):
             b.reads(sums[m, j, r])
             b.writes(results[m, j, r])
             b.buffer_store(results, self.result(m, j, r, sums[m, j, r]), [m, j, r])
-        with b.grid(*shape[:2]) as (m0, j0), b.sblock("vector"):
-            m, j = b.axis.spatial(shape[0], m0), b.axis.spatial(shape[1], j0)
+        self.store_rows(lambda m, j, r: results[m, j, r], shape[0])
+
+    def store_rows(self, results: Callable[[Expr, Expr, Expr], Expr], rows: Any) -> None:
+        """Write the first `rows` rows of the tile, whose elements `results` gives."""
+        tail, vectors = self.spec.n % self.lanes, self.blocking.vectors
+        with b.grid(rows, vectors) as (m0, j0), b.sblock("vector"):
+            m, j = b.axis.spatial(rows, m0), b.axis.spatial(vectors, j0)
             b.reads()
             b.writes()
             # Always so, unless two panels share columns: then the later one writes them.
@@ -220,10 +233,12 @@ class GemmTask(ABC):
                 else:
                     self._write_vector("store", results, m, j, self.lanes)
 
-    def _write_vector(self, name: str, results: Buffer, m: Expr, j: Expr, lanes: int) -> None:
+    def _write_vector(
+        self, name: str, results: Callable[[Expr, Expr, Expr], Expr], m: Expr, j: Expr, lanes: int
+    ) -> None:
         with self.stage(name, lanes) as (r,):
-            b.reads(results[m, j, r])
-            self._write(m, j, r, results[m, j, r])
+            b.reads(results(m, j, r))
+            self._write(m, j, r, results(m, j, r))
 
     def _write(self, m: Expr, j: Expr, r: Expr, value: Expr) -> None:
         """The epilogue of one element of x Wᵀ."""

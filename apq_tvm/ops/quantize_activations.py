@@ -124,8 +124,8 @@ class Quantize:
             b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
             self.x = argument("x", (m, self.k), "float32")
             self.xq = self.declare_codes(m)
-            self.xs = argument("xs", (m, self.padded // self.width), "float32")
-            self.xsum = argument("xsum", (m, self.padded // self.sum_width), "int32")
+            self.xs = self.declare_factors("xs", m, self.padded // self.width, "float32")
+            self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
             self.declare_more(m)
             tasks = (m + _i64(rows - 1)) // _i64(rows)
             with b.sblock("root"):
@@ -142,11 +142,27 @@ class Quantize:
                         b.reads()
                         b.writes()
                         self._row(first + row)
+                    self.pad_rows(m, first + mine)
         return builder.get()
 
     def declare_codes(self, m: Expr) -> Buffer:
         """Declare the argument that receives the codes."""
         return argument("xq", (m, self.padded), "int8")
+
+    def declare_factors(self, name: str, m: Expr, groups: int, dtype: str) -> Buffer:
+        """Declare the argument that receives a number for each row and group."""
+        return argument(name, (m, groups), dtype)
+
+    def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
+        """Store such a number."""
+        b.buffer_store(target, value, [row, group])
+
+    def kept(self, target: Buffer, row: Expr, group: Expr) -> Any:
+        """The region of `target` that `keep` writes."""
+        return target[row, group]
+
+    def pad_rows(self, m: Expr, end: Expr) -> None:
+        """Fill what follows row ``m - 1``, where a task's rows end at `end`."""
 
     def declare_more(self, m: Expr) -> None:
         """Declare what follows the sums."""
@@ -212,12 +228,12 @@ class Quantize:
         _reduce(f"top{suffix}", lanes, largest, top, (lambda a, c: a + c) if signs else tirx.max)
         with b.sblock(f"factors{suffix}"):
             b.reads(top[0])
-            b.writes(inverse[0], self.xs[row, group])
+            b.writes(inverse[0], self.kept(self.xs, row, group))
             size = top[0] / self._columns(group) if signs else tirx.reinterpret("float32", top[0])
             tiny = size < tirx.const(TINY, "float32")
             zero, most = tirx.const(0.0, "float32"), tirx.const(self.most or 1.0, "float32")
             scale = tirx.Select(tiny, zero, size * tirx.const(1 / (self.most or 1.0), "float32"))
-            b.buffer_store(self.xs, scale, [row, group])
+            self.keep(self.xs, row, group, scale)
             b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
         parts = self.width // self.sum_width
         with b.serial(0, parts) as p, b.sblock(f"part{suffix}"):
@@ -281,8 +297,8 @@ class Quantize:
         _reduce(f"total{suffix}", lanes, sums, total, lambda a, c: a + c)
         with b.sblock(f"sum{suffix}"):
             b.reads(total[0])
-            b.writes(self.xsum[row, sum_group])
-            b.buffer_store(self.xsum, total[0], [row, sum_group])
+            b.writes(self.kept(self.xsum, row, sum_group))
+            self.keep(self.xsum, row, sum_group, total[0])
 
 
 def _reduce(name: str, lanes: int, source: Buffer, target: Buffer, combine: Any) -> None:

@@ -1,0 +1,400 @@
+"""Large-M linear layers with int8 activations and weights decoded to centred int8 once a panel.
+
+`apq_tvm.tensorize.centred` draws the two orders of sums, *lanes* and *pairs*. What differs from
+`apq_tvm.ops.gemm`, whose panels hold codes:
+
+- Zero points are gone from the panel, so no sums of activations are needed (but for 8-bit codes
+  with zero points, whose difference from their zero point is no int8).
+- A group's sums start as the bits of the float `MAGIC` = 1.5 * 2^23. There one unit of the integer
+  is one unit of the float, so that a subtraction makes the float of a sum, exactly while it is
+  below 2^22: for one instruction where conversion takes several on most Arm cores (scvtf has a
+  quarter of the throughput of fsub on Neoverse V1 and V2, and of N1).
+- The start is *loaded*: vector pipes are what a GEMM is short of, and a copy of a register would
+  take one for every accumulator. Each accumulator has a place of its own, which depends on the
+  group, or LLVM would load it once for the whole K.
+- Where x has one scale per token, sums run on over all groups of a K block. With A_g the sum up to
+  group g, ``Σ s_g (A_g - A_(g-1)) = Σ (s_g - s_(g+1)) A_g``: the panel keeps differences of scales,
+  and nothing starts anew. A_g are exact; rounding errors are at most `_MOST_GROUPS` times those of
+  the plain sum, and as large as those where scales differ by a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
+from apq_tvm.ops.linear import LinearSpec, act_groups, unit_of
+from apq_tvm.tensorize.centred import CentredTile, largest_byte, multiply_loops, unpack_loops
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+MAGIC = 12582912.0
+"""1.5 * 2^23, bits 0x4B400000: adding an integer below 2^22 to the bits adds it to the float."""
+
+_MOST = 1 << 22
+_MOST_GROUPS = 32
+_ACT_MAX = 127
+
+
+def starts_at_magic(layout: InterleavedLayout, products: int) -> bool:
+    """Whether no sum of so many products can leave the range in which integers are floats."""
+    wide = layout.bits == 8 and layout.zero_points
+    largest = 255 if wide else largest_byte(layout.bits, layout.zero_points)
+    return products * largest * _ACT_MAX < _MOST
+
+
+class CentredGemm(GemmTask):
+    """Sums stay int32 for whole-row scales, else become float32 after every group."""
+
+    def __init__(
+        self,
+        spec: LinearSpec,
+        layout: InterleavedLayout,
+        blocking: GemmBlocking,
+        pairs: bool,
+        parts: int,
+    ) -> None:
+        super().__init__(spec, blocking, layout.rows, layout.padded_k(spec.k))
+        assert spec.scheme is not None and layout.rows == 4
+        self.layout, self.pairs = layout, pairs
+        self.group = layout.group_width(spec.k)
+        self.groups = layout.padded_groups(spec.k)
+        self.token_scale = spec.scheme.act_group == -1 or self.groups == 1
+        self.magic = starts_at_magic(layout, self.group)
+        self.wide_zeros = layout.zero_points and layout.bits == 8
+        # Of short groups two are one iteration: fewer instructions for addresses.
+        even = self.groups % 2 == 0 and self.per_block % 2 == 0
+        self.unrolled = 2 if even and self.group <= 64 else 1
+        self.running = (
+            self.token_scale
+            and not self.wide_zeros
+            and self.per_block <= _MOST_GROUPS
+            and starts_at_magic(layout, blocking.k_block)
+        )
+        self.columns = blocking.vectors * (2 if pairs else 1)
+        self.parts = parts
+        columns = self.columns // parts
+        self.tile = CentredTile(blocking.m_tile, columns, blocking.k_step, pairs)
+        self.tile_shape = (self.tile.sums[0], self.columns, 4)
+        self.part: Any = 0
+        if self.groups == 1:
+            self.sum_dtype = "int32"
+
+    def declare(self) -> None:
+        spec, layout = self.spec, self.layout
+        assert spec.scheme is not None
+        act = act_groups(layout, spec.scheme, spec.k)
+        if self.pairs:
+            self.row_pairs = tirx.Var("row_pairs", "int64")
+            self.xq = argument("xq", (self.row_pairs, self.k // 8, 2, 8), "int8", 16)
+            self.xs = argument("xs", (self.row_pairs, act, 4), "float32", 16)
+            self.xsum = argument("xsum", (self.row_pairs, self.groups, 4), "int32", 16)
+        else:
+            self.xq = argument("xq", (self.m, self.k), "int8", 4)
+            self.xs = argument("xs", (self.m, act), "float32", 4)
+            self.xsum = argument("xsum", (self.m, self.groups), "int32", 4)
+        self.weights = {
+            name: argument(name, shape, dtype, 64)
+            for name, (shape, dtype) in layout.shapes(spec.n, spec.k).items()
+        }
+
+    @property
+    def per_block(self) -> int:
+        """Groups of a K block."""
+        return max(1, self.blocking.k_block // self.group)
+
+    def scratch(self) -> None:
+        bl = self.blocking
+        columns = self.columns
+        panel = CentredTile(bl.m_tile, columns, bl.k_block, self.pairs).panel
+        self.decoded = b.sblock_alloc_buffer(panel, "int8", align=64)
+        started = self.groups > 1 and self.magic
+        tile = self.tile.sums
+        self.origins = 2 * self.unrolled * tile[0] * tile[1] if started else 0
+        # One buffer: LLVM must not see that the start is always the same.
+        shape = (self.origins + self.per_block * columns, 4)
+        self.scales = b.sblock_alloc_buffer(shape, "float32", align=64)
+        if self.wide_zeros:
+            self.zeros = b.sblock_alloc_buffer((shape[0] - self.origins, 4), "int32", align=64)
+        if started:
+            with self.stage("origin", self.origins, 4) as at:
+                b.writes(self.scales[at])
+                b.buffer_store(self.scales, tirx.const(MAGIC, "float32"), list(at))
+
+    def fill(self, kb: Expr) -> None:
+        bl = self.blocking
+        units = bl.k_block // UNIT_K
+        mine = self.count(units, self.k // UNIT_K, kb)
+        with b.grid(mine, bl.vectors) as (u0, j0), b.sblock("unit"):
+            u, j = b.axis.spatial(units, u0), b.axis.spatial(bl.vectors, j0)
+            b.reads()
+            b.writes()
+            self._unpack(kb, u, j)
+        first = kb * self.per_block if self.groups > 1 else i64(0)
+        mine = self.count(self.per_block, self.groups, kb) if self.groups > 1 else 1
+        self._spread("scales", self.scales, self.origins, mine, first)
+        if self.running and self.groups > 1:
+            with self.stage("differences", mine - 1, self.columns, 4) as (g, c, r):
+                row = self.origins + g * self.columns + c
+                b.reads()
+                b.writes(self.scales[row, r])
+                value = self.scales[row, r] - self.scales[row + self.columns, r]
+                b.buffer_store(self.scales, value, [row, r])
+        if self.wide_zeros:
+            self._spread("zeros", self.zeros, 0, mine, first)
+
+    def _unpack(self, kb: Expr, u: Expr, j: Expr) -> None:
+        codes, unit = self.weights["codes"], unit_of(self.layout)
+        block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
+        zero = None
+        if self.layout.zero_points and not self.wide_zeros:
+            per_unit, width = unit.groups, max(1, self.group // UNIT_K)
+
+            def zero(index: tuple[Expr, ...]) -> Expr:
+                group = at * per_unit + index[0] if per_unit > 1 else at // width
+                return self.weights["zeros"][block, group, index[-1]]
+
+        def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            if self.pairs:
+                return (u * 4 + index[0], j * 2 + index[1], index[2], index[3])
+            return (u * 8 + index[0], j, index[1], index[2])
+
+        unpack_loops(
+            unit,
+            self.pairs,
+            lambda byte: codes[block, at, byte],
+            codes[block, at, 0 : unit.nbytes],
+            zero,
+            lambda index: self.decoded[place(index)],
+            lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
+        )
+
+    def _spread(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
+        """Factors of groups in the order of the sums, from row `start` of `target` on."""
+        source, columns = self.weights[name], self.columns
+        if not self.pairs:
+            with self.stage(name, mine, self.blocking.vectors, 4) as (g, j, r):
+                value = source[self.row_block(j), first + g, r]
+                b.reads(value)
+                b.writes(target[start + g * columns + j, r])
+                b.buffer_store(target, value.astype(target.dtype), [start + g * columns + j, r])
+            return
+        with b.grid(mine, self.blocking.vectors) as (g0, j0), b.sblock(f"{name}_of"):
+            g = b.axis.spatial(self.per_block, g0)
+            j = b.axis.spatial(self.blocking.vectors, j0)
+            b.reads()
+            b.writes()
+            with b.grid(2, 4) as loops, b.sblock(f"spread_{name}"):
+                c, r = b.axis.remap("SS", loops)
+                value = source[self.row_block(j), first + g, c * 2 + r % 2]
+                b.reads(value)
+                row = start + g * columns + j * 2 + c
+                b.writes(target[row, r])
+                b.buffer_store(target, value.astype(target.dtype), [row, r])
+
+    def _row(self, m: Expr) -> Expr:
+        """First index into what is kept of x, of the tile's row or pair `m`."""
+        return (self.row // i64(2) if self.pairs else self.row) + m
+
+    def _of_x(self, buffer: Buffer, m: Expr, group: Expr, r: Expr) -> Expr:
+        """A scale or a sum of x."""
+        return buffer[(self._row(m), group, *((r,) if self.pairs else ()))]
+
+    def _missing(self, zero: Expr, total: Expr) -> Expr:
+        """What 8-bit codes less 128 lack of codes less their zero point."""
+        return (tirx.const(128, "int32") - zero) * total
+
+    def multiply(self, kb: Expr, sums: Buffer) -> None:
+        bl = self.blocking
+        if self.groups == 1:
+            self._dots(kb, 0, self.count(bl.k_block // bl.k_step, self.k // bl.k_step, kb), sums)
+            return
+        unrolled = self.unrolled
+        iterations = self.count(self.per_block // unrolled, self.groups // unrolled, kb)
+        if self.running:
+            running = b.sblock_alloc_buffer(self.tile.sums, "int32", align=64)
+            self._start(kb, tirx.const(0, "int32"), 0, running)
+        with b.serial(0, iterations) as i0, b.sblock("groups"):
+            i = b.axis.opaque(self.per_block // unrolled, i0)
+            b.reads()
+            b.writes()
+            with b.unroll(unrolled) as h0, b.sblock("group"):
+                h = b.axis.spatial(unrolled, h0)
+                b.reads()
+                b.writes()
+                if self.running:
+                    self._group(kb, i, h, running, sums)
+                else:
+                    dots = b.sblock_alloc_buffer(self.tile.sums, "int32", align=64)
+                    self._start(kb, i, h, dots)
+                    self._group(kb, i, h, dots, sums)
+
+    def _origin(self, iteration: Expr, part: Any) -> Expr:
+        """First row of the starts of a group: they differ from iteration to iteration."""
+        half = tirx.bitwise_and(iteration, tirx.const(1, "int32"))
+        rows, columns, _ = self.tile.sums
+        return (half * self.unrolled + part) * (rows * columns)
+
+    def _column(self, group: Expr, c: Expr) -> Expr:
+        """Row of a group's factors for the tile's column vector c."""
+        return group * self.columns + self.part * self.tile.columns + c
+
+    def _start(self, kb: Expr, iteration: Expr, part: Any, dots: Buffer) -> None:
+        columns, group = self.tile.columns, iteration * self.unrolled + part
+        first = self._origin(iteration, part)
+        with self.stage("start", *self.tile.sums) as (m, c, r):
+            b.reads()
+            b.writes(dots[m, c, r])
+            value: Expr = tirx.const(0, "int32")
+            if self.magic:
+                value = tirx.reinterpret("int32", self.scales[first + m * columns + c, r])
+            if self.wide_zeros:
+                total = self._of_x(self.xsum, m, kb * self.per_block + group, r)
+                value = value + self._missing(self.zeros[self._column(group, c), r], total)
+            b.buffer_store(dots, value, [m, c, r])
+
+    def _group(self, kb: Expr, iteration: Expr, part: Expr, dots: Buffer, sums: Buffer) -> None:
+        group = iteration * self.unrolled + part
+        self._dots(kb, group * self.group, self.group // self.blocking.k_step, dots)
+        with self.stage("sum", *self.tile.sums) as (m, c, r):
+            # `sums` is left out of the reads: TVM would not vectorize a running sum.
+            b.reads(dots[m, c, r])
+            b.writes(sums[m, c, r])
+            factor = self.scales[self.origins + self._column(group, c), r]
+            if not self.token_scale:
+                factor = factor * self._of_x(self.xs, m, kb * self.per_block + group, r)
+            if self.magic:
+                # Loaded too: LLVM would splat a constant anew for every group.
+                origin = self.scales[self._origin(iteration, 0), r]
+                dot = tirx.reinterpret("float32", dots[m, c, r]) - origin
+            else:
+                dot = dots[m, c, r].astype("float32")
+            b.buffer_store(sums, sums[m, c, r] + dot * factor, [m, c, r])
+
+    def _dots(self, kb: Expr, first: Any, steps: Any, dots: Buffer) -> None:
+        bl = self.blocking
+        width = 8 if self.pairs else 4
+        with b.serial(0, steps) as s0, b.sblock("step"):
+            s = b.axis.opaque(bl.k_block // bl.k_step, s0)
+            b.reads()
+            b.writes()
+            at = first // width + s * (bl.k_step // width)
+            k0 = kb * (bl.k_block // width) + at
+
+            def x(m: Expr, *index: Expr) -> Expr:
+                if self.pairs:
+                    k, r, i = index
+                    return self.xq[self._row(m), k0 + k, r, i]
+                return self.xq[self._row(m), k0 * 4 + index[0]]
+
+            def w(k: Expr, j: Expr, *index: Expr) -> Expr:
+                return self.decoded[(at + k, self.part * self.tile.columns + j, *index)]
+
+            multiply_loops(self.tile, x, w, dots)
+
+    def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
+        if self.groups > 1:
+            return value * self._of_x(self.xs, m, i64(0), r) if self.token_scale else value
+        if self.wide_zeros:
+            total = self._of_x(self.xsum, m, i64(0), r)
+            value = value + self._missing(self.zeros[j, r], total)
+        scale = self.scales[j, r] * self._of_x(self.xs, m, i64(0), r)
+        return value.astype("float32") * scale
+
+    def tile_row(self, row: Expr) -> Expr:
+        if not self.pairs:
+            return super().tile_row(row)
+        return tirx.min(row, self.row_pairs * i64(2) - i64(self.blocking.m_tile))
+
+    def sum_tile(self, kb: Expr, tile: Expr) -> None:
+        """In parts, each of which fits the registers, where there are several."""
+        if self.parts == 1:
+            super().sum_tile(kb, tile)
+            return
+        assert self.waiting is not None
+        shape, waiting = self.tile.sums, self.waiting
+        with b.serial(0, self.parts) as part, b.sblock("part"):
+            self.part = b.axis.spatial(self.parts, part)
+            b.reads()
+            b.writes()
+            first = self.part * shape[1]
+            sums = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
+            with self.stage("load", *shape) as (m, c, r):
+                b.reads(waiting[tile, m, first + c, r])
+                b.writes(sums[m, c, r])
+                b.buffer_store(sums, waiting[tile, m, first + c, r], [m, c, r])
+            self.multiply(kb, sums)
+            with self.stage("wait", *shape) as (m, c, r):
+                b.reads(sums[m, c, r])
+                b.writes(waiting[tile, m, first + c, r])
+                b.buffer_store(waiting, sums[m, c, r], [tile, m, first + c, r])
+        with b.If(kb == self.k_blocks - 1), b.Then():
+            self._store(lambda m, c, r: waiting[tile, m, c, r])
+
+    def store(self, sums: Buffer) -> None:
+        if self.pairs:
+            self._store(lambda m, c, r: sums[m, c, r])
+        else:
+            super().store(sums)
+
+    def _store(self, sums: Callable[[Expr, Expr, Expr], Expr]) -> None:
+        bl, shape = self.blocking, self.tile_shape
+        paired = b.sblock_alloc_buffer(shape, "float32", align=64)
+        with self.stage("spill", *shape) as (m, c, r):
+            b.reads(sums(m, c, r))
+            b.writes(paired[m, c, r])
+            b.buffer_store(paired, self.result(m, c, r, sums(m, c, r)), [m, c, r])
+        results = b.sblock_alloc_buffer((bl.m_tile, 4 * bl.vectors), "float32", align=64)
+        with b.grid(shape[0], bl.vectors) as (p0, j0), b.sblock("rows_of"):
+            p, j = b.axis.spatial(shape[0], p0), b.axis.spatial(bl.vectors, j0)
+            b.reads()
+            b.writes()
+            with b.grid(2, 4) as loops, b.sblock("rows"):
+                m, r = b.axis.remap("SS", loops)
+                value = paired[p, j * 2 + r // 2, m * 2 + r % 2]
+                b.reads(value)
+                b.writes(results[p * 2 + m, j * 4 + r])
+                b.buffer_store(results, value, [p * 2 + m, j * 4 + r])
+        # Half of the last pair is no row where M is odd.
+        rows = tirx.min(i64(bl.m_tile), self.m - self.row)
+        self.store_rows(lambda m, j, r: results[m, j * 4 + r], rows)
+
+
+def centred_gemm(
+    spec: LinearSpec,
+    layout: InterleavedLayout,
+    blocking: GemmBlocking,
+    pairs: bool,
+    parts: int = 1,
+) -> PrimFunc:
+    """Linear layer with int8 activations, as `apq_tvm.ops.linear.integer_linear`.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+        With integer activations.
+    layout : InterleavedLayout
+        With blocks of 4 rows.
+    blocking : GemmBlocking
+        `m_tile` is even for pairs.
+    pairs : bool
+        Order of the sums.
+    parts : int
+        Of a panel's column vectors, for tiles whose sums would not all fit the registers; more
+        than one with pairs alone.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(xq, xs, xsum, codes, scales, [zeros], [bias], [residual], y)``, M >= m_tile, or
+        M >= m_tile - 1 for pairs. The activations are those of
+        `apq_tvm.ops.quantize_activations`, for pairs of `apq_tvm.ops.quantize_pairs`.
+    """
+    return CentredGemm(spec, layout, blocking, pairs, parts).build()

@@ -1,0 +1,165 @@
+"""Default schedules of large-M linear layers on Arm, and their kernel records.
+
+A task's panel of decoded weights (8 columns) stays in L1, its activations in L2; the sums of a
+tile stay in registers: 4 rows x 8 columns are 8 int32 and 8 float32 vectors of the 32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.ops.gemm_centred import centred_gemm
+from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
+from apq_tvm.ops.linear import LinearSpec, unit_of
+from apq_tvm.ops.quantize_pairs import quantize_pairs
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_integer, interleaved
+from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation, prepare_activations
+from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
+from apq_tvm.tensorize.arm_gemm import (
+    SDOT,
+    SMMLA,
+    SMULL,
+    GemmInstruction,
+    centred_intrinsic,
+)
+from apq_tvm.tensorize.arm_gemm_panel import rows_intrinsic, scales_intrinsic, unpack_intrinsic
+from apq_tvm.tensorize.centred import CentredTile, largest_byte
+from apq_tvm.types import DeviceProfile
+
+LANES = 4
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Rows of x and blocks of 4 columns of a tile, and the parts it is summed in."""
+
+    m: int
+    vectors: int
+    parts: int = 1
+
+
+_TILE_STAGES = ("load", "wait", "start", "sum", "spill")
+
+
+def _even_block(k: int, step: int, target: int) -> int:
+    """About `target` of K, a multiple of `step`, so that K falls into blocks of nearly one size."""
+    steps = -(-k // step)
+    blocks = -(-steps // max(1, target // step))
+    return -(-steps // blocks) * step
+
+
+def blocking(spec: LinearSpec, shape: TileShape, decide: Decide) -> GemmBlocking:
+    """The decisions of an integer GEMM: ``k_block``, ``k_step``, ``m_tiles`` (of a task)."""
+    layout = interleaved(spec, LANES)
+    group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
+    whole = group == kp
+    step = UNIT_K if whole else max(UNIT_K, group)
+    k_block = _even_block(kp, step, decide("k_block", (1024, 2048, 512)))
+    # A whole group in one stretch of code: LLVM overlaps its scales with the products around it.
+    wanted = decide("k_step", (32, 64) if whole else (128, 64, 32))
+    stretch = k_block if whole else group
+    k_step = max(s for s in (16, 32, 64, 128) if s <= wanted and stretch % s == 0)
+    if whole and kp % k_step:
+        k_step = UNIT_K
+    rows = decide("rows", (128, 64, 256))
+    return GemmBlocking(shape.m, shape.vectors, k_step, k_block, -(-rows // shape.m))
+
+
+def schedule_centred(sch: Any, layout: InterleavedLayout, tile: CentredTile, micro: str) -> None:
+    """Parallel tasks, tensorized panels and products, sums in registers."""
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    sch.parallel(task)
+    stages = [str(name) for name in sch.get(sch.get_sblock("root")).annotations[STAGES]]
+    for name in stages:
+        *_, lane = loops = sch.get_loops(sch.get_sblock(name))
+        sch.vectorize(lane)
+        if name.startswith(_TILE_STAGES):
+            for loop in loops[:-1]:
+                sch.unroll(loop)
+    wide = layout.zero_points and layout.bits == 8
+    zeros = layout.zero_points and not wide
+    unpack = unpack_intrinsic(unit_of(layout), tile.pairs, zeros)
+    _tensorize(sch, "unpack", unpack, 4 if tile.pairs else 3)
+    if tile.pairs:
+        _tensorize(sch, "spread_scales", scales_intrinsic("float16"), 2)
+        if wide:
+            _tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
+        _tensorize(sch, "rows", rows_intrinsic(), 2)
+    _tensorize(sch, "dot", micro, 5)
+
+
+def _tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
+    sch.tensorize(sch.get_loops(sch.get_sblock(block))[-axes], intrinsic)
+
+
+def prepare_pairs(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
+    """``(xq, xs, xsum)`` of `apq_tvm.ops.quantize_pairs`."""
+    scheme = spec.scheme
+    assert scheme is not None
+    groups = (scheme.act_group, scheme.group_size)
+    named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
+    bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
+    func = quantize_pairs(spec.k, *groups, 32, max(1, ELEMENTS_PER_TASK // spec.k), scheme.act_bits)
+    return Preparation(f"quantize_pairs_k{spec.k}_{named}{bits}", func)
+
+
+def _whole(spec: LinearSpec) -> bool:
+    layout = interleaved(spec, LANES)
+    return layout.group_width(spec.k) == layout.padded_k(spec.k)
+
+
+def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
+    """The tile of a kernel; grouped schemes hold an int32 and a float32 sum per element."""
+    if instruction is SMMLA and m_tile == 8:
+        return TileShape(8, 2) if whole else TileShape(8, 3, 2)
+    return TileShape(m_tile, 2)
+
+
+def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> LinearKernel:
+    """The record of one integer GEMM."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        check_integer(spec, profile, bits, instruction.features, LANES)
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
+        bl = blocking(spec, shape, decide)
+        return centred_gemm(spec, layout, bl, instruction.pairs, shape.parts)
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
+        k_step = blocking(spec, shape, decide).k_step
+        columns = shape.vectors * (2 if instruction.pairs else 1) // shape.parts
+        tile = CentredTile(m_tile, columns, k_step, instruction.pairs)
+        largest = largest_byte(bits, layout.zero_points)
+        schedule_centred(sch, layout, tile, centred_intrinsic(instruction, tile, largest))
+
+    return LinearKernel(
+        f"gemm_W{bits}A8_{instruction.name}_r{LANES}m{m_tile}",
+        _M_MIN[instruction, m_tile],
+        -1,
+        check,
+        lambda spec, _: interleaved(spec, LANES),
+        func,
+        schedule,
+        bits,
+        prepare=prepare_pairs if instruction.pairs else prepare_activations,
+    )
+
+
+_M_MIN = {(SMMLA, 8): 7, (SMMLA, 4): 3, (SDOT, 4): 8, (SMULL, 2): 2}
+"""(instruction, tile) -> fewest rows of x. Half of a pair may be missing; sdot needs 4 rows, but up
+to 7 the kernels of `apq_tvm.schedules.arm_gemv`, which store no panel, take fewer cycles."""
+
+ARM_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
+    centred_kernel(instruction, bits, m_tile)
+    for instruction, m_tile in _M_MIN
+    for bits in range(1, 9)
+)
+"""In order of preference; those for 7 rows and more before the kernels for few rows."""
+
+MANY_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min >= 7)
+SOME_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min < 7)

@@ -1,0 +1,144 @@
+"""What Arm GEMMs do once a panel: packed codes to centred int8, scales and sums in pairs.
+
+For pairs (`apq_tvm.tensorize.centred`) two vectors of 4 rows x 4 k become two of 2 rows x 8 k, by
+zip1 and zip2 of 32-bit lanes. They are zipped while still packed, so that W4 takes one zip for two
+vectors of codes. Per 4 rows x 32 k of W4 that is 4 zips beside 8 of and/ushr, 8 subtractions and 8
+stores; a layout that were in pairs already (4x8 in the words of llama.cpp) would save those 4, or
+per 128 rows of x 0.4 % of the instructions of the GEMM (5 % at M = 4), and cost GEMV its sdot by
+lane, so the weights have one layout, ``W{bits}r4k4``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.centred import rows_pair, scales_pair, unpack_pair
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit import Unit
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+_VECTOR = "uint8x16"
+
+
+def unpack_intrinsic(unit: Unit, pairs: bool, zeros: bool) -> str:
+    """Register (once) and name ``apq_neon_unpack_W{bits}_{lanes or pairs}[_s][_x2][_zeros]``."""
+    order = "pairs" if pairs else "lanes"
+    name = f"apq_neon_unpack_W{unit.bits}_{order}"
+    name += "_s" if unit.inverted else ""
+    name += ("_x2" if unit.groups > 1 else "") + ("_zeros" if zeros else "")
+    body = partial(_unpack, unit, pairs)
+    return register(name, lambda: unpack_pair(unit, pairs, zeros, body))
+
+
+def scales_intrinsic(source: str) -> str:
+    """Register (once) and name the spreading of 4 float16 scales or uint8 zero points."""
+    made = "f16f32" if source == "float16" else "u8s32"
+    return register(
+        f"apq_neon_spread_{made}", lambda: scales_pair(partial(_spread, source), source)
+    )
+
+
+def rows_intrinsic() -> str:
+    """Register (once) and name the way of sums from pairs to rows."""
+    return register("apq_neon_rows_f32", lambda: rows_pair(_rows))
+
+
+def _i32(value: int) -> Expr:
+    return tirx.const(value, "int32")
+
+
+def _shuffle(vectors: list[Expr], lanes: list[int]) -> Expr:
+    return tirx.Shuffle(vectors, [_i32(lane) for lane in lanes])
+
+
+def _bytes(value: int) -> Expr:
+    return tirx.Broadcast(tirx.const(value, "uint8"), 16)
+
+
+def _zip(first: Expr, second: Expr, high: bool) -> Expr:
+    """zip1 or zip2 of 32-bit lanes."""
+    words = [tirx.reinterpret("int32x4", v) for v in (first, second)]
+    start = 2 if high else 0
+    return tirx.reinterpret(_VECTOR, _shuffle(words, [start, start + 4, start + 1, start + 5]))
+
+
+def _field(packed: Expr, down: int, mask: int) -> Expr:
+    """Bits of every byte, moved down (up if negative) and masked, where any others are left."""
+    if down:
+        move = tirx.shift_right if down > 0 else tirx.shift_left
+        packed = move(packed, _bytes(abs(down)))
+    left = 255 >> down if down >= 0 else 255 << -down & 255
+    return packed if left == mask else tirx.bitwise_and(packed, _bytes(mask))
+
+
+def _packed(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> list[Expr]:
+    """Fields of one vector of codes, each moved to its place."""
+    size, fields = unit.vector_bytes, []
+    for width, shift in unit.fields:
+
+        def load(i: int, start: int = size * shift) -> Expr:
+            part = codes.vload([start + i * size], _VECTOR)
+            return tirx.bitwise_xor(part, _bytes(0x80)) if unit.inverted else part
+
+        mask = ((1 << width) - 1) << shift
+        if not pairs:
+            fields.append(_field(load(vector % width), vector // width * width - shift, mask))
+            continue
+        even = 2 * vector
+        if width > 1:
+            both = load(even % width), load(even % width + 1)
+        else:
+            both = load(0), tirx.shift_right(load(0), _bytes(1))
+        zipped = _zip(*both, half == 1)
+        fields.append(_field(zipped, even // width * width - shift, mask))
+    return fields
+
+
+def _unpack(unit: Unit, pairs: bool, codes: Buffer, zeros: Buffer | None, out: Buffer) -> None:
+    for vector in range(4 if pairs else 8):
+        per_group = unit.vectors // (2 if pairs else 1)
+        group = [vector // per_group] if unit.groups > 1 else []
+        for half in range(2 if pairs else 1):
+            first, *more = _packed(unit, pairs, codes, vector, half)
+            code = first
+            for field in more:
+                code = tirx.bitwise_or(code, field)
+            if zeros is not None:
+                value = code - _zeros(zeros, group, pairs, half)
+            elif unit.bits == 1:
+                value = code + code - _bytes(1)
+            else:
+                value = code - _bytes(1 << (unit.bits - 1))
+            value = tirx.reinterpret("int8x16", value)
+            # 16 bytes over the last two axes, which are contiguous.
+            lead = [vector, half if pairs else 0, 0]
+            b.buffer_store(out, value, [*lead, tirx.Ramp(0, 1, 16)])
+
+
+def _zeros(zeros: Buffer, group: list[int], pairs: bool, half: int) -> Expr:
+    """Zero points of 4 rows, each as often as its row has bytes in the vector."""
+    word = tirx.reinterpret("int32", zeros.vload([*group, 0], "uint8x4"))
+    points = tirx.reinterpret(_VECTOR, tirx.Broadcast(word, 4))
+    lanes = [2 * half + i // 8 for i in range(16)] if pairs else [i // 4 for i in range(16)]
+    return _shuffle([points], lanes)
+
+
+def _spread(source: str, values: Buffer, out: Buffer) -> None:
+    made = "float32" if source == "float16" else "int32"
+    four = values.vload([0], f"{source}x4").astype(f"{made}x4")
+    for c in range(2):
+        lanes = [2 * c, 2 * c + 1] * 2
+        b.buffer_store(out, _shuffle([four], lanes), [c, tirx.Ramp(0, 1, 4)])
+
+
+def _rows(sums: Buffer, out: Buffer) -> None:
+    both = [sums.vload([c, 0], "float32x4") for c in range(2)]
+    for m in range(2):
+        lanes = [2 * m, 2 * m + 1, 4 + 2 * m, 5 + 2 * m]
+        b.buffer_store(out, _shuffle(both, lanes), [m, tirx.Ramp(0, 1, 4)])
