@@ -58,14 +58,16 @@ def bench_static(
     list of dict
         One per case, each followed by its rivals: ``shape, m, scheme, kernel, object, instructions,
         cycles, macs_per_cycle, peak_share, peak_instruction, loop_cycles, loop_count,
-        loop_instructions, loop_share, judged_share, prepare_instructions, prepare_cycles, error,
-        target, model``. `cycles` are of the whole call, ``loop_*`` of the piece of code that takes
-        most of them (per execution), ``prepare_*`` of the activations' preparation before it;
-        `judged_share` is the share of instructions that cycles are known of; `model` is whose
-        scheduling model LLVM has for the core; `peak_share` compares with int8 multiply-adds by the
-        best instruction for them that the kernel uses (the core's best, if none).
-        A rival's `object` is its file, ``instructions_ratio`` and ``cycles_ratio`` are ours over
-        its.
+        loop_instructions, loop_share, loop_peak_share, judged_share, prepare_instructions,
+        prepare_cycles, error, target, model``.
+
+        `cycles` are of the whole call, ``loop_*`` of the piece of code that takes most of them (per
+        execution), ``prepare_*`` of the activations' preparation before it. `judged_share` is the
+        share of instructions that cycles are known of, `model` whose scheduling model LLVM has for
+        the core. `peak_share` compares with int8 multiply-adds by the best instruction for them
+        that the kernel uses (the core's best, if none); `loop_peak_share` does so for the loop
+        alone, by its share of these instructions. A rival's `object` is its file,
+        ``instructions_ratio`` and ``cycles_ratio`` are ours over its.
 
     Raises
     ------

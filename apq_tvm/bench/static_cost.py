@@ -53,6 +53,8 @@ class Cost:
         rate = macs / self.cycles
         hottest = self.spent.index(max(self.spent))
         hot, each = self.judged[hottest], self.each[hottest]
+        dots = self.uses(DOT[best])
+        loop_macs = macs * hot.count * hot.uses(DOT[best]) / dots if dots else 0
         own = sum(b.count * len(b.instructions) for b in self.judged)
         return {
             "instructions": self.instructions,
@@ -64,6 +66,7 @@ class Cost:
             "loop_count": hot.count,
             "loop_instructions": len(hot.instructions),
             "loop_share": hot.count * each / self.cycles,
+            "loop_peak_share": loop_macs / (hot.count * each) / peaks[best],
             "judged_share": own / self.instructions,
         }
 

@@ -103,6 +103,7 @@ def test_figures_compare_with_the_best_instruction_used() -> None:
     assert row["peak_share"] == 16 / profile.macs_per_cycle["sdot"]
     assert (row["loop_cycles"], row["loop_count"], row["loop_instructions"]) == (2, 8, 2)
     assert row["loop_share"] == 16 / 24 and row["judged_share"] == 18 / 40
+    assert row["loop_peak_share"] == 24 / profile.macs_per_cycle["sdot"]  # it has every sdot
 
 
 @settings(max_examples=30, deadline=None)
