@@ -273,7 +273,7 @@ def _static_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['cycles']:.0f}",
         f"{row['macs_per_cycle']:.1f}",
         f"{row['peak_share']:.1%} {row['peak_instruction']}",
-        f"{row['loop_instructions']} in {row['loop_cycles']:g}",
+        f"{row['loop_instructions']} in {row['loop_cycles']:g}: {row['loop_peak_share']:.1%}",
         f"{row['loop_share']:.0%}",
         str(row["prepare_instructions"]),
         f"{row['instructions_ratio']:.2f}, {row['cycles_ratio']:.2f}" if row["object"] else "",
