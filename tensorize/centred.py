@@ -235,7 +235,7 @@ def _unpack(
     inner = [16, 8, 1] if pairs else [16, 4, 1]
     strides = [_stride("b"), *inner] if strided else None
     zero_shape = (4,) if unit.groups == 1 else (2, 4)
-    operands = [("codes", (unit.nbytes,), "uint8", unit.vector_bytes, None)]
+    operands: list[tuple[Any, ...]] = [("codes", (unit.nbytes,), "uint8", unit.vector_bytes, None)]
     if zeros:
         operands.append(("zeros", zero_shape, "uint8", 4, None))
     operands.append(("b", shape, "int8", 16, strides))

@@ -151,12 +151,18 @@ class StaticLayer:
 def outputs(func: Any, inputs: int, m: int) -> list[Array]:
     """Zeroed arrays for what a preparation writes for `m` rows: its parameters after `inputs`.
 
-    All of them have M rows, as `apq_tvm.lower.linear` has it.
+    Their first axes depend on M alone, as `apq_tvm.lower.linear` has it.
     """
-    return [
-        np.zeros((m, *map(int, buffer.shape[1:])), str(buffer.dtype))
-        for buffer in func.params[inputs:]
-    ]
+    from tvm import sym, tirx
+
+    from apq_tvm.schedules.exprs import substitute
+
+    rows, simplify = func.params[0].shape[0], sym.Analyzer().simplify
+    made = []
+    for buffer in func.params[inputs:]:
+        first = simplify(substitute(buffer.shape[0], rows, tirx.const(m, "int64")))
+        made.append(np.zeros((int(first), *map(int, buffer.shape[1:])), str(buffer.dtype)))
+    return made
 
 
 def _frozen(array: Array) -> Array:
