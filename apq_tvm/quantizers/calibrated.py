@@ -164,7 +164,8 @@ class Method:
         if is_table:
             self._note(node, "gptq: without feedback, its codes are an embedding table's too")
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
-        centred = _has_bias(model, node)
+        # Where the bias is corrected afterwards, the mean error does not count.
+        centred = _has_bias(model, node) and not scheme.min_bits
         feedback = layer_feedback(stats, weight.shape[1], node, centred=centred, act_order=True)
         self._note(node, "gptq", feedback.note())
         return quantize_fed_back(weight, scheme, name, stats, feedback, self.search, shared)
