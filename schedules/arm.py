@@ -40,8 +40,8 @@ _MMLA = _DOT | {"i8mm", "bf16", "fp16fml"}
 _NO_CRYPTO = ("-aes", "-sha2", "-sha3", "-sm4")
 _NO_SVE = ("-sve-bitperm", "-sve2", "-sve")
 
-# Pairs of 16-byte loads cost more than two loads in LLVM's models of these: 6 cycles on a Cortex-A55
-# (two loads: 2), 3 slots of 6 on a Neoverse V2 (two loads: 2).
+# Pairs of 16-byte loads cost more than two loads in LLVM's models of these: 6 cycles instead of 2 on
+# a Cortex-A55, 3 slots of 6 instead of 2 on a Neoverse V2.
 _NO_PAIRS = ("+slow-paired-128",)
 
 
@@ -245,6 +245,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on 64-bit Arm, in order of preference."""
     from apq_tvm.schedules import arm_gemm
     from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
+    from apq_tvm.schedules.arm_anyprec import ANYPREC_KERNELS
     from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
     from apq_tvm.schedules.arm_gemv import GEMV_KERNELS
     from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
@@ -260,6 +261,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *GEMV_KERNELS,
         *arm_gemm.SOME_ROWS,
         *LOOKUP_KERNELS,
+        *ANYPREC_KERNELS,
         *PLAIN_KERNELS,
         *GENERIC_KERNELS,
     )

@@ -18,28 +18,17 @@ PSIGNB, PMADDUBSW, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.planes import (
-    ROWS,
-    PlanesUnit,
-    centroid_if,
-    column_of,
-    dot_axes,
-    dot_body,
-    plane_code,
-    rows_body,
-)
+from apq_tvm.tensorize.planes import ROWS, PlanesUnit
+from apq_tvm.tensorize.planes_pairs import dot_pair, lookup_pair, rows_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86_planes_index import Index, nibble_indices, shifted, wide_indices
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
+Expr = Any  # tvm is untyped
 Buffer = Any
 
 
@@ -66,6 +55,18 @@ class PlanesInstruction:
     def unit(self, bits: int, tables: int, k: int) -> PlanesUnit:
         """A unit for this instruction."""
         return PlanesUnit(bits, tables, k, self.vector, self.offset)
+
+    def dot(self, bits: int, tables: int, k: int, ahead: int = 0) -> str:
+        """`planes_dot_intrinsic`."""
+        return planes_dot_intrinsic(self, bits, tables, k, ahead)
+
+    def lookup(self, bits: int, tables: int, k: int, ahead: int = 0) -> str:
+        """`planes_lookup_intrinsic`."""
+        return planes_lookup_intrinsic(self, bits, tables, k, ahead)
+
+    def rows(self, m: int, rows: int, k: int) -> str:
+        """`rows_dot_intrinsic`."""
+        return rows_dot_intrinsic(self, m, rows, k)
 
 
 VPERMB = PlanesInstruction("vpermb", 64, 128, ("avx512vbmi", "avx512vnni"))
@@ -104,7 +105,7 @@ def planes_dot_intrinsic(
         for r in range(ROWS):
             b.buffer_store(acc, sums[r], [r, tirx.Ramp(0, 1, unit.lanes)])
 
-    return register(name, lambda: (_dot_member(unit, None), _dot_member(unit, implement)))
+    return register(name, lambda: dot_pair(unit, implement))
 
 
 def planes_lookup_intrinsic(
@@ -131,7 +132,7 @@ def planes_lookup_intrinsic(
                 value = out.vload([r, at], f"uint8x{width}") + value
                 b.buffer_store(out, value, [r, tirx.Ramp(at, 1, width)])
 
-    return register(name, lambda: (_lookup_member(unit, None), _lookup_member(unit, implement)))
+    return register(name, lambda: lookup_pair(unit, implement))
 
 
 def rows_dot_intrinsic(instruction: PlanesInstruction, m: int, rows: int, k: int) -> str:
@@ -155,10 +156,7 @@ def rows_dot_intrinsic(instruction: PlanesInstruction, m: int, rows: int, k: int
                     total = _multiply(instruction, total, signed, xs)
                     b.buffer_store(acc, total, [i, r, tirx.Ramp(0, 1, unit.lanes)])
 
-    return register(
-        name,
-        lambda: (_rows_member(unit, m, rows, None), _rows_member(unit, m, rows, implement)),
-    )
+    return register(name, lambda: rows_pair(unit, m, rows, implement))
 
 
 def _call(dtype: str, name: str, *operands: Expr) -> Expr:
@@ -258,112 +256,3 @@ def _multiply(instruction: PlanesInstruction, sums: Expr, w: Expr, x: Expr) -> E
     ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
     words = _call("int16x16", "avx2.pmadd.ub.sw", size, signed)
     return sums + _call("int32x8", "avx2.pmadd.wd", words, ones)
-
-
-def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool, align: int) -> Buffer:
-    """A buffer argument; a strided one leaves all strides but the last open."""
-    strides: list[Any] | None = None
-    extents: list[Any] = list(shape)
-    if strided:
-        extents = [tirx.const(extent, "int64") for extent in shape]  # of the strides' type
-        strides = [tirx.Var(f"{name}{d}", "int64") for d in range(len(shape) - 1)]
-        strides.append(tirx.const(1, "int64"))
-    return b.match_buffer(
-        b.arg(name, b.handle()), extents, dtype, strides=strides, align=align, offset_factor=1
-    )
-
-
-def _whole(buffer: Buffer, shape: tuple[int, ...]) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in shape)]
-
-
-def _dot_member(unit: PlanesUnit, implement: Any) -> PrimFunc:
-    shapes = (unit.bits, 1, unit.k), (unit.tables, unit.entries), (unit.k,), (ROWS, unit.lanes)
-    strided = implement is not None
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("planes_dot")
-        planes = _operand("planes", shapes[0], "uint8", strided, 32)
-        table = _operand("table", shapes[1], "int8", strided, min(unit.entries, 64))
-        x = _operand("x", shapes[2], "int8", False, 4)
-        acc = _operand("acc", shapes[3], "int32", False, 64)
-        with b.sblock("root"):
-            b.reads(*map(_whole, (acc, planes, table, x), (shapes[3], *shapes[:3])))
-            b.writes(_whole(acc, shapes[3]))
-            if implement is not None:
-                implement(planes, table, x, acc)
-            else:
-                _dot_meaning(unit, planes, table, x, acc)
-    return builder.get()
-
-
-def _dot_meaning(unit: PlanesUnit, planes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
-    kinds, extents = dot_axes(unit)
-    with b.grid(*extents) as loops, b.sblock("dot"):
-        axes = tuple(b.axis.remap(kinds, loops))
-        at = axes[0], axes[1]
-        whole = ((unit.bits, 1, unit.k), (unit.tables, unit.entries), (unit.k,))
-        b.reads(acc[at], *map(_whole, (planes, table, x), whole))
-        b.writes(acc[at])
-        dot_body(
-            unit,
-            acc,
-            at,
-            lambda p, column: planes[p, 0, column],
-            lambda t, entry: table[t, entry],
-            lambda column: x[column],
-            axes,
-        )
-
-
-def _lookup_member(unit: PlanesUnit, implement: Any) -> PrimFunc:
-    shapes = (unit.bits, 1, unit.k), (unit.tables, unit.entries), (ROWS, unit.k)
-    strided = implement is not None
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("planes_lookup")
-        planes = _operand("planes", shapes[0], "uint8", strided, 32)
-        table = _operand("table", shapes[1], "int8", strided, min(unit.entries, 64))
-        out = _operand("out", shapes[2], "uint8", strided, 32)
-        with b.sblock("root"):
-            b.reads(*map(_whole, (out, planes, table), (shapes[2], *shapes[:2])))
-            b.writes(_whole(out, shapes[2]))
-            if implement is not None:
-                implement(planes, table, out)
-            else:
-                with b.grid(ROWS, unit.k, unit.entries) as loops, b.sblock("lookup"):
-                    r, column, entry = b.axis.remap("SSR", loops)
-                    reads = map(_whole, (planes, table), shapes[:2])
-                    b.reads(out[r, column], *reads)
-                    b.writes(out[r, column])
-                    code = plane_code(lambda p: planes[p, 0, column], r, unit.bits)
-                    centroid = table[unit.table_of(r), entry]
-                    value = centroid_if(code, entry, centroid, unit.offset).astype("uint8")
-                    b.buffer_store(out, out[r, column] + value, [r, column])
-    return builder.get()
-
-
-def _rows_member(unit: PlanesUnit, m: int, rows: int, implement: Any) -> PrimFunc:
-    shapes = (rows, unit.k), (m, unit.k), (m, rows, unit.lanes)
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("rows_dot")
-        strided = implement is not None
-        w = _operand("w", shapes[0], "uint8", strided, 32)
-        x = _operand("x", shapes[1], "int8", strided, 4)
-        acc = _operand("acc", shapes[2], "int32", False, 64)
-        with b.sblock("root"):
-            b.reads(*map(_whole, (acc, w, x), (shapes[2], *shapes[:2])))
-            b.writes(_whole(acc, shapes[2]))
-            (implement or partial(rows_meaning, unit, m, rows))(w, x, acc)
-    return builder.get()
-
-
-def rows_meaning(unit: PlanesUnit, m: int, rows: int, w: Buffer, x: Buffer, acc: Buffer) -> None:
-    """Plain loops of `rows_dot_intrinsic`."""
-    registers = (unit.registers,) if unit.registers > 1 else ()
-    extents = (m, rows, unit.lanes, *registers, 4)
-    kinds = "SSS" + "R" * (len(registers) + 1)
-    with b.grid(*extents) as loops, b.sblock("rows_dot"):
-        i, r, lane, *inner = b.axis.remap(kinds, loops)
-        column = column_of(unit, lane, tuple(inner))
-        b.reads(acc[i, r, lane], _whole(w, (rows, unit.k)), _whole(x, (m, unit.k)))
-        b.writes(acc[i, r, lane])
-        rows_body(unit, acc, (i, r, lane), w[r, column], x[i, column], column)

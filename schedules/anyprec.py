@@ -1,0 +1,187 @@
+"""Default schedules of any-precision linear layers on CPUs, and their kernel records, one a width.
+
+What the decisions mean:
+
+- ``ahead``: software prefetch distance in bytes of every plane (`apq_tvm.schedules.x86_gemv`);
+- ``m_tiles``: tiles of rows of x that share one lookup of the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from apq_tvm.codegen.layouts.planes import PlanesLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.anyprec import SUM_ROWS, UNIT_K, planes_gemm, planes_gemv
+from apq_tvm.ops.gemm_task import STAGES
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.tensorize.planes import ROWS, PlanesUnit
+from apq_tvm.tensorize.reduce import reduce_intrinsic
+from apq_tvm.types import DeviceProfile
+
+
+class PlanesInstruction(Protocol):
+    """How codes are looked up and multiplied.
+
+    ``features`` are LLVM features it needs, all of them; ``vector`` the bytes of a register,
+    ``offset`` what centroids are increased by. The methods register intrinsics and name them:
+    ``dot`` of a unit with a row of x, ``lookup`` of a unit, ``rows`` of looked up bytes with rows
+    of x.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vector(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def features(self) -> tuple[str, ...]: ...
+
+    def unit(self, bits: int, tables: int, k: int) -> PlanesUnit: ...
+    def dot(self, bits: int, tables: int, k: int, ahead: int) -> str: ...
+    def lookup(self, bits: int, tables: int, k: int, ahead: int) -> str: ...
+    def rows(self, m: int, rows: int, k: int) -> str: ...
+
+
+_UNROLLED = ("load", "start", "zero", "spill", "store")
+
+_PARALLEL = 1 << 16
+"""Weights from which on a second thread pays (`apq_tvm.schedules.x86_gemv`)."""
+
+_INT32_MAX = 2**31 - 1
+
+
+def _layout(spec: LinearSpec) -> PlanesLayout:
+    assert spec.scheme is not None
+    return PlanesLayout.of(spec.scheme, spec.details)
+
+
+def _unit(instruction: PlanesInstruction, spec: LinearSpec, width: int) -> PlanesUnit:
+    return instruction.unit(width, _layout(spec).tables_per_block, UNIT_K)
+
+
+def _check(
+    spec: LinearSpec, profile: DeviceProfile, instruction: PlanesInstruction, width: int
+) -> None:
+    scheme = spec.scheme
+    if scheme is None or scheme.family != "anyprec":
+        raise NotApplicable(f"is for any-precision weights, not {scheme or 'float32'}")
+    if width not in scheme.widths:
+        raise NotApplicable(f"is for {width} bits, not {scheme}")
+    if not scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {scheme}")
+    missing = [f for f in instruction.features if f not in profile.features]
+    if missing or profile.vector_bytes < instruction.vector:
+        raise NotApplicable(f"needs {' and '.join(instruction.features)}; {profile.name} has not")
+    # |Σ (c + offset) x|, and |offset Σ x|
+    largest = 127 + 2 * instruction.offset
+    if _layout(spec).padded_k(spec.k) * largest * 127 > _INT32_MAX:
+        raise NotApplicable(f"K={spec.k}: the sum of its products may exceed int32")
+
+
+def _schedule(sch: Any, parallel: bool) -> None:
+    """Parallel tasks; every stage a vector wide, those of a tile unrolled into registers."""
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    if parallel:
+        sch.parallel(task)
+    for name in map(str, sch.get(sch.get_sblock("root")).annotations[STAGES]):
+        *outer, lane = sch.get_loops(sch.get_sblock(name))
+        sch.vectorize(lane)
+        if name.startswith(_UNROLLED):
+            for loop in outer:
+                sch.unroll(loop)
+
+
+def _tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
+    sch.tensorize(sch.get_loops(sch.get_sblock(block))[-axes], intrinsic)
+
+
+def _add_lanes(sch: Any, block: str, lanes: int, axes: int) -> None:
+    *outer, lane = sch.get_loops(sch.get_sblock(block))[-axes:]
+    for loop in outer:
+        sch.unroll(loop)
+    sch.tensorize(lane, reduce_intrinsic("add", lanes))
+
+
+def _parts(spec: LinearSpec) -> list[tuple[str, int]]:
+    """(suffix of a block's name, columns): whole units and the half one at the end of K."""
+    units, tail = divmod(_layout(spec).padded_k(spec.k), UNIT_K)
+    return ([("", UNIT_K)] if units else []) + ([("_tail", tail)] if tail else [])
+
+
+def _ahead(decide: Decide) -> int:
+    return decide("ahead", (4096, 2048, 8192, 0))
+
+
+def _axes(instruction: PlanesInstruction, k: int) -> int:
+    return 5 if k > instruction.vector else 4
+
+
+def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
+    """The record of the kernel for one row of x."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        _check(spec, profile, instruction, width)
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        return planes_gemv(spec, _layout(spec), _unit(instruction, spec, width))
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        tables, ahead = _layout(spec).tables_per_block, _ahead(decide)
+        _schedule(sch, spec.n * spec.k >= _PARALLEL)
+        for suffix, k in _parts(spec):
+            dot = instruction.dot(width, tables, k, ahead)
+            _tensorize(sch, f"dot{suffix}", dot, _axes(instruction, k))
+        _add_lanes(sch, "add", instruction.vector // 4, 2)
+
+    return LinearKernel(
+        f"gemv_anyprec{width}A8_{instruction.name}_r{ROWS}m1",
+        1,
+        -1,
+        check,
+        lambda spec, _: _layout(spec),
+        func,
+        schedule,
+        family="anyprec",
+        width=width,
+    )
+
+
+def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> LinearKernel:
+    """The record of the kernel for M >= m_tile."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        _check(spec, profile, instruction, width)
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        m_tiles = decide("m_tiles", (32, 16, 64))
+        unit = _unit(instruction, spec, width)
+        return planes_gemm(spec, _layout(spec), unit, m_tile, m_tiles)
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        decide("m_tiles", (32, 16, 64))
+        tables, ahead = _layout(spec).tables_per_block, _ahead(decide)
+        _schedule(sch, True)
+        for suffix, k in _parts(spec):
+            lookup = instruction.lookup(width, tables, k, ahead)
+            _tensorize(sch, f"lookup{suffix}", lookup, 3)
+            for row in range(0, ROWS, SUM_ROWS):
+                dot = instruction.rows(m_tile, SUM_ROWS, k)
+                _tensorize(sch, f"dot{suffix}{row}", dot, _axes(instruction, k))
+        for row in range(0, ROWS, SUM_ROWS):
+            _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)
+
+    return LinearKernel(
+        f"gemm_anyprec{width}A8_{instruction.name}_r{ROWS}m{m_tile}",
+        m_tile,
+        -1,
+        check,
+        lambda spec, _: _layout(spec),
+        func,
+        schedule,
+        family="anyprec",
+        width=width,
+    )

@@ -1,0 +1,164 @@
+"""Pairs of meaning and instructions for kernels on bitplanes: operands and plain loops.
+
+`implement` of a member gets the buffers and emits instructions; without it the member is the
+meaning (`apq_tvm.tensorize.planes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.planes import (
+    ROWS,
+    PlanesUnit,
+    centroid_if,
+    column_of,
+    dot_axes,
+    dot_body,
+    plane_code,
+    rows_body,
+)
+
+PrimFunc = Any  # tvm is untyped
+Buffer = Any
+Implement = Callable[..., None]
+
+
+def dot_pair(unit: PlanesUnit, implement: Implement) -> tuple[PrimFunc, PrimFunc]:
+    """Product of a unit with one row of activations.
+
+    Operands: planes uint8 [bits, 1, k], tables int8 [tables, 2^bits], x int8 [k], sums int32
+    [8, vector / 4].
+    """
+    return _dot_member(unit, None), _dot_member(unit, implement)
+
+
+def lookup_pair(unit: PlanesUnit, implement: Implement) -> tuple[PrimFunc, PrimFunc]:
+    """Lookup of a unit: planes, tables, out uint8 [8, k], to which centroids are added."""
+    return _lookup_member(unit, None), _lookup_member(unit, implement)
+
+
+def rows_pair(
+    unit: PlanesUnit, m: int, rows: int, implement: Implement
+) -> tuple[PrimFunc, PrimFunc]:
+    """Rows of looked up bytes times rows of activations.
+
+    Operands: w uint8 [rows, k] (signed bytes where there is no offset), x int8 [m, k], sums int32
+    [m, rows, vector / 4].
+    """
+    return _rows_member(unit, m, rows, None), _rows_member(unit, m, rows, implement)
+
+
+def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool, align: int) -> Buffer:
+    """A buffer argument; a strided one leaves all strides but the last open."""
+    strides: list[Any] | None = None
+    extents: list[Any] = list(shape)
+    if strided:
+        extents = [tirx.const(extent, "int64") for extent in shape]  # of the strides' type
+        strides = [tirx.Var(f"{name}{d}", "int64") for d in range(len(shape) - 1)]
+        strides.append(tirx.const(1, "int64"))
+    return b.match_buffer(
+        b.arg(name, b.handle()), extents, dtype, strides=strides, align=align, offset_factor=1
+    )
+
+
+def _whole(buffer: Buffer, shape: tuple[int, ...]) -> Any:
+    return buffer[tuple(slice(0, extent) for extent in shape)]
+
+
+def _dot_member(unit: PlanesUnit, implement: Implement | None) -> PrimFunc:
+    shapes = (unit.bits, 1, unit.k), (unit.tables, unit.entries), (unit.k,), (ROWS, unit.lanes)
+    strided = implement is not None
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("planes_dot")
+        planes = _operand("planes", shapes[0], "uint8", strided, 32)
+        table = _operand("table", shapes[1], "int8", strided, min(unit.entries, 64))
+        x = _operand("x", shapes[2], "int8", False, 4)
+        acc = _operand("acc", shapes[3], "int32", False, 64)
+        with b.sblock("root"):
+            b.reads(*map(_whole, (acc, planes, table, x), (shapes[3], *shapes[:3])))
+            b.writes(_whole(acc, shapes[3]))
+            if implement is not None:
+                implement(planes, table, x, acc)
+            else:
+                _dot_meaning(unit, planes, table, x, acc)
+    return builder.get()
+
+
+def _dot_meaning(unit: PlanesUnit, planes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
+    kinds, extents = dot_axes(unit)
+    with b.grid(*extents) as loops, b.sblock("dot"):
+        axes = tuple(b.axis.remap(kinds, loops))
+        at = axes[0], axes[1]
+        whole = ((unit.bits, 1, unit.k), (unit.tables, unit.entries), (unit.k,))
+        b.reads(acc[at], *map(_whole, (planes, table, x), whole))
+        b.writes(acc[at])
+        dot_body(
+            unit,
+            acc,
+            at,
+            lambda p, column: planes[p, 0, column],
+            lambda t, entry: table[t, entry],
+            lambda column: x[column],
+            axes,
+        )
+
+
+def _lookup_member(unit: PlanesUnit, implement: Implement | None) -> PrimFunc:
+    shapes = (unit.bits, 1, unit.k), (unit.tables, unit.entries), (ROWS, unit.k)
+    strided = implement is not None
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("planes_lookup")
+        planes = _operand("planes", shapes[0], "uint8", strided, 32)
+        table = _operand("table", shapes[1], "int8", strided, min(unit.entries, 64))
+        out = _operand("out", shapes[2], "uint8", strided, 32)
+        with b.sblock("root"):
+            b.reads(*map(_whole, (out, planes, table), (shapes[2], *shapes[:2])))
+            b.writes(_whole(out, shapes[2]))
+            if implement is not None:
+                implement(planes, table, out)
+            else:
+                with b.grid(ROWS, unit.k, unit.entries) as loops, b.sblock("lookup"):
+                    r, column, entry = b.axis.remap("SSR", loops)
+                    reads = map(_whole, (planes, table), shapes[:2])
+                    b.reads(out[r, column], *reads)
+                    b.writes(out[r, column])
+                    code = plane_code(lambda p: planes[p, 0, column], r, unit.bits)
+                    centroid = table[unit.table_of(r), entry]
+                    value = centroid_if(code, entry, centroid, unit.offset).astype("uint8")
+                    b.buffer_store(out, out[r, column] + value, [r, column])
+    return builder.get()
+
+
+def _rows_member(unit: PlanesUnit, m: int, rows: int, implement: Implement | None) -> PrimFunc:
+    shapes = (rows, unit.k), (m, unit.k), (m, rows, unit.lanes)
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("rows_dot")
+        strided = implement is not None
+        w = _operand("w", shapes[0], "uint8", strided, 32)
+        x = _operand("x", shapes[1], "int8", strided, 4)
+        acc = _operand("acc", shapes[2], "int32", False, 64)
+        with b.sblock("root"):
+            b.reads(*map(_whole, (acc, w, x), (shapes[2], *shapes[:2])))
+            b.writes(_whole(acc, shapes[2]))
+            (implement or partial(_rows_meaning, unit, m, rows))(w, x, acc)
+    return builder.get()
+
+
+def _rows_meaning(unit: PlanesUnit, m: int, rows: int, w: Buffer, x: Buffer, acc: Buffer) -> None:
+    """Plain loops of `rows_dot_intrinsic`."""
+    registers = (unit.registers,) if unit.registers > 1 else ()
+    extents = (m, rows, unit.lanes, *registers, 4)
+    kinds = "SSS" + "R" * (len(registers) + 1)
+    with b.grid(*extents) as loops, b.sblock("rows_dot"):
+        i, r, lane, *inner = b.axis.remap(kinds, loops)
+        column = column_of(unit, lane, tuple(inner))
+        b.reads(acc[i, r, lane], _whole(w, (rows, unit.k)), _whole(x, (m, unit.k)))
+        b.writes(acc[i, r, lane])
+        rows_body(unit, acc, (i, r, lane), w[r, column], x[i, column], column)

@@ -1,0 +1,120 @@
+"""Any-precision kernels on Arm: every width under qemu, and what LLVM makes of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from test_anyprec import RELATIVE_ERROR, SHAPES, integer_weights, quantized, random_tensor
+
+from apq_tvm.bench.emulator import Program
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import details, parse_scheme
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.schedules.arm_anyprec import ANYPREC_KERNELS
+from apq_tvm.schedules.devices import find_profile, linear_kernels
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.types import QuantizedTensor
+
+ROWS = 8
+TARGETS = {"sdot_sve": "graviton3", "sdot": "graviton2", "smull": "cortex-a53"}
+
+
+def record(kind: str, bits: int, instruction: str) -> LinearKernel:
+    start = f"{kind}_anyprec{bits}A8_{instruction}_r"
+    return next(k for k in ANYPREC_KERNELS if k.name.startswith(start))
+
+
+def check(
+    kernel: LinearKernel, target: str, tensor: QuantizedTensor, epilogue: bool, folder: Path
+) -> None:
+    (n, k), profile = tensor.codes.shape, find_profile(target)
+    activation = "relu" if epilogue else ""
+    spec = LinearSpec(n, k, tensor.scheme, epilogue, activation, epilogue, details(tensor))
+    layout = kernel.layout(spec, profile)
+    packed = layout.pack(tensor).arrays.values()
+    program = Program(scheduled(kernel, spec, profile), profile, folder)
+    weight, rng = integer_weights(tensor, kernel.width), np.random.default_rng(n + k)
+    for m in (kernel.m_min, kernel.m_min + 1):
+        x = rng.normal(size=(m, k)).astype(np.float32)
+        xq, xs, xsum = quantized(x, layout.padded_k(k))
+        bias = rng.normal(size=n).astype(np.float32)
+        residual = rng.normal(size=(m, n)).astype(np.float32)
+        want = (xq[:, :k].astype(np.float64) * xs) @ weight.T
+        largest = np.abs(want).max() + 1
+        want = np.maximum(want + bias, 0) + residual if epilogue else want
+        y = np.full((m, n), np.nan, np.float32)
+        program(xq, xs, xsum, *packed, *([bias, residual] if epilogue else []), y)
+        np.testing.assert_allclose(y, want, rtol=0, atol=RELATIVE_ERROR * largest)
+
+
+CASES = [
+    *(("gemv", bits, "sdot") for bits in range(1, 9)),
+    *(("gemv", bits, "sdot_sve") for bits in (2, 3)),
+    ("gemv", 3, "smull"),
+    ("gemm", 4, "sdot"),
+    ("gemm", 5, "smull"),
+]
+
+
+@needs_qemu
+@pytest.mark.parametrize(("kind", "bits", "instruction"), CASES)
+def test_every_width(kind: str, bits: int, instruction: str, tmp_path: Path) -> None:
+    """Cases share out shapes: K of whole units, half ones, less than one; ragged N."""
+    n, k, channels = SHAPES[bits % len(SHAPES)]
+    tensor = random_tensor(n, k, "anyprec1-8", channels, bits)
+    kernel = record(kind, bits, instruction)
+    check(kernel, TARGETS[instruction], tensor, bits % 2 == 1, tmp_path)
+
+
+@needs_qemu
+@pytest.mark.parametrize("instruction", ["sdot", "smull"])
+def test_extreme_centroids(instruction: str, tmp_path: Path) -> None:
+    tensor = random_tensor(8, 64, "anyprec2-2", 8)
+    tables = {name: np.sign(t) * np.float16(127) for name, t in tensor.tables.items()}
+    worst = QuantizedTensor(tensor.codes, tensor.scales, None, tensor.scheme, tables)
+    check(record("gemv", 2, instruction), TARGETS[instruction], worst, False, tmp_path)
+
+
+# Merges, shifts and masks for the 128 codes of eight rows are counted.
+LOOPS = [("graviton2", "sdot"), ("graviton3", "sdot_sve"), ("graviton4", "sdot_sve")]
+
+
+@pytest.mark.parametrize(("target", "instruction"), LOOPS)
+@pytest.mark.parametrize(("bits", "most"), [(2, 8), (3, 23), (4, 24)])
+def test_codes_are_looked_up_in_registers(
+    bits: int, most: int, target: str, instruction: str
+) -> None:
+    """One lookup and one product for 16 weights, tables in registers, sums not across lanes."""
+    spec = LinearSpec(512, 512, parse_scheme("anyprec1-8"), details=(("channels", 2),))
+    profile = find_profile(target)
+    source = assembly(scheduled(record("gemv", bits, instruction), spec, profile), profile)
+    block = inner_loop(source, "sdot")
+    label = re.escape(block.partition(":")[0])
+    loop = re.split(rf"(?m)^\s+b\.ne\s+\.LBB{label}$", block)[0]
+    products = count(loop, "sdot")
+    assert products % ROWS == 0 and count(loop, "tbl") == products
+    assert "[sp" not in loop and count(loop, "addv|addp|dup") == 0
+    lookups = count(loop, r"tbl\s+z\d+") if "sve" in instruction else 0
+    assert lookups == (products if "sve" in instruction else 0)
+    merging = count(loop, "and|orr|bsl|bit|bif|ushr|shl|add\\s+v\\d+")
+    assert merging <= most * products // ROWS
+
+
+def test_every_width_has_a_kernel_on_every_core() -> None:
+    scheme = parse_scheme("anyprec2-8")
+    assert scheme is not None
+    spec = LinearSpec(64, 64, scheme, details=(("channels", 2),))
+    for target in ("graviton2", "graviton4", "cortex-a53", "cortex-a76"):
+        profile, widths = find_profile(target), set()
+        for kernel in linear_kernels(profile):
+            if kernel.name.startswith("gemv_anyprec"):
+                try:
+                    kernel.check(spec, profile)
+                except NotApplicable:
+                    continue
+                widths.add(kernel.width)
+        assert widths == set(scheme.widths)
