@@ -40,8 +40,8 @@ _MMLA = _DOT | {"i8mm", "bf16", "fp16fml"}
 _NO_CRYPTO = ("-aes", "-sha2", "-sha3", "-sm4")
 _NO_SVE = ("-sve-bitperm", "-sve2", "-sve")
 
-# Pairs of 16-byte loads cost more than two loads in LLVM's models of these: 6 cycles instead of 2 on
-# a Cortex-A55, 3 slots of 6 instead of 2 on a Neoverse V2.
+# Pairs of 16-byte loads cost more than two loads in LLVM's models of these: 6 cycles instead of 2
+# on a Cortex-A55, 3 slots of 6 instead of 2 on a Neoverse V2.
 _NO_PAIRS = ("+slow-paired-128",)
 
 

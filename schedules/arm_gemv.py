@@ -8,8 +8,10 @@ What the decisions mean:
   (`apq_tvm.ops.folded_linear`). Cores with four vector pipes are out of issue slots for vectors
   before they are out of loads (V1: 43 % of the sdot peak without, 47 % with); N1 is short of slots
   of any kind (37 % with, 39 % without).
-- ``ordered``: written assembly instead of LLVM's order (`apq_tvm.tensorize.arm_in_order`), for cores
-  that issue in order: 45 % of the sdot peak of Cortex-A55 instead of 31 %.
+- ``ordered``: written assembly instead of LLVM's order (`apq_tvm.tensorize.arm_in_order`), for
+  cores that issue in order: 45 % of the sdot peak of Cortex-A55 instead of 31 %.
+- ``together``: whether one ``ld1`` loads four vectors of codes. N1 has three slots a cycle in
+  LLVM's model and takes three for an ``ldp`` of two (41 % of the sdot peak with, 39 % without).
 - ``unroll``: chunks per iteration. Scales of two chunks are one 16-byte load.
 """
 
@@ -146,7 +148,9 @@ def _schedule(
         sch.unroll(loop)
     sch.vectorize(lane)
     sch.unroll(stream)
-    sch.tensorize(lanes[0], folded_intrinsic(fold_of(layout), m_tile, units))
+    scarce = not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
+    together = decide("together", (True, False) if scarce else (False, True))
+    sch.tensorize(lanes[0], folded_intrinsic(fold_of(layout), m_tile, units, together))
 
 
 def schedule_fold(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
@@ -161,7 +165,8 @@ def _kernel(bits: int, m_tile: int) -> LinearKernel:
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         streams = _streams(spec, m_tile, decide)
         copies = _copies(spec, profile, m_tile, decide)
-        return folded_linear(spec, interleaved(spec, LANES), m_tile, streams, copies)
+        ordered = _ordered(spec, profile, m_tile, decide)
+        return folded_linear(spec, interleaved(spec, LANES), m_tile, streams, copies, ordered)
 
     def layout(spec: LinearSpec, profile: DeviceProfile) -> InterleavedLayout:
         return interleaved(spec, LANES)

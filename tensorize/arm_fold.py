@@ -13,11 +13,13 @@ Per 4 rows x 32 k of W4 that is 4 ``and``, 8 sdot, 1 ``shl``, 1 ``fcvtl`` and 2 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.tensorize.arm_loads import MODULE, load_vectors
 from apq_tvm.tensorize.fold import Fold
 from apq_tvm.tensorize.folded_dot import FoldedDot, FoldedOperands, folded_pair
 from apq_tvm.tensorize.registry import register
@@ -25,9 +27,11 @@ from apq_tvm.tensorize.unit import UNIT_K
 
 Expr = Any  # tvm is untyped
 Buffer = Any
+Load = Callable[[FoldedOperands, int, int], Expr]
+"""uint8 [16]: bytes of a unit's codes by the unit's number in the chunk and their own."""
 
 
-def folded_intrinsic(fold: Fold, m: int, units: int) -> str:
+def folded_intrinsic(fold: Fold, m: int, units: int, together: bool = False) -> str:
     """Register (once) and name the product of one chunk.
 
     Parameters
@@ -38,15 +42,25 @@ def folded_intrinsic(fold: Fold, m: int, units: int) -> str:
         Rows of x; codes are unpacked once for all of them.
     units : int
         Of the chunk.
+    together : bool
+        Whether codes are loaded two or four vectors at a time (`apq_tvm.tensorize.arm_loads`).
     """
     unit = fold.unit
     name = f"apq_sdot_fold_{m}x{unit.rows}x{UNIT_K * units}_s8u{unit.bits}f32"
-    name += "_z" if fold.zeros else ""
-    return register(name, lambda: folded_pair(FoldedDot(fold, m, units), _implement))
+    name += ("_z" if fold.zeros else "") + ("_ld1" if together else "")
+
+    def implement(o: FoldedOperands) -> None:
+        if together:
+            with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", MODULE):
+                _implement(o, _load_together)
+        else:
+            _implement(o, _load)
+
+    return register(name, lambda: folded_pair(FoldedDot(fold, m, units), implement))
 
 
-def _implement(o: FoldedOperands) -> None:
-    places = [_sums(o, i) for i in range(o.dot.m)]
+def _implement(o: FoldedOperands, load: Load) -> None:
+    places = [_sums(o, load, i) for i in range(o.dot.m)]
     scale = o.scales.vload([0], "float16x4").astype("float32x4")
     for i, total in enumerate(places):
         at = _at(o, i)
@@ -67,7 +81,7 @@ def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
     return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma.v4f32", x, y, z)
 
 
-def _sums(o: FoldedOperands, row: int) -> Expr:
+def _sums(o: FoldedOperands, load: Load, row: int) -> Expr:
     """int32 [4]: pattern of a float, MAGIC + 2^shift Σ."""
     dot, fold = o.dot, o.dot.fold
     total = tirx.reinterpret("int32x4", _four(o.starts, o.lead(row, 2), 0))
@@ -79,7 +93,7 @@ def _sums(o: FoldedOperands, row: int) -> Expr:
         mine = tirx.Broadcast(tirx.const(0, "int32"), 4) if apart else total
         for unit in range(dot.units):
             for vector in range(part * fold.vectors, (part + 1) * fold.vectors):
-                mine = _sdot(mine, _codes(o, unit, vector), _four_k(o, row, unit, vector))
+                mine = _sdot(mine, _codes(o, load, unit, vector), _four_k(o, row, unit, vector))
         total = total + mine if apart else mine
     return total
 
@@ -89,25 +103,25 @@ def _sdot(total: Expr, codes: Expr, x: Expr) -> Expr:
     return tirx.call_llvm_pure_intrin("int32x4", name, total, codes, x)
 
 
-def _codes(o: FoldedOperands, unit: int, vector: int) -> Expr:
+def _codes(o: FoldedOperands, load: Load, unit: int, vector: int) -> Expr:
     """int8 [16]: what stands for one vector of the unit (see `apq_tvm.tensorize.fold`)."""
     fold = o.dot.fold
     if not fold.raw:
-        return _decoded(o, unit, vector)
+        return _decoded(o, load, unit, vector)
     part, width = fold.part(vector), fold.width
-    byte = _load(o, unit, vector % width)
+    byte = load(o, unit, vector % width)
     mask = (1 << width * (part + 1)) - 1
     if mask < 255:
         byte = tirx.bitwise_and(byte, _bytes(mask))
     return tirx.reinterpret("int8x16", byte)
 
 
-def _decoded(o: FoldedOperands, unit: int, vector: int) -> Expr:
+def _decoded(o: FoldedOperands, load: Load, unit: int, vector: int) -> Expr:
     """int8 [16]: codes put together of their fields, twice the code where that is wanted."""
     shape, fold = o.dot.fold.unit, o.dot.fold
     result: Expr = None
     for width, shift in shape.fields:
-        byte = _load(o, unit, shift + vector % width)
+        byte = load(o, unit, shift + vector % width)
         low = vector // width * width
         if shape.inverted and low + width == 8:
             byte = tirx.bitwise_xor(byte, _bytes(0x80))
@@ -128,6 +142,18 @@ def _bytes(value: int) -> Expr:
 def _load(o: FoldedOperands, unit: int, index: int) -> Expr:
     lead = [unit] if o.dot.units > 1 else []
     return o.codes.vload([*lead, 16 * index], "uint8x16")
+
+
+def _load_together(o: FoldedOperands, unit: int, index: int) -> Expr:
+    """LLVM makes one load of equal ones."""
+    bits = o.dot.fold.unit.bits
+    count = next((n for n in (4, 2) if bits % n == 0), 1)
+    if count == 1:
+        return _load(o, unit, index)
+    lead = [tirx.const(unit, "int64")] if o.dot.units > 1 else []
+    first = tirx.const(16 * (index // count * count), "int64")
+    address = tirx.address_of(o.codes[(*lead, first)])
+    return load_vectors(address, count)[index % count]
 
 
 def _four_k(o: FoldedOperands, row: int, unit: int, vector: int) -> Expr:

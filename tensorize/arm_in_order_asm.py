@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from apq_tvm.tensorize.arm_loads import TARGET
 from apq_tvm.tensorize.fold import Fold
 
 STREAMS = 4
@@ -42,13 +43,7 @@ def function(fold: Fold, chunks: int, name: str) -> str:
     for s in _BLOCKS:
         lines.append(f"  %b{s} = extractvalue {four} %r, {s}")
         lines.append(f"  store {vector} %b{s}, ptr %p{s}, align 16")
-    return "\n".join([_MODULE, *lines, "  ret void", "}", ""])
-
-
-_MODULE = """target datalayout = "e-m:e-p270:32:32-p271:32:32-p272:64:64-i8:8:32-i16:16:32-i64:64-\
-i128:128-n32:64-S128-Fn32"
-target triple = "aarch64-linux-gnu"
-"""
+    return TARGET + "\n".join([*lines, "  ret void", "}", ""])
 
 
 def _program(fold: Fold, chunks: int) -> list[str]:

@@ -42,6 +42,7 @@ def folded_linear(
     m_tile: int = 1,
     streams: int = 1,
     copies: int = 1,
+    neighbours: bool = False,
 ) -> PrimFunc:
     """Linear layer with int8 activations prepared by `apq_tvm.ops.fold_activations`.
 
@@ -55,6 +56,9 @@ def folded_linear(
     copies : int
         Of what a chunk starts from: 1, or one for each stream. LLVM loads one only once and copies
         it between registers, which costs cores an operation that loads are cheaper than.
+    neighbours : bool
+        True if streams read row blocks side by side, which one intrinsic may then have together; a
+        stream of its own else reads consecutive ones.
 
     Returns
     -------
@@ -73,7 +77,7 @@ def folded_linear(
         bias, residual, y = operands.epilogue()
         whole = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
         blocking = Blocking(m_tile, streams, whole.bundles, 1, chunks, units)
-        nest = _Folded(spec, layout, blocking, operands.m)
+        nest = (_Neighbours if neighbours else _Folded)(spec, layout, blocking, operands.m)
         sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
         nest.folded_dot(sums, FoldedDot(fold, m_tile, units), (xq, starts, factors), weights)
         nest.store(y, sums, None, bias, residual)
@@ -123,6 +127,11 @@ class _Folded(_Nest):
                 (r, j, c),
             )
             b.buffer_store(sums, sums[tuple(target)] + value, target)
+
+
+class _Neighbours(_Folded):
+    def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
+        return bundle * _i64(self.blocking.streams) + stream
 
 
 def _i64(value: int) -> Expr:
