@@ -39,7 +39,12 @@ Stmt = Any
 
 
 def micro_kernel(
-    tile: Tile, rows: int, depth: Expr, left: Callable[[int, Expr], Expr], panel: Any
+    tile: Tile,
+    rows: int,
+    depth: Expr,
+    left: Callable[[int, Expr], Expr],
+    panel: Any,
+    along: Callable[[int, Expr], Expr] | None = None,
 ) -> tuple[list[Stmt], Callable[[int, int], Expr], Any]:
     """Accumulate ``rows x tile.cols`` over `depth`.
 
@@ -53,12 +58,14 @@ def micro_kernel(
         (row, k) → scalar.
     panel : Buffer
         Flat ``[tile.depth, tile.cols]``.
+    along : callable, optional
+        (row, k) → vector of ``tile.lanes`` consecutive k, for devices that multiply by a lane.
 
     Returns
     -------
     list of Stmt, callable, Buffer
-        The loop over k; (row, vector) → index of an accumulator vector; the accumulators, which the
-        caller allocates and initialises.
+        The loops over k; (row, vector) → index of an accumulator vector; the accumulators, which
+        the caller allocates and initialises.
     """
     acc = tirx.decl_buffer((rows * tile.cols,), "float32", "acc")
 
@@ -66,7 +73,7 @@ def micro_kernel(
         at = row * tile.cols + vector * tile.lanes
         return tirx.Ramp(tirx.const(at, "int32"), tirx.const(1, "int32"), tile.lanes)
 
-    def step(k: Expr) -> Stmt:
+    def step(k: Expr, factor: Callable[[int], Expr]) -> Stmt:
         out: list[Stmt] = []
         cols: list[Expr] = []
         for v in range(tile.vectors):
@@ -77,14 +84,35 @@ def micro_kernel(
             cols.append(var)
         for r in range(rows):
             scalar = tirx.Var(f"a{r}", f"float32x{tile.lanes}")
-            out.append(tirx.Bind(scalar, tirx.Broadcast(left(r, k), tile.lanes)))
+            out.append(tirx.Bind(scalar, factor(r)))
             for v in range(tile.vectors):
                 at = place(r, v)
                 value = tirx.BufferLoad(acc, [at]) + scalar * cols[v]
                 out.append(tirx.BufferStore(acc, value, [at]))
         return tirx.stmt_seq(*out)
 
-    return [loop(depth, step)], place, acc
+    def one(k: Expr) -> Stmt:
+        return step(k, lambda r: tirx.Broadcast(left(r, k), tile.lanes))
+
+    if along is None:
+        return [loop(depth, one)], place, acc
+    load = along
+
+    def several(block: Expr) -> Stmt:
+        first = block * int64(tile.lanes)
+        binds, vectors = bind_all([load(r, first) for r in range(rows)], "left")
+        lanes = [[tirx.const(i, "int32")] * tile.lanes for i in range(tile.lanes)]
+        steps = [
+            step(first + int64(i), lambda r, i=i: tirx.Shuffle([vectors[r]], lanes[i]))  # type: ignore[misc]
+            for i in range(tile.lanes)
+        ]
+        return tirx.stmt_seq(*binds, *steps)
+
+    simplify = sym.Analyzer().simplify
+    blocks = simplify(depth // int64(tile.lanes))
+    done = simplify(blocks * int64(tile.lanes))
+    rest = loop(simplify(depth - done), lambda k: one(done + k))
+    return [loop(blocks, several), rest], place, acc
 
 
 @dataclass(frozen=True)
@@ -98,6 +126,8 @@ class _Problem:
     right: Flat
     out: Flat
     right_layout: str
+    left_runs: bool
+    """Whether a row of `left` is contiguous and the device multiplies by a lane."""
 
 
 def _batch_indices(task: Expr, batch: Sequence[Expr]) -> list[Expr]:
@@ -209,7 +239,11 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
             left, right, out = flat(0, a, -2, -1), flat(1, b, -2, -1), flat(2, y, -2, -1)
             along, down = (len(b.order) - 1, len(b.order) - 2), b.contiguous
         layout = "rows" if down == along[0] else "columns" if down == along[1] else "strided"
-        problem = _Problem(m, n, k, left, right, out, layout)
+        runs = a.contiguous == len(a.order) - 1
+        if swap:
+            runs = b.contiguous == len(b.order) - 2
+        by_lane = runs and profile.arch == "aarch64"
+        problem = _Problem(m, n, k, left, right, out, layout, by_lane)
         dense = y.contiguous >= rank - 2
         return tirx.stmt_seq(*binds, _panel(problem, tile, t % panels, dense))
 
@@ -267,8 +301,18 @@ def _block(
     start: Expr, depth: Expr, *, dense: bool, continued: bool,
 ) -> Stmt:  # fmt: skip
     """One block of rows of one panel; later slices of the depth add to what is there."""
+
+    def along(r: int, k: Expr) -> Expr:
+        run = p.left.run(row + int64(r), start + k, tile.lanes)
+        return tirx.BufferLoad(p.left.buffer, [run])
+
     steps, place, acc = micro_kernel(
-        tile, rows, depth, lambda r, k: p.left.at(row + int64(r), start + k), panel
+        tile,
+        rows,
+        depth,
+        lambda r, k: p.left.at(row + int64(r), start + k),
+        panel,
+        along if p.left_runs else None,
     )
     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
     grid = [(r, v) for r in range(rows) for v in range(tile.vectors)]
@@ -295,15 +339,24 @@ def _block(
             value = tirx.op.masked_load(kind, p.out.buffer, run(r, v), mask(v))
         return tirx.BufferStore(acc, value, [place(r, v)])
 
-    def scatter(r: int, back: bool) -> Stmt:
-        def one(j: Expr) -> Stmt:
-            here = [int64(r * tile.cols) + j]
-            at = p.out.index(row + int64(r), first + j)
-            if back:
-                return tirx.BufferStore(acc, tirx.BufferLoad(p.out.buffer, [at]), here)
-            return tirx.BufferStore(p.out.buffer, tirx.BufferLoad(acc, here), [at])
+    edge = tirx.decl_buffer((rows * tile.cols,), "float32", "edge")
 
-        return loop(cols, one)
+    def scatter(back: bool) -> Stmt:
+        """Element by element, from or to a copy: the sums keep constant indices."""
+
+        def one(r: Expr, j: Expr) -> Stmt:
+            at, here = p.out.index(row + r, first + j), r * int64(tile.cols) + j
+            if back:
+                return tirx.BufferStore(edge, tirx.BufferLoad(p.out.buffer, [at]), [here])
+            return tirx.BufferStore(p.out.buffer, tirx.BufferLoad(edge, [here]), [at])
+
+        source, target = (edge, acc) if back else (acc, edge)
+        copies = [
+            tirx.BufferStore(target, tirx.BufferLoad(source, [place(r, v)]), [place(r, v)])
+            for r, v in grid
+        ]
+        each = loop(int64(rows), lambda r: loop(cols, lambda j: one(r, j)))
+        return tirx.stmt_seq(*((each, *copies) if back else (*copies, each)))
 
     def whole_or_part(access: Callable[[int, int, bool], Stmt]) -> Stmt:
         whole = tirx.stmt_seq(*(access(r, v, False) for r, v in grid))
@@ -311,14 +364,16 @@ def _block(
             return whole
         # Masked stores cost some 20 cycles each on AVX2: only the last panel needs them.
         part = tirx.stmt_seq(*(access(r, v, True) for r, v in grid))
+        if not tile.masks:
+            part = scatter(access is resume)
         return tirx.IfThenElse(cols >= int64(tile.cols), whole, part)
 
     if dense:
         end = [whole_or_part(store)]
         again = whole_or_part(resume)
     else:
-        end = [scatter(r, False) for r in range(rows)]
-        again = tirx.stmt_seq(*(scatter(r, True) for r in range(rows)))
+        end = [scatter(False)]
+        again = scatter(True)
     if continued:
         begin = tirx.IfThenElse(start > 0, again, begin)
-    return tirx.stmt_seq(tirx.AllocBuffer(acc), begin, *steps, *end)
+    return tirx.stmt_seq(tirx.AllocBuffer(acc), tirx.AllocBuffer(edge), begin, *steps, *end)

@@ -72,6 +72,11 @@ class Tile:
         """Columns of a panel."""
         return self.vectors * self.lanes
 
+    @property
+    def masks(self) -> bool:
+        """Whether loads and stores can be masked: AVX and later, but neither SSE nor NEON."""
+        return self.lanes >= 8
+
 
 def bind_all(values: list[Expr], name: str) -> tuple[list[Stmt], list[Expr]]:
     """Name each value once, so that later uses do not repeat it."""
@@ -138,6 +143,11 @@ def pack_panel(
     def zero(k: Expr, j: Expr) -> Stmt:
         return tirx.BufferStore(panel, tirx.const(0.0, "float32"), [k * width + j])
 
+    def rest(k: Expr) -> Stmt:
+        return tirx.stmt_seq(
+            loop(cols, lambda j: element(k, j)), loop(width - cols, lambda j: zero(k, cols + j))
+        )
+
     if layout == "rows":
 
         def whole(k: Expr) -> Stmt:
@@ -174,12 +184,8 @@ def pack_panel(
 
         if is_const(cols, tile.cols):
             return loop(depth, whole)
-        return tirx.IfThenElse(cols >= width, loop(depth, whole), loop(depth, part))
-
-    def rest(k: Expr) -> Stmt:
-        return tirx.stmt_seq(
-            loop(cols, lambda j: element(k, j)), loop(width - cols, lambda j: zero(k, cols + j))
-        )
+        end = part if tile.masks else rest
+        return tirx.IfThenElse(cols >= width, loop(depth, whole), loop(depth, end))
 
     if layout == "strided":
         return loop(depth, rest)
@@ -213,8 +219,6 @@ def pack_panel(
     done_k = whole_k * int64(SQUARE)
     parts = [loop(whole_k, lambda kb: loop(squares, lambda jb: square(kb, jb)))]
     if not is_const(cols, tile.cols):
-        parts.append(
-            tirx.IfThenElse(cols < width, loop(done_k, beside), None)
-        )
+        parts.append(tirx.IfThenElse(cols < width, loop(done_k, beside), None))
     parts.append(loop(depth - done_k, lambda k: rest(done_k + k)))
     return tirx.stmt_seq(*parts)

@@ -10,7 +10,8 @@ loops (no blocks, flat buffers) instead and turns::
 
 into a main loop of whole vectors (``unroll`` of them at a time, one accumulator each), a loop of
 single vectors and one masked vector for the rest, followed by a pairwise sum of the accumulators.
-Masked lanes are never read or written (``llvm.masked.load``), so nothing is padded. A loop that
+Masked lanes are never read or written (``llvm.masked.load``), so nothing is padded. SSE and NEON
+have no masks; the rest is a scalar loop there (LLVM makes a branch per lane of a mask). A loop that
 does not fit (an index that is no linear function of the loop variable, a call without a vector
 form, a dependence between iterations) is left as it was.
 """
@@ -83,6 +84,7 @@ class Loop:
 
     var: Any
     lanes: int
+    masks: bool = True
     stores: list[Any] = field(default_factory=list)
     reductions: list[_Reduction] = field(default_factory=list)
     analyzer: Any = field(default_factory=sym.Analyzer)
@@ -391,11 +393,13 @@ def _emit(loop: Loop, extent: Expr, unroll: int) -> list[Stmt]:
     if not (isinstance(rest, tirx.IntImm) and int(rest) == 0):
         base = simplify(extent // const(lanes) * const(lanes))
         try:
+            if not loop.masks:
+                raise NotVector("the device has no masks")
             lane = tirx.Ramp(const(0), const(1), lanes)
             tail = tirx.stmt_seq(*step(base, tirx.LT(lane, tirx.Broadcast(rest, lanes)), 0))
             if not isinstance(rest, tirx.IntImm):
                 tail = tirx.IfThenElse(rest > 0, tail, None)
-        except NotVector:  # gathers have no masked form
+        except NotVector:  # nor have gathers a masked form
             var = tirx.Var("vt", dtype)
             body = tirx.stmt_seq(*(substitute(s, loop.var, base + var) for s in loop.stores))
             tail = tirx.For(var, const(0), rest, tirx.ForKind.SERIAL, body)
@@ -424,7 +428,7 @@ def vectorize_loop(for_loop: Any, vector_bytes: int, unroll: int = 1) -> Stmt:
         width = max(tvm_ffi.dtype(str(s.value.ty)).bits for s in stores)
         if any(lanes_of(s.value) > 1 for s in stores):
             raise NotVector("the body is vectorized already")
-        loop = Loop(for_loop.loop_var, vector_bytes * 8 // max(width, 32))
+        loop = Loop(for_loop.loop_var, vector_bytes * 8 // max(width, 32), vector_bytes >= 32)
         shift = for_loop.min
         loop.stores = stores
         if not (isinstance(shift, tirx.IntImm) and int(shift) == 0):
