@@ -246,8 +246,9 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules import arm_gemm
     from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
     from apq_tvm.schedules.arm_anyprec import ANYPREC_KERNELS
+    from apq_tvm.schedules.arm_bitserial import ARM_BITSERIAL_KERNELS
     from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
-    from apq_tvm.schedules.arm_gemv import GEMV_KERNELS
+    from apq_tvm.schedules.arm_gemv_plain import GEMV_KERNELS
     from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
     from apq_tvm.schedules.arm_mixed import ARM_MIXED_KERNELS
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
@@ -260,6 +261,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *arm_gemm.MANY_ROWS,
         *GEMV_KERNELS,
         *arm_gemm.SOME_ROWS,
+        *ARM_BITSERIAL_KERNELS,
         *LOOKUP_KERNELS,
         *ANYPREC_KERNELS,
         *PLAIN_KERNELS,

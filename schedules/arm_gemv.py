@@ -190,7 +190,7 @@ def _kernel(bits: int, m_tile: int) -> LinearKernel:
     )
 
 
-GEMV_KERNELS: tuple[LinearKernel, ...] = tuple(
+SDOT_KERNELS: tuple[LinearKernel, ...] = tuple(
     _kernel(bits, m_tile) for bits in range(1, 9) for m_tile in M_TILES
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

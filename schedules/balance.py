@@ -14,9 +14,9 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.balance import balance_blocking, balance_linear
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.gemv import schedule_gemv
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_gemv import schedule_gemv
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)

@@ -14,11 +14,13 @@ Per 4 rows x 32 k of W4 that is 4 ``and``, 8 sdot, 1 ``shl``, 1 ``fcvtl`` and 2 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.tensorize.arm_codes import repeated, unpacked
 from apq_tvm.tensorize.arm_loads import MODULE, load_vectors
 from apq_tvm.tensorize.fold import Fold
 from apq_tvm.tensorize.folded_dot import FoldedDot, FoldedOperands, folded_pair
@@ -107,36 +109,14 @@ def _codes(o: FoldedOperands, load: Load, unit: int, vector: int) -> Expr:
     """int8 [16]: what stands for one vector of the unit (see `apq_tvm.tensorize.fold`)."""
     fold = o.dot.fold
     if not fold.raw:
-        return _decoded(o, load, unit, vector)
+        codes = unpacked(fold.unit, partial(load, o, unit), vector, fold.doubled)
+        return tirx.reinterpret("int8x16", codes)
     part, width = fold.part(vector), fold.width
     byte = load(o, unit, vector % width)
     mask = (1 << width * (part + 1)) - 1
     if mask < 255:
-        byte = tirx.bitwise_and(byte, _bytes(mask))
+        byte = tirx.bitwise_and(byte, repeated(mask))
     return tirx.reinterpret("int8x16", byte)
-
-
-def _decoded(o: FoldedOperands, load: Load, unit: int, vector: int) -> Expr:
-    """int8 [16]: codes put together of their fields, twice the code where that is wanted."""
-    shape, fold = o.dot.fold.unit, o.dot.fold
-    result: Expr = None
-    for width, shift in shape.fields:
-        byte = load(o, unit, shift + vector % width)
-        low = vector // width * width
-        if shape.inverted and low + width == 8:
-            byte = tirx.bitwise_xor(byte, _bytes(0x80))
-        to = shift + 1 if fold.doubled else shift
-        if low > to:
-            byte = tirx.shift_right(byte, _bytes(low - to))
-        elif low < to:
-            byte = tirx.shift_left(byte, _bytes(to - low))
-        byte = tirx.bitwise_and(byte, _bytes(((1 << width) - 1) << to))
-        result = byte if result is None else tirx.bitwise_or(result, byte)
-    return tirx.reinterpret("int8x16", result)
-
-
-def _bytes(value: int) -> Expr:
-    return tirx.Broadcast(tirx.const(value, "uint8"), 16)
 
 
 def _load(o: FoldedOperands, unit: int, index: int) -> Expr:

@@ -14,7 +14,7 @@ from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_wei
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.folded_linear import chunk_units, fold_of
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.schedules.arm_gemv import GEMV_KERNELS
+from apq_tvm.schedules.arm_gemv import SDOT_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel
@@ -26,7 +26,7 @@ Array = Any
 
 
 def kernel_of(bits: int, m_tile: int) -> LinearKernel:
-    return next(k for k in GEMV_KERNELS if (k.bits, k.m_min) == (bits, m_tile))
+    return next(k for k in SDOT_KERNELS if (k.bits, k.m_min) == (bits, m_tile))
 
 
 class Layer:
