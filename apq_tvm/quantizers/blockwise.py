@@ -11,34 +11,22 @@ The loss is DLC + AKL (eq. (5)) and the error of length that cosines do not see.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.block_training import Streams, layers_of, tables_of, train, with_block
 from apq_tvm.quantizers.blocks import Block, find_blocks
 from apq_tvm.quantizers.calibrate import MASK_NAME
-from apq_tvm.quantizers.folds import Fold, find_folds
+from apq_tvm.quantizers.folds import find_folds
 from apq_tvm.quantizers.learned import Learned
-from apq_tvm.quantizers.losses import akl_loss, dlc_loss, length_loss
-from apq_tvm.quantizers.scaling import SMOOTHING, smooth_scale
-from apq_tvm.quantizers.torch_decode import Decoder
-from apq_tvm.quantizers.torch_graph import Product, TorchGraph, Values, as_tensor
+from apq_tvm.quantizers.torch_graph import TorchGraph, Values, as_tensor
 from apq_tvm.quantizers.torch_ops import F, Tensor, torch
-from apq_tvm.quantizers.torch_round import LearnedRounding, fake_activations
-from apq_tvm.types import Array, Calibration, ImportedModel, Node, QuantizedModel, Scheme
+from apq_tvm.quantizers.torch_round import fake_activations
+from apq_tvm.types import Array, Calibration, ImportedModel, Node, QuantizedModel
 
 KINDS = ("abq", "finetune")
-
-BALANCE_RATE = 5e-3
-CLIP_RATE = 1e-2
-"""Learning rates of balance vectors, and of clipping and compensation (section 4.1)."""
-
-FINE_RATE = 2e-3
-"""Of float arrays and biases, relative to their mean size."""
 
 
 @dataclass
@@ -72,55 +60,6 @@ class Run:
     epochs: int
     learned: Learned
     done: int = 0
-
-
-@dataclass
-class _Streams:
-    """Values between blocks, one dict per call: of the float model and of the quantized one."""
-
-    full: list[Values]
-    quantized: list[Values]
-    symbols: list[dict[str, int]]
-    masks: list[Tensor | None]
-
-
-@dataclass
-class _Layer:
-    """One layer while its block is learned."""
-
-    node: Node
-    scheme: Scheme
-    weight: Tensor
-    bias: Tensor | None
-    rounding: LearnedRounding | Decoder
-    columns: list[tuple[Fold, Tensor]] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-    divides: list[tuple[Fold, Tensor]] = field(default_factory=list)
-    outer: tuple[Tensor, Tensor] | None = None
-    shift: Tensor | None = None
-
-    def full(self) -> Tensor:
-        """The float weight with balance and compensation folded in."""
-        w = self.weight
-        if self.outer is not None:
-            unit = self.weight.abs().mean()  # so that one learning rate suits all layers
-            w = w + unit * self.outer[0][:, None] * self.outer[1][None, :]
-        for fold, log in self.columns:
-            w = w * log.exp()[torch.from_numpy(fold.channels)]
-        for log in self.rows:
-            w = w / log.exp()[:, None]
-        return w
-
-    def biased(self) -> Tensor | None:
-        """The bias as learned, balance folded in."""
-        bias = self.bias
-        if bias is None:
-            return None
-        if self.shift is not None:
-            bias = bias + self.shift * bias.detach().abs().mean().clamp_min(1e-3)
-        for log in self.rows:
-            bias = bias / log.exp()
-        return bias
 
 
 def learn(
@@ -166,10 +105,10 @@ def learn(
             targets = _targets(graph, block, streams, tables)
             if at >= run.done:
                 ends = at in (0, len(blocks) - 1)
-                layers = _layers(run, block, folds, ends)
+                layers = layers_of(run, block, folds, ends)
                 if layers:
-                    _train(graph, block, layers, streams, targets, tables, run.epochs)
-                    run.learned = _with(run.learned, layers, folds, run.model)
+                    train(graph, block, layers, streams, targets, tables, run.epochs)
+                    run.learned = with_block(run.learned, layers, folds, run.model)
                 run.done = at + 1
                 if checkpoint is not None:
                     checkpoint(run)
@@ -187,17 +126,17 @@ def _tables(quantized: QuantizedModel) -> Values:
     return tables
 
 
-def _begin(graph: TorchGraph, calls: Sequence[Mapping[str, Array]]) -> _Streams:
+def _begin(graph: TorchGraph, calls: Sequence[Mapping[str, Array]]) -> Streams:
     started = [graph.begin(call) for call in calls]
     values = [dict(v) for v, _ in started]
     name = next((s.name for s in graph.model.inputs if MASK_NAME.search(s.name)), None)
     masks = [as_tensor(call[name]) != 0 if name else None for call in calls]
     symbols = [sizes for _, sizes in started]
-    return _Streams(values, [dict(v) for v in values], symbols, masks)
+    return Streams(values, [dict(v) for v in values], symbols, masks)
 
 
 def _targets(
-    graph: TorchGraph, block: Block, streams: _Streams, tables: Values
+    graph: TorchGraph, block: Block, streams: Streams, tables: Values
 ) -> list[tuple[Values, Tensor]]:
     """Per call what the float block gives: all of it fed floats, its output fed quantized values.
 
@@ -211,196 +150,17 @@ def _targets(
         ):
             plain = graph.run_nodes(block.nodes, full, symbols, keep)
             mixed = graph.run_nodes(
-                block.nodes, quantized, symbols, {block.output}, weights=_of(block, tables)
+                block.nodes, quantized, symbols, {block.output}, weights=tables_of(block, tables)
             )
             results.append((plain, mixed[block.output]))
     return results
-
-
-def _of(block: Block, tables: Values) -> Values:
-    """Tables of a block's embeddings; a head that shares one is not a table."""
-    names = {node.inputs[0] for node in block.nodes if node.op == "apq.Embedding"}
-    return {name: table for name, table in tables.items() if name in names}
-
-
-def _layers(run: Run, block: Block, folds: Sequence[Fold], ends: bool) -> dict[str, _Layer]:
-    """The block's quantized layers, ready to be learned."""
-    layers: dict[str, _Layer] = {}
-    start = {node.name: node for node in run.quantized.model.nodes}
-    scales = _balance(run, block, folds) if run.kind == "abq" else {}
-    for node in block.nodes:
-        key = run.quantized.layers.get(node.name)
-        if node.op != "apq.Linear" or key is None:
-            continue
-        tensor = run.quantized.tensors[key]
-        weight = as_tensor(np.asarray(run.model.weights[node.inputs[1]], np.float32))
-        named = start[node.name].inputs
-        bias = run.quantized.model.weights[named[2]] if len(named) > 2 and named[2] else None
-        rounding: LearnedRounding | Decoder
-        if run.kind == "abq":
-            rounding = LearnedRounding(tensor, weight, node.name)
-        else:
-            rounding = Decoder(tensor, node.name)
-        layer = _Layer(
-            node, tensor.scheme, weight, None if bias is None else as_tensor(bias), rounding
-        )
-        if layer.bias is not None:
-            layer.shift = torch.zeros(len(layer.bias), requires_grad=True)
-        if run.kind == "abq" and ends and node.name == block.down:
-            ones, zeros = torch.ones(len(weight)), torch.zeros(weight.shape[1])
-            layer.outer = (ones.requires_grad_(), zeros.requires_grad_())
-        layers[node.name] = layer
-    for fold, log in scales.values():
-        for name in fold.readers:
-            layers[name].columns.append((fold, log))
-            if fold.source in layers:
-                continue
-            layers[name].divides.append((fold, log))
-        if fold.source in layers:
-            layers[fold.source].rows.append(log)
-    return layers
-
-
-def _balance(run: Run, block: Block, folds: Sequence[Fold]) -> dict[str, tuple[Fold, Tensor]]:
-    """Balance vectors of a block, their logarithms, started as SmoothQuant (section 4.1)."""
-    names = {node.name for node in block.nodes}
-    quantized = run.quantized.layers
-    linear = {n.name for n in run.model.nodes if n.op == "apq.Linear"}
-    nodes = {node.name: node for node in block.nodes}
-    found = {}
-    for fold in folds:
-        inside = fold.source in names and all(name in names for name in fold.readers)
-        if not inside or any(name not in quantized for name in fold.readers):
-            continue
-        if fold.source in linear and fold.source not in quantized:
-            continue
-        stats = run.calibration.layers[fold.readers[0]]
-        weights = [
-            np.asarray(run.model.weights[nodes[name].inputs[1]], np.float32)
-            for name in fold.readers
-        ]
-        scale = smooth_scale(fold, stats.absmax, weights, SMOOTHING)
-        found[fold.value] = (fold, torch.from_numpy(np.log(scale)).requires_grad_())
-    return found
-
-
-def _product(layers: Mapping[str, _Layer]) -> Product:
-    """Linear layers as they are quantized now; weights are decoded once per step."""
-
-    def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        layer = layers.get(node.name)
-        if layer is None:
-            return F.linear(x, w, bias)
-        for fold, log in layer.divides:
-            x = x / log.exp()[torch.from_numpy(fold.channels)]
-        x = fake_activations(x, layer.scheme)
-        return F.linear(x, layer.rounding.weight(layer.full()), layer.biased())
-
-    return product
-
-
-def _train(
-    graph: TorchGraph,
-    block: Block,
-    layers: Mapping[str, _Layer],
-    streams: _Streams,
-    targets: Sequence[tuple[Values, Tensor]],
-    tables: Values,
-    epochs: int,
-) -> None:
-    """Optimize one block; the parameters with the least loss over an epoch stay."""
-    groups = _parameters(layers)
-    flat = [p for group in groups for p in group["params"]]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-    keep = {block.output, *block.attention}
-    product = _product(layers)
-    best, kept = float("inf"), [p.detach().clone() for p in flat]
-    for epoch in range(epochs + 1):
-        total, before = 0.0, [p.detach().clone() for p in flat]
-        for call in torch.randperm(len(targets)).tolist():
-            full, mixed = targets[call]
-            with torch.set_grad_enabled(epoch < epochs):
-                got = graph.run_nodes(
-                    block.nodes,
-                    streams.quantized[call],
-                    streams.symbols[call],
-                    keep,
-                    product,
-                    _of(block, tables),
-                )
-                loss = _loss(got, full, mixed, block, streams.masks[call])
-            total += float(loss.detach())
-            if epoch < epochs:
-                optimizer.zero_grad()
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(flat, 1.0)
-                optimizer.step()
-        if total < best:
-            best, kept = total, before
-    with torch.no_grad():
-        for parameter, value in zip(flat, kept, strict=True):
-            parameter.copy_(value)
-
-
-def _loss(got: Values, full: Values, mixed: Tensor, block: Block, mask: Tensor | None) -> Tensor:
-    out, target, fed = (_tokens(x, mask) for x in (got[block.output], full[block.output], mixed))
-    maps = [[_tokens(side[name], mask) for name in block.attention] for side in (got, full)]
-    return dlc_loss(out, target, fed) + akl_loss(*maps) + length_loss(out, target)
-
-
-def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Rows of tokens that are no padding: of a stream [B, S, K], or of maps [B, heads, S, S]."""
-    if mask is None:
-        return x
-    if x.ndim >= 3 and x.shape[:2] == mask.shape:
-        return x[mask]
-    if x.ndim == 4 and x.shape[0] == mask.shape[0] and x.shape[2] == mask.shape[1]:
-        return x[mask[:, None, :].expand(x.shape[:3])]
-    return x
-
-
-def _parameters(layers: Mapping[str, _Layer]) -> list[dict[str, Any]]:
-    """Parameters by learning rate."""
-    balance = {id(log): log for layer in layers.values() for _, log in layer.columns}
-    clip: list[Tensor] = []
-    fine: list[Tensor] = []
-    for layer in layers.values():
-        (clip if isinstance(layer.rounding, LearnedRounding) else fine).extend(
-            layer.rounding.parameters()
-        )
-        clip += layer.outer or ()
-        fine += [] if layer.shift is None else [layer.shift]
-    rates = ((list(balance.values()), BALANCE_RATE), (clip, CLIP_RATE), (fine, FINE_RATE))
-    return [{"params": params, "lr": rate} for params, rate in rates if params]
-
-
-def _with(
-    learned: Learned, layers: Mapping[str, _Layer], folds: Sequence[Fold], model: ImportedModel
-) -> Learned:
-    """`learned` and what a block's layers have become."""
-    tensors, weights = dict(learned.tensors), dict(learned.weights)
-    nodes = {node.name: node for node in model.nodes}
-    divided: dict[int, tuple[Fold, Tensor]] = {}
-    with torch.no_grad():
-        for name, layer in layers.items():
-            tensors[name] = layer.rounding.finish(layer.full())
-            bias = layer.biased()
-            if bias is not None:
-                weights[(name, 2)] = bias.numpy().copy()
-            divided.update({id(log): (fold, log) for fold, log in layer.divides})
-        for fold, log in divided.values():
-            norm = nodes[fold.source]
-            for index in fold.divided:
-                weight = model.weights[norm.inputs[index]]
-                weights[(fold.source, index)] = (weight / log.exp().numpy()).astype(np.float32)
-    return replace(learned, tensors=tensors, weights=weights)
 
 
 def _advance(
     graph: TorchGraph,
     block: Block,
     run: Run,
-    streams: _Streams,
+    streams: Streams,
     targets: Sequence[tuple[Values, Tensor]],
     tables: Values,
 ) -> None:
@@ -412,7 +172,7 @@ def _advance(
     }
     changed = {key: as_tensor(array) for key, array in run.learned.weights.items()}
     # A copy of the nodes that read changed weights under names of their own.
-    nodes, weights = [], dict(_of(block, tables))
+    nodes, weights = [], dict(tables_of(block, tables))
     for node in block.nodes:
         inputs = list(node.inputs)
         for (name, index), array in changed.items():

@@ -180,7 +180,7 @@ def test_learning_resumes_after_an_interruption(
     from apq_tvm.quantizers import blockwise
 
     learned(files, "W3A8", "abq", "rtn", tmp_path / "whole")
-    plain, seen = blockwise._train, []
+    plain, seen = blockwise.train, []
 
     def interrupted(*given: Any) -> None:
         if seen:
@@ -188,7 +188,7 @@ def test_learning_resumes_after_an_interruption(
         seen.append(1)
         plain(*given)
 
-    monkeypatch.setattr(blockwise, "_train", interrupted)
+    monkeypatch.setattr(blockwise, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         learned(files, "W3A8", "abq", "rtn", tmp_path / "parts")
     monkeypatch.undo()
