@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.gemm_centred import centred_gemm
+from apq_tvm.ops.gemm_centred import MOST_GROUPS, centred_gemm
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear import LinearSpec, unit_of
 from apq_tvm.ops.quantize_pairs import quantize_pairs
@@ -30,6 +30,7 @@ from apq_tvm.tensorize.centred import CentredTile, largest_byte
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
+SDOT_VECTORS = 2
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,19 @@ def _even_block(k: int, step: int, target: int) -> int:
     return -(-steps // blocks) * step
 
 
-def blocking(spec: LinearSpec, shape: TileShape, decide: Decide) -> GemmBlocking:
-    """The decisions of an integer GEMM: ``k_block``, ``k_step``, ``m_tiles`` (of a task)."""
+def blocking(
+    spec: LinearSpec, profile: DeviceProfile, shape: TileShape, decide: Decide
+) -> GemmBlocking:
+    """The decisions of an integer GEMM: ``k_block``, ``k_step``, ``rows`` (of a task)."""
     layout = interleaved(spec, LANES)
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
     step = UNIT_K if whole else max(UNIT_K, group)
-    k_block = _even_block(kp, step, decide("k_block", (1024, 2048, 512)))
+    # The panel takes up to half of L1; where sums run on over a K block, it has 32 groups at most.
+    assert spec.scheme is not None
+    running = spec.scheme.act_group == -1 and group * MOST_GROUPS < 2048
+    large = profile.l1_bytes >= 64 * 1024 and not running
+    k_block = _even_block(kp, step, decide("k_block", (2048, 1024, 4096) if large else (1024, 2048)))
     # A whole group in one stretch of code: LLVM overlaps its scales with the products around it.
     wanted = decide("k_step", (32, 64) if whole else (128, 64, 32))
     stretch = k_block if whole else group
@@ -87,6 +94,9 @@ def schedule_centred(sch: Any, layout: InterleavedLayout, tile: CentredTile, mic
         _tensorize(sch, "spread_scales", scales_intrinsic("float16"), 2)
         if wide:
             _tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
+        for loop in sch.get_loops(sch.get_sblock("rows_of")):
+            sch.unroll(loop)
+        sch.unroll(sch.get_loops(sch.get_sblock("vector"))[-1])
         _tensorize(sch, "rows", rows_intrinsic(), 2)
     _tensorize(sch, "dot", micro, 5)
 
@@ -106,6 +116,17 @@ def prepare_pairs(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> P
     return Preparation(f"quantize_pairs_k{spec.k}_{named}{bits}", func)
 
 
+def _single_loads(profile: DeviceProfile) -> bool:
+    """Whether LLVM leaves loads unpaired, which takes fewer registers at once: longer stretches of
+    code then need none of the stack."""
+    return "+slow-paired-128" in profile.target.get("mattr", ())
+
+
+def _three_wide(profile: DeviceProfile) -> bool:
+    """Whether slots are short and ``ldr q`` takes two: Neoverse N1 and its kin."""
+    return profile.macs_per_cycle.get("sdot") == 32 and "i8mm" not in profile.features
+
+
 def _whole(spec: LinearSpec) -> bool:
     layout = interleaved(spec, LANES)
     return layout.group_width(spec.k) == layout.padded_k(spec.k)
@@ -115,7 +136,7 @@ def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
     """The tile of a kernel; grouped schemes hold an int32 and a float32 sum per element."""
     if instruction is SMMLA and m_tile == 8:
         return TileShape(8, 2) if whole else TileShape(8, 3, 2)
-    return TileShape(m_tile, 2)
+    return TileShape(m_tile, 2 if instruction is SMULL else SDOT_VECTORS)
 
 
 def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> LinearKernel:
@@ -126,16 +147,19 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
-        bl = blocking(spec, shape, decide)
-        return centred_gemm(spec, layout, bl, instruction.pairs, shape.parts)
+        bl = blocking(spec, profile, shape, decide)
+        stretch = decide("stretch", (256, 128) if _single_loads(profile) else (128, 256, 64, 32))
+        return centred_gemm(spec, layout, bl, instruction.pairs, shape.parts, stretch)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
-        k_step = blocking(spec, shape, decide).k_step
+        k_step = blocking(spec, profile, shape, decide).k_step
         columns = shape.vectors * (2 if instruction.pairs else 1) // shape.parts
         tile = CentredTile(m_tile, columns, k_step, instruction.pairs)
         largest = largest_byte(bits, layout.zero_points)
-        schedule_centred(sch, layout, tile, centred_intrinsic(instruction, tile, largest))
+        multiple = decide("ld1", (True, False) if _three_wide(profile) else (False, True))
+        micro = centred_intrinsic(instruction, tile, largest, multiple)
+        schedule_centred(sch, layout, tile, micro)
 
     return LinearKernel(
         f"gemm_W{bits}A8_{instruction.name}_r{LANES}m{m_tile}",

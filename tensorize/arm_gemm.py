@@ -19,6 +19,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.tensorize.arm_multiple import load_multiple, multiple_loads
 from apq_tvm.tensorize.centred import CentredTile, multiply_pair
 from apq_tvm.tensorize.registry import register
 
@@ -55,7 +56,9 @@ INSTRUCTIONS = (SMMLA, SDOT, SMULL)
 """In order of preference."""
 
 
-def centred_intrinsic(instruction: GemmInstruction, tile: CentredTile, largest: int) -> str:
+def centred_intrinsic(
+    instruction: GemmInstruction, tile: CentredTile, largest: int, multiple: bool = False
+) -> str:
     """Register (once) and name the micro-kernel.
 
     Parameters
@@ -64,11 +67,13 @@ def centred_intrinsic(instruction: GemmInstruction, tile: CentredTile, largest: 
     tile : CentredTile
     largest : int
         Largest magnitude in the panel, 1..128.
+    multiple : bool
+        Whether sdot's weights come by loads of several vectors (`apq_tvm.tensorize.arm_multiple`).
 
     Returns
     -------
     str
-        ``apq_<instr>_<m>x<n>x<k>_s8s8s32``; smull adds ``_x<sums>``.
+        ``apq_<instr>_<m>x<n>x<k>_s8s8s32``; smull adds ``_x<sums>``, multiple loads ``_ld1``.
     """
     name = f"apq_{instruction.name}_{tile}_s8s8s32"
     if instruction is SMULL:
@@ -77,6 +82,8 @@ def centred_intrinsic(instruction: GemmInstruction, tile: CentredTile, largest: 
         return register(
             f"{name}_x{sums}", lambda: multiply_pair(tile, partial(_smull_body, sums=sums))
         )
+    if instruction is SDOT and multiple:
+        return register(f"{name}_ld1", lambda: multiply_pair(tile, _sdot_multiple_body))
     body = _smmla_body if instruction is SMMLA else _sdot_body
     return register(name, lambda: multiply_pair(tile, body))
 
@@ -97,13 +104,31 @@ def _smmla_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
 
 
 def _sdot_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    # Four quads of k from one load of x; by lane.
-    with b.unroll(tile.k // 16) as k, b.unroll(4) as q:
-        with b.unroll(tile.columns) as j, b.unroll(tile.m) as m:
-            words = tirx.reinterpret("int32x4", a.vload([m, k * 16], "int8x16"))
-            quad = tirx.reinterpret("int8x16", tirx.Shuffle([words], [q] * 4))
-            codes = w.vload([k * 4 + q, j, 0, 0], "int8x16")
-            _accumulate(c, m, j, lambda acc: _call("int32x4", "sdot.v4i32.v16i8", acc, codes, quad))
+    """Four quads of k from one load of x; by lane."""
+    with b.unroll(tile.k // 16) as k, b.unroll(4) as q, b.unroll(tile.columns) as j:
+        codes = w.vload([k * 4 + q, j, 0, 0], "int8x16")
+        _dots_by_lane(tile, a, c, k, q, j, codes)
+
+
+def _sdot_multiple_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
+    """The same, with all columns of one quad loaded by one ld1 (of two quads where they are 2)."""
+    quads = 2 if tile.columns == 2 else 1
+    with multiple_loads(quads * tile.columns):
+        for k in range(tile.k // 16):
+            for q in range(0, 4, quads):
+                vectors = load_multiple(quads * tile.columns, w[k * 4 + q, 0, 0, 0])
+                for i, codes in enumerate(vectors):
+                    _dots_by_lane(tile, a, c, k, q + i // tile.columns, i % tile.columns, codes)
+
+
+def _dots_by_lane(
+    tile: CentredTile, a: Buffer, c: Buffer, k: Any, q: Any, j: Any, codes: Expr
+) -> None:
+    with b.unroll(tile.m) as m:
+        words = tirx.reinterpret("int32x4", a.vload([m, k * 16], "int8x16"))
+        lane = tirx.const(q, "int32") if isinstance(q, int) else q
+        quad = tirx.reinterpret("int8x16", tirx.Shuffle([words], [lane] * 4))
+        _accumulate(c, m, j, lambda acc: _call("int32x4", "sdot.v4i32.v16i8", acc, codes, quad))
 
 
 def _half(vector: Expr, high: bool) -> Expr:

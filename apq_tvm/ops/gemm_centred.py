@@ -14,7 +14,7 @@
   group, or LLVM would load it once for the whole K.
 - Where x has one scale per token, sums run on over all groups of a K block. With A_g the sum up to
   group g, ``Σ s_g (A_g - A_(g-1)) = Σ (s_g - s_(g+1)) A_g``: the panel keeps differences of scales,
-  and nothing starts anew. A_g are exact; rounding errors are at most `_MOST_GROUPS` times those of
+  and nothing starts anew. A_g are exact; rounding errors are at most `MOST_GROUPS` times those of
   the plain sum, and as large as those where scales differ by a third.
 """
 
@@ -39,7 +39,8 @@ MAGIC = 12582912.0
 """1.5 * 2^23, bits 0x4B400000: adding an integer below 2^22 to the bits adds it to the float."""
 
 _MOST = 1 << 22
-_MOST_GROUPS = 32
+MOST_GROUPS = 32
+"""Groups of a K block, at most, for sums to run on over it."""
 _ACT_MAX = 127
 
 
@@ -60,6 +61,7 @@ class CentredGemm(GemmTask):
         blocking: GemmBlocking,
         pairs: bool,
         parts: int,
+        stretch: int,
     ) -> None:
         super().__init__(spec, blocking, layout.rows, layout.padded_k(spec.k))
         assert spec.scheme is not None and layout.rows == 4
@@ -69,13 +71,16 @@ class CentredGemm(GemmTask):
         self.token_scale = spec.scheme.act_group == -1 or self.groups == 1
         self.magic = starts_at_magic(layout, self.group)
         self.wide_zeros = layout.zero_points and layout.bits == 8
-        # Of short groups two are one iteration: fewer instructions for addresses.
-        even = self.groups % 2 == 0 and self.per_block % 2 == 0
-        self.unrolled = 2 if even and self.group <= 64 else 1
+        # Several short groups are one iteration: fewer instructions for addresses.
+        wanted = stretch // self.group
+        divides = (self.groups, self.per_block)
+        self.unrolled = max(
+            u for u in (1, 2, 4) if u <= max(1, wanted) and not any(d % u for d in divides)
+        )
         self.running = (
             self.token_scale
             and not self.wide_zeros
-            and self.per_block <= _MOST_GROUPS
+            and self.per_block <= MOST_GROUPS
             and starts_at_magic(layout, blocking.k_block)
         )
         self.columns = blocking.vectors * (2 if pairs else 1)
@@ -116,15 +121,18 @@ class CentredGemm(GemmTask):
         panel = CentredTile(bl.m_tile, columns, bl.k_block, self.pairs).panel
         self.decoded = b.sblock_alloc_buffer(panel, "int8", align=64)
         started = self.groups > 1 and self.magic
-        tile = self.tile.sums
-        self.origins = 2 * self.unrolled * tile[0] * tile[1] if started else 0
+        rows, tile_columns, _ = self.tile.sums
+        sets = 1 if self.running else 2 * self.unrolled
+        self.origins = sets * rows * tile_columns if started else 0
+        # With sums that run on, a group's factors have the float beside them that is taken off.
+        self.stride = columns + (1 if self.running and started else 0)
         # One buffer: LLVM must not see that the start is always the same.
-        shape = (self.origins + self.per_block * columns, 4)
+        shape = (self.origins + self.per_block * self.stride, 4)
         self.scales = b.sblock_alloc_buffer(shape, "float32", align=64)
         if self.wide_zeros:
             self.zeros = b.sblock_alloc_buffer((shape[0] - self.origins, 4), "int32", align=64)
         if started:
-            with self.stage("origin", self.origins, 4) as at:
+            with self.stage("origin", shape[0], 4) as at:
                 b.writes(self.scales[at])
                 b.buffer_store(self.scales, tirx.const(MAGIC, "float32"), list(at))
 
@@ -142,10 +150,10 @@ class CentredGemm(GemmTask):
         self._spread("scales", self.scales, self.origins, mine, first)
         if self.running and self.groups > 1:
             with self.stage("differences", mine - 1, self.columns, 4) as (g, c, r):
-                row = self.origins + g * self.columns + c
+                row = self.origins + g * self.stride + c
                 b.reads()
                 b.writes(self.scales[row, r])
-                value = self.scales[row, r] - self.scales[row + self.columns, r]
+                value = self.scales[row, r] - self.scales[row + self.stride, r]
                 b.buffer_store(self.scales, value, [row, r])
         if self.wide_zeros:
             self._spread("zeros", self.zeros, 0, mine, first)
@@ -178,13 +186,13 @@ class CentredGemm(GemmTask):
 
     def _spread(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
         """Factors of groups in the order of the sums, from row `start` of `target` on."""
-        source, columns = self.weights[name], self.columns
+        source, stride = self.weights[name], self.stride
         if not self.pairs:
             with self.stage(name, mine, self.blocking.vectors, 4) as (g, j, r):
                 value = source[self.row_block(j), first + g, r]
                 b.reads(value)
-                b.writes(target[start + g * columns + j, r])
-                b.buffer_store(target, value.astype(target.dtype), [start + g * columns + j, r])
+                b.writes(target[start + g * stride + j, r])
+                b.buffer_store(target, value.astype(target.dtype), [start + g * stride + j, r])
             return
         with b.grid(mine, self.blocking.vectors) as (g0, j0), b.sblock(f"{name}_of"):
             g = b.axis.spatial(self.per_block, g0)
@@ -195,7 +203,7 @@ class CentredGemm(GemmTask):
                 c, r = b.axis.remap("SS", loops)
                 value = source[self.row_block(j), first + g, c * 2 + r % 2]
                 b.reads(value)
-                row = start + g * columns + j * 2 + c
+                row = start + g * stride + j * 2 + c
                 b.writes(target[row, r])
                 b.buffer_store(target, value.astype(target.dtype), [row, r])
 
@@ -244,7 +252,7 @@ class CentredGemm(GemmTask):
 
     def _column(self, group: Expr, c: Expr) -> Expr:
         """Row of a group's factors for the tile's column vector c."""
-        return group * self.columns + self.part * self.tile.columns + c
+        return group * self.stride + self.part * self.tile.columns + c
 
     def _start(self, kb: Expr, iteration: Expr, part: Any, dots: Buffer) -> None:
         columns, group = self.tile.columns, iteration * self.unrolled + part
@@ -272,8 +280,9 @@ class CentredGemm(GemmTask):
                 factor = factor * self._of_x(self.xs, m, kb * self.per_block + group, r)
             if self.magic:
                 # Loaded too: LLVM would splat a constant anew for every group.
-                origin = self.scales[self._origin(iteration, 0), r]
-                dot = tirx.reinterpret("float32", dots[m, c, r]) - origin
+                first = self.origins + group * self.stride + self.columns
+                origin = first if self.running else self._origin(iteration, 0)
+                dot = tirx.reinterpret("float32", dots[m, c, r]) - self.scales[origin, r]
             else:
                 dot = dots[m, c, r].astype("float32")
             b.buffer_store(sums, sums[m, c, r] + dot * factor, [m, c, r])
@@ -373,6 +382,7 @@ def centred_gemm(
     blocking: GemmBlocking,
     pairs: bool,
     parts: int = 1,
+    stretch: int = 128,
 ) -> PrimFunc:
     """Linear layer with int8 activations, as `apq_tvm.ops.linear.integer_linear`.
 
@@ -389,6 +399,8 @@ def centred_gemm(
     parts : int
         Of a panel's column vectors, for tiles whose sums would not all fit the registers; more
         than one with pairs alone.
+    stretch : int
+        K of one iteration, at most, where a group has less.
 
     Returns
     -------
@@ -397,4 +409,4 @@ def centred_gemm(
         M >= m_tile - 1 for pairs. The activations are those of
         `apq_tvm.ops.quantize_activations`, for pairs of `apq_tvm.ops.quantize_pairs`.
     """
-    return CentredGemm(spec, layout, blocking, pairs, parts).build()
+    return CentredGemm(spec, layout, blocking, pairs, parts, stretch).build()
