@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -382,9 +382,16 @@ def build(config: Config, weights: Mapping[str, F32], cache: bool = False) -> on
     return _Llama(config, weights, cache).build()
 
 
-def write(gguf: Path, output: Path, cache: bool = False) -> Path:
-    """Write the ONNX file of a GGUF file, whole or not at all, and return its path."""
-    model = build(*read_gguf(gguf), cache=cache)
+def write(gguf: Path, output: Path, cache: bool = False, layers: int | None = None) -> Path:
+    """Write the ONNX file of a GGUF file, whole or not at all, and return its path.
+
+    With `layers` only so many of the first blocks stand before the head: a model that predicts
+    badly, but on which everything can be tried in a fraction of the time.
+    """
+    config, weights = read_gguf(gguf)
+    if layers is not None:
+        config = replace(config, layers=min(layers, config.layers))
+    model = build(config, weights, cache=cache)
     part = output.with_name(f"{output.name}.part")
     onnx.save(model, part)
     part.replace(output)
@@ -397,8 +404,9 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--gguf", type=Path, help="default: of the installed package")
     parser.add_argument("--cache", action="store_true", help="with keys and values of the past")
+    parser.add_argument("--layers", type=int, help="blocks to keep; all by default")
     options = parser.parse_args()
-    print(write(options.gguf or find(), options.output, options.cache))
+    print(write(options.gguf or find(), options.output, options.cache, options.layers))
 
 
 if __name__ == "__main__":

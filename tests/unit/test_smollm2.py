@@ -245,6 +245,26 @@ def test_gguf_is_read_back(gguf_file: Path) -> None:
     assert (config.heads, config.kv_heads, config.head_width) == (4, 2, 16)
 
 
+def test_a_model_can_be_cut_short(gguf_file: Path, tmp_path: Path) -> None:
+    path = smollm2.write(gguf_file, tmp_path / "short.onnx", layers=1)
+    names = {node.name for node in onnx.load(path).graph.node}
+    assert "model.layers.0.mlp.down_proj" in names and "lm_head" in names
+    assert not any(name.startswith("model.layers.1.") for name in names)
+
+
+def test_encoders_are_tabled_in_order(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
+    import encoder_table
+
+    encoders = [encoder_table.Encoder(name, tmp_path, "y") for name in ("a", "b")]
+    row = {"bits": 4.5, "none": 0.25, "calibrated": 0.125}
+    tables = {name: {scheme: row for scheme, _ in encoder_table.SCHEMES} for name in "ab"}
+    lines = encoder_table.markdown(encoders, tables).splitlines()
+    assert lines[0].count("|") == lines[2].count("|")
+    assert [line.split("`")[1] for line in lines[2:]] == [s for s, _ in encoder_table.SCHEMES]
+    assert lines[2].endswith("| 4.50 | 25.00% | 12.50% | 25.00% | 12.50% |")
+
+
 def test_tokenizer_splits_digits(gguf_file: Path) -> None:
     pytest.importorskip("tokenizers")
     tokenizer = smollm2.read_tokenizer(gguf_file)

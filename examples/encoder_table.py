@@ -1,0 +1,163 @@
+"""The schemes of the README's SmolLM2 table on two sentence encoders, fp32 to begin with.
+
+It shows which of SmolLM2's gaps are that model's own, whose weights come from a 4-bit file. Printed
+is the relative error of sentence embeddings against float32 on ``sentences.json``, mean pooled, for
+paraphrase-MiniLM-L3 and all-MiniLM-L6: without calibration, and calibrated on sentences of a Debian
+text (`smollm2_text`). Linear layers are quantized, embedding tables stay float. It runs in torch
+without compiling. Finished schemes are kept in the folder: the same command goes on where it was
+interrupted.
+
+``python examples/encoder_table.py folder --text jargon.txt.gz``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import demo
+import demo_model
+import minilm_l6
+import numpy as np
+import sentences
+import smollm2_text
+
+from apq_tvm.calibrate import calibrate
+from apq_tvm.console import Bars
+from apq_tvm.errors import ApqError
+from apq_tvm.evaluation.results import Results, run_key, write_text
+from apq_tvm.evaluation.schemes import SchemeEvaluator
+from apq_tvm.onnx_import import import_onnx
+
+SCHEMES = (
+    ("W8A8g32", "rtn"), ("W8A32", "rtn"), ("W8A8", "smoothquant"),
+    *((f"anyprec3-8@{bits}", "gptq") for bits in range(3, 9)),
+    *((f"anyprec{bits}-{bits}@{bits}", "gptq") for bits in (3, 4, 6)),
+    ("nl4", "gptq"), ("cb4", "gptq"), ("W4A8g32", "gptq"), ("W4A8g128", "gptq"),
+    ("cb3", "gptq"), ("bcq3g128", "rtn"), ("W3sA8", "rtn"), ("W3A8g128", "gptq"),
+    ("W3A8", "gptq"), ("mixed24", "gptq"),
+    ("cb2", "gptq"), ("bcq2g128", "rtn"), ("W2sA8", "rtn"), ("W2*A8g128", "gptq"),
+    ("W2A8g32", "gptq"),
+)  # fmt: skip
+"""Scheme, and the method its codes are chosen by where there is a calibration."""
+
+SAMPLES, TOKENS = 256, 48
+"""Sentences that are calibrated on, and the most tokens of one."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model, and which output is the sentence's embedding."""
+
+    name: str
+    onnx: Path
+    output: str
+
+
+def calibration_sentences(tokenizer: Path, text: Path) -> dict[str, Any]:
+    """Sentences of the first half of a text as inputs, spread evenly.
+
+    Returns
+    -------
+    dict
+        ``input_ids`` and ``attention_mask``, int64 [SAMPLES, TOKENS].
+    """
+    from tokenizers import Tokenizer
+
+    prose = smollm2_text.read_prose(text)
+    found = re.split(r"(?<=[.!?])\s+", prose[: len(prose) // 2])
+    found = [sentence for sentence in found if len(sentence) >= 40]
+    chosen = [found[i * len(found) // SAMPLES] for i in range(SAMPLES)]
+    reader = Tokenizer.from_file(str(tokenizer))
+    reader.enable_truncation(TOKENS)
+    reader.enable_padding(length=TOKENS)
+    rows = reader.encode_batch(chosen)
+    return {
+        "input_ids": np.array([row.ids for row in rows], np.int64),
+        "attention_mask": np.array([row.attention_mask for row in rows], np.int64),
+    }
+
+
+def measure(encoder: Encoder, folder: Path, inputs: Path, data: Path) -> dict[str, dict[str, Any]]:
+    """``bits`` and the error by scheme: ``none`` without, ``calibrated`` with a calibration."""
+    model = import_onnx(encoder.onnx)
+    statistics = folder / f"{encoder.name}.safetensors"
+    calibrate(
+        encoder.onnx, data, statistics, nsamples=SAMPLES, rows=32, force=True, reuse=True,
+        progress=Bars(),
+    )  # fmt: skip
+    tables = {f"^{re.escape(n.name)}$": "float" for n in model.nodes if n.op == "apq.Embedding"}
+    key = run_key(model.sha256, inputs, calibration=statistics)
+    kept = Results(folder / f"{encoder.name}.partial.json", key)
+    table: dict[str, dict[str, Any]] = {scheme: {} for scheme, _ in SCHEMES}
+    for column, file in (("none", None), ("calibrated", statistics)):
+        with SchemeEvaluator(
+            model, inputs, calibration=file, tensor_types=tables, layers=False, progress=Bars()
+        ) as evaluator:
+            for scheme, method in SCHEMES:
+                name = f"{scheme} {column}"
+                result = kept.get(name)
+                if result is None:
+                    result = evaluator.evaluate(scheme, method if file else "rtn")
+                    kept.put(name, result)
+                error = result["outputs"][encoder.output]["relative_error"]
+                table[scheme] |= {"bits": result["bits_per_weight"], column: error}
+    return table
+
+
+def markdown(encoders: Sequence[Encoder], tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """One row a scheme, in the order of `SCHEMES`."""
+    names = [encoder.name for encoder in encoders]
+    columns = ["scheme", "method", "bits per weight"]
+    columns += [part for name in names for part in (name, "calibrated")]
+    lines = [columns, ["---", "---", *["---:"] * (len(columns) - 2)]]
+    for scheme, method in SCHEMES:
+        cells = [f"`{scheme}`", method, f"{tables[names[0]][scheme]['bits']:.2f}"]
+        for name in names:
+            row = tables[name][scheme]
+            cells += [f"{row[column]:.2%}" for column in ("none", "calibrated")]
+        lines.append(cells)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    """Write table.md and table.json to the folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="gets models, calibrations and the table")
+    parser.add_argument("--text", type=Path, default=smollm2_text.TEXTS[0])
+    parser.add_argument("--threads", type=int, help="of torch")
+    options = parser.parse_args()
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    folder = options.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    source, exported = minilm_l6.find(), folder / "minilm_l6.onnx"
+    if not exported.exists():
+        minilm_l6.write(source, exported)
+    inputs, data = folder / "sentences.npz", folder / "calibration.npz"
+    np.savez(inputs, **sentences.load()[1])
+    np.savez(data, **calibration_sentences(source / "tokenizer.json", options.text))
+    encoders = (
+        Encoder("MiniLM-L3", demo_model.find(), demo.POOLED),
+        Encoder("MiniLM-L6", exported, "embedding"),
+    )
+    try:
+        tables = {e.name: measure(e, folder, inputs, data) for e in encoders}
+    except ApqError as error:
+        sys.exit(f"error: {error}")
+    text = markdown(encoders, tables)
+    write_text(folder / "table.md", text + "\n")
+    write_text(folder / "table.json", json.dumps(tables, indent=1))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
