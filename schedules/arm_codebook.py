@@ -1,8 +1,9 @@
-"""Default schedules of layers with codebooks and non-uniform tables on 64-bit Arm, few rows of x.
+"""Default schedules on 64-bit Arm of codebooks, non-uniform tables and super-blocks, few rows of x.
 
 Decisions:
 
-- ``streams``: row blocks read at once.
+- ``streams``: row blocks read at once;
+- ``step``: groups of a non-uniform table in an iteration.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ from typing import Any
 
 from tvm import s_tir
 
-from apq_tvm.codegen.layouts import NonlinearLayout, SpanLayout, default_layout
+from apq_tvm.codegen.layouts import (
+    NonlinearLayout,
+    SpanLayout,
+    SuperBlockLayout,
+    default_layout,
+)
 from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats import codebook, nonlinear
+from apq_tvm.formats import codebook, nonlinear, superblock
 from apq_tvm.ops.codebook_linear import SpanBlocking
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.ops.lookup_spans import Lookup, lookup_spans
@@ -34,14 +40,25 @@ from apq_tvm.tensorize.arm_lookup import (
     books_intrinsic,
     units_intrinsic,
 )
+from apq_tvm.tensorize.arm_superblock import super_intrinsic
 from apq_tvm.tensorize.lookup_books import QUAD, BookDot
 from apq_tvm.tensorize.lookup_span import ROWS, SpanDot
 from apq_tvm.tensorize.lookup_units import UnitsDot
+from apq_tvm.tensorize.superblock_span import BY_UNIT, SuperDot
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
 """Rows of x that share looked up vectors; a kernel is for at least that many rows."""
+
+_FACTORS: dict[type[SpanDot], float | None] = {
+    BookDot: BOOKS_FACTOR,
+    UnitsDot: UNITS_FACTOR,
+    SuperDot: None,
+}
+"""What `extra` multiplies the activations' scales by; None for the sums of their codes."""
+
+_FACTOR_NAMES = {BookDot: "books", UnitsDot: "units", SuperDot: "sums"}
 
 _TASKS = 8
 """Bundles of row blocks a layer should have, so that threads can share it evenly."""
@@ -63,6 +80,13 @@ def _lookup(layout: SpanLayout) -> Lookup:
 
         return Lookup(quads, QUAD, BOOKS_ACTS)
 
+    if isinstance(layout, SuperBlockLayout):
+
+        def supers(m: int, k: int) -> SuperDot:
+            return SuperDot(m, k, group, entries, offset, 1.0, bits)
+
+        return Lookup(supers, UNIT_K, 1.0, BY_UNIT)
+
     def units(m: int, k: int) -> UnitsDot:
         return UnitsDot(m, k, group, entries, offset, UNITS_UNIT)
 
@@ -73,6 +97,8 @@ def _intrinsic(dot: SpanDot, profile: DeviceProfile) -> str:
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
     if isinstance(dot, BookDot):
         return books_intrinsic(dot, fused, sve)
+    if isinstance(dot, SuperDot):
+        return super_intrinsic(dot, fused, sve)
     assert isinstance(dot, UnitsDot)
     return units_intrinsic(dot, fused, sve)
 
@@ -87,28 +113,29 @@ def _check(spec: LinearSpec, profile: DeviceProfile, family: str, fused: bool) -
         check_features(profile, ("dotprod",), ROWS)
     elif "dotprod" in profile.features:
         raise NotApplicable(f"is for devices without dot products; {profile.name} has them")
-    if not isinstance(_layout(spec), CodebookQuads | NonlinearLayout):
+    if not isinstance(_layout(spec), CodebookQuads | NonlinearLayout | SuperBlockLayout):
         raise NotApplicable(f"is for four codebooks of 2 or 3 bits in groups of 16, not {scheme}")
 
 
 def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide) -> SpanBlocking:
-    # A span of quads keeps all pipelines busy by itself.
-    choices = (2, 1) if m_tile == 1 and not isinstance(layout, CodebookQuads) else (1, 2)
+    # A long span keeps all pipelines busy by itself.
+    choices = (2, 1) if m_tile == 1 and isinstance(layout, NonlinearLayout) else (1, 2)
     blocks = layout.row_blocks(spec.n)
     possible = [s for s in choices if s <= blocks]
     streams = decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
-    step = 1 if isinstance(layout, CodebookQuads) else decide("step", (2, 1, 4))
+    step = decide("step", (2, 1, 4)) if isinstance(layout, NonlinearLayout) else 1
     return SpanBlocking(m_tile, streams, step)
 
 
 def _prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
     layout = _layout(spec)
-    padded, books = layout.padded_k(spec.k), isinstance(layout, CodebookQuads)
-    acts, factor = _lookup(layout).acts, BOOKS_FACTOR if books else UNITS_FACTOR
+    lookup, padded = _lookup(layout), layout.padded_k(spec.k)
+    kind = type(lookup.dot(1, layout.span))
+    factor = _FACTORS[kind]
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
-    func = quantize_extra(spec.k, padded, layout.group, acts, factor, rows)
-    kind = "books" if books else "units"
-    return Preparation(f"quantize_{kind}_k{spec.k}p{padded}g{layout.group}", func)
+    func = quantize_extra(spec.k, padded, layout.group, lookup.acts, factor, rows)
+    name = f"quantize_{_FACTOR_NAMES[kind]}_k{spec.k}p{padded}g{layout.group}"
+    return Preparation(name, func)
 
 
 def schedule_extra(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
@@ -162,7 +189,7 @@ def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
 
 LOOKUP_KERNELS: tuple[LinearKernel, ...] = tuple(
     lookup_kernel(family, fused, m_tile)
-    for family in (codebook.NAME, nonlinear.NAME)
+    for family in (codebook.NAME, nonlinear.NAME, superblock.NAME)
     for fused in (True, False)
     for m_tile in M_TILES
 )

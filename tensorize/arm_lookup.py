@@ -82,11 +82,11 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
         The intrinsic's name. Its `extra` is `MAGIC` four times and `UNITS_FACTOR` times the
         activations' scale four times.
     """
-    name = f"apq_{_instruction(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut4f32"
+    name = f"apq_{instruction_name(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut4f32"
 
     def implement(o: SpanOperands) -> None:
         (table,) = _tables(o, [list(range(16))])
-        dots = [Dot(fused, dot.offset, _start(o, i, 0)) for i in range(dot.m)]
+        dots = [Dot(fused, dot.offset, start_of(o, i, 0)) for i in range(dot.m)]
         for unit in range(dot.units):
             for i in range(4):
                 lead = [unit] if dot.units > 1 else []
@@ -94,7 +94,7 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
                 for half, index in enumerate((masked(codes, 15), shifted(codes, -4))):
                     values = table_lookup([table], index, sve)
                     for row, each in enumerate(dots):
-                        each.add(values, _x(o, row, 32 * unit + 16 * half), i)
+                        each.add(values, x_of(o, row, 32 * unit + 16 * half), i)
         from tvm import tirx
 
         halves = tirx.reinterpret("int16x4", o.scales.vload([0], "float16x4"))
@@ -103,7 +103,7 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
         scale = tirx.reinterpret("float32x4", bits)
         for row, each in enumerate(dots):
             factor = scale * o.extra.vload(o.at(row, 0, 4), "float32x4")
-            _store(o, row, _fma(as_float(each.total()), factor, _sums(o, row)))
+            store_sums(o, row, fma(as_float(each.total()), factor, sums_of(o, row)))
 
     return register(name, lambda: make_pair(dot, implement))
 
@@ -123,7 +123,7 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
         The intrinsic's name. Its `xs` is `BOOKS_ACTS` times the activations' scales; its `extra` is
         per group `MAGIC` four times and `BOOKS_FACTOR` times the scale four times.
     """
-    name = f"apq_{_instruction(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut{dot.bits}b4f32"
+    name = f"apq_{instruction_name(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut{dot.bits}b4f32"
 
     def implement(o: SpanOperands) -> None:
         from tvm import tirx
@@ -140,53 +140,53 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
             subs = _subs(o, quad)
             for group in lookups.order:
                 dots = [
-                    Dot(fused, dot.offset, _start(o, i, quad * 4 + group)) for i in range(dot.m)
+                    Dot(fused, dot.offset, start_of(o, i, quad * 4 + group)) for i in range(dot.m)
                 ]
                 for i in range(4):
                     values = lookups.values(quad, group, i)
                     for row, each in enumerate(dots):
-                        each.add(values, _x(o, row, quad * 64 + 16 * group), i)
+                        each.add(values, x_of(o, row, quad * 64 + 16 * group), i)
                 sub = _sub(subs, group, sve)
                 for row, each in enumerate(dots):
                     factor = _factor(o, row, quad, group, sub)
                     before = totals.vload([row, 0], "float32x4")
-                    value = _fma(as_float(each.total()), factor, before)
+                    value = fma(as_float(each.total()), factor, before)
                     b.buffer_store(totals, value, [row, tirx.Ramp(0, 1, ROWS)])
             lookups.leave()
         scale = o.scales.vload([0], "float16x4").astype("float32x4")
         for row in range(dot.m):
             total = totals.vload([row, 0], "float32x4")
-            _store(o, row, _fma(total, scale, _sums(o, row)))
+            store_sums(o, row, fma(total, scale, sums_of(o, row)))
 
     return register(name, lambda: make_pair(dot, implement))
 
 
-def _instruction(fused: bool, sve: bool) -> str:
+def instruction_name(fused: bool, sve: bool) -> str:
     return ("sdot" if fused else "smull") + ("_sve" if sve else "")
 
 
-def _fma(a: Expr, c: Expr, plus: Expr) -> Expr:
+def fma(a: Expr, c: Expr, plus: Expr) -> Expr:
     from tvm import tirx
 
     return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma", a, c, plus)
 
 
-def _start(o: SpanOperands, row: int, group: Any) -> Expr:
+def start_of(o: SpanOperands, row: int, group: Any) -> Expr:
     """`MAGIC` in four lanes."""
     from tvm import tirx
 
     return tirx.reinterpret("int32x4", o.extra.vload(o.at(row, group, 0), "float32x4"))
 
 
-def _x(o: SpanOperands, row: int, k: Any) -> Expr:
+def x_of(o: SpanOperands, row: int, k: Any) -> Expr:
     return o.x.vload(o.at(row, k), "int8x16")
 
 
-def _sums(o: SpanOperands, row: int) -> Expr:
+def sums_of(o: SpanOperands, row: int) -> Expr:
     return o.acc.vload(o.at(row, 0), "float32x4")
 
 
-def _store(o: SpanOperands, row: int, value: Expr) -> None:
+def store_sums(o: SpanOperands, row: int, value: Expr) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
@@ -203,7 +203,7 @@ def _tables(o: SpanOperands, orders: list[list[int]]) -> list[Expr]:
     return [shuffled(centred, entries, order) for order in orders]
 
 
-def _constant(values: list[int]) -> Expr:
+def vector_constant(values: list[int]) -> Expr:
     """uint8 [16]."""
     from tvm import tirx
 
@@ -216,12 +216,12 @@ def _unsigned(vector: Expr) -> Expr:
     return tirx.reinterpret("uint8x16", vector)
 
 
-def _low(buffer: Any, at: Expr, dtype: str) -> Expr:
+def load_low(buffer: Any, at: list[Expr], dtype: str) -> Expr:
     """uint8 [16]: 4 or 8 bytes of a buffer, and zeros above them."""
     from tvm import tirx
 
     size = 4 if dtype == "float32" else 8
-    value = tirx.reinterpret(dtype, buffer.vload([at], f"uint8x{size}"))
+    value = tirx.reinterpret(dtype, buffer.vload(at, f"uint8x{size}"))
     lanes = BYTES // size
     zeros = [tirx.const(0, dtype)] * (lanes - 1)
     return tirx.reinterpret("uint8x16", tirx.Shuffle([value, *zeros], list(range(lanes))))
@@ -231,8 +231,8 @@ def _subs(o: SpanOperands, quad: Expr) -> list[Expr]:
     """uint8 [16] each: sub-scales of the even and of the odd groups, and bytes of 15."""
     from tvm import tirx
 
-    loaded = _low(o.arrays["subs"], quad * (2 * ROWS), "float64")
-    ones = _constant([0] * _HIGH_BYTE + [255] * 4)  # whose nibbles are the high byte of 2^-97
+    loaded = load_low(o.arrays["subs"], [quad * (2 * ROWS)], "float64")
+    ones = vector_constant([0] * _HIGH_BYTE + [255] * 4)  # whose nibbles are the high byte of 2^-97
     packed = kept(tirx.bitwise_or(loaded, ones))
     return [masked(packed, 15), shifted(packed, -4)]
 
@@ -243,14 +243,16 @@ def _sub(subs: list[Expr], group: int, sve: bool) -> Expr:
 
     zero = 2 * ROWS
     order = [at for r in range(ROWS) for at in (zero, zero, group // 2 * ROWS + r, _HIGH_BYTE)]
-    return tirx.reinterpret("float32x4", table_lookup([subs[group % 2]], _constant(order), sve))
+    return tirx.reinterpret(
+        "float32x4", table_lookup([subs[group % 2]], vector_constant(order), sve)
+    )
 
 
 def _factor(o: SpanOperands, row: int, quad: Expr, group: int, sub: Expr) -> Expr:
     """float32 [4]: sub-scale times the activations' scale."""
     four = o.xs.vload(o.at(row, quad * 4), "float32x4")
     extra = o.extra.vload(o.at(row, quad * 4 + group, 4), "float32x4")
-    return _fma(sub, lane(four, "float32x4", group), extra)
+    return fma(sub, lane(four, "float32x4", group), extra)
 
 
 class _Lookups2:
@@ -267,8 +269,8 @@ class _Lookups2:
 
     def enter(self, quad: Expr) -> None:
         """Begin a quad: the byte with a row's books, four times."""
-        order = _constant([i // 4 for i in range(BYTES)])
-        packed = _low(self._o.arrays["index"], quad * ROWS, "float32")
+        order = vector_constant([i // 4 for i in range(BYTES)])
+        packed = load_low(self._o.arrays["index"], [quad * ROWS], "float32")
         self._books = kept(_unsigned(table_lookup([packed], order, self._sve)))
 
     def leave(self) -> None:
@@ -296,7 +298,7 @@ class _Lookups3:
         index = o.arrays["index"].vload([0], "uint8x16")
         self._packed = [kept(masked(shifted(index, -2 * g), 3)) for g in range(4)]
         self._order = b.alloc_buffer((BYTES,), "uint8", align=16)
-        self._set_order(_constant([i // 4 for i in range(BYTES)]))
+        self._set_order(vector_constant([i // 4 for i in range(BYTES)]))
 
     def _set_order(self, order: Expr) -> None:
         from tvm import tirx

@@ -44,7 +44,7 @@ class SpanDot(ABC):
     group : int
         Weights that share a scale of the activations.
     entries : int
-        Of the table.
+        Of the table; 0 if codes are their own values.
     offset : int
         What its entries are too large by.
     unit : float
@@ -65,7 +65,11 @@ class SpanDot(ABC):
 
     @abstractmethod
     def entry(self, arrays: Arrays, r: Expr, k: Expr) -> Expr:
-        """int32: which entry of the table a weight is."""
+        """int32: which entry of the table a weight is, or its code."""
+
+    def minimum(self, arrays: Arrays, r: Expr, k: Expr) -> Expr | None:
+        """float32: what is taken off a weight besides; None if nothing is."""
+        return None
 
     def sub(self, arrays: Arrays, r: Expr, k: Expr) -> Expr | None:
         """uint8 sub-scale of a weight's group; None if there are none."""
@@ -82,11 +86,24 @@ class SpanDot(ABC):
         return (self.m, ROWS) if self.m > 1 else (ROWS,)
 
     def loops(self) -> tuple[str, tuple[int, ...]]:
-        """Kinds and extents of the loops: [row of x,] row, k, entry."""
-        return "S" * len(self.spatial) + "RR", (*self.spatial, self.k, self.entries)
+        """Kinds and extents of the loops: [row of x,] row, k, [entry]."""
+        entries = (self.entries,) if self.entries else ()
+        kinds = "S" * len(self.spatial) + "R" * (1 + len(entries))
+        return kinds, (*self.spatial, self.k, *entries)
+
+    def split(self, axes: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr, Expr, Expr | None]:
+        """Row of x or nothing, row, k and entry or None of an index into the loops."""
+        lead = len(self.spatial) - 1
+        r, k, *entry = axes[lead:]
+        return tuple(axes[:lead]), r, k, entry[0] if entry else None
 
     def term(
-        self, arrays: Arrays, scale: Expr, x: Expr, xs: Expr, where: tuple[Expr, Expr, Expr]
+        self,
+        arrays: Arrays,
+        scale: Expr,
+        x: Expr,
+        xs: Expr,
+        where: tuple[Expr, Expr, Expr | None],
     ) -> Expr:
         """float32 term of the sum for one row, k and entry.
 
@@ -97,19 +114,22 @@ class SpanDot(ABC):
         scale, x, xs : PrimExpr
             float16 of the row, int8 of k, float32 of its group.
         where : tuple of PrimExpr
-            Row, k, entry of the table.
+            Row, k, entry of the table or None.
         """
         from tvm import tirx
 
         r, k, e = where
-        value = arrays["table"][e].astype("int32") - tirx.const(self.offset, "int32")
-        found = self.entry(arrays, r, k) == e.astype("int32")
-        value = tirx.Select(found, value, tirx.const(0, "int32")) * x.astype("int32")
-        factor = xs * scale.astype("float32") * tirx.const(self.unit, "float32")
-        sub = self.sub(arrays, r, k)
+        value = self.entry(arrays, r, k)
+        if e is not None:
+            meant = arrays["table"][e].astype("int32") - tirx.const(self.offset, "int32")
+            value = tirx.Select(value == e.astype("int32"), meant, tirx.const(0, "int32"))
+        factor, unit = scale.astype("float32"), tirx.const(self.unit, "float32")
+        sub, least = self.sub(arrays, r, k), self.minimum(arrays, r, k)
         if sub is not None:
             factor = factor * sub.astype("float32")
-        return value.astype("float32") * factor
+        if least is None:
+            return (value * x.astype("int32")).astype("float32") * (factor * xs * unit)
+        return (value.astype("float32") * factor - least) * (x.astype("float32") * xs * unit)
 
 
 @dataclass(frozen=True)
@@ -162,10 +182,11 @@ def _member(dot: SpanDot, body: Callable[[SpanOperands], None]) -> Any:
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("span_dot")
         arrays = {
-            name: operand(name, shape, dtype, 16, None)
+            name: operand(name, shape, dtype, 8 if dtype == "float16" else 4, None)
             for name, (shape, dtype) in dot.arrays.items()
         }
-        arrays["table"] = operand("table", (dot.entries,), "uint8", 16, None)
+        if dot.entries:
+            arrays["table"] = operand("table", (dot.entries,), "uint8", 16, None)
         scales = operand("scales", (ROWS,), "float16", 8, None)
         x = operand("x", (*m, dot.k), "int8", 4, strides("x", 1))
         xs = operand("xs", (*m, dot.groups), "float32", 4, strides("xs", 1))
@@ -185,7 +206,7 @@ def _plain_loops(o: SpanOperands) -> None:
     dot = o.dot
     kinds, extents = dot.loops()
     with b.grid(*(tirx.const(e, "int64") for e in extents)) as loops, b.sblock("dot"):
-        *at, r, k, e = b.axis.remap(kinds, loops)
+        at, r, k, e = dot.split(tuple(b.axis.remap(kinds, loops)))
         g = k // tirx.const(dot.group, "int64")
         b.reads(
             o.acc[(*at, r)],

@@ -29,14 +29,17 @@ class Lookup:
     dot : callable
         (rows of x, k) to the dot product of a span, or of what is left of one.
     step : int
-        k of a unit of the codes; what else there is lies by span.
+        k of a unit.
     acts : float
         What the activations' scales have been multiplied by.
+    by_unit : tuple of str
+        Arrays with a second axis of units; others have one of spans.
     """
 
     dot: Callable[[int, int], SpanDot]
     step: int
     acts: float
+    by_unit: tuple[str, ...] = ("codes",)
 
 
 def lookup_spans(
@@ -97,22 +100,26 @@ class _LookupSpans(SpanLinear):
         self.dots.append(name)
         first_k = span * tirx.const(layout.span, "int64")
         first_group = span * tirx.const(layout.span_groups, "int64")
-        first = {n: span * self.units if n == "codes" else span for n in dot.arrays}
+        by_unit = span * self.units
+        first = {n: by_unit if n in self.lookup.by_unit else span for n in dot.arrays}
         views = [
             _View(self.arrays[n], block, first[n], shape) for n, (shape, _) in dot.arrays.items()
         ]
-        table = self.arrays["table"]
+        tables = {"table": self.arrays["table"]} if layout.entries else {}
         with b.grid(*(tirx.const(e, "int64") for e in extents)) as loops, b.sblock(name):
-            *m, r, k, e = b.axis.remap(kinds, loops)
+            m, r, k, e = dot.split(tuple(b.axis.remap(kinds, loops)))
             row = self.row + m[0] if m else self.row
             g = first_group + k // tirx.const(dot.group, "int64")
             at = (stream, m[0] if m else 0, r)
             sums, scale = self.sums[at], self.arrays["scales"][block, span, r]
             x, xs = self.xq[row, first_k + k], self.xs[row, g]
-            reads = [*(v.region() for v in views), table[0 : layout.entries], scale, x, xs]
-            b.reads(sums, *reads, self.extra[row, g, 0:EXTRA])
+            reads = [
+                *(v.region() for v in views),
+                *(t[0 : layout.entries] for t in tables.values()),
+            ]
+            b.reads(sums, *reads, scale, x, xs, self.extra[row, g, 0:EXTRA])
             b.writes(sums)
-            arrays = {**dict(zip(dot.arrays, views, strict=True)), "table": table}
+            arrays = {**dict(zip(dot.arrays, views, strict=True)), **tables}
             term = dot.term(arrays, scale, x, xs, (r, k, e))
             b.buffer_store(self.sums, sums + term, list(at))
 

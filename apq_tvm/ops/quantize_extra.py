@@ -2,7 +2,7 @@
 
 Codes, scales and sums are those of `apq_tvm.ops.quantize_bundles`. `extra` float32 [M, G, 8] has
 per group four times the start of its sums (`apq_tvm.tensorize.arm_lookup_ops.MAGIC`) and four times
-the group's scale times a factor: both are loaded where a register would have to be copied.
+the group's scale times a factor, or times the sum of its codes: loads are cheaper than copies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "quantize_extra"
 
 
 def quantize_extra(
-    k: int, padded: int, group: int, acts: float, factor: float, row_block: int
+    k: int, padded: int, group: int, acts: float, factor: float | None, row_block: int
 ) -> PrimFunc:
     """Quantize rows of float32 activations to int8.
 
@@ -38,7 +38,7 @@ def quantize_extra(
     group : int
         Columns that share a scale and a sum; divides `padded`.
     acts, factor : float
-        What scales are multiplied by, and what in `extra`.
+        What scales are multiplied by, and what in `extra`; there None for the sum of codes.
     row_block : int
         Rows in one parallel task.
 
@@ -56,7 +56,13 @@ class _Extra(Bundles):
     name = NAME
 
     def __init__(
-        self, k: int, padded: int, group: int, acts: float, factor: float, row_block: int
+        self,
+        k: int,
+        padded: int,
+        group: int,
+        acts: float,
+        factor: float | None,
+        row_block: int,
     ) -> None:
         super().__init__(k, padded, group, group, CODES, row_block, 8)
         self.acts, self.factor = acts, factor
@@ -71,7 +77,11 @@ class _Extra(Bundles):
         for half in range(2):
             with b.grid(*extents) as loops, b.sblock(f"spread{half}"):
                 g, i = b.axis.remap("SS", loops)
-                scaled = self.xs[row, g] * tirx.const(self.factor, "float32")
+                if self.factor is None:
+                    factor = self.xsum[row, g].astype("float32")
+                else:
+                    factor = tirx.const(self.factor, "float32")
+                scaled = self.xs[row, g] * factor
                 value = scaled if half else tirx.const(magic, "float32")
                 b.reads()
                 b.writes(self.extra[row, g, half * 4 + i])

@@ -178,7 +178,7 @@ class CodebookQuads(CodebookLayout):
     def _unpack_index(self, packed: Array) -> Bytes:
         """Inverse of `_pack_index`."""
         split = packed.reshape(*packed.shape[:2], books.SPAN_QUADS, ROWS).transpose(0, 3, 1, 2)
-        index: Bytes = split[..., None] >> _BOOK_SHIFTS & 3
+        index = (split[..., None] >> _BOOK_SHIFTS & 3).astype(np.uint8)
         return index.reshape(len(packed), ROWS, -1)
 
     @staticmethod

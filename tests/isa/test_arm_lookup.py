@@ -113,6 +113,9 @@ CASES = (
     ("nl4", "graviton3", 1, "sdot"),
     ("nl4", "cortex-a72", 1, "smull"),
     ("nl4g128", "graviton2", 2, "sdot"),
+    ("W2sA8", "graviton3", 1, "sdot"),
+    ("W2sA8", "cortex-a53", 1, "smull"),
+    ("W3sA8", "graviton2", 2, "sdot"),
 )
 
 
@@ -217,6 +220,18 @@ def test_tables_stay_in_registers(
     assert count(loop, "scvtf|fcvtl|addv|addp|dup") == 0
     if "sve" in profile.features and name != "cb3":
         assert count(loop, r"tbl\s+z\d+") == vectors + more
+
+
+@pytest.mark.parametrize(("name", "merges"), [("W2sA8", 0), ("W3sA8", 8)])
+def test_super_blocks_have_no_conversions(name: str, merges: int) -> None:
+    """A unit: 8 products, 4 lookups that spread sub-scales and minima, few other operations."""
+    profile = find_profile("graviton2")
+    spec = LinearSpec(512, 4096, scheme_of(name))
+    loop = loop_of(assembly(scheduled(record(name, 1), spec, profile), profile), "sdot")
+    assert (count(loop, "sdot"), count(loop, "tbl"), count(loop, "fmla")) == (8, 4, 4)
+    assert count(loop, "scvtf|ucvtf|fcvtl|addv|addp") == 0 and "[sp" not in loop
+    # Two fields of 2 bits in four vectors each, two nibbles twice, four floats made of bits.
+    assert count(loop, "and|ushr|shl|orr|bsl|bit|bif|add\\s+v\\d+") <= 12 + 4 + 4 + 3 * merges
 
 
 @pytest.mark.parametrize("target", ["cortex-a53", "cortex-a72"])
