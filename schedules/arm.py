@@ -40,8 +40,9 @@ _MMLA = _DOT | {"i8mm", "bf16", "fp16fml"}
 _NO_CRYPTO = ("-aes", "-sha2", "-sha3", "-sm4")
 _NO_SVE = ("-sve-bitperm", "-sve2", "-sve")
 
-# Pairs of 16-byte loads cost more than two loads in LLVM's models of these: 6 cycles instead of 2
-# on a Cortex-A55, 3 slots of 6 instead of 2 on a Neoverse V2.
+# Pairs of 16-byte loads cost more than two loads in LLVM's models: 6 cycles instead of 2 on a
+# Cortex-A55, 3 slots of 6 instead of 2 on a Neoverse V2. For a Neoverse V1 they cost the same, but
+# LLVM brings them so far forward that GEMVs of some shapes spill.
 _NO_PAIRS = ("+slow-paired-128",)
 
 
@@ -88,7 +89,7 @@ GRAVITON4 = _profile(
 )  # fmt: skip
 GRAVITON3 = _profile(
     "graviton3", "neoverse-v1", _MMLA | {"sve"}, _X, 64, 1024, 64,
-    "101427", "pjdoc466751330-9685", _AWS,
+    "101427", "pjdoc466751330-9685", _AWS, attributes=_NO_PAIRS,
 )  # fmt: skip
 GRAVITON2 = _profile(
     "graviton2", "neoverse-n1", _DOT, _macs(32), 64, 1024, 64,
@@ -244,8 +245,8 @@ def recognise(cpuinfo: str) -> DeviceProfile:
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on 64-bit Arm, in order of preference."""
     from apq_tvm.schedules import arm_gemm
-    from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
     from apq_tvm.schedules.arm_anyprec import ANYPREC_KERNELS
+    from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
     from apq_tvm.schedules.arm_bitserial import ARM_BITSERIAL_KERNELS
     from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
     from apq_tvm.schedules.arm_gemv_plain import GEMV_KERNELS
@@ -258,10 +259,10 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *ARM_LUT_KERNELS,
         *ARM_MIXED_KERNELS,
         *ARM_BALANCE_KERNELS,
+        *ARM_BITSERIAL_KERNELS,
         *arm_gemm.MANY_ROWS,
         *GEMV_KERNELS,
         *arm_gemm.SOME_ROWS,
-        *ARM_BITSERIAL_KERNELS,
         *LOOKUP_KERNELS,
         *ANYPREC_KERNELS,
         *PLAIN_KERNELS,

@@ -49,7 +49,7 @@ _TASK = 16384
 
 def _streams(spec: LinearSpec, m_tile: int, decide: Decide) -> int:
     fold = fold_of(interleaved(spec, LANES))
-    if m_tile == 4:
+    if m_tile == 4 or (m_tile == 2 and not fold.raw):
         choices: tuple[int, ...] = (1, 2, 4)
     else:
         choices = (4, 2, 1) if fold.parts > 1 else (2, 1, 4)
