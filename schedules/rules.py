@@ -11,6 +11,7 @@ from apq_tvm.schedules.arm_activations import schedule_bundles
 from apq_tvm.schedules.arm_codebook import schedule_extra
 from apq_tvm.schedules.arm_gemv import schedule_fold
 from apq_tvm.schedules.batch_matmul import schedule_batch_matmul
+from apq_tvm.schedules.bitserial import schedule_planes
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.embedding import schedule_embedding
 from apq_tvm.schedules.generic import schedule_generic
@@ -19,7 +20,6 @@ from apq_tvm.schedules.lut import schedule_tables
 from apq_tvm.schedules.mixed import schedule_mixed_activations
 from apq_tvm.schedules.quantize import schedule_quantize
 from apq_tvm.schedules.softmax import schedule_softmax
-from apq_tvm.schedules.x86_bitserial import schedule_planes
 from apq_tvm.types import DeviceProfile
 
 Rule = Callable[[Any, DeviceProfile, Decide], Any]
@@ -42,7 +42,7 @@ RULES: dict[str, Rule] = {
     "quantize_activations": schedule_quantize_activations,
     "quantize_bundles": schedule_bundles,
     "quantize_extra": schedule_extra,
-    "quantize_pairs": schedule_quantize_activations,
+    "quantize_rows": schedule_quantize_activations,
     "quantize_planes": schedule_planes,
     "softmax": schedule_softmax,
 }

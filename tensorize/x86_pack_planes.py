@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.bitserial import UNIT_K, packed_bit, plane_axes
+from apq_tvm.tensorize.bitserial import packed_bit, plane_axes
 from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit import UNIT_K
 
 Buffer = Any  # tvm is untyped
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from bitserial_cases import codes_reference, unpacked
 from linear_cases import aligned, dequantized, profile_for, quantized_weight
 from scheduled import PROFILES as TARGETS
 from scheduled import compiled
@@ -34,36 +35,6 @@ RELATIVE_ERROR = 2e-6
 PAIRS = tuple(itertools.product(range(1, 9), repeat=2))
 
 GROUPS = (-1, 32, 64, 128)
-
-
-def codes_reference(x: Any, bits: int, k: int, width: int) -> tuple[Any, Any]:
-    """Codes int64 [M, Kp] and scales float64 [M, Kp / width] of padded activations."""
-    m = len(x)
-    grouped = x.reshape(m, -1, width).astype(np.float64)
-    if bits == 1:
-        columns = np.clip(k - np.arange(grouped.shape[1]) * width, 1, width)
-        codes = np.where(grouped >= 0, 1, -1).reshape(m, -1)
-        codes[:, k:] = 0
-        return codes, np.abs(grouped).sum(-1) / columns
-    most = 2 ** (bits - 1) - 1
-    scale = np.abs(grouped).max(-1) / most
-    # In float32, as the kernels: a tie may fall on another side in float64.
-    inverse = np.float32(most) / np.abs(x.reshape(grouped.shape)).max(-1)
-    codes = np.rint(x.reshape(grouped.shape) * inverse[..., None])
-    return np.clip(codes, -most, most).astype(np.int64).reshape(m, -1), scale
-
-
-def unpacked(planes: Any) -> Any:
-    """Codes int64 [M, Kp] of planes int32 [M, p, Kp / 32]; signs are 0 and 1."""
-    m, p, words = planes.shape
-    codes = np.zeros((m, words * 32), np.int64)
-    for column in range(32):
-        place = 8 * (column % 4) + column // 4
-        for t in range(p):
-            bit = planes[:, t].astype(np.uint32) >> np.uint32(place) & 1
-            weight = -(1 << t) if t == p - 1 and p > 1 else 1 << t
-            codes[:, column::32] += bit.astype(np.int64) * weight
-    return codes
 
 
 def profile_of(kernel: LinearKernel) -> DeviceProfile:
@@ -136,9 +107,7 @@ def test_every_q_and_p(q: int, instruction: Any) -> None:
         group = GROUPS[(q + p) % len(GROUPS)]
         scheme = Scheme(q, bool((q + p) & 1), p, bool(p & 2) and group > 0, group)
         m_tile = (1, 2, 4)[(q + 2 * p) % 3] if q * p <= 8 else 1
-        kernel = kernel_named(
-            f"bitserial_W{q}_{instruction.name}_r{instruction.rows}m{m_tile}"
-        )
+        kernel = kernel_named(f"bitserial_W{q}_{instruction.name}_r{instruction.rows}m{m_tile}")
         n, k = instruction.rows * 2 + (q + p) % 3 - 1, (127, 128, 161, 256)[(q * p) % 4]
         layer = Layer(kernel, LinearSpec(n, k, scheme))
         for m in (m_tile, 5):
