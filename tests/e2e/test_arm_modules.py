@@ -185,7 +185,7 @@ exec {COMPILERS["aarch64"]} "$@"
     ),
 )
 def test_demo_model(target: str, cpus: tuple[str, ...], demo_onnx: Path, tmp_path: Path) -> None:
-    """A real sentence encoder; its library for one device is small."""
+    """A real sentence encoder; its library is small, even with code for three kinds of machines."""
     import sentences
 
     inputs = {name: array[:4] for name, array in sentences.load()[1].items()}
@@ -196,5 +196,4 @@ def test_demo_model(target: str, cpus: tuple[str, ...], demo_onnx: Path, tmp_pat
         results = module.run(inputs, cpu)
         for name in ("onnx::Shape_422", "461"):
             assert cosine(results[name], wanted[name]) > TO_FLOAT, (cpu, name)
-    if target != "arm-auto":
-        assert (module.path / "libminilm.so").stat().st_size <= LIBRARY_BYTES
+    assert (module.path / "libminilm.so").stat().st_size <= LIBRARY_BYTES
