@@ -32,8 +32,9 @@ U8 = NDArray[np.uint8]
 WEIGHT = 2.0
 """How much more the error of each width counts than that of the width before. Near 1 the narrow
 models, whose errors are the largest, decide alone; with 4, which makes relative errors count alike,
-the narrowest gains little. With 2 every width of SmolLM2's layers loses 40 to 60 % less than
-without feedback; each width alone would lose 70 %."""
+the narrowest gains little. With 2 query and value layers of SmolLM2 lose 57 to 33 % less than
+without feedback, from the narrow widths to the wide ones; each width alone would lose 70 to 95 %
+less."""
 
 DEPTH = 4
 """Widths over which codes are chosen exactly: 2^(DEPTH - 1) leaves below every code of the first.
