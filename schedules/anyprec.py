@@ -25,25 +25,36 @@ from apq_tvm.types import DeviceProfile
 class PlanesInstruction(Protocol):
     """How codes are looked up and multiplied.
 
-    ``features`` are LLVM features it needs, all of them; ``vector`` the bytes of a register,
-    ``offset`` what centroids are increased by. The methods register intrinsics and name them:
-    ``dot`` of a unit with a row of x, ``lookup`` of a unit, ``rows`` of looked up bytes with rows
-    of x.
+    The methods that return names register intrinsics of `apq_tvm.tensorize.planes_pairs`.
     """
 
     @property
-    def name(self) -> str: ...
-    @property
-    def vector(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def features(self) -> tuple[str, ...]: ...
+    def name(self) -> str:
+        """Part of the kernels' names."""
 
-    def unit(self, bits: int, tables: int, k: int) -> PlanesUnit: ...
-    def dot(self, bits: int, tables: int, k: int, ahead: int) -> str: ...
-    def lookup(self, bits: int, tables: int, k: int, ahead: int) -> str: ...
-    def rows(self, m: int, rows: int, k: int) -> str: ...
+    @property
+    def vector(self) -> int:
+        """Bytes of a register."""
+
+    @property
+    def offset(self) -> int:
+        """What centroids are increased by."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """LLVM features it needs, all of them."""
+
+    def unit(self, bits: int, tables: int, k: int) -> PlanesUnit:
+        """A unit for this instruction."""
+
+    def dot(self, bits: int, tables: int, k: int, ahead: int) -> str:
+        """Name the product of a unit with a row of x, prefetched `ahead` bytes."""
+
+    def lookup(self, bits: int, tables: int, k: int, ahead: int) -> str:
+        """Name the lookup of a unit."""
+
+    def rows(self, m: int, rows: int, k: int) -> str:
+        """Name the product of looked up bytes with rows of x."""
 
 
 _UNROLLED = ("load", "start", "zero", "spill", "store")

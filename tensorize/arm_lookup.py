@@ -162,10 +162,12 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
 
 
 def instruction_name(fused: bool, sve: bool) -> str:
+    """The part of an intrinsic's name that says what it needs."""
     return ("sdot" if fused else "smull") + ("_sve" if sve else "")
 
 
 def fma(a: Expr, c: Expr, plus: Expr) -> Expr:
+    """float32 [4]: a product and a sum with one rounding."""
     from tvm import tirx
 
     return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma", a, c, plus)
@@ -179,14 +181,17 @@ def start_of(o: SpanOperands, row: int, group: Any) -> Expr:
 
 
 def x_of(o: SpanOperands, row: int, k: Any) -> Expr:
+    """int8 [16] activations from column k on."""
     return o.x.vload(o.at(row, k), "int8x16")
 
 
 def sums_of(o: SpanOperands, row: int) -> Expr:
+    """float32 [4]: the sums so far of one row of x."""
     return o.acc.vload(o.at(row, 0), "float32x4")
 
 
 def store_sums(o: SpanOperands, row: int, value: Expr) -> None:
+    """Store what `sums_of` loads."""
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
