@@ -1,7 +1,7 @@
 """Default schedules of large-M linear layers on Arm, and their kernel records.
 
-A task's panel of decoded weights (8 columns) stays in L1, its activations in L2; the sums of a
-tile stay in registers: 4 rows x 8 columns are 8 int32 and 8 float32 vectors of the 32.
+A task's panel of decoded weights (8 or 12 columns) stays in L1, its activations in L2; sums of a
+tile stay in registers: 8 rows x 6 columns are 12 int32 and 12 float32 vectors of the 32.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.s_tir import ScheduleError
+
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.gemm_centred import MOST_GROUPS, centred_gemm
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear import LinearSpec, unit_of
-from apq_tvm.ops.quantize_pairs import quantize_pairs
+from apq_tvm.ops.quantize_rows import quantize_rows
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
-from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation, prepare_activations
+from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.tensorize.arm_gemm import (
     SDOT,
@@ -30,7 +32,6 @@ from apq_tvm.tensorize.centred import CentredTile, largest_byte
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
-SDOT_VECTORS = 2
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,13 @@ def blocking(
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
     step = UNIT_K if whole else max(UNIT_K, group)
-    # The panel takes up to half of L1; where sums run on over a K block, it has 32 groups at most.
+    # A panel takes up to half of L1; where sums run on over a K block, it has 32 groups at most.
     assert spec.scheme is not None
-    running = spec.scheme.act_group == -1 and group * MOST_GROUPS < 2048
-    large = profile.l1_bytes >= 64 * 1024 and not running
-    k_block = _even_block(kp, step, decide("k_block", (2048, 1024, 4096) if large else (1024, 2048)))
+    most = profile.l1_bytes // (2 * LANES * shape.vectors)
+    if spec.scheme.act_group == -1 and not whole:
+        most = min(most, group * MOST_GROUPS)
+    sizes = tuple(size for size in (4096, 2048, 1024) if size <= most)
+    k_block = _even_block(kp, step, decide("k_block", (*sizes, 512)))
     # A whole group in one stretch of code: LLVM overlaps its scales with the products around it.
     wanted = decide("k_step", (32, 64) if whole else (128, 64, 32))
     stretch = k_block if whole else group
@@ -96,24 +99,37 @@ def schedule_centred(sch: Any, layout: InterleavedLayout, tile: CentredTile, mic
             _tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
         for loop in sch.get_loops(sch.get_sblock("rows_of")):
             sch.unroll(loop)
-        sch.unroll(sch.get_loops(sch.get_sblock("vector"))[-1])
         _tensorize(sch, "rows", rows_intrinsic(), 2)
+    else:
+        scaled = _find(sch, "scale")
+        for loop in sch.get_loops(scaled) if scaled is not None else ():
+            sch.unroll(loop)
+    sch.unroll(sch.get_loops(sch.get_sblock("vector"))[-1])
     _tensorize(sch, "dot", micro, 5)
+
+
+def _find(sch: Any, block: str) -> Any:
+    """A block that only grouped schemes have."""
+    try:
+        return sch.get_sblock(block)
+    except ScheduleError:
+        return None
 
 
 def _tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
     sch.tensorize(sch.get_loops(sch.get_sblock(block))[-axes], intrinsic)
 
 
-def prepare_pairs(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
-    """``(xq, xs, xsum)`` of `apq_tvm.ops.quantize_pairs`."""
+def prepare_rows(spec: LinearSpec, together: int) -> Preparation:
+    """``(xq, xs, xsum)`` of `apq_tvm.ops.quantize_rows`."""
     scheme = spec.scheme
     assert scheme is not None
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
-    func = quantize_pairs(spec.k, *groups, 32, max(1, ELEMENTS_PER_TASK // spec.k), scheme.act_bits)
-    return Preparation(f"quantize_pairs_k{spec.k}_{named}{bits}", func)
+    rows = max(1, ELEMENTS_PER_TASK // spec.k)
+    func = quantize_rows(spec.k, *groups, 32, rows, scheme.act_bits, together)
+    return Preparation(f"quantize_rows{together}_k{spec.k}_{named}{bits}", func)
 
 
 def _single_loads(profile: DeviceProfile) -> bool:
@@ -136,7 +152,7 @@ def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
     """The tile of a kernel; grouped schemes hold an int32 and a float32 sum per element."""
     if instruction is SMMLA and m_tile == 8:
         return TileShape(8, 2) if whole else TileShape(8, 3, 2)
-    return TileShape(m_tile, 2 if instruction is SMULL else SDOT_VECTORS)
+    return TileShape(m_tile, 1 if instruction is SMULL else 2)
 
 
 def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> LinearKernel:
@@ -148,8 +164,19 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
         bl = blocking(spec, profile, shape, decide)
-        stretch = decide("stretch", (256, 128) if _single_loads(profile) else (128, 256, 64, 32))
-        return centred_gemm(spec, layout, bl, instruction.pairs, shape.parts, stretch)
+        choices = (256, 128, 64, 32) if _single_loads(profile) else (128, 256, 64, 32)
+        if _three_wide(profile):
+            choices = (32, 64, 128, 256)
+        loaded = decide("loaded", (0, -1) if _three_wide(profile) else (-1, 0))
+        return centred_gemm(
+            spec,
+            layout,
+            bl,
+            instruction.pairs,
+            shape.parts,
+            decide("stretch", choices),
+            loaded,
+        )
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
@@ -170,13 +197,14 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
         func,
         schedule,
         bits,
-        prepare=prepare_pairs if instruction.pairs else prepare_activations,
+        prepare=lambda spec, profile, decide: prepare_rows(spec, 2 if instruction.pairs else 4),
     )
 
 
-_M_MIN = {(SMMLA, 8): 7, (SMMLA, 4): 3, (SDOT, 4): 8, (SMULL, 2): 2}
-"""(instruction, tile) -> fewest rows of x. Half of a pair may be missing; sdot needs 4 rows, but up
-to 7 the kernels of `apq_tvm.schedules.arm_gemv`, which store no panel, take fewer cycles."""
+_M_MIN = {(SMMLA, 8): 7, (SMMLA, 4): 3, (SDOT, 4): 8, (SMULL, 4): 2}
+"""(instruction, tile) -> fewest rows of x. Half of a pair may be missing. Rows past M are computed
+and dropped, but sdot up to 7 rows is for the kernels of `apq_tvm.schedules.arm_gemv`, which store
+no panel and take fewer cycles."""
 
 ARM_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
     centred_kernel(instruction, bits, m_tile)

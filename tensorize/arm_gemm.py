@@ -68,7 +68,7 @@ def centred_intrinsic(
     largest : int
         Largest magnitude in the panel, 1..128.
     multiple : bool
-        Whether sdot's weights come by loads of several vectors (`apq_tvm.tensorize.arm_multiple`).
+        Whether sdot's weights come by loads of 4 vectors (`apq_tvm.tensorize.arm_multiple`).
 
     Returns
     -------
@@ -104,31 +104,35 @@ def _smmla_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
 
 
 def _sdot_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    """Four quads of k from one load of x; by lane."""
-    with b.unroll(tile.k // 16) as k, b.unroll(4) as q, b.unroll(tile.columns) as j:
-        codes = w.vload([k * 4 + q, j, 0, 0], "int8x16")
-        _dots_by_lane(tile, a, c, k, q, j, codes)
+    with b.unroll(tile.k // 4) as q:
+        x = a.vload([q, 0, 0], "int8x16")
+        with b.unroll(tile.columns) as j:
+            _dots_by_lane(tile, c, j, x, w.vload([q, j, 0, 0], "int8x16"))
 
 
 def _sdot_multiple_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    """The same, with all columns of one quad loaded by one ld1 (of two quads where they are 2)."""
-    quads = 2 if tile.columns == 2 else 1
-    with multiple_loads(quads * tile.columns):
-        for k in range(tile.k // 16):
-            for q in range(0, 4, quads):
-                vectors = load_multiple(quads * tile.columns, w[k * 4 + q, 0, 0, 0])
-                for i, codes in enumerate(vectors):
-                    _dots_by_lane(tile, a, c, k, q + i // tile.columns, i % tile.columns, codes)
+    """The same, with four vectors of weights to a load."""
+    vectors: list[Expr] = []
+    with multiple_loads(4):
+        for q in range(tile.k // 4):
+            x = a.vload([q, 0, 0], "int8x16")
+            for j in range(tile.columns):
+                at = q * tile.columns + j
+                if at % 4 == 0:
+                    vectors = load_multiple(4, w[q, j, 0, 0])
+                _dots_by_lane(tile, c, j, x, vectors[at % 4])
 
 
-def _dots_by_lane(
-    tile: CentredTile, a: Buffer, c: Buffer, k: Any, q: Any, j: Any, codes: Expr
-) -> None:
-    with b.unroll(tile.m) as m:
-        words = tirx.reinterpret("int32x4", a.vload([m, k * 16], "int8x16"))
-        lane = tirx.const(q, "int32") if isinstance(q, int) else q
-        quad = tirx.reinterpret("int8x16", tirx.Shuffle([words], [lane] * 4))
-        _accumulate(c, m, j, lambda acc: _call("int32x4", "sdot.v4i32.v16i8", acc, codes, quad))
+def _dots_by_lane(tile: CentredTile, c: Buffer, j: Any, x: Expr, codes: Expr) -> None:
+    words = tirx.reinterpret("int32x4", x)
+    for m in range(tile.m):
+        lanes = [tirx.const(m, "int32")] * 4
+        quad = tirx.reinterpret("int8x16", tirx.Shuffle([words], lanes))
+
+        def dot(acc: Expr, quad: Expr = quad) -> Expr:
+            return _call("int32x4", "sdot.v4i32.v16i8", acc, codes, quad)
+
+        _accumulate(c, m, j, dot)
 
 
 def _half(vector: Expr, high: bool) -> Expr:
@@ -141,7 +145,7 @@ def _smull_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer, sums: int) -
 
     def add(k: Expr, first: bool) -> None:
         with b.unroll(tile.m) as m:
-            word = tirx.reinterpret("int32", a.vload([m, k * 4], "int8x4"))
+            word = tirx.reinterpret("int32", a.vload([k, m, 0], "int8x4"))
             quad = tirx.reinterpret("int8x16", tirx.Broadcast(word, 4))
             with b.unroll(tile.columns) as j:
                 codes = w.vload([k, j, 0, 0], "int8x16")

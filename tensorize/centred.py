@@ -4,7 +4,7 @@ A *tile* is rows of activations times vectors of 4 int32 sums. Sums lie in one o
 
 - *lanes*: a vector is one row of x times 4 rows of W, as sdot by lane gives it::
 
-      C[m, c, r] += sum over q, i of A[m, 4q + i] * B[q, c, r, i]
+      C[m, c, r] += sum over q, i of A[q, m, i] * B[q, c, r, i]
 
 - *pairs*: a vector is 2 rows of x times 2 rows of W, ``r = 2 * (row of x) + (row of W)``, as smmla
   gives it from operands of 2 rows x 8 k::
@@ -35,7 +35,7 @@ class CentredTile:
     Parameters
     ----------
     m : int
-        Rows of activations; even for pairs.
+        Rows of activations: 4 in the order of lanes, even for pairs.
     columns : int
         Vectors along the rows of W: of 4 rows, 2 for pairs.
     k : int
@@ -60,7 +60,7 @@ class CentredTile:
     @property
     def activations(self) -> tuple[int, ...]:
         """Shape of A."""
-        return (self.m // 2, self.k // 8, 2, 8) if self.pairs else (self.m, self.k)
+        return (self.m // 2, self.k // 8, 2, 8) if self.pairs else (self.k // 4, self.m, 4)
 
     @property
     def panel(self) -> tuple[int, ...]:
@@ -250,8 +250,7 @@ def _multiply(tile: CentredTile, emit: Callable[..., None], strided: bool) -> Pr
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
-    inner = [16, 8, 1] if tile.pairs else [1]
-    strides = [_stride("a"), *inner] if strided else None
+    strides = [_stride("a"), 16, 8, 1] if strided and tile.pairs else None
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("gemm")
         a = _operand("a", tile.activations, "int8", 4, strides)
@@ -286,7 +285,7 @@ def multiply_loops(tile: CentredTile, a: Any, w: Any, c: Buffer) -> None:
         if tile.pairs:
             x, code = a(m, k, r // 2, i), w(k, j, r % 2, i)
         else:
-            x, code = a(m, k * 4 + i), w(k, j, r, i)
+            x, code = a(k, m, i), w(k, j, r, i)
         b.reads(c[m, j, r], x, code)
         b.writes(c[m, j, r])
         product = x.astype("int32") * code.astype("int32")

@@ -9,9 +9,9 @@
   is one unit of the float, so that a subtraction makes the float of a sum, exactly while it is
   below 2^22: for one instruction where conversion takes several on most Arm cores (scvtf has a
   quarter of the throughput of fsub on Neoverse V1 and V2, and of N1).
-- The start is *loaded*: vector pipes are what a GEMM is short of, and a copy of a register would
-  take one for every accumulator. Each accumulator has a place of its own, which depends on the
-  group, or LLVM would load it once for the whole K.
+- The start may be *loaded*: vector pipes are what a GEMM is short of, and a copy of a register
+  would take one for every accumulator. Each accumulator has a place of its own, which depends on
+  the group, or LLVM would load it once for the whole K.
 - Where x has one scale per token, sums run on over all groups of a K block. With A_g the sum up to
   group g, ``Σ s_g (A_g - A_(g-1)) = Σ (s_g - s_(g+1)) A_g``: the panel keeps differences of scales,
   and nothing starts anew. A_g are exact; rounding errors are at most `MOST_GROUPS` times those of
@@ -62,10 +62,11 @@ class CentredGemm(GemmTask):
         pairs: bool,
         parts: int,
         stretch: int,
+        loaded: int,
     ) -> None:
         super().__init__(spec, blocking, layout.rows, layout.padded_k(spec.k))
         assert spec.scheme is not None and layout.rows == 4
-        self.layout, self.pairs = layout, pairs
+        self.layout, self.pairs, self.together = layout, pairs, 2 if pairs else 4
         self.group = layout.group_width(spec.k)
         self.groups = layout.padded_groups(spec.k)
         self.token_scale = spec.scheme.act_group == -1 or self.groups == 1
@@ -83,6 +84,7 @@ class CentredGemm(GemmTask):
             and self.per_block <= MOST_GROUPS
             and starts_at_magic(layout, blocking.k_block)
         )
+        self.loaded = loaded
         self.columns = blocking.vectors * (2 if pairs else 1)
         self.parts = parts
         columns = self.columns // parts
@@ -96,15 +98,13 @@ class CentredGemm(GemmTask):
         spec, layout = self.spec, self.layout
         assert spec.scheme is not None
         act = act_groups(layout, spec.scheme, spec.k)
-        if self.pairs:
-            self.row_pairs = tirx.Var("row_pairs", "int64")
-            self.xq = argument("xq", (self.row_pairs, self.k // 8, 2, 8), "int8", 16)
-            self.xs = argument("xs", (self.row_pairs, act, 4), "float32", 16)
-            self.xsum = argument("xsum", (self.row_pairs, self.groups, 4), "int32", 16)
-        else:
-            self.xq = argument("xq", (self.m, self.k), "int8", 4)
-            self.xs = argument("xs", (self.m, act), "float32", 4)
-            self.xsum = argument("xsum", (self.m, self.groups), "int32", 4)
+        blocks, together = tirx.Var("blocks", "int64"), self.together
+        self.xq = argument(
+            "xq", (blocks, self.k * together // 16, together, 16 // together), "int8", 16
+        )
+        self.xs = argument("xs", (blocks, act, 4), "float32", 16)
+        self.xsum = argument("xsum", (blocks, self.groups, 4), "int32", 16)
+        self.blocks = blocks
         self.weights = {
             name: argument(name, shape, dtype, 64)
             for name, (shape, dtype) in layout.shapes(spec.n, spec.k).items()
@@ -120,7 +120,7 @@ class CentredGemm(GemmTask):
         columns = self.columns
         panel = CentredTile(bl.m_tile, columns, bl.k_block, self.pairs).panel
         self.decoded = b.sblock_alloc_buffer(panel, "int8", align=64)
-        started = self.groups > 1 and self.magic
+        started = self.groups > 1 and self.magic and self.loaded
         rows, tile_columns, _ = self.tile.sums
         sets = 1 if self.running else 2 * self.unrolled
         self.origins = sets * rows * tile_columns if started else 0
@@ -207,13 +207,14 @@ class CentredGemm(GemmTask):
                 b.writes(target[row, r])
                 b.buffer_store(target, value.astype(target.dtype), [row, r])
 
-    def _row(self, m: Expr) -> Expr:
-        """First index into what is kept of x, of the tile's row or pair `m`."""
-        return (self.row // i64(2) if self.pairs else self.row) + m
+    def _block_of_x(self, m: Expr) -> Expr:
+        """Block of rows of x that the tile's row of vectors `m` belongs to."""
+        block = self.row // i64(self.together)
+        return block + m if self.pairs else block
 
     def _of_x(self, buffer: Buffer, m: Expr, group: Expr, r: Expr) -> Expr:
         """A scale or a sum of x."""
-        return buffer[(self._row(m), group, *((r,) if self.pairs else ()))]
+        return buffer[self._block_of_x(m), group, r if self.pairs else m]
 
     def _missing(self, zero: Expr, total: Expr) -> Expr:
         """What 8-bit codes less 128 lack of codes less their zero point."""
@@ -262,7 +263,11 @@ class CentredGemm(GemmTask):
             b.writes(dots[m, c, r])
             value: Expr = tirx.const(0, "int32")
             if self.magic:
-                value = tirx.reinterpret("int32", self.scales[first + m * columns + c, r])
+                start = tirx.const(MAGIC, "float32")
+                if self.loaded:
+                    place = self.scales[first + m * columns + c, r]
+                    start = tirx.Select(m < self.loaded, place, start)
+                value = tirx.reinterpret("int32", start)
             if self.wide_zeros:
                 total = self._of_x(self.xsum, m, kb * self.per_block + group, r)
                 value = value + self._missing(self.zeros[self._column(group, c), r], total)
@@ -271,6 +276,9 @@ class CentredGemm(GemmTask):
     def _group(self, kb: Expr, iteration: Expr, part: Expr, dots: Buffer, sums: Buffer) -> None:
         group = iteration * self.unrolled + part
         self._dots(kb, group * self.group, self.group // self.blocking.k_step, dots)
+        if not self.pairs:
+            self._scale_by_lane(kb, iteration, group, dots, sums)
+            return
         with self.stage("sum", *self.tile.sums) as (m, c, r):
             # `sums` is left out of the reads: TVM would not vectorize a running sum.
             b.reads(dots[m, c, r])
@@ -279,13 +287,44 @@ class CentredGemm(GemmTask):
             if not self.token_scale:
                 factor = factor * self._of_x(self.xs, m, kb * self.per_block + group, r)
             if self.magic:
-                # Loaded too: LLVM would splat a constant anew for every group.
-                first = self.origins + group * self.stride + self.columns
-                origin = first if self.running else self._origin(iteration, 0)
-                dot = tirx.reinterpret("float32", dots[m, c, r]) - self.scales[origin, r]
+                origin = tirx.const(MAGIC, "float32")
+                if self.loaded == self.tile.sums[0]:
+                    origin = self.scales[self._magic_row(iteration, group), r]
+                dot = tirx.reinterpret("float32", dots[m, c, r]) - origin
             else:
                 dot = dots[m, c, r].astype("float32")
             b.buffer_store(sums, sums[m, c, r] + dot * factor, [m, c, r])
+
+    def _magic_row(self, iteration: Expr, group: Expr) -> Expr:
+        """Where `MAGIC` is taken from: LLVM would splat a constant anew for every group."""
+        own = self.origins + group * self.stride + self.columns
+        return own if self.running else self._origin(iteration, 0)
+
+    def _scale_by_lane(
+        self, kb: Expr, iteration: Expr, group: Expr, dots: Buffer, sums: Buffer
+    ) -> None:
+        """The scales of 4 rows of x are one vector, of which each row multiplies by its lane."""
+        rows, columns, _ = self.tile.sums
+        absolute, vector = kb * self.per_block + group, "float32x4"
+        lanes = tirx.Ramp(0, 1, 4)
+        with b.grid(rows, columns) as loops, b.sblock("scale"):
+            m, c = b.axis.remap("SS", loops)
+            b.reads()
+            b.writes()
+            factor = self.scales.vload([self.origins + self._column(group, c), 0], vector)
+            if not self.token_scale:
+                scales = self.xs.vload([self._block_of_x(m), absolute, 0], vector)
+                factor = factor * tirx.Shuffle([scales], [m] * 4)
+            dot = dots.vload([m, c, 0], "int32x4")
+            if self.magic:
+                origin = tirx.Broadcast(tirx.const(MAGIC, "float32"), 4)
+                if self.loaded == rows:
+                    origin = self.scales.vload([self._magic_row(iteration, group), 0], vector)
+                dot = tirx.reinterpret(vector, dot) - origin
+            else:
+                dot = dot.astype(vector)
+            total = sums.vload([m, c, 0], vector) + dot * factor
+            b.buffer_store(sums, total, [m, c, lanes])
 
     def _dots(self, kb: Expr, first: Any, steps: Any, dots: Buffer) -> None:
         bl = self.blocking
@@ -297,11 +336,12 @@ class CentredGemm(GemmTask):
             at = first // width + s * (bl.k_step // width)
             k0 = kb * (bl.k_block // width) + at
 
-            def x(m: Expr, *index: Expr) -> Expr:
+            def x(*index: Expr) -> Expr:
                 if self.pairs:
-                    k, r, i = index
-                    return self.xq[self._row(m), k0 + k, r, i]
-                return self.xq[self._row(m), k0 * 4 + index[0]]
+                    m, k, r, i = index
+                    return self.xq[self._block_of_x(m), k0 + k, r, i]
+                k, m, i = index
+                return self.xq[self._block_of_x(m), k0 + k, m, i]
 
             def w(k: Expr, j: Expr, *index: Expr) -> Expr:
                 return self.decoded[(at + k, self.part * self.tile.columns + j, *index)]
@@ -318,9 +358,7 @@ class CentredGemm(GemmTask):
         return value.astype("float32") * scale
 
     def tile_row(self, row: Expr) -> Expr:
-        if not self.pairs:
-            return super().tile_row(row)
-        return tirx.min(row, self.row_pairs * i64(2) - i64(self.blocking.m_tile))
+        return tirx.min(row, self.blocks * i64(self.together) - i64(self.blocking.m_tile))
 
     def sum_tile(self, kb: Expr, tile: Expr) -> None:
         """In parts, each of which fits the registers, where there are several."""
@@ -348,18 +386,20 @@ class CentredGemm(GemmTask):
             self._store(lambda m, c, r: waiting[tile, m, c, r])
 
     def store(self, sums: Buffer) -> None:
-        if self.pairs:
-            self._store(lambda m, c, r: sums[m, c, r])
-        else:
-            super().store(sums)
+        self._store(lambda m, c, r: sums[m, c, r])
 
     def _store(self, sums: Callable[[Expr, Expr, Expr], Expr]) -> None:
         bl, shape = self.blocking, self.tile_shape
-        paired = b.sblock_alloc_buffer(shape, "float32", align=64)
+        spilled = b.sblock_alloc_buffer(shape, "float32", align=64)
         with self.stage("spill", *shape) as (m, c, r):
             b.reads(sums(m, c, r))
-            b.writes(paired[m, c, r])
-            b.buffer_store(paired, self.result(m, c, r, sums(m, c, r)), [m, c, r])
+            b.writes(spilled[m, c, r])
+            b.buffer_store(spilled, self.result(m, c, r, sums(m, c, r)), [m, c, r])
+        # The last block of x may have rows past M.
+        rows = tirx.min(i64(bl.m_tile), self.m - self.row)
+        if not self.pairs:
+            self.store_rows(lambda m, j, r: spilled[m, j, r], rows)
+            return
         results = b.sblock_alloc_buffer((bl.m_tile, 4 * bl.vectors), "float32", align=64)
         with b.grid(shape[0], bl.vectors) as (p0, j0), b.sblock("rows_of"):
             p, j = b.axis.spatial(shape[0], p0), b.axis.spatial(bl.vectors, j0)
@@ -367,12 +407,10 @@ class CentredGemm(GemmTask):
             b.writes()
             with b.grid(2, 4) as loops, b.sblock("rows"):
                 m, r = b.axis.remap("SS", loops)
-                value = paired[p, j * 2 + r // 2, m * 2 + r % 2]
+                value = spilled[p, j * 2 + r // 2, m * 2 + r % 2]
                 b.reads(value)
                 b.writes(results[p * 2 + m, j * 4 + r])
                 b.buffer_store(results, value, [p * 2 + m, j * 4 + r])
-        # Half of the last pair is no row where M is odd.
-        rows = tirx.min(i64(bl.m_tile), self.m - self.row)
         self.store_rows(lambda m, j, r: results[m, j * 4 + r], rows)
 
 
@@ -383,6 +421,7 @@ def centred_gemm(
     pairs: bool,
     parts: int = 1,
     stretch: int = 128,
+    loaded: int = -1,
 ) -> PrimFunc:
     """Linear layer with int8 activations, as `apq_tvm.ops.linear.integer_linear`.
 
@@ -393,7 +432,7 @@ def centred_gemm(
     layout : InterleavedLayout
         With blocks of 4 rows.
     blocking : GemmBlocking
-        `m_tile` is even for pairs.
+        `m_tile` is even for pairs, 4 for lanes.
     pairs : bool
         Order of the sums.
     parts : int
@@ -401,12 +440,15 @@ def centred_gemm(
         than one with pairs alone.
     stretch : int
         K of one iteration, at most, where a group has less.
+    loaded : int
+        Rows of vectors of a tile whose sums start from memory instead of a register, -1 for all:
+        that takes no vector pipe, but on Neoverse N1 more slots.
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(xq, xs, xsum, codes, scales, [zeros], [bias], [residual], y)``, M >= m_tile, or
-        M >= m_tile - 1 for pairs. The activations are those of
-        `apq_tvm.ops.quantize_activations`, for pairs of `apq_tvm.ops.quantize_pairs`.
+        ``(xq, xs, xsum, codes, scales, [zeros], [bias], [residual], y)``, with activations as
+        `apq_tvm.ops.quantize_rows` gives them, M >= m_tile - 1 (pairs) or M >= 1.
     """
-    return CentredGemm(spec, layout, blocking, pairs, parts, stretch).build()
+    rows = blocking.m_tile // (2 if pairs else 1) if loaded < 0 else loaded
+    return CentredGemm(spec, layout, blocking, pairs, parts, stretch, rows).build()

@@ -15,7 +15,7 @@ from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.gemm_centred import MAGIC
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS, prepare_pairs
+from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS, prepare_rows
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel
@@ -26,34 +26,34 @@ Array = Any
 TARGETS = {"smmla": "graviton3", "sdot": "graviton2", "smull": "cortex-a72"}
 
 
-def in_pairs(values: Array) -> Array:
-    """[M, G] as smmla's vectors want it: [P, G, 4]."""
+def factors_of(values: Array, together: int) -> Array:
+    """[M, G] in the lanes that rows have: [B, G, 4]."""
     m, groups = values.shape
-    padded = np.zeros((-(-m // 2) * 2, groups), values.dtype)
+    padded = np.zeros((-(-m // together) * together, groups), values.dtype)
     padded[:m] = values
-    spread = padded.reshape(-1, 2, groups).transpose(0, 2, 1)  # [P, G, 2]
-    return np.ascontiguousarray(np.repeat(spread, 2, axis=2))
+    lanes = padded.reshape(-1, together, groups).transpose(0, 2, 1)  # [B, G, R]
+    return np.ascontiguousarray(np.repeat(lanes, 4 // together, axis=2))
 
 
-def codes_in_pairs(codes: Array) -> Array:
-    """[M, K] as smmla's operands: [P, K / 8, 2, 8]."""
+def codes_of(codes: Array, together: int) -> Array:
+    """[M, K] interleaved: [B, K R / 16, R, 16 / R]."""
     m, k = codes.shape
-    padded = np.zeros((-(-m // 2) * 2, k), codes.dtype)
+    padded = np.zeros((-(-m // together) * together, k), codes.dtype)
     padded[:m] = codes
-    return np.ascontiguousarray(padded.reshape(-1, 2, k // 8, 8).transpose(0, 2, 1, 3))
+    run = 16 // together
+    rows = padded.reshape(-1, together, k // run, run)
+    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3))
 
 
 class GemmCase(ArmCase):
     """Activations are those that the kernel's preparation would give."""
 
-    pairs = False
+    together = 4
 
     def activations(self, x: Array) -> tuple[list[Array], Array]:
-        operands, values = super().activations(x)
-        if self.pairs:
-            codes, *factors = operands
-            operands = [codes_in_pairs(codes), *(in_pairs(f) for f in factors)]
-        return operands, values
+        (codes, *factors), values = super().activations(x)
+        kept = [factors_of(f, self.together) for f in factors]
+        return [codes_of(codes, self.together), *kept], values
 
 
 def kernel_of(name: str) -> LinearKernel:
@@ -66,7 +66,7 @@ def check(
     kernel = kernel_of(name)
     target = TARGETS[name.split("_")[2]]
     case = GemmCase(spec, kernel.layout(spec, find_profile(target)))
-    case.pairs = "smmla" in name
+    case.together = 2 if "smmla" in name else 4
     case.check_under_qemu(kernel, target, rows, folder, cpu)
 
 
@@ -83,8 +83,8 @@ SCHEMES = (
     ("gemm_W1A8_sdot_r4m4", "W1zA8tg32"),
     ("gemm_W4A8_sdot_r4m4", "W4A8g32"),
     ("gemm_W8A8_sdot_r4m4", "W8zA8tg32"),
-    ("gemm_W3A8_smull_r4m2", "W3A8tg64"),
-    ("gemm_W8A8_smull_r4m2", "W8A8g32"),
+    ("gemm_W3A8_smull_r4m4", "W3A8tg64"),
+    ("gemm_W8A8_smull_r4m4", "W8A8g32"),
 )
 
 
@@ -112,8 +112,8 @@ def test_several_k_blocks_and_tasks(scheme: str, tmp_path: Path) -> None:
         ("gemm_W8A8_smmla_r4m4", "W8zA8g256"),
         ("gemm_W4A8_smmla_r4m8", "W4A8tg256"),
         ("gemm_W7A8_sdot_r4m4", "W7zA8tg128"),
-        ("gemm_W8A8_smull_r4m2", "W8A8tg256"),
-        ("gemm_W5A8_smull_r4m2", "W5zA8g128"),
+        ("gemm_W8A8_smull_r4m4", "W8A8tg256"),
+        ("gemm_W5A8_smull_r4m4", "W5zA8g128"),
     ),
 )
 def test_largest_sums_are_exact(name: str, scheme: str, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_largest_sums_are_exact(name: str, scheme: str, tmp_path: Path) -> None:
     spec, target = LinearSpec(8, 512, parsed), TARGETS[name.split("_")[2]]
     layout = kernel.layout(spec, find_profile(target))
     case = GemmCase(spec, layout)
-    case.pairs = "smmla" in name
+    case.together = 2 if "smmla" in name else 4
     program = Program(scheduled(kernel, spec, find_profile(target)), find_profile(target), tmp_path)
     width = parsed.group_size
     for code in (0, (1 << parsed.bits) - 1):
@@ -158,7 +158,7 @@ def test_running_sums_with_unequal_scales(tmp_path: Path) -> None:
     kernel, profile = kernel_of("gemm_W4A8_smmla_r4m8"), find_profile("graviton3")
     layout = kernel.layout(spec, profile)
     case = GemmCase(spec, layout)
-    case.pairs = True
+    case.together = 2
     tensor = _constant(spec, 15)
     tensor.scales[:, ::2] = np.float16(2.0**-10)
     x = np.abs(np.random.default_rng(1).standard_normal((8, 1024))).astype(np.float32)
@@ -173,16 +173,15 @@ def test_running_sums_with_unequal_scales(tmp_path: Path) -> None:
 
 @needs_qemu
 @pytest.mark.parametrize("scheme", ("W4A8g32", "W4zA8tg16", "W4A8", "W4A5g64", "W2A1"))
-@pytest.mark.parametrize("m", (4, 7))
-def test_activations_in_pairs(scheme: str, m: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("m", "together"), ((4, 2), (7, 2), (6, 4)))
+def test_interleaved_activations(scheme: str, m: int, together: int, tmp_path: Path) -> None:
     spec, profile = LinearSpec(8, 150, parse_scheme(scheme)), find_profile("graviton3")
-    preparation = prepare_pairs(spec, profile, Defaults())
-    func, _ = schedule_function(preparation.func, profile, Defaults())
+    func, _ = schedule_function(prepare_rows(spec, together).func, profile, Defaults())
     assert spec.scheme is not None
     layout = kernel_of(f"gemm_W{spec.scheme.bits}A8_smmla_r4m4").layout(spec, profile)
     x = np.random.default_rng(0).standard_normal((m, 150)).astype(np.float32)
     codes, scales, sums = quantized_activations(x, layout, spec.scheme)
-    want = [codes_in_pairs(codes), in_pairs(scales), in_pairs(sums)]
+    want = [codes_of(codes, together), factors_of(scales, together), factors_of(sums, together)]
     got = [np.full_like(array, 77) for array in want]
     Program(func, profile, tmp_path)(x, *got)
     if spec.scheme.act_bits == 8:
@@ -190,11 +189,12 @@ def test_activations_in_pairs(scheme: str, m: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(got[2], want[2])
         np.testing.assert_allclose(got[1], want[1], rtol=1e-6)
     else:  # the reference is for 8 bits
-        most = max(1, (1 << (spec.scheme.act_bits - 1)) - 1)
-        assert np.abs(got[0]).max() == most
-        assert got[2].sum() == 2 * got[0].astype(np.int64).sum()
-    if m % 2:
-        assert not got[0][-1, :, 1].any() and not got[1][-1, :, 2:].any()
+        assert np.abs(got[0]).max() == max(1, (1 << (spec.scheme.act_bits - 1)) - 1)
+        assert got[2].sum() == 4 // together * got[0].astype(np.int64).sum()
+    missing = -m % together
+    if missing:
+        assert not got[0][-1, :, -missing:].any()
+        assert not got[1][-1, :, -missing * 4 // together :].any()
 
 
 @needs_qemu
