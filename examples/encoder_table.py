@@ -37,8 +37,8 @@ from apq_tvm.onnx_import import import_onnx
 
 SCHEMES = (
     ("W8A8g32", "rtn"), ("W8A32", "rtn"), ("W8A8", "smoothquant"),
-    *((f"anyprec3-8@{bits}", "gptq") for bits in range(3, 9)),
-    *((f"anyprec{bits}-{bits}@{bits}", "gptq") for bits in (3, 4, 6)),
+    *((f"anyprec3-8@{bits}", "rtn") for bits in range(3, 9)),
+    *((f"anyprec{bits}-{bits}@{bits}", "rtn") for bits in (3, 4, 6)),
     ("nl4", "gptq"), ("cb4", "gptq"), ("W4A8g32", "gptq"), ("W4A8g128", "gptq"),
     ("cb3", "gptq"), ("bcq3g128", "rtn"), ("W3sA8", "rtn"), ("W3A8g128", "gptq"),
     ("W3A8", "gptq"), ("mixed24", "gptq"),
