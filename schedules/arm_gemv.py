@@ -3,7 +3,8 @@
 What the decisions mean:
 
 - ``streams``: row blocks of 4 that are read at once; they share the loads of the activations. As
-  many as leave no vector on the stack (`tests/isa/test_arm_gemv_asm.py`).
+  many as leave no vector on the stack (`tests/isa/test_arm_gemv_asm.py`); on V1, where LLVM brings
+  pairs of loads far forward, that is two.
 - ``copies``: whether each of them has its own copy of what a chunk starts from
   (`apq_tvm.ops.folded_linear`). Cores with four vector pipes are out of issue slots for vectors
   before they are out of loads (V1: 43 % of the sdot peak without, 47 % with); N1 is short of slots
@@ -47,12 +48,19 @@ _TASK = 16384
 """Activations in a parallel task."""
 
 
-def _streams(spec: LinearSpec, m_tile: int, decide: Decide) -> int:
+def _wide(profile: DeviceProfile) -> bool:
+    """Four vector pipes, as far as anybody knows."""
+    return profile.macs_per_cycle.get("sdot", 0) > 32
+
+
+def _streams(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> int:
     fold = fold_of(interleaved(spec, LANES))
     if m_tile == 4 or (m_tile == 2 and not fold.raw):
         choices: tuple[int, ...] = (1, 2, 4)
     else:
-        choices = (4, 2, 1) if fold.parts > 1 else (2, 1, 4)
+        pairs = "+slow-paired-128" not in profile.target.get("mattr", ())
+        few = fold.parts == 1 or (pairs and _wide(profile))
+        choices = (2, 1, 4) if few else (4, 2, 1)
     blocks = -(-spec.n // LANES)
     return decide("streams", tuple(s for s in choices if s <= blocks))
 
@@ -66,8 +74,8 @@ def _unroll(spec: LinearSpec, m_tile: int, chunks: int, decide: Decide) -> int:
 
 
 def _copies(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> int:
-    streams = _streams(spec, m_tile, decide)
-    own = profile.in_order or profile.macs_per_cycle.get("sdot", 0) > 32
+    streams = _streams(spec, profile, m_tile, decide)
+    own = profile.in_order or _wide(profile)
     return decide("copies", (streams, 1) if own else (1, streams))
 
 
@@ -77,7 +85,7 @@ def _ordered(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Deci
     blocks = layout.row_blocks(spec.n)
     possible = m_tile == 1 and fold.parts > 1 and not fold.zeros and blocks % STREAMS == 0
     possible = possible and layout.group_size == UNIT_K < layout.padded_k(spec.k)
-    possible = possible and _streams(spec, m_tile, decide) == STREAMS
+    possible = possible and _streams(spec, profile, m_tile, decide) == STREAMS
     if not possible or _copies(spec, profile, m_tile, decide) != STREAMS:
         return False
     return decide("ordered", (True, False) if profile.in_order else (False, True))
@@ -163,7 +171,7 @@ def schedule_fold(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
 
 def _kernel(bits: int, m_tile: int) -> LinearKernel:
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        streams = _streams(spec, m_tile, decide)
+        streams = _streams(spec, profile, m_tile, decide)
         copies = _copies(spec, profile, m_tile, decide)
         ordered = _ordered(spec, profile, m_tile, decide)
         return folded_linear(spec, interleaved(spec, LANES), m_tile, streams, copies, ordered)

@@ -174,18 +174,25 @@ class _FoldActivations:
         """Codes of one unit, and their sums by part."""
         fold = self.fold
         values = b.sblock_alloc_buffer((VECTORS, 4), "float32", align=16)  # x', exact in float32
+        codes = b.sblock_alloc_buffer((VECTORS, 4), "int32", align=16)
         for j in reversed(range(VECTORS)):
-            scaled = source.four(first, j) * _four(scale[1])
-            above = j + fold.vectors
-            back = values[above, _lanes(0)] * _four(_f32(2.0**-fold.width)) if above < 8 else None
-            rounded = _nearest(scaled if back is None else scaled - back)
+            value = source.four(first, j) * _four(scale[1])
+            above, step = j + fold.vectors, _four(_f32(2.0**-fold.width))
+            if above < VECTORS:
+                value = _fma(values[above, _lanes(0)], -step, value)
+            rounded = _nearest(value)
             b.buffer_store(values, rounded, [j, _lanes(0)])
-            code = rounded.astype("int32x4")
+            b.buffer_store(codes, rounded.astype("int32x4"), [j, _lanes(0)])
             part = fold.part(j)
-            b.buffer_store(sums, sums[part, _lanes(0)] + code, [part, _lanes(0)])
-            b.buffer_store(self.xq, code.astype("int8x4"), [row, _ramp(first + 4 * j, 4)])
-            if back is not None:
-                b.buffer_store(values, rounded + back, [j, _lanes(0)])
+            total = sums[part, _lanes(0)] + codes[j, _lanes(0)]
+            b.buffer_store(sums, total, [part, _lanes(0)])
+            if above < VECTORS and fold.part(j):
+                meant = _fma(values[above, _lanes(0)], step, values[j, _lanes(0)])
+                b.buffer_store(values, meant, [j, _lanes(0)])
+        for j in range(0, VECTORS, 4):
+            lanes = [tirx.const(lane, "int32") for lane in range(16)]
+            sixteen = tirx.Shuffle([codes[j + i, _lanes(0)] for i in range(4)], lanes)
+            b.buffer_store(self.xq, sixteen.astype("int8x16"), [row, _ramp(first + 4 * j, 16)])
 
     def _correction(self, totals: list[Expr]) -> Expr:
         """C, rounded to nearest even."""
