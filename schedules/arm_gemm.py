@@ -61,9 +61,11 @@ def blocking(
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
     step = UNIT_K if whole else max(UNIT_K, group)
-    # A panel takes up to half of L1; where sums run on over a K block, it has 32 groups at most.
+    # A panel takes up to half of L1, three quarters where its scales are few beside it; where sums
+    # run on over a K block, it has 32 groups at most.
     assert spec.scheme is not None
-    most = profile.l1_bytes // (2 * LANES * shape.vectors)
+    quarters = 3 if group >= 128 else 2
+    most = quarters * profile.l1_bytes // (4 * LANES * shape.vectors)
     if spec.scheme.act_group == -1 and not whole:
         most = min(most, group * MOST_GROUPS)
     sizes = tuple(size for size in (4096, 2048, 1024) if size <= most)
@@ -164,7 +166,7 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
         bl = blocking(spec, profile, shape, decide)
-        choices = (256, 128, 64, 32) if _single_loads(profile) else (128, 256, 64, 32)
+        choices = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
         if _three_wide(profile):
             choices = (32, 64, 128, 256)
         loaded = decide("loaded", (0, -1) if _three_wide(profile) else (-1, 0))
