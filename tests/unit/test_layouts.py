@@ -61,7 +61,7 @@ def read_code(layout: InterleavedLayout, codes: np.ndarray, n: int, k: int) -> i
         if layout.bits - low < width:
             continue
         load, turn = vector % width, vector // width
-        byte = int(unit[offset + load * v + lane])
+        byte = int(unit[offset + load * v + lane]) ^ (0x80 if layout.inverted else 0)
         value |= ((byte >> (turn * width)) & ((1 << width) - 1)) << low
         offset += width * v
         low += width

@@ -14,7 +14,7 @@ from apq_tvm.formats import FORMATS, GROUP_SIZES
 from apq_tvm.schedules.x86 import PROFILES
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(set(re.findall(r"^apq-tvm ([^#\n]+)", README, re.MULTILINE)))
+COMMANDS = sorted(set(re.findall(r"^apq-tvm ([^#\n]+)", README.replace("\\\n", ""), re.MULTILINE)))
 
 
 @pytest.mark.parametrize("name", [p.name for p in PROFILES])
