@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from apq_tvm.cli import app
 from apq_tvm.formats import FORMATS, GROUP_SIZES
-from apq_tvm.schedules.x86 import PROFILES
+from apq_tvm.schedules.devices import PROFILES
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"^apq-tvm ([^#\n]+)", README.replace("\\\n", ""), re.MULTILINE)))
