@@ -51,7 +51,7 @@ def starts_at_magic(layout: InterleavedLayout, products: int) -> bool:
     return products * largest * _ACT_MAX < _MOST
 
 
-class CentredGemm(GemmTask):
+class _CentredGemm(GemmTask):
     """Sums stay int32 for whole-row scales, else become float32 after every group."""
 
     def __init__(
@@ -451,4 +451,4 @@ def centred_gemm(
         `apq_tvm.ops.quantize_rows` gives them, M >= m_tile - 1 (pairs) or M >= 1.
     """
     rows = blocking.m_tile // (2 if pairs else 1) if loaded < 0 else loaded
-    return CentredGemm(spec, layout, blocking, pairs, parts, stretch, rows).build()
+    return _CentredGemm(spec, layout, blocking, pairs, parts, stretch, rows).build()

@@ -28,6 +28,7 @@ COMMANDS = (
     ["codebooks"],
     ["bench", "model"],
     ["bench", "linear"],
+    ["bench", "static"],
     ["targets"],
     ["formats"],
     ["explain"],
