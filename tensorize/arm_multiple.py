@@ -1,9 +1,9 @@
 """Loads of several consecutive vectors by one ld1, which TVM cannot call: it returns a struct.
 
-On Neoverse N1 and Cortex-A76, of three instructions a cycle, ``ldr q`` takes two slots, ``ldp q`` three
-and ld1 one for each vector (LLVM's AArch64SchedNeoverseN1.td, after Arm's Software Optimization
-Guide, PJDOC-466751330-9685). Each vector is a function of the address in LLVM's own language;
-inlined, they are one instruction.
+On Neoverse N1 and Cortex-A76, of three instructions a cycle, ``ldr q`` takes two slots, ``ldp q``
+three and ld1 one for each vector (LLVM's AArch64SchedNeoverseN1.td, after Arm's Software
+Optimization Guide, PJDOC-466751330-9685). Each vector is a function of the address in LLVM's own
+language; inlined, they are one instruction.
 """
 
 from __future__ import annotations
