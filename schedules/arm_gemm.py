@@ -169,7 +169,10 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
         choices = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
         if _three_wide(profile):
             choices = (32, 64, 128, 256)
-        loaded = decide("loaded", (0, -1) if _three_wide(profile) else (-1, 0))
+        loaded: tuple[int, ...] = (-1, 0)
+        if _three_wide(profile):
+            # Slots and vector pipes are equally short; a long group hardly has starts.
+            loaded = (1, 0, -1) if layout.group_width(spec.k) <= 64 else (0, 1, -1)
         return centred_gemm(
             spec,
             layout,
@@ -177,7 +180,7 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
             instruction.pairs,
             shape.parts,
             decide("stretch", choices),
-            loaded,
+            decide("loaded", loaded),
         )
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:

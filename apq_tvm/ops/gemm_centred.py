@@ -84,6 +84,9 @@ class _CentredGemm(GemmTask):
             and self.per_block <= MOST_GROUPS
             and starts_at_magic(layout, blocking.k_block)
         )
+        # Sums that run on start once a tile: too seldom for a few loads to matter.
+        if self.running and loaded < blocking.m_tile // (2 if pairs else 1):
+            loaded = 0
         self.loaded = loaded
         self.columns = blocking.vectors * (2 if pairs else 1)
         self.parts = parts
@@ -122,19 +125,24 @@ class _CentredGemm(GemmTask):
         self.decoded = b.sblock_alloc_buffer(panel, "int8", align=64)
         started = self.groups > 1 and self.magic and self.loaded
         rows, tile_columns, _ = self.tile.sums
+        # Few starts lie beside a group's factors, which takes no address of their own.
+        few = started and self.loaded < rows
+        self.beside = self.loaded * tile_columns if few else 0
         sets = 1 if self.running else 2 * self.unrolled
-        self.origins = sets * rows * tile_columns if started else 0
+        self.origins = sets * rows * tile_columns if started and not few else 0
         # With sums that run on, a group's factors have the float beside them that is taken off.
-        self.stride = columns + (1 if self.running and started else 0)
+        self.stride = columns + (1 if self.running and started else self.beside)
         # One buffer: LLVM must not see that the start is always the same.
         shape = (self.origins + self.per_block * self.stride, 4)
         self.scales = b.sblock_alloc_buffer(shape, "float32", align=64)
         if self.wide_zeros:
             self.zeros = b.sblock_alloc_buffer((shape[0] - self.origins, 4), "int32", align=64)
         if started:
-            with self.stage("origin", shape[0], 4) as at:
-                b.writes(self.scales[at])
-                b.buffer_store(self.scales, tirx.const(MAGIC, "float32"), list(at))
+            extents = (self.per_block, self.beside, 4) if few else (shape[0], 1, 4)
+            with self.stage("origin", *extents) as (i, j, r):
+                row = i * self.stride + columns + j if few else i
+                b.writes(self.scales[row, r])
+                b.buffer_store(self.scales, tirx.const(MAGIC, "float32"), [row, r])
 
     def fill(self, kb: Expr) -> None:
         bl = self.blocking
@@ -257,7 +265,7 @@ class _CentredGemm(GemmTask):
 
     def _start(self, kb: Expr, iteration: Expr, part: Any, dots: Buffer) -> None:
         columns, group = self.tile.columns, iteration * self.unrolled + part
-        first = self._origin(iteration, part)
+        first = group * self.stride + self.columns if self.beside else self._origin(iteration, part)
         with self.stage("start", *self.tile.sums) as (m, c, r):
             b.reads()
             b.writes(dots[m, c, r])
