@@ -236,9 +236,12 @@ def _subs(o: SpanOperands, quad: Expr) -> list[Expr]:
     """uint8 [16] each: sub-scales of the even and of the odd groups, and bytes of 15."""
     from tvm import tirx
 
-    loaded = load_low(o.arrays["subs"], [quad * (2 * ROWS)], "float64")
-    ones = vector_constant([0] * _HIGH_BYTE + [255] * 4)  # whose nibbles are the high byte of 2^-97
-    packed = kept(tirx.bitwise_or(loaded, ones))
+    # As bytes: a float64 put into a vector would become ``ld1`` of a lane, which takes a vector
+    # pipe, where ``ldr d`` does not.
+    loaded = o.arrays["subs"].vload([quad * (2 * ROWS)], "uint8x8")
+    above = [tirx.const(0 if at < _HIGH_BYTE else 255, "uint8") for at in range(8, BYTES)]
+    high = tirx.Shuffle(above, list(range(8)))  # whose nibbles are the high byte of 2^-97
+    packed = kept(tirx.Shuffle([loaded, high], [tirx.const(i, "int32") for i in range(BYTES)]))
     return [masked(packed, 15), shifted(packed, -4)]
 
 
