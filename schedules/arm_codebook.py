@@ -32,12 +32,10 @@ from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
 from apq_tvm.tensorize.arm_lookup import (
-    BOOKS_ACTS,
-    BOOKS_FACTOR,
-    BOOKS_UNIT,
     UNITS_FACTOR,
     UNITS_UNIT,
     books_intrinsic,
+    books_scaling,
     units_intrinsic,
 )
 from apq_tvm.tensorize.arm_superblock import super_intrinsic
@@ -52,7 +50,6 @@ M_TILES = (4, 2, 1)
 """Rows of x that share looked up vectors; a kernel is for at least that many rows."""
 
 _FACTORS: dict[type[SpanDot], float | None] = {
-    BookDot: BOOKS_FACTOR,
     UnitsDot: UNITS_FACTOR,
     SuperDot: None,
 }
@@ -70,15 +67,16 @@ def _layout(spec: LinearSpec) -> SpanLayout:
     return layout
 
 
-def _lookup(layout: SpanLayout) -> Lookup:
+def _lookup(layout: SpanLayout, profile: DeviceProfile) -> Lookup:
     """How a layout that `_check` accepts is computed."""
     group, entries, offset, bits = layout.group, layout.entries, layout.offset, layout.bits
     if isinstance(layout, CodebookQuads):
+        scaling = books_scaling("sve" in profile.features)
 
         def quads(m: int, k: int) -> BookDot:
-            return BookDot(m, k, group, entries, offset, BOOKS_UNIT, bits)
+            return BookDot(m, k, group, entries, offset, scaling.unit, bits)
 
-        return Lookup(quads, QUAD, BOOKS_ACTS)
+        return Lookup(quads, QUAD, scaling.acts)
 
     if isinstance(layout, SuperBlockLayout):
 
@@ -129,12 +127,15 @@ def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide)
 
 def _prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
     layout = _layout(spec)
-    lookup, padded = _lookup(layout), layout.padded_k(spec.k)
+    lookup, padded = _lookup(layout, profile), layout.padded_k(spec.k)
     kind = type(lookup.dot(1, layout.span))
-    factor = _FACTORS[kind]
+    sve = kind is BookDot and "sve" in profile.features
+    factor = books_scaling(sve).factor if kind is BookDot else _FACTORS[kind]
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
     func = quantize_extra(spec.k, padded, layout.group, lookup.acts, factor, rows)
-    name = f"quantize_{_FACTOR_NAMES[kind]}_k{spec.k}p{padded}g{layout.group}"
+    name = (
+        f"quantize_{_FACTOR_NAMES[kind]}{'_sve' if sve else ''}_k{spec.k}p{padded}g{layout.group}"
+    )
     return Preparation(name, func)
 
 
@@ -160,12 +161,12 @@ def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = _layout(spec)
         blocking = _blocking(spec, layout, m_tile, decide)
-        return lookup_spans(spec, layout, _lookup(layout), blocking)
+        return lookup_spans(spec, layout, _lookup(layout, profile), blocking)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = _layout(spec)
         _blocking(spec, layout, m_tile, decide)  # asked as `func` did
-        lookup = _lookup(layout)
+        lookup = _lookup(layout, profile)
         short = layout.padded_k(spec.k) % layout.span
 
         def intrinsic(block: str) -> str:

@@ -11,7 +11,10 @@ on N1):
   and `unit_scale` after the last sum bring back two halves of that;
 - a sub-scale s of 4 bits is put by ``tbl`` into the mantissa of 2^-97, and one ``fmla`` makes
   ``2^-104 s xs = 2^-104 (128 + s) xs - 2^-97 xs`` of it, exact but for its one rounding. There xs
-  is `BOOKS_ACTS` times the activations' scale, and its product with -2^-97 is in `extra`.
+  is `BooksScaling.acts` times the activations' scale, and its product with -2^-97 is in `extra`;
+- with SVE a
+  sub-scale is put into an int32 by ``tbl``, and ``mla`` adds its product with the sum of a group,
+  which begins at 0 there, to `MAGIC`: below 15 * 16 * 127 * 64 < 2^21.
 
 A float16 scale below 2^-14 is a denormal on this way: a process that flushes those to zero loses
 scales so small.
@@ -19,6 +22,7 @@ scales so small.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.arm_lookup_ops import (
@@ -49,20 +53,40 @@ UNITS_FACTOR = 2.0**56
 UNITS_UNIT = 2.0**-56
 """`SpanDot.unit` of `units_intrinsic`."""
 
-BOOKS_ACTS = 2.0**64
-"""What `books_intrinsic` wants the activations' scales to be multiplied by."""
 
-BOOKS_UNIT = 2.0**-104
-"""`SpanDot.unit` of `books_intrinsic`."""
+@dataclass(frozen=True)
+class BooksScaling:
+    """What scales of activations are multiplied by for `books_intrinsic`.
 
-BOOKS_FACTOR = -(2.0**-97) * BOOKS_ACTS
-"""What `extra` multiplies the activations' scales by for `books_intrinsic`."""
+    Parameters
+    ----------
+    acts : float
+        In `xs`.
+    unit : float
+        `SpanDot.unit`.
+    factor : float
+        In `extra`.
+    """
+
+    acts: float
+    unit: float
+    factor: float
+
+
+def books_scaling(sve: bool) -> BooksScaling:
+    """With SVE `extra` has the zeros that sums of a group begin at."""
+    acts = 2.0**64
+    return BooksScaling(1.0, 1.0, 0.0) if sve else BooksScaling(acts, 2.0**-104, -(2.0**-97) * acts)
+
 
 _NOT_EXPONENT = ~0x70000000
 """Clears the copies that sign extension made between a float16's sign and its exponent."""
 
 _HIGH_BYTE = 12
 """Where a vector with sub-scales has the high byte of 2^-97; bytes 8 to 11 are 0."""
+
+_NOWHERE = 128
+"""Where no vector has a byte, nor after all steps from quad to quad."""
 
 
 def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
@@ -120,8 +144,8 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
     Returns
     -------
     str
-        The intrinsic's name. Its `xs` is `BOOKS_ACTS` times the activations' scales; its `extra` is
-        per group `MAGIC` four times and `BOOKS_FACTOR` times the scale four times.
+        The intrinsic's name. Its `xs` and `extra` are scaled by `books_scaling`; `extra` is per
+        group `MAGIC` four times and four times the scaled scale.
     """
     name = f"apq_{instruction_name(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut{dot.bits}b4f32"
 
@@ -133,26 +157,27 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
         totals = b.alloc_buffer((dot.m, ROWS), "float32", align=16)
         for row in range(dot.m):
             b.buffer_store(totals, splat(0.0, "float32", 4), [row, tirx.Ramp(0, 1, ROWS)])
+        subs = _WholeSubs(o) if sve else _FloatSubs(o)
         # A loop, and not unrolled: over a whole span LLVM would let registers spill.
         with b.serial(0, tirx.const(dot.quads, "int64")) as loop:
             quad = loop if dot.quads > 1 else tirx.const(0, "int64")
             lookups.enter(quad)
-            subs = _subs(o, quad)
+            subs.enter(quad)
             for group in lookups.order:
                 dots = [
-                    Dot(fused, dot.offset, start_of(o, i, quad * 4 + group)) for i in range(dot.m)
+                    Dot(fused, dot.offset, subs.start(i, quad * 4 + group)) for i in range(dot.m)
                 ]
                 for i in range(4):
                     values = lookups.values(quad, group, i)
                     for row, each in enumerate(dots):
                         each.add(values, x_of(o, row, quad * 64 + 16 * group), i)
-                sub = _sub(subs, group, sve)
+                subs.choose(group)
                 for row, each in enumerate(dots):
-                    factor = _factor(o, row, quad, group, sub)
                     before = totals.vload([row, 0], "float32x4")
-                    value = fma(as_float(each.total()), factor, before)
+                    value = fma(*subs.factors(row, quad, group, each.total()), before)
                     b.buffer_store(totals, value, [row, tirx.Ramp(0, 1, ROWS)])
             lookups.leave()
+            subs.leave()
         scale = o.scales.vload([0], "float16x4").astype("float32x4")
         for row in range(dot.m):
             total = totals.vload([row, 0], "float32x4")
@@ -232,35 +257,100 @@ def load_low(buffer: Any, at: list[Expr], dtype: str) -> Expr:
     return tirx.reinterpret("uint8x16", tirx.Shuffle([value, *zeros], list(range(lanes))))
 
 
-def _subs(o: SpanOperands, quad: Expr) -> list[Expr]:
-    """uint8 [16] each: sub-scales of the even and of the odd groups, and bytes of 15."""
-    from tvm import tirx
+class _FloatSubs:
+    """Sub-scales become floats, unpacked quad by quad."""
 
-    # As bytes: a float64 put into a vector would become ``ld1`` of a lane, which takes a vector
-    # pipe, where ``ldr d`` does not.
-    loaded = o.arrays["subs"].vload([quad * (2 * ROWS)], "uint8x8")
-    above = [tirx.const(0 if at < _HIGH_BYTE else 255, "uint8") for at in range(8, BYTES)]
-    high = tirx.Shuffle(above, list(range(8)))  # whose nibbles are the high byte of 2^-97
-    packed = kept(tirx.Shuffle([loaded, high], [tirx.const(i, "int32") for i in range(BYTES)]))
-    return [masked(packed, 15), shifted(packed, -4)]
+    def __init__(self, o: SpanOperands) -> None:
+        self._o = o
+
+    def start(self, row: int, group: Any) -> Expr:
+        """What the sums of a group begin at."""
+        return start_of(self._o, row, group)
+
+    def enter(self, quad: Expr) -> None:
+        """Begin a quad: sub-scales of the even and of the odd groups, and bytes of 15."""
+        from tvm import tirx
+
+        # As bytes: a float64 put into a vector would become ``ld1`` of a lane, which takes a vector
+        # pipe, where ``ldr d`` does not.
+        loaded = self._o.arrays["subs"].vload([quad * (2 * ROWS)], "uint8x8")
+        above = [tirx.const(0 if at < _HIGH_BYTE else 255, "uint8") for at in range(8, BYTES)]
+        high = tirx.Shuffle(above, list(range(8)))  # whose nibbles are the high byte of 2^-97
+        packed = kept(tirx.Shuffle([loaded, high], [tirx.const(i, "int32") for i in range(BYTES)]))
+        self._nibbles = [masked(packed, 15), shifted(packed, -4)]
+
+    def choose(self, group: int) -> None:
+        """Go to a group: float32 [4], 128 plus its sub-scales, times 2^-104."""
+        from tvm import tirx
+
+        zero = 2 * ROWS
+        order = [at for r in range(ROWS) for at in (zero, zero, group // 2 * ROWS + r, _HIGH_BYTE)]
+        found = table_lookup([self._nibbles[group % 2]], vector_constant(order))
+        self._sub = tirx.reinterpret("float32x4", found)
+
+    def factors(self, row: int, quad: Expr, group: int, total: Expr) -> tuple[Expr, Expr]:
+        """float32 [4] each: sums, and sub-scales times the activations' scale."""
+        four = self._o.xs.vload(self._o.at(row, quad * 4), "float32x4")
+        extra = self._o.extra.vload(self._o.at(row, quad * 4 + group, 4), "float32x4")
+        return as_float(total), fma(self._sub, lane(four, "float32x4", group), extra)
+
+    def leave(self) -> None:
+        """End a quad."""
 
 
-def _sub(subs: list[Expr], group: int, sve: bool) -> Expr:
-    """float32 [4]: 128 plus the sub-scales of a group, times 2^-104."""
-    from tvm import tirx
+class _WholeSubs:
+    """Sub-scales of a whole span: four vectors, one for each group of a quad, byte 4 quad + row."""
 
-    zero = 2 * ROWS
-    order = [at for r in range(ROWS) for at in (zero, zero, group // 2 * ROWS + r, _HIGH_BYTE)]
-    return tirx.reinterpret(
-        "float32x4", table_lookup([subs[group % 2]], vector_constant(order), sve)
-    )
+    def __init__(self, o: SpanOperands) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
 
+        self._o = o
+        loaded = [o.arrays["subs"].vload([at], "uint8x16") for at in (0, BYTES)]
+        words = [tirx.reinterpret("int32x4", each) for each in loaded]
+        self._groups = []
+        for pair in range(2):  # groups 0 and 1, 2 and 3
+            order = [tirx.const(pair + 2 * quad, "int32") for quad in range(4)]
+            packed = _unsigned(tirx.Shuffle(words, order))
+            self._groups += [kept(masked(packed, 15)), kept(shifted(packed, -4))]
+        self._order = b.alloc_buffer((BYTES,), "uint8", align=16)
+        places = [i // 4 if i % 4 == 0 else _NOWHERE for i in range(BYTES)]
+        self._set_order(vector_constant(places))
 
-def _factor(o: SpanOperands, row: int, quad: Expr, group: int, sub: Expr) -> Expr:
-    """float32 [4]: sub-scale times the activations' scale."""
-    four = o.xs.vload(o.at(row, quad * 4), "float32x4")
-    extra = o.extra.vload(o.at(row, quad * 4 + group, 4), "float32x4")
-    return fma(sub, lane(four, "float32x4", group), extra)
+    def _set_order(self, order: Expr) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        b.buffer_store(self._order, order, [tirx.Ramp(0, 1, BYTES)])
+
+    def start(self, row: int, group: Any) -> Expr:
+        """0 in four lanes: a load, where a constant would have to be copied."""
+        from tvm import tirx
+
+        return tirx.reinterpret(
+            "int32x4", self._o.extra.vload(self._o.at(row, group, 4), "float32x4")
+        )
+
+    def enter(self, quad: Expr) -> None:
+        """Begin a quad."""
+
+    def choose(self, group: int) -> None:
+        """Go to a group: int32 [4]."""
+        from tvm import tirx
+
+        order = self._order.vload([0], "uint8x16")
+        found = table_lookup([self._groups[group]], order, sve=True)
+        self._sub = tirx.reinterpret("int32x4", found)
+
+    def factors(self, row: int, quad: Expr, group: int, total: Expr) -> tuple[Expr, Expr]:
+        """float32 [4] each: sums times sub-scales, and the activations' scale."""
+        four = self._o.xs.vload(self._o.at(row, quad * 4), "float32x4")
+        product = total * self._sub + start_of(self._o, row, quad * 4 + group)
+        return as_float(product), lane(four, "float32x4", group)
+
+    def leave(self) -> None:
+        """End a quad: the next one's are four bytes on."""
+        self._set_order(self._order.vload([0], "uint8x16") + splat(ROWS, "uint8"))
 
 
 class _Lookups2:

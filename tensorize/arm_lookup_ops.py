@@ -99,7 +99,7 @@ def table_lookup(tables: Sequence[Expr], index: Expr, sve: bool = False) -> Expr
     tables : sequence of PrimExpr
         int8 [16] each.
     index : PrimExpr
-        uint8 [16]; with `sve` below 16.
+        uint8 [16]; with `sve` below 16, or past the end of any vector.
     sve : bool
         Whether one register may be looked up by SVE's instruction.
     """
@@ -118,14 +118,18 @@ def _sve(name: str, *operands: Expr) -> Expr:
     return tirx.call_llvm_pure_intrin("int8xvscalex16", name, *operands)
 
 
-def _wide(vector: Expr) -> Expr:
-    """The z register whose low 16 bytes are `vector`; the others are LLVM's poison, so that no
-    instruction is spent on them (``ctlz`` of zero, declared never to happen, is poison)."""
+def anything(dtype: str, lanes: Expr) -> Expr:
+    """A vector for which no instruction is spent: LLVM's poison (``ctlz`` of zero, declared never
+    to happen, is poison)."""
     poison = tirx.call_llvm_pure_intrin(
-        "int8", "llvm.ctlz", tirx.const(0, "int8"), tirx.const(True, "bool")
+        dtype, "llvm.ctlz", tirx.const(0, dtype), tirx.const(True, "bool")
     )
-    anything = tirx.Broadcast(poison, BYTES * tirx.vscale())
-    return _sve("llvm.vector.insert", anything, vector, _zero())
+    return tirx.Broadcast(poison, lanes)
+
+
+def _wide(vector: Expr) -> Expr:
+    """The z register whose low 16 bytes are `vector`; the others are `anything`."""
+    return _sve("llvm.vector.insert", anything("int8", BYTES * tirx.vscale()), vector, _zero())
 
 
 class Dot:
