@@ -194,7 +194,9 @@ def test_interrupt_leaves_the_old_output(folder: Path) -> None:
     report("compile", "small.onnx", "-o", "kept", "--scheme", "W8A8", cwd=folder)
     before = sorted(folder.rglob("*"))
     manifest = (folder / "kept" / "manifest.json").read_bytes()
-    code = "from apq_tvm.cli import main; main()"
+    # A test run in the background hands on that interrupts are ignored.
+    heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = heeded + "from apq_tvm.cli import main; main()"
     words = ("compile", "small.onnx", "-o", "kept", "--scheme", "W4A8", "--force")
     with subprocess.Popen(
         [sys.executable, "-c", code, *words],
