@@ -84,7 +84,7 @@ def learned(
 def test_learning_comes_closer_to_the_float_model(
     files: tuple[Path, Path, Path], tmp_path: Path, scheme: str, kind: str
 ) -> None:
-    learned(files, scheme, kind, "rtn", tmp_path / "c", 25)
+    learned(files, scheme, kind, "rtn", tmp_path / "c", 12)
     model = import_onnx(files[0])
     file = load(tmp_path / "c", model)
     result = from_arrays(file.extra, file.notes)
