@@ -156,7 +156,9 @@ def _schedule(
         sch.unroll(loop)
     sch.vectorize(lane)
     sch.unroll(stream)
-    scarce = not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
+    # For one row of x LLVM moves the loads of longer chunks up, and they do not fit the registers.
+    fits = units <= 2 or m_tile > 1
+    scarce = fits and not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
     together = decide("together", (True, False) if scarce else (False, True))
     sch.tensorize(lanes[0], folded_intrinsic(fold_of(layout), m_tile, units, together))
 
