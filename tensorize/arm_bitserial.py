@@ -16,7 +16,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.bitserial import BitserialPair, packed_bit, plane_axes
+from apq_tvm.tensorize.bitserial import BitserialPair, pack_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K, Unit
 
@@ -149,36 +149,7 @@ def pack_intrinsic(planes: int) -> str:
     planes : int
         p.
     """
-    return register(
-        f"apq_cmtst_{planes}x{UNIT_K}_s32b32", lambda: (_pack(planes, False), _pack(planes, True))
-    )
-
-
-def _pack(planes: int, instructions: bool) -> Any:
-    from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("pack")
-        x = b.match_buffer(b.arg("x", b.handle()), (UNIT_K,), "int32", align=64, offset_factor=1)
-        strides = [tirx.Var("plane", "int64"), 1] if instructions else None
-        y = b.match_buffer(
-            b.arg("y", b.handle()), (planes, 1), "int32", strides=strides, align=4, offset_factor=1
-        )
-        with b.sblock("root"):
-            b.reads(y[0:planes, 0:1], x[0:UNIT_K])
-            b.writes(y[0:planes, 0:1])
-            if instructions:
-                _pack_body(planes, x, y)
-            else:
-                with b.grid(*([planes] if planes > 1 else []), UNIT_K) as loops, b.sblock("pack"):
-                    t, e = plane_axes(planes, loops)
-                    b.reads(y[t, 0], x[e])
-                    b.writes(y[t, 0])
-                    value = y[t, 0] + packed_bit(x[e], t, e)
-                    b.buffer_store(y, value, [t, 0])
-    return builder.get()
+    return register(f"apq_cmtst_{planes}x{UNIT_K}_s32b32", lambda: pack_pair(planes, _pack_body))
 
 
 def _pack_body(planes: int, x: Buffer, y: Buffer) -> None:

@@ -6,6 +6,7 @@ The order of bits in a plane's words, the terms and the packing are those that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
@@ -263,3 +264,43 @@ class BitserialPair:
     def negative(self, t: int) -> bool:
         """Whether plane t of an activation weighs -2^t."""
         return self.p > 2 and t == self.p - 1
+
+
+def pack_pair(planes: int, implement: Callable[[int, Buffer, Buffer], None]) -> tuple[Any, Any]:
+    """(desc, impl) of the packing of 32 activations: X int32 [32], Y int32 [p, 1].
+
+    Parameters
+    ----------
+    planes : int
+        p.
+    implement : callable
+        Emits the instructions, given p, X and Y.
+    """
+    return _pack(planes, None), _pack(planes, implement)
+
+
+def _pack(planes: int, implement: Callable[[int, Buffer, Buffer], None] | None) -> Any:
+    from tvm import tirx
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("pack")
+        x = b.match_buffer(b.arg("x", b.handle()), (UNIT_K,), "int32", align=64, offset_factor=1)
+        strides = [tirx.Var("plane", "int64"), 1] if implement is not None else None
+        y = b.match_buffer(
+            b.arg("y", b.handle()), (planes, 1), "int32", strides=strides, align=4, offset_factor=1
+        )
+        with b.sblock("root"):
+            b.reads(y[0:planes, 0:1], x[0:UNIT_K])
+            b.writes(y[0:planes, 0:1])
+            if implement is not None:
+                implement(planes, x, y)
+            else:
+                with b.grid(*([planes] if planes > 1 else []), UNIT_K) as loops, b.sblock("pack"):
+                    t, e = plane_axes(planes, loops)
+                    b.reads(y[t, 0], x[e])
+                    b.writes(y[t, 0])
+                    value = y[t, 0] + packed_bit(x[e], t, e)
+                    b.buffer_store(y, value, [t, 0])
+    return builder.get()
