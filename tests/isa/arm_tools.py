@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tvm
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tir"))
 
-from linear_cases import ACTIVATIONS, RELATIVE_ERROR, Case
+from linear_cases import Case
 
 from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL, Program
 from apq_tvm.ops.linear import LinearSpec
@@ -82,19 +81,11 @@ class ArmCase(Case):
         """Compile once, run for every number of rows of x."""
         profile = find_profile(target)
         program = Program(scheduled(kernel, self.spec, profile), profile, folder, cpu)
-        for m in rows:
-            self._check_rows(program, m)
+        weights = [packed.numpy() for packed in self._packed]
 
-    def _check_rows(self, program: Program, m: int) -> None:
-        spec = self.spec
-        x = self._rng.normal(size=(m, spec.k)).astype(np.float32)
-        residual = self._rng.normal(size=(m, spec.n)).astype(np.float32)
-        operands, values = self.activations(x)
-        want = values @ self.dense.T
-        largest = np.abs(want).max() + 1
-        want = ACTIVATIONS[spec.activation](want + self.bias if spec.bias else want)
-        want = want + residual if spec.residual else want
-        extra = ([self.bias] if spec.bias else []) + ([residual] if spec.residual else [])
-        y = np.full((m, spec.n), np.nan, np.float32)
-        program(*operands, *(packed.numpy() for packed in self._packed), *extra, y)
-        np.testing.assert_allclose(y, want, rtol=0, atol=RELATIVE_ERROR * largest)
+        def run(operands: list[Any], extra: list[Any], y: Any) -> Any:
+            program(*operands, *weights, *extra, y)
+            return y
+
+        for m in rows:
+            self.compare(run, m)

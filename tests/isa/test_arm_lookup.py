@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import RELATIVE_ERROR, assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from linear_cases import RELATIVE_ERROR
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.codegen.layouts import default_layout, weight_layout

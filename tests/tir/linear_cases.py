@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,18 @@ class Case:
         return [xq, xs, xsum], values.reshape(len(x), -1)[:, : self.spec.k]
 
     def check(self, kernel: Any, m: int) -> None:
+        """Compare a kernel that was built for this machine."""
+
+        def run(operands: list[Array], extra: list[Array], y: Array) -> Array:
+            result = tvm.runtime.tensor(y)
+            tensors = [*map(tvm.runtime.tensor, operands), *self._packed]
+            kernel(*tensors, *map(tvm.runtime.tensor, extra), result)
+            return result.numpy()
+
+        self.compare(run, m)
+
+    def compare(self, run: Callable[[list[Array], list[Array], Array], Array], m: int) -> None:
+        """Compare what `run` makes of m rows: (activation operands, bias and residual, y) to y."""
         spec = self.spec
         x = self._rng.normal(size=(m, spec.k)).astype(np.float32)
         residual = self._rng.normal(size=(m, spec.n)).astype(np.float32)
@@ -137,7 +150,5 @@ class Case:
         want = ACTIVATIONS[spec.activation](want + self.bias if spec.bias else want)
         want = want + residual if spec.residual else want
         extra = ([self.bias] if spec.bias else []) + ([residual] if spec.residual else [])
-        tensors = [*map(tvm.runtime.tensor, operands), *self._packed]
-        y = tvm.runtime.tensor(np.full((m, spec.n), np.nan, np.float32))
-        kernel(*tensors, *map(tvm.runtime.tensor, extra), y)
-        np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=RELATIVE_ERROR * largest)
+        y = run(operands, extra, np.full((m, spec.n), np.nan, np.float32))
+        np.testing.assert_allclose(y, want, rtol=0, atol=RELATIVE_ERROR * largest)
