@@ -13,7 +13,6 @@ from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.codegen.layouts.dense import FloatLayout
 from apq_tvm.codegen.layouts.interleaved import (
     ROWS,
-    UNIT_K,
     Field,
     InterleavedLayout,
     split_fields,
@@ -24,6 +23,7 @@ from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.codegen.layouts.spans import SpanLayout
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.errors import PackError
+from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.types import Scheme
 
 __all__ = [

@@ -22,20 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import BadScheme, PackError
-from apq_tvm.formats.balance import CENTRE, GROUPS, LEVELS, TRIPLE, TRIPLE_BITS, check, groups_of
+from apq_tvm.formats.balance import CENTRE, GROUPS, LEVELS, TRIPLE, TRIPLE_BITS, check
+from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
-
-UNIT_K = 32
-"""k of one unit."""
 
 _LANES = (4, 8, 16)
 _NAME = re.compile(r"W2Br(\d+)k4\Z")
 
 
 @dataclass(frozen=True)
-class BalanceLayout:
+class BalanceLayout(GroupedRows):
     """How one ``W2*`` matrix [N, K] lies in memory.
 
     Parameters
@@ -114,23 +113,6 @@ class BalanceLayout:
         """Bytes of one unit of R rows x 32 k."""
         return TRIPLE_BITS * self.vector_bytes
 
-    def padded_k(self, k: int) -> int:
-        """K rounded up to whole units and whole groups."""
-        step = max(UNIT_K, self.group_size)
-        return -(-k // step) * step
-
-    def row_blocks(self, n: int) -> int:
-        """Blocks of R rows that hold `n` rows."""
-        return -(-n // self.rows)
-
-    def group_width(self, k: int) -> int:
-        """Weights per scale in the packed matrix: the group size, or padded K for a whole row."""
-        return self.padded_k(k) if self.group_size == -1 else self.group_size
-
-    def padded_groups(self, k: int) -> int:
-        """Groups of a packed row."""
-        return self.padded_k(k) // self.group_width(k)
-
     def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks = self.row_blocks(n)
@@ -162,13 +144,9 @@ class BalanceLayout:
         blocks, units = self.row_blocks(n), self.padded_k(k) // UNIT_K
         codes = np.full((blocks * self.rows, units * UNIT_K), CENTRE, np.uint8)
         codes[:n, :k] = tensor.codes
-        scales = np.zeros((blocks * self.rows, self.padded_groups(k)), np.float16)
-        scales[:n, : tensor.scales.shape[1]] = tensor.scales
-        # [NB * R, Gp] -> [NB, Gp, R]
-        interleaved = scales.reshape(blocks, self.rows, -1).transpose(0, 2, 1)
         arrays: dict[str, Array] = {
             "codes": self._pack_codes(codes),
-            "scales": np.ascontiguousarray(interleaved),
+            "scales": self.interleave(tensor.scales, n, k),
         }
         return PackedTensor(self.name, arrays)
 
@@ -182,14 +160,10 @@ class BalanceLayout:
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        check_packed(packed, self.name, self.shapes(n, k))
+        check_packed(packed, self, n, k)
         codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
-        # [NB, Gp, R] -> [NB * R, Gp]
-        scales = packed.arrays["scales"].transpose(0, 2, 1)
-        scales = scales.reshape(-1, scales.shape[2])[:n, : groups_of(k, self.group_size)]
-        return QuantizedTensor(
-            np.ascontiguousarray(codes), np.ascontiguousarray(scales), None, scheme
-        )
+        scales = self.deinterleave(packed.arrays["scales"], n, k)
+        return QuantizedTensor(np.ascontiguousarray(codes), scales, None, scheme)
 
     def weight(
         self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0

@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.formats import bcq
@@ -41,7 +43,7 @@ _NAME = re.compile(r"bcq([1-8])(r8|r16|r32|b16)\Z")
 
 
 @dataclass(frozen=True)
-class BcqLayout:
+class BcqLayout(GroupedRows):
     """How one binary-coded matrix [N, K] lies in memory.
 
     Parameters
@@ -115,23 +117,6 @@ class BcqLayout:
         """Bytes of one unit of R rows x 32 k."""
         return self.unit.nbytes
 
-    def padded_k(self, k: int) -> int:
-        """K rounded up to whole units and whole groups."""
-        step = max(UNIT_K, self.group_size)
-        return -(-k // step) * step
-
-    def row_blocks(self, n: int) -> int:
-        """Blocks of R rows that hold `n` rows."""
-        return -(-n // self.rows)
-
-    def group_width(self, k: int) -> int:
-        """Weights per scale in the packed matrix: the group size, or padded K for a whole row."""
-        return self.padded_k(k) if self.group_size == -1 else self.group_size
-
-    def padded_groups(self, k: int) -> int:
-        """Groups of a packed row."""
-        return self.padded_k(k) // self.group_width(k)
-
     def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks, units = self.row_blocks(n), self.padded_k(k) // UNIT_K
@@ -158,16 +143,12 @@ class BcqLayout:
             raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
         bcq.check(tensor, name)
         n, k = tensor.codes.shape
-        blocks, groups = self.row_blocks(n), self.padded_groups(k)
-        codes = np.zeros((blocks * self.rows, self.padded_k(k)), np.uint8)
+        codes = np.zeros((self.row_blocks(n) * self.rows, self.padded_k(k)), np.uint8)
         codes[:n, :k] = tensor.codes
-        scales = np.zeros((blocks * self.rows, groups, self.bits + 1), np.float16)
-        scales[:n, :, :-1] = tensor.scales
-        scales[:n, :, -1] = tensor.tables[bcq.OFFSETS]
-        by_block = scales.reshape(blocks, self.rows, groups, -1).transpose(0, 2, 3, 1)
+        scales = np.concatenate((tensor.scales, tensor.tables[bcq.OFFSETS][..., None]), axis=-1)
         arrays: dict[str, Array] = {
             "codes": self._pack_codes(codes),
-            "scales": np.ascontiguousarray(by_block),
+            "scales": self.interleave(scales, n, k),
         }
         return PackedTensor(self.name, arrays)
 
@@ -179,14 +160,9 @@ class BcqLayout:
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        if packed.layout != self.name or n < 1 or k < 1:
-            raise PackError(f"{packed.layout} of [{n}, {k}] is no matrix in layout {self.name}")
-        have = {name: (a.shape, a.dtype.name) for name, a in packed.arrays.items()}
-        if have != self.shapes(n, k):
-            raise PackError(f"{self.name} of [{n}, {k}] needs {self.shapes(n, k)}, got {have}")
+        check_packed(packed, self, n, k)
         codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
-        scales = packed.arrays["scales"].transpose(0, 3, 1, 2)  # [NB, R, Gp, q + 1]
-        scales = scales.reshape(-1, *scales.shape[2:])[:n, : bcq.groups_of(k, self.group_size)]
+        scales = self.deinterleave(packed.arrays["scales"], n, k)
         return QuantizedTensor(
             np.ascontiguousarray(codes),
             np.ascontiguousarray(scales[..., :-1]),

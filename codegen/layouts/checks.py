@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
+from apq_tvm.codegen.layouts.layout import WeightLayout
 from apq_tvm.errors import PackError
 from apq_tvm.types import Array, PackedTensor
 
-Shapes = Mapping[str, tuple[tuple[int, ...], str]]
-"""Shape and dtype by array name, as `WeightLayout.shapes`."""
 
-
-def check_packed(packed: PackedTensor, name: str, shapes: Shapes) -> None:
-    """Refuse a tensor that is not of the layout called `name` with arrays of `shapes`.
+def check_packed(packed: PackedTensor, layout: WeightLayout, n: int, k: int) -> None:
+    """Refuse a tensor whose arrays are not those of an [n, k] matrix in `layout`.
 
     Raises
     ------
     PackError
         With what it is and what is needed.
     """
-    if packed.layout != name or set(packed.arrays) != set(shapes):
-        raise PackError(f"{packed.layout} with {sorted(packed.arrays)} is no {name}")
-    check_arrays(packed.arrays, name, shapes)
-
-
-def check_arrays(arrays: Mapping[str, Array], name: str, shapes: Shapes) -> None:
-    """Refuse arrays of other shapes or dtypes.
-
-    Raises
-    ------
-    PackError
-        With the layout's and the array's name.
-    """
+    if packed.layout != layout.name:
+        raise PackError(f"a tensor in layout {packed.layout} is no {layout.name}")
+    if n < 1 or k < 1:
+        raise PackError(f"{layout.name}: shape [{n}, {k}]; N, K >= 1 is needed")
+    shapes = layout.shapes(n, k)
+    if set(packed.arrays) != set(shapes):
+        raise PackError(f"{layout.name} needs {sorted(shapes)}, got {sorted(packed.arrays)}")
     for key, (shape, dtype) in shapes.items():
-        check_array(f"{name} {key}", arrays[key], shape, dtype)
+        check_array(f"{layout.name} {key}", packed.arrays[key], shape, dtype)
 
 
 def check_array(what: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:

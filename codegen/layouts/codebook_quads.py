@@ -122,7 +122,7 @@ class CodebookQuads(CodebookLayout):
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        check_packed(packed, self.name, self.shapes(n, k))
+        check_packed(packed, self, n, k)
         arrays, groups = packed.arrays, -(-k // self.group)
         tables = {
             "subs": self._rows(self._unpack_subs(arrays["subs"]), n, groups),

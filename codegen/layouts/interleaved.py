@@ -32,14 +32,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_array, check_arrays
+from apq_tvm.codegen.layouts.checks import check_array, check_packed
+from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
-from apq_tvm.tensorize.unit import Unit, centred_code, decode
+from apq_tvm.tensorize.unit import UNIT_K, Unit, centred_code, decode
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
-
-UNIT_K = 32
-"""k of one unit: what one pass over the fields decodes."""
 
 ROWS = (1, 4, 8, 16)
 """Rows a unit may interleave: 1 for lookups, then 128-, 256- and 512-bit vectors."""
@@ -86,7 +84,7 @@ def split_fields(bits: int) -> tuple[Field, ...]:
 
 
 @dataclass(frozen=True)
-class InterleavedLayout:
+class InterleavedLayout(GroupedRows):
     """How one quantized matrix [N, K] lies in memory.
 
     Parameters
@@ -186,27 +184,6 @@ class InterleavedLayout:
         """Code of padding where there are no zero points, and of rows past N: means 0 there."""
         return 0 if self.zero_points else 1 << (self.bits - 1)
 
-    def padded_k(self, k: int) -> int:
-        """K rounded up to whole units and whole groups."""
-        step = max(UNIT_K, self.group_size)
-        return -(-k // step) * step
-
-    def row_blocks(self, n: int) -> int:
-        """Blocks of R rows that hold `n` rows."""
-        return -(-n // self.rows)
-
-    def group_width(self, k: int) -> int:
-        """Codes per scale in the packed matrix: the group size, or padded K for a whole row."""
-        return self.padded_k(k) if self.group_size == -1 else self.group_size
-
-    def groups(self, k: int) -> int:
-        """Groups of a canonical row, ceil(K / group_size)."""
-        return 1 if self.group_size == -1 else -(-k // self.group_size)
-
-    def padded_groups(self, k: int) -> int:
-        """Groups of a packed row, padded K / group width. May exceed `groups` for group_size 16."""
-        return self.padded_k(k) // self.group_width(k)
-
     def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks, groups = self.row_blocks(n), self.padded_groups(k)
@@ -242,10 +219,10 @@ class InterleavedLayout:
         codes = self._padded_codes(tensor)  # [NB * R, Kp]
         arrays: dict[str, Array] = {
             "codes": self._pack_codes(codes),
-            "scales": self._interleave(tensor.scales, n, k),
+            "scales": self.interleave(tensor.scales, n, k),
         }
         if tensor.zeros is not None:
-            arrays["zeros"] = self._interleave(tensor.zeros, n, k)
+            arrays["zeros"] = self.interleave(tensor.zeros, n, k)
         return PackedTensor(self.name, arrays)
 
     def unpack(
@@ -266,18 +243,13 @@ class InterleavedLayout:
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        self._check_packed(packed, n, k)
+        check_packed(packed, self, n, k)
         codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
-        groups = self.groups(k)
-        scales = self._deinterleave(packed.arrays["scales"])[:n, :groups]
-        zeros = None
-        if self.zero_points:
-            zeros = np.ascontiguousarray(self._deinterleave(packed.arrays["zeros"])[:n, :groups])
+        scales = self.deinterleave(packed.arrays["scales"], n, k)
+        zeros = self.deinterleave(packed.arrays["zeros"], n, k) if self.zero_points else None
         if scheme is None:
             scheme = Scheme(self.bits, self.zero_points, group_size=self.group_size)
-        return QuantizedTensor(
-            np.ascontiguousarray(codes), np.ascontiguousarray(scales), zeros, scheme
-        )
+        return QuantizedTensor(np.ascontiguousarray(codes), scales, zeros, scheme)
 
     def weight(
         self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
@@ -340,18 +312,6 @@ class InterleavedLayout:
         rows = np.ascontiguousarray(quads.transpose(0, 2, 1)).view(np.uint8)
         return rows.reshape(blocks * self.rows, units * UNIT_K)
 
-    def _interleave(self, values: Array, n: int, k: int) -> Array:
-        """[N, G] -> [NB, Gp, R], padded with 0."""
-        blocks, groups = self.row_blocks(n), self.padded_groups(k)
-        padded = np.zeros((blocks * self.rows, groups), values.dtype)
-        padded[:n, : values.shape[1]] = values
-        return np.ascontiguousarray(padded.reshape(blocks, self.rows, groups).transpose(0, 2, 1))
-
-    def _deinterleave(self, values: Array) -> Array:
-        """[NB, Gp, R] -> [NB * R, Gp]."""
-        blocks, groups, rows = values.shape
-        return values.transpose(0, 2, 1).reshape(blocks * rows, groups)
-
     def _check(self, tensor: QuantizedTensor, name: str) -> None:
         scheme = tensor.scheme
         mine = (self.bits, self.group_size, self.zero_points)
@@ -381,13 +341,3 @@ class InterleavedLayout:
                 raise PackError(
                     f"{name}: zero point {int(tensor.zeros.max())} exceeds {top} of {scheme}"
                 )
-
-    def _check_packed(self, packed: PackedTensor, n: int, k: int) -> None:
-        if packed.layout != self.name:
-            raise PackError(f"a tensor in layout {packed.layout} is no {self.name}")
-        if n < 1 or k < 1:
-            raise PackError(f"{self.name}: shape [{n}, {k}]; N, K >= 1 is needed")
-        shapes = self.shapes(n, k)
-        if set(packed.arrays) != set(shapes):
-            raise PackError(f"{self.name} needs {sorted(shapes)}, got {sorted(packed.arrays)}")
-        check_arrays(packed.arrays, self.name, shapes)

@@ -242,7 +242,7 @@ class MixedLayout:
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        check_packed(packed, self.name, self.shapes(n, k))
+        check_packed(packed, self, n, k)
         arrays, sizes = packed.arrays, Sizes.of(self.scheme, n, k)
         wide = self._wide(arrays["permutation"], k)
         codes = np.zeros((self.row_blocks(n) * self.rows, sizes.groups, GROUP), np.uint8)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_array, check_arrays
+from apq_tvm.codegen.layouts.checks import check_array, check_packed
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.formats.anyprec import channels_of, integer_table, restore_table, table_name
@@ -196,7 +196,7 @@ class PlanesLayout:
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        self._check_packed(packed, n, k)
+        check_packed(packed, self, n, k)
         planes, blocks = packed.arrays["planes"], self.row_blocks(n)
         codes = np.zeros((blocks, ROWS, self.padded_k(k)), np.uint8)
         for p in range(self.bits):
@@ -257,16 +257,6 @@ class PlanesLayout:
                 f"{name}: {channels_of(tensor)} channels share a table, {self.channels} in layout "
                 f"{self.name}"
             )
-
-    def _check_packed(self, packed: PackedTensor, n: int, k: int) -> None:
-        if packed.layout != self.name:
-            raise PackError(f"a tensor in layout {packed.layout} is no {self.name}")
-        if n < 1 or k < 1:
-            raise PackError(f"{self.name}: shape [{n}, {k}]; N, K >= 1 is needed")
-        shapes = self.shapes(n, k)
-        if set(packed.arrays) != set(shapes):
-            raise PackError(f"{self.name} needs {sorted(shapes)}, got {sorted(packed.arrays)}")
-        check_arrays(packed.arrays, self.name, shapes)
 
 
 def _check_floats(what: str, array: NDArray[np.float16], shape: tuple[int, ...]) -> None:

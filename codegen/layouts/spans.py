@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.checks import check_packed
-from apq_tvm.codegen.layouts.interleaved import UNIT_K, InterleavedLayout
+from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import BadScheme, PackError
-from apq_tvm.tensorize.unit import Unit, decode
+from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 Expr = Any  # tvm is untyped
@@ -188,7 +188,7 @@ class SpanLayout(ABC):
         PackError
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
-        check_packed(packed, self.name, self.shapes(n, k))
+        check_packed(packed, self, n, k)
         codes = {
             "codes": packed.arrays["codes"],
             "scales": np.zeros((self.row_blocks(n), 1, self.rows), np.float16),

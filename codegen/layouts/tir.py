@@ -11,7 +11,8 @@ from typing import Any
 
 from tvm import te, tirx
 
-from apq_tvm.codegen.layouts.interleaved import UNIT_K, InterleavedLayout
+from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
+from apq_tvm.tensorize.unit import UNIT_K
 
 
 def pack_functions(layout: InterleavedLayout, n: int, k: int) -> dict[str, Any]:
