@@ -161,10 +161,14 @@ class _Search:
         inverse = np.where(det > 1e-6 * s.cc * self.h1, 1 / np.maximum(det, TINY), 0)
         step = (s.wc * self.h1 - s.c * self.hw) * inverse
         minimum = (s.c * s.wc - s.cc * self.hw) * inverse
-        alone = s.wc / np.maximum(s.cc, TINY)  # without a minimum
         lone = (minimum <= 0) | (step <= 0)
-        step = np.where(lone, np.maximum(alone, 0), step)
-        return step.astype(np.float32), np.where(lone, 0, minimum).astype(np.float32)
+        # Where one of them is 0: the other alone, whichever explains more of the weights.
+        alone = np.maximum(s.wc, 0) / np.maximum(s.cc, TINY)
+        constant = np.maximum(-self.hw, 0) / np.maximum(self.h1, TINY)
+        level = lone & (constant * constant * self.h1 > alone * alone * s.cc)
+        step = np.where(lone, np.where(level, 0, alone), step)
+        minimum = np.where(lone, np.where(level, constant, 0), minimum)
+        return step.astype(np.float32), minimum.astype(np.float32)
 
     def _set_scales(self, scale: F32, min_scale: F32) -> None:
         """Round the super-blocks' scales [rows, S] as they will be stored."""

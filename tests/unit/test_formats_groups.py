@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from apq_tvm.errors import BadScheme, UnsupportedModel
 from apq_tvm.formats import (
@@ -54,6 +55,14 @@ def weights(draw: st.DrawFn) -> Any:
     elif kind == "large":
         w *= np.float32(1e3)
     return w
+
+
+@pytest.mark.parametrize("search", [False, True])
+@pytest.mark.parametrize("k", [1, 16, 40])
+@pytest.mark.parametrize("name", ["W2sA8", "W3sA8"])
+def test_rows_of_one_negative_value_keep_it(name: str, k: int, search: bool) -> None:
+    w = np.full((2, k), -0.13, np.float32)
+    assert_allclose(dequantize(quantize_tensor(w, scheme_of(name), search=search)), w, rtol=1e-3)
 
 
 @settings(max_examples=60, deadline=None)
