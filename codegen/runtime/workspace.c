@@ -56,7 +56,11 @@ static void *workspace_alloc(int device_type, int device_id, uint64_t bytes, int
   for (int i = 0; i < BLOCKS; i++) {
     block *b = &blocks[i];
     if (b->used) continue;
-    if (b->data != NULL && b->bytes >= bytes) {
+    if (b->data != NULL && b->bytes == bytes) { /* a kernel asks for the same again and again */
+      fit = b;
+      break;
+    }
+    if (b->data != NULL && b->bytes > bytes) {
       if (fit == NULL || b->bytes < fit->bytes) fit = b;
     } else if (grow == NULL || b->bytes > grow->bytes) {
       grow = b;
