@@ -13,6 +13,7 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.codegen.layouts import (
+    CodebookLayout,
     NonlinearLayout,
     SpanLayout,
     SuperBlockLayout,
@@ -31,6 +32,7 @@ from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
+from apq_tvm.tensorize.arm_book_units import book_units_intrinsic
 from apq_tvm.tensorize.arm_lookup import (
     UNITS_FACTOR,
     UNITS_UNIT,
@@ -39,10 +41,11 @@ from apq_tvm.tensorize.arm_lookup import (
     units_intrinsic,
 )
 from apq_tvm.tensorize.arm_superblock import super_intrinsic
+from apq_tvm.tensorize.lookup_book_units import BookUnitsDot
 from apq_tvm.tensorize.lookup_books import QUAD, BookDot
 from apq_tvm.tensorize.lookup_span import ROWS, SpanDot
 from apq_tvm.tensorize.lookup_units import UnitsDot
-from apq_tvm.tensorize.superblock_span import BY_UNIT, SuperDot
+from apq_tvm.tensorize.superblock_span import SuperDot
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.types import DeviceProfile
 
@@ -50,12 +53,13 @@ M_TILES = (4, 2, 1)
 """Rows of x that share looked up vectors; a kernel is for at least that many rows."""
 
 _FACTORS: dict[type[SpanDot], float | None] = {
+    BookUnitsDot: books_scaling(False).factor,
     UnitsDot: UNITS_FACTOR,
     SuperDot: None,
 }
 """What `extra` multiplies the activations' scales by; None for the sums of their codes."""
 
-_FACTOR_NAMES = {BookDot: "books", UnitsDot: "units", SuperDot: "sums"}
+_FACTOR_NAMES = {BookDot: "books", BookUnitsDot: "books", UnitsDot: "units", SuperDot: "sums"}
 
 _TASKS = 8
 """Bundles of row blocks a layer should have, so that threads can share it evenly."""
@@ -78,12 +82,20 @@ def _lookup(layout: SpanLayout, profile: DeviceProfile) -> Lookup:
 
         return Lookup(quads, QUAD, scaling.acts)
 
+    if isinstance(layout, CodebookLayout):
+        scaling = books_scaling(False)
+
+        def books(m: int, k: int) -> BookUnitsDot:
+            return BookUnitsDot(m, k, group, entries, offset, scaling.unit, bits)
+
+        return Lookup(books, max(UNIT_K, group), scaling.acts)
+
     if isinstance(layout, SuperBlockLayout):
 
         def supers(m: int, k: int) -> SuperDot:
             return SuperDot(m, k, group, entries, offset, 1.0, bits)
 
-        return Lookup(supers, UNIT_K, 1.0, BY_UNIT)
+        return Lookup(supers, UNIT_K, 1.0)
 
     def units(m: int, k: int) -> UnitsDot:
         return UnitsDot(m, k, group, entries, offset, UNITS_UNIT)
@@ -95,6 +107,8 @@ def _intrinsic(dot: SpanDot, profile: DeviceProfile) -> str:
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
     if isinstance(dot, BookDot):
         return books_intrinsic(dot, fused, sve)
+    if isinstance(dot, BookUnitsDot):
+        return book_units_intrinsic(dot, fused)
     if isinstance(dot, SuperDot):
         return super_intrinsic(dot, fused, sve)
     assert isinstance(dot, UnitsDot)
@@ -111,8 +125,6 @@ def _check(spec: LinearSpec, profile: DeviceProfile, family: str, fused: bool) -
         check_features(profile, ("dotprod",), ROWS)
     elif "dotprod" in profile.features:
         raise NotApplicable(f"is for devices without dot products; {profile.name} has them")
-    if not isinstance(_layout(spec), CodebookQuads | NonlinearLayout | SuperBlockLayout):
-        raise NotApplicable(f"is for four codebooks of 2 or 3 bits in groups of 16, not {scheme}")
 
 
 def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide) -> SpanBlocking:

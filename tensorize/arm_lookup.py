@@ -109,7 +109,7 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
     name = f"apq_{instruction_name(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut4f32"
 
     def implement(o: SpanOperands) -> None:
-        (table,) = _tables(o, [list(range(16))])
+        (table,) = tables_of(o, [list(range(16))])
         dots = [Dot(fused, dot.offset, start_of(o, i, 0)) for i in range(dot.m)]
         for unit in range(dot.units):
             for i in range(4):
@@ -223,7 +223,7 @@ def store_sums(o: SpanOperands, row: int, value: Expr) -> None:
     b.buffer_store(o.acc, value, o.at(row, tirx.Ramp(tirx.const(0, "int64"), 1, ROWS)))
 
 
-def _tables(o: SpanOperands, orders: list[list[int]]) -> list[Expr]:
+def tables_of(o: SpanOperands, orders: list[list[int]]) -> list[Expr]:
     """int8 [16] each: entries of the table in these orders, less the offset."""
     from tvm import tirx
 
@@ -257,6 +257,25 @@ def load_low(buffer: Any, at: list[Expr], dtype: str) -> Expr:
     return tirx.reinterpret("uint8x16", tirx.Shuffle([value, *zeros], list(range(lanes))))
 
 
+def sub_nibbles(loaded: Expr) -> list[Expr]:
+    """uint8 [16] twice: low and high nibbles of uint8 [8], and what `sub_float` needs besides."""
+    from tvm import tirx
+
+    above = [tirx.const(0 if at < _HIGH_BYTE else 255, "uint8") for at in range(8, BYTES)]
+    high = tirx.Shuffle(above, list(range(8)))  # whose nibbles are the high byte of 2^-97
+    packed = kept(tirx.Shuffle([loaded, high], [tirx.const(i, "int32") for i in range(BYTES)]))
+    return [masked(packed, 15), shifted(packed, -4)]
+
+
+def sub_float(nibbles: Expr, word: int) -> Expr:
+    """float32 [4]: 128 plus the sub-scales in a word of one of `sub_nibbles`, times 2^-104."""
+    from tvm import tirx
+
+    zero = 2 * ROWS
+    order = [at for r in range(ROWS) for at in (zero, zero, word * ROWS + r, _HIGH_BYTE)]
+    return tirx.reinterpret("float32x4", table_lookup([nibbles], vector_constant(order)))
+
+
 class _FloatSubs:
     """Sub-scales become floats, unpacked quad by quad."""
 
@@ -269,24 +288,14 @@ class _FloatSubs:
 
     def enter(self, quad: Expr) -> None:
         """Begin a quad: sub-scales of the even and of the odd groups, and bytes of 15."""
-        from tvm import tirx
-
         # As bytes: a float64 put into a vector would become ``ld1`` of a lane, which takes a vector
         # pipe, where ``ldr d`` does not.
         loaded = self._o.arrays["subs"].vload([quad * (2 * ROWS)], "uint8x8")
-        above = [tirx.const(0 if at < _HIGH_BYTE else 255, "uint8") for at in range(8, BYTES)]
-        high = tirx.Shuffle(above, list(range(8)))  # whose nibbles are the high byte of 2^-97
-        packed = kept(tirx.Shuffle([loaded, high], [tirx.const(i, "int32") for i in range(BYTES)]))
-        self._nibbles = [masked(packed, 15), shifted(packed, -4)]
+        self._nibbles = sub_nibbles(loaded)
 
     def choose(self, group: int) -> None:
-        """Go to a group: float32 [4], 128 plus its sub-scales, times 2^-104."""
-        from tvm import tirx
-
-        zero = 2 * ROWS
-        order = [at for r in range(ROWS) for at in (zero, zero, group // 2 * ROWS + r, _HIGH_BYTE)]
-        found = table_lookup([self._nibbles[group % 2]], vector_constant(order))
-        self._sub = tirx.reinterpret("float32x4", found)
+        """Go to a group."""
+        self._sub = sub_float(self._nibbles[group % 2], group // 2)
 
     def factors(self, row: int, quad: Expr, group: int, total: Expr) -> tuple[Expr, Expr]:
         """float32 [4] each: sums, and sub-scales times the activations' scale."""
@@ -361,7 +370,7 @@ class _Lookups2:
 
     def __init__(self, o: SpanOperands, sve: bool) -> None:
         self._o, self._sve = o, sve
-        self._book_high, self._code_high = _tables(
+        self._book_high, self._code_high = tables_of(
             o, [list(range(16)), [i % 4 * 4 + i // 4 for i in range(16)]]
         )
 
@@ -392,7 +401,7 @@ class _Lookups3:
         from tvm.tirx.script.builder import ir as b
 
         self._o, self._sve = o, sve
-        self._tables = _tables(o, [list(range(16)), list(range(16, 32))])
+        self._tables = tables_of(o, [list(range(16)), list(range(16, 32))])
         index = o.arrays["index"].vload([0], "uint8x16")
         self._packed = [kept(masked(shifted(index, -2 * g), 3)) for g in range(4)]
         self._order = b.alloc_buffer((BYTES,), "uint8", align=16)

@@ -17,9 +17,6 @@ Expr = Any  # tvm is untyped
 FIELDS = {2: ((2, 0),), 3: ((2, 0), (1, 2))}
 """Bits of a code -> (width, shift) of the parts it is stored in."""
 
-BY_UNIT = ("codes", "subs", "mins")
-"""Arrays with an axis of units."""
-
 
 @dataclass(frozen=True)
 class SuperDot(SpanDot):

@@ -32,14 +32,11 @@ class Lookup:
         k of a unit.
     acts : float
         What the activations' scales have been multiplied by.
-    by_unit : tuple of str
-        Arrays with a second axis of units; others have one of spans.
     """
 
     dot: Callable[[int, int], SpanDot]
     step: int
     acts: float
-    by_unit: tuple[str, ...] = ("codes",)
 
 
 def lookup_spans(
@@ -100,8 +97,8 @@ class _LookupSpans(SpanLinear):
         self.dots.append(name)
         first_k = span * tirx.const(layout.span, "int64")
         first_group = span * tirx.const(layout.span_groups, "int64")
-        by_unit = span * self.units
-        first = {n: by_unit if n in self.lookup.by_unit else span for n in dot.arrays}
+        whole = self.lookup.dot(1, layout.span).arrays
+        first = {n: span * shape[0] if shape[1:] else span for n, (shape, _) in whole.items()}
         views = [
             _View(self.arrays[n], block, first[n], shape) for n, (shape, _) in dot.arrays.items()
         ]

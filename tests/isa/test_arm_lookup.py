@@ -2,107 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from arm_lookup_cases import Layer, loop_of, quantized, record, scheme_of
 from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
-from linear_cases import RELATIVE_ERROR
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.codegen.layouts import default_layout, weight_layout
 from apq_tvm.errors import NotApplicable, PackError
-from apq_tvm.formats import dequantize, parse_scheme
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.quantizers.registry import quantize_tensor
-from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
-from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
+from apq_tvm.types import QuantizedTensor
 
 VECTOR_BYTES = 16
-
-
-def loop_of(source: str, mnemonic: str) -> str:
-    """The inner loop with most of an instruction, up to its branch back."""
-    block = inner_loop(source, mnemonic)
-    label = block.partition(":")[0]
-    return re.split(rf"(?m)^\s+b\.ne\s+\.LBB{re.escape(label)}$", block)[0]
-
-
-def scheme_of(name: str) -> Scheme:
-    scheme = parse_scheme(name)
-    assert isinstance(scheme, Scheme)
-    return scheme
-
-
-def record(name: str, m_tile: int, instruction: str = "sdot") -> LinearKernel:
-    family = scheme_of(name).family
-    wanted = f"{family}_A8_{instruction}_r4m{m_tile}"
-    return next(k for k in LOOKUP_KERNELS if k.name == wanted)
-
-
-@cache
-def quantized(name: str, n: int, k: int) -> QuantizedTensor:
-    w = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
-    return quantize_tensor(w, scheme_of(name))
-
-
-class Layer:
-    """A layer's kernel and its preparation as programs under qemu."""
-
-    def __init__(
-        self,
-        kernel: LinearKernel,
-        tensor: QuantizedTensor,
-        profile: DeviceProfile,
-        folder: Path,
-        **epilogue: Any,
-    ) -> None:
-        n, k = tensor.codes.shape
-        self.spec = LinearSpec(n, k, tensor.scheme, **epilogue)
-        self.layout: Any = kernel.layout(self.spec, profile)
-        self._packed = list(self.layout.pack(tensor).arrays.values())
-        self._weight = dequantize(tensor).astype(np.float64)
-        preparation = kernel.prepare(self.spec, profile, Defaults())
-        assert preparation is not None
-        prepare, _ = schedule_function(preparation.func, profile, Defaults())
-        folders = [folder / name for name in ("prepare", "multiply")]
-        for each in folders:
-            each.mkdir(parents=True)
-        self._prepare = Program(prepare, profile, folders[0])
-        self._multiply = Program(scheduled(kernel, self.spec, profile), profile, folders[1])
-
-    def check(self, x: Any) -> None:
-        """Compare with the decoded weights times what the activations' codes mean."""
-        spec, rng, m = self.spec, np.random.default_rng(1), len(x)
-        kp, groups = self.layout.padded_k(spec.k), self.layout.groups(spec.k)
-        xq = np.zeros((m, kp), np.int8)
-        xs, xsum = np.zeros((m, groups), np.float32), np.zeros((m, groups), np.int32)
-        extra = np.zeros((m, groups, 8), np.float32)
-        self._prepare(x, xq, xs, xsum, extra)
-        grouped = np.zeros((m, kp), np.float64)
-        grouped[:, : spec.k] = x
-        scales = np.abs(grouped.reshape(m, groups, -1)).max(-1, keepdims=True) / 127
-        meant = (xq.reshape(m, groups, -1) * scales).reshape(m, -1)
-        assert np.abs(meant - grouped).max() <= 0.51 * scales.max()
-        want = meant[:, : spec.k] @ self._weight.T
-        more: list[Any] = []
-        if spec.bias:
-            more.append(rng.standard_normal(spec.n).astype(np.float32))
-            want = np.maximum(want + more[0], 0)
-        if spec.residual:
-            more.append(rng.standard_normal(want.shape).astype(np.float32))
-            want = want + more[-1]
-        largest = np.abs(want).max()
-        y = np.full((m, spec.n), np.nan, np.float32)
-        self._multiply(xq, xs, xsum, extra, *self._packed, *more, y)
-        assert np.abs(y - want).max() <= RELATIVE_ERROR * largest
 
 
 CASES = (
@@ -192,7 +105,6 @@ def test_quads_are_for_four_codebooks_in_groups_of_16() -> None:
 @pytest.mark.parametrize(
     ("name", "target", "message"),
     [
-        ("cb4", "graviton2", "is for four codebooks of 2 or 3 bits in groups of 16, not cb4"),
         ("cb2A32", "graviton2", "is for integer activations"),
         ("cb2", "cortex-a53", "needs dotprod"),
     ],
