@@ -17,6 +17,7 @@ from apq_tvm.cli_calibrate import calibrate_command
 from apq_tvm.cli_codebooks import codebooks_command
 from apq_tvm.cli_compile import compile_command, print_kernels
 from apq_tvm.cli_eval import mount
+from apq_tvm.cli_static import mount as mount_static
 from apq_tvm.console import (
     describe_shape,
     megabytes,
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+mount_static(bench_app)
 app.add_typer(bench_app, name="bench")
 app.command(
     "compile",

@@ -1,4 +1,4 @@
-"""``apq-tvm bench``: time a layer or a model beside ONNX Runtime; judge Arm code without Arm."""
+"""``apq-tvm bench``: time a layer or a model beside ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ bench_app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Module = Annotated[Path, typer.Argument(help="Folder of a compiled module.", show_default=False)]
+Batch = Annotated[int, typer.Option(min=1, help="Size of a batch dimension.")]
+Seq = Annotated[int, typer.Option(min=1, help="Size of a sequence dimension.")]
+Dims = Annotated[str, typer.Option(help="Comma list of NAME=SIZE for other symbolic dimensions.")]
+Inputs = Annotated[
+    Path | None, typer.Option(help="npz of inputs instead of made-up ones.", show_default=False)
+]
 Seconds = Annotated[float, typer.Option(min=0.0, help="Time to spend on each comparison.")]
 
 
@@ -151,14 +157,10 @@ def _linear_row(row: dict[str, Any]) -> tuple[str, ...]:
 def model(
     module: Module,
     against: Annotated[Path, typer.Option(help="The float ONNX model.", show_default=False)],
-    batch: Annotated[int, typer.Option(min=1, help="Size of a batch dimension.")] = 1,
-    seq: Annotated[int, typer.Option(min=1, help="Size of a sequence dimension.")] = 128,
-    dims: Annotated[
-        str, typer.Option(help="Comma list of NAME=SIZE for other symbolic dimensions.")
-    ] = "",
-    inputs: Annotated[
-        Path | None, typer.Option(help="npz of inputs instead of made-up ones.", show_default=False)
-    ] = None,
+    batch: Batch = 1,
+    seq: Seq = 128,
+    dims: Dims = "",
+    inputs: Inputs = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Default: all physical cores.", show_default=False)
     ] = None,
@@ -210,72 +212,4 @@ def model(
         f"peak memory of a run over import: {megabytes(memory['peak_rss_bytes'])}; "
         f"weights {megabytes(memory['weight_bytes'])}, working memory {memory['overhead']:.2f} "
         f"times the {megabytes(memory['live'])} that are alive at once"
-    )
-
-
-@bench_app.command(
-    "static",
-    epilog="Example: apq-tvm bench static --target graviton3 --shape 4096x4096 --m 1,128 "
-    "--scheme W4A8g32 --against libggml-cpu-armv8.6_1.so",
-)
-@reports_errors
-def static(
-    target: Annotated[str, typer.Option(help="64-bit Arm device.", show_default=False)],
-    shape: Annotated[str, typer.Option(help="Comma list of NxK, outputs by inputs.")] = "4096x4096",
-    m: Annotated[str, typer.Option("--m", help="Comma list of rows of activations.")] = "1",
-    scheme: Annotated[str, typer.Option(help="Comma list of schemes.")] = "W4A8g32",
-    against: Annotated[
-        str, typer.Option(help="Comma list of FILE[:symbol], aarch64 libraries of ggml's CPU code.")
-    ] = "",
-    keep: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the judged assembly.", file_okay=False, show_default=False),
-    ] = None,
-    mca: Annotated[str, typer.Option(help="llvm-mca 22, if not installed by make arm-tools.")] = "",
-    json: Json = False,
-) -> None:
-    """Count instructions and cycles of kernels for Arm, without Arm.
-
-    Instructions of a whole call under qemu; cycles by llvm-mca of every piece of code times how
-    often it was executed.
-    """
-    from apq_tvm.bench.linear import LinearCase
-    from apq_tvm.bench.static import bench_static
-
-    cases = [
-        LinearCase(n, k, rows, word.strip(), threads=1)
-        for n, k in parse_shapes(shape)
-        for word in scheme.split(",")
-        for rows in parse_counts(m, "--m")
-    ]
-    rivals = [part for part in against.split(",") if part]
-    rows = bench_static(cases, target=target, against=rivals, keep=keep, mca=mca, progress=Bars())
-    if json:
-        print_json(rows)
-        return
-    columns = ("NxK", "M", "scheme", "kernel", "instructions", "cycles", "MACs/cycle", "of peak",
-               "hot loop", "of cycles", "preparation", "ours/it", "error")  # fmt: skip
-    print_table(
-        f"{rows[0]['target']}: calls under qemu; llvm-mca 22's model of {rows[0]['model']}",
-        columns,
-        (_static_row(row) for row in rows),
-        right=tuple(c for c in columns if c not in ("NxK", "scheme", "kernel")),
-    )
-
-
-def _static_row(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["shape"],
-        str(row["m"]),
-        row["scheme"],
-        row["kernel"],
-        str(row["instructions"]),
-        f"{row['cycles']:.0f}",
-        f"{row['macs_per_cycle']:.1f}",
-        f"{row['peak_share']:.1%} {row['peak_instruction']}",
-        f"{row['loop_instructions']} in {row['loop_cycles']:g}: {row['loop_peak_share']:.1%}",
-        f"{row['loop_share']:.0%}",
-        str(row["prepare_instructions"]),
-        f"{row['instructions_ratio']:.2f}, {row['cycles_ratio']:.2f}" if row["object"] else "",
-        f"{row['error']:.4f}",
     )

@@ -54,7 +54,7 @@ class Program:
         objects = build_kernels(mod, [name], target, folder)
         self.path, self._folder = folder / "program", folder
         self._cpu, self._objects = cpu, objects
-        self._command = [*_emulator(profile.arch, cpu), str(self.path)]
+        self._command = [*emulator(profile.arch, cpu), str(self.path)]
         source = Path(__file__).with_suffix(".c")
         command = [
             COMPILERS[profile.arch], "-O1", "-static", f"-I{RUNTIME}", f"-DKERNEL=__tvm_ffi_{name}",
@@ -106,7 +106,14 @@ class Program:
             at += array.nbytes
 
 
-def _emulator(arch: str, cpu: str) -> list[str]:
+def emulator(arch: str, cpu: str) -> list[str]:
+    """The start of a command line that runs a program of `arch`; empty on such a machine.
+
+    Raises
+    ------
+    BuildError
+        qemu-user is missing; with how to install it.
+    """
     if arch == os.uname().machine:
         return []
     path = shutil.which(EMULATORS[arch])

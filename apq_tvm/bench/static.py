@@ -74,15 +74,8 @@ def bench_static(
     ApqError
         A scheme or target is unknown, or qemu, the cross compiler or llvm-mca is missing.
     """
-    from apq_tvm.schedules.devices import PROFILES, find_profile
-
     progress = progress or Silent()
-    profile = find_profile(target)
-    if profile.arch != "aarch64":
-        raise BadTarget(f"bench static judges 64-bit Arm; on {profile.name} use bench linear")
-    if not profile.macs_per_cycle:
-        cores = ", ".join(p.name for p in PROFILES if p.arch == "aarch64" and p.macs_per_cycle)
-        raise BadTarget(f"{target} is for many cores; judge its kernels on one of {cores}")
+    profile = judged_profile(target)
     check_tools()
     analyser = find_analyser(str(profile.target["mcpu"]), mca)
     rivals = {c: _rivals(against, c.scheme) for c in cases}  # errors before minutes of work
@@ -108,6 +101,25 @@ def bench_static(
                             row[f"{key}_ratio"] = ours[key] / row[key]
                     rows += [row | shared for row in (ours, *best)]
     return rows
+
+
+def judged_profile(target: str) -> DeviceProfile:
+    """The device called `target`, if code for it can be judged here.
+
+    Raises
+    ------
+    BadTarget
+        It is unknown, not 64-bit Arm, or no single core.
+    """
+    from apq_tvm.schedules.devices import PROFILES, find_profile
+
+    profile = find_profile(target)
+    if profile.arch != "aarch64":
+        raise BadTarget(f"bench static judges 64-bit Arm; on {profile.name} use bench linear")
+    if not profile.macs_per_cycle:
+        cores = ", ".join(p.name for p in PROFILES if p.arch == "aarch64" and p.macs_per_cycle)
+        raise BadTarget(f"{target} is for many cores; judge its kernels on one of {cores}")
+    return profile
 
 
 def _rivals(against: Sequence[str], scheme: str) -> list[Product]:

@@ -26,7 +26,12 @@ SVE_VECTORS = {"neoverse-v1": 2}
 
 
 def emulated_cpu(profile: DeviceProfile) -> str:
-    """What qemu is to be: everything it has, with SVE vectors as long as the core's."""
+    """What qemu is to be: everything it has, with SVE vectors as long as the core's, if any.
+
+    The C library chooses its functions by what it finds.
+    """
+    if "sve" not in profile.features:
+        return "max,sve=off"
     return f"max,sve-max-vq={SVE_VECTORS.get(str(profile.target['mcpu']), 1)}"
 
 

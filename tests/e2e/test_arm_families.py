@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arm_module import ArmModule, needs_qemu
+from arm_module import needs_qemu
 
 from apq_tvm import pipeline
+from apq_tvm.bench.module_program import ModuleProgram
 from apq_tvm.formats import FAMILIES, dequantize, parse_scheme
 from tests.onnx_models import build, save
 
@@ -33,7 +34,7 @@ def test_layers_compute_their_decoded_weights(target: str, cpu: str, tmp_path: P
     types = {f"^n_y{i}$": scheme for i, scheme in enumerate(SCHEMES)}
     plan = pipeline.plan(save(model, tmp_path), target=target, tensor_types=types, search=False)
     pipeline.build(plan, tmp_path / "families")
-    module = ArmModule(tmp_path / "families", tmp_path)
+    module = ModuleProgram(tmp_path / "families", tmp_path)
     for rows in ROWS:
         x = rng.standard_normal((rows, K)).astype(np.float32)
         results = module.run({"x": x}, cpu)

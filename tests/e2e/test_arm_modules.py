@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arm_module import WIDTH, WORDS, ArmModule, Refused, cosine, needs_qemu, words_model
+from arm_module import WIDTH, WORDS, cosine, needs_qemu, words_model
 
 import apq_tvm
 from apq_tvm.bench.emulator import COMPILERS
+from apq_tvm.bench.module_program import ModuleProgram
 from apq_tvm.errors import BadInput
 from apq_tvm.explain import explain, explanation_lines
 from apq_tvm.inspect import devices, inspect
@@ -62,16 +63,16 @@ def test_results_under_qemu(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     apq_tvm.compile(onnx_path, tmp_path / "words", target=target)
-    module = ArmModule(tmp_path / "words", tmp_path)
+    module = ModuleProgram(tmp_path / "words", tmp_path)
     assert module.manifest["library"]["machine"] == "aarch64"
     check(module.run({"ids": ids}, cpu)["y"], references)
     assert module.target == target
 
 
 @pytest.fixture(scope="module")
-def auto(onnx_path: Path) -> ArmModule:
+def auto(onnx_path: Path) -> ModuleProgram:
     apq_tvm.compile(onnx_path, onnx_path.parent / "words_auto", target="arm-auto")
-    return ArmModule(onnx_path.parent / "words_auto", onnx_path.parent)
+    return ModuleProgram(onnx_path.parent / "words_auto", onnx_path.parent)
 
 
 @pytest.mark.parametrize(
@@ -85,30 +86,30 @@ def auto(onnx_path: Path) -> ArmModule:
     ),
 )
 def test_library_chooses_by_the_machine(
-    cpu: str, target: str, auto: ArmModule, ids: Array, references: tuple[Array, Array]
+    cpu: str, target: str, auto: ModuleProgram, ids: Array, references: tuple[Array, Array]
 ) -> None:
     check(auto.run({"ids": ids}, cpu)["y"], references)
     assert auto.target == target
 
 
-def test_variants_share_their_weights(auto: ArmModule) -> None:
+def test_variants_share_their_weights(auto: ModuleProgram) -> None:
     assert auto.manifest["weights"]["bytes"] < 1.1 * _weight_bytes(auto)
     layouts = [[layer["layout"] for layer in layers] for _, layers in devices(auto.manifest)]
     assert layouts[0] == layouts[1] == layouts[2]
 
 
-def _weight_bytes(module: ArmModule) -> int:
+def _weight_bytes(module: ModuleProgram) -> int:
     """Of the layers, with room for the padding of rows and the norm's vectors."""
     return sum(layer["bytes"] for layer in module.manifest["layers"]) + 8 * WIDTH
 
 
-def test_every_variant_is_shown(auto: ArmModule) -> None:
-    report = inspect(auto.path)
+def test_every_variant_is_shown(auto: ModuleProgram) -> None:
+    report = inspect(auto.module)
     assert report["target"] == "arm-auto"
     names = ["armv8.6-i8mm", "armv8.2-dotprod", "armv8-a"]
     assert [target for target, _ in devices(report)] == names
     assert list(report["library"]["devices"]) == names
-    text = "\n".join(explanation_lines(explain(auto.path, "m$")))
+    text = "\n".join(explanation_lines(explain(auto.module, "m$")))
     assert all(f"target {name}: " in text for name in names)
     assert text.count("W4A8g32 in layout") == 3
 
@@ -128,17 +129,17 @@ def test_missing_feature_is_refused_at_load(
     """No SIGILL: the library says which feature the machine lacks."""
     model = build([("MatMul", "x w", "y")], {"x": ("float32", ["m", 32])}, "y", {"w": rand(32, 16)})
     apq_tvm.compile(save(model, tmp_path), tmp_path / "small", target=target, search=False)
-    module = ArmModule(tmp_path / "small", tmp_path)
+    module = ModuleProgram(tmp_path / "small", tmp_path)
     message = f"-3 libsmall needs the CPU feature {feature}, which this machine lacks: .*{target}"
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(BadInput, match=message):
         module.run({"x": np.ones((1, 32), np.float32)}, cpu)
     assert module.run({"x": np.ones((1, 32), np.float32)}, "max")["y"].shape == (1, 16)
 
 
-def test_python_says_which_machine_a_library_is_for(auto: ArmModule) -> None:
+def test_python_says_which_machine_a_library_is_for(auto: ModuleProgram) -> None:
     message = r"WrongMachine: words_auto was compiled for linux on aarch64, this is linux on \w+"
     with pytest.raises(BadInput, match=message):
-        load_module(auto.path)
+        load_module(auto.module)
 
 
 def test_android_by_its_triple(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ exec {COMPILERS["aarch64"]} "$@"
         save(model, tmp_path), tmp_path / "phone", target="cortex-x2", search=False,
         triple="aarch64-linux-android24", cc=str(fake),
     )  # fmt: skip
-    module = ArmModule(tmp_path / "phone", tmp_path)
+    module = ModuleProgram(tmp_path / "phone", tmp_path)
     assert module.manifest["library"]["system"] == "android"
     assert module.manifest["tvm_target"]["mtriple"] == "aarch64-linux-android24"
     assert "-lpthread" not in (tmp_path / "phone" / "phone.pc").read_text()
@@ -172,7 +173,7 @@ exec {COMPILERS["aarch64"]} "$@"
     assert not any("-lpthread" in call for call in calls)
     assert module.run({"x": np.ones((1, 32), np.float32)})["y"].shape == (1, 16)
     with pytest.raises(BadInput, match="compiled for android on aarch64, this is linux"):
-        load_module(module.path)
+        load_module(module.module)
 
 
 @pytest.mark.model
@@ -191,9 +192,9 @@ def test_demo_model(target: str, cpus: tuple[str, ...], demo_onnx: Path, tmp_pat
     inputs = {name: array[:4] for name, array in sentences.load()[1].items()}
     wanted = run_onnx(demo_onnx, inputs)
     apq_tvm.compile(demo_onnx, tmp_path / "minilm", target=target, search=False)
-    module = ArmModule(tmp_path / "minilm", tmp_path)
+    module = ModuleProgram(tmp_path / "minilm", tmp_path)
     for cpu in cpus:
         results = module.run(inputs, cpu)
         for name in ("onnx::Shape_422", "461"):
             assert cosine(results[name], wanted[name]) > TO_FLOAT, (cpu, name)
-    assert (module.path / "libminilm.so").stat().st_size <= LIBRARY_BYTES
+    assert (module.module / "libminilm.so").stat().st_size <= LIBRARY_BYTES

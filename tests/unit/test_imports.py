@@ -49,6 +49,7 @@ RANKS = {
     "apq_tvm.console": 8,
     "apq_tvm.listing": 8,
     "apq_tvm.cli_bench": 9,
+    "apq_tvm.cli_static": 9,
     "apq_tvm.cli_eval": 9,
     "apq_tvm.cli_calibrate": 9,
     "apq_tvm.cli_codebooks": 9,

@@ -1,0 +1,127 @@
+"""A compiled module for another machine as a program of its own, run under qemu-user."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.bench.clib import TYPE_CODES
+from apq_tvm.bench.emulator import COMPILERS, emulator
+from apq_tvm.bench.trace import Trace, run, trace
+from apq_tvm.errors import BadInput
+from apq_tvm.module import read_manifest
+from apq_tvm.types import Array
+
+SOURCE = Path(__file__).with_suffix(".c")
+
+
+class ModuleProgram:
+    """A module's static library, linked into a program that reads tensors from a file.
+
+    Parameters
+    ----------
+    module : Path
+        What `apq_tvm.compile` wrote, for 64-bit Arm.
+    folder : Path
+        For the program and its files.
+
+    Raises
+    ------
+    BadInput
+        The folder is no module.
+    BuildError
+        The cross compiler is missing or fails.
+    """
+
+    def __init__(self, module: Path, folder: Path) -> None:
+        self.module, self.manifest = module, read_manifest(module)
+        name = self.manifest["name"]
+        self.path, self._folder = folder / "module_program", folder
+        run([
+            COMPILERS["aarch64"], "-O1", "-Wall", "-Wextra", "-Werror", "-static", f"-I{module}",
+            f"-DNAME={name}", f'-DHEADER="{name}.h"', str(SOURCE), str(module / f"lib{name}.a"),
+            "-lm", "-ldl", "-lpthread", "-o", str(self.path),
+        ])  # fmt: skip
+        self.target = ""
+        """The device whose code ran last."""
+
+    def run(self, feeds: Mapping[str, Array], cpu: str = "max", bits: int = 0) -> dict[str, Array]:
+        """Run the module once.
+
+        Parameters
+        ----------
+        feeds : mapping of str to ndarray
+            Every input by name.
+        cpu : str
+            A processor that qemu knows.
+        bits : int
+            Width chosen at run time, 0 for what the module starts with.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Outputs by name.
+
+        Raises
+        ------
+        BadInput
+            The module refuses the machine or the inputs; with its code and message.
+        BuildError
+            qemu is missing.
+        """
+        command = [*emulator("aarch64", cpu), str(self.path), *self._files(feeds, bits)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BadInput(f"{self.module} ended with {done.returncode}: {done.stderr.strip()}")
+        self.target = done.stdout.strip()
+        return _read((self._folder / "results").read_bytes(), self.manifest["outputs"])
+
+    def trace(self, feeds: Mapping[str, Array], cpu: str = "max", bits: int = 0) -> Trace:
+        """Run the module twice and count what the second run executes.
+
+        Parameters are those of `run`.
+
+        Raises
+        ------
+        BuildError
+            qemu-user is missing, or the module refuses; with its message.
+        """
+        arguments = [*self._files(feeds, bits), "again"]
+        return trace(self.path, arguments, self._folder, ("-cpu", cpu))
+
+    def _files(self, feeds: Mapping[str, Array], bits: int) -> list[str]:
+        """Write the inputs; arguments of the program."""
+        inputs, outputs = self.manifest["inputs"], self.manifest["outputs"]
+        parts = [struct.pack("<ii", bits, len(inputs))]
+        for port in inputs:
+            array = np.ascontiguousarray(feeds[port["name"]])
+            parts += [_header(array.dtype, array.shape), array.tobytes()]
+        parts.append(struct.pack("<i", len(outputs)))
+        parts += [_header(np.dtype(p["dtype"]), (0,) * len(p["shape"])) for p in outputs]
+        calls, results = self._folder / "calls", self._folder / "results"
+        calls.write_bytes(b"".join(parts))
+        return [str(self.module / "weights.safetensors"), str(calls), str(results)]
+
+
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Type, rank and dimensions of a tensor, as the program reads them."""
+    head = struct.pack("<BBHi", TYPE_CODES[dtype.kind], 8 * dtype.itemsize, 1, len(shape))
+    return head + struct.pack(f"<{len(shape)}q", *shape)
+
+
+def _read(data: bytes, ports: list[dict[str, Any]]) -> dict[str, Array]:
+    """Tensors that the program wrote: dimensions and values of each."""
+    at, results = 0, {}
+    for port in ports:
+        rank, dtype = len(port["shape"]), np.dtype(port["dtype"])
+        shape = struct.unpack_from(f"<{rank}q", data, at)
+        at += 8 * rank
+        count = int(np.prod(shape))
+        results[port["name"]] = np.frombuffer(data, dtype, count, at).reshape(shape)
+        at += count * dtype.itemsize
+    return results
