@@ -248,6 +248,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
     from apq_tvm.schedules.arm_bitserial import ARM_BITSERIAL_KERNELS
     from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
+    from apq_tvm.schedules.arm_decoded import DECODED_KERNELS
     from apq_tvm.schedules.arm_gemv_plain import GEMV_KERNELS
     from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
     from apq_tvm.schedules.arm_mixed import ARM_MIXED_KERNELS
@@ -255,6 +256,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.plain_linear import PLAIN_KERNELS
 
     return (
+        *DECODED_KERNELS,
         *ARM_LUT_KERNELS,
         *ARM_MIXED_KERNELS,
         *ARM_BALANCE_KERNELS,

@@ -11,8 +11,8 @@ from typing import Any
 
 from tvm.s_tir import ScheduleError
 
-from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.gemm_centred import MOST_GROUPS, centred_gemm
+from apq_tvm.codegen.layouts import UNIT_K
+from apq_tvm.ops.gemm_centred import MOST_GROUPS, CentredGroups, CentredTuning, centred_gemm
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear import LinearSpec, unit_of
 from apq_tvm.ops.quantize_rows import quantize_rows
@@ -42,6 +42,10 @@ class TileShape:
     vectors: int
     parts: int = 1
 
+    def tile(self, k_step: int, pairs: bool) -> CentredTile:
+        """A part, as micro-kernels compute it."""
+        return CentredTile(self.m, self.vectors * (2 if pairs else 1) // self.parts, k_step, pairs)
+
 
 _TILE_STAGES = ("load", "wait", "start", "sum", "spill")
 
@@ -54,13 +58,19 @@ def _even_block(k: int, step: int, target: int) -> int:
 
 
 def blocking(
-    spec: LinearSpec, profile: DeviceProfile, shape: TileShape, decide: Decide
+    spec: LinearSpec,
+    weights: CentredGroups,
+    profile: DeviceProfile,
+    shape: TileShape,
+    decide: Decide,
+    unit_k: int = UNIT_K,
 ) -> GemmBlocking:
-    """The decisions of an integer GEMM: ``k_block``, ``k_step``, ``rows`` (of a task)."""
-    layout = interleaved(spec, LANES)
-    group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
-    whole = group == kp
-    step = UNIT_K if whole else max(UNIT_K, group)
+    """The decisions of an integer GEMM: ``k_block``, ``k_step``, ``rows`` (of a task).
+
+    Weights are decoded by units of `unit_k` columns.
+    """
+    group, kp, whole = weights.group, weights.k, weights.whole
+    step = unit_k if whole else max(unit_k, group)
     # A panel takes up to half of L1, three quarters where its scales are few beside it; where sums
     # run on over a K block, it has 32 groups at most.
     assert spec.scheme is not None
@@ -80,8 +90,22 @@ def blocking(
     return GemmBlocking(shape.m, shape.vectors, k_step, k_block, -(-rows // shape.m))
 
 
-def schedule_centred(sch: Any, layout: InterleavedLayout, tile: CentredTile, micro: str) -> None:
-    """Parallel tasks, tensorized panels and products, sums in registers."""
+def schedule_centred(
+    sch: Any, tile: CentredTile, micro: str, unpack: str, axes: int = 0, scales: str = "float16"
+) -> None:
+    """Parallel tasks, tensorized panels and products, sums in registers.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+    tile : CentredTile
+    micro, unpack : str
+        Intrinsics of the products and of the decoding.
+    axes : int
+        Loops of the decoding, by default those of a unit of integers.
+    scales : str
+        What factors in pairs are made of (`scales_intrinsic`).
+    """
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
     stages = [str(name) for name in sch.get(sch.get_sblock("root")).annotations[STAGES]]
@@ -91,23 +115,18 @@ def schedule_centred(sch: Any, layout: InterleavedLayout, tile: CentredTile, mic
         if name.startswith(_TILE_STAGES):
             for loop in loops[:-1]:
                 sch.unroll(loop)
-    wide = layout.zero_points and layout.bits == 8
-    zeros = layout.zero_points and not wide
-    unpack = unpack_intrinsic(unit_of(layout), tile.pairs, zeros)
-    _tensorize(sch, "unpack", unpack, 4 if tile.pairs else 3)
+    tensorize(sch, "unpack", unpack, axes or (4 if tile.pairs else 3))
     if tile.pairs:
-        _tensorize(sch, "spread_scales", scales_intrinsic("float16"), 2)
-        if wide:
-            _tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
+        tensorize(sch, "spread_scales", scales_intrinsic(scales), 2)
         for loop in sch.get_loops(sch.get_sblock("rows_of")):
             sch.unroll(loop)
-        _tensorize(sch, "rows", rows_intrinsic(), 2)
+        tensorize(sch, "rows", rows_intrinsic(), 2)
     else:
         scaled = _find(sch, "scale")
         for loop in sch.get_loops(scaled) if scaled is not None else ():
             sch.unroll(loop)
     sch.unroll(sch.get_loops(sch.get_sblock("vector"))[-1])
-    _tensorize(sch, "dot", micro, 5)
+    tensorize(sch, "dot", micro, 5)
 
 
 def _find(sch: Any, block: str) -> Any:
@@ -118,7 +137,8 @@ def _find(sch: Any, block: str) -> Any:
         return None
 
 
-def _tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
+def tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
+    """Replace the innermost `axes` loops around a block."""
     sch.tensorize(sch.get_loops(sch.get_sblock(block))[-axes], intrinsic)
 
 
@@ -145,9 +165,29 @@ def _three_wide(profile: DeviceProfile) -> bool:
     return profile.macs_per_cycle.get("sdot") == 32 and "i8mm" not in profile.features
 
 
-def _whole(spec: LinearSpec) -> bool:
-    layout = interleaved(spec, LANES)
-    return layout.group_width(spec.k) == layout.padded_k(spec.k)
+def tuning(
+    weights: CentredGroups, profile: DeviceProfile, pairs: bool, parts: int, decide: Decide
+) -> CentredTuning:
+    """The decisions ``stretch`` and ``loaded``."""
+    choices = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
+    loaded: tuple[int, ...] = (-1, 0)
+    if _three_wide(profile):
+        choices = (32, 64, 128, 256)
+        # Slots and vector pipes are equally short; a long group hardly has starts.
+        loaded = (1, 0, -1) if weights.group <= 64 else (0, 1, -1)
+    return CentredTuning(pairs, parts, decide("stretch", choices), decide("loaded", loaded))
+
+
+def micro_kernel(
+    instruction: GemmInstruction,
+    tile: CentredTile,
+    largest: int,
+    profile: DeviceProfile,
+    decide: Decide,
+) -> str:
+    """The decision ``ld1``, and the intrinsic's name."""
+    multiple = decide("ld1", (True, False) if _three_wide(profile) else (False, True))
+    return centred_intrinsic(instruction, tile, largest, multiple)
 
 
 def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
@@ -163,35 +203,28 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, bits, instruction.features, LANES)
 
+    def weights_of(spec: LinearSpec) -> CentredGroups:
+        return CentredGroups.of(interleaved(spec, LANES), spec.k)
+
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
-        bl = blocking(spec, profile, shape, decide)
-        choices = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
-        if _three_wide(profile):
-            choices = (32, 64, 128, 256)
-        loaded: tuple[int, ...] = (-1, 0)
-        if _three_wide(profile):
-            # Slots and vector pipes are equally short; a long group hardly has starts.
-            loaded = (1, 0, -1) if layout.group_width(spec.k) <= 64 else (0, 1, -1)
-        return centred_gemm(
-            spec,
-            layout,
-            bl,
-            instruction.pairs,
-            shape.parts,
-            decide("stretch", choices),
-            decide("loaded", loaded),
-        )
+        weights = weights_of(spec)
+        shape = _tile(instruction, m_tile, weights.whole)
+        bl = blocking(spec, weights, profile, shape, decide)
+        tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
+        return centred_gemm(spec, interleaved(spec, LANES), bl, tuned)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout, shape = interleaved(spec, LANES), _tile(instruction, m_tile, _whole(spec))
-        k_step = blocking(spec, profile, shape, decide).k_step
-        columns = shape.vectors * (2 if instruction.pairs else 1) // shape.parts
-        tile = CentredTile(m_tile, columns, k_step, instruction.pairs)
+        layout, weights = interleaved(spec, LANES), weights_of(spec)
+        shape = _tile(instruction, m_tile, weights.whole)
+        k_step = blocking(spec, weights, profile, shape, decide).k_step
+        tile = shape.tile(k_step, instruction.pairs)
         largest = largest_byte(bits, layout.zero_points)
-        multiple = decide("ld1", (True, False) if _three_wide(profile) else (False, True))
-        micro = centred_intrinsic(instruction, tile, largest, multiple)
-        schedule_centred(sch, layout, tile, micro)
+        micro = micro_kernel(instruction, tile, largest, profile, decide)
+        wide = layout.zero_points and layout.bits == 8
+        zeros = layout.zero_points and not wide
+        schedule_centred(sch, tile, micro, unpack_intrinsic(unit_of(layout), tile.pairs, zeros))
+        if wide and tile.pairs:
+            tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
 
     return LinearKernel(
         f"gemm_W{bits}A8_{instruction.name}_r{LANES}m{m_tile}",

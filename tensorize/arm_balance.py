@@ -73,40 +73,42 @@ def balance_intrinsic(instruction: ArmBalance, m: int = 1, ahead: int = 0) -> st
     return register(name, lambda: (unit.member(False), unit.member(True)))
 
 
+def code_vectors(codes: Any) -> list[Expr]:
+    """uint8 [16] codes of all eight vectors of a unit's buffer."""
+    stored = [codes.vload([i64(_BYTES * j)], f"uint8x{_BYTES}") for j in range(STORED)]
+    pooled = _int8(stored[-1])
+    for j in range(1, STORED):
+        vector = _int8(stored[STORED - 1 - j])
+        pooled = _neon("vsri.v16i8", "int8x16", pooled, vector, _i32(j))
+    masked = [vector & _all(0x7F) for vector in stored]
+    return [*masked, _uint8(pooled) >> _all(1)]
+
+
+def quotients(codes: Expr) -> tuple[Expr, Expr]:
+    """uint8 [16] each: c // 5 and c // 25."""
+    from tvm import tirx
+
+    above, factor = codes + _all(1), tirx.Broadcast(tirx.const(51, "uint8"), 8)
+    halves = []
+    for first in (0, 8):
+        half = tirx.Shuffle([above], [_i32(first + i) for i in range(8)])
+        product = _neon("umull.v8i16", "uint16x8", half, factor)
+        halves.append(tirx.reinterpret("uint8x16", product))
+    fifth = tirx.Shuffle(halves, [_i32(i) for i in range(1, 32, 2)])
+    table = [
+        tirx.Shuffle(
+            [tirx.const(v // 5, "uint8") for v in range(first, first + _BYTES)],
+            [_i32(i) for i in range(_BYTES)],
+        )
+        for first in (0, _BYTES)
+    ]
+    return fifth, _neon("tbl2.v16i8", "uint8x16", *table, fifth)
+
+
 class _Unit(BalanceUnit):
     def __init__(self, m: int, ahead: int) -> None:
         super().__init__(LANES, m)
         self.ahead = ahead
-
-    def _vectors(self) -> list[Expr]:
-        """uint8 [16] codes of all eight vectors."""
-        stored = [self.codes.vload([i64(_BYTES * j)], f"uint8x{_BYTES}") for j in range(STORED)]
-        pooled = _int8(stored[-1])
-        for j in range(1, STORED):
-            vector = _int8(stored[STORED - 1 - j])
-            pooled = _neon("vsri.v16i8", "int8x16", pooled, vector, _i32(j))
-        masked = [vector & _all(0x7F) for vector in stored]
-        return [*masked, _uint8(pooled) >> _all(1)]
-
-    def _quotients(self, codes: Expr) -> tuple[Expr, Expr]:
-        """c // 5 and c // 25."""
-        from tvm import tirx
-
-        above, factor = codes + _all(1), tirx.Broadcast(tirx.const(51, "uint8"), 8)
-        halves = []
-        for first in (0, 8):
-            half = tirx.Shuffle([above], [_i32(first + i) for i in range(8)])
-            product = _neon("umull.v8i16", "uint16x8", half, factor)
-            halves.append(tirx.reinterpret("uint8x16", product))
-        fifth = tirx.Shuffle(halves, [_i32(i) for i in range(1, 32, 2)])
-        table = [
-            tirx.Shuffle(
-                [tirx.const(v // 5, "uint8") for v in range(first, first + _BYTES)],
-                [_i32(i) for i in range(_BYTES)],
-            )
-            for first in (0, _BYTES)
-        ]
-        return fifth, _neon("tbl2.v16i8", "uint8x16", *table, fifth)
 
     def _activations(self, row: int, vector: int) -> Expr:
         """int8 [16]: k = 4 * vector .. + 3 of one row, repeated for four rows of weights."""
@@ -131,8 +133,8 @@ class _Sdot(_Unit):
         prefetch(self.codes, STORED * _BYTES, self.ahead)
         zero, five = (tirx.Broadcast(_i32(v), LANES) for v in (0, 5))
         sums = [[zero] * PARTS for _ in range(self.m)]
-        for j, code in enumerate(self._vectors()):
-            parts = (code, *self._quotients(code))
+        for j, code in enumerate(code_vectors(self.codes)):
+            parts = (code, *quotients(code))
             for i in range(self.m):
                 x = self._activations(i, j)
                 sums[i] = [
@@ -150,8 +152,8 @@ class _Smlal(_Unit):
         prefetch(self.codes, STORED * _BYTES, self.ahead)
         five = _all(5)
         digits = []
-        for code in self._vectors():
-            fifth, last = self._quotients(code)
+        for code in code_vectors(self.codes):
+            fifth, last = quotients(code)
             digits.append((code - fifth * five, fifth - last * five, last))
         for i in range(self.m):
             for part in range(PARTS):

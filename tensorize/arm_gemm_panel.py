@@ -16,6 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.tensorize.arm_codes import unpacked
 from apq_tvm.tensorize.centred import rows_pair, scales_pair, unpack_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import Unit
@@ -30,15 +31,15 @@ def unpack_intrinsic(unit: Unit, pairs: bool, zeros: bool) -> str:
     """Register (once) and name ``apq_neon_unpack_W{bits}_{lanes or pairs}[_s][_x2][_zeros]``."""
     order = "pairs" if pairs else "lanes"
     name = f"apq_neon_unpack_W{unit.bits}_{order}"
-    name += "_s" if unit.inverted else ""
+    name += "_t" if unit.whole else "_s" if unit.inverted else ""
     name += ("_x2" if unit.groups > 1 else "") + ("_zeros" if zeros else "")
     body = partial(_unpack, unit, pairs)
     return register(name, lambda: unpack_pair(unit, pairs, zeros, body))
 
 
 def scales_intrinsic(source: str) -> str:
-    """Register (once) and name the spreading of 4 float16 scales or uint8 zero points."""
-    made = "f16f32" if source == "float16" else "u8s32"
+    """Register (once) and name the spreading of 4 scales of a type, or uint8 zero points."""
+    made = {"float16": "f16f32", "float32": "f32", "uint8": "u8s32"}[source]
     return register(
         f"apq_neon_spread_{made}", lambda: scales_pair(partial(_spread, source), source)
     )
@@ -61,8 +62,8 @@ def _bytes(value: int) -> Expr:
     return tirx.Broadcast(tirx.const(value, "uint8"), 16)
 
 
-def _zip(first: Expr, second: Expr, high: bool) -> Expr:
-    """zip1 or zip2 of 32-bit lanes."""
+def zipped_words(first: Expr, second: Expr, high: bool) -> Expr:
+    """uint8 [16]: zip1 or zip2 of 32-bit lanes."""
     words = [tirx.reinterpret("int32x4", v) for v in (first, second)]
     start = 2 if high else 0
     return tirx.reinterpret(_VECTOR, _shuffle(words, [start, start + 4, start + 1, start + 5]))
@@ -77,9 +78,52 @@ def _field(packed: Expr, down: int, mask: int) -> Expr:
     return packed if left == mask else tirx.bitwise_and(packed, _bytes(mask))
 
 
-def _packed(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> list[Expr]:
-    """Fields of one vector of codes, each moved to its place."""
+def unpacked_code(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> Expr:
+    """uint8 [16] codes in the order of the panel.
+
+    Parameters
+    ----------
+    unit : Unit
+        Of 4 rows.
+    pairs : bool
+    codes : Buffer
+        Bytes of the unit.
+    vector, half : int
+        For lanes 0..7 and 0, for pairs 0..3 and 0..1: rows 0 and 1, or 2 and 3.
+    """
+    code: Expr = None
+    for field in _fields(unit, pairs, codes, vector, half):
+        code = field if code is None else tirx.bitwise_or(code, field)
+    return code
+
+
+def row_bytes(word: Expr, pairs: bool, half: int) -> Expr:
+    """uint8 [16]: bytes of 4 rows, each as often as its row has bytes in a vector of the panel.
+
+    Parameters
+    ----------
+    word : PrimExpr
+        uint8 [4].
+    pairs : bool
+    half : int
+        As in `unpacked_code`.
+    """
+    four = tirx.Broadcast(tirx.reinterpret("int32", word), 4)
+    lanes = [2 * half + i // 8 for i in range(16)] if pairs else [i // 4 for i in range(16)]
+    return _shuffle([tirx.reinterpret(_VECTOR, four)], lanes)
+
+
+def _fields(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> list[Expr]:
+    """Parts of one vector of codes, each moved to its place."""
     size, fields = unit.vector_bytes, []
+    if unit.whole:
+
+        def whole(number: int) -> Expr:
+            return unpacked(unit, lambda i: codes.vload([i * size], _VECTOR), number)
+
+        if pairs:
+            return [zipped_words(whole(2 * vector), whole(2 * vector + 1), half == 1)]
+        return [whole(vector)]
     for width, shift in unit.fields:
 
         def load(i: int, start: int = size * shift) -> Expr:
@@ -95,7 +139,7 @@ def _packed(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> l
             both = load(even % width), load(even % width + 1)
         else:
             both = load(0), tirx.shift_right(load(0), _bytes(1))
-        zipped = _zip(*both, half == 1)
+        zipped = zipped_words(*both, half == 1)
         fields.append(_field(zipped, even // width * width - shift, mask))
     return fields
 
@@ -105,12 +149,9 @@ def _unpack(unit: Unit, pairs: bool, codes: Buffer, zeros: Buffer | None, out: B
         per_group = unit.vectors // (2 if pairs else 1)
         group = [vector // per_group] if unit.groups > 1 else []
         for half in range(2 if pairs else 1):
-            first, *more = _packed(unit, pairs, codes, vector, half)
-            code = first
-            for field in more:
-                code = tirx.bitwise_or(code, field)
+            code = unpacked_code(unit, pairs, codes, vector, half)
             if zeros is not None:
-                value = code - _zeros(zeros, group, pairs, half)
+                value = code - row_bytes(zeros.vload([*group, 0], "uint8x4"), pairs, half)
             elif unit.bits == 1:
                 value = code + code - _bytes(1)
             else:
@@ -121,16 +162,8 @@ def _unpack(unit: Unit, pairs: bool, codes: Buffer, zeros: Buffer | None, out: B
             b.buffer_store(out, value, [*lead, tirx.Ramp(0, 1, 16)])
 
 
-def _zeros(zeros: Buffer, group: list[int], pairs: bool, half: int) -> Expr:
-    """Zero points of 4 rows, each as often as its row has bytes in the vector."""
-    word = tirx.reinterpret("int32", zeros.vload([*group, 0], "uint8x4"))
-    points = tirx.reinterpret(_VECTOR, tirx.Broadcast(word, 4))
-    lanes = [2 * half + i // 8 for i in range(16)] if pairs else [i // 4 for i in range(16)]
-    return _shuffle([points], lanes)
-
-
 def _spread(source: str, values: Buffer, out: Buffer) -> None:
-    made = "float32" if source == "float16" else "int32"
+    made = "int32" if source == "uint8" else "float32"
     four = values.vload([0], f"{source}x4").astype(f"{made}x4")
     for c in range(2):
         lanes = [2 * c, 2 * c + 1] * 2

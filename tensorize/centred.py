@@ -169,9 +169,9 @@ def unpack_loops(
 def scales_pair(body: Callable[[Buffer, Buffer], None], source: str) -> tuple[PrimFunc, PrimFunc]:
     """(desc, impl): ``S[c, r] = V[2c + r % 2]`` as the sums of pairs want factors of 4 rows.
 
-    V is `source` [4] and S float32 [2, 4] for float16, int32 for uint8.
+    V is `source` [4] and S float32 [2, 4] for floats, int32 for uint8.
     """
-    made = "float32" if source == "float16" else "int32"
+    made = "int32" if source == "uint8" else "float32"
 
     def loops(values: Buffer, out: Buffer) -> None:
         from tvm.tirx.script.builder import ir as b

@@ -20,7 +20,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -28,7 +30,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
-from apq_tvm.ops.linear import LinearSpec, act_groups, unit_of
+from apq_tvm.ops.linear import LinearSpec, unit_of
 from apq_tvm.tensorize.centred import CentredTile, largest_byte, multiply_loops, unpack_loops
 
 PrimFunc = Any  # tvm is untyped
@@ -44,36 +46,92 @@ MOST_GROUPS = 32
 _ACT_MAX = 127
 
 
-def starts_at_magic(layout: InterleavedLayout, products: int) -> bool:
-    """Whether no sum of so many products can leave the range in which integers are floats."""
-    wide = layout.bits == 8 and layout.zero_points
-    largest = 255 if wide else largest_byte(layout.bits, layout.zero_points)
-    return products * largest * _ACT_MAX < _MOST
+@dataclass(frozen=True)
+class CentredGroups:
+    """What is common to int8 weights, however they are stored.
+
+    Parameters
+    ----------
+    k : int
+        Columns of quantized activations.
+    group : int
+        Weights of a row that share a scale; divides `k`.
+    largest : int
+        Largest magnitude of a weight, with what a zero point adds.
+    """
+
+    k: int
+    group: int
+    largest: int
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row."""
+        return self.k // self.group
+
+    @property
+    def whole(self) -> bool:
+        """Whether a row has one scale."""
+        return self.group == self.k
+
+    @classmethod
+    def of(cls, layout: InterleavedLayout, k: int) -> CentredGroups:
+        """Those of uniform integers."""
+        wide = layout.bits == 8 and layout.zero_points
+        largest = 255 if wide else largest_byte(layout.bits, layout.zero_points)
+        return cls(layout.padded_k(k), layout.group_width(k), largest)
+
+    def starts_at_magic(self, products: int) -> bool:
+        """Whether no sum of so many products can leave the range in which integers are floats."""
+        return products * self.largest * _ACT_MAX < _MOST
 
 
-class _CentredGemm(GemmTask):
+@dataclass(frozen=True)
+class CentredTuning:
+    """What `centred_gemm` leaves to schedules.
+
+    Parameters
+    ----------
+    pairs : bool
+        Order of the sums.
+    parts : int
+        Of a panel's column vectors, for tiles whose sums would not all fit the registers; more
+        than one with pairs alone.
+    stretch : int
+        K of one iteration, at most, where a group has less.
+    loaded : int
+        Rows of vectors of a tile whose sums start from memory instead of a register, -1 for all:
+        that takes no vector pipe, but on Neoverse N1 more slots.
+    """
+
+    pairs: bool
+    parts: int = 1
+    stretch: int = 128
+    loaded: int = -1
+
+
+class CentredGemm(GemmTask):
     """Sums stay int32 for whole-row scales, else become float32 after every group."""
+
+    wide_zeros = False
+    """Whether 8-bit codes have zero points, which are not in the panel."""
 
     def __init__(
         self,
         spec: LinearSpec,
-        layout: InterleavedLayout,
+        weights: CentredGroups,
         blocking: GemmBlocking,
-        pairs: bool,
-        parts: int,
-        stretch: int,
-        loaded: int,
+        tuning: CentredTuning,
     ) -> None:
-        super().__init__(spec, blocking, layout.rows, layout.padded_k(spec.k))
-        assert spec.scheme is not None and layout.rows == 4
-        self.layout, self.pairs, self.together = layout, pairs, 2 if pairs else 4
-        self.group = layout.group_width(spec.k)
-        self.groups = layout.padded_groups(spec.k)
+        super().__init__(spec, blocking, 4, weights.k)
+        assert spec.scheme is not None
+        pairs, parts = tuning.pairs, tuning.parts
+        self.pairs, self.together = pairs, 2 if pairs else 4
+        self.group, self.groups = weights.group, weights.groups
         self.token_scale = spec.scheme.act_group == -1 or self.groups == 1
-        self.magic = starts_at_magic(layout, self.group)
-        self.wide_zeros = layout.zero_points and layout.bits == 8
+        self.magic = weights.starts_at_magic(self.group)
         # Several short groups are one iteration: fewer instructions for addresses.
-        wanted = stretch // self.group
+        wanted = tuning.stretch // self.group
         divides = (self.groups, self.per_block)
         self.unrolled = max(
             u for u in (1, 2, 4) if u <= max(1, wanted) and not any(d % u for d in divides)
@@ -82,10 +140,12 @@ class _CentredGemm(GemmTask):
             self.token_scale
             and not self.wide_zeros
             and self.per_block <= MOST_GROUPS
-            and starts_at_magic(layout, blocking.k_block)
+            and weights.starts_at_magic(blocking.k_block)
         )
         # Sums that run on start once a tile: too seldom for a few loads to matter.
-        if self.running and loaded < blocking.m_tile // (2 if pairs else 1):
+        rows = blocking.m_tile // (2 if pairs else 1)
+        loaded = rows if tuning.loaded < 0 else tuning.loaded
+        if self.running and loaded < rows:
             loaded = 0
         self.loaded = loaded
         self.columns = blocking.vectors * (2 if pairs else 1)
@@ -98,9 +158,9 @@ class _CentredGemm(GemmTask):
             self.sum_dtype = "int32"
 
     def declare(self) -> None:
-        spec, layout = self.spec, self.layout
-        assert spec.scheme is not None
-        act = act_groups(layout, spec.scheme, spec.k)
+        scheme = self.spec.scheme
+        assert scheme is not None
+        act = 1 if scheme.act_group == -1 else self.groups
         blocks, together = tirx.Var("blocks", "int64"), self.together
         self.xq = argument(
             "xq", (blocks, self.k * together // 16, together, 16 // together), "int8", 16
@@ -109,9 +169,20 @@ class _CentredGemm(GemmTask):
         self.xsum = argument("xsum", (blocks, self.groups, 4), "int32", 16)
         self.blocks = blocks
         self.weights = {
-            name: argument(name, shape, dtype, 64)
-            for name, (shape, dtype) in layout.shapes(spec.n, spec.k).items()
+            name: argument(name, shape, dtype, 64) for name, (shape, dtype) in self.shapes().items()
         }
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every packed array, in the order of the calling convention."""
+
+    @abstractmethod
+    def unpack(self, kb: Expr) -> None:
+        """Decode the panel's weights of a K block to `decoded`."""
+
+    def spread_scales(self, mine: Any, first: Expr) -> None:
+        """Fill `scales` with the factors of `mine` groups from `first` on."""
+        self.spread("scales", self.scales, self.origins, mine, first)
 
     @property
     def per_block(self) -> int:
@@ -145,17 +216,10 @@ class _CentredGemm(GemmTask):
                 b.buffer_store(self.scales, tirx.const(MAGIC, "float32"), [row, r])
 
     def fill(self, kb: Expr) -> None:
-        bl = self.blocking
-        units = bl.k_block // UNIT_K
-        mine = self.count(units, self.k // UNIT_K, kb)
-        with b.grid(mine, bl.vectors) as (u0, j0), b.sblock("unit"):
-            u, j = b.axis.spatial(units, u0), b.axis.spatial(bl.vectors, j0)
-            b.reads()
-            b.writes()
-            self._unpack(kb, u, j)
+        self.unpack(kb)
         first = kb * self.per_block if self.groups > 1 else i64(0)
         mine = self.count(self.per_block, self.groups, kb) if self.groups > 1 else 1
-        self._spread("scales", self.scales, self.origins, mine, first)
+        self.spread_scales(mine, first)
         if self.running and self.groups > 1:
             with self.stage("differences", mine - 1, self.columns, 4) as (g, c, r):
                 row = self.origins + g * self.stride + c
@@ -164,43 +228,34 @@ class _CentredGemm(GemmTask):
                 value = self.scales[row, r] - self.scales[row + self.stride, r]
                 b.buffer_store(self.scales, value, [row, r])
         if self.wide_zeros:
-            self._spread("zeros", self.zeros, 0, mine, first)
+            self.spread("zeros", self.zeros, 0, mine, first)
 
-    def _unpack(self, kb: Expr, u: Expr, j: Expr) -> None:
-        codes, unit = self.weights["codes"], unit_of(self.layout)
-        block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
-        zero = None
-        if self.layout.zero_points and not self.wide_zeros:
-            per_unit, width = unit.groups, max(1, self.group // UNIT_K)
+    def spread(
+        self,
+        name: str,
+        target: Buffer,
+        start: int,
+        mine: Any,
+        first: Expr,
+        factors: Buffer | None = None,
+    ) -> None:
+        """Factors of groups in the order of the sums, from row `start` of `target` on.
 
-            def zero(index: tuple[Expr, ...]) -> Expr:
-                group = at * per_unit + index[0] if per_unit > 1 else at // width
-                return self.weights["zeros"][block, group, index[-1]]
+        They are in `factors` [group, vector, row], or in the packed array of that name.
+        """
+        stride = self.stride
 
-        def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
-            if self.pairs:
-                return (u * 4 + index[0], j * 2 + index[1], index[2], index[3])
-            return (u * 8 + index[0], j, index[1], index[2])
+        def value(g: Expr, j: Expr, r: Expr) -> Expr:
+            if factors is not None:
+                return factors[g, j, r]
+            return self.weights[name][self.row_block(j), first + g, r]
 
-        unpack_loops(
-            unit,
-            self.pairs,
-            lambda byte: codes[block, at, byte],
-            codes[block, at, 0 : unit.nbytes],
-            zero,
-            lambda index: self.decoded[place(index)],
-            lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
-        )
-
-    def _spread(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
-        """Factors of groups in the order of the sums, from row `start` of `target` on."""
-        source, stride = self.weights[name], self.stride
         if not self.pairs:
             with self.stage(name, mine, self.blocking.vectors, 4) as (g, j, r):
-                value = source[self.row_block(j), first + g, r]
-                b.reads(value)
+                b.reads(value(g, j, r))
                 b.writes(target[start + g * stride + j, r])
-                b.buffer_store(target, value.astype(target.dtype), [start + g * stride + j, r])
+                made = value(g, j, r).astype(target.dtype)
+                b.buffer_store(target, made, [start + g * stride + j, r])
             return
         with b.grid(mine, self.blocking.vectors) as (g0, j0), b.sblock(f"{name}_of"):
             g = b.axis.spatial(self.per_block, g0)
@@ -209,11 +264,11 @@ class _CentredGemm(GemmTask):
             b.writes()
             with b.grid(2, 4) as loops, b.sblock(f"spread_{name}"):
                 c, r = b.axis.remap("SS", loops)
-                value = source[self.row_block(j), first + g, c * 2 + r % 2]
-                b.reads(value)
+                four = value(g, j, c * 2 + r % 2)
+                b.reads(four)
                 row = start + g * stride + j * 2 + c
                 b.writes(target[row, r])
-                b.buffer_store(target, value.astype(target.dtype), [row, r])
+                b.buffer_store(target, four.astype(target.dtype), [row, r])
 
     def _block_of_x(self, m: Expr) -> Expr:
         """Block of rows of x that the tile's row of vectors `m` belongs to."""
@@ -422,14 +477,66 @@ class _CentredGemm(GemmTask):
         self.store_rows(lambda m, j, r: results[m, j * 4 + r], rows)
 
 
+class _IntegerGemm(CentredGemm):
+    """Of uniform integers, whose zero points but those of 8 bits are in the panel."""
+
+    def __init__(
+        self,
+        spec: LinearSpec,
+        layout: InterleavedLayout,
+        blocking: GemmBlocking,
+        tuning: CentredTuning,
+    ) -> None:
+        assert layout.rows == 4
+        self.layout = layout
+        self.wide_zeros = layout.zero_points and layout.bits == 8
+        super().__init__(spec, CentredGroups.of(layout, spec.k), blocking, tuning)
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return self.layout.shapes(self.spec.n, self.spec.k)
+
+    def unpack(self, kb: Expr) -> None:
+        bl = self.blocking
+        units = bl.k_block // UNIT_K
+        mine = self.count(units, self.k // UNIT_K, kb)
+        with b.grid(mine, bl.vectors) as (u0, j0), b.sblock("unit"):
+            u, j = b.axis.spatial(units, u0), b.axis.spatial(bl.vectors, j0)
+            b.reads()
+            b.writes()
+            self._unpack(kb, u, j)
+
+    def _unpack(self, kb: Expr, u: Expr, j: Expr) -> None:
+        codes, unit = self.weights["codes"], unit_of(self.layout)
+        block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
+        zero = None
+        if self.layout.zero_points and not self.wide_zeros:
+            per_unit, width = unit.groups, max(1, self.group // UNIT_K)
+
+            def zero(index: tuple[Expr, ...]) -> Expr:
+                group = at * per_unit + index[0] if per_unit > 1 else at // width
+                return self.weights["zeros"][block, group, index[-1]]
+
+        def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            if self.pairs:
+                return (u * 4 + index[0], j * 2 + index[1], index[2], index[3])
+            return (u * 8 + index[0], j, index[1], index[2])
+
+        unpack_loops(
+            unit,
+            self.pairs,
+            lambda byte: codes[block, at, byte],
+            codes[block, at, 0 : unit.nbytes],
+            zero,
+            lambda index: self.decoded[place(index)],
+            lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
+        )
+
+
 def centred_gemm(
     spec: LinearSpec,
     layout: InterleavedLayout,
     blocking: GemmBlocking,
-    pairs: bool,
-    parts: int = 1,
-    stretch: int = 128,
-    loaded: int = -1,
+    tuning: CentredTuning,
 ) -> PrimFunc:
     """Linear layer with int8 activations, as `apq_tvm.ops.linear.integer_linear`.
 
@@ -441,16 +548,7 @@ def centred_gemm(
         With blocks of 4 rows.
     blocking : GemmBlocking
         `m_tile` is even for pairs, 4 for lanes.
-    pairs : bool
-        Order of the sums.
-    parts : int
-        Of a panel's column vectors, for tiles whose sums would not all fit the registers; more
-        than one with pairs alone.
-    stretch : int
-        K of one iteration, at most, where a group has less.
-    loaded : int
-        Rows of vectors of a tile whose sums start from memory instead of a register, -1 for all:
-        that takes no vector pipe, but on Neoverse N1 more slots.
+    tuning : CentredTuning
 
     Returns
     -------
@@ -458,5 +556,4 @@ def centred_gemm(
         ``(xq, xs, xsum, codes, scales, [zeros], [bias], [residual], y)``, with activations as
         `apq_tvm.ops.quantize_rows` gives them, M >= m_tile - 1 (pairs) or M >= 1.
     """
-    rows = blocking.m_tile // (2 if pairs else 1) if loaded < 0 else loaded
-    return _CentredGemm(spec, layout, blocking, pairs, parts, stretch, rows).build()
+    return _IntegerGemm(spec, layout, blocking, tuning).build()

@@ -222,8 +222,7 @@ class GemmTask(ABC):
             m, j = b.axis.spatial(rows, m0), b.axis.spatial(vectors, j0)
             b.reads()
             b.writes()
-            # Always so, unless two panels share columns: then the later one writes them.
-            with b.If(self.row_block(j) >= self.panel), b.Then():
+            with b.If(self.stored(j)), b.Then():
                 if tail:
                     last = i64(self.row_blocks - 1)
                     with b.If(self.row_block(j) == last), b.Then():
@@ -232,6 +231,10 @@ class GemmTask(ABC):
                         self._write_vector("store", results, m, j, self.lanes)
                 else:
                     self._write_vector("store", results, m, j, self.lanes)
+
+    def stored(self, j: Expr) -> Expr:
+        """Whether the panel's vector j is written: where two panels share it, by the later one."""
+        return self.row_block(j) >= self.panel
 
     def _write_vector(
         self, name: str, results: Callable[[Expr, Expr, Expr], Expr], m: Expr, j: Expr, lanes: int

@@ -1,0 +1,137 @@
+"""Large-M linear layers with int8 activations, on weights of formats that decode to int8.
+
+The GEMM is that of `apq_tvm.ops.gemm_centred`. A format says how a unit becomes bytes of the
+panel, by an intrinsic of `apq_tvm.tensorize.decoded`, and what each group's sum is multiplied by.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.ops.gemm_centred import CentredGemm, CentredGroups, CentredTuning
+from apq_tvm.ops.gemm_task import GemmBlocking, i64
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.tensorize.decoded import DecodedUnit, Source, decode_loops
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Arrays = Any
+
+
+class PanelFormat(ABC):
+    """How a layer's weights become panels.
+
+    Attributes
+    ----------
+    layout : WeightLayout
+        Whose row blocks are those of the unit.
+    unit : DecodedUnit
+    weights : CentredGroups
+    """
+
+    layout: Any
+    unit: DecodedUnit
+    weights: CentredGroups
+
+    @abstractmethod
+    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
+        """What unit `u` along K of a row block is decoded from."""
+
+    @abstractmethod
+    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
+        """float32: the scale of row `r` 0..3 of one of the row block's vectors."""
+
+
+class PanelGemm(CentredGemm):
+    """A panel is some row blocks of the layout."""
+
+    def __init__(
+        self, spec: LinearSpec, panel: PanelFormat, blocking: GemmBlocking, tuning: CentredTuning
+    ) -> None:
+        super().__init__(spec, panel.weights, blocking, tuning)
+        self.format, self.unit = panel, panel.unit
+        assert blocking.vectors % self.unit.vectors == 0
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return dict(self.format.layout.shapes(self.spec.n, self.spec.k))
+
+    def row_block(self, j: Expr) -> Expr:
+        """4 rows of W; past the last ones there may be some that are computed, but not stored."""
+        return self.panel + j
+
+    def stored(self, j: Expr) -> Expr:
+        return self.row_block(j) < i64(self.row_blocks)
+
+    def _block(self, j: Expr) -> Expr:
+        """Row block of the layout that the panel's vector j is of."""
+        last = self.format.layout.row_blocks(self.spec.n) - 1
+        return tirx.min((self.panel + j) // i64(self.unit.vectors), i64(last))
+
+    def unpack(self, kb: Expr) -> None:
+        bl, unit = self.blocking, self.unit
+        per_block, blocks = bl.k_block // unit.k, bl.vectors // unit.vectors
+        mine = self.count(per_block, -(-self.k // unit.k), kb)
+        steps, columns = unit.shape(self.pairs)[:2]
+        with b.grid(mine, blocks) as (u0, j0), b.sblock("unit"):
+            u, j = b.axis.spatial(per_block, u0), b.axis.spatial(blocks, j0)
+            b.reads()
+            b.writes()
+            block = self._block(j * unit.vectors)
+            at = kb * per_block + u
+
+            def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+                return (u * steps + index[0], j * columns + index[1], *index[2:])
+
+            decode_loops(
+                unit,
+                self.pairs,
+                self.format.sources(self.weights, block, at),
+                lambda *index: self.decoded[place(index)],
+                lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
+            )
+
+    def spread_scales(self, mine: Any, first: Expr) -> None:
+        vectors = self.blocking.vectors
+        if not self.pairs:
+            with self.stage("scales", mine, vectors, 4) as (g, j, r):
+                self._factor(first, g, j, r, self.scales, [self.origins + g * self.stride + j, r])
+            return
+        factors = b.sblock_alloc_buffer((self.per_block, vectors, 4), "float32", align=64)
+        with self.stage("factors", mine, vectors, 4) as (g, j, r):
+            self._factor(first, g, j, r, factors, [g, j, r])
+        self.spread("scales", self.scales, self.origins, mine, first, factors)
+
+    def _factor(self, first: Expr, g: Expr, j: Expr, r: Expr, target: Any, at: list[Expr]) -> None:
+        parts = self.unit.vectors
+        part = j % parts if parts > 1 else tirx.const(0, "int32")
+        b.reads()
+        b.writes(target[tuple(at)])
+        value = self.format.factor(self.weights, self._block(j), part, first + g, r)
+        b.buffer_store(target, value, at)
+
+
+def panel_gemm(
+    spec: LinearSpec, panel: PanelFormat, blocking: GemmBlocking, tuning: CentredTuning
+) -> PrimFunc:
+    """Linear layer with int8 activations.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+        With integer activations.
+    panel : PanelFormat
+    blocking : GemmBlocking
+        `vectors` is a multiple of those of a unit, `k_block` of its columns.
+    tuning : CentredTuning
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(xq, xs, xsum, *packed arrays, [bias], [residual], y)``, with activations as
+        `apq_tvm.ops.quantize_rows` gives them, M >= m_tile - 1 (pairs) or M >= 1.
+    """
+    return PanelGemm(spec, panel, blocking, tuning).build()

@@ -1,0 +1,157 @@
+"""Kernels on Arm for many rows of x and formats whose weights decode to int8, a panel a call.
+
+Decisions are those of `apq_tvm.schedules.arm_gemm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from apq_tvm.codegen.layouts import (
+    BalanceLayout,
+    NonlinearLayout,
+    PlanesLayout,
+    WeightLayout,
+    default_layout,
+)
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import nonlinear
+from apq_tvm.ops.gemm_panels import PanelFormat, panel_gemm
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.panel_formats import BalancePanel, NonlinearPanel, PlanesPanel
+from apq_tvm.schedules.arm_gemm import (
+    LANES,
+    TileShape,
+    blocking,
+    micro_kernel,
+    prepare_rows,
+    schedule_centred,
+    tuning,
+)
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear_checks import check_features
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.tensorize.arm_decoded import decode_intrinsic
+from apq_tvm.tensorize.arm_gemm import SDOT, SMMLA, SMULL, GemmInstruction
+from apq_tvm.types import DeviceProfile
+
+_INT32_MAX = 2**31 - 1
+_ACT_MAX = 127
+
+Formats = Callable[[Any, int, int], PanelFormat]
+
+_FORMATS: dict[type[WeightLayout], Formats] = {
+    NonlinearLayout: lambda layout, k, width: NonlinearPanel(layout, k),
+    BalanceLayout: lambda layout, k, width: BalancePanel(layout, k),
+    PlanesLayout: PlanesPanel,
+}
+
+
+def _layout(spec: LinearSpec) -> WeightLayout:
+    return default_layout(spec.scheme, spec.details, 4 * LANES)
+
+
+def _panel(spec: LinearSpec, width: int) -> PanelFormat:
+    layout = _layout(spec)
+    return _FORMATS[type(layout)](layout, spec.k, width)
+
+
+def _tile(instruction: GemmInstruction, panel: PanelFormat) -> TileShape:
+    """As `apq_tvm.schedules.arm_gemm` has them; 12 rows that share their codes stay together."""
+    vectors, whole = panel.unit.vectors, panel.weights.whole
+    if instruction is SMMLA:
+        return TileShape(8, max(2, vectors)) if whole else TileShape(8, 3, 2)
+    return TileShape(4, max(2, vectors) if instruction is SDOT else 1)
+
+
+def _check(
+    spec: LinearSpec,
+    profile: DeviceProfile,
+    family: str,
+    width: int,
+    instruction: GemmInstruction,
+) -> None:
+    scheme = spec.scheme
+    if scheme is None or scheme.family != family:
+        raise NotApplicable(f"is for {family}, not {scheme or 'float32'}")
+    if not scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {scheme}")
+    if width and width not in scheme.widths:
+        raise NotApplicable(f"is for {width} bits, not {scheme}")
+    check_features(profile, instruction.features, LANES)
+    layout = _layout(spec)
+    if type(layout) not in _FORMATS:
+        raise NotApplicable(f"weights in layout {layout.name} are not decoded to int8")
+    panel = _panel(spec, width)
+    vectors = _tile(instruction, panel).vectors
+    if vectors % panel.unit.vectors:
+        rows = LANES * panel.unit.vectors
+        raise NotApplicable(f"decodes {LANES * vectors} rows at once; {layout.name} shares {rows}")
+    weights = panel.weights
+    if weights.group * weights.largest * _ACT_MAX > _INT32_MAX:
+        raise NotApplicable(f"K={spec.k}: the sum of {weights.group} products may exceed int32")
+
+
+def panel_kernel(
+    family: str, instruction: GemmInstruction, m_min: int, width: int = 0
+) -> LinearKernel:
+    """The record of one GEMM.
+
+    Parameters
+    ----------
+    family : str
+    instruction : GemmInstruction
+    m_min : int
+        Fewest rows of x.
+    width : int
+        Bits that are chosen at run time, else 0.
+    """
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        panel = _panel(spec, width)
+        shape, weights = _tile(instruction, panel), panel.weights
+        bl = blocking(spec, weights, profile, shape, decide, panel.unit.k)
+        tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
+        return panel_gemm(spec, panel, bl, tuned)
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        panel = _panel(spec, width)
+        shape, unit = _tile(instruction, panel), panel.unit
+        bl = blocking(spec, panel.weights, profile, shape, decide, unit.k)
+        tile = shape.tile(bl.k_step, instruction.pairs)
+        micro = micro_kernel(instruction, tile, panel.weights.largest, profile, decide)
+        decode = decode_intrinsic(unit, instruction.pairs, "sve" in profile.features)
+        loops = len(unit.loops(instruction.pairs))
+        schedule_centred(sch, tile, micro, decode, loops, "float32")
+
+    tile = 8 if instruction is SMMLA else 4
+    return LinearKernel(
+        f"gemm_{family}{width or ''}A8_{instruction.name}_r{LANES}m{tile}",
+        m_min,
+        -1,
+        lambda spec, profile: _check(spec, profile, family, width, instruction),
+        lambda spec, _: _layout(spec),
+        func,
+        schedule,
+        family=family,
+        width=width,
+        prepare=lambda spec, profile, decide: prepare_rows(spec, 2 if instruction.pairs else 4),
+    )
+
+
+M_MIN = {SMMLA: 8, SDOT: 9, SMULL: 8}
+"""Fewest rows of x, where kernels that decode for a few rows at a time take more cycles."""
+
+FAMILIES = (nonlinear.NAME, "balance")
+
+DECODED_KERNELS: tuple[LinearKernel, ...] = tuple(
+    panel_kernel(family, instruction, m_min)
+    for family in FAMILIES
+    for instruction, m_min in M_MIN.items()
+) + tuple(
+    panel_kernel("anyprec", instruction, m_min, width)
+    for instruction, m_min in M_MIN.items()
+    for width in range(1, 9)
+)
+"""In order of preference; before kernels for few rows."""

@@ -1,0 +1,133 @@
+"""Decoding of units to panels of int8 on Arm (`apq_tvm.tensorize.decoded`).
+
+Codes are brought to the order of pairs while still packed, where that is fewer vectors
+(`apq_tvm.tensorize.arm_gemm_panel`). Looked up planes are whole rows: 2 rows x 8 k take a zip of
+64-bit lanes, 4 rows x 4 k a transpose of words.
+
+Instructions: Arm Architecture Reference Manual, DDI 0487 (TBL, ZIP1, ZIP2, MLS, UMULL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.arm_balance import code_vectors, quotients
+from apq_tvm.tensorize.arm_gemm_panel import unpacked_code, zipped_words
+from apq_tvm.tensorize.arm_lookup_ops import kept, splat, table_lookup
+from apq_tvm.tensorize.decoded import DecodedUnit, decode_pair
+from apq_tvm.tensorize.decoded_units import NIBBLES, BalanceUnit, PlanesUnit, TableUnit
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.unit import UNIT_K
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+Buffers = Mapping[str, Buffer]
+
+_BYTES = 16
+
+
+def decode_intrinsic(unit: DecodedUnit, pairs: bool, sve: bool) -> str:
+    """Register (once) and name ``apq_neon_decode_{unit}_{lanes or pairs}[_sve]``.
+
+    Parameters
+    ----------
+    unit : DecodedUnit
+    pairs : bool
+        Order of the panel.
+    sve : bool
+        Whether there is SVE, whose lookup of one register is faster.
+    """
+    body = _BODIES[type(unit)]
+    name = f"apq_neon_decode_{unit}_{'pairs' if pairs else 'lanes'}{'_sve' if sve else ''}"
+
+    def emit(buffers: Buffers, out: Buffer) -> None:
+        body(unit, pairs, sve, buffers, out)
+
+    return register(name, lambda: decode_pair(unit, pairs, emit))
+
+
+def _store(out: Buffer, at: tuple[int, int], value: Expr, pairs: bool, half: int = 0) -> None:
+    """16 bytes of the panel, over its last two axes: step along k and vector of rows."""
+    step, vector = at
+    column = 2 * vector + half if pairs else vector
+    b.buffer_store(out, value, [step, column, 0, tirx.Ramp(0, 1, _BYTES)])
+
+
+def _steps(pairs: bool) -> list[tuple[int, int]]:
+    """(step along k, half of the rows) of a unit."""
+    return [(step, half) for step in range(4 if pairs else 8) for half in range(1 + pairs)]
+
+
+def _table(unit: TableUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+    stored = tirx.reinterpret("int8x16", buffers["table"].vload([0], "uint8x16"))
+    table = stored - splat(unit.offset, "int8")
+    for step, half in _steps(pairs):
+        code = unpacked_code(NIBBLES, pairs, buffers["codes"], step, half)
+        _store(out, (step, 0), table_lookup([table], code, sve), pairs, half)
+
+
+def _balance(unit: BalanceUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+    vectors, five = code_vectors(buffers["codes"]), splat(5, "uint8")
+    for step, half in _steps(pairs):
+        if pairs:
+            code = zipped_words(vectors[2 * step], vectors[2 * step + 1], half == 1)
+        else:
+            code = vectors[step]
+        code = kept(code)
+        fifth, last = map(kept, quotients(code))
+        digits = (code - fifth * five, fifth - last * five, last)
+        for third, value in enumerate(digits):
+            centred = tirx.reinterpret("int8x16", value - splat(unit.centre, "uint8"))
+            _store(out, (step, third), centred, pairs, half)
+
+
+def _planes(unit: PlanesUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+    from apq_tvm.tensorize.arm_planes import SDOT, SDOT_SVE, _lookups
+    from apq_tvm.tensorize.planes import PlanesUnit as LookupUnit
+
+    width, how = 8 if pairs else 4, SDOT_SVE if sve else SDOT
+    looked = LookupUnit(unit.bits, unit.tables, UNIT_K, _BYTES, 0)
+    planes, table = buffers["planes"], buffers["table"]
+    for first in range(0, UNIT_K, _BYTES):
+        rows = _lookups(how, looked, planes, table, tirx.const(first, "int64"))
+        step = first // width
+        if pairs:
+            for r in range(0, 8, 2):
+                for e in range(2):
+                    value = _zip(rows[r], rows[r + 1], "int64", e == 1)
+                    _store(out, (step + e, r // 4), value, True, r % 4 // 2)
+            continue
+        for v in range(2):
+            for q, value in enumerate(_transposed(rows[4 * v : 4 * v + 4])):
+                _store(out, (step + q, v), value, False)
+
+
+def _zip(first: Expr, second: Expr, lane: str, high: bool) -> Expr:
+    """zip1 or zip2 of lanes of a type, int8 [16]."""
+    lanes = 16 // (int(lane[3:]) // 8)
+    both = [tirx.reinterpret(f"{lane}x{lanes}", v) for v in (first, second)]
+    start = lanes // 2 if high else 0
+    order = [side * lanes + start + i for i in range(lanes // 2) for side in range(2)]
+    mixed = tirx.Shuffle(both, [tirx.const(i, "int32") for i in order])
+    return tirx.reinterpret("int8x16", mixed)
+
+
+def _transposed(rows: list[Expr]) -> list[Expr]:
+    """Words of 4 rows x 16 k: 4 rows x 4 k each."""
+    out = []
+    for high in (False, True):
+        even = _zip(rows[0], rows[1], "int32", high)
+        odd = _zip(rows[2], rows[3], "int32", high)
+        out += [_zip(even, odd, "int64", part) for part in (False, True)]
+    return out
+
+
+_BODIES: dict[type[DecodedUnit], Callable[..., None]] = {
+    TableUnit: _table,
+    BalanceUnit: _balance,
+    PlanesUnit: _planes,
+}

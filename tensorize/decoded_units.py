@@ -1,0 +1,124 @@
+"""Units of formats that decode to int8: their operands and what their bytes mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from apq_tvm.tensorize.balance import PARTS, STORED, digit, triple
+from apq_tvm.tensorize.decoded import DecodedUnit, Load
+from apq_tvm.tensorize.planes import ROWS as PLANE_ROWS
+from apq_tvm.tensorize.planes import plane_code, table_of
+from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
+
+Expr = Any  # tvm is untyped
+Loads = Mapping[str, Load]
+
+NIBBLES = Unit(4, 4, ((4, 0),))
+"""4-bit codes of 4 rows."""
+
+
+@dataclass(frozen=True)
+class TableUnit(DecodedUnit):
+    """4-bit codes and one table of bytes that are `offset` too large."""
+
+    offset: int
+
+    @property
+    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
+        """``codes`` and ``table``."""
+        return {"codes": ((NIBBLES.nbytes,), "uint8", 16), "table": ((16,), "uint8", 16)}
+
+    @property
+    def entries(self) -> int:
+        """16."""
+        return 16
+
+    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
+        """The 4-bit code."""
+        return decode(NIBBLES, load["codes"], k // 4, row * 4 + k % 4)
+
+    def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:
+        """An entry of the table, less the offset."""
+        return load["table"](e).astype("int32") - _i32(self.offset)
+
+    def __str__(self) -> str:
+        return f"lut4o{self.offset}"
+
+
+@dataclass(frozen=True)
+class BalanceUnit(DecodedUnit):
+    """Codes of 12 rows, three in 7 bits (`apq_tvm.codegen.layouts.balance`)."""
+
+    centre: int
+
+    @property
+    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
+        """``codes``."""
+        return {"codes": ((STORED * 16,), "uint8", 16)}
+
+    @property
+    def vectors(self) -> int:
+        """A third of the rows each."""
+        return PARTS
+
+    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
+        """The digit, less what stands for 0."""
+        code = triple(load["codes"], 16, k // 4, row % 4 * 4 + k % 4)
+        return digit(code, row // 4) - _i32(self.centre)
+
+    def __str__(self) -> str:
+        return "t5"
+
+
+@dataclass(frozen=True)
+class PlanesUnit(DecodedUnit):
+    """Bitplanes of 8 rows (`apq_tvm.tensorize.planes`).
+
+    Parameters
+    ----------
+    bits : int
+        Planes read.
+    tables : int
+        Tables that the eight rows use: 1, 2, 4 or 8.
+    """
+
+    bits: int
+    tables: int
+
+    @property
+    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
+        """``planes`` and ``table``."""
+        entries = 1 << self.bits
+        return {
+            "planes": ((self.bits, 1, UNIT_K), "uint8", 32),
+            "table": ((self.tables, entries), "int8", min(entries, 64)),
+        }
+
+    @property
+    def vectors(self) -> int:
+        """Two."""
+        return PLANE_ROWS // 4
+
+    @property
+    def entries(self) -> int:
+        """Centroids of a table."""
+        return 1 << self.bits
+
+    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
+        """The code of these planes."""
+        return plane_code(lambda p: load["planes"](p, 0, k), row, self.bits)
+
+    def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:
+        """A centroid of the row's table."""
+        return load["table"](table_of(row, self.tables), e).astype("int32")
+
+    def __str__(self) -> str:
+        return f"b{self.bits}t{self.tables}"
+
+
+def _i32(value: int) -> Expr:
+    from tvm import tirx
+
+    return tirx.const(value, "int32")

@@ -1,0 +1,175 @@
+"""GEMMs on Arm of formats that decode to int8, under qemu, with their preparation."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arm_tools import needs_qemu, scheduled
+from linear_cases import RELATIVE_ERROR
+from test_anyprec import integer_weights, random_tensor
+
+from apq_tvm.bench.emulator import Program
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import dequantize, details, parse_scheme
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.schedules.arm_decoded import DECODED_KERNELS
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.types import QuantizedTensor
+
+Array = Any
+
+TARGETS = {"smmla": "graviton3", "sdot": "graviton2", "smull": "cortex-a72"}
+
+
+@cache
+def quantized(scheme: str, n: int, k: int, channels: int = 0) -> QuantizedTensor:
+    if channels:
+        return random_tensor(n, k, scheme, channels)
+    w = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
+    return quantize_tensor(w, parse_scheme(scheme))
+
+
+def kernel_of(scheme: str, instruction: str, width: int = 0) -> LinearKernel:
+    family = parse_scheme(scheme).family
+    (found,) = (
+        kernel
+        for kernel in DECODED_KERNELS
+        if (kernel.family, kernel.width) == (family, width) and f"_{instruction}_" in kernel.name
+    )
+    return found
+
+
+class Layer:
+    """A layer's kernel and its preparation as programs under qemu."""
+
+    def __init__(
+        self,
+        kernel: LinearKernel,
+        tensor: QuantizedTensor,
+        target: str,
+        folder: Path,
+        **epilogue: Any,
+    ) -> None:
+        n, k = tensor.codes.shape
+        profile = find_profile(target)
+        self.spec = LinearSpec(n, k, tensor.scheme, details=details(tensor), **epilogue)
+        layout = kernel.layout(self.spec, profile)
+        self._packed = list(layout.pack(tensor).arrays.values())
+        if kernel.width:
+            self._weight = integer_weights(tensor, kernel.width)
+        else:
+            self._weight = dequantize(tensor).astype(np.float64)
+        preparation = kernel.prepare(self.spec, profile, Defaults())
+        assert preparation is not None
+        prepare, _ = schedule_function(preparation.func, profile, Defaults())
+        folders = [folder / name for name in ("prepare", "multiply")]
+        for each in folders:
+            each.mkdir(parents=True)
+        self.together = 2 if "smmla" in kernel.name else 4
+        self._prepare = Program(prepare, profile, folders[0])
+        self._multiply = Program(scheduled(kernel, self.spec, profile), profile, folders[1])
+
+    def check(self, m: int, relative: float = RELATIVE_ERROR) -> None:
+        """Compare with the decoded weights times what the activations' codes mean."""
+        spec, rng, scheme = self.spec, np.random.default_rng(m), self.spec.scheme
+        assert scheme is not None
+        x = rng.standard_normal((m, spec.k)).astype(np.float32)
+        step = max(32, scheme.group_size)
+        kp, together = -(-spec.k // step) * step, self.together
+        act = 1 if scheme.act_group == -1 else kp // scheme.act_group
+        sums = 1 if scheme.group_size == -1 else kp // scheme.group_size
+        blocks = -(-m // together)
+        xq = np.zeros((blocks, kp * together // 16, together, 16 // together), np.int8)
+        xs = np.zeros((blocks, act, 4), np.float32)
+        xsum = np.zeros((blocks, sums, 4), np.int32)
+        self._prepare(x, xq, xs, xsum)
+        codes = xq.transpose(0, 2, 1, 3).reshape(blocks * together, kp)[:m]
+        scales = xs[:, :, :: 4 // together].transpose(0, 2, 1).reshape(-1, act)[:m]
+        meant = codes.astype(np.float64) * np.repeat(scales, kp // act, axis=1)
+        assert np.abs(meant[:, : spec.k] - x).max() <= 0.51 * scales.max()
+        want = meant[:, : spec.k] @ self._weight.T
+        largest = np.abs(want).max()
+        more: list[Array] = []
+        if spec.bias:
+            more.append(rng.standard_normal(spec.n).astype(np.float32))
+            want = np.maximum(want + more[0], 0)
+        if spec.residual:
+            more.append(rng.standard_normal(want.shape).astype(np.float32))
+            want = want + more[-1]
+        y = np.full((m, spec.n), np.nan, np.float32)
+        self._multiply(xq, xs, xsum, *self._packed, *more, y)
+        np.testing.assert_allclose(y, want, rtol=0, atol=relative * largest)
+
+
+CASES = (
+    ("nl4", "smmla", 0),
+    ("nl4", "sdot", 0),
+    ("nl4g64", "smull", 0),
+    ("W2*A8", "smmla", 0),
+    ("W2*A8g128", "smmla", 0),
+    ("W2*A8", "sdot", 0),
+    ("W2*A8g128", "sdot", 0),
+    ("anyprec2-8", "smmla", 2),
+    ("anyprec2-8", "smmla", 5),
+    ("anyprec2-8", "smmla", 8),
+    ("anyprec2-8", "sdot", 3),
+)
+
+
+@needs_qemu
+@pytest.mark.parametrize(("scheme", "instruction", "width"), CASES)
+def test_matches_float64_at_edges(
+    scheme: str, instruction: str, width: int, tmp_path: Path
+) -> None:
+    # N: whole panels, a part of one and a ragged vector. K: no multiple of the unit. M: odd, even.
+    kernel = kernel_of(scheme, instruction, width)
+    layer = Layer(
+        kernel,
+        quantized(scheme, 41, 300, {0: 0, 3: 2, 5: 8}.get(width, 16)),
+        TARGETS[instruction],
+        tmp_path,
+        bias=True,
+        activation="relu",
+        residual=True,
+    )
+    for m in (kernel.m_min, kernel.m_min + 1, 19):
+        layer.check(m)
+
+
+@needs_qemu
+@pytest.mark.parametrize("scheme", ("nl4", "W2*A8"))
+def test_several_k_blocks_and_tasks(scheme: str, tmp_path: Path) -> None:
+    Layer(kernel_of(scheme, "smmla"), quantized(scheme, 14, 4160), "graviton3", tmp_path).check(131)
+
+
+@needs_qemu
+def test_graviton2_needs_no_smmla(tmp_path: Path) -> None:
+    layer = Layer(kernel_of("nl4", "sdot"), quantized("nl4", 8, 64), "graviton2", tmp_path)
+    layer._multiply._cpu = "neoverse-n1"
+    layer.check(12)
+
+
+@pytest.mark.parametrize("kernel", DECODED_KERNELS, ids=lambda k: k.name)
+def test_declines_with_a_reason(kernel: LinearKernel) -> None:
+    with pytest.raises(NotApplicable, match="float32"):
+        kernel.check(LinearSpec(64, 64, None), find_profile("graviton3"))
+    with pytest.raises(NotApplicable, match="not W4A8"):
+        kernel.check(LinearSpec(64, 64, parse_scheme("W4A8")), find_profile("graviton3"))
+
+
+def test_declines_devices_floats_and_shared_codes() -> None:
+    a72, spec = find_profile("cortex-a72"), LinearSpec(64, 64, parse_scheme("nl4"))
+    with pytest.raises(NotApplicable, match="needs i8mm; cortex-a72"):
+        kernel_of("nl4", "smmla").check(spec, a72)
+    with pytest.raises(NotApplicable, match="integer activations"):
+        kernel_of("nl4", "sdot").check(LinearSpec(64, 64, parse_scheme("nl4A32")), a72)
+    with pytest.raises(NotApplicable, match="shares 12"):
+        kernel_of("W2*A8", "smull").check(LinearSpec(64, 64, parse_scheme("W2*A8")), a72)
