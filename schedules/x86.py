@@ -163,6 +163,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86_lut import LUT_KERNELS
     from apq_tvm.schedules.x86_mixed import MIXED_KERNELS
+    from apq_tvm.schedules.x86_super import SUPER_KERNELS
 
     return (
         *BITSERIAL_KERNELS,
@@ -173,6 +174,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *LUT_KERNELS,
         *MIXED_KERNELS,
         *CODEBOOK_KERNELS,
+        *SUPER_KERNELS,
         *PLAIN_KERNELS,
         *DECODED_KERNELS,
         *GENERIC_KERNELS,

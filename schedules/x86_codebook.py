@@ -14,7 +14,7 @@ from typing import Any
 from apq_tvm.codegen.layouts import SpanLayout, default_layout
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats import codebook, nonlinear, superblock
+from apq_tvm.formats import codebook, nonlinear
 from apq_tvm.ops.codebook_linear import SpanBlocking, lookup_of, span_linear
 from apq_tvm.ops.gemm_spans import span_gemm
 from apq_tvm.ops.gemm_task import GemmBlocking
@@ -39,8 +39,8 @@ from apq_tvm.types import DeviceProfile
 M_TILES = (4, 2, 1)
 """Rows of x that share a decoded weight vector; a kernel is for at least that many rows."""
 
-FAMILIES = (codebook.NAME, nonlinear.NAME, superblock.NAME)
-"""Families whose layouts are `SpanLayout`."""
+FAMILIES = (codebook.NAME, nonlinear.NAME)
+"""Families whose values are looked up."""
 
 _TASKS = 8
 """Bundles of row blocks a layer should have, so that threads can share it evenly."""

@@ -21,6 +21,7 @@ from apq_tvm.codegen.layouts.layout import Details, WeightLayout
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.codegen.layouts.spans import SpanLayout
+from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.errors import PackError
 from apq_tvm.tensorize.unit import UNIT_K
@@ -59,6 +60,7 @@ LAYOUTS: tuple[type[WeightLayout], ...] = (
     CodebookQuads,
     CodebookLayout,
     NonlinearLayout,
+    SuperRecordsLayout,
     SuperBlockLayout,
 )
 """Every layout family. A new one is a file and a line here."""

@@ -21,6 +21,7 @@ from apq_tvm.schedules.lets import spill_lets
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
 from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
+from apq_tvm.schedules.x86_super import SUPER_KERNELS
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 from tests.tir.linear_cases import RELATIVE_ERROR, aligned
 
@@ -40,7 +41,7 @@ CASES = [
 
 
 def record(family: str, instruction: str, kind: str) -> LinearKernel:
-    for kernel in CODEBOOK_KERNELS:
+    for kernel in (*CODEBOOK_KERNELS, *SUPER_KERNELS):
         gemm = kernel.name.startswith("gemm")
         if kernel.family == family and instruction in kernel.name:
             if gemm == (kind == "gemm") and (gemm or kernel.name.endswith(kind)):
