@@ -106,7 +106,7 @@ def _lookup(layout: SpanLayout, profile: DeviceProfile) -> Lookup:
 def _intrinsic(dot: SpanDot, profile: DeviceProfile) -> str:
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
     if isinstance(dot, BookDot):
-        return books_intrinsic(dot, fused, sve)
+        return books_intrinsic(dot, fused, sve, sve and "sve2" not in profile.features)
     if isinstance(dot, BookUnitsDot):
         return book_units_intrinsic(dot, fused)
     if isinstance(dot, SuperDot):

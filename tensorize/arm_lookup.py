@@ -22,6 +22,7 @@ scales so small.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     inserted_right,
     kept,
     lane,
+    long_lookup,
     masked,
     merged,
     shifted,
@@ -132,7 +134,7 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
     return register(name, lambda: make_pair(dot, implement))
 
 
-def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
+def books_intrinsic(dot: BookDot, fused: bool, sve: bool, longer: bool = False) -> str:
     """Register (once) and name the dot product of a span of quads with four codebooks.
 
     Parameters
@@ -140,6 +142,9 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
     dot : BookDot
     fused, sve : bool
         As in `units_intrinsic`.
+    longer : bool
+        Whether vectors of SVE may have more than 16 bytes. How long they are, a program knows only
+        when it runs: there are two versions then.
 
     Returns
     -------
@@ -147,43 +152,60 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool) -> str:
         The intrinsic's name. Its `xs` and `extra` are scaled by `books_scaling`; `extra` is per
         group `MAGIC` four times and four times the scaled scale.
     """
-    name = f"apq_{instruction_name(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut{dot.bits}b4f32"
+    longer = longer and dot.bits == 3
+    name = f"apq_{instruction_name(fused, sve)}{'_long' if longer else ''}"
+    name += f"_{dot.m}x{ROWS}x{dot.k}_s8lut{dot.bits}b4f32"
 
     def implement(o: SpanOperands) -> None:
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        lookups = _Lookups2(o, sve) if dot.bits == 2 else _Lookups3(o, sve)
-        totals = b.alloc_buffer((dot.m, ROWS), "float32", align=16)
-        for row in range(dot.m):
-            b.buffer_store(totals, splat(0.0, "float32", 4), [row, tirx.Ramp(0, 1, ROWS)])
-        subs = _WholeSubs(o) if sve else _FloatSubs(o)
-        # A loop, and not unrolled: over a whole span LLVM would let registers spill.
-        with b.serial(0, tirx.const(dot.quads, "int64")) as loop:
-            quad = loop if dot.quads > 1 else tirx.const(0, "int64")
-            lookups.enter(quad)
-            subs.enter(quad)
-            for group in lookups.order:
-                dots = [
-                    Dot(fused, dot.offset, subs.start(i, quad * 4 + group)) for i in range(dot.m)
-                ]
-                for i in range(4):
-                    values = lookups.values(quad, group, i)
-                    for row, each in enumerate(dots):
-                        each.add(values, x_of(o, row, quad * 64 + 16 * group), i)
-                subs.choose(group)
-                for row, each in enumerate(dots):
-                    before = totals.vload([row, 0], "float32x4")
-                    value = fma(*subs.factors(row, quad, group, each.total()), before)
-                    b.buffer_store(totals, value, [row, tirx.Ramp(0, 1, ROWS)])
-            lookups.leave()
-            subs.leave()
-        scale = o.scales.vload([0], "float16x4").astype("float32x4")
-        for row in range(dot.m):
-            total = totals.vload([row, 0], "float32x4")
-            store_sums(o, row, fma(total, scale, sums_of(o, row)))
+        if not longer:
+            lookups = _Lookups2(o, sve) if dot.bits == 2 else _Lookups3(o, sve)
+            _add_quads(o, dot, fused, sve, lookups)
+            return
+        with b.If(tirx.vscale() >= tirx.const(2, "int32")):
+            with b.Then():
+                _add_quads(o, dot, fused, sve, _Lookups3(o, sve, long_lookup))
+            with b.Else():
+                _add_quads(o, dot, fused, sve, _Lookups3(o, sve))
 
     return register(name, lambda: make_pair(dot, implement))
+
+
+def _add_quads(
+    o: SpanOperands, dot: BookDot, fused: bool, sve: bool, lookups: _Lookups2 | _Lookups3
+) -> None:
+    """The products of a span."""
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    totals = b.alloc_buffer((dot.m, ROWS), "float32", align=16)
+    for row in range(dot.m):
+        b.buffer_store(totals, splat(0.0, "float32", 4), [row, tirx.Ramp(0, 1, ROWS)])
+    subs = _WholeSubs(o) if sve else _FloatSubs(o)
+    # A loop, and not unrolled: over a whole span LLVM would let registers spill.
+    with b.serial(0, tirx.const(dot.quads, "int64")) as loop:
+        quad = loop if dot.quads > 1 else tirx.const(0, "int64")
+        lookups.enter(quad)
+        subs.enter(quad)
+        for group in lookups.order:
+            dots = [Dot(fused, dot.offset, subs.start(i, quad * 4 + group)) for i in range(dot.m)]
+            for i in range(4):
+                values = lookups.values(quad, group, i)
+                for row, each in enumerate(dots):
+                    each.add(values, x_of(o, row, quad * 64 + 16 * group), i)
+            subs.choose(group)
+            for row, each in enumerate(dots):
+                before = totals.vload([row, 0], "float32x4")
+                value = fma(*subs.factors(row, quad, group, each.total()), before)
+                b.buffer_store(totals, value, [row, tirx.Ramp(0, 1, ROWS)])
+        lookups.leave()
+        subs.leave()
+    scale = o.scales.vload([0], "float16x4").astype("float32x4")
+    for row in range(dot.m):
+        total = totals.vload([row, 0], "float32x4")
+        store_sums(o, row, fma(total, scale, sums_of(o, row)))
 
 
 def instruction_name(fused: bool, sve: bool) -> str:
@@ -397,10 +419,15 @@ class _Lookups3:
     order = (3, 0, 1, 2)
     """Of groups: the last insertions overwrite codes that the others no longer need."""
 
-    def __init__(self, o: SpanOperands, sve: bool) -> None:
+    def __init__(
+        self,
+        o: SpanOperands,
+        sve: bool,
+        lookup: Callable[[Sequence[Expr], Expr], Expr] = table_lookup,
+    ) -> None:
         from tvm.tirx.script.builder import ir as b
 
-        self._o, self._sve = o, sve
+        self._o, self._sve, self._lookup = o, sve, lookup
         self._tables = tables_of(o, [list(range(16)), list(range(16, 32))])
         index = o.arrays["index"].vload([0], "uint8x16")
         self._packed = [kept(masked(shifted(index, -2 * g), 3)) for g in range(4)]
@@ -433,7 +460,7 @@ class _Lookups3:
         else:
             codes = shifted(_codes(o, quad, 2 * group + vector // 2), vector % 2 * -3)
             index = inserted_left(codes, book, 3)
-        return table_lookup(self._tables, index)
+        return self._lookup(self._tables, index)
 
 
 def _codes(o: SpanOperands, quad: Expr, register_: int) -> Expr:

@@ -3,7 +3,8 @@
 Table lookups come in two forms. ``tbl`` of Advanced SIMD takes one, two or four registers; on
 Neoverse V1 and V2 only half of the pipelines have it, and V1 needs two cycles of them. SVE's
 ``tbl`` of one register costs one, whatever the vector length: the low 16 bytes of a z register are
-a v register, and an index below 16 finds a byte among them.
+a v register, and an index below 16 finds a byte among them. Where vectors have 32 bytes, as on V1,
+it takes the place of ``tbl`` of two.
 
 Without dot products ``smull`` and ``smlal`` sum products in int16, then ``sadalp`` and ``addp``
 bring them to the order of ``sdot``'s sums.
@@ -108,6 +109,22 @@ def table_lookup(tables: Sequence[Expr], index: Expr, sve: bool = False) -> Expr
         found = _sve("llvm.aarch64.sve.tbl", _wide(tables[0]), _wide(index))
         return tirx.call_llvm_pure_intrin("int8x16", "llvm.vector.extract", found, _zero())
     return call("int8x16", f"tbl{len(tables)}.v16i8", *tables, index)
+
+
+def long_lookup(tables: Sequence[Expr], index: Expr) -> Expr:
+    """int8 [16]: bytes of two registers, by one SVE instruction on vectors of at least 32 bytes.
+
+    Parameters
+    ----------
+    tables : sequence of PrimExpr
+        int8 [16] twice.
+    index : PrimExpr
+        uint8 [16], below 32.
+    """
+    low, high = tables
+    table = _sve("llvm.vector.insert", _wide(low), high, tirx.const(BYTES, "int64"))
+    found = _sve("llvm.aarch64.sve.tbl", table, _wide(tirx.reinterpret("int8x16", index)))
+    return tirx.call_llvm_pure_intrin("int8x16", "llvm.vector.extract", found, _zero())
 
 
 def _zero() -> Expr:

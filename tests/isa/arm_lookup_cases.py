@@ -56,6 +56,7 @@ class Layer:
         tensor: QuantizedTensor,
         profile: DeviceProfile,
         folder: Path,
+        cpu: str = "max",
         **epilogue: Any,
     ) -> None:
         n, k = tensor.codes.shape
@@ -70,7 +71,7 @@ class Layer:
         for each in folders:
             each.mkdir(parents=True)
         self._prepare = Program(prepare, profile, folders[0])
-        self._multiply = Program(scheduled(kernel, self.spec, profile), profile, folders[1])
+        self._multiply = Program(scheduled(kernel, self.spec, profile), profile, folders[1], cpu)
 
     def check(self, x: Any) -> None:
         """Compare with the decoded weights times what the activations' codes mean."""
