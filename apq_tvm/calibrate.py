@@ -147,12 +147,26 @@ def _report(output: Path, file: CalibrationFile, started: float, resumed: int) -
     return {
         "output": str(output),
         "layers": len(layers),
-        "samples": json.loads(file.notes["run"])["samples"],
+        "samples": json.loads(file.notes.get("run", "{}")).get("samples", 0),
         "rows": max(stats.samples for stats in layers.values()),
         "sensitivity": file.calibration.sensitivity,
         "resumed": resumed,
         "seconds": round(time.perf_counter() - started, 3),
     }
+
+
+def known_statistics(model: Path, statistics: Path) -> dict[str, Any]:
+    """What `calibrate` reports, of a finished calibration file.
+
+    Raises
+    ------
+    BadInput
+        It is damaged or of another model.
+    """
+    from apq_tvm.onnx_import import import_onnx
+    from apq_tvm.quantizers.calibration_file import load
+
+    return _report(statistics, load(statistics, import_onnx(model)), time.perf_counter(), 0)
 
 
 def check_output(output: Path, force: bool) -> None:

@@ -34,7 +34,11 @@ def calibrate_command(
     ] = True,
     learn: Annotated[
         str | None,
-        typer.Option(help="Learn codes for --scheme: abq or finetune.", show_default=False),
+        typer.Option(
+            help="Learn codes for --scheme: abq or finetune block by block, or distill: tune "
+            "scales of the whole model to the float model's result.",
+            show_default=False,
+        ),
     ] = None,
     scheme: Annotated[
         str | None, typer.Option(help="What --learn learns.", show_default=False)
@@ -43,8 +47,24 @@ def calibrate_command(
         list[str] | None,
         typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
     ] = None,
-    method: Annotated[str, typer.Option(help="What finetuning starts from: rtn or gptq.")] = "rtn",
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data per block.")] = 10,
+    method: Annotated[
+        str,
+        typer.Option(help="What learning starts from: rtn or gptq; distill: any of compile's."),
+    ] = "rtn",
+    known: Annotated[
+        Path | None,
+        typer.Option(
+            "--statistics",
+            help="A calibration file of this model: --learn measures nothing anew.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Passes over the data; by default 10 (per block), or 2 of distill."
+        ),
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Batch entries per call.")] = 4,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     json: Annotated[
@@ -55,34 +75,40 @@ def calibrate_command(
 
     The file serves compile --calibration. An interrupted run goes on where it stopped.
     """
-    from apq_tvm.calibrate import calibrate, check_output
+    from apq_tvm.calibrate import calibrate, check_output, known_statistics
     from apq_tvm.cli_compile import parse_tensor_types
     from apq_tvm.learn import learn_codes
 
     if (learn is None) != (scheme is None):
         raise typer.BadParameter("--learn and --scheme go together", param_hint="--learn")
+    if known is not None and learn is None:
+        raise typer.BadParameter("--statistics goes with --learn", param_hint="--statistics")
     check_output(output, force)
     progress = Bars()
     # What learning starts from lies beside the output until learning is done.
     statistics = output if learn is None else output.with_name(f"{output.name}.statistics")
-    report = calibrate(
-        model,
-        inputs,
-        statistics,
-        nsamples=nsamples,
-        hessian=hessian,
-        fisher=fisher,
-        weigh=weigh,
-        rows=rows,
-        force=force,
-        reuse=learn is not None,
-        progress=progress,
+    report = (
+        known_statistics(model, known)
+        if known is not None
+        else calibrate(
+            model,
+            inputs,
+            statistics,
+            nsamples=nsamples,
+            hessian=hessian,
+            fisher=fisher,
+            weigh=weigh,
+            rows=rows,
+            force=force,
+            reuse=learn is not None,
+            progress=progress,
+        )
     )
     if learn is not None and scheme is not None:
         report |= learn_codes(
             model,
             inputs,
-            statistics,
+            known or statistics,
             output,
             kind=learn,
             scheme=scheme,
@@ -93,7 +119,8 @@ def calibrate_command(
             rows=rows,
             progress=progress,
         )
-        statistics.unlink()
+        if known is None:
+            statistics.unlink()
     if json:
         print_json(report)
         return

@@ -1,4 +1,4 @@
-"""``apq-tvm calibrate --learn``: codes learned block by block, kept in the calibration file."""
+"""``apq-tvm calibrate --learn``: codes and scales learned, kept in the calibration file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from apq_tvm.quantizers.blockwise import Run
     from apq_tvm.quantizers.learned import Learned
 
-EPOCHS = 10
-"""Passes over the inputs per block, unless told otherwise; ABQ-LLM takes 20."""
+EPOCHS = {"abq": 10, "finetune": 10, "distill": 2}
+"""Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
 
 
 def learn_codes(
@@ -32,7 +32,7 @@ def learn_codes(
     tensor_types: Mapping[str, str] | None = None,
     method: str = "rtn",
     nsamples: int | None = None,
-    epochs: int = EPOCHS,
+    epochs: int | None = None,
     rows: int = 4,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -48,16 +48,17 @@ def learn_codes(
         The file to write: what `statistics` holds, and what was learned. An unfinished run leaves
         ``<output>.learning`` beside it, from which the same call goes on with the next block.
     kind : str
-        ``"abq"`` or ``"finetune"``.
+        ``"abq"`` or ``"finetune"``, block by block, or ``"distill"``, end to end.
     scheme : str
     tensor_types : mapping of str to str, optional
         As for `apq_tvm.compile`.
     method : str
-        How the codes are chosen that learning starts from.
+        How the codes are chosen that learning starts from. ``"distill"`` may start from any, also
+        from what `statistics` holds that was learned; block by block from rtn and gptq.
     nsamples, rows : int
         As for `calibrate`.
-    epochs : int
-        Passes over the inputs per block.
+    epochs : int, optional
+        Passes over the inputs; `EPOCHS` if not said.
     progress : Progress, optional
 
     Returns
@@ -68,16 +69,22 @@ def learn_codes(
     Raises
     ------
     ApqError
-        See `apq_tvm.quantizers.blockwise.learn`.
+        See `apq_tvm.quantizers.blockwise.learn`; the scales of `method` cannot be kept.
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
-    from apq_tvm.quantizers.blockwise import Run, learn
+    from apq_tvm.quantizers.blockwise import KINDS, Run, learn
     from apq_tvm.quantizers.calibration_file import CalibrationFile, load, save
-    from apq_tvm.quantizers.learned import Learned, to_arrays
+    from apq_tvm.quantizers.learned import Learned, from_arrays, to_arrays
 
     started = time.perf_counter()
     progress = progress or Silent()
+    if kind in KINDS and kind != "distill" and method not in ("rtn", "gptq"):
+        raise BadInput(
+            f"--learn {kind} starts from --method rtn or gptq, not {method}, whose scales it would "
+            "lose; use --learn distill"
+        )
+    epochs = EPOCHS.get(kind, 1) if epochs is None else epochs
     imported = import_onnx(model)
     file = load(statistics, imported)
     calls, count = read_calls(imported, inputs, nsamples, rows)
@@ -88,6 +95,7 @@ def learn_codes(
         progress=progress,
         calibration=file.calibration,
         method=method,
+        learned=from_arrays(file.extra, file.notes) if method == "learned" else None,
     )
     about = {
         "sha256": imported.sha256,

@@ -13,7 +13,7 @@ from apq_tvm.quantizers.folds import Fold
 from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.losses import akl_loss, dlc_loss, length_loss
 from apq_tvm.quantizers.scaling import smooth_scale, smooth_size
-from apq_tvm.quantizers.torch_decode import Decoder
+from apq_tvm.quantizers.torch_decode import Decoder, TableDecoder, decoder_of
 from apq_tvm.quantizers.torch_graph import Product, TorchGraph, Values, as_tensor
 from apq_tvm.quantizers.torch_ops import F, Tensor, torch
 from apq_tvm.quantizers.torch_round import LearnedRounding, fake_activations
@@ -38,6 +38,7 @@ class Streams:
     quantized: list[Values]
     symbols: list[dict[str, int]]
     masks: list[Tensor | None]
+    widths: list[int]  # of any-precision layers; 0 where there are none
 
 
 @dataclass
@@ -48,7 +49,7 @@ class LearnedLayer:
     scheme: Scheme
     weight: Tensor
     bias: Tensor | None
-    rounding: LearnedRounding | Decoder
+    rounding: LearnedRounding | Decoder | TableDecoder
     columns: list[tuple[Fold, Tensor]] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     divides: list[tuple[Fold, Tensor]] = field(default_factory=list)
@@ -66,6 +67,12 @@ class LearnedLayer:
         for log in self.rows:
             w = w / log.exp()[:, None]
         return w
+
+    def weight_at(self, bits: int) -> Tensor:
+        """The weight as it is quantized now, at a width where there are several."""
+        if isinstance(self.rounding, LearnedRounding):
+            return self.rounding.weight(self.full())
+        return self.rounding.weight(bits)
 
     def biased(self) -> Tensor | None:
         """The bias as learned, balance folded in."""
@@ -92,11 +99,11 @@ def layers_of(run: Run, block: Block, folds: Sequence[Fold], ends: bool) -> dict
         weight = as_tensor(np.asarray(run.model.weights[node.inputs[1]], np.float32))
         named = start[node.name].inputs
         bias = run.quantized.model.weights[named[2]] if len(named) > 2 and named[2] else None
-        rounding: LearnedRounding | Decoder
+        rounding: LearnedRounding | Decoder | TableDecoder
         if run.kind == "abq":
             rounding = LearnedRounding(tensor, weight, node.name)
         else:
-            rounding = Decoder(tensor, node.name)
+            rounding = decoder_of(tensor, node.name)
         layer = LearnedLayer(
             node, tensor.scheme, weight, None if bias is None else as_tensor(bias), rounding
         )
@@ -140,7 +147,7 @@ def _balance(run: Run, block: Block, folds: Sequence[Fold]) -> dict[str, tuple[F
     return found
 
 
-def _product(layers: Mapping[str, LearnedLayer]) -> Product:
+def _product(layers: Mapping[str, LearnedLayer], bits: int) -> Product:
     """Linear layers as they are quantized now; weights are decoded once per step."""
 
     def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -150,7 +157,7 @@ def _product(layers: Mapping[str, LearnedLayer]) -> Product:
         for fold, log in layer.divides:
             x = x / log.exp()[torch.from_numpy(fold.channels)]
         x = fake_activations(x, layer.scheme)
-        return F.linear(x, layer.rounding.weight(layer.full()), layer.biased())
+        return F.linear(x, layer.weight_at(bits), layer.biased())
 
     return product
 
@@ -169,7 +176,6 @@ def train(
     flat = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     keep = {block.output, *block.attention}
-    product = _product(layers)
     best, kept = float("inf"), [p.detach().clone() for p in flat]
     for epoch in range(epochs + 1):
         total, before = 0.0, [p.detach().clone() for p in flat]
@@ -181,7 +187,7 @@ def train(
                     streams.quantized[call],
                     streams.symbols[call],
                     keep,
-                    product,
+                    _product(layers, streams.widths[call]),
                     tables_of(block, tables),
                 )
                 loss = _loss(got, full, mixed, block, streams.masks[call])

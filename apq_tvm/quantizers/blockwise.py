@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.block_training import Streams, layers_of, tables_of, train, with_block
 from apq_tvm.quantizers.blocks import Block, find_blocks
-from apq_tvm.quantizers.calibrate import MASK_NAME
+from apq_tvm.quantizers.calibrate import mask_of
+from apq_tvm.quantizers.distill import distill, tuned_widths
 from apq_tvm.quantizers.folds import find_folds
 from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.torch_graph import TorchGraph, Values, as_tensor
@@ -26,7 +28,7 @@ from apq_tvm.quantizers.torch_ops import F, Tensor, torch
 from apq_tvm.quantizers.torch_round import fake_activations
 from apq_tvm.types import Array, Calibration, ImportedModel, Node, QuantizedModel
 
-KINDS = ("abq", "finetune")
+KINDS = ("abq", "finetune", "distill")
 
 
 @dataclass
@@ -90,12 +92,14 @@ def learn(
     """
     if run.kind not in KINDS:
         raise BadInput(f"--learn {run.kind!r}: one of {', '.join(KINDS)} is possible")
+    if run.kind == "distill":
+        return distill(run, checkpoint, progress)
     graph = TorchGraph(run.model)
     blocks = find_blocks(run.model)
     if not any(name in run.quantized.layers for block in blocks for name in block.layers):
         raise BadInput(f"{run.model.name} has no block with a quantized layer: nothing to learn")
     tables = _tables(run.quantized)
-    streams = _begin(graph, run.calls)
+    streams = _begin(graph, run)
     folds = find_folds(run.model)[0] if run.kind == "abq" else []
     progress = progress or Silent()
     torch.manual_seed(0)
@@ -126,13 +130,14 @@ def _tables(quantized: QuantizedModel) -> Values:
     return tables
 
 
-def _begin(graph: TorchGraph, calls: Sequence[Mapping[str, Array]]) -> Streams:
-    started = [graph.begin(call) for call in calls]
+def _begin(graph: TorchGraph, run: Run) -> Streams:
+    started = [graph.begin(call) for call in run.calls]
     values = [dict(v) for v, _ in started]
-    name = next((s.name for s in graph.model.inputs if MASK_NAME.search(s.name)), None)
-    masks = [as_tensor(call[name]) != 0 if name else None for call in calls]
+    masks = [mask_of(graph.model, call) for call in run.calls]
     symbols = [sizes for _, sizes in started]
-    return Streams(values, [dict(v) for v in values], symbols, masks)
+    widths = tuned_widths(tensor.scheme for tensor in run.quantized.tensors.values())
+    turns = [widths[i % len(widths)] for i in range(len(values))]
+    return Streams(values, [dict(v) for v in values], symbols, masks, turns)
 
 
 def _targets(
@@ -165,10 +170,13 @@ def _advance(
     tables: Values,
 ) -> None:
     """Move both streams behind a block."""
+    known = {name: t for name, t in run.learned.tensors.items() if name in block.layers}
     decoded = {
-        name: as_tensor(dequantize(run.learned.tensors[name]))
-        for name in block.layers
-        if name in run.learned.tensors
+        bits: {
+            name: as_tensor(dequantize(t, bits if t.scheme.min_bits else 0))
+            for name, t in known.items()
+        }
+        for bits in sorted(set(streams.widths))
     }
     changed = {key: as_tensor(array) for key, array in run.learned.weights.items()}
     # A copy of the nodes that read changed weights under names of their own.
@@ -181,15 +189,16 @@ def _advance(
                 weights[inputs[index]] = array
         nodes.append(replace(node, inputs=tuple(inputs)))
 
-    def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        if node.name not in decoded:
+    def product(bits: int, node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        if node.name not in known:
             return F.linear(x, w, bias)
-        scheme = run.learned.tensors[node.name].scheme
-        return F.linear(fake_activations(x, scheme), decoded[node.name], bias)
+        x = fake_activations(x, known[node.name].scheme)
+        return F.linear(x, decoded[bits][node.name], bias)
 
     with torch.no_grad():
         for i, (full, _) in enumerate(targets):
+            at_width = partial(product, streams.widths[i])
             streams.full[i] = {name: full[name] for name in block.live if name in full}
             streams.quantized[i] = graph.run_nodes(
-                nodes, streams.quantized[i], streams.symbols[i], block.live, product, weights
+                nodes, streams.quantized[i], streams.symbols[i], block.live, at_width, weights
             )

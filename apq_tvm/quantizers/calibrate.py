@@ -246,6 +246,12 @@ def language_model(model: ImportedModel) -> tuple[str, str]:
     )
 
 
+def mask_of(model: ImportedModel, call: Mapping[str, Array]) -> Tensor | None:
+    """Which tokens of a call are no padding, bool [B, S]; None if the model has no mask."""
+    name = next((s.name for s in model.inputs if MASK_NAME.search(s.name)), None)
+    return None if name is None else torch.as_tensor(call[name]) != 0
+
+
 def is_language_model(model: ImportedModel) -> bool:
     """Whether `language_model` finds a loss."""
     try:

@@ -1,4 +1,5 @@
-"""ABQ-LLM's losses of one block (AAAI 2025, section 3.2), and one of length that they lack."""
+"""ABQ-LLM's losses of one block (AAAI 2025, section 3.2), one of length that they lack, and that of
+whole language models."""
 
 from __future__ import annotations
 
@@ -63,6 +64,23 @@ def length_loss(quantized: Tensor, full: Tensor) -> Tensor:
     """
     error = (quantized - full).square().sum(-1)
     return (error / full.square().sum(-1).clamp_min(SMALLEST)).mean()
+
+
+def kl_loss(quantized: Tensor, full: Tensor) -> Tensor:
+    """Kullback-Leibler divergence D(full || quantized) of next-token distributions; the mean.
+
+    Parameters
+    ----------
+    quantized, full : Tensor [..., V]
+        Logits.
+
+    Returns
+    -------
+    Tensor []
+        In nats per token.
+    """
+    logs, wanted = (F.log_softmax(x.flatten(0, -2), -1) for x in (quantized, full))
+    return F.kl_div(logs, wanted, reduction="batchmean", log_target=True)
 
 
 def _log_cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -223,7 +223,7 @@ def test_learned_codes_round_trip_and_refuse_another_scheme(
 
 
 def test_bad_requests_are_named(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="one of abq, finetune"):
+    with pytest.raises(BadInput, match="one of abq, finetune, distill"):
         learned(files, "W3A8", "magic", "rtn", tmp_path / "c")
     with pytest.raises(BadScheme, match="use --learn finetune"):
         learned(files, "nl4", "abq", "rtn", tmp_path / "c")

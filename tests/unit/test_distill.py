@@ -1,0 +1,154 @@
+"""End-to-end tuning comes closer to the float model, keeps codes, and starts from any method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_llama
+
+from apq_tvm.errors import BadInput
+from apq_tvm.formats.families import check_tensor, dequantize
+from apq_tvm.onnx_import import import_onnx
+from apq_tvm.quantizers import quantize
+from apq_tvm.quantizers.calibration_file import load
+from apq_tvm.quantizers.learned import Learned, from_arrays
+from apq_tvm.types import ImportedModel, QuantizedModel
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
+
+Files = tuple[Path, Path, Path]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """A model, inputs, and its calibration."""
+    from apq_tvm.calibrate import calibrate
+
+    folder = tmp_path_factory.mktemp("distill")
+    np.savez(folder / "data.npz", input_ids=tiny_llama.ids(8, 16))
+    model = tiny_llama.write(folder)
+    calibrate(model, folder / "data.npz", folder / "calib")
+    return model, folder / "data.npz", folder / "calib"
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps are taken here, so they are large."""
+    from apq_tvm.quantizers import distill
+
+    monkeypatch.setattr(distill, "RATE", 1e-2)
+
+
+def divergence(model: ImportedModel, quantized: QuantizedModel, bits: int = 0) -> float:
+    """From the float model, activations rounded, on the tokens that were learned on."""
+    from apq_tvm.evaluation.simulate import Simulation
+
+    ids = {"input_ids": tiny_llama.ids(8, 16)}
+    runs = [Simulation(QuantizedModel(model, {}, {})), Simulation(quantized, bits)]
+    full, got = (torch.from_numpy(run.run(ids)["logits"]).log_softmax(-1) for run in runs)
+    return float((full.exp() * (full - got)).sum(-1).mean())
+
+
+def distilled(
+    files: Files,
+    scheme: str,
+    method: str,
+    out: Path,
+    statistics: Path | None = None,
+    epochs: int = 5,
+) -> tuple[ImportedModel, QuantizedModel, Learned]:
+    from apq_tvm.learn import learn_codes
+
+    model, data, calibration = files
+    learn_codes(
+        model, data, statistics or calibration, out,
+        kind="distill", scheme=scheme, method=method, epochs=epochs, rows=1,
+    )  # fmt: skip
+    imported = import_onnx(model)
+    file = load(out, imported)
+    result = from_arrays(file.extra, file.notes)
+    assert result is not None and result.kind == "distill" and len(result.tensors) == 15
+    quantized = quantize(
+        imported, scheme, calibration=file.calibration, method="learned", learned=result
+    )
+    return imported, quantized, result
+
+
+@pytest.mark.parametrize(
+    ("scheme", "method"),
+    [("W3A8g16", "gptq"), ("nl4", "rtn"), ("W4A8", "smoothquant+gptq"), ("mixed24", "gptq")],
+)
+def test_tuning_lowers_the_divergence_and_keeps_codes(
+    files: Files, tmp_path: Path, scheme: str, method: str
+) -> None:
+    model, end, learned = distilled(files, scheme, method, tmp_path / "c")
+    calibration = load(files[2], model).calibration
+    start = quantize(model, scheme, calibration=calibration, method=method)
+    for name, tensor in learned.tensors.items():
+        check_tensor(tensor, name)
+        np.testing.assert_array_equal(tensor.codes, start.tensors[start.layers[name]].codes)
+    assert divergence(model, end) < 0.9 * divergence(model, start)
+    # Gains before quantized layers are trained
+    assert ("model.layers.0.input_layernorm", 1) in learned.weights
+
+
+def test_every_width_gets_closer_and_stays_a_prefix(files: Files, tmp_path: Path) -> None:
+    model, end, learned = distilled(files, "anyprec2-4", "rtn", tmp_path / "c", epochs=9)
+    start = quantize(model, "anyprec2-4", calibration=load(files[2], model).calibration)
+    assert not learned.weights
+    for name, tensor in learned.tensors.items():
+        check_tensor(tensor, name)
+        np.testing.assert_array_equal(tensor.codes, start.tensors[start.layers[name]].codes)
+    for bits in (2, 3, 4):
+        assert divergence(model, end, bits) < 0.95 * divergence(model, start, bits)
+
+
+def test_tuning_follows_block_wise_learning(files: Files, tmp_path: Path) -> None:
+    from apq_tvm.learn import learn_codes
+
+    model, data, calibration = files
+    given = {"scheme": "W3A8", "epochs": 3, "rows": 2}
+    learn_codes(model, data, calibration, tmp_path / "b", kind="abq", **given)
+    file = load(tmp_path / "b", import_onnx(model))
+    first = from_arrays(file.extra, file.notes)
+    assert first is not None
+    imported, end, second = distilled(files, "W3A8", "learned", tmp_path / "c", tmp_path / "b")
+    start = quantize(
+        imported, "W3A8", calibration=file.calibration, method="learned", learned=first
+    )
+    assert divergence(imported, end) < 0.95 * divergence(imported, start)
+    name = "model.layers.0.mlp.up_proj"
+    np.testing.assert_array_equal(first.tensors[name].codes, second.tensors[name].codes)
+    with pytest.raises(BadInput, match="starts from --method rtn or gptq, not learned"):
+        learn_codes(
+            model, data, tmp_path / "b", tmp_path / "d", kind="finetune", method="learned", **given
+        )
+
+
+def test_tuning_resumes_after_an_epoch(files: Files) -> None:
+    from apq_tvm.quantizers.blockwise import Run, learn
+
+    model = import_onnx(files[0])
+    calibration = load(files[2], model).calibration
+    start = quantize(model, "W3A8", calibration=calibration)
+    calls = [{"input_ids": ids[None]} for ids in tiny_llama.ids(4, 16)]
+    run = Run(model, start, calls, calibration, "distill", 4, Learned("distill"))
+    seen: list[int] = []
+
+    def interrupt(now: Run) -> None:
+        seen.append(now.done)
+        if now.done == 2 and len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(run, interrupt)
+    half = quantize(model, "W3A8", calibration=calibration, method="learned", learned=run.learned)
+    learn(run, interrupt)
+    end = quantize(model, "W3A8", calibration=calibration, method="learned", learned=run.learned)
+    assert seen == [1, 2, 3, 4]
+    losses = [divergence(model, q) for q in (start, half, end)]
+    assert losses[2] < losses[1] < losses[0]
+    key = end.layers["model.layers.0.mlp.up_proj"]
+    assert dequantize(end.tensors[key]).shape == (64, 32)
