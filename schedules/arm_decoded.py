@@ -10,16 +10,25 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import (
     BalanceLayout,
+    CodebookLayout,
     NonlinearLayout,
     PlanesLayout,
+    SuperBlockLayout,
     WeightLayout,
     default_layout,
 )
+from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats import nonlinear
+from apq_tvm.formats import codebook, nonlinear, superblock
 from apq_tvm.ops.gemm_panels import PanelFormat, panel_gemm
 from apq_tvm.ops.linear import LinearSpec
-from apq_tvm.ops.panel_formats import BalancePanel, NonlinearPanel, PlanesPanel
+from apq_tvm.ops.panel_formats import (
+    BalancePanel,
+    BooksPanel,
+    NonlinearPanel,
+    PlanesPanel,
+    SuperPanel,
+)
 from apq_tvm.schedules.arm_gemm import (
     LANES,
     TileShape,
@@ -27,6 +36,7 @@ from apq_tvm.schedules.arm_gemm import (
     micro_kernel,
     prepare_rows,
     schedule_centred,
+    tensorize,
     tuning,
 )
 from apq_tvm.schedules.decide import Decide
@@ -34,6 +44,8 @@ from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.arm_decoded import decode_intrinsic
 from apq_tvm.tensorize.arm_gemm import SDOT, SMMLA, SMULL, GemmInstruction
+from apq_tvm.tensorize.arm_gemm_panel import scales_intrinsic
+from apq_tvm.tensorize.lookup_books import QUAD
 from apq_tvm.types import DeviceProfile
 
 _INT32_MAX = 2**31 - 1
@@ -45,6 +57,9 @@ _FORMATS: dict[type[WeightLayout], Formats] = {
     NonlinearLayout: lambda layout, k, width: NonlinearPanel(layout, k),
     BalanceLayout: lambda layout, k, width: BalancePanel(layout, k),
     PlanesLayout: PlanesPanel,
+    SuperBlockLayout: lambda layout, k, width: SuperPanel(layout, k),
+    CodebookQuads: lambda layout, k, width: BooksPanel(layout, k),
+    CodebookLayout: lambda layout, k, width: BooksPanel(layout, k),
 }
 
 
@@ -83,6 +98,8 @@ def _check(
     layout = _layout(spec)
     if type(layout) not in _FORMATS:
         raise NotApplicable(f"weights in layout {layout.name} are not decoded to int8")
+    if isinstance(layout, CodebookLayout):
+        _check_books(layout, spec)
     panel = _panel(spec, width)
     vectors = _tile(instruction, panel).vectors
     if vectors % panel.unit.vectors:
@@ -91,6 +108,13 @@ def _check(
     weights = panel.weights
     if weights.group * weights.largest * _ACT_MAX > _INT32_MAX:
         raise NotApplicable(f"K={spec.k}: the sum of {weights.group} products may exceed int32")
+
+
+def _check_books(layout: CodebookLayout, spec: LinearSpec) -> None:
+    if not BooksPanel.holds(layout):
+        raise NotApplicable(f"is for four codebooks in groups of 16, not {spec.scheme}")
+    if layout.padded_k(spec.k) % QUAD:
+        raise NotApplicable(f"decodes {QUAD} columns at once; K={spec.k} has half of that left")
 
 
 def panel_kernel(
@@ -124,6 +148,8 @@ def panel_kernel(
         decode = decode_intrinsic(unit, instruction.pairs, "sve" in profile.features)
         loops = len(unit.loops(instruction.pairs))
         schedule_centred(sch, tile, micro, decode, loops, "float32")
+        if panel.minima and tile.pairs:
+            tensorize(sch, "spread_least", scales_intrinsic("float32"), 2)
 
     tile = 8 if instruction is SMMLA else 4
     return LinearKernel(
@@ -143,7 +169,7 @@ def panel_kernel(
 M_MIN = {SMMLA: 8, SDOT: 9, SMULL: 8}
 """Fewest rows of x, where kernels that decode for a few rows at a time take more cycles."""
 
-FAMILIES = (nonlinear.NAME, "balance")
+FAMILIES = (nonlinear.NAME, "balance", codebook.NAME, superblock.NAME)
 
 DECODED_KERNELS: tuple[LinearKernel, ...] = tuple(
     panel_kernel(family, instruction, m_min)

@@ -16,10 +16,27 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm_balance import code_vectors, quotients
-from apq_tvm.tensorize.arm_gemm_panel import unpacked_code, zipped_words
-from apq_tvm.tensorize.arm_lookup_ops import kept, splat, table_lookup
+from apq_tvm.tensorize.arm_gemm_panel import row_bytes, unpacked_code, zipped_words
+from apq_tvm.tensorize.arm_lookup_ops import (
+    inserted_left,
+    inserted_right,
+    kept,
+    masked,
+    merged,
+    shifted,
+    shuffled,
+    splat,
+    table_lookup,
+)
 from apq_tvm.tensorize.decoded import DecodedUnit, decode_pair
-from apq_tvm.tensorize.decoded_units import NIBBLES, BalanceUnit, PlanesUnit, TableUnit
+from apq_tvm.tensorize.decoded_units import (
+    NIBBLES,
+    BalanceUnit,
+    BooksUnit,
+    PlanesUnit,
+    SuperUnit,
+    TableUnit,
+)
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
 
@@ -68,6 +85,86 @@ def _table(unit: TableUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffe
     for step, half in _steps(pairs):
         code = unpacked_code(NIBBLES, pairs, buffers["codes"], step, half)
         _store(out, (step, 0), table_lookup([table], code, sve), pairs, half)
+
+
+def _super(unit: SuperUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+    packed = buffers["subs"].vload([0], "uint8x4")
+    # A step's columns are of one group: k below 16, or above.
+    subs = [
+        [kept(masked(whole, 15)), kept(shifted(whole, -4))]
+        for whole in (row_bytes(packed, pairs, half) for half in range(1 + pairs))
+    ]
+    for step, half in _steps(pairs):
+        code = unpacked_code(unit.codes, pairs, buffers["codes"], step, half)
+        group = step // (2 if pairs else 4)
+        value = tirx.reinterpret("int8x16", code * subs[half][group])
+        _store(out, (step, 0), value, pairs, half)
+
+
+def _books(unit: BooksUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+    tables, packed = _book_tables(unit, buffers["table"]), buffers["index"].vload([0], "uint8x4")
+    books = [kept(row_bytes(packed, pairs, half)) for half in range(1 + pairs)]
+    codes = buffers["codes"]
+    per_group = 2 if pairs else 4
+
+    def register(i: int) -> Expr:
+        return codes.vload([_BYTES * i], "uint8x16")
+
+    def ordered(make: Callable[[int], Expr], step: int, half: int) -> Expr:
+        if not pairs:
+            return make(step)
+        return kept(zipped_words(make(2 * step), make(2 * step + 1), half == 1))
+
+    def index(group: int, step: int, half: int) -> Expr:
+        book = masked(shifted(books[half], -2 * group), 3)
+        if unit.bits == 4:
+            at = group * per_group + step
+            per_unit = len(_steps(pairs)) // (1 + pairs)
+            part = _Row(codes, at // per_unit)
+            code = unpacked_code(NIBBLES, pairs, part, at % per_unit, half)
+            return inserted_left(code, book, 4)
+        if group == 3:
+            high = ordered(lambda i: shifted(register(4 + i // 2), -4 - i % 2), step, half)
+            return inserted_right(inserted_left(high, book, 3), ordered(register, step, half), 6)
+        code = ordered(lambda i: shifted(register(2 * group + i // 2), i % 2 * -3), step, half)
+        return inserted_left(code, book, 3)
+
+    for group in range(4):
+        for step in range(per_group):
+            for half in range(1 + pairs):
+                if unit.bits == 2:
+                    even = group % 2 == 0
+                    both = merged(
+                        0xCC if even else 0x33, ordered(register, step, half), books[half]
+                    )
+                    at = shifted(kept(both), -4) if group >= 2 else masked(kept(both), 15)
+                    value = table_lookup([tables[0 if even else 1]], at, sve)
+                else:
+                    value = table_lookup(tables, index(group, step, half))
+                _store(out, (group * per_group + step, 0), value, pairs, half)
+
+
+def _book_tables(unit: BooksUnit, table: Buffer) -> list[Expr]:
+    """int8 [16] each; of 2 bits one with the code's bits above the book's, and one as stored."""
+    whole = [
+        tirx.reinterpret("int8x16", table.vload([at], "uint8x16")) - splat(unit.offset, "int8")
+        for at in range(0, unit.entries, _BYTES)
+    ]
+    if unit.bits == 2:
+        order = [i % 4 * 4 + i // 4 for i in range(_BYTES)]
+        return [shuffled(whole[0], _BYTES, order), whole[0]]
+    return whole
+
+
+class _Row:
+    """One row of a buffer of two axes."""
+
+    def __init__(self, buffer: Buffer, row: int) -> None:
+        self._buffer, self._row = buffer, row
+
+    def vload(self, at: list[Any], dtype: str) -> Expr:
+        """Elements of the row."""
+        return self._buffer.vload([self._row, *at], dtype)
 
 
 def _balance(unit: BalanceUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
@@ -128,6 +225,8 @@ def _transposed(rows: list[Expr]) -> list[Expr]:
 
 _BODIES: dict[type[DecodedUnit], Callable[..., None]] = {
     TableUnit: _table,
+    SuperUnit: _super,
+    BooksUnit: _books,
     BalanceUnit: _balance,
     PlanesUnit: _planes,
 }

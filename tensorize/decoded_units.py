@@ -8,8 +8,10 @@ from typing import Any
 
 from apq_tvm.tensorize.balance import PARTS, STORED, digit, triple
 from apq_tvm.tensorize.decoded import DecodedUnit, Load
+from apq_tvm.tensorize.lookup_books import BOOKS, GROUP, QUAD, book_of, code_of, quad_bytes
 from apq_tvm.tensorize.planes import ROWS as PLANE_ROWS
 from apq_tvm.tensorize.planes import plane_code, table_of
+from apq_tvm.tensorize.superblock_span import FIELDS, nibble
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
 
 Expr = Any  # tvm is untyped
@@ -45,6 +47,87 @@ class TableUnit(DecodedUnit):
 
     def __str__(self) -> str:
         return f"lut4o{self.offset}"
+
+
+@dataclass(frozen=True)
+class SuperUnit(DecodedUnit):
+    """Codes of super-blocks times their sub-scales: at most 105, a byte. Minima are left out."""
+
+    bits: int
+
+    @property
+    def codes(self) -> Unit:
+        """How codes lie."""
+        return Unit(self.bits, 4, FIELDS[self.bits])
+
+    @property
+    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
+        """``codes`` and ``subs``."""
+        return {"codes": ((self.codes.nbytes,), "uint8", 16), "subs": ((4,), "uint8", 4)}
+
+    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
+        """The code times the sub-scale."""
+        code = decode(self.codes, load["codes"], k // 4, row * 4 + k % 4)
+        return code * nibble(load["subs"](row), k).astype("int32")
+
+    def __str__(self) -> str:
+        return f"super{self.bits}"
+
+
+@dataclass(frozen=True)
+class BooksUnit(DecodedUnit):
+    """64 k of codes with four codebooks in groups of 16, without sub-scales.
+
+    Parameters
+    ----------
+    bits : int
+        2 and 3: quads (`apq_tvm.tensorize.lookup_books`); 4: units.
+    offset : int
+        What bytes of the table are too large by.
+    """
+
+    bits: int
+    offset: int
+
+    @property
+    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
+        """``codes``, ``index`` and ``table``."""
+        units = QUAD // UNIT_K
+        codes = (quad_bytes(self.bits),) if self.bits < 4 else (units, NIBBLES.nbytes)
+        return {
+            "codes": (codes, "uint8", 16),
+            "index": ((4,), "uint8", 4),
+            "table": ((self.entries,), "uint8", 16),
+        }
+
+    @property
+    def k(self) -> int:
+        """64."""
+        return QUAD
+
+    @property
+    def entries(self) -> int:
+        """Centroids of all books."""
+        return BOOKS << self.bits
+
+    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
+        """The code, above it the book."""
+        from tvm import tirx
+
+        if self.bits < 4:
+            code = code_of(self.bits, load["codes"], row, k)
+        else:
+            unit, vector = k // UNIT_K, k % UNIT_K // 4
+            code = decode(NIBBLES, lambda at: load["codes"](unit, at), vector, row * 4 + k % 4)
+        book = book_of(load["index"](row), k // GROUP)
+        return code + tirx.shift_left(book, _i32(self.bits))
+
+    def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:
+        """An entry of the table, less the offset."""
+        return load["table"](e).astype("int32") - _i32(self.offset)
+
+    def __str__(self) -> str:
+        return f"books{self.bits}o{self.offset}"
 
 
 @dataclass(frozen=True)

@@ -64,15 +64,16 @@ class SuperDot(SpanDot):
 
     def sub(self, arrays: Arrays, r: Expr, k: Expr) -> Expr:
         """uint8 sub-scale of a weight's group."""
-        return _nibble(arrays["subs"][self._at(k, r)], k)
+        return nibble(arrays["subs"][self._at(k, r)], k)
 
     def minimum(self, arrays: Arrays, r: Expr, k: Expr) -> Expr:
         """float32: what is taken off a weight."""
-        least = _nibble(arrays["mins"][self._at(k, r)], k).astype("float32")
+        least = nibble(arrays["mins"][self._at(k, r)], k).astype("float32")
         return least * arrays["min_scales"][r].astype("float32")
 
 
-def _nibble(byte: Expr, k: Expr) -> Expr:
+def nibble(byte: Expr, k: Expr) -> Expr:
+    """uint8: the half of a unit's byte that belongs to column k."""
     from tvm import tirx
 
     shift = (k % UNIT_K // 16 * 4).astype("uint8")

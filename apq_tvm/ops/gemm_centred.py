@@ -116,6 +116,9 @@ class CentredGemm(GemmTask):
     wide_zeros = False
     """Whether 8-bit codes have zero points, which are not in the panel."""
 
+    minima = False
+    """Whether groups have a float that is taken off their weights, which is not in the panel."""
+
     def __init__(
         self,
         spec: LinearSpec,
@@ -208,6 +211,10 @@ class CentredGemm(GemmTask):
         self.scales = b.sblock_alloc_buffer(shape, "float32", align=64)
         if self.wide_zeros:
             self.zeros = b.sblock_alloc_buffer((shape[0] - self.origins, 4), "int32", align=64)
+        if self.minima:
+            self.least = b.sblock_alloc_buffer(
+                (self.per_block * self.stride, 4), "float32", align=64
+            )
         if started:
             extents = (self.per_block, self.beside, 4) if few else (shape[0], 1, 4)
             with self.stage("origin", *extents) as (i, j, r):
@@ -356,7 +363,13 @@ class CentredGemm(GemmTask):
                 dot = tirx.reinterpret("float32", dots[m, c, r]) - origin
             else:
                 dot = dots[m, c, r].astype("float32")
-            b.buffer_store(sums, sums[m, c, r] + dot * factor, [m, c, r])
+            total = sums[m, c, r] + dot * factor
+            if self.minima:
+                x = self._of_x(self.xsum, m, kb * self.per_block + group, r).astype("float32")
+                if not self.token_scale:
+                    x = x * self._of_x(self.xs, m, kb * self.per_block + group, r)
+                total = total - self.least[self._column(group, c), r] * x
+            b.buffer_store(sums, total, [m, c, r])
 
     def _magic_row(self, iteration: Expr, group: Expr) -> Expr:
         """Where `MAGIC` is taken from: LLVM would splat a constant anew for every group."""
@@ -387,6 +400,12 @@ class CentredGemm(GemmTask):
             else:
                 dot = dot.astype(vector)
             total = sums.vload([m, c, 0], vector) + dot * factor
+            if self.minima:
+                x = self.xsum.vload([self._block_of_x(m), absolute, 0], "int32x4").astype(vector)
+                if not self.token_scale:
+                    x = x * self.xs.vload([self._block_of_x(m), absolute, 0], vector)
+                least = self.least.vload([self._column(group, c), 0], vector)
+                total = total - least * tirx.Shuffle([x], [m] * 4)
             b.buffer_store(sums, total, [m, c, lanes])
 
     def _dots(self, kb: Expr, first: Any, steps: Any, dots: Buffer) -> None:

@@ -19,6 +19,7 @@ from apq_tvm.tensorize.decoded import DecodedUnit, Source, decode_loops
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
+Buffer = Any
 Arrays = Any
 
 
@@ -31,8 +32,11 @@ class PanelFormat(ABC):
         Whose row blocks are those of the unit.
     unit : DecodedUnit
     weights : CentredGroups
+    minima : bool
+        Whether groups have a `minimum`.
     """
 
+    minima = False
     layout: Any
     unit: DecodedUnit
     weights: CentredGroups
@@ -45,6 +49,10 @@ class PanelFormat(ABC):
     def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
         """float32: the scale of row `r` 0..3 of one of the row block's vectors."""
 
+    def minimum(self, arrays: Arrays, block: Expr, group: Expr, r: Expr) -> Expr:
+        """float32: what is taken off the weights of a group besides."""
+        raise NotImplementedError
+
 
 class PanelGemm(CentredGemm):
     """A panel is some row blocks of the layout."""
@@ -52,6 +60,7 @@ class PanelGemm(CentredGemm):
     def __init__(
         self, spec: LinearSpec, panel: PanelFormat, blocking: GemmBlocking, tuning: CentredTuning
     ) -> None:
+        self.minima = panel.minima
         super().__init__(spec, panel.weights, blocking, tuning)
         self.format, self.unit = panel, panel.unit
         assert blocking.vectors % self.unit.vectors == 0
@@ -95,22 +104,35 @@ class PanelGemm(CentredGemm):
             )
 
     def spread_scales(self, mine: Any, first: Expr) -> None:
+        self._spread_made("scales", self.scales, self.origins, mine, first)
+        if self.minima:
+            self._spread_made("least", self.least, 0, mine, first)
+
+    def _spread_made(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
+        """Factors or minima of groups in the order of the sums, from row `start` on."""
         vectors = self.blocking.vectors
         if not self.pairs:
-            with self.stage("scales", mine, vectors, 4) as (g, j, r):
-                self._factor(first, g, j, r, self.scales, [self.origins + g * self.stride + j, r])
+            with self.stage(name, mine, vectors, 4) as (g, j, r):
+                self._make(name, first, (g, j, r), target, [start + g * self.stride + j, r])
             return
-        factors = b.sblock_alloc_buffer((self.per_block, vectors, 4), "float32", align=64)
-        with self.stage("factors", mine, vectors, 4) as (g, j, r):
-            self._factor(first, g, j, r, factors, [g, j, r])
-        self.spread("scales", self.scales, self.origins, mine, first, factors)
+        made = b.sblock_alloc_buffer((self.per_block, vectors, 4), "float32", align=64)
+        with self.stage(f"{name}_made", mine, vectors, 4) as (g, j, r):
+            self._make(name, first, (g, j, r), made, [g, j, r])
+        self.spread(name, target, start, mine, first, made)
 
-    def _factor(self, first: Expr, g: Expr, j: Expr, r: Expr, target: Any, at: list[Expr]) -> None:
-        parts = self.unit.vectors
-        part = j % parts if parts > 1 else tirx.const(0, "int32")
+    def _make(
+        self, name: str, first: Expr, where: tuple[Expr, ...], target: Buffer, at: list[Expr]
+    ) -> None:
+        g, j, r = where
+        panel, block = self.format, self._block(j)
         b.reads()
         b.writes(target[tuple(at)])
-        value = self.format.factor(self.weights, self._block(j), part, first + g, r)
+        if name == "scales":
+            parts = self.unit.vectors
+            part = j % parts if parts > 1 else tirx.const(0, "int32")
+            value = panel.factor(self.weights, block, part, first + g, r)
+        else:
+            value = panel.minimum(self.weights, block, first + g, r)
         b.buffer_store(target, value, at)
 
 

@@ -6,14 +6,30 @@ from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.codegen.layouts import BalanceLayout, NonlinearLayout, PlanesLayout
+from apq_tvm.codegen.layouts import (
+    BalanceLayout,
+    CodebookLayout,
+    NonlinearLayout,
+    PlanesLayout,
+    SpanLayout,
+    SuperBlockLayout,
+)
 from apq_tvm.formats.anyprec import table_name
 from apq_tvm.formats.balance import CENTRE
+from apq_tvm.formats.superblock import SUB_MAX
 from apq_tvm.ops.gemm_centred import CentredGroups
 from apq_tvm.ops.gemm_panels import PanelFormat
 from apq_tvm.tensorize.decoded import Source
-from apq_tvm.tensorize.decoded_units import BalanceUnit, PlanesUnit, TableUnit
+from apq_tvm.tensorize.decoded_units import (
+    BalanceUnit,
+    BooksUnit,
+    PlanesUnit,
+    SuperUnit,
+    TableUnit,
+)
+from apq_tvm.tensorize.lookup_books import BOOKS, GROUP, QUAD
 from apq_tvm.tensorize.planes import ROWS as PLANE_ROWS
+from apq_tvm.tensorize.unit import UNIT_K
 
 Expr = Any  # tvm is untyped
 Arrays = Any
@@ -28,13 +44,26 @@ def part(buffer: Any, lead: tuple[Expr, ...], extent: int, start: Any = 0) -> So
     return Source(load, buffer[(*lead, slice(start, start + extent))])
 
 
+def _columns(layout: SpanLayout, k: int) -> int:
+    """Columns of quantized activations."""
+    step = max(UNIT_K, layout.group)
+    return -(-k // step) * step
+
+
+def _scale(layout: SpanLayout, arrays: Arrays, block: Expr, group: Expr, r: Expr) -> Expr:
+    """The float32 scale of a group's span."""
+    span = group // layout.span_groups if layout.span_groups > 1 else group
+    unit = tirx.const(layout.unit_scale, "float32")
+    return layout.scale(arrays, block, span, r) * unit
+
+
 class NonlinearPanel(PanelFormat):
     """4-bit codes of a fixed table, in groups of 32 and more."""
 
     def __init__(self, layout: NonlinearLayout, k: int) -> None:
         self.layout: Any = layout
         self.unit = TableUnit(layout.offset)
-        self.weights = CentredGroups(layout.padded_k(k), layout.group, layout.offset)
+        self.weights = CentredGroups(_columns(layout, k), layout.group, layout.offset)
 
     def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
         return {
@@ -43,8 +72,72 @@ class NonlinearPanel(PanelFormat):
         }
 
     def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
-        unit = tirx.const(self.layout.unit_scale, "float32")
-        return arrays["scales"][block, group, r].astype("float32") * unit
+        return _scale(self.layout, arrays, block, group, r)
+
+
+class SuperPanel(PanelFormat):
+    """Uniform super-blocks: codes times sub-scales are bytes."""
+
+    minima = True
+
+    def __init__(self, layout: SuperBlockLayout, k: int) -> None:
+        self.layout: Any = layout
+        self.unit = SuperUnit(layout.bits)
+        largest = ((1 << layout.bits) - 1) * SUB_MAX
+        self.weights = CentredGroups(_columns(layout, k), layout.group, largest)
+
+    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
+        return {
+            "codes": part(arrays["codes"], (block, u), self.layout.unit.nbytes),
+            "subs": part(arrays["subs"], (block, u), 4),
+        }
+
+    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
+        return _scale(self.layout, arrays, block, group, r)
+
+    def minimum(self, arrays: Arrays, block: Expr, group: Expr, r: Expr) -> Expr:
+        scale = self.layout.min_scale(arrays, block, group // self.layout.span_groups, r)
+        return scale * self.layout.minimum(arrays, block, group, r).astype("float32")
+
+
+class BooksPanel(PanelFormat):
+    """Four codebooks in groups of 16, whose sub-scales are among the factors."""
+
+    def __init__(self, layout: CodebookLayout, k: int) -> None:
+        self.layout: Any = layout
+        self.unit = BooksUnit(layout.bits, layout.offset)
+        self.weights = CentredGroups(_columns(layout, k), layout.group, layout.offset)
+
+    @staticmethod
+    def holds(layout: CodebookLayout) -> bool:
+        """Whether units can be decoded."""
+        return (layout.codebooks, layout.group) == (BOOKS, GROUP)
+
+    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
+        unit, codes, index = self.unit, arrays["codes"], arrays["index"]
+        shape = unit.operands["codes"][0]
+        if len(shape) == 1:  # quads, of which a span has four
+            span = QUAD * 4
+            return {
+                "codes": part(codes, (block, u), shape[0]),
+                "index": part(index, (block, u // (span // QUAD)), 4, u % (span // QUAD) * 4),
+                "table": part(arrays["table"], (), unit.entries),
+            }
+        units, size = shape
+
+        def load(i: Expr, at: Expr) -> Expr:
+            return codes[block, u * units + i, at]
+
+        region = codes[block, u * units : u * units + units, 0:size]
+        return {
+            "codes": Source(load, region),
+            "index": part(index, (block, u), 4),
+            "table": part(arrays["table"], (), unit.entries),
+        }
+
+    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
+        sub = self.layout.sub(arrays, block, group, r).astype("float32")
+        return _scale(self.layout, arrays, block, group, r) * sub
 
 
 class BalancePanel(PanelFormat):
