@@ -20,10 +20,12 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import superblock
 from apq_tvm.ops.codebook_linear import SpanBlocking
 from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.quantize_factors import quantize_factors
 from apq_tvm.ops.super_records import records_gemm, records_linear
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
 from apq_tvm.schedules.x86_codebook import _gemm_blocking, _sum_bits
 from apq_tvm.schedules.x86_gemm import M_MIN, _micro_kernel, _schedule_stages
@@ -31,7 +33,11 @@ from apq_tvm.tensorize.super_records import CHUNK, RecordDot
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction
 from apq_tvm.tensorize.x86_gemm import Tile, integer_gemm_intrinsic
-from apq_tvm.tensorize.x86_super import records_dot_intrinsic, records_scale_intrinsic
+from apq_tvm.tensorize.x86_super import (
+    powers,
+    records_dot_intrinsic,
+    records_scale_intrinsic,
+)
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
@@ -81,11 +87,19 @@ def records_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
 
         def intrinsic(block: str) -> str:
             if block.startswith("scale"):
-                return records_scale_intrinsic(layout.records, m_tile)
+                return records_scale_intrinsic(layout.records, m_tile, ahead)
             k = CHUNK if block.startswith("dot") else UNIT_K
             return records_dot_intrinsic(instruction, RecordDot(layout.records, m_tile, k), ahead)
 
         schedule_spans(sch, intrinsic, spec.n * spec.k >= PARALLEL)
+
+    def prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
+        layout = records_layout(spec, lanes)
+        twos = powers(instruction, layout.bits)
+        rows = max(1, ELEMENTS_PER_TASK // spec.k)
+        func = quantize_factors(spec.k, layout.group, twos, rows)
+        named = "_".join(str(int(1 / two)) for two in twos)
+        return Preparation(f"quantize_k{spec.k}_g{layout.group}_by_{named}", func)
 
     return LinearKernel(
         name=f"super_A8_{instruction.name}_r{lanes}m{m_tile}",
@@ -96,6 +110,7 @@ def records_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
         func=func,
         schedule=schedule,
         family=superblock.NAME,
+        prepare=prepare,
     )
 
 

@@ -172,14 +172,15 @@ class RecordDot:
 
 @dataclass(frozen=True)
 class DotOperands:
-    """Buffers of a member: chunk uint8 [bytes], x int8 [m, k], xs float32 and xsum int32
-    [m, k / 16], acc float32 [2, m, R]; m is left out where it is 1."""
+    """Buffers of a member: chunk uint8 [bytes], x int8 [m, k], xs float32 [m, k / 16], factors
+    float32 [m, k / 16, 2], which the meaning ignores (`apq_tvm.ops.quantize_factors`), acc float32
+    [2, m, R]; m is left out where it is 1."""
 
     dot: RecordDot
     chunk: Buffer
     x: Buffer
     xs: Buffer
-    xsum: Buffer
+    factors: Buffer
     acc: Buffer
 
     def at(self, row: int, *index: Any) -> list[Expr]:
@@ -213,20 +214,22 @@ def _dot_member(dot: RecordDot, body: Callable[[DotOperands], None]) -> Any:
 
     records, groups = dot.records, dot.k // GROUP
 
-    def strides(name: str) -> Any:
-        return [f"{name}_stride", tirx.const(1, "int64")] if dot.m > 1 else None
+    def strides(name: str, *inner: int) -> Any:
+        ones = [tirx.const(i, "int64") for i in inner]
+        return [f"{name}_stride", *ones] if dot.m > 1 else None
 
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("records_dot")
         chunk = operand("chunk", (records.chunk,), "uint8", records.rows, None)
-        x = operand("x", (*dot.lead, dot.k), "int8", 4, strides("x"))
-        xs = operand("xs", (*dot.lead, groups), "float32", 4, strides("xs"))
-        xsum = operand("xsum", (*dot.lead, groups), "int32", 4, strides("xsum"))
+        x = operand("x", (*dot.lead, dot.k), "int8", 4, strides("x", 1))
+        xs = operand("xs", (*dot.lead, groups), "float32", 4, strides("xs", 1))
+        shape = (*dot.lead, groups, 2)
+        factors = operand("factors", shape, "float32", 4, strides("factors", 2, 1))
         acc = operand("acc", (2, *dot.lead, records.rows), "float32", 4 * records.rows, None)
         with b.sblock("root"):
-            b.reads(*map(whole, (acc, chunk, x, xs, xsum)))
+            b.reads(*map(whole, (acc, chunk, x, xs, factors)))
             b.writes(whole(acc))
-            body(DotOperands(dot, chunk, x, xs, xsum, acc))
+            body(DotOperands(dot, chunk, x, xs, factors, acc))
     return builder.get()
 
 
@@ -238,7 +241,7 @@ def _plain_dot(o: DotOperands) -> None:
     with b.grid(*(_i64(e) for e in extents)) as loops, b.sblock("dot"):
         which, *row, r, k = b.axis.remap("S" * (len(extents) - 1) + "R", loops)
         at, g = (which, *row, r), (*row, k // _i64(GROUP))
-        b.reads(o.acc[at], whole(o.chunk), o.x[(*row, k)], o.xs[g], o.xsum[g])
+        b.reads(o.acc[at], whole(o.chunk), o.x[(*row, k)], o.xs[g], o.factors[(*g, slice(0, 2))])
         b.writes(o.acc[at])
         term = dot.term(lambda byte: o.chunk[byte], o.x[(*row, k)], o.xs[g], which, r, k)
         b.buffer_store(o.acc, o.acc[at] + term, list(at))

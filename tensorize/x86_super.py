@@ -41,6 +41,11 @@ def places(instruction: DotInstruction, bits: int) -> tuple[int, ...]:
     return (0, 2, 4, 6) if bits == 2 else (0, 2, 4, 4)
 
 
+def powers(instruction: DotInstruction, bits: int) -> tuple[float, ...]:
+    """What `apq_tvm.ops.quantize_factors` must multiply the scales of a chunk's groups by."""
+    return tuple(2.0**-place for place in places(instruction, bits))
+
+
 def records_dot_intrinsic(instruction: DotInstruction, dot: RecordDot, ahead: int = 0) -> str:
     """Register (once) and name the product of a chunk.
 
@@ -69,12 +74,11 @@ def records_dot_intrinsic(instruction: DotInstruction, dot: RecordDot, ahead: in
             codes = [_codes(o, group, i, where[group]) for i in range(4)]
             sub, least = (_small(o, group, which) for which in range(2))
             for row in range(dot.m):
-                xs = o.xs[tuple(o.at(row, group))]
                 total = _products(instruction, o, codes, row, group) * sub
-                factor = xs * _f32(2.0 ** -where[group])
-                totals[0][row] = _fma(total.astype(_floats(o)), factor, totals[0][row])
-                factor = xs * o.xsum[tuple(o.at(row, group))].astype("float32")
-                totals[1][row] = _fma(least.astype(_floats(o)), factor, totals[1][row])
+                for which, value in enumerate((total, least)):
+                    factor = o.factors[tuple(o.at(row, group, which))]
+                    sums = totals[which][row]
+                    totals[which][row] = _fma(value.astype(_floats(o)), factor, sums)
         for which in range(2):
             for row in range(dot.m):
                 _store(o.acc, totals[which][row], o.sums_at(which, row))
@@ -82,14 +86,19 @@ def records_dot_intrinsic(instruction: DotInstruction, dot: RecordDot, ahead: in
     return register(name, lambda: dot_pair(dot, implement))
 
 
-def records_scale_intrinsic(records: Records, m: int) -> str:
-    """Register (once) and name the end of a super-block for vectors of its rows."""
+def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
+    """Register (once) and name the end of a super-block for vectors of its rows.
+
+    `ahead` is as of `records_dot_intrinsic`: together they ask for every line.
+    """
     from tvm import tirx
 
     rows = records.rows
-    name = f"apq_records_scale_{m}x{rows}"
+    name = f"apq_records_scale_{m}x{rows}" + (f"_pf{ahead}" if ahead else "")
 
     def implement(o: ScaleOperands) -> None:
+        prefetch(o.scales, records.scales, ahead)
+
         def scale(first: int) -> Expr:
             low, high = (
                 o.scales.vload([_i64(at)], f"uint8x{rows}").astype(f"uint16x{rows}")
@@ -114,12 +123,6 @@ def _i64(value: int) -> Expr:
     from tvm import tirx
 
     return tirx.const(value, "int64")
-
-
-def _f32(value: float) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "float32")
 
 
 def _floats(o: DotOperands) -> str:

@@ -15,7 +15,7 @@ from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.ops.codebook_linear import SpanBlocking, SpanLinear
 from apq_tvm.ops.gemm_spans import _SpanGemm
 from apq_tvm.ops.gemm_task import GemmBlocking
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear import LinearSpec, Operands
 from apq_tvm.tensorize.super_records import CHUNK, GROUP, RecordDot, scale_term
 from apq_tvm.tensorize.unit import UNIT_K
 
@@ -39,15 +39,21 @@ def records_linear(spec: LinearSpec, layout: SuperRecordsLayout, blocking: SpanB
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(xq i8 [M, Kp], xs f32 [M, groups], xsum i32 [M, groups], records, [bias], [residual],
-        y)``, M >= m_tile. The root's annotation `DOTS` of `apq_tvm.ops.codebook_linear` names the
-        blocks for an intrinsic: ``dot...``, ``half...`` for the last 32 columns, ``scale...``.
+        ``(xq i8 [M, Kp], xs f32 [M, groups], xsum i32 [M, groups], factors f32 [M, groups, 2],
+        records, [bias], [residual], y)``, M >= m_tile (`apq_tvm.ops.quantize_factors`). The root's
+        annotation `DOTS` of `apq_tvm.ops.codebook_linear` names the blocks for an intrinsic:
+        ``dot...``, ``half...`` for the last 32 columns, ``scale...``.
     """
     return _RecordsLinear(spec, layout, blocking).build()
 
 
 class _RecordsLinear(SpanLinear):
     layout: SuperRecordsLayout
+
+    def declare(self, operands: Operands) -> None:
+        super().declare(operands)
+        shape = (self.m, self.layout.groups(self.spec.k), 2)
+        self.factors = operands.declare("factors", shape, "float32")
 
     def span(self, span: Expr, units: int, suffix: str) -> None:
         from tvm import tirx
@@ -96,7 +102,7 @@ class _RecordsLinear(SpanLinear):
                 records[block, start : start + _i64(rec.chunk)],
                 x,
                 xs,
-                self.xsum[row, group],
+                self.factors[row, group, 0:2],
             )
             b.writes(self.totals[at])
             term = dot.term(lambda byte: records[block, start + byte], x, xs, which, r, at_k)
@@ -160,7 +166,7 @@ def records_gemm(spec: LinearSpec, layout: SuperRecordsLayout, blocking: GemmBlo
     Returns
     -------
     tvm.tirx.PrimFunc
-        Of the arguments of `records_linear`, M >= m_tile.
+        Of the arguments of `records_linear` without `factors`, M >= m_tile.
     """
     return _RecordsGemm(spec, layout, blocking).build()
 

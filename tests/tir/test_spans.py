@@ -22,6 +22,8 @@ from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
 from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
 from apq_tvm.schedules.x86_super import SUPER_KERNELS
+from apq_tvm.tensorize.x86_dot import INSTRUCTIONS
+from apq_tvm.tensorize.x86_super import powers
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 from tests.tir.linear_cases import RELATIVE_ERROR, aligned
 
@@ -87,6 +89,15 @@ def activations(xq: Any, spec: LinearSpec) -> tuple[Any, Any, Any]:
     return xq.astype(np.float64) * np.repeat(xs, width, axis=1), xs, xsum
 
 
+def factors(kernel: LinearKernel, bits: int, xs: Any, xsum: Any) -> list[Any]:
+    """What kernels on records take besides."""
+    if not kernel.name.startswith("super_"):
+        return []
+    instruction = next(i for i in INSTRUCTIONS if f"_{i.name}_" in kernel.name)
+    two = np.resize(powers(instruction, bits), xs.shape[1])
+    return [np.stack([xs * two, xs * xsum], -1).astype(np.float32)]
+
+
 def check(
     kernel: LinearKernel, tensor: QuantizedTensor, target: DeviceProfile, rows: Any, **epilogue: Any
 ) -> None:
@@ -113,7 +124,8 @@ def check(
             more.append(rng.standard_normal(wanted.shape).astype(np.float32))
             wanted = wanted + more[-1]
         y = aligned(np.full(wanted.shape, np.nan, np.float32))
-        mod["main"](*map(aligned, (xq, xs, xsum)), *packed, *map(aligned, more), y)
+        acts = (xq, xs, xsum, *factors(kernel, tensor.scheme.bits, xs, xsum))
+        mod["main"](*map(aligned, acts), *packed, *map(aligned, more), y)
         assert np.abs(y.numpy() - wanted).max() <= RELATIVE_ERROR * np.abs(wanted).max()
 
 
