@@ -74,7 +74,7 @@ def _panel(spec: LinearSpec, width: int) -> PanelFormat:
 
 def _tile(instruction: GemmInstruction, panel: PanelFormat) -> TileShape:
     """As `apq_tvm.schedules.arm_gemm` has them; 12 rows that share their codes stay together."""
-    vectors, whole = panel.unit.vectors, panel.weights.whole
+    vectors, whole = panel.units[0].vectors, panel.weights.whole
     if instruction is SMMLA:
         return TileShape(8, max(2, vectors)) if whole else TileShape(8, 3, 2)
     return TileShape(4, max(2, vectors) if instruction is SDOT else 1)
@@ -95,6 +95,8 @@ def _check(
     if width and width not in scheme.widths:
         raise NotApplicable(f"is for {width} bits, not {scheme}")
     check_features(profile, instruction.features, LANES)
+    if instruction is SMULL and "dotprod" in profile.features:
+        raise NotApplicable(f"is for devices without dot products; {profile.name} has them")
     layout = _layout(spec)
     if type(layout) not in _FORMATS:
         raise NotApplicable(f"weights in layout {layout.name} are not decoded to int8")
@@ -102,8 +104,8 @@ def _check(
         _check_books(layout, spec)
     panel = _panel(spec, width)
     vectors = _tile(instruction, panel).vectors
-    if vectors % panel.unit.vectors:
-        rows = LANES * panel.unit.vectors
+    if vectors % panel.units[0].vectors:
+        rows = LANES * panel.units[0].vectors
         raise NotApplicable(f"decodes {LANES * vectors} rows at once; {layout.name} shares {rows}")
     weights = panel.weights
     if weights.group * weights.largest * _ACT_MAX > _INT32_MAX:
@@ -135,19 +137,20 @@ def panel_kernel(
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         panel = _panel(spec, width)
         shape, weights = _tile(instruction, panel), panel.weights
-        bl = blocking(spec, weights, profile, shape, decide, panel.unit.k)
+        bl = blocking(spec, weights, profile, shape, decide, panel.units[0].k)
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
         return panel_gemm(spec, panel, bl, tuned)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         panel = _panel(spec, width)
-        shape, unit = _tile(instruction, panel), panel.unit
-        bl = blocking(spec, panel.weights, profile, shape, decide, unit.k)
+        shape = _tile(instruction, panel)
+        bl = blocking(spec, panel.weights, profile, shape, decide, panel.units[0].k)
         tile = shape.tile(bl.k_step, instruction.pairs)
         micro = micro_kernel(instruction, tile, panel.weights.largest, profile, decide)
-        decode = decode_intrinsic(unit, instruction.pairs, "sve" in profile.features)
-        loops = len(unit.loops(instruction.pairs))
-        schedule_centred(sch, tile, micro, decode, loops, "float32")
+        for plane, unit in enumerate(panel.units):
+            decode = decode_intrinsic(unit, tile.pairs, "sve" in profile.features)
+            tensorize(sch, f"unpack{plane}", decode, len(unit.loops(tile.pairs)))
+        schedule_centred(sch, tile, micro, "float32")
         if panel.minima and tile.pairs:
             tensorize(sch, "spread_least", scales_intrinsic("float32"), 2)
 
@@ -162,7 +165,9 @@ def panel_kernel(
         schedule,
         family=family,
         width=width,
-        prepare=lambda spec, profile, decide: prepare_rows(spec, 2 if instruction.pairs else 4),
+        prepare=lambda spec, profile, decide: prepare_rows(
+            spec, 2 if instruction.pairs else 4, _panel(spec, width).minima
+        ),
     )
 
 

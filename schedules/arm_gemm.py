@@ -75,7 +75,7 @@ def blocking(
     # run on over a K block, it has 32 groups at most.
     assert spec.scheme is not None
     quarters = 3 if group >= 128 else 2
-    most = quarters * profile.l1_bytes // (4 * LANES * shape.vectors)
+    most = quarters * profile.l1_bytes // (4 * LANES * shape.vectors * weights.planes)
     if spec.scheme.act_group == -1 and not whole:
         most = min(most, group * MOST_GROUPS)
     sizes = tuple(size for size in (4096, 2048, 1024) if size <= most)
@@ -90,19 +90,15 @@ def blocking(
     return GemmBlocking(shape.m, shape.vectors, k_step, k_block, -(-rows // shape.m))
 
 
-def schedule_centred(
-    sch: Any, tile: CentredTile, micro: str, unpack: str, axes: int = 0, scales: str = "float16"
-) -> None:
-    """Parallel tasks, tensorized panels and products, sums in registers.
+def schedule_centred(sch: Any, tile: CentredTile, micro: str, scales: str = "float16") -> None:
+    """Parallel tasks, tensorized scales and products, sums in registers.
 
     Parameters
     ----------
     sch : tvm.s_tir.Schedule
     tile : CentredTile
-    micro, unpack : str
-        Intrinsics of the products and of the decoding.
-    axes : int
-        Loops of the decoding, by default those of a unit of integers.
+    micro : str
+        Intrinsic of the products.
     scales : str
         What factors in pairs are made of (`scales_intrinsic`).
     """
@@ -115,16 +111,16 @@ def schedule_centred(
         if name.startswith(_TILE_STAGES):
             for loop in loops[:-1]:
                 sch.unroll(loop)
-    tensorize(sch, "unpack", unpack, axes or (4 if tile.pairs else 3))
     if tile.pairs:
         tensorize(sch, "spread_scales", scales_intrinsic(scales), 2)
         for loop in sch.get_loops(sch.get_sblock("rows_of")):
             sch.unroll(loop)
         tensorize(sch, "rows", rows_intrinsic(), 2)
     else:
-        scaled = _find(sch, "scale")
-        for loop in sch.get_loops(scaled) if scaled is not None else ():
-            sch.unroll(loop)
+        for name, loops in (("scale", 0), ("scale_minima", -2)):
+            scaled = _find(sch, name)
+            for loop in sch.get_loops(scaled)[loops:] if scaled is not None else ():
+                sch.unroll(loop)
     sch.unroll(sch.get_loops(sch.get_sblock("vector"))[-1])
     tensorize(sch, "dot", micro, 5)
 
@@ -142,7 +138,7 @@ def tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
     sch.tensorize(sch.get_loops(sch.get_sblock(block))[-axes], intrinsic)
 
 
-def prepare_rows(spec: LinearSpec, together: int) -> Preparation:
+def prepare_rows(spec: LinearSpec, together: int, meant: bool = False) -> Preparation:
     """``(xq, xs, xsum)`` of `apq_tvm.ops.quantize_rows`."""
     scheme = spec.scheme
     assert scheme is not None
@@ -150,8 +146,9 @@ def prepare_rows(spec: LinearSpec, together: int) -> Preparation:
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
-    func = quantize_rows(spec.k, *groups, 32, rows, scheme.act_bits, together)
-    return Preparation(f"quantize_rows{together}_k{spec.k}_{named}{bits}", func)
+    func = quantize_rows(spec.k, *groups, 32, rows, scheme.act_bits, together, meant)
+    sums = "_meant" if meant else ""
+    return Preparation(f"quantize_rows{together}_k{spec.k}_{named}{bits}{sums}", func)
 
 
 def _single_loads(profile: DeviceProfile) -> bool:
@@ -222,7 +219,9 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
         micro = micro_kernel(instruction, tile, largest, profile, decide)
         wide = layout.zero_points and layout.bits == 8
         zeros = layout.zero_points and not wide
-        schedule_centred(sch, tile, micro, unpack_intrinsic(unit_of(layout), tile.pairs, zeros))
+        unpack = unpack_intrinsic(unit_of(layout), tile.pairs, zeros)
+        tensorize(sch, "unpack", unpack, 4 if tile.pairs else 3)
+        schedule_centred(sch, tile, micro)
         if wide and tile.pairs:
             tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
 

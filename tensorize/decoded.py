@@ -85,8 +85,9 @@ def decode_loops(
     sources: Mapping[str, Source],
     out: Load,
     store: Callable[[tuple[Expr, ...], Expr], None],
+    name: str = "unpack",
 ) -> None:
-    """Block ``unpack``: decode a unit.
+    """Decode a unit.
 
     Parameters
     ----------
@@ -99,13 +100,15 @@ def decode_loops(
         Element of the unit's part of the panel.
     store : callable
         ``(index in that part, int8 value)``.
+    name : str
+        Of the block.
     """
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
     extents = unit.loops(pairs)
     kinds = "S" * (len(extents) - 1) + ("R" if unit.entries else "S")
-    with b.grid(*extents) as loops, b.sblock("unpack"):
+    with b.grid(*extents) as loops, b.sblock(name):
         at = list(b.axis.remap(kinds, loops))
         entry = at.pop() if unit.entries else None
         if len(at) == 3:

@@ -58,11 +58,15 @@ class CentredGroups:
         Weights of a row that share a scale; divides `k`.
     largest : int
         Largest magnitude of a weight, with what a zero point adds.
+    planes : int
+        Parts that a weight is the sum of, each with its own scale. In the panel they are groups
+        that follow each other and share their columns of x.
     """
 
     k: int
     group: int
     largest: int
+    planes: int = 1
 
     @property
     def groups(self) -> int:
@@ -72,7 +76,7 @@ class CentredGroups:
     @property
     def whole(self) -> bool:
         """Whether a row has one scale."""
-        return self.group == self.k
+        return self.group == self.k and self.planes == 1
 
     @classmethod
     def of(cls, layout: InterleavedLayout, k: int) -> CentredGroups:
@@ -117,7 +121,8 @@ class CentredGemm(GemmTask):
     """Whether 8-bit codes have zero points, which are not in the panel."""
 
     minima = False
-    """Whether groups have a float that is taken off their weights, which is not in the panel."""
+    """Whether groups have a float that is taken off their weights, which is not in the panel; sums
+    of activations are float32 then."""
 
     def __init__(
         self,
@@ -130,7 +135,8 @@ class CentredGemm(GemmTask):
         assert spec.scheme is not None
         pairs, parts = tuning.pairs, tuning.parts
         self.pairs, self.together = pairs, 2 if pairs else 4
-        self.group, self.groups = weights.group, weights.groups
+        self.planes, self.group = weights.planes, weights.group
+        self.groups = weights.groups * self.planes
         self.token_scale = spec.scheme.act_group == -1 or self.groups == 1
         self.magic = weights.starts_at_magic(self.group)
         # Several short groups are one iteration: fewer instructions for addresses.
@@ -141,6 +147,7 @@ class CentredGemm(GemmTask):
         )
         self.running = (
             self.token_scale
+            and self.planes == 1
             and not self.wide_zeros
             and self.per_block <= MOST_GROUPS
             and weights.starts_at_magic(blocking.k_block)
@@ -163,13 +170,15 @@ class CentredGemm(GemmTask):
     def declare(self) -> None:
         scheme = self.spec.scheme
         assert scheme is not None
-        act = 1 if scheme.act_group == -1 else self.groups
+        groups = self.groups // self.planes
+        act = 1 if scheme.act_group == -1 else groups
         blocks, together = tirx.Var("blocks", "int64"), self.together
         self.xq = argument(
             "xq", (blocks, self.k * together // 16, together, 16 // together), "int8", 16
         )
         self.xs = argument("xs", (blocks, act, 4), "float32", 16)
-        self.xsum = argument("xsum", (blocks, self.groups, 4), "int32", 16)
+        sums = "float32" if self.minima else "int32"
+        self.xsum = argument("xsum", (blocks, groups, 4), sums, 16)
         self.blocks = blocks
         self.weights = {
             name: argument(name, shape, dtype, 64) for name, (shape, dtype) in self.shapes().items()
@@ -190,12 +199,12 @@ class CentredGemm(GemmTask):
     @property
     def per_block(self) -> int:
         """Groups of a K block."""
-        return max(1, self.blocking.k_block // self.group)
+        return max(1, self.blocking.k_block // self.group) * self.planes
 
     def scratch(self) -> None:
         bl = self.blocking
         columns = self.columns
-        panel = CentredTile(bl.m_tile, columns, bl.k_block, self.pairs).panel
+        panel = CentredTile(bl.m_tile, columns, bl.k_block * self.planes, self.pairs).panel
         self.decoded = b.sblock_alloc_buffer(panel, "int8", align=64)
         started = self.groups > 1 and self.magic and self.loaded
         rows, tile_columns, _ = self.tile.sums
@@ -212,9 +221,8 @@ class CentredGemm(GemmTask):
         if self.wide_zeros:
             self.zeros = b.sblock_alloc_buffer((shape[0] - self.origins, 4), "int32", align=64)
         if self.minima:
-            self.least = b.sblock_alloc_buffer(
-                (self.per_block * self.stride, 4), "float32", align=64
-            )
+            rows = self.per_block // self.planes * self.stride
+            self.least = b.sblock_alloc_buffer((rows, 4), "float32", align=64)
         if started:
             extents = (self.per_block, self.beside, 4) if few else (shape[0], 1, 4)
             with self.stage("origin", *extents) as (i, j, r):
@@ -286,6 +294,11 @@ class CentredGemm(GemmTask):
         """A scale or a sum of x."""
         return buffer[self._block_of_x(m), group, r if self.pairs else m]
 
+    def _group_of_x(self, kb: Expr, group: Expr) -> Expr:
+        """Which scale of x belongs to a group of the K block."""
+        absolute = kb * self.per_block + group
+        return absolute // self.planes if self.planes > 1 else absolute
+
     def _missing(self, zero: Expr, total: Expr) -> Expr:
         """What 8-bit codes less 128 lack of codes less their zero point."""
         return (tirx.const(128, "int32") - zero) * total
@@ -293,7 +306,8 @@ class CentredGemm(GemmTask):
     def multiply(self, kb: Expr, sums: Buffer) -> None:
         bl = self.blocking
         if self.groups == 1:
-            self._dots(kb, 0, self.count(bl.k_block // bl.k_step, self.k // bl.k_step, kb), sums)
+            steps = self.count(bl.k_block // bl.k_step, self.k // bl.k_step, kb)
+            self._dots(kb, 0, 0, steps, sums)
             return
         unrolled = self.unrolled
         iterations = self.count(self.per_block // unrolled, self.groups // unrolled, kb)
@@ -314,6 +328,36 @@ class CentredGemm(GemmTask):
                     dots = b.sblock_alloc_buffer(self.tile.sums, "int32", align=64)
                     self._start(kb, i, h, dots)
                     self._group(kb, i, h, dots, sums)
+        if self.minima:
+            self._take_minima(kb, sums)
+
+    def _take_minima(self, kb: Expr, sums: Buffer) -> None:
+        """Take off groups' minima times the sums of what their activations mean."""
+        per_block = self.per_block // self.planes
+        mine = self.count(per_block, self.groups // self.planes, kb)
+        with b.serial(0, mine) as g0, b.sblock("minimum"):
+            g = b.axis.opaque(per_block, g0)
+            absolute = kb * per_block + g
+            b.reads()
+            b.writes()
+            if self.pairs:
+                with self.stage("sum_minima", *self.tile.sums) as (m, c, r):
+                    b.reads()
+                    b.writes(sums[m, c, r])
+                    x = self._of_x(self.xsum, m, absolute, r)
+                    total = sums[m, c, r] - self.least[self._column(g, c), r] * x
+                    b.buffer_store(sums, total, [m, c, r])
+                return
+            rows, columns, _ = self.tile.sums
+            with b.grid(rows, columns) as loops, b.sblock("scale_minima"):
+                m, c = b.axis.remap("SS", loops)
+                b.reads()
+                b.writes()
+                vector = "float32x4"
+                x = self.xsum.vload([self._block_of_x(m), absolute, 0], vector)
+                least = self.least.vload([self._column(g, c), 0], vector)
+                total = sums.vload([m, c, 0], vector) - least * tirx.Shuffle([x], [m] * 4)
+                b.buffer_store(sums, total, [m, c, tirx.Ramp(0, 1, 4)])
 
     def _origin(self, iteration: Expr, part: Any) -> Expr:
         """First row of the starts of a group: they differ from iteration to iteration."""
@@ -345,7 +389,9 @@ class CentredGemm(GemmTask):
 
     def _group(self, kb: Expr, iteration: Expr, part: Expr, dots: Buffer, sums: Buffer) -> None:
         group = iteration * self.unrolled + part
-        self._dots(kb, group * self.group, self.group // self.blocking.k_step, dots)
+        of_x = group // self.planes if self.planes > 1 else group
+        steps = self.group // self.blocking.k_step
+        self._dots(kb, group * self.group, of_x * self.group, steps, dots)
         if not self.pairs:
             self._scale_by_lane(kb, iteration, group, dots, sums)
             return
@@ -355,7 +401,7 @@ class CentredGemm(GemmTask):
             b.writes(sums[m, c, r])
             factor = self.scales[self.origins + self._column(group, c), r]
             if not self.token_scale:
-                factor = factor * self._of_x(self.xs, m, kb * self.per_block + group, r)
+                factor = factor * self._of_x(self.xs, m, self._group_of_x(kb, group), r)
             if self.magic:
                 origin = tirx.const(MAGIC, "float32")
                 if self.loaded == self.tile.sums[0]:
@@ -363,13 +409,7 @@ class CentredGemm(GemmTask):
                 dot = tirx.reinterpret("float32", dots[m, c, r]) - origin
             else:
                 dot = dots[m, c, r].astype("float32")
-            total = sums[m, c, r] + dot * factor
-            if self.minima:
-                x = self._of_x(self.xsum, m, kb * self.per_block + group, r).astype("float32")
-                if not self.token_scale:
-                    x = x * self._of_x(self.xs, m, kb * self.per_block + group, r)
-                total = total - self.least[self._column(group, c), r] * x
-            b.buffer_store(sums, total, [m, c, r])
+            b.buffer_store(sums, sums[m, c, r] + dot * factor, [m, c, r])
 
     def _magic_row(self, iteration: Expr, group: Expr) -> Expr:
         """Where `MAGIC` is taken from: LLVM would splat a constant anew for every group."""
@@ -381,7 +421,7 @@ class CentredGemm(GemmTask):
     ) -> None:
         """The scales of 4 rows of x are one vector, of which each row multiplies by its lane."""
         rows, columns, _ = self.tile.sums
-        absolute, vector = kb * self.per_block + group, "float32x4"
+        absolute, vector = self._group_of_x(kb, group), "float32x4"
         lanes = tirx.Ramp(0, 1, 4)
         with b.grid(rows, columns) as loops, b.sblock("scale"):
             m, c = b.axis.remap("SS", loops)
@@ -400,23 +440,18 @@ class CentredGemm(GemmTask):
             else:
                 dot = dot.astype(vector)
             total = sums.vload([m, c, 0], vector) + dot * factor
-            if self.minima:
-                x = self.xsum.vload([self._block_of_x(m), absolute, 0], "int32x4").astype(vector)
-                if not self.token_scale:
-                    x = x * self.xs.vload([self._block_of_x(m), absolute, 0], vector)
-                least = self.least.vload([self._column(group, c), 0], vector)
-                total = total - least * tirx.Shuffle([x], [m] * 4)
             b.buffer_store(sums, total, [m, c, lanes])
 
-    def _dots(self, kb: Expr, first: Any, steps: Any, dots: Buffer) -> None:
+    def _dots(self, kb: Expr, first: Any, first_x: Any, steps: Any, dots: Buffer) -> None:
+        """Products of columns of the panel from `first` on, with those of x from `first_x` on."""
         bl = self.blocking
         width = 8 if self.pairs else 4
         with b.serial(0, steps) as s0, b.sblock("step"):
             s = b.axis.opaque(bl.k_block // bl.k_step, s0)
             b.reads()
             b.writes()
-            at = first // width + s * (bl.k_step // width)
-            k0 = kb * (bl.k_block // width) + at
+            step = s * (bl.k_step // width)
+            at, k0 = first // width + step, first_x // width + step + kb * (bl.k_block // width)
 
             def x(*index: Expr) -> Expr:
                 if self.pairs:

@@ -29,8 +29,8 @@ class PanelFormat(ABC):
     Attributes
     ----------
     layout : WeightLayout
-        Whose row blocks are those of the unit.
-    unit : DecodedUnit
+    units : tuple of DecodedUnit
+        For every plane, of one shape.
     weights : CentredGroups
     minima : bool
         Whether groups have a `minimum`.
@@ -38,18 +38,21 @@ class PanelFormat(ABC):
 
     minima = False
     layout: Any
-    unit: DecodedUnit
+    units: tuple[DecodedUnit, ...]
     weights: CentredGroups
 
     @abstractmethod
-    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
-        """What unit `u` along K of a row block is decoded from."""
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
+        """What unit `u` along K of a row block is decoded from, its 4 rows `part` and following."""
 
     @abstractmethod
-    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
-        """float32: the scale of row `r` 0..3 of one of the row block's vectors."""
+    def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+        """float32: the scale of row `r` 0..3 of the row block's 4 rows `part`.
 
-    def minimum(self, arrays: Arrays, block: Expr, group: Expr, r: Expr) -> Expr:
+        Planes of a group count as groups that follow each other.
+        """
+
+    def minimum(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
         """float32: what is taken off the weights of a group besides."""
         raise NotImplementedError
 
@@ -62,8 +65,9 @@ class PanelGemm(CentredGemm):
     ) -> None:
         self.minima = panel.minima
         super().__init__(spec, panel.weights, blocking, tuning)
-        self.format, self.unit = panel, panel.unit
-        assert blocking.vectors % self.unit.vectors == 0
+        self.format = panel
+        self.per_unit, self.per_row_block = panel.units[0].vectors, panel.layout.rows // 4
+        assert blocking.vectors % self.per_unit == 0
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
         return dict(self.format.layout.shapes(self.spec.n, self.spec.k))
@@ -78,35 +82,54 @@ class PanelGemm(CentredGemm):
     def _block(self, j: Expr) -> Expr:
         """Row block of the layout that the panel's vector j is of."""
         last = self.format.layout.row_blocks(self.spec.n) - 1
-        return tirx.min((self.panel + j) // i64(self.unit.vectors), i64(last))
+        return tirx.min((self.panel + j) // i64(self.per_row_block), i64(last))
+
+    def _part(self, j: Expr) -> Expr:
+        """Which vector of its row block the panel's vector j is."""
+        if self.per_row_block == 1:
+            return tirx.const(0, "int32")
+        return (self.panel + j) % i64(self.per_row_block)
 
     def unpack(self, kb: Expr) -> None:
-        bl, unit = self.blocking, self.unit
+        bl, (unit, *_) = self.blocking, self.format.units
         per_block, blocks = bl.k_block // unit.k, bl.vectors // unit.vectors
         mine = self.count(per_block, -(-self.k // unit.k), kb)
-        steps, columns = unit.shape(self.pairs)[:2]
         with b.grid(mine, blocks) as (u0, j0), b.sblock("unit"):
             u, j = b.axis.spatial(per_block, u0), b.axis.spatial(blocks, j0)
             b.reads()
             b.writes()
-            block = self._block(j * unit.vectors)
-            at = kb * per_block + u
+            for plane in range(self.planes):
+                self._unpack(kb * per_block + u, u, j, plane)
 
-            def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
-                return (u * steps + index[0], j * columns + index[1], *index[2:])
+    def _unpack(self, at: Expr, u: Expr, j: Expr, plane: int) -> None:
+        """Decode a plane of unit `at` of the panel's j-th stretch of rows."""
+        unit = self.format.units[plane]
+        steps, columns = unit.shape(self.pairs)[:2]
+        first = u * steps
+        if self.planes > 1:
+            per_group = self.group // unit.k
+            group = u // per_group * self.planes + plane
+            first = (group * per_group + u % per_group) * steps
+        vector = j * unit.vectors
+        block, part = self._block(vector), self._part(vector)
 
-            decode_loops(
-                unit,
-                self.pairs,
-                self.format.sources(self.weights, block, at),
-                lambda *index: self.decoded[place(index)],
-                lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
-            )
+        def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            return (first + index[0], j * columns + index[1], *index[2:])
+
+        decode_loops(
+            unit,
+            self.pairs,
+            self.format.sources(self.weights, block, part, at),
+            lambda *index: self.decoded[place(index)],
+            lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
+            f"unpack{plane}",
+        )
 
     def spread_scales(self, mine: Any, first: Expr) -> None:
         self._spread_made("scales", self.scales, self.origins, mine, first)
         if self.minima:
-            self._spread_made("least", self.least, 0, mine, first)
+            planes = self.planes
+            self._spread_made("least", self.least, 0, mine // planes, first // planes)
 
     def _spread_made(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
         """Factors or minima of groups in the order of the sums, from row `start` on."""
@@ -124,15 +147,10 @@ class PanelGemm(CentredGemm):
         self, name: str, first: Expr, where: tuple[Expr, ...], target: Buffer, at: list[Expr]
     ) -> None:
         g, j, r = where
-        panel, block = self.format, self._block(j)
+        make = self.format.factor if name == "scales" else self.format.minimum
         b.reads()
         b.writes(target[tuple(at)])
-        if name == "scales":
-            parts = self.unit.vectors
-            part = j % parts if parts > 1 else tirx.const(0, "int32")
-            value = panel.factor(self.weights, block, part, first + g, r)
-        else:
-            value = panel.minimum(self.weights, block, first + g, r)
+        value = make(self.weights, self._block(j), self._part(j), first + g, r)
         b.buffer_store(target, value, at)
 
 

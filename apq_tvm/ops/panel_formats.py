@@ -35,7 +35,7 @@ Expr = Any  # tvm is untyped
 Arrays = Any
 
 
-def part(buffer: Any, lead: tuple[Expr, ...], extent: int, start: Any = 0) -> Source:
+def stretch(buffer: Any, lead: tuple[Expr, ...], extent: int, start: Any = 0) -> Source:
     """A stretch of a buffer's last axis."""
 
     def load(at: Expr) -> Expr:
@@ -62,16 +62,16 @@ class NonlinearPanel(PanelFormat):
 
     def __init__(self, layout: NonlinearLayout, k: int) -> None:
         self.layout: Any = layout
-        self.unit = TableUnit(layout.offset)
+        self.units = (TableUnit(layout.offset),)
         self.weights = CentredGroups(_columns(layout, k), layout.group, layout.offset)
 
-    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
         return {
-            "codes": part(arrays["codes"], (block, u), self.layout.unit.nbytes),
-            "table": part(arrays["table"], (), self.layout.entries),
+            "codes": stretch(arrays["codes"], (block, u), self.layout.unit.nbytes),
+            "table": stretch(arrays["table"], (), self.layout.entries),
         }
 
-    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
+    def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
         return _scale(self.layout, arrays, block, group, r)
 
 
@@ -82,20 +82,20 @@ class SuperPanel(PanelFormat):
 
     def __init__(self, layout: SuperBlockLayout, k: int) -> None:
         self.layout: Any = layout
-        self.unit = SuperUnit(layout.bits)
+        self.units = (SuperUnit(layout.bits),)
         largest = ((1 << layout.bits) - 1) * SUB_MAX
         self.weights = CentredGroups(_columns(layout, k), layout.group, largest)
 
-    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
         return {
-            "codes": part(arrays["codes"], (block, u), self.layout.unit.nbytes),
-            "subs": part(arrays["subs"], (block, u), 4),
+            "codes": stretch(arrays["codes"], (block, u), self.layout.unit.nbytes),
+            "subs": stretch(arrays["subs"], (block, u), 4),
         }
 
-    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
+    def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
         return _scale(self.layout, arrays, block, group, r)
 
-    def minimum(self, arrays: Arrays, block: Expr, group: Expr, r: Expr) -> Expr:
+    def minimum(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
         scale = self.layout.min_scale(arrays, block, group // self.layout.span_groups, r)
         return scale * self.layout.minimum(arrays, block, group, r).astype("float32")
 
@@ -105,7 +105,7 @@ class BooksPanel(PanelFormat):
 
     def __init__(self, layout: CodebookLayout, k: int) -> None:
         self.layout: Any = layout
-        self.unit = BooksUnit(layout.bits, layout.offset)
+        self.units = (BooksUnit(layout.bits, layout.offset),)
         self.weights = CentredGroups(_columns(layout, k), layout.group, layout.offset)
 
     @staticmethod
@@ -113,15 +113,15 @@ class BooksPanel(PanelFormat):
         """Whether units can be decoded."""
         return (layout.codebooks, layout.group) == (BOOKS, GROUP)
 
-    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
-        unit, codes, index = self.unit, arrays["codes"], arrays["index"]
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
+        unit, codes, index = self.units[0], arrays["codes"], arrays["index"]
         shape = unit.operands["codes"][0]
         if len(shape) == 1:  # quads, of which a span has four
             span = QUAD * 4
             return {
-                "codes": part(codes, (block, u), shape[0]),
-                "index": part(index, (block, u // (span // QUAD)), 4, u % (span // QUAD) * 4),
-                "table": part(arrays["table"], (), unit.entries),
+                "codes": stretch(codes, (block, u), shape[0]),
+                "index": stretch(index, (block, u // (span // QUAD)), 4, u % (span // QUAD) * 4),
+                "table": stretch(arrays["table"], (), unit.entries),
             }
         units, size = shape
 
@@ -131,11 +131,11 @@ class BooksPanel(PanelFormat):
         region = codes[block, u * units : u * units + units, 0:size]
         return {
             "codes": Source(load, region),
-            "index": part(index, (block, u), 4),
-            "table": part(arrays["table"], (), unit.entries),
+            "index": stretch(index, (block, u), 4),
+            "table": stretch(arrays["table"], (), unit.entries),
         }
 
-    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
+    def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
         sub = self.layout.sub(arrays, block, group, r).astype("float32")
         return _scale(self.layout, arrays, block, group, r) * sub
 
@@ -145,14 +145,14 @@ class BalancePanel(PanelFormat):
 
     def __init__(self, layout: BalanceLayout, k: int) -> None:
         self.layout: Any = layout
-        self.unit = BalanceUnit(CENTRE)
+        self.units = (BalanceUnit(CENTRE),)
         self.weights = CentredGroups(layout.padded_k(k), layout.group_width(k), CENTRE)
 
-    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
-        return {"codes": part(arrays["codes"], (block, u), self.layout.unit_bytes)}
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
+        return {"codes": stretch(arrays["codes"], (block, u), self.layout.unit_bytes)}
 
-    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
-        return arrays["scales"][block, group, vector * 4 + r].astype("float32")
+    def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+        return arrays["scales"][block, group, part * 4 + r].astype("float32")
 
 
 class PlanesPanel(PanelFormat):
@@ -161,7 +161,7 @@ class PlanesPanel(PanelFormat):
     def __init__(self, layout: PlanesLayout, k: int, width: int) -> None:
         self.layout: Any = layout
         self.width = width
-        self.unit = PlanesUnit(width, layout.tables_per_block)
+        self.units = (PlanesUnit(width, layout.tables_per_block),)
         padded = layout.padded_k(k)
         self.weights = CentredGroups(padded, padded, 128)
 
@@ -171,8 +171,8 @@ class PlanesPanel(PanelFormat):
             return block * self.layout.tables_per_block
         return block // (self.layout.channels // PLANE_ROWS)
 
-    def sources(self, arrays: Arrays, block: Expr, u: Expr) -> dict[str, Source]:
-        planes, table, unit = arrays["planes"], arrays[table_name(self.width)], self.unit
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
+        planes, table, unit = arrays["planes"], arrays[table_name(self.width)], self.units[0]
         first, k0 = self._first(block), u * unit.k
 
         def load_plane(p: Expr, _: Expr, k: Expr) -> Expr:
@@ -187,8 +187,8 @@ class PlanesPanel(PanelFormat):
             "table": Source(load_entry, table[first : first + tables, 0 : 1 << self.width]),
         }
 
-    def factor(self, arrays: Arrays, block: Expr, vector: Expr, group: Expr, r: Expr) -> Expr:
-        tables, row = self.layout.tables_per_block, vector * 4 + r
+    def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+        tables, row = self.layout.tables_per_block, part * 4 + r
         table = self._first(block)
         if tables > 1:
             table = table + row // (PLANE_ROWS // tables)

@@ -22,7 +22,14 @@ Buffer = Any
 
 
 def quantize_rows(
-    k: int, act_group: int, weight_group: int, lanes: int, row_block: int, bits: int, together: int
+    k: int,
+    act_group: int,
+    weight_group: int,
+    lanes: int,
+    row_block: int,
+    bits: int,
+    together: int,
+    meant: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations and interleave them.
 
@@ -32,12 +39,14 @@ def quantize_rows(
         As `apq_tvm.ops.quantize_activations.quantize_activations`.
     together : int
         R, rows in a vector: 2 or 4.
+    meant : bool
+        Whether sums are float32: of what codes mean, where they have their own scales.
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga, 4], xsum i32 [B, Gw, 4])``,
-        M dynamic, B = ceil(M / R).
+        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga, 4], xsum [B, Gw, 4])``, M
+        dynamic, B = ceil(M / R), xsum int32 or float32.
 
     Raises
     ------
@@ -46,7 +55,7 @@ def quantize_rows(
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
     return _Rows(
-        k, padded, width, sum_width, min(lanes, sum_width), row_block, bits, together
+        k, padded, width, sum_width, min(lanes, sum_width), row_block, bits, together, meant
     ).build()
 
 
@@ -63,10 +72,11 @@ class _Rows(Quantize):
         row_block: int,
         bits: int,
         together: int,
+        meant: bool,
     ) -> None:
         super().__init__(k, padded, width, sum_width, lanes, row_block, bits)
         self.together, self.run = i64(together), 16 // together
-        self.copies = 4 // together
+        self.copies, self.meant = 4 // together, meant
 
     def _blocks(self, m: Expr) -> Expr:
         return (m + (self.together - i64(1))) // self.together
@@ -76,10 +86,15 @@ class _Rows(Quantize):
         return argument("xq", shape, "int8")
 
     def declare_factors(self, name: str, m: Expr, groups: int, dtype: str) -> Buffer:
+        dtype = "float32" if self.meant else dtype
         return argument(name, (self._blocks(m), groups, 4), dtype)
 
     def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
         first = row % self.together * i64(self.copies)
+        if self.meant and target.same_as(self.xsum):
+            value = value.astype("float32")
+            if self.width == self.sum_width:
+                value = value * self.xs[row // self.together, group, first]
         for lane in range(self.copies):
             b.buffer_store(target, value, [row // self.together, group, first + i64(lane)])
 

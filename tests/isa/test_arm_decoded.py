@@ -89,7 +89,7 @@ class Layer:
         blocks = -(-m // together)
         xq = np.zeros((blocks, kp * together // 16, together, 16 // together), np.int8)
         xs = np.zeros((blocks, act, 4), np.float32)
-        xsum = np.zeros((blocks, sums, 4), np.int32)
+        xsum = np.zeros((blocks, sums, 4), np.float32 if scheme.family == "super" else np.int32)
         self._prepare(x, xq, xs, xsum)
         codes = xq.transpose(0, 2, 1, 3).reshape(blocks * together, kp)[:m]
         scales = xs[:, :, :: 4 // together].transpose(0, 2, 1).reshape(-1, act)[:m]
