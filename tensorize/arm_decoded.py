@@ -34,6 +34,7 @@ from apq_tvm.tensorize.decoded_units import (
     BalanceUnit,
     BooksUnit,
     PlanesUnit,
+    SignsUnit,
     SuperUnit,
     TableUnit,
 )
@@ -223,10 +224,27 @@ def _transposed(rows: list[Expr]) -> list[Expr]:
     return out
 
 
+def _signs(unit: SignsUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+    """0 where the bit is set, else -1; with the lowest bit set that is +1 and -1."""
+    per_step = 8 if pairs else 4
+    for step, half in _steps(pairs):
+        k = step * per_step
+        packed = buffers["codes"].vload([unit.byte(k // 8)], "uint8x4")
+        bytes_ = row_bytes(packed, pairs, half)
+        bits = tirx.Shuffle(
+            [tirx.const(1 << (k % 8 + i % per_step), "uint8") for i in range(_BYTES)],
+            [tirx.const(i, "int32") for i in range(_BYTES)],
+        )
+        clear = tirx.EQ(tirx.bitwise_and(bytes_, bits), splat(0, "uint8"))
+        value = tirx.Select(clear, splat(-1, "int8"), splat(1, "int8"))
+        _store(out, (step, 0), value, pairs, half)
+
+
 _BODIES: dict[type[DecodedUnit], Callable[..., None]] = {
     TableUnit: _table,
     SuperUnit: _super,
     BooksUnit: _books,
     BalanceUnit: _balance,
     PlanesUnit: _planes,
+    SignsUnit: _signs,
 }

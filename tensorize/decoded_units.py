@@ -201,6 +201,46 @@ class PlanesUnit(DecodedUnit):
         return f"b{self.bits}t{self.tables}"
 
 
+@dataclass(frozen=True)
+class SignsUnit(DecodedUnit):
+    """One plane of binary codes, -1 and +1: 4 of the 16 rows of a unit with a byte a row.
+
+    Parameters
+    ----------
+    bits : int
+        Planes of the unit.
+    plane : int
+    """
+
+    bits: int
+    plane: int
+
+    @property
+    def stretch(self) -> int:
+        """Bytes from the first of the rows' to their last."""
+        return (4 * self.bits - 1) * 16 + 4
+
+    @property
+    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
+        """``codes``."""
+        return {"codes": ((self.stretch,), "uint8", 4)}
+
+    def byte(self, chunk: Any) -> Any:
+        """Where the rows' bytes of 8 k are."""
+        return (chunk * self.bits + self.plane) * 16
+
+    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
+        """The sign."""
+        from tvm import tirx
+
+        byte = load["codes"](self.byte(k // 8) + row).astype("int32")
+        bit = tirx.bitwise_and(tirx.shift_right(byte, (k % 8).astype("int32")), _i32(1))
+        return bit * _i32(2) - _i32(1)
+
+    def __str__(self) -> str:
+        return f"signs{self.plane}of{self.bits}"
+
+
 def _i32(value: int) -> Expr:
     from tvm import tirx
 

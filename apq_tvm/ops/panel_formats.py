@@ -8,6 +8,7 @@ from tvm import tirx
 
 from apq_tvm.codegen.layouts import (
     BalanceLayout,
+    BcqLayout,
     CodebookLayout,
     NonlinearLayout,
     PlanesLayout,
@@ -24,6 +25,7 @@ from apq_tvm.tensorize.decoded_units import (
     BalanceUnit,
     BooksUnit,
     PlanesUnit,
+    SignsUnit,
     SuperUnit,
     TableUnit,
 )
@@ -194,3 +196,28 @@ class PlanesPanel(PanelFormat):
             table = table + row // (PLANE_ROWS // tables)
         step = arrays[f"steps{self.width}"][table]
         return arrays["scales"][block, row].astype("float32") * step
+
+
+class SignsPanel(PanelFormat):
+    """Binary codes: every plane of signs has its own scale, and groups have an offset."""
+
+    minima = True
+
+    def __init__(self, layout: BcqLayout, k: int) -> None:
+        self.layout: Any = layout
+        self.units = tuple(SignsUnit(layout.bits, plane) for plane in range(layout.bits))
+        padded = layout.padded_k(k)
+        self.weights = CentredGroups(padded, layout.group_width(k), 1, layout.bits)
+
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
+        codes, size = arrays["codes"], self.units[0].stretch
+        return {"codes": stretch(codes, (block, u), size, part * 4)}
+
+    def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+        planes = self.weights.planes
+        scales = arrays["scales"]
+        return scales[block, group // planes, group % planes, part * 4 + r].astype("float32")
+
+    def minimum(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+        offset = arrays["scales"][block, group, self.weights.planes, part * 4 + r]
+        return -offset.astype("float32")

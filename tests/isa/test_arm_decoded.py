@@ -26,7 +26,7 @@ from apq_tvm.types import QuantizedTensor
 
 Array = Any
 
-TARGETS = {"smmla": "graviton3", "sdot": "graviton2", "smull": "cortex-a72"}
+TARGETS = {"smmla": "graviton3", "sdot": "graviton2"}
 
 
 @cache
@@ -89,7 +89,9 @@ class Layer:
         blocks = -(-m // together)
         xq = np.zeros((blocks, kp * together // 16, together, 16 // together), np.int8)
         xs = np.zeros((blocks, act, 4), np.float32)
-        xsum = np.zeros((blocks, sums, 4), np.float32 if scheme.family == "super" else np.int32)
+        xsum = np.zeros(
+            (blocks, sums, 4), np.float32 if scheme.family in ("super", "bcq") else np.int32
+        )
         self._prepare(x, xq, xs, xsum)
         codes = xq.transpose(0, 2, 1, 3).reshape(blocks * together, kp)[:m]
         scales = xs[:, :, :: 4 // together].transpose(0, 2, 1).reshape(-1, act)[:m]
@@ -111,8 +113,7 @@ class Layer:
 
 CASES = (
     ("nl4", "smmla", 0),
-    ("nl4", "sdot", 0),
-    ("nl4g64", "smull", 0),
+    ("nl4g64", "sdot", 0),
     ("W2*A8", "smmla", 0),
     ("W2*A8g128", "smmla", 0),
     ("W2*A8", "sdot", 0),
@@ -121,10 +122,10 @@ CASES = (
     ("cb3", "smmla", 0),
     ("cb3", "sdot", 0),
     ("cb4", "smmla", 0),
-    ("cb4", "smull", 0),
     ("W2sA8", "smmla", 0),
     ("W3sA8", "sdot", 0),
-    ("W3sA8", "smull", 0),
+    ("bcq2g128", "smmla", 0),
+    ("bcq3g32", "smmla", 0),
     ("anyprec2-8", "smmla", 2),
     ("anyprec2-8", "smmla", 5),
     ("anyprec2-8", "smmla", 8),
@@ -173,11 +174,9 @@ def test_declines_with_a_reason(kernel: LinearKernel) -> None:
         kernel.check(LinearSpec(64, 64, parse_scheme("W4A8")), find_profile("graviton3"))
 
 
-def test_declines_devices_floats_and_shared_codes() -> None:
+def test_declines_devices_and_floats() -> None:
     a72, spec = find_profile("cortex-a72"), LinearSpec(64, 64, parse_scheme("nl4"))
     with pytest.raises(NotApplicable, match="needs i8mm; cortex-a72"):
         kernel_of("nl4", "smmla").check(spec, a72)
     with pytest.raises(NotApplicable, match="integer activations"):
         kernel_of("nl4", "sdot").check(LinearSpec(64, 64, parse_scheme("nl4A32")), a72)
-    with pytest.raises(NotApplicable, match="shares 12"):
-        kernel_of("W2*A8", "smull").check(LinearSpec(64, 64, parse_scheme("W2*A8")), a72)
