@@ -61,6 +61,8 @@ def _streams(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Deci
         pairs = "+slow-paired-128" not in profile.target.get("mattr", ())
         few = fold.parts == 1 or (pairs and _wide(profile))
         choices = (2, 1, 4) if few else (4, 2, 1)
+        if fold.unit.whole and fold.unit.bits > 3 and not (profile.in_order or _wide(profile)):
+            choices = (1, 2, 4)  # their bytes are wanted again for codes that are split over them
     blocks = -(-spec.n // LANES)
     return decide("streams", tuple(s for s in choices if s <= blocks))
 
@@ -69,7 +71,7 @@ def _unroll(spec: LinearSpec, m_tile: int, chunks: int, decide: Decide) -> int:
     layout = interleaved(spec, LANES)
     fold = fold_of(layout)
     more = chunk_units(layout, spec.k) == 1 and (m_tile == 4 or (m_tile == 1 and not fold.zeros))
-    choices = (2, 1) if more and fold.raw else (1, 2)
+    choices = (2, 1) if more and fold.raw and not (layout.whole and m_tile > 1) else (1, 2)
     return decide("unroll", tuple(u for u in choices if chunks % u == 0))
 
 
@@ -110,7 +112,8 @@ def _prepare(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Deci
     rows = max(1, _TASK // spec.k)
     func = fold_activations(spec.k, layout, per_token, copies, rows)
     group = f"g{layout.group_size}" if layout.group_size > 0 else "row"
-    codes = f"w{fold.width}" + ("" if fold.raw else f"_W{layout.bits}")
+    alike = fold.raw and not layout.whole
+    codes = f"w{fold.width}" + ("" if alike else f"_W{layout.bits}")
     key = f"fold_k{spec.k}_{group}_{codes}_x{copies}"
     key += ("_t" if per_token else "") + ("_z" if fold.zeros else "")
     return Preparation(key, func)
@@ -157,7 +160,7 @@ def _schedule(
     sch.vectorize(lane)
     sch.unroll(stream)
     # For one row of x LLVM moves the loads of longer chunks up, and they do not fit the registers.
-    fits = units <= 2 or m_tile > 1
+    fits = (units <= 2 or m_tile > 1) and not layout.whole
     scarce = fits and not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
     together = decide("together", (True, False) if scarce else (False, True))
     sch.tensorize(lanes[0], folded_intrinsic(fold_of(layout), m_tile, units, together))

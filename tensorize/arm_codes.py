@@ -7,7 +7,9 @@ from typing import Any
 
 from tvm import tirx
 
+from apq_tvm.tensorize.arm_lookup_ops import inserted_left
 from apq_tvm.tensorize.unit import Unit
+from apq_tvm.tensorize.whole_codes import pieces
 
 Expr = Any  # tvm is untyped
 
@@ -25,6 +27,8 @@ def unpacked(unit: Unit, load: Callable[[int], Expr], vector: int, doubled: bool
         0..7.
     doubled : bool
     """
+    if unit.whole:
+        return _unpacked_whole(unit, load, vector)
     result: Expr = None
     for width, shift in unit.fields:
         byte = load(shift + vector % width)
@@ -39,6 +43,20 @@ def unpacked(unit: Unit, load: Callable[[int], Expr], vector: int, doubled: bool
         byte = tirx.bitwise_and(byte, repeated(((1 << width) - 1) << to))
         result = byte if result is None else tirx.bitwise_or(result, byte)
     return result
+
+
+def _unpacked_whole(unit: Unit, load: Callable[[int], Expr], vector: int) -> Expr:
+    """Pieces are inserted above those below, with whatever lies above them until the last mask."""
+    result: Expr = None
+    for byte, place, width, shift in pieces(unit.bits, vector):
+        code = load(byte)
+        if unit.inverted and place + width == 8:
+            code = tirx.bitwise_xor(code, repeated(0x80))
+        if place:
+            code = tirx.shift_right(code, repeated(place))
+        result = code if result is None else inserted_left(result, code, shift)
+        clean = place + width == 8 and shift == 0
+    return result if clean else tirx.bitwise_and(result, repeated((1 << unit.bits) - 1))
 
 
 def repeated(value: int) -> Expr:

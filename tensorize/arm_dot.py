@@ -51,7 +51,7 @@ def smull_intrinsic(unit: Unit, m: int = 1) -> str:
     """
     signed = unit.bits == 8
     name = f"apq_smull_{m}x{unit.rows}x{UNIT_K}_s8{'s' if signed else 'u'}{unit.bits}s32"
-    name += "_g16" if unit.groups == 2 else ""
+    name += ("_t" if unit.whole else "") + ("_g16" if unit.groups == 2 else "")
 
     def product(code: Expr, x: Expr, zero: Expr | None) -> Expr:
         from tvm import tirx

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from tvm import tirx
@@ -25,7 +26,8 @@ from apq_tvm.tensorize.arm_loads import MODULE, load_vectors
 from apq_tvm.tensorize.fold import Fold
 from apq_tvm.tensorize.folded_dot import FoldedDot, FoldedOperands, folded_pair
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.unit import UNIT_K
+from apq_tvm.tensorize.unit import UNIT_K, VECTORS
+from apq_tvm.tensorize.whole_codes import whole_place
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -49,7 +51,8 @@ def folded_intrinsic(fold: Fold, m: int, units: int, together: bool = False) -> 
     """
     unit = fold.unit
     name = f"apq_sdot_fold_{m}x{unit.rows}x{UNIT_K * units}_s8u{unit.bits}f32"
-    name += ("_z" if fold.zeros else "") + ("_ld1" if together else "")
+    name += ("_t" if unit.whole else "") + ("_z" if fold.zeros else "")
+    name += "_ld1" if together else ""
 
     def implement(o: FoldedOperands) -> None:
         if together:
@@ -62,7 +65,10 @@ def folded_intrinsic(fold: Fold, m: int, units: int, together: bool = False) -> 
 
 
 def _implement(o: FoldedOperands, load: Load) -> None:
-    places = [_sums(o, load, i) for i in range(o.dot.m)]
+    if o.dot.fold.unit.whole:
+        places = _sums_of_whole(o, load)
+    else:
+        places = [_sums(o, load, i) for i in range(o.dot.m)]
     scale = o.scales.vload([0], "float16x4").astype("float32x4")
     for i, total in enumerate(places):
         at = _at(o, i)
@@ -87,17 +93,44 @@ def _sums(o: FoldedOperands, load: Load, row: int) -> Expr:
     """int32 [4]: pattern of a float, MAGIC + 2^shift Σ."""
     dot, fold = o.dot, o.dot.fold
     total = tirx.reinterpret("int32x4", _four(o.starts, o.lead(row, 2), 0))
-    for part in range(fold.parts):
+    for part, place in enumerate(fold.places):
         if part:
-            width = tirx.Broadcast(tirx.const(fold.width, "int32"), 4)
+            width = tirx.Broadcast(tirx.const(place - fold.places[part - 1], "int32"), 4)
             total = tirx.shift_left(total, width)
         apart = dot.units > 1 and part > 0
         mine = tirx.Broadcast(tirx.const(0, "int32"), 4) if apart else total
         for unit in range(dot.units):
-            for vector in range(part * fold.vectors, (part + 1) * fold.vectors):
+            for vector in fold.members(part):
                 mine = _sdot(mine, _codes(o, load, unit, vector), _four_k(o, row, unit, vector))
         total = total + mine if apart else mine
     return total
+
+
+def _sums_of_whole(o: FoldedOperands, load: Load) -> list[Expr]:
+    """As `_sums`, of every row; unit by unit, because bytes are wanted at several places."""
+    fold, lanes = o.dot.fold, tirx.Ramp(0, 1, 4)
+    sums = b.alloc_buffer((o.dot.m, len(fold.places), 4), "int32", align=16)
+    for i in range(o.dot.m):
+        for part in range(len(fold.places)):
+            start = tirx.Broadcast(tirx.const(0, "int32"), 4)
+            if not part:
+                start = tirx.reinterpret("int32x4", _four(o.starts, o.lead(i, 2), 0))
+            b.buffer_store(sums, start, [i, part, lanes])
+    for unit in range(o.dot.units):
+        for vector in range(VECTORS):
+            part, codes = fold.part(vector), _codes(o, load, unit, vector)
+            for i in range(o.dot.m):
+                total = sums.vload([i, part, 0], "int32x4")
+                total = _sdot(total, codes, _four_k(o, i, unit, vector))
+                b.buffer_store(sums, total, [i, part, lanes])
+    results = []
+    for i in range(o.dot.m):
+        result = sums.vload([i, 0, 0], "int32x4")
+        for part, (below, place) in enumerate(pairwise(fold.places), 1):
+            width = tirx.Broadcast(tirx.const(place - below, "int32"), 4)
+            result = tirx.shift_left(result, width) + sums.vload([i, part, 0], "int32x4")
+        results.append(result)
+    return results
 
 
 def _sdot(total: Expr, codes: Expr, x: Expr) -> Expr:
@@ -108,7 +141,12 @@ def _sdot(total: Expr, codes: Expr, x: Expr) -> Expr:
 def _codes(o: FoldedOperands, load: Load, unit: int, vector: int) -> Expr:
     """int8 [16]: what stands for one vector of the unit (see `apq_tvm.tensorize.fold`)."""
     fold = o.dot.fold
-    if not fold.raw:
+    if fold.unit.whole and fold.part(vector):
+        bits = fold.unit.bits
+        mask = ((1 << bits) - 1) << whole_place(bits, vector)
+        byte = tirx.bitwise_and(load(o, unit, vector % bits), repeated(mask))
+        return tirx.reinterpret("int8x16", byte)
+    if not fold.raw or fold.unit.whole:
         codes = unpacked(fold.unit, partial(load, o, unit), vector, fold.doubled)
         return tirx.reinterpret("int8x16", codes)
     part, width = fold.part(vector), fold.width

@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from apq_tvm.tensorize.unit import VECTORS, Unit
+from apq_tvm.tensorize.whole_codes import places, split_vectors, whole_place
 
 MAGIC = 1.5 * 2**23
 """Floats from 2^23 to 2^24 have the pattern of `MAGIC_BITS` plus an integer."""
@@ -54,23 +55,34 @@ class Fold:
     def width(self) -> int:
         """Bits of a part; 8 where codes must be put together, and activations are not folded."""
         fields = self.unit.fields
+        if self.unit.whole:
+            return 8
         folds = len(fields) == 1 and fields[0][0] > 1 and self.unit.inverted
         return fields[0][0] if folds else 8
 
     @property
     def raw(self) -> bool:
-        """Whether the last part is read with its byte as it lies."""
+        """Whether the last part is read where it lies, its topmost bit inverted."""
+        if self.unit.whole:
+            return True
         return self.unit.inverted and self.unit.fields[0][0] == self.width
 
     @property
     def parts(self) -> int:
-        """Parts of a byte, and places of the sums."""
+        """Parts of a byte whose activations are folded; 1 where they are not."""
         return 8 // self.width
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Places of the sums, lowest first; the sum of all is in units of the last one."""
+        if self.unit.whole:
+            return places(self.unit.bits)
+        return tuple(self.width * part for part in range(self.parts))
 
     @property
     def shift(self) -> int:
         """Bits by which the sum of all places is too large."""
-        return self.width * (self.parts - 1)
+        return self.places[-1]
 
     @property
     def doubled(self) -> bool:
@@ -84,17 +96,27 @@ class Fold:
 
     @property
     def vectors(self) -> int:
-        """Vectors of one part."""
+        """Vectors of one part of folded activations."""
         return VECTORS // self.parts
 
     def part(self, vector: int) -> int:
-        """Part of the byte that holds a vector of the unit."""
-        return vector // self.vectors
+        """Index of the place at which a vector of the unit is summed."""
+        if not self.unit.whole:
+            return vector // self.vectors
+        if vector in split_vectors(self.unit.bits):
+            return 0
+        return self.places.index(whole_place(self.unit.bits, vector))
+
+    def members(self, part: int) -> list[int]:
+        """Vectors that are summed at a place."""
+        return [vector for vector in range(VECTORS) if self.part(vector) == part]
 
     @property
     def weights(self) -> tuple[int, ...]:
         """Of ΣX_t in ``2^shift Σ_t Σ x_t``: what a zero point is multiplied by."""
         s, w = self.shift, self.width
+        if self.unit.whole:
+            return (1 << s,) * len(self.places)
         return tuple(sum(1 << (s - w * (u - t)) for t in range(u + 1)) for u in range(self.parts))
 
     @property
@@ -103,9 +125,9 @@ class Fold:
 
         With zero points, which are taken off later: minus what is missing to the sum of codes.
         """
-        last, raw = self.parts - 1, self.middle << self.shift
+        last, raw = len(self.places) - 1, self.middle << self.shift
         if self.zeros:
-            return tuple(-raw if self.raw and u == last else 0 for u in range(self.parts))
+            return tuple(-raw if self.raw and u == last else 0 for u in range(last + 1))
         all_parts = [self.middle * weight for weight in self.weights]
         if self.raw:
             all_parts[last] -= raw

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize import whole_codes
+
 UNIT_K = 32
 """k of one unit."""
 
@@ -34,6 +36,8 @@ class Unit:
         Sums wanted along the unit's k: 1, or 2 where groups have 16 codes.
     inverted : bool
         True if the top bit of every byte is stored inverted.
+    whole : bool
+        True if codes lie as `apq_tvm.tensorize.whole_codes` says; there are no fields then.
     """
 
     bits: int
@@ -41,6 +45,7 @@ class Unit:
     fields: tuple[tuple[int, int], ...]
     groups: int = 1
     inverted: bool = False
+    whole: bool = False
 
     @property
     def vector_bytes(self) -> int:
@@ -71,6 +76,8 @@ def decode(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any) -> An
     """
     from tvm import tirx
 
+    if unit.whole:
+        return _decode_whole(unit, load, vector, lane)
     code: Any = None
     for width, shift in unit.fields:
         part = load(unit.vector_bytes * shift + vector % width * unit.vector_bytes + lane)
@@ -84,6 +91,31 @@ def decode(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any) -> An
             part = tirx.shift_left(part, tirx.const(shift, "uint8"))
         code = part if code is None else tirx.bitwise_or(code, part)
     return code.astype("int32")
+
+
+def _decode_whole(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any) -> Any:
+    from tvm import tirx
+
+    bits, size = unit.bits, unit.vector_bytes
+
+    def piece(byte: Any, place: Any, width: int) -> Any:
+        part = load(byte * size + lane)
+        if unit.inverted:
+            part = tirx.bitwise_xor(part, tirx.const(0x80, "uint8"))
+        mask = tirx.const((1 << width) - 1, "int32")
+        return tirx.bitwise_and(tirx.shift_right(part.astype("int32"), place), mask)
+
+    lower = (vector // bits).astype("int32") if bits < VECTORS // 2 else tirx.const(0, "int32")
+    place = tirx.max(tirx.const(8 - bits, "int32") - lower * bits, tirx.const(0, "int32"))
+    code = piece(vector % bits, place, bits)
+    for split in whole_codes.split_vectors(bits):
+        value: Any = None
+        for byte, at, width, shift in whole_codes.pieces(bits, split):
+            part = piece(byte, tirx.const(at, "int32"), width)
+            part = tirx.shift_left(part, tirx.const(shift, "int32"))
+            value = part if value is None else tirx.bitwise_or(value, part)
+        code = tirx.if_then_else(vector == split, value, code)
+    return code
 
 
 def centred_code(unit: Unit, code: Any, zero: Any | None) -> Any:

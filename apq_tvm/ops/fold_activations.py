@@ -148,15 +148,16 @@ class _FoldActivations:
 
     def _chunk(self, source: _Row, row: Expr, chunk: Expr, scale: Buffer) -> None:
         fold = self.fold
-        sums = b.sblock_alloc_buffer((fold.parts, 4), "int32", align=16)
-        for part in range(fold.parts):
+        parts = len(fold.places)
+        sums = b.sblock_alloc_buffer((parts, 4), "int32", align=16)
+        for part in range(parts):
             b.buffer_store(sums, _four(tirx.const(0, "int32")), [part, _lanes(0)])
         with b.serial(0, _i64(self.chunk // UNIT_K)) as u:
             self._codes(source, row, chunk * _i64(self.chunk) + u * _i64(UNIT_K), scale, sums)
         add = "llvm.vector.reduce.add.v4i32"
         totals = [
             tirx.call_llvm_pure_intrin("int32", add, sums[part, _lanes(0)])
-            for part in range(fold.parts)
+            for part in range(parts)
         ]
         xs = scale[0] * _f32(2.0**-fold.shift)
         for copy in range(self.copies):

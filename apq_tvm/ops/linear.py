@@ -97,9 +97,7 @@ def act_groups(layout: InterleavedLayout, scheme: Scheme, k: int) -> int:
 
 def unit_of(layout: InterleavedLayout) -> Unit:
     """The unit of `layout` as intrinsics describe it."""
-    fields = tuple((f.width, f.shift) for f in layout.fields)
-    groups = 2 if layout.group_size == 16 else 1
-    return Unit(layout.bits, layout.rows, fields, groups, layout.inverted)
+    return layout.unit
 
 
 def integer_linear(

@@ -19,7 +19,9 @@ high nibbles 16..31). W8 is the plain row.
 
 ``W{bits}r4k4s`` has the top bit of every byte inverted. sdot takes its bytes signed: of a raw byte
 it then multiplies ``byte - 128``, so that the topmost part of a field needs no unpacking at all
-(`apq_tvm.tensorize.arm_fold`); an arithmetic shift right gives it centred.
+(`apq_tvm.tensorize.arm_fold`); an arithmetic shift right gives it centred. ``W{bits}r4k4t`` too has
+it inverted, and has no fields: most codes of 3, 5, 6 and 7 bits lie whole in the top bits of a byte
+(`apq_tvm.tensorize.whole_codes`).
 """
 
 from __future__ import annotations
@@ -37,12 +39,13 @@ from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.tensorize.unit import UNIT_K, Unit, centred_code, decode
+from apq_tvm.tensorize.whole_codes import WIDTHS, pieces
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 ROWS = (1, 4, 8, 16)
 """Rows a unit may interleave: 1 for lookups, then 128-, 256- and 512-bit vectors."""
 
-_NAME = re.compile(r"W([1-8])r(\d+)k4(s?)\Z")
+_NAME = re.compile(r"W([1-8])r(\d+)k4([st]?)\Z")
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ class InterleavedLayout(GroupedRows):
         True if there is an array ``zeros``.
     inverted : bool
         True if the top bit of every byte of codes is inverted.
+    whole : bool
+        True if codes lie whole in a byte wherever they fit; top bits are inverted then.
 
     Raises
     ------
@@ -111,6 +116,7 @@ class InterleavedLayout(GroupedRows):
     group_size: int = -1
     zero_points: bool = False
     inverted: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -122,6 +128,11 @@ class InterleavedLayout(GroupedRows):
         ):
             raise PackError(
                 f"layout group_size={self.group_size}: 16, a multiple of {UNIT_K} or -1 is possible"
+            )
+        if self.whole and not (self.inverted and self.rows > 1 and self.bits in WIDTHS):
+            raise PackError(
+                f"layout of {self.bits} bits, {self.rows} rows: codes whole in bytes are of "
+                f"{WIDTHS} bits and several rows, with top bits inverted"
             )
 
     @classmethod
@@ -143,7 +154,8 @@ class InterleavedLayout(GroupedRows):
         bits, rows = int(match[1]), int(match[2])
         if bits != scheme.bits:
             raise PackError(f"layout {name} has {bits} bits, scheme {scheme} has {scheme.bits}")
-        return cls(bits, rows, scheme.group_size, scheme.zero_points, bool(match[3]))
+        variant = bool(match[3]), match[3] == "t"
+        return cls(bits, rows, scheme.group_size, scheme.zero_points, *variant)
 
     @classmethod
     def choose(
@@ -156,17 +168,30 @@ class InterleavedLayout(GroupedRows):
 
     @classmethod
     def of_lanes(cls, scheme: Scheme, lanes: int) -> InterleavedLayout:
-        """The layout of integers where vectors have `lanes` int32 lanes: 4 mean Arm's sdot."""
-        return cls(scheme.bits, lanes, scheme.group_size, scheme.zero_points, lanes == 4)
+        """The layout of integers where vectors have `lanes` int32 lanes: 4 mean Arm's sdot.
+
+        Bit-serial products, of activations of fewer than 8 bits, want fields.
+        """
+        arm = lanes == 4
+        whole = arm and scheme.bits in WIDTHS and scheme.act_bits == 8 and scheme.group_size != 16
+        return cls(scheme.bits, lanes, scheme.group_size, scheme.zero_points, arm, whole)
 
     @property
     def name(self) -> str:
-        """``W{bits}r{R}k4``, with an ``s`` where top bits are inverted."""
-        return f"W{self.bits}r{self.rows}k4" + ("s" if self.inverted else "")
+        """``W{bits}r{R}k4``, then ``t`` if codes are whole, or ``s`` if top bits are inverted."""
+        variant = "t" if self.whole else "s" if self.inverted else ""
+        return f"W{self.bits}r{self.rows}k4{variant}"
+
+    @property
+    def unit(self) -> Unit:
+        """The unit as intrinsics describe it."""
+        fields = () if self.whole else tuple((f.width, f.shift) for f in self.fields)
+        groups = 2 if self.group_size == 16 else 1
+        return Unit(self.bits, self.rows, fields, groups, self.inverted, self.whole)
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Bit fields in storage order, low-order bits first."""
+        """Bit fields in storage order, low-order bits first, unless codes are whole."""
         return split_fields(self.bits)
 
     @property
@@ -257,8 +282,7 @@ class InterleavedLayout(GroupedRows):
         """TensorIR float32 expression of the weight of row ``block * R + lane``, column `k`."""
         unit, group = k // UNIT_K, 0 if self.group_size == -1 else k // self.group_size
         codes, vector = arrays["codes"], k % UNIT_K // 4
-        fields = tuple((f.width, f.shift) for f in self.fields)
-        shape = Unit(self.bits, self.rows, fields, inverted=self.inverted)
+        shape = self.unit
         if self.rows == 1:
             raise PackError(f"layout {self.name} is for lookups, not for products")
         code = decode(shape, lambda byte: codes[block, unit, byte], vector, lane * 4 + k % 4)
@@ -282,6 +306,8 @@ class InterleavedLayout(GroupedRows):
         quads = codes.view(np.uint32).reshape(blocks, self.rows, units * 8)
         # [NB, units * 8, R] of four k each: vectors in order of j
         vectors = np.ascontiguousarray(quads.transpose(0, 2, 1)).view(np.uint8)
+        if self.whole:
+            return self._pack_whole(vectors.reshape(blocks, units, 8, -1))
         out = np.empty((blocks, units, self.unit_bytes), np.uint8)
         for f in self.fields:
             start, size = self.vector_bytes * f.shift, self.vector_bytes * f.width
@@ -296,12 +322,29 @@ class InterleavedLayout(GroupedRows):
                     target |= bits
         return out ^ np.uint8(0x80) if self.inverted else out
 
+    def _pack_whole(self, vectors: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """[NB, Kp / 32, 8, 4R] -> [NB, Kp / 32, 4 * bits * R]."""
+        out = np.zeros((*vectors.shape[:2], self.bits, self.vector_bytes), np.uint8)
+        for v in range(8):
+            for byte, place, width, shift in pieces(self.bits, v):
+                out[:, :, byte] |= ((vectors[:, :, v] >> shift) & ((1 << width) - 1)) << place
+        return out.reshape(*vectors.shape[:2], -1) ^ np.uint8(0x80)
+
+    def _unpack_whole(self, packed: NDArray[np.uint8], vectors: NDArray[np.uint8]) -> None:
+        """[NB, Kp / 32, 4 * bits * R], top bits as they were -> [NB, Kp / 32, 8, 4R], zeroed."""
+        source = packed.reshape(*packed.shape[:2], self.bits, self.vector_bytes)
+        for v in range(8):
+            for byte, place, width, shift in pieces(self.bits, v):
+                vectors[:, :, v] |= ((source[:, :, byte] >> place) & ((1 << width) - 1)) << shift
+
     def _unpack_codes(self, packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """[NB, Kp / 32, 4 * bits * R] -> [NB * R, Kp]."""
         blocks, units, _ = packed.shape
         packed = packed ^ np.uint8(0x80) if self.inverted else packed
         vectors = np.zeros((blocks, units, 8 * self.vector_bytes), np.uint8)
-        for f in self.fields:
+        if self.whole:
+            self._unpack_whole(packed, vectors.reshape(blocks, units, 8, -1))
+        for f in () if self.whole else self.fields:
             start, size = self.vector_bytes * f.shift, self.vector_bytes * f.width
             source = packed[:, :, start : start + size]
             part = vectors.reshape(blocks, units, f.per_byte, size)

@@ -12,7 +12,8 @@ from typing import Any
 from tvm import te, tirx
 
 from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
-from apq_tvm.tensorize.unit import UNIT_K
+from apq_tvm.tensorize.unit import UNIT_K, decode
+from apq_tvm.tensorize.whole_codes import pieces
 
 
 def pack_functions(layout: InterleavedLayout, n: int, k: int) -> dict[str, Any]:
@@ -73,8 +74,20 @@ def _pack_codes(layout: InterleavedLayout, n: int, k: int, shape: tuple[int, ...
             padding = tirx.if_then_else(known, zeros[row, group], padding)
         return tirx.if_then_else(tirx.all(row < n, col < k), codes[row, col], padding)
 
+    def whole_byte(block: Any, unit: Any, load: Any, lane: Any) -> Any:
+        value: Any = _u8(0x80)
+        for vector in range(8):
+            col = unit * UNIT_K + 4 * vector + lane % 4
+            whole = code(block * layout.rows + lane // 4, col)
+            for index, place, width, shift in pieces(layout.bits, vector):
+                part = ((whole >> _u8(shift)) & _u8((1 << width) - 1)) << _u8(place)
+                value = value ^ tirx.if_then_else(load == index, part, _u8(0))
+        return value
+
     def packed_byte(block: Any, unit: Any, byte: Any) -> Any:
         value: Any = _u8(0)
+        if layout.whole:
+            return whole_byte(block, unit, byte // layout.vector_bytes, byte % layout.vector_bytes)
         for f in layout.fields:
             place = byte - layout.vector_bytes * f.shift  # byte of this field
             load, lane = place // layout.vector_bytes, place % layout.vector_bytes
@@ -97,6 +110,9 @@ def _unpack_codes(layout: InterleavedLayout, n: int, k: int, shape: tuple[int, .
 
     def code(row: Any, col: Any) -> Any:
         vector, lane = (col % UNIT_K) // 4, (row % layout.rows) * 4 + col % 4
+        if layout.whole:
+            unit = row // layout.rows, col // UNIT_K
+            return decode(layout.unit, lambda at: packed[(*unit, at)], vector, lane).astype("uint8")
         value: Any = _u8(0)
         for f in layout.fields:
             byte = layout.vector_bytes * (f.shift + vector % f.width) + lane

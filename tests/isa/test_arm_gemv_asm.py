@@ -68,3 +68,13 @@ def test_loads() -> None:
     assert count(loop(4, 1, "graviton2", scheme), "ld1") > 0
     for target in ("graviton4", "cortex-a55"):
         assert not re.search(r"\bldp\s+q", loop(4, 1, target, scheme))
+
+
+@pytest.mark.parametrize(("bits", "most"), [(3, 11), (5, 14), (6, 12), (7, 14)])
+@pytest.mark.parametrize("target", ("graviton2", "graviton4"))
+def test_whole_codes_are_masked(target: str, bits: int, most: int) -> None:
+    """Of eight vectors most take a mask, the split ones one shift that inserts for each byte."""
+    body = loop(bits, 1, target, Scheme(bits, group_size=128))
+    units = count(body, "sdot") // 8
+    assert units % 4 == 0 and count(body, "and|sli|ushr|orr|bsl|bif|bit|eor") <= units * most
+    assert spills(body) <= (10 if bits == 3 else 2)

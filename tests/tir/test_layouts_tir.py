@@ -10,6 +10,7 @@ import tvm
 
 from apq_tvm.codegen.layouts import ROWS, InterleavedLayout
 from apq_tvm.codegen.layouts.tir import pack_functions, unpack_functions
+from apq_tvm.tensorize.whole_codes import WIDTHS
 from apq_tvm.types import QuantizedTensor, Scheme
 
 SHAPES = ((1, 1), (7, 31), (8, 32), (17, 97))
@@ -31,7 +32,8 @@ def call(lib: Any, name: str, inputs: list[np.ndarray], shape: tuple[int, ...], 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_same_bytes_as_numpy(bits: int, group: int, zero_points: bool, n: int, k: int) -> None:
     rows = ROWS[(bits + n) % len(ROWS)]
-    layout = InterleavedLayout(bits, rows, group, zero_points, rows == 4)
+    whole = bits in WIDTHS and rows > 1 and zero_points
+    layout = InterleavedLayout(bits, rows, group, zero_points, rows == 4 or whole, whole)
     rng = np.random.default_rng(bits)
     groups = layout.groups(k)
     zeros = rng.integers(0, 1 << bits, (n, groups), dtype=np.uint8) if zero_points else None

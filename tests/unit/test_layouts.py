@@ -23,6 +23,7 @@ from apq_tvm.codegen.layouts import (
     weight_layout,
 )
 from apq_tvm.errors import PackError
+from apq_tvm.tensorize.whole_codes import WIDTHS, pieces
 from apq_tvm.types import PackedTensor, QuantizedTensor, Scheme
 
 BITS = range(1, 9)
@@ -89,10 +90,44 @@ def test_bytes_are_where_kernels_look(bits: int, rows: int) -> None:
     n, k = rows + 1, 70
     tensor = random_tensor(Scheme(bits, group_size=32), n, k)
     layout = InterleavedLayout(bits, rows, 32, inverted=rows == 4)
+    assert layout.name == f"W{bits}r{rows}k4" + ("s" if rows == 4 else "")
     packed = layout.pack(tensor).arrays["codes"]
     for row in range(n):
         for col in (0, 3, 4, 15, 16, 31, 32, 63, 64, 69):
             assert read_code(layout, packed, row, col) == tensor.codes[row, col]
+
+
+@pytest.mark.parametrize("zero_points", (False, True))
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_whole_codes(bits: int, zero_points: bool) -> None:
+    """Every bit of a unit is that of one code; the first vectors lie in the top bits of bytes."""
+    scheme = Scheme(bits, zero_points, group_size=32)
+    layout = InterleavedLayout.of_lanes(scheme, 4)
+    assert layout.name == f"W{bits}r4k4t" and InterleavedLayout.parse(layout.name, scheme) == layout
+    taken = [
+        (byte, place + bit)
+        for vector in range(8)
+        for byte, place, width, _ in pieces(bits, vector)
+        for bit in range(width)
+    ]
+    assert sorted(taken) == [(byte, bit) for byte in range(bits) for bit in range(8)]
+    for vector in range(8):
+        shifts = [(shift, width) for _, _, width, shift in pieces(bits, vector)]
+        assert shifts == [(sum(w for _, w in shifts[:i]), w) for i, (_, w) in enumerate(shifts)]
+    tensor = random_tensor(scheme, 9, 70)
+    packed = layout.pack(tensor)
+    assert_equal(layout.unpack(packed, 9, 70, scheme), tensor)
+    top = packed.arrays["codes"][0, 0, :16].reshape(4, 4) >> (8 - bits)
+    np.testing.assert_array_equal(top, tensor.codes[:4, :4] ^ (1 << (bits - 1)))
+
+
+def test_fields_where_whole_codes_do_not_pay() -> None:
+    others = Scheme(3, act_bits=4), Scheme(3, act_bits=32), Scheme(3, group_size=16), Scheme(4)
+    for scheme in others:
+        assert InterleavedLayout.of_lanes(scheme, 4).name.endswith("s")
+    assert InterleavedLayout.of_lanes(Scheme(3), 8).name == "W3r8k4"
+    with pytest.raises(PackError, match="whole"):
+        InterleavedLayout(4, 4, 32, False, True, True)
 
 
 def test_four_bit_load_holds_a_vector_per_nibble() -> None:
