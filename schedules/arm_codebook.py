@@ -3,7 +3,11 @@
 Decisions:
 
 - ``streams``: row blocks read at once;
-- ``step``: groups of a non-uniform table in an iteration.
+- ``step``: groups of a non-uniform table in an iteration;
+- ``together``: whether one ``ld1`` loads four vectors of its codes.
+
+N1 is out of issue slots before it is out of vector pipes: two streams and ``ld1`` take fewer. V1
+and V2 are out of vector pipes: one stream has no copies.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
 from apq_tvm.tensorize.arm_book_units import book_units_intrinsic
 from apq_tvm.tensorize.arm_lookup import (
+    UNITS_ACTS,
     UNITS_FACTOR,
     UNITS_UNIT,
     books_intrinsic,
@@ -57,7 +62,7 @@ _FACTORS: dict[type[SpanDot], float | None] = {
     UnitsDot: UNITS_FACTOR,
     SuperDot: None,
 }
-"""What `extra` multiplies the activations' scales by; None for the sums of their codes."""
+"""What `extra` multiplies `xs` by; None for the sums of the activations' codes."""
 
 _FACTOR_NAMES = {BookDot: "books", BookUnitsDot: "books", UnitsDot: "units", SuperDot: "sums"}
 
@@ -100,10 +105,10 @@ def _lookup(layout: SpanLayout, profile: DeviceProfile) -> Lookup:
     def units(m: int, k: int) -> UnitsDot:
         return UnitsDot(m, k, group, entries, offset, UNITS_UNIT)
 
-    return Lookup(units, UNIT_K, 1.0)
+    return Lookup(units, UNIT_K, UNITS_ACTS)
 
 
-def _intrinsic(dot: SpanDot, profile: DeviceProfile) -> str:
+def _intrinsic(dot: SpanDot, profile: DeviceProfile, decide: Decide) -> str:
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
     if isinstance(dot, BookDot):
         return books_intrinsic(dot, fused, sve, sve and "sve2" not in profile.features)
@@ -112,7 +117,10 @@ def _intrinsic(dot: SpanDot, profile: DeviceProfile) -> str:
     if isinstance(dot, SuperDot):
         return super_intrinsic(dot, fused, sve)
     assert isinstance(dot, UnitsDot)
-    return units_intrinsic(dot, fused, sve)
+    # LLVM moves the loads of longer groups up, and they do not fit the registers.
+    scarce = _scarce(profile) and dot.m == 1 and dot.units <= 2
+    together = decide("together", (scarce, not scarce))
+    return units_intrinsic(dot, fused, sve, together)
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, family: str, fused: bool) -> None:
@@ -127,9 +135,17 @@ def _check(spec: LinearSpec, profile: DeviceProfile, family: str, fused: bool) -
         raise NotApplicable(f"is for devices without dot products; {profile.name} has them")
 
 
-def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide) -> SpanBlocking:
-    # A long span keeps all pipelines busy by itself.
-    choices = (2, 1) if m_tile == 1 and isinstance(layout, NonlinearLayout) else (1, 2)
+def _scarce(profile: DeviceProfile) -> bool:
+    """Whether a core is out of issue slots before it is out of vector pipes, as N1 is."""
+    return not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
+
+
+def _blocking(
+    spec: LinearSpec, layout: SpanLayout, profile: DeviceProfile, m_tile: int, decide: Decide
+) -> SpanBlocking:
+    # Two streams share the loads of x, and copy what their sums begin at.
+    short = m_tile == 1 and isinstance(layout, NonlinearLayout)
+    choices = (2, 1) if short and _scarce(profile) else (1, 2)
     blocks = layout.row_blocks(spec.n)
     possible = [s for s in choices if s <= blocks]
     streams = decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
@@ -144,7 +160,8 @@ def _prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Prepar
     sve = kind is BookDot and "sve" in profile.features
     factor = books_scaling(sve).factor if kind is BookDot else _FACTORS[kind]
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
-    func = quantize_extra(spec.k, padded, layout.group, lookup.acts, factor, rows)
+    short = kind is UnitsDot
+    func = quantize_extra(spec.k, padded, layout.group, lookup.acts, factor, rows, short)
     name = (
         f"quantize_{_FACTOR_NAMES[kind]}{'_sve' if sve else ''}_k{spec.k}p{padded}g{layout.group}"
     )
@@ -172,18 +189,18 @@ def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = _layout(spec)
-        blocking = _blocking(spec, layout, m_tile, decide)
+        blocking = _blocking(spec, layout, profile, m_tile, decide)
         return lookup_spans(spec, layout, _lookup(layout, profile), blocking)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = _layout(spec)
-        _blocking(spec, layout, m_tile, decide)  # asked as `func` did
+        _blocking(spec, layout, profile, m_tile, decide)  # asked as `func` did
         lookup = _lookup(layout, profile)
         short = layout.padded_k(spec.k) % layout.span
 
         def intrinsic(block: str) -> str:
             k = short if block.startswith("tail") else layout.span
-            return _intrinsic(lookup.dot(m_tile, k), profile)
+            return _intrinsic(lookup.dot(m_tile, k), profile, decide)
 
         schedule_spans(sch, intrinsic, spec.n * spec.k >= PARALLEL)
 

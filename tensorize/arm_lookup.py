@@ -7,8 +7,10 @@ on N1):
 
 - sums start at `MAGIC`, which comes with the activations (`extra`: a load, where a constant would
   have to be copied), so that a subtraction makes them floats;
-- a float16 scale becomes a float by a shift and a mask, 2^-112 too small; `UNITS_FACTOR` in `extra`
-  and `unit_scale` after the last sum bring back two halves of that;
+- of a table that has no sub-scales, no subtraction is needed: the product of `MAGIC` with the
+  activations' scale is in `extra`, and ``xs (MAGIC + sum) - xs MAGIC`` is one ``fmla``;
+- a float16 scale becomes a float by a shift and a mask, 2^-112 too small; `UNITS_ACTS` in `xs` and
+  `unit_scale` after the last sum bring back two halves of that;
 - a sub-scale s of 4 bits is put by ``tbl`` into the mantissa of 2^-97, and one ``fmla`` makes
   ``2^-104 s xs = 2^-104 (128 + s) xs - 2^-97 xs`` of it, exact but for its one rounding. There xs
   is `BooksScaling.acts` times the activations' scale, and its product with -2^-97 is in `extra`;
@@ -26,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.arm_loads import MODULE, load_vectors
 from apq_tvm.tensorize.arm_lookup_ops import (
     BYTES,
     Dot,
@@ -49,10 +52,13 @@ from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
 
-UNITS_FACTOR = 2.0**56
-"""What `extra` multiplies the activations' scales by for `units_intrinsic`."""
+UNITS_ACTS = 2.0**56
+"""What `xs` is multiplied by for `units_intrinsic`."""
 
-UNITS_UNIT = 2.0**-56
+UNITS_FACTOR = -1.5 * 2.0**23
+"""What `extra` multiplies `xs` by for `units_intrinsic`: less the float of `MAGIC`."""
+
+UNITS_UNIT = 2.0**-112
 """`SpanDot.unit` of `units_intrinsic`."""
 
 
@@ -77,8 +83,7 @@ class BooksScaling:
 
 def books_scaling(sve: bool) -> BooksScaling:
     """With SVE `extra` has the zeros that sums of a group begin at."""
-    acts = 2.0**64
-    return BooksScaling(1.0, 1.0, 0.0) if sve else BooksScaling(acts, 2.0**-104, -(2.0**-97) * acts)
+    return BooksScaling(1.0, 1.0, 0.0) if sve else BooksScaling(2.0**64, 2.0**-104, -(2.0**-97))
 
 
 _NOT_EXPONENT = ~0x70000000
@@ -91,8 +96,12 @@ _NOWHERE = 128
 """Where no vector has a byte, nor after all steps from quad to quad."""
 
 
-def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
+def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool, together: bool = False) -> str:
     """Register (once) and name the dot product of a group of 4-bit codes and one table.
+
+    For 32 codes of 4 rows there are 8 products, 8 lookups, 8 masks or shifts, and 4 instructions
+    for the scales: 7 cycles of four vector pipes, 14 of two at least, 1.65 times what the 17 of
+    W4A8g32 take.
 
     Parameters
     ----------
@@ -101,37 +110,68 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
         Whether there is ``sdot``.
     sve : bool
         Whether there is SVE.
+    together : bool
+        Whether four vectors of codes are loaded at a time (`apq_tvm.tensorize.arm_loads`).
 
     Returns
     -------
     str
-        The intrinsic's name. Its `extra` is `MAGIC` four times and `UNITS_FACTOR` times the
-        activations' scale four times.
+        The intrinsic's name. Its `xs` has 22 bits and is scaled by `UNITS_ACTS`; `extra` is `MAGIC`
+        four times and `UNITS_FACTOR` times `xs` four times.
     """
     name = f"apq_{instruction_name(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut4f32"
+    name += "_ld1" if together else ""
 
-    def implement(o: SpanOperands) -> None:
-        (table,) = tables_of(o, [list(range(16))])
-        dots = [Dot(fused, dot.offset, start_of(o, i, 0)) for i in range(dot.m)]
-        for unit in range(dot.units):
-            for i in range(4):
-                lead = [unit] if dot.units > 1 else []
-                codes = o.arrays["codes"].vload([*lead, 16 * i], "uint8x16")
-                for half, index in enumerate((masked(codes, 15), shifted(codes, -4))):
-                    values = table_lookup([table], index, sve)
-                    for row, each in enumerate(dots):
-                        each.add(values, x_of(o, row, 32 * unit + 16 * half), i)
+    def load(o: SpanOperands, unit: int) -> list[Expr]:
         from tvm import tirx
 
-        halves = tirx.reinterpret("int16x4", o.scales.vload([0], "float16x4"))
-        bits = tirx.shift_left(halves.astype("int32x4"), splat(13, "int32", 4))
-        bits = tirx.bitwise_and(bits, splat(_NOT_EXPONENT, "int32", 4))
-        scale = tirx.reinterpret("float32x4", bits)
-        for row, each in enumerate(dots):
-            factor = scale * o.extra.vload(o.at(row, 0, 4), "float32x4")
-            store_sums(o, row, fma(as_float(each.total()), factor, sums_of(o, row)))
+        codes, lead = o.arrays["codes"], [tirx.const(unit, "int64")] if dot.units > 1 else []
+        if together:
+            first = tirx.const(0, "int64")
+            return load_vectors(tirx.address_of(codes[(*lead, first)]), 4)
+        return [codes.vload([*lead, 16 * i], "uint8x16") for i in range(4)]
+
+    def implement(o: SpanOperands) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        if not together:
+            _add_units(o, dot, fused, sve, load)
+            return
+        with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", MODULE):
+            _add_units(o, dot, fused, sve, load)
 
     return register(name, lambda: make_pair(dot, implement))
+
+
+def _add_units(
+    o: SpanOperands,
+    dot: UnitsDot,
+    fused: bool,
+    sve: bool,
+    load: Callable[[SpanOperands, int], list[Expr]],
+) -> None:
+    """The products of a group."""
+    from tvm import tirx
+
+    (table,) = tables_of(o, [list(range(16))])
+    dots = [Dot(fused, dot.offset, start_of(o, i, 0)) for i in range(dot.m)]
+    for unit in range(dot.units):
+        for i, codes in enumerate(load(o, unit)):
+            for half, index in enumerate((masked(codes, 15), shifted(codes, -4))):
+                values = table_lookup([table], index, sve)
+                for row, each in enumerate(dots):
+                    each.add(values, x_of(o, row, 32 * unit + 16 * half), i)
+    halves = tirx.reinterpret("int16x4", o.scales.vload([0], "float16x4"))
+    bits = tirx.shift_left(halves.astype("int32x4"), splat(13, "int32", 4))
+    bits = tirx.bitwise_and(bits, splat(_NOT_EXPONENT, "int32", 4))
+    scale = tirx.reinterpret("float32x4", bits)
+    for row, each in enumerate(dots):
+        xs = tirx.Broadcast(o.xs[tuple(o.at(row, 0))], ROWS)
+        less = o.extra.vload(o.at(row, 0, 4), "float32x4")
+        # Exact but for one rounding: xs has 22 bits, so its product with `MAGIC` is exact.
+        value = fma(tirx.reinterpret("float32x4", each.total()), xs, less)
+        store_sums(o, row, fma(value, scale, sums_of(o, row)))
 
 
 def books_intrinsic(dot: BookDot, fused: bool, sve: bool, longer: bool = False) -> str:

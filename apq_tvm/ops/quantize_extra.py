@@ -3,6 +3,7 @@
 Codes, scales and sums are those of `apq_tvm.ops.quantize_bundles`. `extra` float32 [M, G, 8] has
 per group four times the start of its sums (`apq_tvm.tensorize.arm_lookup_ops.MAGIC`) and four times
 the group's scale times a factor, or times the sum of its codes: loads are cheaper than copies.
+Where the factor is to be `MAGIC`'s float, scales keep 22 bits, so that the product is exact.
 """
 
 from __future__ import annotations
@@ -26,8 +27,18 @@ NAME = "quantize_extra"
 """Attribute ``apq.op``."""
 
 
+SCALE_MASK = ~3
+"""Of a float32 pattern: leaves 22 significant bits."""
+
+
 def quantize_extra(
-    k: int, padded: int, group: int, acts: float, factor: float | None, row_block: int
+    k: int,
+    padded: int,
+    group: int,
+    acts: float,
+    factor: float | None,
+    row_block: int,
+    short: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations to int8.
 
@@ -38,9 +49,11 @@ def quantize_extra(
     group : int
         Columns that share a scale and a sum; divides `padded`.
     acts, factor : float
-        What scales are multiplied by, and what in `extra`; there None for the sum of codes.
+        What scales are multiplied by, and what besides in `extra`; there None for the sum of codes.
     row_block : int
         Rows in one parallel task.
+    short : bool
+        Whether scales keep 22 bits.
 
     Returns
     -------
@@ -48,7 +61,7 @@ def quantize_extra(
         ``(x f32 [M, K], xq i8 [M, padded], xs f32 [M, G], xsum i32 [M, G], extra f32 [M, G, 8])``,
         M dynamic; besides the blocks of `apq_tvm.ops.quantize_bundles` there is ``spread``.
     """
-    func = _Extra(k, padded, group, acts, factor, row_block).build()
+    func = _Extra(k, padded, group, acts, factor, row_block, short).build()
     return func.with_attr("apq.bits", 8)
 
 
@@ -63,9 +76,10 @@ class _Extra(Bundles):
         acts: float,
         factor: float | None,
         row_block: int,
+        short: bool,
     ) -> None:
         super().__init__(k, padded, group, group, CODES, row_block, 8)
-        self.acts, self.factor = acts, factor
+        self.acts, self.factor, self.short = acts, factor, short
 
     def declare_more(self, m: Expr) -> None:
         self.extra = argument("extra", (m, self.padded // self.width, EXTRA), "float32")
@@ -74,6 +88,17 @@ class _Extra(Bundles):
         super()._row(row)
         (magic,) = struct.unpack("<f", struct.pack("<I", MAGIC))
         extents = self.padded // self.width, EXTRA // 2
+        if self.acts != 1 or self.short:
+            with b.serial(0, extents[0]) as g0, b.sblock("scale_acts"):
+                g = b.axis.spatial(extents[0], g0)
+                b.reads()
+                b.writes(self.xs[row, g])
+                scale = self.xs[row, g]
+                if self.short:
+                    kept = tirx.reinterpret("int32", scale) & tirx.const(SCALE_MASK, "int32")
+                    scale = tirx.reinterpret("float32", kept)
+                scaled = scale * tirx.const(self.acts, "float32")
+                b.buffer_store(self.xs, scaled, [row, g])
         for half in range(2):
             with b.grid(*extents) as loops, b.sblock(f"spread{half}"):
                 g, i = b.axis.remap("SS", loops)
@@ -86,10 +111,3 @@ class _Extra(Bundles):
                 b.reads()
                 b.writes(self.extra[row, g, half * 4 + i])
                 b.buffer_store(self.extra, value, [row, g, half * 4 + i])
-        if self.acts != 1:
-            with b.serial(0, extents[0]) as g0, b.sblock("scale_acts"):
-                g = b.axis.spatial(extents[0], g0)
-                b.reads()
-                b.writes(self.xs[row, g])
-                scaled = self.xs[row, g] * tirx.const(self.acts, "float32")
-                b.buffer_store(self.xs, scaled, [row, g])

@@ -127,7 +127,7 @@ def test_what_is_declined(name: str, target: str, message: str) -> None:
 @pytest.mark.parametrize("target", ["graviton2", "graviton3", "graviton4"])
 @pytest.mark.parametrize(
     ("name", "vectors", "more", "movs"),
-    [("nl4", 32, 0, 2), ("cb2", 16, 5, 7), ("cb3", 16, 8, 0)],
+    [("nl4", 16, 0, 4), ("cb2", 16, 5, 7), ("cb3", 16, 8, 0)],
 )
 def test_tables_stay_in_registers(
     name: str, vectors: int, more: int, movs: int, target: str
@@ -136,6 +136,8 @@ def test_tables_stay_in_registers(
     profile = find_profile(target)
     spec = LinearSpec(512, 4096, scheme_of(name))
     loop = loop_of(assembly(scheduled(record(name, 1), spec, profile), profile), "sdot")
+    if name == "nl4" and target == "graviton2":
+        vectors = 32  # two row blocks at once
     assert count(loop, "sdot") == vectors
     assert count(loop, "tbl") == vectors + more
     assert "[sp" not in loop
