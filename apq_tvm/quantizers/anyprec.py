@@ -2,7 +2,10 @@
 
 Park et al., "Any-Precision LLM" (ICML 2024), section 3.3, "Incremental upscaling": the narrowest
 model is SqueezeLLM's weighted 1-D k-means of every output channel; each further bit splits every
-cluster into the two that least raise the weighted squared error, so that parents never change.
+cluster into the two that least raise the weighted squared error. There parents never change; here
+all widths settle together after each split (`_Clusters.settled`). At its optimum the narrowest
+model loses nearly nothing by a small move, which the wider ones gain from: on layers of SmolLM2 3
+bits lose 0.4 % more than alone, 4 bits 2 to 3 % (5 to 8 % without) and wider ones less than alone.
 
 In one dimension clusters are intervals of the sorted weights, and prefix sums of w, w v and w v^2
 give every interval's error at once: Lloyd's iteration moves the interval's ends by binary search,
@@ -35,6 +38,13 @@ CHUNK = 1 << 17
 
 LLOYD_ROUNDS = 40
 """Most iterations of the seed; nearly all blocks stop moving before."""
+
+SETTLE_ROUNDS = 10
+"""Most iterations of all widths together, after each split."""
+
+WIDTH_WEIGHT = 2.0
+"""How much more the error of each width counts than that of the width before. 4 would make relative
+errors count alike; the widest, with the most ends, would then decide."""
 
 SPREADS = (1 / 3, 0.7)
 """Seeds tried besides halving: clusters hold equal shares of the density to this power. A third is
@@ -85,8 +95,12 @@ def quantize_anyprec(w: F32, scheme: Scheme, name: str, context: QuantContext) -
         values = np.asarray(w[rows] / divisor[rows], np.float32)
         clusters = _Clusters.of(values, importance[rows], channels)
         for bits in scheme.widths:
-            clusters = clusters.seeded(bits) if bits == scheme.min_bits else clusters.split()
-            tables[bits][first:last] = clusters.centroids()
+            if bits == scheme.min_bits:
+                clusters = clusters.seeded(bits)
+            else:
+                clusters = clusters.split().settled(bits - scheme.min_bits)
+        for bits in scheme.widths:
+            tables[bits][first:last] = clusters.merged(scheme.bits - bits).centroids()
         codes[rows] = clusters.labels().reshape(-1, k)[: rows.stop - rows.start]
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -183,6 +197,36 @@ class _Clusters:
         ends = np.empty((blocks, 2 * self.ends.shape[1] - 1), np.int64)
         ends[:, ::2], ends[:, 1::2] = self.ends, middle
         return replace(self, ends=ends)
+
+    def merged(self, times: int) -> _Clusters:
+        """Pairs of neighbours as one cluster, so many times: a narrower model."""
+        return replace(self, ends=self.ends[:, :: 1 << times])
+
+    def settled(self, splits: int) -> _Clusters:
+        """Move the ends of all widths, from `splits` splits ago on, to where they suit all best.
+
+        An end of one width is one of every wider width too. Two clusters with means a < b cost a
+        value v alike where ``2 v (b - a) = b^2 - a^2``; summed over widths with their weights, that
+        says where all of them together do.
+        """
+        clusters, count = self, self.ends.shape[1] - 1
+        last = self.values.shape[1] - 1
+        for _ in range(SETTLE_ROUNDS):
+            squares = np.zeros((len(self.values), count - 1))
+            gaps = np.zeros_like(squares)
+            for times in range(splits + 1):
+                means, step = clusters.merged(times)._means(), 1 << times
+                low, high = means[:, :-1], means[:, 1:]
+                weight = WIDTH_WEIGHT**-times
+                squares[:, step - 1 :: step] += weight * (high * high - low * low)
+                gaps[:, step - 1 :: step] += 2 * weight * (high - low)
+            now = np.take_along_axis(self.values, np.clip(clusters.ends[:, 1:-1], 0, last), 1)
+            wanted = np.divide(squares, gaps, out=now, where=gaps > 0)
+            ends = self._positions(np.maximum.accumulate(wanted, axis=1))
+            if np.array_equal(ends, clusters.ends):
+                break
+            clusters = replace(self, ends=ends)
+        return clusters
 
     def centroids(self) -> NDArray[np.float16]:
         """Weighted mean of each cluster, [B, k]; where it is empty, the value at its place."""
