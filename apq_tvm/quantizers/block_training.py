@@ -14,7 +14,7 @@ from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.losses import akl_loss, dlc_loss, length_loss
 from apq_tvm.quantizers.scaling import smooth_scale, smooth_size
 from apq_tvm.quantizers.torch_decode import Decoder, TableDecoder, decoder_of
-from apq_tvm.quantizers.torch_graph import Product, TorchGraph, Values, as_tensor
+from apq_tvm.quantizers.torch_graph import Product, TorchGraph, Values, as_tensor, half_products
 from apq_tvm.quantizers.torch_ops import F, Tensor, torch
 from apq_tvm.quantizers.torch_round import LearnedRounding, fake_activations
 from apq_tvm.types import ImportedModel, Node, Scheme
@@ -181,7 +181,7 @@ def train(
         total, before = 0.0, [p.detach().clone() for p in flat]
         for call in torch.randperm(len(targets)).tolist():
             full, mixed = targets[call]
-            with torch.set_grad_enabled(epoch < epochs):
+            with torch.set_grad_enabled(epoch < epochs), half_products():
                 got = graph.run_nodes(
                     block.nodes,
                     streams.quantized[call],
@@ -190,7 +190,7 @@ def train(
                     _product(layers, streams.widths[call]),
                     tables_of(block, tables),
                 )
-                loss = _loss(got, full, mixed, block, streams.masks[call])
+            loss = _loss(got, full, mixed, block, streams.masks[call])
             total += float(loss.detach())
             if epoch < epochs:
                 optimizer.zero_grad()
@@ -205,8 +205,9 @@ def train(
 
 
 def _loss(got: Values, full: Values, mixed: Tensor, block: Block, mask: Tensor | None) -> Tensor:
-    out, target, fed = (_tokens(x, mask) for x in (got[block.output], full[block.output], mixed))
-    maps = [[_tokens(side[name], mask) for name in block.attention] for side in (got, full)]
+    streams = (got[block.output].float(), full[block.output], mixed)
+    out, target, fed = (_tokens(x, mask) for x in streams)
+    maps = [[_tokens(side[name].float(), mask) for name in block.attention] for side in (got, full)]
     return dlc_loss(out, target, fed) + akl_loss(*maps) + length_loss(out, target)
 
 

