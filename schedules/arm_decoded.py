@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.codegen.layouts import (
+    UNIT_K,
     BalanceLayout,
     BcqLayout,
     CodebookLayout,
+    MixedLayout,
     NonlinearLayout,
     PlanesLayout,
     SuperBlockLayout,
@@ -31,6 +33,7 @@ from apq_tvm.ops.panel_formats import (
     SignsPanel,
     SuperPanel,
 )
+from apq_tvm.ops.panel_mixed import MixedPanel, mixed_gemm
 from apq_tvm.schedules.arm_gemm import (
     LANES,
     TileShape,
@@ -59,6 +62,7 @@ _FORMATS: dict[type[WeightLayout], Formats] = {
     NonlinearLayout: lambda layout, k, width: NonlinearPanel(layout, k),
     BalanceLayout: lambda layout, k, width: BalancePanel(layout, k),
     PlanesLayout: PlanesPanel,
+    MixedLayout: lambda layout, k, width: MixedPanel(layout, k),
     BcqLayout: lambda layout, k, width: SignsPanel(layout, k),
     SuperBlockLayout: lambda layout, k, width: SuperPanel(layout, k),
     CodebookQuads: lambda layout, k, width: BooksPanel(layout, k),
@@ -83,6 +87,10 @@ def _tile(instruction: GemmInstruction, panel: PanelFormat) -> TileShape:
     return TileShape(4, max(2, vectors))
 
 
+def _unit_k(panel: PanelFormat) -> int:
+    return max(UNIT_K, panel.units[0].k)
+
+
 def _check(
     spec: LinearSpec,
     profile: DeviceProfile,
@@ -103,6 +111,8 @@ def _check(
         raise NotApplicable(f"weights in layout {layout.name} are not decoded to int8")
     if isinstance(layout, CodebookLayout):
         _check_books(layout, spec)
+    if isinstance(layout, MixedLayout) and not layout.one_stream:
+        raise NotApplicable(f"is for a quarter of 4-bit groups, not {scheme}")
     panel = _panel(spec, width)
     if panel.weights.planes > 1 and panel.weights.groups == 1:
         raise NotApplicable(f"is for planes with scales by groups, not {scheme}")
@@ -136,14 +146,16 @@ def panel_kernel(
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         panel = _panel(spec, width)
         shape, weights = _tile(instruction, panel), panel.weights
-        bl = blocking(spec, weights, profile, shape, decide, panel.units[0].k)
+        bl = blocking(spec, weights, profile, shape, decide, _unit_k(panel))
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
+        if isinstance(panel, MixedPanel):
+            return mixed_gemm(spec, panel, bl, tuned)
         return panel_gemm(spec, panel, bl, tuned)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         panel = _panel(spec, width)
         shape = _tile(instruction, panel)
-        bl = blocking(spec, panel.weights, profile, shape, decide, panel.units[0].k)
+        bl = blocking(spec, panel.weights, profile, shape, decide, _unit_k(panel))
         tile = shape.tile(bl.k_step, instruction.pairs)
         micro = micro_kernel(instruction, tile, panel.weights.largest, profile, decide)
         for plane, unit in enumerate(panel.units):
@@ -165,7 +177,10 @@ def panel_kernel(
         family=family,
         width=width,
         prepare=lambda spec, profile, decide: prepare_rows(
-            spec, 2 if instruction.pairs else 4, _panel(spec, width).minima
+            spec,
+            2 if instruction.pairs else 4,
+            _panel(spec, width).minima,
+            "outliers" in _layout(spec).shapes(spec.n, spec.k),
         ),
     )
 
@@ -174,24 +189,28 @@ M_MIN = {SMMLA: 8, SDOT: 9}
 """Fewest rows of x, where kernels that decode for a few rows at a time take more cycles. By smull
 those take fewer for any number (nl4 on Cortex-A72, llvm-mca 22: 5.8 MACs a cycle against 4.4)."""
 
+_DEAR = 12
+"""The same by smmla for formats that take long to decode, or a pass over x for every plane."""
+
 FAMILIES = (nonlinear.NAME, "balance", codebook.NAME, superblock.NAME)
 
 DECODED_KERNELS: tuple[LinearKernel, ...] = (
-    tuple(
+    *(
         panel_kernel(family, instruction, m_min)
         for family in FAMILIES
         for instruction, m_min in M_MIN.items()
-    )
-    + tuple(
+    ),
+    *(
         panel_kernel("anyprec", instruction, m_min, width)
         for instruction, m_min in M_MIN.items()
         for width in range(1, 9)
-    )
-    + (panel_kernel("bcq", SMMLA, 12),)
+    ),
+    panel_kernel("mixed", SMMLA, _DEAR),
+    panel_kernel("mixed", SDOT, M_MIN[SDOT]),
+    panel_kernel("bcq", SMMLA, _DEAR),
 )
 """In order of preference; before kernels for few rows.
 
-Binary codes take a pass over x for every plane. By smmla two planes are twice as fast as lookups,
-and no slower at 12 rows of x (llvm-mca 22, Neoverse V1, g = 128: 47.3 MACs a cycle against 21.7
-with 128 rows); sdot would need as many cycles as lookups take.
+By smmla two planes of binary codes are twice as fast as lookups (g = 128, 128 rows of x, Neoverse
+V1: 47.3 MACs a cycle against 21.7); sdot would need as many cycles as lookups take.
 """

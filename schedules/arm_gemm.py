@@ -138,17 +138,19 @@ def tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
     sch.tensorize(sch.get_loops(sch.get_sblock(block))[-axes], intrinsic)
 
 
-def prepare_rows(spec: LinearSpec, together: int, meant: bool = False) -> Preparation:
-    """``(xq, xs, xsum)`` of `apq_tvm.ops.quantize_rows`."""
+def prepare_rows(
+    spec: LinearSpec, together: int, meant: bool = False, copy: bool = False
+) -> Preparation:
+    """``(xq, xs, xsum, [xf])`` of `apq_tvm.ops.quantize_rows`."""
     scheme = spec.scheme
     assert scheme is not None
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
-    func = quantize_rows(spec.k, *groups, 32, rows, scheme.act_bits, together, meant)
-    sums = "_meant" if meant else ""
-    return Preparation(f"quantize_rows{together}_k{spec.k}_{named}{bits}{sums}", func)
+    func = quantize_rows(spec.k, *groups, 32, rows, scheme.act_bits, together, meant, copy)
+    more = ("_meant" if meant else "") + ("_copy" if copy else "")
+    return Preparation(f"quantize_rows{together}_k{spec.k}_{named}{bits}{more}", func)
 
 
 def _single_loads(profile: DeviceProfile) -> bool:

@@ -33,6 +33,7 @@ from apq_tvm.tensorize.decoded_units import (
     NIBBLES,
     BalanceUnit,
     BooksUnit,
+    OffsetUnit,
     PlanesUnit,
     SignsUnit,
     SuperUnit,
@@ -240,6 +241,26 @@ def _signs(unit: SignsUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffe
         _store(out, (step, 0), value, pairs, half)
 
 
+def _offsets(unit: OffsetUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+    packed = buffers["zeros"].vload([0], "uint8x4")
+    zeros = [kept(row_bytes(packed, pairs, half)) for half in range(1 + pairs)]
+    mask = 15 if unit.wide else 3
+
+    def vector(j: int) -> Expr:
+        if unit.wide:
+            return shifted(buffers["codes"].vload([j % 2 * 32], "uint8x16"), j // 2 * -4)
+        return shifted(buffers["codes"].vload([0], "uint8x16"), -2 * j)
+
+    for step in range(2 if pairs else 4):
+        for half in range(1 + pairs):
+            if pairs:
+                code = zipped_words(vector(2 * step), vector(2 * step + 1), half == 1)
+            else:
+                code = vector(step)
+            value = tirx.reinterpret("int8x16", masked(code, mask) - zeros[half])
+            _store(out, (step, 0), value, pairs, half)
+
+
 _BODIES: dict[type[DecodedUnit], Callable[..., None]] = {
     TableUnit: _table,
     SuperUnit: _super,
@@ -247,4 +268,5 @@ _BODIES: dict[type[DecodedUnit], Callable[..., None]] = {
     BalanceUnit: _balance,
     PlanesUnit: _planes,
     SignsUnit: _signs,
+    OffsetUnit: _offsets,
 }

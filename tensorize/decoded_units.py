@@ -9,6 +9,7 @@ from typing import Any
 from apq_tvm.tensorize.balance import PARTS, STORED, digit, triple
 from apq_tvm.tensorize.decoded import DecodedUnit, Load
 from apq_tvm.tensorize.lookup_books import BOOKS, GROUP, QUAD, book_of, code_of, quad_bytes
+from apq_tvm.tensorize.mixed_unit import TILE_K, narrow_code, wide_byte, wide_code
 from apq_tvm.tensorize.planes import ROWS as PLANE_ROWS
 from apq_tvm.tensorize.planes import plane_code, table_of
 from apq_tvm.tensorize.superblock_span import FIELDS, nibble
@@ -239,6 +240,46 @@ class SignsUnit(DecodedUnit):
 
     def __str__(self) -> str:
         return f"signs{self.plane}of{self.bits}"
+
+
+@dataclass(frozen=True)
+class OffsetUnit(DecodedUnit):
+    """4 rows of one tile of ``mixed24`` (`apq_tvm.tensorize.mixed_unit`), of 8 rows.
+
+    Parameters
+    ----------
+    wide : bool
+        Whether codes have 4 bits, else 2.
+    """
+
+    wide: bool
+
+    @property
+    def stretch(self) -> int:
+        """Bytes from the first of the rows' to their last."""
+        return 48 if self.wide else 16
+
+    @property
+    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
+        """``codes`` and ``zeros``."""
+        return {"codes": ((self.stretch,), "uint8", 16), "zeros": ((4,), "uint8", 4)}
+
+    @property
+    def k(self) -> int:
+        """A group."""
+        return TILE_K
+
+    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
+        """The code less the zero point."""
+        vector, byte = k // 4, row * 4 + k % 4
+        if self.wide:
+            code = wide_code(load["codes"](wide_byte(8, vector) + byte), vector)
+        else:
+            code = narrow_code(load["codes"](byte), vector)
+        return code - load["zeros"](row).astype("int32")
+
+    def __str__(self) -> str:
+        return f"mixed{4 if self.wide else 2}"
 
 
 def _i32(value: int) -> Expr:

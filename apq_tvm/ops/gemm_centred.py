@@ -172,14 +172,16 @@ class CentredGemm(GemmTask):
         assert scheme is not None
         groups = self.groups // self.planes
         act = 1 if scheme.act_group == -1 else groups
+        added = 1 if scheme.group_size == -1 else groups
         blocks, together = tirx.Var("blocks", "int64"), self.together
         self.xq = argument(
             "xq", (blocks, self.k * together // 16, together, 16 // together), "int8", 16
         )
         self.xs = argument("xs", (blocks, act, 4), "float32", 16)
         sums = "float32" if self.minima else "int32"
-        self.xsum = argument("xsum", (blocks, groups, 4), sums, 16)
+        self.xsum = argument("xsum", (blocks, added, 4), sums, 16)
         self.blocks = blocks
+        self.declare_more()
         self.weights = {
             name: argument(name, shape, dtype, 64) for name, (shape, dtype) in self.shapes().items()
         }
@@ -187,6 +189,12 @@ class CentredGemm(GemmTask):
     @abstractmethod
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every packed array, in the order of the calling convention."""
+
+    def declare_more(self) -> None:
+        """Declare what of x follows the sums."""
+
+    def add_to_results(self, results: Buffer, place: Callable[[Any, Expr], list[Expr]]) -> None:
+        """Add to elements of x Wᵀ; `place` is where a tile's row and column are in `results`."""
 
     @abstractmethod
     def unpack(self, kb: Expr) -> None:
@@ -515,6 +523,7 @@ class CentredGemm(GemmTask):
         # The last block of x may have rows past M.
         rows = tirx.min(i64(bl.m_tile), self.m - self.row)
         if not self.pairs:
+            self.add_to_results(spilled, lambda m, n: [m, n // 4, n % 4])
             self.store_rows(lambda m, j, r: spilled[m, j, r], rows)
             return
         results = b.sblock_alloc_buffer((bl.m_tile, 4 * bl.vectors), "float32", align=64)
@@ -528,6 +537,7 @@ class CentredGemm(GemmTask):
                 b.reads(value)
                 b.writes(results[p * 2 + m, j * 4 + r])
                 b.buffer_store(results, value, [p * 2 + m, j * 4 + r])
+        self.add_to_results(results, lambda m, n: [m, n])
         self.store_rows(lambda m, j, r: results[m, j * 4 + r], rows)
 
 

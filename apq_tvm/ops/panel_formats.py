@@ -210,7 +210,7 @@ class SignsPanel(PanelFormat):
         self.weights = CentredGroups(padded, layout.group_width(k), 1, layout.bits)
 
     def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
-        codes, size = arrays["codes"], self.units[0].stretch
+        codes, size = arrays["codes"], self.units[0].operands["codes"][0][0]
         return {"codes": stretch(codes, (block, u), size, part * 4)}
 
     def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:

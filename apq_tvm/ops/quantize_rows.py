@@ -30,6 +30,7 @@ def quantize_rows(
     bits: int,
     together: int,
     meant: bool = False,
+    copy: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations and interleave them.
 
@@ -41,12 +42,14 @@ def quantize_rows(
         R, rows in a vector: 2 or 4.
     meant : bool
         Whether sums are float32: of what codes mean, where they have their own scales.
+    copy : bool
+        Whether x itself is wanted beside.
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga, 4], xsum [B, Gw, 4])``, M
-        dynamic, B = ceil(M / R), xsum int32 or float32.
+        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga, 4], xsum [B, Gw, 4], [xf
+        f32 [M, K]])``, M dynamic, B = ceil(M / R), xsum int32 or float32.
 
     Raises
     ------
@@ -55,7 +58,7 @@ def quantize_rows(
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
     return _Rows(
-        k, padded, width, sum_width, min(lanes, sum_width), row_block, bits, together, meant
+        k, padded, width, sum_width, min(lanes, sum_width), row_block, bits, together, meant, copy
     ).build()
 
 
@@ -73,10 +76,11 @@ class _Rows(Quantize):
         bits: int,
         together: int,
         meant: bool,
+        copy: bool,
     ) -> None:
         super().__init__(k, padded, width, sum_width, lanes, row_block, bits)
         self.together, self.run = i64(together), 16 // together
-        self.copies, self.meant = 4 // together, meant
+        self.copies, self.meant, self.copy = 4 // together, meant, copy
 
     def _blocks(self, m: Expr) -> Expr:
         return (m + (self.together - i64(1))) // self.together
@@ -88,6 +92,20 @@ class _Rows(Quantize):
     def declare_factors(self, name: str, m: Expr, groups: int, dtype: str) -> Buffer:
         dtype = "float32" if self.meant else dtype
         return argument(name, (self._blocks(m), groups, 4), dtype)
+
+    def declare_more(self, m: Expr) -> None:
+        if self.copy:
+            self.xf = argument("xf", (m, self.k), "float32")
+
+    def _row(self, row: Expr) -> None:
+        super()._row(row)
+        if self.copy:
+            lanes = max(n for n in (16, 8, 4, 2, 1) if self.k % n == 0)
+            with b.serial(0, self.k // lanes) as c, b.vectorized(0, lanes) as e, b.sblock("copy"):
+                column = b.axis.spatial(self.k, c * lanes + e)
+                b.reads(self.x[row, column])
+                b.writes(self.xf[row, column])
+                b.buffer_store(self.xf, self.x[row, column], [row, column])
 
     def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
         first = row % self.together * i64(self.copies)

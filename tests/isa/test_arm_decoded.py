@@ -67,6 +67,13 @@ class Layer:
             self._weight = integer_weights(tensor, kernel.width)
         else:
             self._weight = dequantize(tensor).astype(np.float64)
+        self._outliers = np.zeros_like(self._weight)
+        self.sparse = "outliers" in layout.shapes(n, k)
+        if self.sparse:  # multiplied with x as it is
+            tables = tensor.tables
+            rows = np.repeat(np.arange(n), np.diff(tables["row_start"]))
+            self._outliers[rows, tables["columns"]] = tables["outliers"]
+            self._weight -= self._outliers
         preparation = kernel.prepare(self.spec, profile, Defaults())
         assert preparation is not None
         prepare, _ = schedule_function(preparation.func, profile, Defaults())
@@ -92,12 +99,13 @@ class Layer:
         xsum = np.zeros(
             (blocks, sums, 4), np.float32 if scheme.family in ("super", "bcq") else np.int32
         )
-        self._prepare(x, xq, xs, xsum)
+        copy = [np.zeros_like(x)] if self.sparse else []
+        self._prepare(x, xq, xs, xsum, *copy)
         codes = xq.transpose(0, 2, 1, 3).reshape(blocks * together, kp)[:m]
         scales = xs[:, :, :: 4 // together].transpose(0, 2, 1).reshape(-1, act)[:m]
         meant = codes.astype(np.float64) * np.repeat(scales, kp // act, axis=1)
         assert np.abs(meant[:, : spec.k] - x).max() <= 0.51 * scales.max()
-        want = meant[:, : spec.k] @ self._weight.T
+        want = meant[:, : spec.k] @ self._weight.T + x.astype(np.float64) @ self._outliers.T
         largest = np.abs(want).max()
         more: list[Array] = []
         if spec.bias:
@@ -107,7 +115,7 @@ class Layer:
             more.append(rng.standard_normal(want.shape).astype(np.float32))
             want = want + more[-1]
         y = np.full((m, spec.n), np.nan, np.float32)
-        self._multiply(xq, xs, xsum, *self._packed, *more, y)
+        self._multiply(xq, xs, xsum, *copy, *self._packed, *more, y)
         np.testing.assert_allclose(y, want, rtol=0, atol=relative * largest)
 
 
@@ -126,6 +134,9 @@ CASES = (
     ("W3sA8", "sdot", 0),
     ("bcq2g128", "smmla", 0),
     ("bcq3g32", "smmla", 0),
+    ("mixed24", "smmla", 0),
+    ("mixed24o0", "sdot", 0),
+    ("mixed24", "sdot", 0),
     ("anyprec2-8", "smmla", 2),
     ("anyprec2-8", "smmla", 5),
     ("anyprec2-8", "smmla", 8),

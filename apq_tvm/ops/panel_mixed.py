@@ -1,0 +1,159 @@
+"""``mixed24`` layers for many rows of x: every group of 16 as bytes less its zero point.
+
+Groups of the panel are in the order of x, which is not permuted: a group is looked for where the
+layout's ``permutation`` put it. Outliers are multiplied with x itself, tile by tile, before the
+epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import MixedLayout
+from apq_tvm.formats.mixed import GROUP, SUPER
+from apq_tvm.ops.gemm_centred import CentredGroups, CentredTuning
+from apq_tvm.ops.gemm_panels import PanelFormat, PanelGemm
+from apq_tvm.ops.gemm_task import GemmBlocking, argument, i64
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.panel_formats import stretch
+from apq_tvm.tensorize.decoded import Source, decode_loops
+from apq_tvm.tensorize.decoded_units import OffsetUnit
+from apq_tvm.tensorize.mixed_unit import TRIPLE, sub_scale, sub_zero
+from apq_tvm.tensorize.unit import UNIT_K
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+Arrays = Any
+
+LARGEST = 15
+"""Of a code less its zero point."""
+
+
+class MixedPanel(PanelFormat):
+    """2-bit and 4-bit groups side by side; both have the shape of a plane."""
+
+    def __init__(self, layout: MixedLayout, k: int) -> None:
+        self.layout: Any = layout
+        self.units = (OffsetUnit(False), OffsetUnit(True))
+        self.weights = CentredGroups(-(-k // UNIT_K) * UNIT_K, GROUP, LARGEST)
+
+    def place(self, arrays: Arrays, group: Expr) -> tuple[Expr, Expr, Expr]:
+        """Whether a group has 4 bits, its word row, and which of three it is if it has 2."""
+        permutation = arrays["permutation"]
+        # K may be padded to one more group, whose activations are 0.
+        at = tirx.min(group, permutation.shape[0] - 1)
+        place = permutation[at].astype("int64")
+        return place % 4 == 3, place // 4, tirx.min(place % 4, 2)
+
+    def zero(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+        """uint8: the zero point of a row's group."""
+        wide, of, j = self.place(arrays, group)
+        narrow = sub_zero(arrays["triples"][block, of, part * 4 + r], j)
+        return tirx.Select(wide, arrays["zeros"][block, part * 4 + r].astype("int32"), narrow)
+
+    def codes(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, wide: bool) -> Source:
+        """Bytes of 4 rows of a group that is known to have 4 bits, or 2."""
+        _, of, j = self.place(arrays, group)
+        rows, start = self.layout.rows, i64(self.layout.narrow_bytes)
+        first = start if wide else j * (4 * rows)
+        (size,), _, _ = self.units[wide].operands["codes"]
+        return stretch(arrays["codes"], (block, of), size, first + part * 16)
+
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
+        raise NotImplementedError("the GEMM asks for codes of either kind")
+
+    def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+        wide, of, j = self.place(arrays, group)
+        row = part * 4 + r
+        supers = (block * self.layout.rows // SUPER, of * TRIPLE + j)
+        level = sub_scale(arrays["triples"][block, of, row], j)
+        level = level + arrays["super_zeros"][supers].astype("int32")
+        narrow = arrays["super_scales"][supers].astype("float32") * level.astype("float32")
+        return tirx.Select(wide, arrays["scales"][block, row].astype("float32"), narrow)
+
+
+class _MixedGemm(PanelGemm):
+    def __init__(
+        self, spec: LinearSpec, panel: MixedPanel, blocking: GemmBlocking, tuning: CentredTuning
+    ) -> None:
+        super().__init__(spec, panel, blocking, tuning)
+        self.mixed = panel
+        self.sparse = "outliers" in self.shapes()
+
+    def declare_more(self) -> None:
+        if self.sparse:
+            self.xf = argument("xf", (self.m, self.spec.k), "float32", 4)
+
+    def _unpack(self, at: Expr, u: Expr, j: Expr, plane: int) -> None:
+        panel, arrays = self.mixed, self.weights
+        block, part = self._block(j), self._part(j)
+        zeros = b.sblock_alloc_buffer((4,), "uint8", align=16)
+        with self.stage("zeros", 4) as (r,):
+            b.reads()
+            b.writes(zeros[r])
+            b.buffer_store(zeros, panel.zero(arrays, block, part, at, r).astype("uint8"), [r])
+        wide, _, _ = panel.place(arrays, at)
+        with b.If(wide):
+            with b.Then():
+                self._decode(at, u, j, zeros, True)
+            with b.Else():
+                self._decode(at, u, j, zeros, False)
+
+    def _decode(self, at: Expr, u: Expr, j: Expr, zeros: Buffer, wide: bool) -> None:
+        panel, unit = self.mixed, self.mixed.units[wide]
+        steps, columns = unit.shape(self.pairs)[:2]
+
+        def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            return (u * steps + index[0], j * columns + index[1], *index[2:])
+
+        codes = panel.codes(self.weights, self._block(j), self._part(j), at, wide)
+        decode_loops(
+            unit,
+            self.pairs,
+            {"codes": codes, "zeros": stretch(zeros, (), 4)},
+            lambda *index: self.decoded[place(index)],
+            lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
+            f"unpack{int(wide)}",
+        )
+
+    def add_to_results(self, results: Buffer, place: Callable[[Any, Expr], list[Expr]]) -> None:
+        """Outliers times x, row of weights by row."""
+        if not self.sparse:
+            return
+        bl, arrays = self.blocking, self.weights
+        run = b.sblock_alloc_buffer((bl.m_tile,), "float32", align=64)
+        start, columns = arrays["row_start"], arrays["columns"]
+        with b.serial(0, 4 * bl.vectors) as n0, b.sblock("outliers"):
+            n = b.axis.spatial(4 * bl.vectors, n0)
+            b.reads()
+            b.writes()
+            # Past the last row block there are no starts; what is computed there is not stored.
+            row = b.bind(tirx.min(self.panel * i64(4) + n, i64(self.spec.n - 1)))
+            for m in range(bl.m_tile):
+                b.buffer_store(run, tirx.const(0.0, "float32"), [m])
+            begin = start[row].astype("int64")
+            with b.serial(0, start[row + 1].astype("int64") - begin) as p0:
+                p = p0 + begin
+                value = arrays["outliers"][p].astype("float32")
+                for m in range(bl.m_tile):
+                    of_x = tirx.min(self.row + i64(m), self.m - i64(1))
+                    x = self.xf[of_x, columns[p].astype("int64")]
+                    b.buffer_store(run, run[m] + value * x, [m])
+            for m in range(bl.m_tile):
+                at = place(m, n)
+                b.buffer_store(results, results[tuple(at)] + run[m], at)
+
+
+def mixed_gemm(
+    spec: LinearSpec, panel: MixedPanel, blocking: GemmBlocking, tuning: CentredTuning
+) -> PrimFunc:
+    """Linear layer with ``mixed24`` weights, as `apq_tvm.ops.gemm_panels.panel_gemm`.
+
+    Where there are outliers, x itself (``xf`` float32 [M, K]) follows ``xsum``.
+    """
+    return _MixedGemm(spec, panel, blocking, tuning).build()
