@@ -12,7 +12,14 @@ from typing import Any, Protocol
 
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.anyprec import SUM_ROWS, UNIT_K, planes_gemm, planes_gemv
+from apq_tvm.ops.anyprec import (
+    RUN,
+    SUM_ROWS,
+    UNIT_K,
+    planes_gemm,
+    planes_gemv,
+    planes_gemv_apart,
+)
 from apq_tvm.ops.gemm_task import STAGES
 from apq_tvm.ops.linear import LinearSpec
 from apq_tvm.schedules.decide import Decide
@@ -146,6 +153,49 @@ def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
         for suffix, k in _parts(spec):
             dot = instruction.dot(width, tables, k, ahead)
             _tensorize(sch, f"dot{suffix}", dot, _axes(instruction, k))
+        _add_lanes(sch, "add", instruction.vector // 4, 2)
+
+    return LinearKernel(
+        f"gemv_anyprec{width}A8_{instruction.name}_r{ROWS}m1",
+        1,
+        -1,
+        check,
+        lambda spec, _: _layout(spec),
+        func,
+        schedule,
+        family="anyprec",
+        width=width,
+    )
+
+
+class ApartInstruction(PlanesInstruction, Protocol):
+    """One for kernels that put codes together first."""
+
+    def codes(self, bits: int, k: int) -> str:
+        """Name the putting together of a unit's codes."""
+
+    def table_dot(self, bits: int, rows: int, k: int) -> str:
+        """Name the product of looked up codes of rows that share a table with a row of x."""
+
+
+def apart_kernel(instruction: ApartInstruction, width: int) -> LinearKernel:
+    """The record of the kernel for one row of x and tables that fill the registers."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        _check(spec, profile, instruction, width)
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        return planes_gemv_apart(spec, _layout(spec), _unit(instruction, spec, width))
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        tables = _layout(spec).tables_per_block
+        _schedule(sch, spec.n * spec.k >= _PARALLEL)
+        runs, rest = divmod(_layout(spec).padded_k(spec.k), RUN)
+        for suffix, k in ([("", RUN)] if runs else []) + ([("_tail", rest)] if rest else []):
+            _tensorize(sch, f"codes{suffix}", instruction.codes(width, k), 2)
+            for table in range(tables):
+                dot = instruction.table_dot(width, ROWS // tables, k)
+                _tensorize(sch, f"dot{suffix}{table}", dot, 5 if tables < ROWS else 4)
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
     return LinearKernel(

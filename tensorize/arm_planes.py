@@ -15,6 +15,7 @@ IntrinsicsAArch64.td for names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,13 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     table_lookup,
 )
 from apq_tvm.tensorize.planes import ROWS, PlanesUnit
-from apq_tvm.tensorize.planes_pairs import dot_pair, lookup_pair, rows_pair
+from apq_tvm.tensorize.planes_pairs import (
+    codes_pair,
+    dot_pair,
+    lookup_pair,
+    rows_pair,
+    table_pair,
+)
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -58,12 +65,16 @@ class ArmPlanes:
         Whether by ``sdot``, else by ``smull``.
     sve : bool
         Whether one register is looked up by SVE's instruction.
+    chained : bool
+        Whether lookups of a large table are one chain of ``tbx``, which leaves alone what is past
+        its end. That is fewer instructions than ``tbl`` and ``orr``, but waits.
     """
 
     name: str
     features: tuple[str, ...]
     fused: bool
     sve: bool
+    chained: bool = False
 
     vector = BYTES
     offset = 0
@@ -84,6 +95,41 @@ class ArmPlanes:
                     self._multiply(acc, [r], w, xs)
 
         return register(f"apq_{self.name}_planes_{unit}", lambda: dot_pair(unit, implement))
+
+    def codes(self, bits: int, k: int) -> str:
+        """Register (once) and name the putting together of a unit's codes."""
+        unit = self.unit(bits, 1, k)
+
+        def implement(planes: Buffer, out: Buffer) -> None:
+            with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
+                at = loop * tirx.const(BYTES, "int64")
+                registers = [planes.vload([p, 0, at], "uint8x16") for p in reversed(range(bits))]
+                for r, (index, _) in enumerate(_indices(registers)):
+                    b.buffer_store(out, index, [r, tirx.Ramp(at, 1, BYTES)])
+
+        return register(f"apq_{self.name}_codes_{unit}", lambda: codes_pair(unit, implement))
+
+    def table_dot(self, bits: int, rows: int, k: int) -> str:
+        """Register (once) and name the product of looked up codes of rows that share a table.
+
+        The table stays in registers; rows are taken two at a time.
+        """
+        unit = self.unit(bits, 1, k)
+
+        def implement(codes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
+            for start in range(0, rows, 2):
+                with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
+                    at = loop * tirx.const(BYTES, "int64")
+                    for r in range(start, min(start + 2, rows)):
+                        lead = [r] if rows > 1 else []
+                        index = codes.vload([*lead, at], "uint8x16")
+                        w = _large_lookup(
+                            lambda part: table.vload([part], "int8x16"), unit, index, self.chained
+                        )
+                        self._multiply(acc, lead, w, x.vload([at], "int8x16"))
+
+        name = f"apq_{self.name}_table{rows}_{unit}"
+        return register(name, lambda: table_pair(unit, rows, implement))
 
     def lookup(self, bits: int, tables: int, k: int, ahead: int = 0) -> str:
         """Register (once) and name the lookup of one unit."""
@@ -133,6 +179,9 @@ class ArmPlanes:
 
 SDOT_SVE = ArmPlanes("sdot_sve", ("dotprod", "sve"), True, True)
 SDOT = ArmPlanes("sdot", ("dotprod",), True, False)
+SDOT_TBX = ArmPlanes("sdot_tbx", ("dotprod",), True, False, True)
+"""For cores that issue in order, and tables of more than four registers."""
+
 SMULL = ArmPlanes("smull", (), False, False)
 
 INSTRUCTIONS = (SDOT_SVE, SDOT, SMULL)
@@ -232,11 +281,22 @@ def _centroids(
         value = table.vload([which, 0], f"int8x{entries}")
         codes = [sum((e >> p & 1) << i for i, p in enumerate(places)) for e in range(BYTES)]
         return table_lookup([shuffled(value, entries, codes)], index, how.sve)
+    return _large_lookup(lambda part: table.vload([which, part], "int8x16"), unit, index)
+
+
+def _large_lookup(
+    load: Callable[[int], Expr], unit: PlanesUnit, index: Expr, chained: bool = False
+) -> Expr:
+    """int8 [16] entries of a table of more than one register, which `load` loads."""
     found: Expr = None
-    for start in range(0, entries, _MOST):
-        parts = range(start, min(start + _MOST, entries), BYTES)
-        tables = [table.vload([which, part], "int8x16") for part in parts]
+    for start in range(0, unit.entries, _MOST):
+        parts = range(start, min(start + _MOST, unit.entries), BYTES)
+        tables = [load(part) for part in parts]
         moved = index - splat(start, "uint8") if start else index
+        if chained and found is not None:
+            moved = tirx.reinterpret("int8x16", moved)
+            found = call("int8x16", "tbx4.v16i8", found, *tables, moved)
+            continue
         value = table_lookup(tables, moved)
         found = value if found is None else tirx.bitwise_or(found, value)
     return found

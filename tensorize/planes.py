@@ -115,6 +115,13 @@ def dot_axes(unit: PlanesUnit) -> tuple[str, tuple[int, ...]]:
     return "SSRR" + "R" * len(registers), (ROWS, unit.lanes, *registers, 4, unit.entries)
 
 
+def table_axes(unit: PlanesUnit, rows: int) -> tuple[str, tuple[int, ...]]:
+    """As `dot_axes`, of the rows of one table; the first is left out where that is one."""
+    lead = (rows,) if rows > 1 else ()
+    extents = (*lead, unit.lanes, unit.registers, 4, unit.entries)
+    return "S" * (len(lead) + 1) + "RRR", extents
+
+
 def column_of(unit: PlanesUnit, lane: Expr, inner: tuple[Expr, ...]) -> Expr:
     """Column of ``([register,] byte)`` of a lane."""
     *register, byte = inner

@@ -23,6 +23,7 @@ from apq_tvm.tensorize.planes import (
     dot_body,
     plane_code,
     rows_body,
+    table_axes,
 )
 
 PrimFunc = Any  # tvm is untyped
@@ -42,6 +43,20 @@ def dot_pair(unit: PlanesUnit, implement: Implement) -> tuple[PrimFunc, PrimFunc
 def lookup_pair(unit: PlanesUnit, implement: Implement) -> tuple[PrimFunc, PrimFunc]:
     """Lookup of a unit: planes, tables, out uint8 [8, k], to which centroids are added."""
     return _lookup_member(unit, None), _lookup_member(unit, implement)
+
+
+def codes_pair(unit: PlanesUnit, implement: Implement) -> tuple[PrimFunc, PrimFunc]:
+    """Codes of a unit: planes, out uint8 [8, k]."""
+    return _codes_member(unit, None), _codes_member(unit, implement)
+
+
+def table_pair(unit: PlanesUnit, rows: int, implement: Implement) -> tuple[PrimFunc, PrimFunc]:
+    """Lookups of rows that share a table, times one row of activations.
+
+    Operands: codes uint8 [rows, k], table int8 [2^bits], x int8 [k], sums int32 [rows, vector / 4];
+    there is no axis of one row.
+    """
+    return _table_member(unit, rows, None), _table_member(unit, rows, implement)
 
 
 def rows_pair(
@@ -134,6 +149,60 @@ def _lookup_member(unit: PlanesUnit, implement: Implement | None) -> PrimFunc:
                     value = centroid_if(code, entry, centroid, unit.offset).astype("uint8")
                     b.buffer_store(out, out[r, column] + value, [r, column])
     return builder.get()
+
+
+def _codes_member(unit: PlanesUnit, implement: Implement | None) -> PrimFunc:
+    shapes = (unit.bits, 1, unit.k), (ROWS, unit.k)
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("planes_codes")
+        planes = _operand("planes", shapes[0], "uint8", implement is not None, 32)
+        out = _operand("out", shapes[1], "uint8", implement is not None, 32)
+        with b.sblock("root"):
+            b.reads(_whole(planes, shapes[0]))
+            b.writes(_whole(out, shapes[1]))
+            if implement is not None:
+                implement(planes, out)
+            else:
+                with b.grid(*shapes[1]) as loops, b.sblock("codes"):
+                    r, column = b.axis.remap("SS", loops)
+                    b.reads(_whole(planes, shapes[0]))
+                    b.writes(out[r, column])
+                    code = plane_code(lambda p: planes[p, 0, column], r, unit.bits)
+                    b.buffer_store(out, code.astype("uint8"), [r, column])
+    return builder.get()
+
+
+def _table_member(unit: PlanesUnit, rows: int, implement: Implement | None) -> PrimFunc:
+    lead = (rows,) if rows > 1 else ()
+    shapes = (*lead, unit.k), (unit.entries,), (unit.k,), (*lead, unit.lanes)
+    strided = implement is not None and rows > 1
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("table_dot")
+        codes = _operand("codes", shapes[0], "uint8", strided, 32)
+        table = _operand("table", shapes[1], "int8", False, min(unit.entries, 64))
+        x = _operand("x", shapes[2], "int8", False, 4)
+        acc = _operand("acc", shapes[3], "int32", False, 16)
+        with b.sblock("root"):
+            b.reads(*map(_whole, (acc, codes, table, x), (shapes[3], *shapes[:3])))
+            b.writes(_whole(acc, shapes[3]))
+            (implement or partial(_table_meaning, unit, rows))(codes, table, x, acc)
+    return builder.get()
+
+
+def _table_meaning(
+    unit: PlanesUnit, rows: int, codes: Buffer, table: Buffer, x: Buffer, acc: Buffer
+) -> None:
+    """Plain loops of `table_pair`."""
+    kinds, extents = table_axes(unit, rows)
+    with b.grid(*extents) as loops, b.sblock("dot"):
+        *row, lane, register, byte, entry = b.axis.remap(kinds, loops)
+        at, column = (*row, lane), register * unit.vector + lane * 4 + byte
+        mine = (slice(0, rows),) if row else ()
+        b.reads(acc[at], codes[(*mine, slice(0, unit.k))], table[0 : unit.entries], x[0 : unit.k])
+        b.writes(acc[at])
+        code = codes[(*row, column)].astype("int32")
+        term = centroid_if(code, entry, table[entry], unit.offset) * x[column].astype("int32")
+        b.buffer_store(acc, acc[at] + term, list(at))
 
 
 def _rows_member(unit: PlanesUnit, m: int, rows: int, implement: Implement | None) -> PrimFunc:

@@ -1,9 +1,11 @@
 """Linear layers on any-precision weights with int8 activations, as unscheduled TensorIR.
 
-A kernel is for one width b and reads b planes (`apq_tvm.codegen.layouts.planes`). Two forms share
+A kernel is for one width b and reads b planes (`apq_tvm.codegen.layouts.planes`). Three forms share
 the loops of `apq_tvm.ops.gemm_task`, a panel being one block of eight rows:
 
 - `planes_gemv`, for one row of x: codes are looked up and multiplied in registers;
+- `planes_gemv_apart`, likewise, where tables fill the registers: the codes of a run of columns are
+  put together first, then every table is loaded once a run;
 - `planes_gemm`: looked up centroids of the whole row block are stored once, then multiplied with
   tiles of rows of x.
 
@@ -33,6 +35,7 @@ from apq_tvm.tensorize.planes import (
     dot_body,
     plane_code,
     rows_body,
+    table_axes,
 )
 
 PrimFunc = Any  # tvm is untyped
@@ -41,6 +44,9 @@ Buffer = Any
 
 UNIT_K = 64
 """Columns of a unit; a last one may have half."""
+
+RUN = 512
+"""Columns whose codes `planes_gemv_apart` puts together at once: 4 KB of them."""
 
 TILE_ROWS = 4
 """Rows of weights in a tile of the GEMM."""
@@ -158,6 +164,64 @@ class _Gemv(_PlanesTask):
             )
 
 
+class _Apart(_PlanesTask):
+    """Lookups in one table after the other."""
+
+    def scratch(self) -> None:
+        self.codes = b.sblock_alloc_buffer((ROWS, RUN), "uint8", align=64)
+
+    def multiply(self, kb: Expr, sums: Buffer) -> None:
+        spread = b.sblock_alloc_buffer((ROWS, self.unit.lanes), "int32", align=64)
+        self.clear("start", spread)
+        runs, rest = divmod(self.k, RUN)
+        if runs:
+            with b.serial(0, runs) as run:
+                self._run("", spread, (runs, run), RUN)
+        if rest:
+            self._run("_tail", spread, None, rest)
+        self.add_lanes("add", sums, lambda r: (0, 0, r), (spread, (ROWS,)))
+
+    def _first(self, step: tuple[int, Expr] | None) -> Expr:
+        if step is None:
+            return self.k // RUN * RUN
+        return b.axis.spatial(*step) * RUN
+
+    def _run(self, suffix: str, spread: Buffer, step: tuple[int, Expr] | None, k: int) -> None:
+        block, planes = self.row_block(0), self.weights["planes"]
+        with b.grid(ROWS, k) as loops, b.sblock(f"codes{suffix}"):
+            first = self._first(step)
+            r, column = b.axis.remap("SS", loops)
+            b.reads(self.planes_at(block, first, k))
+            b.writes(self.codes[r, column])
+            code = plane_code(lambda p: planes[p, block, first + column], r, self.unit.bits)
+            b.buffer_store(self.codes, code.astype("uint8"), [r, column])
+        for table in range(self.unit.tables):
+            self._dot(f"dot{suffix}{table}", spread, step, k, table)
+
+    def _dot(
+        self, name: str, spread: Buffer, step: tuple[int, Expr] | None, k: int, table: int
+    ) -> None:
+        unit, rows = self.unit_of(k), ROWS // self.unit.tables
+        kinds, extents = table_axes(unit, rows)
+        with b.grid(*extents) as loops, b.sblock(name):
+            first = self._first(step)
+            *row, lane, register, byte, entry = b.axis.remap(kinds, loops)
+            r, index = table * rows + (row[0] if row else 0), self.first_table(self.row_block(0))
+            at, column = (r, lane), register * unit.vector + lane * 4 + byte
+            mine = slice(table * rows, (table + 1) * rows) if rows > 1 else table
+            b.reads(
+                spread[at],
+                self.codes[mine, 0:k],
+                self.table[index + table, 0 : unit.entries],
+                self.xq[self.row, first : first + k],
+            )
+            b.writes(spread[at])
+            code, centroid = self.codes[r, column], self.table[index + table, entry]
+            term = centroid_if(code.astype("int32"), entry, centroid, unit.offset)
+            term = term * self.xq[self.row, first + column].astype("int32")
+            b.buffer_store(spread, spread[at] + term, list(at))
+
+
 class _Gemm(_PlanesTask):
     """Looked up bytes of a row block, reused for many rows of x."""
 
@@ -250,6 +314,11 @@ def planes_gemv(spec: LinearSpec, layout: PlanesLayout, unit: PlanesUnit) -> Pri
         ``(xq i8 [M, Kp], xs f32 [M, 1], xsum i32 [M, 1], *packed arrays, [bias], [residual], y)``.
     """
     return _Gemv(spec, layout, unit, 1, 1).build()
+
+
+def planes_gemv_apart(spec: LinearSpec, layout: PlanesLayout, unit: PlanesUnit) -> PrimFunc:
+    """Linear layer for few rows of x with large tables; otherwise like `planes_gemv`."""
+    return _Apart(spec, layout, unit, 1, 1).build()
 
 
 def planes_gemm(

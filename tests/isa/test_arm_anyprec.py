@@ -20,7 +20,12 @@ from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.types import QuantizedTensor
 
 ROWS = 8
-TARGETS = {"sdot_sve": "graviton3", "sdot": "graviton2", "smull": "cortex-a53"}
+TARGETS = {
+    "sdot_sve": "graviton3",
+    "sdot": "graviton2",
+    "sdot_tbx": "cortex-a55",
+    "smull": "cortex-a53",
+}
 
 
 def record(kind: str, bits: int, instruction: str) -> LinearKernel:
@@ -54,7 +59,9 @@ def check(
 CASES = [
     *(("gemv", bits, "sdot") for bits in range(1, 9)),
     *(("gemv", bits, "sdot_sve") for bits in (2, 3)),
+    *(("gemv", bits, "sdot_tbx") for bits in (7, 8)),
     ("gemv", 3, "smull"),
+    ("gemv", 8, "smull"),
     ("gemm", 4, "sdot"),
     ("gemm", 5, "smull"),
 ]
@@ -68,6 +75,14 @@ def test_every_width(kind: str, bits: int, instruction: str, tmp_path: Path) -> 
     tensor = random_tensor(n, k, "anyprec1-8", channels, bits)
     kernel = record(kind, bits, instruction)
     check(kernel, TARGETS[instruction], tensor, bits % 2 == 1, tmp_path)
+
+
+@needs_qemu
+@pytest.mark.parametrize("channels", [1, 4, 8])
+def test_runs_of_large_tables(channels: int, tmp_path: Path) -> None:
+    """Two runs of columns and a rest; rows that share a table, and one alone."""
+    tensor = random_tensor(9, 1100, "anyprec7-8", channels, 8)
+    check(record("gemv", 8, "sdot"), TARGETS["sdot"], tensor, True, tmp_path)
 
 
 @needs_qemu
