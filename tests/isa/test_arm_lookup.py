@@ -21,9 +21,13 @@ VECTOR_BYTES = 16
 CASES = (
     ("cb2", "graviton2", 1, "sdot"),
     ("cb2", "graviton3", 2, "sdot"),
+    ("cb2", "graviton2", 2, "sdot"),
+    ("cb2", "graviton4", 1, "sdot"),
+    ("cb2", "cortex-a55", 1, "sdot"),
     ("cb2", "cortex-a53", 1, "smull"),
     ("cb3", "graviton2", 4, "sdot"),
     ("cb3", "graviton4", 1, "sdot"),
+    ("cb3", "cortex-a55", 1, "sdot"),
     ("nl4", "graviton3", 1, "sdot"),
     ("nl4", "cortex-a72", 1, "smull"),
     ("nl4g128", "graviton2", 2, "sdot"),
@@ -74,7 +78,14 @@ def test_epilogue_and_extreme_activations(name: str, k: int, tmp_path: Path) -> 
 @needs_qemu
 @pytest.mark.parametrize(
     ("name", "target", "instruction"),
-    [("cb2", "cortex-a53", "smull"), ("cb3", "graviton3", "sdot"), ("nl4", "cortex-a53", "smull")],
+    [
+        ("cb2", "cortex-a53", "smull"),
+        ("cb2", "graviton2", "sdot"),
+        ("cb2", "graviton3", "sdot"),
+        ("cb3", "graviton3", "sdot"),
+        ("cb3", "cortex-a55", "sdot"),
+        ("nl4", "cortex-a53", "smull"),
+    ],
 )
 def test_worst_sums_neither_wrap_nor_round(
     name: str, target: str, instruction: str, tmp_path: Path
@@ -126,8 +137,7 @@ def test_what_is_declined(name: str, target: str, message: str) -> None:
 
 @pytest.mark.parametrize("target", ["graviton2", "graviton3", "graviton4"])
 @pytest.mark.parametrize(
-    ("name", "vectors", "more", "movs"),
-    [("nl4", 16, 0, 4), ("cb2", 16, 5, 7), ("cb3", 16, 8, 0)],
+    ("name", "vectors", "more", "movs"), [("nl4", 16, 0, 4), ("cb3", 16, 8, 0)]
 )
 def test_tables_stay_in_registers(
     name: str, vectors: int, more: int, movs: int, target: str
@@ -146,6 +156,22 @@ def test_tables_stay_in_registers(
     assert count(loop, "scvtf|fcvtl|addv|addp|dup") == 0
     if target == "graviton3" or ("sve" in profile.features and name != "cb3"):
         assert count(loop, r"tbl\s+z\d+") == vectors + more
+
+
+@pytest.mark.parametrize("target", ["graviton2", "graviton3", "graviton4", "cortex-a55"])
+@pytest.mark.parametrize(("name", "indices"), [("cb2", 24), ("cb3", 30 + 6)])
+def test_written_spans_keep_their_constants(name: str, indices: int, target: str) -> None:
+    """Of four quads, beside products and lookups: indices, spread books and sub-scales, scales."""
+    profile = find_profile(target)
+    if name == "cb3" and not profile.in_order:
+        pytest.skip("LLVM's own order is as good")
+    spec = LinearSpec(512, 4096, scheme_of(name))
+    loop = loop_of(assembly(scheduled(record(name, 1), spec, profile), profile), "sdot")
+    assert (count(loop, "sdot"), count(loop, "tbl")) == (64, 64 + 16)
+    found = count(loop, r"bit|bif|and\s+v\d+|ushr|sli|sri|zip1|zip2")
+    assert found == 4 * indices + 6 + 4
+    assert "[sp" not in loop and count(loop, r"mov\s+v\d+") <= 4
+    assert count(loop, r"tbl\s+z\d+") == (80 if "sve" in profile.features else 0)
 
 
 @pytest.mark.parametrize(("name", "merges"), [("W2sA8", 0), ("W3sA8", 8)])

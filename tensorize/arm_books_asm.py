@@ -1,0 +1,267 @@
+"""A span of quads with four codebooks and one row of x, as written assembly.
+
+Per quad (256 products of 4 rows) there are 16 sdot, 16 ``tbl``, 24 or 30 instructions that make
+indices of codes and books, and 16 for the scales of the four groups: with 2 bits, merges with the
+books (8), masks (8) and shifts (8), with 3 bits 18 shifts and insertions for twelve vectors and 12
+for the other four. Of a group's four for the scales one spreads the sub-scales over the rows, one
+multiplies them, one makes a float of the sum (it began at `MAGIC`) and one adds. So these layouts
+take 72 or 78 vector instructions at least, 18 or 19.5 cycles of four pipes (V1, V2), 36 or 39 of
+two (N1), where W4A8g32 has 34: 2.1 and 2.3 times as many. What spreads the books and unpacks the
+sub-scales comes to 3.25 or 9 more.
+
+- A byte of a sub-scale s, ``tbl``, and one of 15 make the float ``2^-104 (128 + s)``, as in
+  `apq_tvm.tensorize.arm_lookup`; where a product of int32 is cheap (SVE), s becomes an int32.
+- What an instruction overwrites (codes to be merged twice, what sums begin at) is loaded for each,
+  rather than copied, since loads take no vector pipe.
+- The books of a row are spread over its four k by two ``zip``, six for four quads.
+- Neoverse N1 has slots for three instructions a cycle in LLVM's model; ``ldr`` takes two, ``ldp``
+  three, and ``ld1`` one for each of its vectors.
+- On cores that issue in order a load from base and register takes as long as a product, so that
+  both go together (`apq_tvm.tensorize.arm_in_order`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apq_tvm.tensorize.arm_straight import Straight, Value, together
+from apq_tvm.tensorize.lookup_books import SPAN_QUADS, quad_bytes
+from apq_tvm.tensorize.lookup_span import EXTRA, ROWS
+
+POINTERS = ("codes", "subs", "index", "scales", "x", "xs", "extra")
+"""Operands 1 and on; 0 is the sums."""
+
+_PAGE = 256
+"""Bytes that one pointer reaches with an offset in a register, for a core that issues in order."""
+
+_FIRST = 9
+"""The register with the first such offset: 16; the others follow."""
+
+_BEYOND = {"codes": "x24", "extra": "x25"}
+"""Pointers to what is `_PAGE` further on."""
+
+SCRATCH = tuple(range(_FIRST, 26))
+"""General registers that a program overwrites."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """What suits a core.
+
+    Parameters
+    ----------
+    sve : bool
+        Whether there is SVE: its ``tbl`` of one register, and cheap products of int32.
+    slots : bool
+        Whether slots are scarce rather than vector pipes.
+    in_order : bool
+        Whether it is a Cortex-A55 or its like.
+    """
+
+    sve: bool = False
+    slots: bool = False
+    in_order: bool = False
+
+
+def constants(bits: int, style: Style) -> dict[str, list[int] | None]:
+    """Bytes of every vector that a program wants as an operand; None for parts of the table."""
+    places = {}
+    for place in range(4):
+        lanes = []
+        for r in range(ROWS):
+            at = 4 * place + r
+            lanes += [at, 255, 255, 255] if style.sve else [255, 255, at, 16]
+        places[f"place{place}"] = lanes
+    found: dict[str, list[int] | None] = {"table0": None, "table1": None}
+    found["mask"] = [0x33 if bits == 2 else 3] * 16
+    found["nibble"] = [15] * 16
+    found["magic"] = [0, 0, 0x40, 0x4B] * 4
+    return found | places
+
+
+def fixed(bits: int) -> dict[str, int]:
+    """The registers of constants that have to be in certain ones."""
+    return {"table0": 30, "table1": 31} if bits == 3 else {}
+
+
+def registers(bits: int, style: Style) -> int:
+    """How many vectors a program overwrites: those that neither constants nor sums are in."""
+    return 31 - len(constants(bits, style))
+
+
+def program(bits: int, style: Style) -> list[str]:
+    """The lines of assembly; constants are operands after the pointers."""
+    return _Span(bits, style).lines()
+
+
+class _Span:
+    def __init__(self, bits: int, style: Style) -> None:
+        self.bits, self.style, self.code = bits, style, Straight()
+        first = 1 + len(POINTERS)
+        names = enumerate(constants(bits, style))
+        self.constant = {n: Value(first + i) for i, n in names}
+        for name, register in fixed(bits).items():
+            self.constant[name] = Value(register=register)
+        self.pointer = {n: f"${i + 1}" for i, n in enumerate(POINTERS)}
+        self.total: Value | None = None
+        self.pairs: list[list[Value]] = []
+
+    def lines(self) -> list[str]:
+        s = self.code
+        for quad in range(SPAN_QUADS):
+            if quad % 2 == 0:
+                index = self.load("index", 0)
+                half = quad // 2 + 1
+                doubled = s.make(f"zip{half} {{d}}.16b, {{0}}.16b, {{0}}.16b", index)
+                self.subs = self.sub_scales(quad // 2)
+            spread = s.make(f"zip{quad % 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b", doubled)
+            self.xs = self.load("xs", 16 * quad)
+            if self.bits == 2:
+                self.quad2(quad, spread)
+            else:
+                self.quad3(quad, spread)
+        scale = s.make(f"ldr {{d:d}}, [{self.pointer['scales']}]")
+        scale = s.make("fcvtl {d}.4s, {0}.4h", scale)
+        assert self.total is not None
+        s.write("fmla $0.4s, {0}.4s, {1}.4s", self.total, scale)
+        before = []
+        if self.style.in_order:
+            before = [f"mov x{_FIRST + i}, #{16 * i + 16}" for i in range(_PAGE // 16 - 1)]
+            before += [f"add {x}, {self.pointer[n]}, #{_PAGE}" for n, x in _BEYOND.items()]
+        return before + s.lines(registers(self.bits, self.style), self.style.in_order)
+
+    def load(self, name: str, offset: int) -> Value:
+        """A vector; in order by base and register, which takes as long as other instructions."""
+        if self.style.in_order:
+            page, rest = divmod(offset, _PAGE)
+            base = _BEYOND[name] if page else self.pointer[name]
+            index = f"x{_FIRST + rest // 16 - 1}" if rest else "xzr"
+            return self.code.make(f"ldr {{d:q}}, [{base}, {index}]")
+        return self.code.make(f"ldr {{d:q}}, [{self.pointer[name]}, #{offset}]")
+
+    def load_codes(self, quad: int, count: int, first: int = 0) -> list[Value]:
+        """Some vectors of a quad."""
+        base = quad * quad_bytes(self.bits) + 16 * first
+        if not self.style.slots:
+            return [self.load("codes", base + 16 * i) for i in range(count)]
+        names = ", ".join(f"{{d{i}}}.16b" for i in range(count))
+        text = f"add x9, {self.pointer['codes']}, #{base}\nld1 {{{{{names}}}}}, [x9]"
+        return self.code.make_run(text, count)
+
+    def load_pair(self, name: str, offset: int) -> list[Value]:
+        """Two vectors, one after the other."""
+        if not self.style.slots:
+            return [self.load(name, offset), self.load(name, offset + 16)]
+        text = f"ldp {{d0:q}}, {{d1:q}}, [{self.pointer[name]}, #{offset}]"
+        return self.code.make_run(text, 2)
+
+    def sub_scales(self, pair: int) -> list[list[Value]]:
+        """Of two quads: what `sub` looks up for even and for odd groups."""
+        s, c = self.code, self.constant
+        raw = self.load("subs", 16 * pair)
+        texts = ("and {d}.16b, {1}.16b, {2}.16b", "ushr {d}.16b, {1}.16b, #4")
+        if self.style.sve:
+            return [[s.make(t, raw, raw, c["nibble"])] for t in texts]
+        if not pair:
+            for text in texts:
+                both = together([Value(), Value()])
+                s.make_into(both[0], text, raw, raw, c["nibble"])
+                s.make_into(both[1], "mov {d}.16b, {0}.16b", c["nibble"])
+                self.pairs.append(list(both))
+        else:
+            for both, text in zip(self.pairs, texts, strict=True):
+                both[0] = s.change(text, both[0], raw, c["nibble"])
+        return [list(both) for both in self.pairs]
+
+    def lookup(self, tables: list[Value], index: Value) -> Value:
+        """Bytes of one or two registers."""
+        s = self.code
+        if len(tables) == 2:
+            return s.make("tbl {d}.16b, {{{0}.16b, {1}.16b}}, {2}.16b", *tables, index)
+        if self.style.sve:
+            return s.make("tbl {d:z}.b, {{{0:z}.b}}, {1:z}.b", *tables, index)
+        return s.make("tbl {d}.16b, {{{0}.16b}}, {1}.16b", *tables, index)
+
+    def multiply(self, quad: int, tables: list[Value], index: dict[int, list[Value]]) -> None:
+        """Products of some groups, and their scales.
+
+        Parameters
+        ----------
+        quad : int
+        tables : list of Value
+        index : mapping
+            Group to its four vectors of entries.
+        """
+        s = self.code
+        pairs = {g: self.load_pair("extra", 4 * EXTRA * (4 * quad + g)) for g in index}
+        x = {g: self.load("x", 64 * quad + 16 * g) for g in index}
+        sums = {g: pair[self.style.sve] for g, pair in pairs.items()}
+        waiting: list[dict[int, Value]] = []
+        for i in range(5):
+            if i < 4:
+                waiting.append({g: self.lookup(tables, four[i]) for g, four in index.items()})
+            if i:  # the vectors that were looked up before these
+                for g, value in waiting.pop(0).items():
+                    text = f"sdot {{d}}.4s, {{1}}.16b, {{2}}.4b[{i - 1}]"
+                    sums[g] = s.change(text, sums[g], value, x[g])
+        places = {g: self.constant[f"place{quad % 2 * 2 + g // 2}"] for g in index}
+        subs = {g: self.lookup(self.subs[g % 2], place) for g, place in places.items()}
+        for g, (magic, less) in pairs.items():
+            self.add(g, sums[g], subs[g], magic if self.style.sve else less)
+
+    def add(self, group: int, total: Value, sub: Value, more: Value) -> None:
+        """A sum times its scales; `more` is `MAGIC` or what else there is in `extra`."""
+        s, factor, lanes = self.code, self.xs, f"{{2}}.s[{group}]"
+        if self.style.sve:
+            total = s.change("mla {d}.4s, {1}.4s, {2}.4s", more, total, sub)
+        else:
+            factor = s.change(f"fmla {{d}}.4s, {{1}}.4s, {lanes}", more, sub, self.xs)
+            lanes = "{2}.4s"
+        value = s.make("fsub {d}.4s, {0}.4s, {1}.4s", total, self.constant["magic"])
+        if self.total is None:
+            self.total = s.make(f"fmul {{d}}.4s, {{1}}.4s, {lanes}", value, value, factor)
+        else:
+            self.total = s.change(f"fmla {{d}}.4s, {{1}}.4s, {lanes}", self.total, value, factor)
+
+    def quad2(self, quad: int, books: Value) -> None:
+        s, c = self.code, self.constant
+        for parity, (mnemonic, table) in enumerate((("bit", "table1"), ("bif", "table0"))):
+            text = mnemonic + " {d}.16b, {1}.16b, {2}.16b"
+            merged = [s.change(text, v, books, c["mask"]) for v in self.load_codes(quad, 4)]
+            low = [s.make("and {d}.16b, {0}.16b, {1}.16b", m, c["nibble"]) for m in merged]
+            high = [s.change("ushr {d}.16b, {0}.16b, #4", m) for m in merged]
+            self.multiply(quad, [c[table]], {parity: low, parity + 2: high})
+
+    def quad3(self, quad: int, spread: Value) -> None:
+        tables = [v for n, v in self.constant.items() if n.startswith("table")]
+        codes = self.load_codes(quad, 4)
+        last = self.index3_last(codes, self.load_codes(quad, 2, 4), self.book(spread, 3))
+        first = self.index3(codes[:2], self.book(spread, 0))
+        self.multiply(quad, tables, {3: last, 0: first})
+        books = [self.book(spread, group) for group in (1, 2)]
+        one, two = self.index3(codes[2:], books[0]), self.load_codes(quad, 2, 4)
+        self.multiply(quad, tables, {1: one, 2: self.index3(two, books[1])})
+
+    def book(self, spread: Value, group: int) -> Value:
+        """The rows' books of a group, four times each."""
+        s = self.code
+        moved = s.make(f"ushr {{d}}.16b, {{0}}.16b, #{2 * group}", spread) if group else spread
+        if group == 3:
+            return moved
+        return s.make("and {d}.16b, {0}.16b, {1}.16b", moved, self.constant["mask"])
+
+    def index3_last(self, codes: list[Value], high: list[Value], book: Value) -> list[Value]:
+        """Of group 3, which is spread over all vectors of codes."""
+        s = self.code
+        bits = [s.make(f"ushr {{d}}.16b, {{0}}.16b, #{4 + i % 2}", high[i // 2]) for i in range(4)]
+        both = [s.change("sli {d}.16b, {1}.16b, #3", v, book) for v in bits]
+        text = "sri {d}.16b, {1}.16b, #6"
+        return [s.change(text, v, low) for v, low in zip(both, codes, strict=True)]
+
+    def index3(self, codes: list[Value], book: Value) -> list[Value]:
+        """Of a group that is in two vectors of codes."""
+        s = self.code
+        odd = [s.make("ushr {d}.16b, {0}.16b, #3", v) for v in codes]
+        even = [s.change("sli {d}.16b, {1}.16b, #3", v, book) for v in codes]
+        odd = [s.change("sli {d}.16b, {1}.16b, #3", v, book) for v in odd]
+        return [even[0], odd[0], even[1], odd[1]]
