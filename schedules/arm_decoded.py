@@ -1,6 +1,16 @@
 """Kernels on Arm for many rows of x and formats whose weights decode to int8, a panel a call.
 
-Decisions are those of `apq_tvm.schedules.arm_gemm`.
+Decisions are those of `apq_tvm.schedules.arm_gemm`. What is exact in an int8 depends on the format:
+
+- values of a fixed table, centroids of any-precision weights, digits of ``W2*``: one scale a group;
+- codes of super-blocks times their sub-scales, at most 105: sub-scales are in the panel, and minima
+  are taken off in a loop of their own, as floats times what activations mean;
+- centroids of codebooks, whose product with a sub-scale would not fit: sub-scales are factors;
+- codes of ``mixed24`` less their zero points, each group of 16 with a factor;
+- signs of binary codes, plane by plane.
+
+Scales of activations by groups of 16 are what costs codebooks and super-blocks most: a subtraction
+and two products of floats for every two smmla.
 """
 
 from __future__ import annotations
@@ -114,8 +124,8 @@ def _check(
     if isinstance(layout, MixedLayout) and not layout.one_stream:
         raise NotApplicable(f"is for a quarter of 4-bit groups, not {scheme}")
     panel = _panel(spec, width)
-    if panel.weights.planes > 1 and panel.weights.groups == 1:
-        raise NotApplicable(f"is for planes with scales by groups, not {scheme}")
+    if isinstance(panel, SignsPanel) and panel.weights.groups == 1:
+        raise NotApplicable(f"K={spec.k}: is for planes whose rows have several groups")
     weights = panel.weights
     if weights.group * weights.largest * _ACT_MAX > _INT32_MAX:
         raise NotApplicable(f"K={spec.k}: the sum of {weights.group} products may exceed int32")

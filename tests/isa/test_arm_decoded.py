@@ -171,6 +171,12 @@ def test_several_k_blocks_and_tasks(scheme: str, tmp_path: Path) -> None:
 
 
 @needs_qemu
+@pytest.mark.parametrize("scheme", ("nl4", "W2*A8g128", "W2sA8", "mixed24", "cb2"))
+def test_least_shapes(scheme: str, tmp_path: Path) -> None:
+    Layer(kernel_of(scheme, "smmla"), quantized(scheme, 3, 20), "graviton3", tmp_path).check(12)
+
+
+@needs_qemu
 def test_graviton2_needs_no_smmla(tmp_path: Path) -> None:
     layer = Layer(kernel_of("nl4", "sdot"), quantized("nl4", 8, 64), "graviton2", tmp_path)
     layer._multiply._cpu = "neoverse-n1"
@@ -191,3 +197,17 @@ def test_declines_devices_and_floats() -> None:
         kernel_of("nl4", "smmla").check(spec, a72)
     with pytest.raises(NotApplicable, match="integer activations"):
         kernel_of("nl4", "sdot").check(LinearSpec(64, 64, parse_scheme("nl4A32")), a72)
+
+
+def test_declines_planes_of_one_group_and_other_books() -> None:
+    profile = find_profile("graviton3")
+    with pytest.raises(NotApplicable, match="K=100: is for planes whose rows have several groups"):
+        kernel = kernel_of("bcq1g128", "smmla")
+        kernel.check(LinearSpec(64, 100, parse_scheme("bcq1g128")), profile)
+    with pytest.raises(NotApplicable, match="four codebooks in groups of 16, not cb2g32"):
+        kernel_of("cb2", "smmla").check(LinearSpec(64, 64, parse_scheme("cb2g32")), profile)
+    with pytest.raises(NotApplicable, match="K=96 has half of that left"):
+        kernel_of("cb4", "smmla").check(LinearSpec(64, 96, parse_scheme("cb4")), profile)
+    with pytest.raises(NotApplicable, match="a quarter of 4-bit groups"):
+        scheme = parse_scheme("mixed24r0.5")
+        kernel_of("mixed24", "smmla").check(LinearSpec(64, 64, scheme), profile)
