@@ -26,20 +26,14 @@ DECODE_SCHEMES = (
 )  # fmt: skip
 PREFILL_SCHEMES = ("W4A8g32", "W4A8tg32", "W4A8tg128", "W8A8", "nl4")
 ROWS = (4, 8, 16, 128)
+DECODED_SCHEMES = ("cb3", "cb4", "W2sA8", "W2*A8", "mixed24", "bcq2g128", "anyprec2-8@3")
+MANY = 128
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def judged(
-    schemes: Sequence[str], rows: Sequence[int], target: str, n: int, against: Sequence[str] = ()
-) -> list[dict[str, Any]]:
-    """Rows of `bench_static` for one device."""
-    cases = [LinearCase(n, K, m, scheme, threads=1) for scheme in schemes for m in rows]
-    return bench_static(cases, target=target, against=against, progress=Bars())
 
 
 def by_case(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -52,15 +46,17 @@ def share(row: dict[str, Any]) -> str:
     return f"{row['macs_per_cycle']:.1f} ({row['peak_share']:.0%} {row['peak_instruction']})"
 
 
-def shares(schemes: Sequence[str], rows: Sequence[int]) -> str:
+def shares(cases: Sequence[tuple[str, int]]) -> str:
     """MACs per cycle by scheme, M and device."""
-    found = {target: by_case(judged(schemes, rows, target, N)) for target in TARGETS}
+    found = {}
+    for target in TARGETS:
+        rows = [LinearCase(N, K, m, scheme, threads=1) for scheme, m in cases]
+        found[target] = by_case(bench_static(rows, target=target, progress=Bars()))
     return table(
         ("scheme", "M", *TARGETS),
         (
             (f"`{scheme}`", str(m), *(share(found[target][scheme, m]) for target in TARGETS))
-            for scheme in schemes
-            for m in rows
+            for scheme, m in cases
         ),
     )
 
@@ -71,7 +67,8 @@ def rivals(libraries: Sequence[str]) -> str:
     for target in TARGETS:
         # The first library is for cores without smmla.
         mine = libraries if "i8mm" in find_profile(target).features else libraries[:1]
-        for row in judged(("W4A8g32",), (1, 128), target, K, mine):
+        cases = [LinearCase(K, K, m, "W4A8g32", threads=1) for m in (1, MANY)]
+        for row in bench_static(cases, target=target, against=mine, progress=Bars()):
             case = (target, str(row["m"]), row["kernel"], str(row["instructions"]), share(row))
             if row["object"]:
                 ratios = (f"{row['instructions_ratio']:.2f}", f"{row['cycles_ratio']:.2f}")
@@ -84,8 +81,10 @@ def rivals(libraries: Sequence[str]) -> str:
 
 def main(libraries: Sequence[str]) -> None:
     """Print every table."""
-    print(shares(DECODE_SCHEMES, (1,)), end="\n\n")
-    print(shares(PREFILL_SCHEMES, ROWS), end="\n\n")
+    print(shares([(scheme, 1) for scheme in DECODE_SCHEMES]), end="\n\n")
+    prefill = [(scheme, m) for scheme in PREFILL_SCHEMES for m in ROWS]
+    prefill += [(scheme, MANY) for scheme in DECODED_SCHEMES]
+    print(shares(prefill), end="\n\n")
     if libraries:
         print(rivals(libraries))
 
