@@ -62,6 +62,11 @@ class Style:
     slots: bool = False
     in_order: bool = False
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """How far `Straight.lines` looks ahead, and what it spares: the best of llvm-mca's."""
+        return (16, 1) if self.in_order else (8, 5) if self.slots else (0, 0)
+
 
 def constants(bits: int, style: Style) -> dict[str, list[int] | None]:
     """Bytes of every vector that a program wants as an operand; None for parts of the table."""
@@ -128,7 +133,7 @@ class _Span:
         if self.style.in_order:
             before = [f"mov x{_FIRST + i}, #{16 * i + 16}" for i in range(_PAGE // 16 - 1)]
             before += [f"add {x}, {self.pointer[n]}, #{_PAGE}" for n, x in _BEYOND.items()]
-        return before + s.lines(registers(self.bits, self.style), self.style.in_order)
+        return before + s.lines(registers(self.bits, self.style), *self.style.order)
 
     def load(self, name: str, offset: int) -> Value:
         """A vector; in order by base and register, which takes as long as other instructions."""

@@ -1,18 +1,18 @@
-"""Straight pieces of 64-bit Arm assembly: vector registers for values, and an order for A55.
+"""Straight pieces of 64-bit Arm assembly: registers for values, and an order for short windows.
 
 LLVM's order and registers are not to be had otherwise: it moves loads of four vectors so far up
 that other vectors are spilled, copies masks that ``bsl`` overwrites, and does not know that a
 Cortex-A55 completes in order. A `Straight` is written with values; `lines` gives them registers.
 
-What `in_order` knows of a Cortex-A55 is that instructions are issued in order, two a cycle, that
-none completes before one that was issued earlier, and their latencies and pipes in LLVM's
-AArch64SchedA55.td.
+The order is made for a Cortex-A55: instructions are issued in order, two a cycle, none completes
+before one that was issued earlier, and latencies and pipes are those of LLVM's AArch64SchedA55.td.
+It also brings independent instructions together for cores that see only some of them at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 class Value:
@@ -56,7 +56,6 @@ class Instruction:
     made: list[Value]
     read: list[Value]
     tied: Value | None = None
-    after: list[Instruction] = field(default_factory=list)
 
     @property
     def mnemonic(self) -> str:
@@ -103,16 +102,24 @@ class Straight:
         """An instruction that changes an operand."""
         self.instructions.append(Instruction(text, [], list(read)))
 
-    def lines(self, registers: int, in_order: bool) -> list[str]:
+    def lines(self, registers: int, ahead: int = 0, spare: int = 0) -> list[str]:
         """Assembly in registers v0 and on.
+
+        Parameters
+        ----------
+        registers : int
+        ahead : int
+            How many instructions are looked at for the next one; 0 leaves them as written.
+        spare : int
+            Registers left to the instruction that is next as written.
 
         Raises
         ------
         RuntimeError
             There are too few: a mistake in a program.
         """
-        if in_order:
-            self.instructions = _in_order(self.instructions, registers)
+        if ahead:
+            self.instructions = _ordered(self.instructions, registers, ahead, spare)
         _allocate(self.instructions, registers)
         return [line for i in self.instructions for line in i.line().split("\n")]
 
@@ -161,21 +168,23 @@ _HALVES = {"ushr", "shl", "fmla", "fmul", "fcvtl", "sshr"}
 """Instructions of which there may be two in a cycle."""
 
 
-def _in_order(instructions: list[Instruction], registers: int) -> list[Instruction]:
+def _ordered(
+    instructions: list[Instruction], registers: int, ahead: int, spare: int
+) -> list[Instruction]:
     """An order in which few of them wait, with as many values alive as there are registers."""
     maker = {v: i for i in instructions for v in i.made}
     before: dict[int, set[int]] = {id(i): set() for i in instructions}
     readers: dict[Value, list[Instruction]] = {}
-    previous: dict[str, Instruction] = {}
+    last: Instruction | None = None
     for each in instructions:
         for value in each.read:
             if value in maker:
                 before[id(each)].add(id(maker[value]))
             readers.setdefault(value, []).append(each)
         if not each.made:  # changes an operand: in turn
-            if "" in previous:
-                before[id(each)].add(id(previous[""]))
-            previous[""] = each
+            if last is not None:
+                before[id(each)].add(id(last))
+            last = each
     for each in instructions:
         if each.tied is not None:
             before[id(each)] |= {id(r) for r in readers[each.tied] if r is not each}
@@ -186,12 +195,12 @@ def _in_order(instructions: list[Instruction], registers: int) -> list[Instructi
     slots, vector, loads = 2, 2, 1
     while waiting:
         best = None
-        for each in waiting[:_WINDOW]:
+        for each in waiting[:ahead]:
             if not all(b in finish for b in before[id(each)]):
                 continue
             grows = _growth(each, left)
-            spare = 0 if each is waiting[0] else _SPARE
-            if grows > 0 and live + grows > registers - spare:
+            most = registers if each is waiting[0] else registers - spare
+            if grows > 0 and live + grows > most:
                 continue
             latency = _LATENCIES.get(each.mnemonic, 4)
             ready = max([finish[b] for b in before[id(each)]], default=0)
@@ -221,13 +230,6 @@ def _in_order(instructions: list[Instruction], registers: int) -> list[Instructi
         waiting.remove(each)
         order.append(each)
     return order
-
-
-_WINDOW = 16
-"""How many instructions ahead are looked at."""
-
-_SPARE = 1
-"""Registers left to the instruction that is next as written."""
 
 
 def _fits(each: Instruction, slots: int, vector: int, loads: int) -> bool:
