@@ -65,6 +65,10 @@ def calibrate_command(
             min=1, help="Passes over the data; by default 10 (per block), or 2 of distill."
         ),
     ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="Learning rate of distill; by default 0.001, relative."),
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Batch entries per call.")] = 4,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     json: Annotated[
@@ -116,6 +120,7 @@ def calibrate_command(
             method=method,
             nsamples=nsamples,
             epochs=epochs,
+            rate=rate,
             rows=rows,
             progress=progress,
         )

@@ -33,6 +33,7 @@ def learn_codes(
     method: str = "rtn",
     nsamples: int | None = None,
     epochs: int | None = None,
+    rate: float | None = None,
     rows: int = 4,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -59,6 +60,8 @@ def learn_codes(
         As for `calibrate`.
     epochs : int, optional
         Passes over the inputs; `EPOCHS` if not said.
+    rate : float, optional
+        Learning rate of ``"distill"`` (`apq_tvm.quantizers.distill.RATE`).
     progress : Progress, optional
 
     Returns
@@ -84,6 +87,8 @@ def learn_codes(
             f"--learn {kind} starts from --method rtn or gptq, not {method}, whose scales it would "
             "lose; use --learn distill"
         )
+    if rate is not None and kind != "distill":
+        raise BadInput(f"--rate is of --learn distill, not {kind}, which has rates of its own")
     epochs = EPOCHS.get(kind, 1) if epochs is None else epochs
     imported = import_onnx(model)
     file = load(statistics, imported)
@@ -100,12 +105,20 @@ def learn_codes(
     about = {
         "sha256": imported.sha256,
         "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
-        "options": [kind, scheme, dict(tensor_types or {}), method, count, epochs, rows],
+        "options": [kind, scheme, dict(tensor_types or {}), method, count, epochs, rows, rate],
     }
     partial = output.with_name(f"{output.name}.learning")
     learned, done = read_learning(partial, about)
     run = Run(
-        imported, quantized, calls, file.calibration, kind, epochs, learned or Learned(kind), done
+        imported,
+        quantized,
+        calls,
+        file.calibration,
+        kind,
+        epochs,
+        learned or Learned(kind),
+        done,
+        rate,
     )
     result = learn(run, lambda now: write_learning(partial, about, now), progress)
     arrays, metadata = to_arrays(result)

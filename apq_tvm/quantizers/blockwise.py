@@ -52,6 +52,8 @@ class Run:
         Blocks that are done.
     done : int
         How many.
+    rate : float or None
+        Learning rate of ``distill``, if not its own.
     """
 
     model: ImportedModel
@@ -62,6 +64,7 @@ class Run:
     epochs: int
     learned: Learned
     done: int = 0
+    rate: float | None = None
 
 
 def learn(

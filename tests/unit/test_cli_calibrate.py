@@ -69,7 +69,8 @@ def test_tuning_goes_on_from_a_finished_file(files: tuple[Path, Path], tmp_path:
     first, out = tmp_path / "first.safetensors", tmp_path / "c.safetensors"
     common = ("calibrate", model, "--inputs", data, "--rows", 2, "--epochs", 1, "--json")
     call(*common, "-o", first, "--learn", "abq", "--scheme", "W3A8", "--no-weigh")
-    tune = ("--learn", "distill", "--scheme", "W3A8", "--method", "learned", "--statistics", first)
+    tune = ("--learn", "distill", "--scheme", "W3A8", "--method", "learned", "--statistics", first,
+            "--rate", 0.002)  # fmt: skip
     report = json.loads(call(*common, "-o", out, *tune)[0])
     assert report["learned"] == 15 and report["kind"] == "distill" and report["samples"] == 8
     assert first.exists()
