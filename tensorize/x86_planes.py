@@ -26,6 +26,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.tensorize.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.planes_pairs import dot_pair, lookup_pair, rows_pair
 from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.x86_planes_apart import codes_intrinsic, table_dot_intrinsic
 from apq_tvm.tensorize.x86_planes_index import Index, nibble_indices, shifted, wide_indices
 
 Expr = Any  # tvm is untyped
@@ -64,6 +65,14 @@ class PlanesInstruction:
         """`planes_lookup_intrinsic`."""
         return planes_lookup_intrinsic(self, bits, tables, k, ahead)
 
+    def codes(self, bits: int, k: int) -> str:
+        """`apq_tvm.tensorize.x86_planes_apart.codes_intrinsic`."""
+        return codes_intrinsic(self, bits, k)
+
+    def table_dot(self, bits: int, rows: int, k: int) -> str:
+        """`apq_tvm.tensorize.x86_planes_apart.table_dot_intrinsic`."""
+        return table_dot_intrinsic(self, bits, rows, k)
+
     def rows(self, m: int, rows: int, k: int) -> str:
         """`rows_dot_intrinsic`."""
         return rows_dot_intrinsic(self, m, rows, k)
@@ -101,7 +110,7 @@ def planes_dot_intrinsic(
         for register_ in range(unit.registers):
             xs = _load(unit, x, (), register_)
             for r, w in enumerate(_lookups(instruction, unit, planes, table, register_)):
-                sums[r] = _multiply(instruction, sums[r], w, xs)
+                sums[r] = multiply(instruction, sums[r], w, xs)
         for r in range(ROWS):
             b.buffer_store(acc, sums[r], [r, tirx.Ramp(0, 1, unit.lanes)])
 
@@ -153,7 +162,7 @@ def rows_dot_intrinsic(instruction: PlanesInstruction, m: int, rows: int, k: int
                 for r in range(rows):
                     total = acc.vload([i, r, 0], f"int32x{unit.lanes}")
                     signed = tirx.reinterpret(f"int8x{unit.vector}", ws[r])
-                    total = _multiply(instruction, total, signed, xs)
+                    total = multiply(instruction, total, signed, xs)
                     b.buffer_store(acc, total, [i, r, tirx.Ramp(0, 1, unit.lanes)])
 
     return register(name, lambda: rows_pair(unit, m, rows, implement))
@@ -247,7 +256,7 @@ def _pshufb(unit: PlanesUnit, table: Buffer, row: int, index: Index, upper: list
     return found[0]
 
 
-def _multiply(instruction: PlanesInstruction, sums: Expr, w: Expr, x: Expr) -> Expr:
+def multiply(instruction: PlanesInstruction, sums: Expr, w: Expr, x: Expr) -> Expr:
     """Add the products of int8 [V] centroids (offset, if the instruction does) and activations."""
     if instruction is VPERMB:
         return _call("int32x16", "avx512.vpdpbusd.512", sums, w, x)
