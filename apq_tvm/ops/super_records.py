@@ -120,11 +120,11 @@ class _RecordsLinear(SpanLinear):
             found = [loops] if len(extents) == 1 else loops
             *m, r = (b.axis.spatial(_i64(e), v) for e, v in zip(extents, found, strict=True))
             at = (_i64(stream), m[0] if m else _i64(0), r)
-            totals = [self.totals[(_i64(stream), _i64(i), *m, r)] for i in range(2)]
+            total, least = (self.totals[(_i64(stream), _i64(i), *m, r)] for i in range(2))
             region = self.totals[(_i64(stream), slice(_i64(0), _i64(2)), *m, r)]
             b.reads(self.sums[at], records[block, start : start + _i64(rec.scales)], region)
             b.writes(self.sums[at])
-            term = scale_term(rec, lambda byte: records[block, start + byte], *totals, r)
+            term = scale_term(rec, lambda byte: records[block, start + byte], total, least, r)
             b.buffer_store(self.sums, self.sums[at] + term, list(at))
 
 

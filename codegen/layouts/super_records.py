@@ -124,7 +124,7 @@ class SuperRecordsLayout(SuperBlockLayout):
             np.ascontiguousarray(values[:, :, i].transpose(0, 2, 1).reshape(-1, len(scales))[:n])
             for i in range(2)
         )
-        tables = {"min_scales": m, "subs": subs, "mins": mins}
+        tables: dict[str, Array] = {"min_scales": m, "subs": subs, "mins": mins}
         return QuantizedTensor(codes, d, None, scheme, tables)
 
     def _by_chunk(self, values: Array, width: int, chunks: int) -> Bytes:
