@@ -14,11 +14,13 @@ from tvm import s_tir
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, parse_scheme
 from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.quantize_factors import quantize_factors
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.lets import spill_lets
 from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.quantize import quantize_func
 from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
 from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
 from apq_tvm.schedules.x86_super import SUPER_KERNELS
@@ -26,6 +28,7 @@ from apq_tvm.tensorize.x86_dot import INSTRUCTIONS
 from apq_tvm.tensorize.x86_super import powers
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 from tests.tir.linear_cases import RELATIVE_ERROR, aligned
+from tests.tir.scheduled import compiled
 
 N, K = 40, 336  # ragged for 16 rows and for two streams; a short super-block of five units
 HOST = find_profile("host")
@@ -37,7 +40,9 @@ CASES = [
     *((name, "m1", i) for name in ("cb3", "nl4") for i in ("maddubs", "vpdpbusd512")),
     ("cb3", "m2", "vpdpbusd256"),
     ("nl4", "gemm", "maddubs"),
-    ("W3sA8", "m1", "maddubs"),
+    *(("W3sA8", "m1", i) for i in TARGETS),
+    ("W2sA8", "m2", "maddubs"),
+    ("W2sA8", "m4", "vpdpbusd512"),
     *((name, "m1", "vpdpbusd512") for name in ("cb4", "cb2c8", "cb3g32", "cb3g64", "nl4g128")),
 ]
 
@@ -146,7 +151,8 @@ def test_other_shapes_and_epilogues(n: int, k: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("cb2", "m1"), ("cb2", "gemm"), ("nl4", "m1"), ("cb4", "gemm")],
+    [("cb2", "m1"), ("cb2", "gemm"), ("nl4", "m1"), ("cb4", "gemm"), ("W2sA8", "m1"),
+     ("W3sA8", "m1")],
 )
 def test_extremes_do_not_saturate(name: str, kind: str) -> None:
     """Every value the largest of its table, every activation +-127, in every pairing of signs."""
@@ -196,7 +202,7 @@ def test_too_many_centroids_are_declined() -> None:
         kernel.check(LinearSpec(N, K, parse_scheme("cb2A32")), find_profile("znver3"))
 
 
-@pytest.mark.parametrize("name", ["cb2", "W2*A8g128", "bcq3g128"])
+@pytest.mark.parametrize("name", ["cb2", "W2*A8g128", "bcq3g128", "W3sA8"])
 @pytest.mark.parametrize(("lanes", "target"), [(16, "host"), (8, "znver3")])
 def test_any_layout_is_decoded_for_many_rows(name: str, lanes: int, target: str) -> None:
     tensor, device = quantized(name), profile(target)
@@ -209,3 +215,21 @@ def test_any_layout_is_decoded_for_many_rows(name: str, lanes: int, target: str)
     mod["main"](aligned(x), *packed, y)
     wanted = x.astype(np.float64) @ dequantize(tensor).astype(np.float64).T
     assert np.abs(y.numpy() - wanted).max() <= RELATIVE_ERROR * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("k", [70, 576])
+def test_factors_are_scales_and_sums(k: int) -> None:
+    """Besides codes, scales and sums as ever: their products, by powers of two in turns."""
+    twos, device = (1.0, 0.25, 0.0625, 0.015625), profile("x86-64-v3")
+    x = np.random.default_rng(k).standard_normal((3, k)).astype(np.float32)
+    kp = -(-k // 32) * 32
+    plain = [np.zeros((3, kp), np.int8), *(np.zeros((3, kp // 16), t) for t in ("f4", "i4"))]
+    found = [*map(np.copy, plain), np.zeros((3, kp // 16, 2), np.float32)]
+    compiled(quantize_func(k, 16, 16, device, Defaults()), device)(x, *plain)
+    compiled(quantize_factors(k, 16, twos, 2), device)(x, *found)
+    for one, other in zip(plain, found, strict=False):
+        np.testing.assert_array_equal(one, other)
+    assert np.abs(found[0]).max() == 127
+    _, xs, xsum, factors = found
+    np.testing.assert_array_equal(factors[..., 0], xs * np.resize(np.float32(twos), xs.shape[1]))
+    np.testing.assert_array_equal(factors[..., 1], xs * xsum.astype(np.float32))
