@@ -6,6 +6,8 @@ Blocks are learned in order, each fed by the blocks before it as they were quant
 first and last block a compensation a·bᵀ (eq. (3)) that is folded in before rounding. ``finetune``
 keeps codes and learns the scales and offsets of any format (`torch_decode`). Both learn biases.
 The loss is DLC + AKL (eq. (5)) and the error of length that cosines do not see.
+
+A third kind, ``distill``, trains all layers at once afterwards (`apq_tvm.quantizers.distill`).
 """
 
 from __future__ import annotations
