@@ -10,7 +10,7 @@ What the decisions mean:
   before they are out of loads (V1: 43 % of the sdot peak without, 47 % with); N1 is short of slots
   of any kind (37 % with, 39 % without).
 - ``ordered``: written assembly instead of LLVM's order (`apq_tvm.tensorize.arm_in_order`), for
-  cores that issue in order: 45 % of the sdot peak of Cortex-A55 instead of 31 %.
+  cores that issue in order: 40 % of the sdot peak of Cortex-A55 instead of 31 %.
 - ``together``: whether one ``ld1`` loads four vectors of codes. N1 has three slots a cycle in
   LLVM's model and takes three for an ``ldp`` of two (41 % of the sdot peak with, 39 % without).
 - ``unroll``: chunks per iteration. Scales of two chunks are one 16-byte load.

@@ -7,7 +7,8 @@ of the sdot peak. So the order is written down here, for four row blocks and all
 
 - four sums in turn, so that none waits for its own last addition;
 - all masks of a part, then all its products;
-- loads stand beside products, from base and register (4 cycles).
+- loads stand beside products, from base and register (4 cycles); a few of W4's codes are loaded in
+  pairs, and pointers few and indexed by the count of chunks, for fewer instructions in all.
 
 Sources: Arm Cortex-A55 Software Optimization Guide, EPM128372; LLVM's AArch64SchedA55.td. The
 function comes into the module as LLVM IR (TVM's ``pragma_import_llvm``) around inline assembly.

@@ -11,12 +11,13 @@ STREAMS = 4
 _BLOCKS = range(STREAMS)
 _X, _MASK, _CLOBBERED = 24, 26, 28
 
-# General registers: codes of each block; x, starts, starts + 64, factors; scales; offsets; chunks
-# left; steps of codes and x, which are 0 once the last chunk has begun: what is loaded for the next
-# one is then the last one again.
-_CODES, _INPUTS, _SCALES, _OFFSETS, _SCALE_OFFSETS, _LEFT = 2, 6, 10, 11, 14, 17
-_CODE_STEP, _X_STEP = 20, 21
-_GENERAL = (*range(_CODES, _LEFT + 1), _CODE_STEP, _X_STEP)
+# General registers: codes of each block; x, starts, factors; scales of each block; offsets 16 to
+# 112; chunks left, as a negative number, by which factors and scales are indexed from the last one;
+# the step of codes, which is 0 once the last chunks have begun: what is loaded for the next ones is
+# then the last ones again.
+_CODES, _X_AT, _STARTS, _FACTORS, _SCALES = 2, 6, 7, 8, 9
+_OFFSETS, _LEFT, _STEP = (*range(13, 18), 20, 21), 22, 23
+_GENERAL = (*range(_CODES, 18), *range(20, _STEP + 1))
 
 
 def function(fold: Fold, chunks: int, name: str) -> str:
@@ -48,20 +49,21 @@ def function(fold: Fold, chunks: int, name: str) -> str:
 
 def _program(fold: Fold, chunks: int) -> list[str]:
     """$0 to $3 are the sums of y, $4 to $8 the pointers."""
+    unroll = 2 if fold.parts == 2 and chunks % 2 == 0 else 1
     stride = chunks * fold.unit.nbytes
     lines = [f"mov x{_CODES}, $4", *_set(_LEFT, stride)]
     lines += [f"add x{_CODES + s}, x{_CODES + s - 1}, x{_LEFT}" for s in _BLOCKS[1:]]
-    for i, source in enumerate(("$5", "$6", "$6", "$7")):
-        lines.append(f"mov x{_INPUTS + i}, {source}")
-    lines.append(f"add x{_INPUTS + 2}, x{_INPUTS + 2}, #64")
-    lines.append(f"mov x{_SCALES}, $8")
-    lines += [f"mov x{_OFFSETS + i}, #{16 * (i + 1)}" for i in range(3)]
-    for s in _BLOCKS[1:]:
-        lines += _set(_SCALE_OFFSETS + s - 1, s * chunks * 8)
-    lines += [*_set(_LEFT, chunks), f"mov x{_CODE_STEP}, #{fold.unit.nbytes}"]
-    lines += [f"mov x{_X_STEP}, #32", f"movi v{_MASK}.16b, #{(1 << fold.width) - 1}"]
-    begin, body = _high_first() if fold.parts == 2 else _low_first()
-    return [*lines, *begin, *_count(), "1:", *body, "b.cs 1b"]
+    lines += [f"mov x{_X_AT}, $5", f"mov x{_STARTS}, $6"]
+    lines += [*_set(_LEFT, (chunks - unroll) * 16), f"add x{_FACTORS}, $7, x{_LEFT}"]
+    lines += [*_set(_LEFT, (chunks - unroll) * 8), f"add x{_SCALES}, $8, x{_LEFT}"]
+    lines += _set(_LEFT, chunks * 8)
+    lines += [f"add x{_SCALES + s}, x{_SCALES + s - 1}, x{_LEFT}" for s in _BLOCKS[1:]]
+    lines += [f"mov x{r}, #{16 * (i + 1)}" for i, r in enumerate(_OFFSETS)]
+    lines += [*_set(_LEFT, chunks), f"neg x{_LEFT}, x{_LEFT}"]
+    lines.append(f"mov x{_STEP}, #{unroll * fold.unit.nbytes}")
+    lines.append(f"movi v{_MASK}.16b, #{(1 << fold.width) - 1}")
+    begin, body = _high_first(unroll) if fold.parts == 2 else _low_first()
+    return [*lines, *begin, *_count(unroll), "1:", *body, "b.le 1b"]
 
 
 def _set(register: int, value: int) -> list[str]:
@@ -69,34 +71,47 @@ def _set(register: int, value: int) -> list[str]:
     return [f"mov x{register}, #{low}"] + ([f"movk x{register}, #{high}, lsl #16"] if high else [])
 
 
-def _high_first() -> tuple[list[str], list[str]]:
+# After which of 16 products (and 4 sums, in the second list) each load of `_high_first` stands,
+# as a search with llvm-mca found it.
+_HIGH_PLACES = (1, 4, 2, 3, 7, 4, 3, 3, 10, 0, 14, 13, 12, 15, 13)
+_LOW_PLACES = (9, 4, 11, 2, 5, 8, 9, 18, 17, 10, 13, 14, 15, 16)
+
+
+def _high_first(unroll: int) -> tuple[list[str], list[str]]:
     """Two parts: 16 vectors of codes 0-15, sums of the high part 16-19, of the low one 20-23.
 
-    What comes before the loop, and the loop.
+    What comes before the loop, and the loop over one or two chunks. Some codes are loaded in pairs,
+    for fewer instructions: a pair takes two cycles more than two loads.
     """
-    raw = [(i, s) for i in range(4) for s in _BLOCKS]
-    loads = [_load(STREAMS * i + s, _CODES + s, i) for i, s in raw]
-    first = [*loads[:4], _load(_X + 1, _INPUTS, 1)]
+    first = [_load(s, _CODES + s, 0) for s in _BLOCKS]
+    begin = [*first, _load(_X + 1, _X_AT, 1), f"movi v{_MASK + 1}.4s, #16"]
+    return begin, [line for i in range(unroll) for line in _high_first_chunk(i, i + 1 == unroll)]
+
+
+def _high_first_chunk(index: int, last: bool) -> list[str]:
+    """One of the chunks of an iteration."""
+    raw, code, x = [(i, s) for i in range(4) for s in _BLOCKS], 4 * index, 2 * index
     high = [_product(16, 4 * i + s, 4 + i) for i, s in raw]
     low = [_product(20, 4 * i + s, i) for i, s in raw]
-    low_starts = [_start(20 + s, s, 0) for s in _BLOCKS]
-    zeros = [f"movi v{16 + s}.2d, #0" for s in _BLOCKS]
-    lines = [*zeros[:3], *_alternate(zeros[3:], loads[4:5])]
-    lines += _alternate(high, [*loads[5:], _load(_X, _INPUTS, 0), *low_starts])
-    lines += _next_chunk()
+    loads = [_load(4 + s, _CODES + s, code + 1) for s in _BLOCKS]
+    loads += [f"ldp q{8 + s}, q{12 + s}, [x{_CODES + s}, #{16 * (code + 2)}]" for s in range(2)]
+    loads += [_load(4 * i + s, _CODES + s, code + i) for i in (2, 3) for s in (2, 3)]
+    loads += [_load(_X, _X_AT, x), *(_start(20 + s, s, 0) for s in _BLOCKS)]
+    lines = [f"movi v{16 + s}.2d, #0" for s in _BLOCKS]
+    lines += _placed(high, loads, _HIGH_PLACES)
+    lines += _next_chunk(1) if last else []
     lines += [f"and v{n}.16b, v{n}.16b, v{_MASK}.16b" for n in range(16)]
-    late = first[-1:] + first[:4] + [_start(4 + s, s, 1) for s in _BLOCKS]
-    late += [_scale(8 + s, s) for s in _BLOCKS]
-    lines += low[:3] + _alternate(low[3:], late)
+    code, x = (0, 1) if last else (4, 3)
+    loads = [_load(_X + 1, _X_AT, x), *(_load(s, _CODES + s, code) for s in _BLOCKS)]
+    loads += [_start(4 + s, s, 1) for s in _BLOCKS]
+    loads += [*(_scale(8 + s, s) for s in _BLOCKS), _factor(12)]
     total = [f"mla v{16 + s}.4s, v{20 + s}.4s, v{_MASK + 1}.4s" for s in _BLOCKS]
-    lines += _alternate(total, [_load(12, _INPUTS + 3, 0)])
+    lines += _placed(low + total, loads, _LOW_PLACES)
     lines += [f"fcvtl v{8 + s}.4s, v{8 + s}.4h" for s in _BLOCKS]
     lines += [f"fmla v{4 + s}.4s, v{16 + s}.4s, v12.4s" for s in _BLOCKS]
-    starts, scales = _advance()
     count = _count()
-    lines += count[:1] + starts + scales + count[1:]
-    lines += [f"fmla ${s}.4s, v{8 + s}.4s, v{4 + s}.4s" for s in _BLOCKS]
-    return [*first, f"movi v{_MASK + 1}.4s, #16"], lines
+    lines += [count[0], f"add x{_STARTS}, x{_STARTS}, #128", *(count[1:] if last else [])]
+    return lines + [f"fmla ${s}.4s, v{8 + s}.4s, v{4 + s}.4s" for s in _BLOCKS]
 
 
 def _low_first() -> tuple[list[str], list[str]]:
@@ -107,14 +122,13 @@ def _low_first() -> tuple[list[str], list[str]]:
     raw = [(i, s) for i in range(2) for s in _BLOCKS]
     loads = [_load(STREAMS * i + s, _CODES + s, i) for i, s in raw]
     begin = [_start(16 + s, s, 0) for s in _BLOCKS]
-    first = [*loads, _load(_X, _INPUTS, 0), *begin, f"movi v{_MASK + 1}.16b, #15"]
+    first = [*loads, _load(_X, _X_AT, 0), *begin, f"movi v{_MASK + 1}.16b, #15"]
     constants = [_start(20 + s, s, 1) for s in _BLOCKS]
-    late = [[_load(_X + 1, _INPUTS, 1), *constants[:3]], constants[3:]]
-    late.append([_load(_MASK, _INPUTS + 3, 0)])
-    starts, rest = _advance()
+    late = [[_load(_X + 1, _X_AT, 1), *constants[:3]], constants[3:], [_factor(_MASK)]]
     count = _count()
     lines: list[str] = []
-    for part, gap in enumerate(([], _next_chunk() + count[:1], starts)):
+    starts = f"add x{_STARTS}, x{_STARTS}, x{_STEP}, lsl #2"
+    for part, gap in enumerate(([], _next_chunk(0), [starts])):
         mask = _MASK + 1 if part == 1 else _MASK
         lines += gap + [f"and v{8 + n}.16b, v{n}.16b, v{mask}.16b" for n in range(8)]
         lines += _shifts() if part else [f"movi v{_MASK}.16b, #63"]
@@ -124,7 +138,7 @@ def _low_first() -> tuple[list[str], list[str]]:
             lines += _alternate(sums[4:], [_scale(8 + s, s) for s in _BLOCKS])
         else:
             lines += _alternate(sums, late[part])
-    lines += rest + count[1:] + _shifts()
+    lines += count + _shifts()
     sums = [_product(16, 4 * i + s, 6 + i) for i, s in raw]
     lines += _alternate(sums, loads)
     lines += _alternate([f"fcvtl v{8 + s}.4s, v{8 + s}.4h" for s in _BLOCKS], first[8:9])
@@ -138,32 +152,36 @@ def _shifts() -> list[str]:
     return [f"shl v{16 + s}.4s, v{16 + s}.4s, #2" for s in _BLOCKS]
 
 
-def _count() -> list[str]:
-    """Is the next chunk the last one, or (no carry) is there none?"""
-    lines = [f"subs x{_LEFT}, x{_LEFT}, #1"]
-    return lines + [f"csel x{r}, x{r}, xzr, ne" for r in (_CODE_STEP, _X_STEP)]
+def _count(chunks: int = 1) -> list[str]:
+    """Are the next chunks the last ones, or (greater than 0) are there none?"""
+    return [f"adds x{_LEFT}, x{_LEFT}, #{chunks}", f"csel x{_STEP}, x{_STEP}, xzr, ne"]
 
 
-def _next_chunk() -> list[str]:
-    """Codes and x of the next chunk; of this one again if it is the last."""
-    lines = [f"add x{_CODES + s}, x{_CODES + s}, x{_CODE_STEP}" for s in _BLOCKS]
-    return [*lines, f"add x{_INPUTS}, x{_INPUTS}, x{_X_STEP}"]
+def _next_chunk(shift: int) -> list[str]:
+    """Codes and x of the next chunk; of this one again if it is the last.
+
+    A unit of codes has ``2^shift`` times the 32 bytes of x.
+    """
+    lines = [f"add x{_CODES + s}, x{_CODES + s}, x{_STEP}" for s in _BLOCKS]
+    return [*lines, f"add x{_X_AT}, x{_X_AT}, x{_STEP}" + (f", lsr #{shift}" if shift else "")]
 
 
 def _load(vector: int, base: int, sixteens: int) -> str:
-    offset = f"x{_OFFSETS + sixteens - 1}" if sixteens else "xzr"
+    offset = f"x{_OFFSETS[sixteens - 1]}" if sixteens else "xzr"
     return f"ldr q{vector}, [x{base}, {offset}]"
 
 
 def _start(vector: int, block: int, index: int) -> str:
     """What a block's sum (0) or product with the scale of x (1) starts from."""
-    at = 2 * block + index
-    return _load(vector, _INPUTS + 1 + at // 4, at % 4)
+    return _load(vector, _STARTS, 2 * block + index)
+
+
+def _factor(vector: int) -> str:
+    return f"ldr q{vector}, [x{_FACTORS}, x{_LEFT}, lsl #4]"
 
 
 def _scale(vector: int, block: int) -> str:
-    offset = f"x{_SCALE_OFFSETS + block - 1}" if block else "xzr"
-    return f"ldr d{vector}, [x{_SCALES}, {offset}]"
+    return f"ldr d{vector}, [x{_SCALES + block}, x{_LEFT}, lsl #3]"
 
 
 def _product(sums: int, codes: int, vector: int) -> str:
@@ -171,11 +189,12 @@ def _product(sums: int, codes: int, vector: int) -> str:
     return f"sdot v{sums + codes % STREAMS}.4s, v{codes}.16b, {four}"
 
 
-def _advance() -> tuple[list[str], list[str]]:
-    """The other pointers: of starts, and of factors and scales."""
-    starts = [f"add x{r}, x{r}, x{_X_STEP}, lsl #2" for r in (_INPUTS + 1, _INPUTS + 2)]
-    rest = ((_INPUTS + 3, 16), (_SCALES, 8))
-    return starts, [f"add x{register}, x{register}, #{step}" for register, step in rest]
+def _placed(lines: list[str], loads: list[str], places: tuple[int, ...]) -> list[str]:
+    """Every load after the line of its place."""
+    result = []
+    for i, line in enumerate(lines):
+        result += [line, *(x for x, place in zip(loads, places, strict=True) if place == i)]
+    return result
 
 
 def _alternate(first: list[str], second: list[str]) -> list[str]:

@@ -104,6 +104,11 @@ CASES = (
     (Scheme(3, group_size=32), 16, 70, 2, (2,), "armv8.2-dotprod"),
     (Scheme(6, group_size=128), 8, 128, 1, (1,), "armv8.6-i8mm"),
     (Scheme(7, True), 8, 32, 1, (1,), "cortex-a78"),
+    # written assembly: one, two and three chunks more than the first; an iteration takes two of W4
+    (Scheme(4, group_size=32), 16, 64, 1, (2,), "cortex-a55"),
+    (Scheme(4, group_size=32), 32, 90, 1, (1,), "cortex-a55"),
+    (Scheme(4, group_size=32), 16, 256, 1, (1,), "cortex-a55"),
+    (Scheme(2, group_size=32), 32, 96, 1, (1,), "cortex-a55"),
     (Scheme(5, True, group_size=64), 20, 200, 1, (1,), "graviton2"),
     (Scheme(5, group_size=128), 8, 256, 4, (5,), "graviton3"),
 )

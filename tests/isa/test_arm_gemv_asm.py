@@ -59,15 +59,18 @@ def test_instructions_of_a_unit(bits: int, target: str) -> None:
     shifts = count(body, "shl|mla")
     assert shifts == units * (parts - 1)
     assert count(body, "fmla") == 2 * units and count(body, "fcvtl2?") == units
-    assert count(body, "ushr|eor|movi") <= (7 if target == "cortex-a55" else 0)
+    assert count(body, "ushr|eor|movi") <= (8 if target == "cortex-a55" else 0)
 
 
 def test_loads() -> None:
-    """Neoverse N1 loads four vectors at once; V2 and A55 never two."""
+    """Neoverse N1 loads four vectors at once; V2 never two, A55 some of W4's codes only."""
     scheme = Scheme(4, group_size=32)
     assert count(loop(4, 1, "graviton2", scheme), "ld1") > 0
-    for target in ("graviton4", "cortex-a55"):
-        assert not re.search(r"\bldp\s+q", loop(4, 1, target, scheme))
+    pairs = {
+        target: len(re.findall(r"\bldp\s+q", loop(4, 1, target, scheme)))
+        for target in ("graviton4", "cortex-a55")
+    }
+    assert pairs == {"graviton4": 0, "cortex-a55": 4}
 
 
 @pytest.mark.parametrize(("bits", "most"), [(3, 11), (5, 14), (6, 12), (7, 14)])
