@@ -37,7 +37,7 @@ from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
 from apq_tvm.tensorize.arm_book_units import book_units_intrinsic
-from apq_tvm.tensorize.arm_books import SPAN, written_intrinsic
+from apq_tvm.tensorize.arm_books import is_written, written_intrinsic
 from apq_tvm.tensorize.arm_books_asm import Style
 from apq_tvm.tensorize.arm_lookup import (
     UNITS_ACTS,
@@ -112,9 +112,10 @@ def _lookup(layout: SpanLayout, profile: DeviceProfile) -> Lookup:
 
 def _intrinsic(dot: SpanDot, profile: DeviceProfile, decide: Decide) -> str:
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
+    if fused and is_written(dot, profile.in_order):
+        style = Style(sve and isinstance(dot, BookDot), _scarce(profile), profile.in_order)
+        return written_intrinsic(dot, style)
     if isinstance(dot, BookDot):
-        if fused and dot.m == 1 and dot.k == SPAN and (dot.bits == 2 or profile.in_order):
-            return written_intrinsic(dot, Style(sve, _scarce(profile), profile.in_order))
         return books_intrinsic(dot, fused, sve, sve and "sve2" not in profile.features)
     if isinstance(dot, BookUnitsDot):
         return book_units_intrinsic(dot, fused)

@@ -1,4 +1,4 @@
-"""A span of quads with four codebooks and one row of x on Arm, by `arm_books_asm`.
+"""A span of codes with four codebooks and one row of x on Arm, by `arm_books_asm`.
 
 The instructions come into the module as a function of LLVM IR (TVM's ``pragma_import_llvm``) around
 inline assembly, whose constants LLVM keeps in registers from span to span.
@@ -11,6 +11,7 @@ from typing import Any
 from apq_tvm.tensorize.arm_books_asm import (
     POINTERS,
     SCRATCH,
+    TABLES,
     Style,
     constants,
     fixed,
@@ -19,8 +20,9 @@ from apq_tvm.tensorize.arm_books_asm import (
 )
 from apq_tvm.tensorize.arm_loads import TARGET
 from apq_tvm.tensorize.arm_lookup import instruction_name
+from apq_tvm.tensorize.lookup_book_units import BookUnitsDot
 from apq_tvm.tensorize.lookup_books import QUAD, SPAN_QUADS, BookDot
-from apq_tvm.tensorize.lookup_span import SpanOperands, make_pair
+from apq_tvm.tensorize.lookup_span import SpanDot, SpanOperands, make_pair
 from apq_tvm.tensorize.registry import register
 
 SPAN = QUAD * SPAN_QUADS
@@ -29,21 +31,31 @@ SPAN = QUAD * SPAN_QUADS
 _ARGUMENTS = (*POINTERS, "table", "y")
 
 
-def written_intrinsic(dot: BookDot, style: Style) -> str:
+def is_written(dot: SpanDot, in_order: bool) -> bool:
+    """Whether there is an intrinsic here, and it is not slower than LLVM's order."""
+    if dot.m != 1 or dot.k != SPAN:
+        return False
+    if isinstance(dot, BookDot):
+        return dot.bits == 2 or in_order
+    return isinstance(dot, BookUnitsDot) and (dot.bits, dot.books, dot.group) == (4, 4, 16)
+
+
+def written_intrinsic(dot: SpanDot, style: Style) -> str:
     """Register (once) and name the dot product of a whole span with one row of x by ``sdot``.
 
     Parameters
     ----------
-    dot : BookDot
-        Of 2 bits, or 3 bits for cores that issue in order.
+    dot : SpanDot
+        Which `is_written`.
     style : Style
+        Without SVE where codes have 4 bits.
 
     Returns
     -------
     str
         The intrinsic's name. Its `xs` and `extra` are those of `arm_lookup.books_intrinsic`.
     """
-    assert dot.m == 1 and dot.k == SPAN
+    assert isinstance(dot, BookDot | BookUnitsDot)
     kind = "_in_order" if style.in_order else "_slots" if style.slots else ""
     name = f"apq_{instruction_name(True, style.sve)}{kind}_1x4x{dot.k}_s8lut{dot.bits}b4f32"
 
@@ -62,7 +74,7 @@ def written_intrinsic(dot: BookDot, style: Style) -> str:
     return register(name, lambda: make_pair(dot, implement))
 
 
-def _function(dot: BookDot, style: Style, name: str) -> str:
+def _function(dot: BookDot | BookUnitsDot, style: Style, name: str) -> str:
     """LLVM IR of ``void name(codes, subs, index, scales, x, xs, extra, table, y)``."""
     vectors, floats = f"<{dot.entries} x i8>", "<4 x float>"
     lines = [
@@ -91,10 +103,10 @@ def _function(dot: BookDot, style: Style, name: str) -> str:
 
 
 def _tables(bits: int) -> list[list[int]]:
-    """Entries of both registers: with 2 bits by book and code and by code and book."""
+    """Entries of every register: with 2 bits by book and code and by code and book."""
     if bits == 2:
         return [list(range(16)), [i % 4 * 4 + i // 4 for i in range(16)]]
-    return [list(range(16)), list(range(16, 32))]
+    return [list(range(16 * i, 16 * i + 16)) for i in range(TABLES[bits])]
 
 
 def _bytes(values: list[int]) -> str:

@@ -1,4 +1,7 @@
-"""A span of quads with four codebooks and one row of x, as written assembly.
+"""A span of 256 codes of 4 rows with four codebooks and one row of x, as written assembly.
+
+Codes of 2 and 3 bits lie in quads (`apq_tvm.tensorize.lookup_books`), codes of 4 bits in
+interleaved units, of which two take the place of a quad; sub-scales and books lie alike.
 
 Per quad (256 products of 4 rows) there are 16 sdot, 16 ``tbl``, 24 or 30 instructions that make
 indices of codes and books, and 16 for the scales of the four groups: with 2 bits, merges with the
@@ -7,7 +10,8 @@ for the other four. Of a group's four for the scales one spreads the sub-scales 
 multiplies them, one makes a float of the sum (it began at `MAGIC`) and one adds. So these layouts
 take 72 or 78 vector instructions at least, 18 or 19.5 cycles of four pipes (V1, V2), 36 or 39 of
 two (N1), where W4A8g32 has 34: 2.1 and 2.3 times as many. What spreads the books and unpacks the
-sub-scales comes to 3.25 or 9 more.
+sub-scales comes to 3.25 or 9 more. With 4 bits a ``tbl`` of four registers counts three times: 104
+and 9.
 
 - A byte of a sub-scale s, ``tbl``, and one of 15 make the float ``2^-104 (128 + s)``, as in
   `apq_tvm.tensorize.arm_lookup`; where a product of int32 is cheap (SVE), s becomes an int32.
@@ -22,6 +26,7 @@ sub-scales comes to 3.25 or 9 more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from apq_tvm.tensorize.arm_straight import Straight, Value, together
@@ -30,6 +35,9 @@ from apq_tvm.tensorize.lookup_span import EXTRA, ROWS
 
 POINTERS = ("codes", "subs", "index", "scales", "x", "xs", "extra")
 """Operands 1 and on; 0 is the sums."""
+
+TABLES = {2: 2, 3: 2, 4: 4}
+"""Bits of a code -> registers with entries of the table."""
 
 _PAGE = 256
 """Bytes that one pointer reaches with an offset in a register, for a core that issues in order."""
@@ -62,10 +70,13 @@ class Style:
     slots: bool = False
     in_order: bool = False
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """How far `Straight.lines` looks ahead, and what it spares: the best of llvm-mca's."""
-        return (16, 1) if self.in_order else (8, 5) if self.slots else (0, 0)
+    def order(self, bits: int) -> tuple[int, int]:
+        """How far `Straight.lines` looks ahead, and what it spares: the best by llvm-mca."""
+        if self.in_order:
+            return {2: (16, 1), 3: (12, 1), 4: (8, 3)}[bits]
+        if self.slots:
+            return (8, 5) if bits == 2 else (0, 0)
+        return (8, 1) if bits == 4 else (0, 0)
 
 
 def constants(bits: int, style: Style) -> dict[str, list[int] | None]:
@@ -77,7 +88,7 @@ def constants(bits: int, style: Style) -> dict[str, list[int] | None]:
             at = 4 * place + r
             lanes += [at, 255, 255, 255] if style.sve else [255, 255, at, 16]
         places[f"place{place}"] = lanes
-    found: dict[str, list[int] | None] = {"table0": None, "table1": None}
+    found: dict[str, list[int] | None] = {f"table{i}": None for i in range(TABLES[bits])}
     found["mask"] = [0x33 if bits == 2 else 3] * 16
     found["nibble"] = [15] * 16
     found["magic"] = [0, 0, 0x40, 0x4B] * 4
@@ -86,7 +97,8 @@ def constants(bits: int, style: Style) -> dict[str, list[int] | None]:
 
 def fixed(bits: int) -> dict[str, int]:
     """The registers of constants that have to be in certain ones."""
-    return {"table0": 30, "table1": 31} if bits == 3 else {}
+    count = TABLES[bits]
+    return {f"table{i}": 32 - count + i for i in range(count)} if bits > 2 else {}
 
 
 def registers(bits: int, style: Style) -> int:
@@ -121,10 +133,7 @@ class _Span:
                 self.subs = self.sub_scales(quad // 2)
             spread = s.make(f"zip{quad % 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b", doubled)
             self.xs = self.load("xs", 16 * quad)
-            if self.bits == 2:
-                self.quad2(quad, spread)
-            else:
-                self.quad3(quad, spread)
+            (self.quad2, self.quad3, self.quad4)[self.bits - 2](quad, spread)
         scale = s.make(f"ldr {{d:d}}, [{self.pointer['scales']}]")
         scale = s.make("fcvtl {d}.4s, {0}.4h", scale)
         assert self.total is not None
@@ -133,7 +142,7 @@ class _Span:
         if self.style.in_order:
             before = [f"mov x{_FIRST + i}, #{16 * i + 16}" for i in range(_PAGE // 16 - 1)]
             before += [f"add {x}, {self.pointer[n]}, #{_PAGE}" for n, x in _BEYOND.items()]
-        return before + s.lines(registers(self.bits, self.style), *self.style.order)
+        return before + s.lines(registers(self.bits, self.style), *self.style.order(self.bits))
 
     def load(self, name: str, offset: int) -> Value:
         """A vector; in order by base and register, which takes as long as other instructions."""
@@ -153,12 +162,15 @@ class _Span:
         text = f"add x9, {self.pointer['codes']}, #{base}\nld1 {{{{{names}}}}}, [x9]"
         return self.code.make_run(text, count)
 
-    def load_pair(self, name: str, offset: int) -> list[Value]:
-        """Two vectors, one after the other."""
-        if not self.style.slots:
-            return [self.load(name, offset), self.load(name, offset + 16)]
-        text = f"ldp {{d0:q}}, {{d1:q}}, [{self.pointer[name]}, #{offset}]"
-        return self.code.make_run(text, 2)
+    def load_extra(self, quad: int, group: int) -> tuple[Value, Callable[[], Value]]:
+        """What the sums of a group begin at, and how to get the other half of `extra`."""
+        offset, sve = 4 * EXTRA * (4 * quad + group), self.style.sve
+        if self.style.slots and self.bits < 4:
+            text = f"ldp {{d0:q}}, {{d1:q}}, [{self.pointer['extra']}, #{offset}]"
+            both = self.code.make_run(text, 2)
+            return both[sve], lambda: both[not sve]
+        start = self.load("extra", offset + 16 * sve)
+        return start, lambda: self.load("extra", offset + 16 * (not sve))
 
     def sub_scales(self, pair: int) -> list[list[Value]]:
         """Of two quads: what `sub` looks up for even and for odd groups."""
@@ -179,10 +191,12 @@ class _Span:
         return [list(both) for both in self.pairs]
 
     def lookup(self, tables: list[Value], index: Value) -> Value:
-        """Bytes of one or two registers."""
+        """Bytes of one register or more."""
         s = self.code
-        if len(tables) == 2:
-            return s.make("tbl {d}.16b, {{{0}.16b, {1}.16b}}, {2}.16b", *tables, index)
+        if len(tables) > 1:
+            names = ", ".join(f"{{{i}}}.16b" for i in range(len(tables)))
+            text = f"tbl {{d}}.16b, {{{{{names}}}}}, {{{len(tables)}}}.16b"
+            return s.make(text, *tables, index)
         if self.style.sve:
             return s.make("tbl {d:z}.b, {{{0:z}.b}}, {1:z}.b", *tables, index)
         return s.make("tbl {d}.16b, {{{0}.16b}}, {1}.16b", *tables, index)
@@ -198,9 +212,9 @@ class _Span:
             Group to its four vectors of entries.
         """
         s = self.code
-        pairs = {g: self.load_pair("extra", 4 * EXTRA * (4 * quad + g)) for g in index}
+        extra = {g: self.load_extra(quad, g) for g in index}
         x = {g: self.load("x", 64 * quad + 16 * g) for g in index}
-        sums = {g: pair[self.style.sve] for g, pair in pairs.items()}
+        sums = {g: start for g, (start, _) in extra.items()}
         waiting: list[dict[int, Value]] = []
         for i in range(5):
             if i < 4:
@@ -211,8 +225,8 @@ class _Span:
                     sums[g] = s.change(text, sums[g], value, x[g])
         places = {g: self.constant[f"place{quad % 2 * 2 + g // 2}"] for g in index}
         subs = {g: self.lookup(self.subs[g % 2], place) for g, place in places.items()}
-        for g, (magic, less) in pairs.items():
-            self.add(g, sums[g], subs[g], magic if self.style.sve else less)
+        for g, (_, other) in extra.items():
+            self.add(g, sums[g], subs[g], other())
 
     def add(self, group: int, total: Value, sub: Value, more: Value) -> None:
         """A sum times its scales; `more` is `MAGIC` or what else there is in `extra`."""
@@ -246,6 +260,18 @@ class _Span:
         books = [self.book(spread, group) for group in (1, 2)]
         one, two = self.index3(codes[2:], books[0]), self.load_codes(quad, 2, 4)
         self.multiply(quad, tables, {1: one, 2: self.index3(two, books[1])})
+
+    def quad4(self, quad: int, spread: Value) -> None:
+        s = self.code
+        tables = [v for n, v in self.constant.items() if n.startswith("table")]
+        for even in (0, 2):
+            codes = self.load_codes(quad, 4, 2 * even)
+            odd = [s.make("ushr {d}.16b, {0}.16b, #4", v) for v in codes]
+            index = {}
+            for group, vectors in ((even, codes), (even + 1, odd)):
+                book = self.book(spread, group)
+                index[group] = [s.change("sli {d}.16b, {1}.16b, #4", v, book) for v in vectors]
+            self.multiply(quad, tables, index)
 
     def book(self, spread: Value, group: int) -> Value:
         """The rows' books of a group, four times each."""
