@@ -200,7 +200,11 @@ M_MIN = {SMMLA: 8, SDOT: 9}
 those take fewer for any number (nl4 on Cortex-A72, llvm-mca 22: 5.8 MACs a cycle against 4.4)."""
 
 _DEAR = 12
-"""The same by smmla for formats that take long to decode, or a pass over x for every plane."""
+"""The same by smmla for ``mixed24``, which takes long to decode."""
+
+_PLANES = 16
+"""The same by smmla for binary codes, which take a pass over x for every plane: Neoverse V2 needs
+as many cycles for 16 rows as by lookups."""
 
 FAMILIES = (nonlinear.NAME, "balance", codebook.NAME, superblock.NAME)
 
@@ -217,7 +221,7 @@ DECODED_KERNELS: tuple[LinearKernel, ...] = (
     ),
     panel_kernel("mixed", SMMLA, _DEAR),
     panel_kernel("mixed", SDOT, M_MIN[SDOT]),
-    panel_kernel("bcq", SMMLA, _DEAR),
+    panel_kernel("bcq", SMMLA, _PLANES),
 )
 """In order of preference; before kernels for few rows.
 

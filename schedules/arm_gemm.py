@@ -174,6 +174,9 @@ def tuning(
         choices = (32, 64, 128, 256)
         # Slots and vector pipes are equally short; a long group hardly has starts.
         loaded = (1, 0, -1) if weights.group <= 64 else (0, 1, -1)
+    if weights.planes > 1:
+        # Planes read the same x, which LLVM would keep in registers from one to the next.
+        choices = tuple(sorted(choices, key=lambda size: size > weights.group))
     return CentredTuning(pairs, parts, decide("stretch", choices), decide("loaded", loaded))
 
 
