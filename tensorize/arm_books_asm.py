@@ -42,13 +42,13 @@ TABLES = {2: 2, 3: 2, 4: 4}
 _PAGE = 256
 """Bytes that one pointer reaches with an offset in a register, for a core that issues in order."""
 
-_FIRST = 9
-"""The register with the first such offset: 16; the others follow."""
+_OFFSETS = (*range(9, 18), *range(20, 26))
+"""Registers with such offsets: 16 and so on; x18 belongs to the platform, x19 may to LLVM."""
 
-_BEYOND = {"codes": "x24", "extra": "x25"}
-"""Pointers to what is `_PAGE` further on."""
+_BEYOND = {"codes": 26, "extra": 27}
+"""Registers that point to what is `_PAGE` further on."""
 
-SCRATCH = tuple(range(_FIRST, 26))
+SCRATCH = (*_OFFSETS, *_BEYOND.values())
 """General registers that a program overwrites."""
 
 
@@ -140,16 +140,16 @@ class _Span:
         s.write("fmla $0.4s, {0}.4s, {1}.4s", self.total, scale)
         before = []
         if self.style.in_order:
-            before = [f"mov x{_FIRST + i}, #{16 * i + 16}" for i in range(_PAGE // 16 - 1)]
-            before += [f"add {x}, {self.pointer[n]}, #{_PAGE}" for n, x in _BEYOND.items()]
+            before = [f"mov x{x}, #{16 * i + 16}" for i, x in enumerate(_OFFSETS)]
+            before += [f"add x{x}, {self.pointer[n]}, #{_PAGE}" for n, x in _BEYOND.items()]
         return before + s.lines(registers(self.bits, self.style), *self.style.order(self.bits))
 
     def load(self, name: str, offset: int) -> Value:
         """A vector; in order by base and register, which takes as long as other instructions."""
         if self.style.in_order:
             page, rest = divmod(offset, _PAGE)
-            base = _BEYOND[name] if page else self.pointer[name]
-            index = f"x{_FIRST + rest // 16 - 1}" if rest else "xzr"
+            base = f"x{_BEYOND[name]}" if page else self.pointer[name]
+            index = f"x{_OFFSETS[rest // 16 - 1]}" if rest else "xzr"
             return self.code.make(f"ldr {{d:q}}, [{base}, {index}]")
         return self.code.make(f"ldr {{d:q}}, [{self.pointer[name]}, #{offset}]")
 
