@@ -67,7 +67,7 @@ def learn_codes(
     Returns
     -------
     dict
-        ``learned`` (layers), ``kind``, ``scheme``, ``resumed`` (blocks), ``learn_seconds``.
+        ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``resumed`` (blocks), ``learn_seconds``.
 
     Raises
     ------
@@ -125,6 +125,7 @@ def learn_codes(
     save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
     partial.unlink(missing_ok=True)
     return {
+        "output": str(output),
         "learned": len(result.tensors),
         "kind": kind,
         "scheme": scheme,

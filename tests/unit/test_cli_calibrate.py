@@ -73,5 +73,6 @@ def test_tuning_goes_on_from_a_finished_file(files: tuple[Path, Path], tmp_path:
             "--rate", 0.002)  # fmt: skip
     report = json.loads(call(*common, "-o", out, *tune)[0])
     assert report["learned"] == 15 and report["kind"] == "distill" and report["samples"] == 8
+    assert report["output"] == str(out)
     assert first.exists()
     call("calibrate", model, "--inputs", data, "-o", tmp_path / "d", "--statistics", first, code=2)
