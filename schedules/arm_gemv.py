@@ -86,7 +86,9 @@ def _ordered(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Deci
     fold = fold_of(layout)
     blocks = layout.row_blocks(spec.n)
     possible = m_tile == 1 and fold.parts > 1 and not fold.zeros and blocks % STREAMS == 0
-    possible = possible and layout.group_size == UNIT_K < layout.padded_k(spec.k)
+    units = chunk_units(layout, spec.k)
+    possible = possible and (units == 1 or fold.parts == 2)
+    possible = possible and layout.group_size == UNIT_K * units < layout.padded_k(spec.k)
     possible = possible and _streams(spec, profile, m_tile, decide) == STREAMS
     if not possible or _copies(spec, profile, m_tile, decide) != STREAMS:
         return False
@@ -146,7 +148,7 @@ def _schedule(
         outer, lane = sch.get_loops(init)[-2:]
         sch.unroll(outer)
         sch.vectorize(lane)
-        sch.tensorize(stream, in_order_intrinsic(fold_of(layout), chunks))
+        sch.tensorize(stream, in_order_intrinsic(fold_of(layout), chunks, units))
         return
     sch.reorder(chunk, stream, *lanes, *within)
     unroll = _unroll(spec, m_tile, chunks, decide)

@@ -34,7 +34,7 @@ Expr = Any  # tvm is untyped
 Buffer = Any
 
 
-def in_order_intrinsic(fold: Fold, chunks: int) -> str:
+def in_order_intrinsic(fold: Fold, chunks: int, units: int = 1) -> str:
     """Register (once) and name the product of four row blocks with one row of x.
 
     Parameters
@@ -42,33 +42,39 @@ def in_order_intrinsic(fold: Fold, chunks: int) -> str:
     fold : Fold
         Of W4 or W2 codes without zero points.
     chunks : int
-        Of a row; each is one unit.
+        Of a row.
+    units : int
+        Of a chunk: 1, with W4 also 2 or 4.
     """
     unit = fold.unit
-    name = f"apq_sdot_in_order_1x{STREAMS * unit.rows}x{UNIT_K * chunks}_s8u{unit.bits}f32"
+    name = f"apq_sdot_in_order_1x{STREAMS * unit.rows}x{UNIT_K * chunks * units}_s8u{unit.bits}f32"
+    name += f"_c{units}" if units > 1 else ""
 
     def plain(*buffers: Buffer) -> None:
-        _plain_loops(fold, chunks, *buffers)
+        _plain_loops(fold, chunks, units, *buffers)
 
     def call(*buffers: Buffer) -> None:
         pointers = [
             tirx.address_of(buffer[tuple([_i64(0)] * len(buffer.shape))]) for buffer in buffers
         ]
-        with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", function(fold, chunks, name)):
+        module = function(fold, chunks, name, units)
+        with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", module):
             b.evaluate(tirx.call_extern("void", name, *pointers))
 
-    return register(name, lambda: (_member(fold, chunks, plain), _member(fold, chunks, call)))
+    return register(
+        name, lambda: (_member(fold, chunks, units, plain), _member(fold, chunks, units, call))
+    )
 
 
-def _member(fold: Fold, chunks: int, body: Callable[..., None]) -> Any:
+def _member(fold: Fold, chunks: int, units: int, body: Callable[..., None]) -> Any:
     """PrimFunc (codes, x, starts, factors, scales, sums) whose block holds `body`."""
     rows = fold.unit.rows
     with IRBuilder() as builder:
         with b.prim_func(s_tir=True):
             b.func_name("in_order")
             buffers = (
-                operand("codes", (STREAMS, chunks, fold.unit.nbytes), "uint8", 16, None),
-                operand("x", (UNIT_K * chunks,), "int8", 4, None),
+                operand("codes", (STREAMS, chunks * units, fold.unit.nbytes), "uint8", 16, None),
+                operand("x", (UNIT_K * chunks * units,), "int8", 4, None),
                 operand("starts", (chunks, STREAMS, STARTS), "float32", 4, None),
                 operand("factors", (chunks, fold.factors), "float32", 4, None),
                 operand("scales", (STREAMS, chunks, rows), "float16", 8, None),
@@ -84,6 +90,7 @@ def _member(fold: Fold, chunks: int, body: Callable[..., None]) -> Any:
 def _plain_loops(
     fold: Fold,
     chunks: int,
+    units: int,
     codes: Buffer,
     x: Buffer,
     starts: Buffer,
@@ -91,23 +98,27 @@ def _plain_loops(
     scales: Buffer,
     acc: Buffer,
 ) -> None:
-    extents = (STREAMS, fold.unit.rows, chunks, VECTORS, 4)
+    lead = (units,) if units > 1 else ()
+    extents = (STREAMS, fold.unit.rows, chunks, *lead, VECTORS, 4)
     with b.grid(*map(_i64, extents)) as loops, b.sblock("dot"):
-        s, r, chunk, j, c = b.axis.remap("SSRRR", loops)
-        first = chunk * _i64(UNIT_K)
+        s, r, chunk, *inner, j, c = b.axis.remap("SSRRR" + "R" * len(lead), loops)
+        first = chunk * _i64(UNIT_K * units)
+        unit = chunk * _i64(units) + inner[0] if inner else chunk
+        whole = slice(chunk * _i64(units), chunk * _i64(units) + _i64(units)) if inner else chunk
+        k0 = first + inner[0] * _i64(UNIT_K) if inner else first
         b.reads(
             acc[s, r],
-            codes[s, chunk, 0 : fold.unit.nbytes],
-            x[first : first + _i64(UNIT_K)],
+            codes[s, whole, 0 : fold.unit.nbytes],
+            x[first : first + _i64(UNIT_K * units)],
             starts[chunk, s, 0:STARTS],
             factors[chunk, 0 : fold.factors],
             scales[s, chunk, r],
         )
         b.writes(acc[s, r])
         value = term(
-            FoldedDot(fold, 1, 1),
-            lambda byte: codes[s, chunk, byte],
-            lambda k: x[first + k],
+            FoldedDot(fold, 1, units),
+            lambda byte: codes[s, unit, byte],
+            lambda k: x[k0 + k],
             lambda i: factors[chunk, i],
             scales[s, chunk, r],
             None,

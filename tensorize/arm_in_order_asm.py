@@ -20,7 +20,7 @@ _OFFSETS, _LEFT, _STEP = (*range(13, 18), 20, 21), 22, 23
 _GENERAL = (*range(_CODES, 18), *range(20, _STEP + 1))
 
 
-def function(fold: Fold, chunks: int, name: str) -> str:
+def function(fold: Fold, chunks: int, name: str, units: int = 1) -> str:
     """LLVM IR of ``void name(codes, x, starts, factors, scales, y)``, to be inlined.
 
     The sums of y are in memory for LLVM, which keeps them in registers.
@@ -30,7 +30,7 @@ def function(fold: Fold, chunks: int, name: str) -> str:
     clobbers = [f"~{{v{i}}}" for i in range(_CLOBBERED)]
     clobbers += [f"~{{x{i}}}" for i in _GENERAL] + ["~{cc}", "~{memory}"]
     constraints = ",".join(["=w"] * 4 + ["r"] * 5 + ["0", "1", "2", "3"] + clobbers)
-    assembly = "\\0A".join(_program(fold, chunks))
+    assembly = "\\0A".join(_program(fold, chunks, units))
     names = ("codes", "x", "starts", "factors", "scales")
     arguments = ", ".join([f"ptr %{n}" for n in names] + [f"{vector} %a{s}" for s in _BLOCKS])
     lines = [
@@ -47,10 +47,10 @@ def function(fold: Fold, chunks: int, name: str) -> str:
     return TARGET + "\n".join([*lines, "  ret void", "}", ""])
 
 
-def _program(fold: Fold, chunks: int) -> list[str]:
+def _program(fold: Fold, chunks: int, units: int) -> list[str]:
     """$0 to $3 are the sums of y, $4 to $8 the pointers."""
-    unroll = 2 if fold.parts == 2 and chunks % 2 == 0 else 1
-    stride = chunks * fold.unit.nbytes
+    unroll = 2 if fold.parts == 2 and chunks % 2 == 0 and units == 1 else 1
+    stride = chunks * units * fold.unit.nbytes
     lines = [f"mov x{_CODES}, $4", *_set(_LEFT, stride)]
     lines += [f"add x{_CODES + s}, x{_CODES + s - 1}, x{_LEFT}" for s in _BLOCKS[1:]]
     lines += [f"mov x{_X_AT}, $5", f"mov x{_STARTS}, $6"]
@@ -60,9 +60,9 @@ def _program(fold: Fold, chunks: int) -> list[str]:
     lines += [f"add x{_SCALES + s}, x{_SCALES + s - 1}, x{_LEFT}" for s in _BLOCKS[1:]]
     lines += [f"mov x{r}, #{16 * (i + 1)}" for i, r in enumerate(_OFFSETS)]
     lines += [*_set(_LEFT, chunks), f"neg x{_LEFT}, x{_LEFT}"]
-    lines.append(f"mov x{_STEP}, #{unroll * fold.unit.nbytes}")
+    lines.append(f"mov x{_STEP}, #{min(2, unroll * units) * fold.unit.nbytes}")
     lines.append(f"movi v{_MASK}.16b, #{(1 << fold.width) - 1}")
-    begin, body = _high_first(unroll) if fold.parts == 2 else _low_first()
+    begin, body = _high_first(unroll, units) if fold.parts == 2 else _low_first()
     return [*lines, *begin, *_count(unroll), "1:", *body, "b.le 1b"]
 
 
@@ -77,37 +77,55 @@ _HIGH_PLACES = (1, 4, 2, 3, 7, 4, 3, 3, 10, 0, 14, 13, 12, 15, 13)
 _LOW_PLACES = (9, 4, 11, 2, 5, 8, 9, 18, 17, 10, 13, 14, 15, 16)
 
 
-def _high_first(unroll: int) -> tuple[list[str], list[str]]:
+def _high_first(unroll: int, units: int) -> tuple[list[str], list[str]]:
     """Two parts: 16 vectors of codes 0-15, sums of the high part 16-19, of the low one 20-23.
 
-    What comes before the loop, and the loop over one or two chunks. Some codes are loaded in pairs,
-    for fewer instructions: a pair takes two cycles more than two loads.
+    What comes before the loop, and the loop over chunks of one unit or of several, with two units
+    between steps of the pointers. Some codes are loaded in pairs, for fewer instructions: a pair
+    takes two cycles more than two loads.
     """
     first = [_load(s, _CODES + s, 0) for s in _BLOCKS]
     begin = [*first, _load(_X + 1, _X_AT, 1), f"movi v{_MASK + 1}.4s, #16"]
-    return begin, [line for i in range(unroll) for line in _high_first_chunk(i, i + 1 == unroll)]
+    count, body = unroll * units, []
+    for i in range(count):
+        last = i + 1 == count
+        step = _next_chunk(1) if last else _next_pair() if i % 2 else []
+        body += _high_of_unit(i % 2, i % units == 0) + step
+        body += _low_of_unit(not step, (i + 1) % units == 0)
+        if (i + 1) % units == 0:
+            body += _scaled_sums(last)
+    return begin, body
 
 
-def _high_first_chunk(index: int, last: bool) -> list[str]:
-    """One of the chunks of an iteration."""
-    raw, code, x = [(i, s) for i in range(4) for s in _BLOCKS], 4 * index, 2 * index
-    high = [_product(16, 4 * i + s, 4 + i) for i, s in raw]
-    low = [_product(20, 4 * i + s, i) for i, s in raw]
+def _high_of_unit(index: int, starts: bool) -> list[str]:
+    """Products with codes as they lie; the first ones of a chunk start its sums."""
+    raw, code = [(i, s) for i in range(4) for s in _BLOCKS], 4 * index
     loads = [_load(4 + s, _CODES + s, code + 1) for s in _BLOCKS]
     loads += [f"ldp q{8 + s}, q{12 + s}, [x{_CODES + s}, #{16 * (code + 2)}]" for s in range(2)]
     loads += [_load(4 * i + s, _CODES + s, code + i) for i in (2, 3) for s in (2, 3)]
-    loads += [_load(_X, _X_AT, x), *(_start(20 + s, s, 0) for s in _BLOCKS)]
-    lines = [f"movi v{16 + s}.2d, #0" for s in _BLOCKS]
-    lines += _placed(high, loads, _HIGH_PLACES)
-    lines += _next_chunk(1) if last else []
-    lines += [f"and v{n}.16b, v{n}.16b, v{_MASK}.16b" for n in range(16)]
-    code, x = (0, 1) if last else (4, 3)
+    loads.append(_load(_X, _X_AT, 2 * index))
+    loads += [_start(20 + s, s, 0) for s in _BLOCKS] if starts else []
+    zeros = [f"movi v{16 + s}.2d, #0" for s in _BLOCKS] if starts else []
+    products = [_product(16, 4 * i + s, 4 + i) for i, s in raw]
+    return zeros + _placed(products, loads, _HIGH_PLACES)
+
+
+def _low_of_unit(same_step: bool, ends: bool) -> list[str]:
+    """Products with masked codes, and the first loads of the next unit; sums of a whole chunk."""
+    code, x = (4, 3) if same_step else (0, 1)
+    lines = [f"and v{n}.16b, v{n}.16b, v{_MASK}.16b" for n in range(16)]
     loads = [_load(_X + 1, _X_AT, x), *(_load(s, _CODES + s, code) for s in _BLOCKS)]
-    loads += [_start(4 + s, s, 1) for s in _BLOCKS]
-    loads += [*(_scale(8 + s, s) for s in _BLOCKS), _factor(12)]
-    total = [f"mla v{16 + s}.4s, v{20 + s}.4s, v{_MASK + 1}.4s" for s in _BLOCKS]
-    lines += _placed(low + total, loads, _LOW_PLACES)
-    lines += [f"fcvtl v{8 + s}.4s, v{8 + s}.4h" for s in _BLOCKS]
+    products = [_product(20, 4 * i + s, i) for i in range(4) for s in _BLOCKS]
+    if ends:
+        loads += [_start(4 + s, s, 1) for s in _BLOCKS]
+        loads += [*(_scale(8 + s, s) for s in _BLOCKS), _factor(12)]
+        products += [f"mla v{16 + s}.4s, v{20 + s}.4s, v{_MASK + 1}.4s" for s in _BLOCKS]
+    return lines + _placed(products, loads, _LOW_PLACES)
+
+
+def _scaled_sums(last: bool) -> list[str]:
+    """Sums of a chunk times its scales, and the step to the next one."""
+    lines = [f"fcvtl v{8 + s}.4s, v{8 + s}.4h" for s in _BLOCKS]
     lines += [f"fmla v{4 + s}.4s, v{16 + s}.4s, v12.4s" for s in _BLOCKS]
     count = _count()
     lines += [count[0], f"add x{_STARTS}, x{_STARTS}, #128", *(count[1:] if last else [])]
@@ -166,6 +184,12 @@ def _next_chunk(shift: int) -> list[str]:
     return [*lines, f"add x{_X_AT}, x{_X_AT}, x{_STEP}" + (f", lsr #{shift}" if shift else "")]
 
 
+def _next_pair() -> list[str]:
+    """Codes and x of the next two units of a chunk."""
+    lines = [f"add x{_CODES + s}, x{_CODES + s}, #128" for s in _BLOCKS]
+    return [*lines, f"add x{_X_AT}, x{_X_AT}, #64"]
+
+
 def _load(vector: int, base: int, sixteens: int) -> str:
     offset = f"x{_OFFSETS[sixteens - 1]}" if sixteens else "xzr"
     return f"ldr q{vector}, [x{base}, {offset}]"
@@ -190,10 +214,10 @@ def _product(sums: int, codes: int, vector: int) -> str:
 
 
 def _placed(lines: list[str], loads: list[str], places: tuple[int, ...]) -> list[str]:
-    """Every load after the line of its place."""
+    """Every load after the line of its place; there may be fewer loads than places."""
     result = []
     for i, line in enumerate(lines):
-        result += [line, *(x for x, place in zip(loads, places, strict=True) if place == i)]
+        result += [line, *(x for x, place in zip(loads, places, strict=False) if place == i)]
     return result
 
 

@@ -109,6 +109,9 @@ CASES = (
     (Scheme(4, group_size=32), 32, 90, 1, (1,), "cortex-a55"),
     (Scheme(4, group_size=32), 16, 256, 1, (1,), "cortex-a55"),
     (Scheme(2, group_size=32), 32, 96, 1, (1,), "cortex-a55"),
+    (Scheme(4, group_size=64), 16, 180, 1, (2,), "cortex-a55"),
+    (Scheme(4, group_size=128), 32, 256, 1, (1,), "cortex-a55"),
+    (Scheme(4, group_size=128), 16, 512, 1, (1,), "cortex-a55"),
     (Scheme(5, True, group_size=64), 20, 200, 1, (1,), "graviton2"),
     (Scheme(5, group_size=128), 8, 256, 4, (5,), "graviton3"),
 )
