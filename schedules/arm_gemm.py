@@ -12,7 +12,8 @@ from typing import Any
 from tvm.s_tir import ScheduleError
 
 from apq_tvm.codegen.layouts import UNIT_K
-from apq_tvm.ops.gemm_centred import MOST_GROUPS, CentredGroups, CentredTuning, centred_gemm
+from apq_tvm.ops.gemm_centred import MOST_GROUPS, CentredGroups, CentredTuning
+from apq_tvm.ops.gemm_integer import centred_gemm, integer_groups
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear import LinearSpec, unit_of
 from apq_tvm.ops.quantize_rows import quantize_rows
@@ -168,7 +169,7 @@ def tuning(
     weights: CentredGroups, profile: DeviceProfile, pairs: bool, parts: int, decide: Decide
 ) -> CentredTuning:
     """The decisions ``stretch`` and ``loaded``."""
-    choices = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
+    choices: tuple[int, ...] = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
     loaded: tuple[int, ...] = (-1, 0)
     if _three_wide(profile):
         choices = (32, 64, 128, 256)
@@ -206,7 +207,7 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
         check_integer(spec, profile, bits, instruction.features, LANES)
 
     def weights_of(spec: LinearSpec) -> CentredGroups:
-        return CentredGroups.of(interleaved(spec, LANES), spec.k)
+        return integer_groups(interleaved(spec, LANES), spec.k)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         weights = weights_of(spec)

@@ -28,10 +28,9 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
-from apq_tvm.ops.linear import LinearSpec, unit_of
-from apq_tvm.tensorize.centred import CentredTile, largest_byte, multiply_loops, unpack_loops
+from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.tensorize.centred import CentredTile, multiply_loops
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -78,13 +77,6 @@ class CentredGroups:
         """Whether a row has one scale."""
         return self.group == self.k and self.planes == 1
 
-    @classmethod
-    def of(cls, layout: InterleavedLayout, k: int) -> CentredGroups:
-        """Those of uniform integers."""
-        wide = layout.bits == 8 and layout.zero_points
-        largest = 255 if wide else largest_byte(layout.bits, layout.zero_points)
-        return cls(layout.padded_k(k), layout.group_width(k), largest)
-
     def starts_at_magic(self, products: int) -> bool:
         """Whether no sum of so many products can leave the range in which integers are floats."""
         return products * self.largest * _ACT_MAX < _MOST
@@ -92,7 +84,7 @@ class CentredGroups:
 
 @dataclass(frozen=True)
 class CentredTuning:
-    """What `centred_gemm` leaves to schedules.
+    """What a GEMM leaves to schedules.
 
     Parameters
     ----------
@@ -539,85 +531,3 @@ class CentredGemm(GemmTask):
                 b.buffer_store(results, value, [p * 2 + m, j * 4 + r])
         self.add_to_results(results, lambda m, n: [m, n])
         self.store_rows(lambda m, j, r: results[m, j * 4 + r], rows)
-
-
-class _IntegerGemm(CentredGemm):
-    """Of uniform integers, whose zero points but those of 8 bits are in the panel."""
-
-    def __init__(
-        self,
-        spec: LinearSpec,
-        layout: InterleavedLayout,
-        blocking: GemmBlocking,
-        tuning: CentredTuning,
-    ) -> None:
-        assert layout.rows == 4
-        self.layout = layout
-        self.wide_zeros = layout.zero_points and layout.bits == 8
-        super().__init__(spec, CentredGroups.of(layout, spec.k), blocking, tuning)
-
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        return self.layout.shapes(self.spec.n, self.spec.k)
-
-    def unpack(self, kb: Expr) -> None:
-        bl = self.blocking
-        units = bl.k_block // UNIT_K
-        mine = self.count(units, self.k // UNIT_K, kb)
-        with b.grid(mine, bl.vectors) as (u0, j0), b.sblock("unit"):
-            u, j = b.axis.spatial(units, u0), b.axis.spatial(bl.vectors, j0)
-            b.reads()
-            b.writes()
-            self._unpack(kb, u, j)
-
-    def _unpack(self, kb: Expr, u: Expr, j: Expr) -> None:
-        codes, unit = self.weights["codes"], unit_of(self.layout)
-        block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
-        zero = None
-        if self.layout.zero_points and not self.wide_zeros:
-            per_unit, width = unit.groups, max(1, self.group // UNIT_K)
-
-            def zero(index: tuple[Expr, ...]) -> Expr:
-                group = at * per_unit + index[0] if per_unit > 1 else at // width
-                return self.weights["zeros"][block, group, index[-1]]
-
-        def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
-            if self.pairs:
-                return (u * 4 + index[0], j * 2 + index[1], index[2], index[3])
-            return (u * 8 + index[0], j, index[1], index[2])
-
-        unpack_loops(
-            unit,
-            self.pairs,
-            lambda byte: codes[block, at, byte],
-            codes[block, at, 0 : unit.nbytes],
-            zero,
-            lambda index: self.decoded[place(index)],
-            lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
-        )
-
-
-def centred_gemm(
-    spec: LinearSpec,
-    layout: InterleavedLayout,
-    blocking: GemmBlocking,
-    tuning: CentredTuning,
-) -> PrimFunc:
-    """Linear layer with int8 activations, as `apq_tvm.ops.linear.integer_linear`.
-
-    Parameters
-    ----------
-    spec : LinearSpec
-        With integer activations.
-    layout : InterleavedLayout
-        With blocks of 4 rows.
-    blocking : GemmBlocking
-        `m_tile` is even for pairs, 4 for lanes.
-    tuning : CentredTuning
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        ``(xq, xs, xsum, codes, scales, [zeros], [bias], [residual], y)``, with activations as
-        `apq_tvm.ops.quantize_rows` gives them, M >= m_tile - 1 (pairs) or M >= 1.
-    """
-    return _IntegerGemm(spec, layout, blocking, tuning).build()
