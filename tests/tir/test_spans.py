@@ -151,8 +151,14 @@ def test_other_shapes_and_epilogues(n: int, k: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("cb2", "m1"), ("cb2", "gemm"), ("nl4", "m1"), ("cb4", "gemm"), ("W2sA8", "m1"),
-     ("W3sA8", "m1")],
+    [
+        ("cb2", "m1"),
+        ("cb2", "gemm"),
+        ("nl4", "m1"),
+        ("cb4", "gemm"),
+        ("W2sA8", "m1"),
+        ("W3sA8", "m1"),
+    ],
 )
 def test_extremes_do_not_saturate(name: str, kind: str) -> None:
     """Every value the largest of its table, every activation +-127, in every pairing of signs."""
