@@ -12,7 +12,8 @@ from typing import Any
 from tvm.s_tir import ScheduleError
 
 from apq_tvm.codegen.layouts import UNIT_K
-from apq_tvm.ops.gemm_centred import MOST_GROUPS, CentredGroups, CentredTuning
+from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
+from apq_tvm.ops.gemm_centred import MOST_GROUPS
 from apq_tvm.ops.gemm_integer import centred_gemm, integer_groups
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear import LinearSpec, unit_of

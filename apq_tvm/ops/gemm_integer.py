@@ -7,7 +7,8 @@ from typing import Any
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.gemm_centred import CentredGemm, CentredGroups, CentredTuning
+from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
+from apq_tvm.ops.gemm_centred import CentredGemm
 from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear import LinearSpec, unit_of
 from apq_tvm.tensorize.centred import largest_byte, unpack_loops

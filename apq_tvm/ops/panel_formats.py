@@ -18,7 +18,7 @@ from apq_tvm.codegen.layouts import (
 from apq_tvm.formats.anyprec import table_name
 from apq_tvm.formats.balance import CENTRE
 from apq_tvm.formats.superblock import SUB_MAX
-from apq_tvm.ops.gemm_centred import CentredGroups
+from apq_tvm.ops.centred_groups import CentredGroups
 from apq_tvm.ops.gemm_panels import PanelFormat
 from apq_tvm.tensorize.decoded import Source
 from apq_tvm.tensorize.decoded_units import (

@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import MixedLayout
 from apq_tvm.formats.mixed import GROUP, SUPER
-from apq_tvm.ops.gemm_centred import CentredGroups, CentredTuning
+from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_panels import PanelFormat, PanelGemm
 from apq_tvm.ops.gemm_task import GemmBlocking, argument, i64
 from apq_tvm.ops.linear import LinearSpec
