@@ -67,7 +67,8 @@ def learn_codes(
     Returns
     -------
     dict
-        ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``resumed`` (blocks), ``learn_seconds``.
+        ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``resumed_blocks`` and
+        ``learn_seconds``.
 
     Raises
     ------
