@@ -185,14 +185,14 @@ def _balance(unit: BalanceUnit, pairs: bool, sve: bool, buffers: Buffers, out: B
 
 
 def _planes(unit: PlanesUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
-    from apq_tvm.tensorize.arm_planes import SDOT, SDOT_SVE, _lookups
+    from apq_tvm.tensorize.arm_planes import SDOT, SDOT_SVE, lookups
     from apq_tvm.tensorize.planes import PlanesUnit as LookupUnit
 
     width, how = 8 if pairs else 4, SDOT_SVE if sve else SDOT
     looked = LookupUnit(unit.bits, unit.tables, UNIT_K, _BYTES, 0)
     planes, table = buffers["planes"], buffers["table"]
     for first in range(0, UNIT_K, _BYTES):
-        rows = _lookups(how, looked, planes, table, tirx.const(first, "int64"))
+        rows = lookups(how, looked, planes, table, tirx.const(first, "int64"))
         step = first // width
         if pairs:
             for r in range(0, 8, 2):

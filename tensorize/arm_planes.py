@@ -91,7 +91,7 @@ class ArmPlanes:
             with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
                 at = loop * tirx.const(BYTES, "int64")
                 xs = x.vload([at], "int8x16")
-                for r, w in enumerate(_lookups(self, unit, planes, table, at)):
+                for r, w in enumerate(lookups(self, unit, planes, table, at)):
                     self._multiply(acc, [r], w, xs)
 
         return register(f"apq_{self.name}_planes_{unit}", lambda: dot_pair(unit, implement))
@@ -138,7 +138,7 @@ class ArmPlanes:
         def implement(planes: Buffer, table: Buffer, out: Buffer) -> None:
             with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
                 at = loop * tirx.const(BYTES, "int64")
-                for r, w in enumerate(_lookups(self, unit, planes, table, at)):
+                for r, w in enumerate(lookups(self, unit, planes, table, at)):
                     value = out.vload([r, at], "uint8x16") + tirx.reinterpret("uint8x16", w)
                     b.buffer_store(out, value, [r, tirx.Ramp(at, 1, BYTES)])
 
@@ -257,7 +257,7 @@ def _upper(planes: list[Expr]) -> list[Expr]:
     return top if bits == 4 else [masked(v, 0x77) for v in top]
 
 
-def _lookups(
+def lookups(
     how: ArmPlanes, unit: PlanesUnit, planes: Buffer, table: Buffer, at: Expr
 ) -> list[Expr]:
     """int8 [16] centroids of the eight rows."""

@@ -148,6 +148,23 @@ class SpanLayout(ABC):
         """Shapes of what there is besides codes and scales."""
         return {}
 
+    def check(self, tensor: QuantizedTensor, name: str) -> None:
+        """Refuse a tensor of another scheme or with arrays that do not fit its scheme.
+
+        Raises
+        ------
+        PackError
+            With the tensor's name.
+        """
+        from apq_tvm.formats import check_tensor
+
+        if self._key(tensor.scheme) != (self.family, self.bits, self.group):
+            raise PackError(f"{name}: layout {self.name} cannot hold scheme {tensor.scheme}")
+        try:
+            check_tensor(tensor, name)
+        except BadScheme as reason:
+            raise PackError(str(reason)) from None
+
     def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
         """Lay out a quantized matrix; rows and groups past its end have scale 0.
 
@@ -156,15 +173,7 @@ class SpanLayout(ABC):
         PackError
             If the tensor does not fit its scheme or the scheme does not fit the layout.
         """
-        from apq_tvm.formats import check_tensor
-
-        scheme = tensor.scheme
-        if self._key(scheme) != (self.family, self.bits, self.group):
-            raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
-        try:
-            check_tensor(tensor, name)
-        except BadScheme as reason:
-            raise PackError(str(reason)) from None
+        self.check(tensor, name)
         n, k = tensor.codes.shape
         padded = np.zeros((n, self.padded_k(k)), np.uint8)
         padded[:, :k] = tensor.codes

@@ -63,15 +63,7 @@ class SuperRecordsLayout(SuperBlockLayout):
         PackError
             If the tensor does not fit its scheme or the scheme does not fit the layout.
         """
-        from apq_tvm.formats import check_tensor
-
-        scheme = tensor.scheme
-        if self._key(scheme) != (self.family, self.bits, self.group):
-            raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
-        try:
-            check_tensor(tensor, name)
-        except BadScheme as reason:
-            raise PackError(str(reason)) from None
+        self.check(tensor, name)
         n, k = tensor.codes.shape
         tables, rec = tensor.tables, self.records
         chunks = -(-k // CHUNK)
