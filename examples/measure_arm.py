@@ -20,9 +20,10 @@ from apq_tvm.schedules.devices import find_profile
 N, K = 512, 4096
 TARGETS = ("graviton2", "graviton3", "graviton4", "cortex-a55")
 DECODE_SCHEMES = (
-    "W4A8g32", "W4A8g128", "W2A8g32", "W3A8g128", "W8A8", "nl4", "cb2", "cb3", "cb4", "W2sA8",
-    "W3sA8", "anyprec2-8@2", "anyprec2-8@3", "anyprec2-8@4", "anyprec2-8@8", "bcq2g128", "bcq3g128",
-    "W2*A8", "mixed24",
+    "W4A8g32", "W4A8g128", "W2A8g32", "W3A8g128", "W5A8g128", "W6A8g128", "W7A8g128", "W8A8", "nl4",
+    "cb2", "cb3", "cb4", "cb3g64", "W2sA8", "W3sA8", "anyprec2-8@2", "anyprec2-8@3", "anyprec2-8@4",
+    "anyprec2-8@5", "anyprec2-8@6", "anyprec2-8@7", "anyprec2-8@8", "bcq2g128", "bcq3g128", "W2*A8",
+    "mixed24",
 )  # fmt: skip
 PREFILL_SCHEMES = ("W4A8g32", "W4A8tg32", "W4A8tg128", "W8A8", "nl4")
 ROWS = (4, 8, 16, 128)
