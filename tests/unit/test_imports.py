@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
+import operator
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -175,7 +177,9 @@ def test_public_definitions_have_docstrings(name: str, path: Path) -> None:
     if tree.body:
         assert ast.get_docstring(tree), f"{name} has no module docstring"
     for label, node in public_definitions(tree):
-        assert ast.get_docstring(node), f"{name}.{label} has no docstring"
+        if ast.get_docstring(node) is None:  # unless a base class says what the method does
+            found = operator.attrgetter(label)(importlib.import_module(name))
+            assert "." in label and inspect.getdoc(found), f"{name}.{label} has no docstring"
 
 
 @pytest.mark.parametrize("name", ["apq_tvm.errors"])
