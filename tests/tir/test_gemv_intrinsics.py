@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,17 @@ def unit(bits: int, rows: int, group: int) -> Unit:
     return unit_of(InterleavedLayout(bits, rows, group))
 
 
-def run(name: str, half: str, operands: list[np.ndarray[Any, Any]], acc: Any) -> Any:
+@functools.cache
+def built(name: str, half: str) -> Any:
     intrinsic = TensorIntrin.get(name)
     func = getattr(intrinsic, half).with_attr("global_symbol", "main")
     target = tvm.target.Target(dict(find_profile("host").target))
+    return tvm.tirx.build(func, target=target)["main"]
+
+
+def run(name: str, half: str, operands: list[np.ndarray[Any, Any]], acc: Any) -> Any:
     out = tvm.runtime.tensor(acc)
-    tvm.tirx.build(func, target=target)["main"](*map(tvm.runtime.tensor, operands), out)
+    built(name, half)(*map(tvm.runtime.tensor, operands), out)
     return out.numpy()
 
 
