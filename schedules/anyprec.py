@@ -138,11 +138,25 @@ def _axes(instruction: PlanesInstruction, k: int) -> int:
     return 5 if k > instruction.vector else 4
 
 
+def _record(
+    kind: str, instruction: PlanesInstruction, width: int, m_tile: int, func: Any, schedule: Any
+) -> LinearKernel:
+    """The record of a kernel for M >= m_tile."""
+    return LinearKernel(
+        f"{kind}_anyprec{width}A8_{instruction.name}_r{ROWS}m{m_tile}",
+        m_tile,
+        -1,
+        lambda spec, profile: _check(spec, profile, instruction, width),
+        lambda spec, _: _layout(spec),
+        func,
+        schedule,
+        family="anyprec",
+        width=width,
+    )
+
+
 def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
     """The record of the kernel for one row of x."""
-
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        _check(spec, profile, instruction, width)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         return planes_gemv(spec, _layout(spec), _unit(instruction, spec, width))
@@ -155,17 +169,7 @@ def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
             _tensorize(sch, f"dot{suffix}", dot, _axes(instruction, k))
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
-    return LinearKernel(
-        f"gemv_anyprec{width}A8_{instruction.name}_r{ROWS}m1",
-        1,
-        -1,
-        check,
-        lambda spec, _: _layout(spec),
-        func,
-        schedule,
-        family="anyprec",
-        width=width,
-    )
+    return _record("gemv", instruction, width, 1, func, schedule)
 
 
 class ApartInstruction(PlanesInstruction, Protocol):
@@ -181,9 +185,6 @@ class ApartInstruction(PlanesInstruction, Protocol):
 def apart_kernel(instruction: ApartInstruction, width: int) -> LinearKernel:
     """The record of the kernel for one row of x and tables that fill the registers."""
 
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        _check(spec, profile, instruction, width)
-
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         return planes_gemv_apart(spec, _layout(spec), _unit(instruction, spec, width))
 
@@ -198,24 +199,11 @@ def apart_kernel(instruction: ApartInstruction, width: int) -> LinearKernel:
                 _tensorize(sch, f"dot{suffix}{table}", dot, 5 if tables < ROWS else 4)
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
-    return LinearKernel(
-        f"gemv_anyprec{width}A8_{instruction.name}_r{ROWS}m1",
-        1,
-        -1,
-        check,
-        lambda spec, _: _layout(spec),
-        func,
-        schedule,
-        family="anyprec",
-        width=width,
-    )
+    return _record("gemv", instruction, width, 1, func, schedule)
 
 
 def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> LinearKernel:
     """The record of the kernel for M >= m_tile."""
-
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        _check(spec, profile, instruction, width)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         m_tiles = decide("m_tiles", (32, 16, 64))
@@ -235,14 +223,4 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
         for row in range(0, ROWS, SUM_ROWS):
             _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)
 
-    return LinearKernel(
-        f"gemm_anyprec{width}A8_{instruction.name}_r{ROWS}m{m_tile}",
-        m_tile,
-        -1,
-        check,
-        lambda spec, _: _layout(spec),
-        func,
-        schedule,
-        family="anyprec",
-        width=width,
-    )
+    return _record("gemm", instruction, width, m_tile, func, schedule)

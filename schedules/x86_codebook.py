@@ -33,7 +33,7 @@ from apq_tvm.schedules.x86_gemm import (
     _schedule_stages,
 )
 from apq_tvm.tensorize.unit import UNIT_K
-from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
+from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction
 from apq_tvm.tensorize.x86_gemm import Tile, integer_gemm_intrinsic
 from apq_tvm.tensorize.x86_lookup import MOST_ENTRIES, decode_intrinsic, lookup_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -103,12 +103,8 @@ def span_kernel(family: str, instruction: DotInstruction, m_tile: int) -> Linear
         layout = span_layout(spec, lanes)
         _blocking(spec, layout, m_tile, decide)  # asked as `func` did
         ahead = _ahead(layout, m_tile, decide)
-        if layout.entries:
-            vbmi = "avx512vbmi" in profile.features
-            top = 2 * layout.offset
-            chosen = lookup_intrinsic(instruction, lookup_of(layout, m_tile), top, vbmi, ahead)
-        else:
-            chosen = dot_intrinsic(instruction, layout.unit, m_tile, ahead)
+        vbmi, top = "avx512vbmi" in profile.features, 2 * layout.offset
+        chosen = lookup_intrinsic(instruction, lookup_of(layout, m_tile), top, vbmi, ahead)
         schedule_spans(sch, lambda _: chosen, spec.n * spec.k >= PARALLEL)
 
     return LinearKernel(
@@ -158,13 +154,12 @@ def gemm_kernel(family: str, instruction: DotInstruction) -> LinearKernel:
         layout = span_layout(spec, lanes)
         bl = _gemm_blocking(spec, layout, instruction, decide)
         _schedule_stages(sch)
-        if layout.entries:
-            vbmi = "avx512vbmi" in profile.features
-            lookup = sch.get_loops(sch.get_sblock("lookup"))[-4]
-            sch.tensorize(lookup, decode_intrinsic(lookup_of(layout, 1), vbmi))
-            for name in ("empty", *(["book"] if layout.entries > 1 << layout.bits else [])):
-                for loop in sch.get_loops(sch.get_sblock(name))[2:-1]:
-                    sch.unroll(loop)
+        vbmi = "avx512vbmi" in profile.features
+        lookup = sch.get_loops(sch.get_sblock("lookup"))[-4]
+        sch.tensorize(lookup, decode_intrinsic(lookup_of(layout, 1), vbmi))
+        for name in ("empty", *(["book"] if layout.entries > 1 << layout.bits else [])):
+            for loop in sch.get_loops(sch.get_sblock(name))[2:-1]:
+                sch.unroll(loop)
         tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
         _micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, _sum_bits(layout)), 5)
 
