@@ -36,6 +36,7 @@ from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
+from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.tensorize.arm_book_units import book_units_intrinsic
 from apq_tvm.tensorize.arm_books import is_written, written_intrinsic
 from apq_tvm.tensorize.arm_books_asm import Style
@@ -67,9 +68,6 @@ _FACTORS: dict[type[SpanDot], float | None] = {
 """What `extra` multiplies `xs` by; None for the sums of the activations' codes."""
 
 _FACTOR_NAMES = {BookDot: "books", BookUnitsDot: "books", UnitsDot: "units", SuperDot: "sums"}
-
-_TASKS = 8
-"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
 
 
 def _layout(spec: LinearSpec) -> SpanLayout:
@@ -151,9 +149,7 @@ def _blocking(
     # Two streams share the loads of x, and copy what their sums begin at.
     short = m_tile == 1 and isinstance(layout, NonlinearLayout)
     choices = (2, 1) if short and _scarce(profile) else (1, 2)
-    blocks = layout.row_blocks(spec.n)
-    possible = [s for s in choices if s <= blocks]
-    streams = decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+    streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
     step = decide("step", (2, 1, 4)) if isinstance(layout, NonlinearLayout) else 1
     return SpanBlocking(m_tile, streams, step)
 

@@ -17,6 +17,7 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.gemv import schedule_gemv
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
@@ -26,7 +27,6 @@ AHEADS = (4096, 0, 2048, 8192)
 """Software prefetch distances in bytes."""
 
 _INT32_MAX = 2**31 - 1
-_TASKS = 8
 _PARALLEL = 1 << 16
 
 
@@ -63,10 +63,7 @@ def check_balance(
 
 def _streams(decide: Decide, layout: BalanceLayout, spec: LinearSpec, m_tile: int) -> int:
     choices = (2, 1, 4) if m_tile == 1 and layout.lanes == 16 else (1, 2)
-    blocks = layout.row_blocks(spec.n)
-    possible = [s for s in choices if s <= blocks]
-    # Narrow layers keep work for every core rather than many streams.
-    return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+    return choose_streams(decide, choices, layout.row_blocks(spec.n))
 
 
 def gemv_kernel(

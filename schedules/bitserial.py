@@ -21,6 +21,7 @@ from apq_tvm.schedules.gemv import schedule_gemv
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK, group_suffixes, schedule_group
+from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.tensorize import arm_bitserial, x86_pack_planes
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS as DOT_INSTRUCTIONS
 from apq_tvm.types import DeviceProfile
@@ -34,7 +35,6 @@ _M_MAX = {1: 1, 2: 3, 4: -1}
 _MANY_PAIRS = 16
 """Pairs of planes from which on one unit is code enough for an intrinsic."""
 
-_TASKS = 8
 _PARALLEL = 1 << 16
 
 
@@ -107,10 +107,7 @@ def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile
         choices: tuple[int, ...] = (2, 1, 4)
     else:
         choices = (1, 2)
-    blocks = layout.row_blocks(spec.n)
-    possible = [s for s in choices if s <= blocks]
-    # Narrow layers keep work for every core rather than many streams.
-    return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+    return choose_streams(decide, choices, layout.row_blocks(spec.n))
 
 
 def prepare_planes(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:

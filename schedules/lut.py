@@ -16,6 +16,7 @@ from apq_tvm.ops.lut_linear import LutBlocking, lut_linear
 from apq_tvm.ops.lut_tables import lut_tables, span_width, units_of
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.tensorize.lut_dot import LutInstruction, lut_intrinsic
 from apq_tvm.types import DeviceProfile
 
@@ -24,9 +25,6 @@ M_TILES = (4, 2, 1)
 
 _FLOAT_M_MAX = 31
 """Most rows of x for lookups in float tables."""
-
-_TASKS = 8
-"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
 
 _PARALLEL = 1 << 16
 """Weights from which on a second thread pays."""
@@ -49,8 +47,7 @@ def _streams(
     choices = (2, 1, 4) if m_tile == 1 and layout.rows > 8 else (1, 2)
     blocks = layout.row_blocks(spec.n)
     most = (instruction.sums or blocks * m_tile * layout.bits) // (m_tile * layout.bits)
-    possible = [s for s in choices if s == 1 or s <= min(blocks, most)]
-    return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+    return choose_streams(decide, choices, blocks, max(1, most))
 
 
 def _check(

@@ -27,6 +27,7 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
+from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.tensorize.mixed_unit import MixedInstruction, mixed_intrinsic
 from apq_tvm.tensorize.reduce import reduce_intrinsic
 from apq_tvm.tensorize.x86_dot import VNNI512
@@ -40,9 +41,6 @@ AHEADS = (8192, 4096, 2048, 0)
 
 SPAN = 16
 """Word rows whose second-order scales are decoded together, at most."""
-
-_TASKS = 8
-"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
 
 
 def mixed_layout(spec: LinearSpec, profile: DeviceProfile) -> MixedLayout:
@@ -90,13 +88,11 @@ def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide
 
 
 def _blocking(spec: LinearSpec, layout: MixedLayout, decide: Decide, m_tile: int) -> MixedBlocking:
-    blocks = layout.row_blocks(spec.n)
     choices = (1, 2, 4) if m_tile == 1 else (1, 2)
-    # Narrow layers keep work for every core rather than many streams.
-    possible = sorted((s for s in choices if s <= blocks), key=lambda s: blocks < _TASKS * s)
+    streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
     triples = layout.triples(spec.k)
     span = max(s for s in range(1, SPAN + 1) if triples % s == 0)
-    return MixedBlocking(m_tile, decide("streams", tuple(possible)), span)
+    return MixedBlocking(m_tile, streams, span)
 
 
 def mixed_kernel(

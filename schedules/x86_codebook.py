@@ -25,6 +25,7 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
+from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.schedules.x86_gemm import (
     M_MIN,
     _even_block,
@@ -44,9 +45,6 @@ M_TILES = (4, 2, 1)
 FAMILIES = (codebook.NAME, nonlinear.NAME)
 """Families whose values are looked up."""
 
-_TASKS = 8
-"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
-
 
 def span_layout(spec: LinearSpec, lanes: int) -> SpanLayout:
     """The layout of a layer whose kernel works on `lanes` rows at once."""
@@ -59,10 +57,7 @@ def _blocking(spec: LinearSpec, layout: SpanLayout, m_tile: int, decide: Decide)
     choices: tuple[int, ...] = (2, 1, 4) if m_tile == 1 else (1, 2)
     if _fast(layout, m_tile):
         choices = (4, 2, 1)
-    blocks = layout.row_blocks(spec.n)
-    possible = [s for s in choices if s <= blocks]
-    # Narrow layers keep work for every core rather than many streams.
-    streams = decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+    streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
     step = max(1, layout.group // UNIT_K)
     if isinstance(layout, CodebookLayout) and layout.index_bits == 2:
         step = max(step, 2)  # a byte of indices is that of two units: constant shifts

@@ -24,14 +24,12 @@ from apq_tvm.schedules.gemv import float_kernel, gemv_kernel
 from apq_tvm.schedules.gemv import schedule_gemv as schedule_gemv
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
 from apq_tvm.types import DeviceProfile
 
 _FLOAT_FEATURES = {16: ("avx512f",), 8: ("fma",), 4: ()}
 """Lanes of the float kernels -> feature they need; 4 lanes are in every x86-64."""
-
-_TASKS = 8
-"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
 
 
 def _fast(layout: InterleavedLayout, m_tile: int) -> bool:
@@ -45,10 +43,7 @@ def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile
         choices: tuple[int, ...] = (4, 2, 1)
     else:
         choices = (2, 1, 4) if m_tile == 1 else (1, 2)
-    blocks = layout.row_blocks(spec.n)
-    possible = [s for s in choices if s <= blocks]
-    # Narrow layers keep work for every core rather than many streams.
-    return decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+    return choose_streams(decide, choices, layout.row_blocks(spec.n))
 
 
 def _ahead(decide: Decide, layout: InterleavedLayout, m_tile: int) -> int:

@@ -27,6 +27,7 @@ from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
+from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.schedules.x86_codebook import _gemm_blocking, _sum_bits
 from apq_tvm.schedules.x86_gemm import M_MIN, _micro_kernel, _schedule_stages
 from apq_tvm.tensorize.super_records import CHUNK, RecordDot
@@ -42,9 +43,6 @@ from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
 """Rows of x that share codes; a kernel is for at least that many rows."""
-
-_TASKS = 8
-"""Bundles of row blocks a layer should have, so that threads can share it evenly."""
 
 
 def records_layout(spec: LinearSpec, lanes: int) -> SuperRecordsLayout:
@@ -65,10 +63,7 @@ def _check(spec: LinearSpec, profile: DeviceProfile, instruction: DotInstruction
 
 def _blocking(spec: LinearSpec, layout: SuperRecordsLayout, m: int, decide: Decide) -> SpanBlocking:
     choices = (2, 1, 4) if m == 1 else (1, 2)
-    blocks = layout.row_blocks(spec.n)
-    possible = [s for s in choices if s <= blocks]
-    # Narrow layers keep work for every core rather than many streams.
-    streams = decide("streams", tuple(sorted(possible, key=lambda s: blocks < _TASKS * s)))
+    streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
     return SpanBlocking(m, streams)
 
 
