@@ -114,6 +114,7 @@ def _decode_whole(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any
             part = piece(byte, tirx.const(at, "int32"), width)
             part = tirx.shift_left(part, tirx.const(shift, "int32"))
             value = part if value is None else tirx.bitwise_or(value, part)
+        # A branch, since LLVM's loop vectorizer narrows a select by masks to int8 wrongly (-O2).
         code = tirx.if_then_else(vector == split, value, code)
     return code
 
