@@ -13,7 +13,7 @@ from apq_tvm.types import CompiledModule, KernelPlan, ScheduledModel, Scheme
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.toolchain import Toolchain
-    from apq_tvm.ops.linear import LinearSpec
+    from apq_tvm.ops.linear_spec import LinearSpec
     from apq_tvm.quantizers.guided import Guidance
     from apq_tvm.schedules.decide import Decide
 

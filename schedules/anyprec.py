@@ -19,11 +19,14 @@ from apq_tvm.ops.anyprec import (
     planes_gemm,
     planes_gemv,
     planes_gemv_apart,
+    unit_group,
 )
 from apq_tvm.ops.gemm_task import STAGES
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.quantize_spread import quantize_spread
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation, prepare_activations
+from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.tensorize.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -51,16 +54,16 @@ class PlanesInstruction(Protocol):
     def features(self) -> tuple[str, ...]:
         """LLVM features it needs, all of them."""
 
-    def unit(self, bits: int, tables: int, k: int) -> PlanesUnit:
-        """A unit for this instruction."""
+    def unit(self, bits: int, tables: int, k: int, group: int) -> PlanesUnit:
+        """A unit for this instruction; `group` as there."""
 
-    def dot(self, bits: int, tables: int, k: int, ahead: int) -> str:
+    def dot(self, bits: int, tables: int, k: int, ahead: int, group: int) -> str:
         """Name the product of a unit with a row of x, prefetched `ahead` bytes."""
 
     def lookup(self, bits: int, tables: int, k: int, ahead: int) -> str:
         """Name the lookup of a unit."""
 
-    def rows(self, m: int, rows: int, k: int) -> str:
+    def rows(self, m: int, rows: int, k: int, group: int) -> str:
         """Name the product of looked up bytes with rows of x."""
 
 
@@ -78,7 +81,7 @@ def _layout(spec: LinearSpec) -> PlanesLayout:
 
 
 def _unit(instruction: PlanesInstruction, spec: LinearSpec, width: int) -> PlanesUnit:
-    return instruction.unit(width, _layout(spec).tables_per_block, UNIT_K)
+    return instruction.unit(width, _layout(spec).tables_per_block, UNIT_K, unit_group(spec))
 
 
 def _check(
@@ -96,7 +99,8 @@ def _check(
         raise NotApplicable(f"needs {' and '.join(instruction.features)}; {profile.name} has not")
     # |Σ (c + offset) x|, and |offset Σ x|
     largest = 127 + 2 * instruction.offset
-    if _layout(spec).padded_k(spec.k) * largest * 127 > _INT32_MAX:
+    columns = unit_group(spec) or _layout(spec).padded_k(spec.k)
+    if columns * largest * 127 > _INT32_MAX:
         raise NotApplicable(f"K={spec.k}: the sum of its products may exceed int32")
 
 
@@ -119,9 +123,10 @@ def _tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
 
 def _add_lanes(sch: Any, block: str, lanes: int, axes: int) -> None:
     *outer, lane = sch.get_loops(sch.get_sblock(block))[-axes:]
+    dtype = str(sch.get(sch.get_sblock(block)).writes[0].source.dtype)
     for loop in outer:
         sch.unroll(loop)
-    sch.tensorize(lane, reduce_intrinsic("add", lanes))
+    sch.tensorize(lane, reduce_intrinsic("add", lanes, dtype))
 
 
 def _parts(spec: LinearSpec) -> list[tuple[str, int]]:
@@ -141,7 +146,7 @@ def _axes(instruction: PlanesInstruction, k: int) -> int:
 def _record(
     kind: str, instruction: PlanesInstruction, width: int, m_tile: int, func: Any, schedule: Any
 ) -> LinearKernel:
-    """The record of a kernel for M >= m_tile."""
+    """The record of a kernel for M >= m_tile, whose activations may have groups."""
     return LinearKernel(
         f"{kind}_anyprec{width}A8_{instruction.name}_r{ROWS}m{m_tile}",
         m_tile,
@@ -152,7 +157,19 @@ def _record(
         schedule,
         family="anyprec",
         width=width,
+        prepare=_prepare,
     )
+
+
+def _prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation | None:
+    """As other kernels' activations, or with scales for every lane."""
+    scheme = spec.scheme
+    assert scheme is not None
+    if not unit_group(spec):
+        return prepare_activations(spec, profile, decide)
+    rows = max(1, ELEMENTS_PER_TASK // spec.k)
+    func = quantize_spread(spec.k, scheme.act_group, 32, rows, scheme.act_bits)
+    return Preparation(f"spread_k{spec.k}_g{scheme.act_group}_A{scheme.act_bits}", func)
 
 
 def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
@@ -165,7 +182,7 @@ def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
         tables, ahead = _layout(spec).tables_per_block, _ahead(decide)
         _schedule(sch, spec.n * spec.k >= _PARALLEL)
         for suffix, k in _parts(spec):
-            dot = instruction.dot(width, tables, k, ahead)
+            dot = instruction.dot(width, tables, k, ahead, unit_group(spec))
             _tensorize(sch, f"dot{suffix}", dot, _axes(instruction, k))
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
@@ -178,7 +195,7 @@ class ApartInstruction(PlanesInstruction, Protocol):
     def codes(self, bits: int, k: int) -> str:
         """Name the putting together of a unit's codes."""
 
-    def table_dot(self, bits: int, rows: int, k: int) -> str:
+    def table_dot(self, bits: int, rows: int, k: int, group: int) -> str:
         """Name the product of looked up codes of rows that share a table with a row of x."""
 
 
@@ -195,7 +212,7 @@ def apart_kernel(instruction: ApartInstruction, width: int) -> LinearKernel:
         for suffix, k in ([("", RUN)] if runs else []) + ([("_tail", rest)] if rest else []):
             _tensorize(sch, f"codes{suffix}", instruction.codes(width, k), 2)
             for table in range(tables):
-                dot = instruction.table_dot(width, ROWS // tables, k)
+                dot = instruction.table_dot(width, ROWS // tables, k, unit_group(spec))
                 _tensorize(sch, f"dot{suffix}{table}", dot, 5 if tables < ROWS else 4)
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
@@ -218,7 +235,7 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
             lookup = instruction.lookup(width, tables, k, ahead)
             _tensorize(sch, f"lookup{suffix}", lookup, 3)
             for row in range(0, ROWS, SUM_ROWS):
-                dot = instruction.rows(m_tile, SUM_ROWS, k)
+                dot = instruction.rows(m_tile, SUM_ROWS, k, unit_group(spec))
                 _tensorize(sch, f"dot{suffix}{row}", dot, _axes(instruction, k))
         for row in range(0, ROWS, SUM_ROWS):
             _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.anyprec import apart_kernel, gemm_kernel, gemv_kernel
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.arm_planes import INSTRUCTIONS, SDOT_TBX

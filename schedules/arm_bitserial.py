@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import partial
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.bitserial import M_TILES, bitserial_kernel
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.arm_bitserial import INSTRUCTIONS, bitserial_intrinsic

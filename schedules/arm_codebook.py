@@ -27,7 +27,7 @@ from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import codebook, nonlinear, superblock
 from apq_tvm.ops.codebook_linear import SpanBlocking
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.lookup_spans import Lookup, lookup_spans
 from apq_tvm.ops.quantize_extra import quantize_extra
 from apq_tvm.schedules.arm_activations import schedule_bundles

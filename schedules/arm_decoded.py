@@ -34,7 +34,7 @@ from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import codebook, nonlinear, superblock
 from apq_tvm.ops.gemm_panels import PanelFormat, panel_gemm
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.panel_formats import (
     BalancePanel,
     BooksPanel,

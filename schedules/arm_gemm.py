@@ -16,7 +16,7 @@ from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_centred import MOST_GROUPS
 from apq_tvm.ops.gemm_integer import centred_gemm, integer_groups
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
-from apq_tvm.ops.linear import LinearSpec, unit_of
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_rows import quantize_rows
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
@@ -226,7 +226,7 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
         micro = micro_kernel(instruction, tile, largest, profile, decide)
         wide = layout.zero_points and layout.bits == 8
         zeros = layout.zero_points and not wide
-        unpack = unpack_intrinsic(unit_of(layout), tile.pairs, zeros)
+        unpack = unpack_intrinsic(layout.unit, tile.pairs, zeros)
         tensorize(sch, "unpack", unpack, 4 if tile.pairs else 3)
         schedule_centred(sch, tile, micro)
         if wide and tile.pairs:

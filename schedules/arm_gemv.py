@@ -26,7 +26,7 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.fold_activations import fold_activations
 from apq_tvm.ops.folded_linear import chunk_units, fold_of, folded_linear
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.linear import LinearSpec, integer_linear, unit_of
+from apq_tvm.ops.linear import integer_linear
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_gemv import LANES, SDOT_KERNELS
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.gemv import M_TILES, float_kernel, gemv_kernel
@@ -39,7 +40,7 @@ def _smull_kernel(bits: int, m_tile: int) -> LinearKernel:
         return integer_linear(spec, layout, m_tile, streams, signed=bits == 8)
 
     def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return smull_intrinsic(unit_of(layout), m_tile)
+        return smull_intrinsic(layout.unit, m_tile)
 
     name = f"gemv_W{bits}A8_smull_r{LANES}m{m_tile}"
     return gemv_kernel(name, bits, m_tile, LANES, check, func, intrinsic, _streams, _ahead)

@@ -12,7 +12,7 @@ from typing import Any
 from apq_tvm.codegen.layouts import BalanceLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.balance import balance_blocking, balance_linear
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.gemv import schedule_gemv
 from apq_tvm.schedules.linear_checks import check_features

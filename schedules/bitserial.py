@@ -14,7 +14,8 @@ from tvm import s_tir
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.bitserial import bitserial_blocking, bitserial_linear
-from apq_tvm.ops.linear import Blocking, LinearSpec, unit_of
+from apq_tvm.ops.linear_nest import Blocking
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_planes import quantize_planes
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.gemv import schedule_gemv
@@ -183,7 +184,7 @@ def bitserial_kernel(
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         assert spec.scheme is not None
         bl, units = blocking(spec, decide)
-        unit = unit_of(_layout(spec, instruction))
+        unit = _layout(spec, instruction).unit
         wide = instruction.rows == 16 and m_tile == 1
         ahead = decide("ahead", aheads)
         product = intrinsic(instruction, unit, spec.scheme.act_bits, units, m_tile, ahead)

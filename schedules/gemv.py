@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.linear import Blocking, LinearSpec, float_linear, unit_of
+from apq_tvm.ops.linear import float_linear
+from apq_tvm.ops.linear_nest import Blocking
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_dequantized, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel
@@ -171,7 +173,7 @@ def float_kernel(
         return float_linear(spec, layout, m_tile, streams_of(decide, layout, spec, m_tile))
 
     def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return float_dot_intrinsic(unit_of(layout), layout.zero_points, m_tile, ahead)
+        return float_dot_intrinsic(layout.unit, layout.zero_points, m_tile, ahead)
 
     name = f"gemv_W{bits}A16_fma_r{lanes}m{m_tile}"
     return gemv_kernel(name, bits, m_tile, lanes, check, func, intrinsic, streams_of, ahead_of)

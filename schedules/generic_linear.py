@@ -6,7 +6,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import WeightLayout, default_layout
 from apq_tvm.ops.decode_linear import decode_linear
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.types import DeviceProfile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.types import DeviceProfile, Scheme
 
 _INT32_MAX = 2**31 - 1

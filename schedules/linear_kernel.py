@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.layouts import WeightLayout
-    from apq_tvm.ops.linear import LinearSpec
+    from apq_tvm.ops.linear_spec import LinearSpec
     from apq_tvm.schedules.decide import Decide
     from apq_tvm.types import DeviceProfile
 

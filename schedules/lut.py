@@ -11,7 +11,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.lut_linear import LutBlocking, lut_linear
 from apq_tvm.ops.lut_tables import lut_tables, span_width, units_of
 from apq_tvm.schedules.decide import Decide

@@ -21,7 +21,7 @@ from typing import Any
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats.mixed import GROUP
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.mixed_linear import MixedBlocking, mixed_linear
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features

@@ -6,7 +6,8 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import LinearSpec, dense_linear, integer_linear
+from apq_tvm.ops.linear import dense_linear, integer_linear
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_int32, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.anyprec import RUN
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.anyprec import apart_kernel, gemm_kernel, gemv_kernel
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.tensorize.x86_planes import INSTRUCTIONS, PSHUFB, VPERMB, PlanesInstruction

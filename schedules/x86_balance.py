@@ -8,7 +8,7 @@ from typing import Any
 from apq_tvm.codegen.layouts import UNIT_K, BalanceLayout
 from apq_tvm.ops.balance_gemm import balance_gemm
 from apq_tvm.ops.gemm_task import GemmBlocking
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.balance import M_TILES, check_balance, gemv_kernel
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_kernel import LinearKernel

@@ -20,7 +20,7 @@ from apq_tvm.formats import codebook, nonlinear
 from apq_tvm.ops.codebook_linear import SpanBlocking, lookup_of, span_linear
 from apq_tvm.ops.gemm_spans import span_gemm
 from apq_tvm.ops.gemm_task import GemmBlocking
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel

@@ -8,7 +8,7 @@ from apq_tvm.codegen.layouts import WeightLayout, default_layout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.gemm_decoded import decoded_gemm
 from apq_tvm.ops.gemm_task import GemmBlocking
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel

@@ -14,7 +14,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.gemm import integer_gemm
 from apq_tvm.ops.gemm_float import dequantized_gemm, float_gemm
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import (
     check_dequantized,

@@ -17,7 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.linear import LinearSpec, integer_linear, unit_of
+from apq_tvm.ops.linear import integer_linear
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.gemv import M_TILES as M_TILES
 from apq_tvm.schedules.gemv import float_kernel, gemv_kernel
@@ -64,7 +65,7 @@ def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> Linea
         return integer_linear(spec, layout, m_tile, streams, bits == 8 and instruction.signed8)
 
     def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return dot_intrinsic(instruction, unit_of(layout), m_tile, ahead)
+        return dot_intrinsic(instruction, layout.unit, m_tile, ahead)
 
     name = f"gemv_W{bits}A8_{instruction.name}_r{lanes}m{m_tile}"
     return gemv_kernel(name, bits, m_tile, lanes, check, func, intrinsic, _streams, _ahead)

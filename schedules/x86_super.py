@@ -19,7 +19,7 @@ from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import superblock
 from apq_tvm.ops.codebook_linear import SpanBlocking
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_factors import quantize_factors
 from apq_tvm.ops.super_records import records_gemm, records_linear
 from apq_tvm.schedules.decide import Decide

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import relax
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.exprs import substitute
 from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant

@@ -9,14 +9,22 @@ the loops of `apq_tvm.ops.gemm_task`, a panel being one block of eight rows:
 - `planes_gemm`: looked up centroids of the whole row block are stored once, then multiplied with
   tiles of rows of x.
 
-There is no scale along K, so that sums stay spread over the lanes of a register until a row ends::
+Weights have no scale along K, so that sums stay spread over the lanes of a register until a row
+ends::
 
     y[m, n] = act(scale[n] step[t] xs[m] (Σ_k (c[t, code] + offset) xq[m, k] - offset xsum[m])
                   + bias[n]) + residual[m, n]                        t = n // channels
+
+Where groups of activations have scales, sums are float32: a lane multiplies its integers by the
+scale of its own columns as often as that changes (`apq_tvm.ops.quantize_spread`)::
+
+    y[m, n] = act(scale[n] step[t] (Σ_k xs[m, k / 4] (c[t, code] + offset) xq[m, k]
+                                    - offset xsum[m]) + bias[n]) + residual[m, n]
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -25,8 +33,9 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.formats.anyprec import table_name
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.planes import (
+    QUAD,
     ROWS,
     PlanesUnit,
     centroid_if,
@@ -35,6 +44,7 @@ from apq_tvm.tensorize.planes import (
     dot_body,
     plane_code,
     rows_body,
+    scaled,
     table_axes,
 )
 
@@ -55,6 +65,12 @@ SUM_ROWS = 2
 """Of them, those whose sums share a buffer: one of 1024 bytes would not reach the registers."""
 
 
+def unit_group(spec: LinearSpec) -> int:
+    """Columns of a unit that share a scale of activations; 0 where a token has one."""
+    assert spec.scheme is not None
+    return max(0, min(spec.scheme.act_group, UNIT_K))
+
+
 class _PlanesTask(GemmTask):
     """Operands, epilogue and horizontal sums."""
 
@@ -65,13 +81,19 @@ class _PlanesTask(GemmTask):
         blocking = GemmBlocking(m_tile, 1, UNIT_K, k, m_tiles)
         super().__init__(spec, blocking, ROWS, k)
         self.layout, self.unit = layout, unit
-        self.sum_dtype = "int32"
+        self.sum_dtype = unit.sums
         self.units, self.tail = divmod(k, UNIT_K)
 
     def declare(self) -> None:
-        self.xq = argument("xq", (self.m, self.k), "int8", 4)
-        self.xs = argument("xs", (self.m, 1), "float32", 4)
-        self.xsum = argument("xsum", (self.m, 1), "int32", 4)
+        columns, scales = self.k, 1
+        if self.unit.group:
+            assert self.spec.scheme is not None
+            group = self.spec.scheme.act_group
+            columns = -(-self.k // group) * group
+            scales = columns // QUAD
+        self.xq = argument("xq", (self.m, columns), "int8", 4)
+        self.xs = argument("xs", (self.m, scales), "float32", 4)
+        self.xsum = argument("xsum", (self.m, 1), self.sum_dtype, 4)
         self.weights = {
             name: argument(name, shape, dtype, 64)
             for name, (shape, dtype) in self.layout.shapes(self.spec.n, self.spec.k).items()
@@ -86,14 +108,24 @@ class _PlanesTask(GemmTask):
 
     def unit_of(self, k: int) -> PlanesUnit:
         """The unit of `k` columns."""
-        return PlanesUnit(self.unit.bits, self.unit.tables, k, self.unit.vector, self.unit.offset)
+        return replace(self.unit, k=k)
+
+    def scale(self, m: Expr, column: Expr) -> Expr | None:
+        """The scale of an activation of row ``row + m``, where they have groups."""
+        return self.xs[self.row + m, column // QUAD] if self.unit.group else None
+
+    def scales_at(self, rows: Any, first: Expr, k: int) -> list[Any]:
+        """Region of the scales that a unit reads."""
+        if not self.unit.group:
+            return []
+        return [self.xs[rows, first // QUAD : first // QUAD + k // QUAD]]
 
     def clear(self, name: str, sums: Buffer) -> None:
         """Set spread sums to 0."""
         with self.stage(name, *sums.shape) as at:
             b.reads()
             b.writes(sums[at])
-            b.buffer_store(sums, tirx.const(0, "int32"), list(at))
+            b.buffer_store(sums, tirx.const(0, self.sum_dtype), list(at))
 
     def add_lanes(self, name: str, sums: Buffer, at: Any, spread: Any) -> None:
         """``sums[at(i)] += Σ_l spread[.., l]``, where ``spread = (buffer, leading extents)``."""
@@ -108,11 +140,13 @@ class _PlanesTask(GemmTask):
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         row, block = self.row + m, self.row_block(j)
         if self.unit.offset:
-            value = value - tirx.const(self.unit.offset, "int32") * self.xsum[row, 0]
+            value = value - tirx.const(self.unit.offset, self.sum_dtype) * self.xsum[row, 0]
         per = self.layout.tables_per_block
         table = self.first_table(block) + (r // (ROWS // per) if per > 1 else 0)
         factor = self.weights["scales"][block, r].astype("float32")
         factor = factor * self.weights[f"steps{self.unit.bits}"][table]
+        if self.unit.group:
+            return value * factor
         return value.astype("float32") * (factor * self.xs[row, 0])
 
     def planes_at(self, block: Expr, first: Expr, k: int) -> Any:
@@ -130,7 +164,7 @@ class _Gemv(_PlanesTask):
     """Lookups and products in registers."""
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
-        spread = b.sblock_alloc_buffer((ROWS, self.unit.lanes), "int32", align=64)
+        spread = b.sblock_alloc_buffer((ROWS, self.unit.lanes), self.sum_dtype, align=64)
         self.clear("start", spread)
         if self.units:
             with b.serial(0, self.units) as u:
@@ -151,7 +185,8 @@ class _Gemv(_PlanesTask):
             at, block = (axes[0], axes[1]), self.row_block(0)
             planes, tables = self.weights["planes"], self.first_table(block)
             x = self.xq[self.row, first : first + k]
-            b.reads(spread[at], self.planes_at(block, first, k), self.tables_at(block), x)
+            read = self.planes_at(block, first, k), self.tables_at(block), x
+            b.reads(spread[at], *read, *self.scales_at(self.row, first, k))
             b.writes(spread[at])
             dot_body(
                 unit,
@@ -160,6 +195,7 @@ class _Gemv(_PlanesTask):
                 lambda p, column: planes[p, block, first + column],
                 lambda t, entry: self.table[tables + t, entry],
                 lambda column: self.xq[self.row, first + column],
+                lambda column: self.scale(0, first + column),
                 axes,
             )
 
@@ -171,7 +207,7 @@ class _Apart(_PlanesTask):
         self.codes = b.sblock_alloc_buffer((ROWS, RUN), "uint8", align=64)
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
-        spread = b.sblock_alloc_buffer((ROWS, self.unit.lanes), "int32", align=64)
+        spread = b.sblock_alloc_buffer((ROWS, self.unit.lanes), self.sum_dtype, align=64)
         self.clear("start", spread)
         runs, rest = divmod(self.k, RUN)
         if runs:
@@ -214,11 +250,13 @@ class _Apart(_PlanesTask):
                 self.codes[mine, 0:k],
                 self.table[index + table, 0 : unit.entries],
                 self.xq[self.row, first : first + k],
+                *self.scales_at(self.row, first, k),
             )
             b.writes(spread[at])
             code, centroid = self.codes[r, column], self.table[index + table, entry]
             term = centroid_if(code.astype("int32"), entry, centroid, unit.offset)
             term = term * self.xq[self.row, first + column].astype("int32")
+            term = scaled(term, self.scale(0, first + column))
             b.buffer_store(spread, spread[at] + term, list(at))
 
 
@@ -261,7 +299,7 @@ class _Gemm(_PlanesTask):
         shape = (self.blocking.m_tile, SUM_ROWS, self.unit.lanes)
         for start in range(0, ROWS, TILE_ROWS):
             rows = range(start, start + TILE_ROWS, SUM_ROWS)
-            spread = {r: b.sblock_alloc_buffer(shape, "int32", align=64) for r in rows}
+            spread = {r: b.sblock_alloc_buffer(shape, self.sum_dtype, align=64) for r in rows}
             for r in rows:
                 self.clear(f"start{r}", spread[r])
             if self.units:
@@ -286,15 +324,17 @@ class _Gemm(_PlanesTask):
                 first = b.axis.spatial(self.units, step) * UNIT_K
             m, r, lane, *inner = b.axis.remap("SSSR" + "R" * len(registers), loops)
             column = column_of(unit, lane, tuple(inner))
-            x = self.xq
+            x, mine = self.xq, slice(self.row, self.row + self.blocking.m_tile)
             b.reads(
                 spread[m, r, lane],
                 self.bytes[row : row + SUM_ROWS, first : first + k],
-                x[self.row : self.row + self.blocking.m_tile, first : first + k],
+                x[mine, first : first + k],
+                *self.scales_at(mine, first, k),
             )
             b.writes(spread[m, r, lane])
-            w = self.bytes[row + r, first + column]
-            rows_body(unit, spread, (m, r, lane), w, x[self.row + m, first + column], column)
+            w, scale = self.bytes[row + r, first + column], self.scale(m, first + column)
+            x = x[self.row + m, first + column]
+            rows_body(unit, spread, (m, r, lane), w, x, scale, column)
 
 
 def planes_gemv(spec: LinearSpec, layout: PlanesLayout, unit: PlanesUnit) -> PrimFunc:
@@ -311,7 +351,8 @@ def planes_gemv(spec: LinearSpec, layout: PlanesLayout, unit: PlanesUnit) -> Pri
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(xq i8 [M, Kp], xs f32 [M, 1], xsum i32 [M, 1], *packed arrays, [bias], [residual], y)``.
+        ``(xq i8 [M, Kp], xs f32 [M, 1], xsum i32 [M, 1], *packed arrays, [bias], [residual], y)``,
+        with groups of activations as `apq_tvm.ops.quantize_spread` gives them.
     """
     return _Gemv(spec, layout, unit, 1, 1).build()
 

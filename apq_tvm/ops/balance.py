@@ -1,7 +1,7 @@
 """``y = act(x Wᵀ + b) + residual`` on packed ``W2*`` weights, as unscheduled TensorIR.
 
-The nests of `apq_tvm.ops.linear`, with rows of weights as (third of the block, lane): three rows
-share a code (`apq_tvm.codegen.layouts.balance`).
+The nests of `apq_tvm.ops.linear_nest`, with rows of weights as (third of the block, lane): three
+rows share a code (`apq_tvm.codegen.layouts.balance`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import BalanceLayout
 from apq_tvm.formats.balance import CENTRE, TRIPLE
-from apq_tvm.ops.linear import Blocking, LinearSpec, Operands, epilogue_of, store_inside
+from apq_tvm.ops.linear_nest import Blocking
+from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of, store_inside
 from apq_tvm.tensorize.balance import VECTORS, digit, triple
 from apq_tvm.tensorize.unit import UNIT_K
 
@@ -47,7 +48,7 @@ def balance_linear(
         With integer activations.
     layout : BalanceLayout
     m_tile, streams : int
-        As `apq_tvm.ops.linear`.
+        As `apq_tvm.ops.linear_nest`.
 
     Returns
     -------

@@ -16,7 +16,7 @@ from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.balance import act_groups
 from apq_tvm.ops.gemm import _IntegerGemm
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.balance import VECTORS, digit, triple
 
 PrimFunc = Any  # tvm is untyped

@@ -1,7 +1,7 @@
 """``y = act(x Wᵀ + b) + residual`` by planes of bits: AND, popcount, shifts and sums.
 
 ABQ-LLM (AAAI 2025), section 3.4: with weights and activations split into planes, Y = Σ_s Σ_t
-2^(s+t) popcount(W_s & X_t). The nests are those of `apq_tvm.ops.linear` and so are the packed
+2^(s+t) popcount(W_s & X_t). The nests are those of `apq_tvm.ops.linear_nest` and so are the packed
 weights; the dot product reads planes of activations (`apq_tvm.ops.quantize_planes`) instead of
 int8. Signs and offsets:
 
@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.linear import Blocking, LinearSpec, Operands, _Nest, act_groups
+from apq_tvm.ops.linear_nest import Blocking, LinearNest, act_groups
+from apq_tvm.ops.linear_spec import LinearSpec, Operands
 from apq_tvm.tensorize.bitserial import plane_bit, term
 from apq_tvm.tensorize.unit import decode
 
@@ -42,7 +43,7 @@ def bitserial_linear(
     layout : InterleavedLayout
         Of groups of 32 or more.
     m_tile, streams : int
-        As `apq_tvm.ops.linear`.
+        As `apq_tvm.ops.linear_nest`.
     units : int
         U, units that one instruction sums; divides those of a group.
 
@@ -87,7 +88,7 @@ def bitserial_blocking(
     return Blocking(m_tile, streams, plain.bundles, 1, plain.spans, plain.units // units)
 
 
-class _Planes(_Nest):
+class _Planes(LinearNest):
     """The nests of a linear layer whose dot product reads planes."""
 
     steps = 1

@@ -9,9 +9,9 @@ the activations' scales::
 
 The products with sub-scales are integers, exact in a float.
 
-M tiles and streams are as in `apq_tvm.ops.linear`. The last span of a row may be short, in units of
-32: it has a loop of its own, so that no loop inside a span has a varying end. All that the loops
-keep is small and has constant indices, so that it lives in registers.
+M tiles and streams are as in `apq_tvm.ops.linear_nest`. The last span of a row may be short, in
+units of 32: it has a loop of its own, so that no loop inside a span has a varying end. All that the
+loops keep is small and has constant indices, so that it lives in registers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import SpanLayout
-from apq_tvm.ops.linear import LinearSpec, Operands, epilogue_of
+from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.lookup_dot import LookupDot
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
 

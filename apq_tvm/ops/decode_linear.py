@@ -10,7 +10,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import WeightLayout
 from apq_tvm.codegen.layouts.layout import SparseLayout
-from apq_tvm.ops.linear import LinearSpec, Operands, epilogue_of, store_inside
+from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of, store_inside
 
 
 def decode_linear(spec: LinearSpec, layout: WeightLayout, bits: int = 0) -> Any:

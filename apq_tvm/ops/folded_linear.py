@@ -1,7 +1,7 @@
 """``y = act(x Wᵀ + b) + residual`` on packed integer weights with folded activations, unscheduled.
 
 Two plain loop nests: scaled dot products of chunks (`apq_tvm.tensorize.folded_dot`) and the store
-with its epilogue. Tiles of M and streams of row blocks are those of `apq_tvm.ops.linear`.
+with its epilogue. Tiles of M and streams of row blocks are those of `apq_tvm.ops.linear_nest`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.linear import Blocking, LinearSpec, Operands, _Nest, unit_of
+from apq_tvm.ops.linear_nest import Blocking, LinearNest
+from apq_tvm.ops.linear_spec import LinearSpec, Operands
 from apq_tvm.tensorize.fold import Fold
 from apq_tvm.tensorize.folded_dot import STARTS, FoldedDot, term
 
@@ -27,7 +28,7 @@ CHUNK_UNITS = (4, 2, 1)
 
 def fold_of(layout: InterleavedLayout) -> Fold:
     """How the codes of `layout` meet activations."""
-    return Fold(unit_of(layout), layout.zero_points)
+    return Fold(layout.unit, layout.zero_points)
 
 
 def chunk_units(layout: InterleavedLayout, k: int) -> int:
@@ -84,7 +85,7 @@ def folded_linear(
     return builder.get()
 
 
-class _Folded(_Nest):
+class _Folded(LinearNest):
     def folded_dot(
         self, sums: Buffer, dot: FoldedDot, x: tuple[Buffer, ...], weights: dict[str, Buffer]
     ) -> None:

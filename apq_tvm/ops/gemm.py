@@ -9,7 +9,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
-from apq_tvm.ops.linear import LinearSpec, act_groups, unit_of
+from apq_tvm.ops.linear_nest import act_groups
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.unit import decode
 
 PrimFunc = Any  # tvm is untyped
@@ -93,7 +94,7 @@ class _IntegerGemm(GemmTask):
             b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
 
     def _decode(self, kb: Expr, j: Expr, u: Expr, plane: int) -> None:
-        codes, unit = self.weights["codes"], unit_of(self.layout)
+        codes, unit = self.weights["codes"], self.layout.unit
         block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
         with self.stage("decode_high" if plane else "decode", 8, unit.vector_bytes) as (v, e):
             b.reads(codes[block, at, 0 : unit.nbytes])

@@ -14,7 +14,7 @@ from apq_tvm.codegen.layouts import WeightLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.gemm_float import _float_dots
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

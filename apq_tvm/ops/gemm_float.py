@@ -10,7 +10,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
-from apq_tvm.ops.linear import LinearSpec, unit_of
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.unit import decode
 
 PrimFunc = Any  # tvm is untyped
@@ -48,7 +48,7 @@ class _DequantizedGemm(GemmTask):
             b.reads()
             b.writes()
             block, at = self.row_block(j), kb * units + u
-            codes, unit = self.weights["codes"], unit_of(layout)
+            codes, unit = self.weights["codes"], layout.unit
             bytes_ = b.sblock_alloc_buffer((8, lanes, 4), "uint8", align=64)
             with self.stage("decode", 8, unit.vector_bytes) as (v, e):
                 b.reads(codes[block, at, 0 : unit.nbytes])

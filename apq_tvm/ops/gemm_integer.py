@@ -10,7 +10,7 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_centred import CentredGemm
 from apq_tvm.ops.gemm_task import GemmBlocking
-from apq_tvm.ops.linear import LinearSpec, unit_of
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.centred import largest_byte, unpack_loops
 
 PrimFunc = Any  # tvm is untyped
@@ -53,7 +53,7 @@ class _IntegerGemm(CentredGemm):
             self._unpack(kb, u, j)
 
     def _unpack(self, kb: Expr, u: Expr, j: Expr) -> None:
-        codes, unit = self.weights["codes"], unit_of(self.layout)
+        codes, unit = self.weights["codes"], self.layout.unit
         block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
         zero = None
         if self.layout.zero_points and not self.wide_zeros:

@@ -16,7 +16,7 @@ from apq_tvm.codegen.layouts import UNIT_K, SpanLayout
 from apq_tvm.ops.codebook_linear import lookup_of
 from apq_tvm.ops.gemm import _IntegerGemm
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.unit import decode
 
 PrimFunc = Any  # tvm is untyped

@@ -27,7 +27,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops import math
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 
 STAGES = "apq.stages"
 """Annotation of the root block: names of the blocks whose innermost loop is one vector."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import SpanLayout
 from apq_tvm.ops.codebook_linear import SpanBlocking, SpanLinear
-from apq_tvm.ops.linear import LinearSpec, Operands
+from apq_tvm.ops.linear_spec import LinearSpec, Operands
 from apq_tvm.tensorize.lookup_span import EXTRA, SpanDot
 
 Expr = Any  # tvm is untyped

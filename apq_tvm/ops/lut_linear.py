@@ -6,7 +6,7 @@ LUT-GEMM (section 3)::
 
 No weight is decoded: four bits of a plane pick a sum out of `apq_tvm.ops.lut_tables`. Three loop
 nests: lookups per span of columns, their sum with the scales, and the store with its epilogue. M is
-covered by tiles and row blocks are read by streams as in `apq_tvm.ops.linear`.
+covered by tiles and row blocks are read by streams as in `apq_tvm.ops.linear_nest`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts.bcq import BcqLayout
-from apq_tvm.ops.linear import LinearSpec, Operands, epilogue_of
+from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.ops.lut_tables import MIDDLE, span_width, units_of
 from apq_tvm.tensorize.lut_dot import LutDot
 from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS

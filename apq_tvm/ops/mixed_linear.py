@@ -23,7 +23,7 @@ import numpy as np
 
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, SUPER
-from apq_tvm.ops.linear import LinearSpec, Operands, epilogue_of
+from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.mixed_unit import TRIPLE, MixedDot, MixedOperands, product
 
 Expr = Any  # tvm is untyped

@@ -18,7 +18,7 @@ from apq_tvm.formats.mixed import GROUP, SUPER
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_panels import PanelFormat, PanelGemm
 from apq_tvm.ops.gemm_task import GemmBlocking, argument, i64
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.panel_formats import stretch
 from apq_tvm.tensorize.decoded import Source, decode_loops
 from apq_tvm.tensorize.decoded_units import OffsetUnit

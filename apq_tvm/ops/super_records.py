@@ -15,7 +15,7 @@ from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.ops.codebook_linear import SpanBlocking, SpanLinear
 from apq_tvm.ops.gemm_spans import _SpanGemm
 from apq_tvm.ops.gemm_task import GemmBlocking
-from apq_tvm.ops.linear import LinearSpec, Operands
+from apq_tvm.ops.linear_spec import LinearSpec, Operands
 from apq_tvm.tensorize.super_records import CHUNK, GROUP, RecordDot, scale_term
 from apq_tvm.tensorize.unit import UNIT_K
 

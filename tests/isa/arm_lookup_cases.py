@@ -13,7 +13,7 @@ from linear_cases import RELATIVE_ERROR
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.formats import dequantize, parse_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
 from apq_tvm.schedules.decide import Defaults

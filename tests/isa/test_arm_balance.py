@@ -11,7 +11,7 @@ from balance_cases import Layer
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.formats.balance import balance_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.linear_kernel import LinearKernel

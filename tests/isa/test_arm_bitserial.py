@@ -13,7 +13,7 @@ from linear_cases import RELATIVE_ERROR, dequantized, quantized_weight
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_bitserial import AHEADS, ARM_BITSERIAL_KERNELS
 from apq_tvm.schedules.bitserial import bitserial_kernel
 from apq_tvm.schedules.decide import Defaults

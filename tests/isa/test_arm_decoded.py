@@ -16,7 +16,7 @@ from test_anyprec import integer_weights, random_tensor
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, details, parse_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.arm_decoded import DECODED_KERNELS
 from apq_tvm.schedules.decide import Defaults

@@ -14,7 +14,7 @@ from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.gemm_centred import MAGIC
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS, prepare_rows
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile

@@ -8,7 +8,7 @@ import pytest
 from arm_tools import assembly, count, inner_loop, scheduled
 
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS
 from apq_tvm.schedules.devices import find_profile
 

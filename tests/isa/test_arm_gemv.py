@@ -13,7 +13,7 @@ from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_wei
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.folded_linear import chunk_units, fold_of
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_gemv import SDOT_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile

@@ -16,7 +16,7 @@ from apq_tvm.codegen.layouts import default_layout
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile

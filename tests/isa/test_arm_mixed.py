@@ -13,7 +13,7 @@ from mixed_cases import MixedCase
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_mixed import ARM_MIXED_KERNELS
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.linear_kernel import LinearKernel

@@ -8,7 +8,7 @@ import pytest
 from arm_tools import ArmCase, needs_qemu
 
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.plain_linear import PLAIN_KERNELS
 

@@ -8,7 +8,7 @@ import pytest
 import tvm
 
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.x86_lut import LUT_KERNELS

@@ -12,7 +12,8 @@ import tvm
 
 from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import LinearSpec, act_groups
+from apq_tvm.ops.linear_nest import act_groups
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel

@@ -12,7 +12,7 @@ from linear_cases import ACTIVATIONS, aligned
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.lut_tables import span_width
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import find_profile

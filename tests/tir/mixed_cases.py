@@ -11,7 +11,7 @@ from lut_cases import compiled_here
 
 from apq_tvm.formats import dequantize
 from apq_tvm.formats.mixed import dense_part
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.mixed import mixed_layout, mixed_preparation

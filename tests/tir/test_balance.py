@@ -17,7 +17,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize
 from apq_tvm.formats.balance import balance_scheme
 from apq_tvm.ops.decode_linear import decode_linear
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel

@@ -15,7 +15,7 @@ from scheduled import compiled
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import LinearSpec, unit_of
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_planes import quantize_planes
 from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.devices import find_profile
@@ -143,7 +143,7 @@ def test_intrinsic_equals_its_plain_loops(q: int, p: int, instruction: Any) -> N
     host = find_profile("host")
     if not host.features & set(instruction.features):
         pytest.skip(f"this CPU has none of {instruction.features}")
-    unit = unit_of(InterleavedLayout(q, instruction.rows, 32))
+    unit = InterleavedLayout(q, instruction.rows, 32).unit
     m, units = 1 + (q + p) % 2, instruction.units
     name = bitserial_intrinsic(instruction, unit, p, units, m)
     rng = np.random.default_rng(q)

@@ -6,7 +6,7 @@ import pytest
 
 from apq_tvm.codegen.layouts import default_layout
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.generic_linear import GENERIC_KERNELS

@@ -11,7 +11,7 @@ from conftest import cpu_features
 from gemm_cases import FLOAT32_SUM, build, problem, relative_error
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import ACTIVATIONS, LinearSpec
+from apq_tvm.ops.linear_spec import ACTIVATIONS, LinearSpec
 from apq_tvm.schedules.decide import Defaults, Random
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel

@@ -11,8 +11,8 @@ import tvm
 from linear_cases import ACTIVATIONS, Case, aligned, build, profile_for
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear import ACTIVATIONS as EPILOGUES
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import ACTIVATIONS as EPILOGUES
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Random
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel

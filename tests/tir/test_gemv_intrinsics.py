@@ -11,7 +11,6 @@ import tvm
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.linear import unit_of
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.tensorize.float_dot import float_dot_intrinsic
 from apq_tvm.tensorize.unit import Unit
@@ -21,7 +20,7 @@ GROUPS = (16, 32)
 
 
 def unit(bits: int, rows: int, group: int) -> Unit:
-    return unit_of(InterleavedLayout(bits, rows, group))
+    return InterleavedLayout(bits, rows, group).unit
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from tvm.s_tir import TensorIntrin
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.lut_tables import table_error_bound
 from apq_tvm.schedules.decide import Random
 from apq_tvm.schedules.devices import find_profile

@@ -12,7 +12,7 @@ from mixed_cases import MixedCase
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults, Random
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.generic_linear import GENERIC_KERNELS

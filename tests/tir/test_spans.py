@@ -13,7 +13,7 @@ from tvm import s_tir
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, parse_scheme
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_factors import quantize_factors
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults

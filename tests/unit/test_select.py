@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apq_tvm.errors import NotApplicable, UnsupportedModel
-from apq_tvm.ops.linear import LinearSpec
+from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile, Scheme

@@ -1,0 +1,110 @@
+"""What a linear layer is to a kernel; operands and epilogue, which all PrimFuncs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from apq_tvm.codegen.layouts import WeightLayout
+from apq_tvm.types import Scheme
+
+ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu")
+"""Epilogues a linear layer may have."""
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """One linear layer as a kernel sees it: y[M, N] = act(x[M, K] W[N, K]ᵀ + b) + residual[M, N].
+
+    Parameters
+    ----------
+    n, k : int
+        Rows and columns of W.
+    scheme : Scheme or None
+        None where the weights stay float32.
+    bias : bool
+    activation : str
+        One of `ACTIVATIONS`.
+    residual : bool
+    details : tuple of (str, int)
+        Sizes of the weights that scheme and shape do not tell (`apq_tvm.formats.details`).
+    """
+
+    n: int
+    k: int
+    scheme: Scheme | None
+    bias: bool = False
+    activation: str = ""
+    residual: bool = False
+    details: tuple[tuple[str, int], ...] = ()
+
+
+class Operands:
+    """Declares the buffers of a linear PrimFunc in the order of the calling convention."""
+
+    def __init__(self, spec: LinearSpec) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        b.func_name("linear")
+        # Operands never overlap: the memory planner gives every tensor of a call its own bytes.
+        b.func_attr({"apq.op": "linear", "op_pattern": 8, "tirx.noalias": True})
+        self.spec = spec
+        self.m = tirx.Var("m", "int64")
+
+    def declare(self, name: str, shape: tuple[Any, ...], dtype: str, align: int = 4) -> Buffer:
+        """Declare one argument."""
+        from tvm.tirx.script.builder import ir as b
+
+        extents = [i64(s) if isinstance(s, int) else s for s in shape]
+        return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
+
+    def weights(self, layout: WeightLayout) -> dict[str, Buffer]:
+        """Declare the packed arrays of a layout, by name."""
+        # Packed arrays start on cache lines, so that vector loads may be aligned ones.
+        shapes = layout.shapes(self.spec.n, self.spec.k).items()
+        return {name: self.declare(name, shape, dtype, 64) for name, (shape, dtype) in shapes}
+
+    def epilogue(self) -> tuple[Buffer | None, Buffer | None, Buffer]:
+        """Declare bias, residual and y, the first two where the layer has them."""
+        spec = self.spec
+        bias = self.declare("bias", (spec.n,), "float32") if spec.bias else None
+        whole = (self.m, spec.n)
+        residual = self.declare("residual", whole, "float32") if spec.residual else None
+        return bias, residual, self.declare("y", whole, "float32")
+
+
+def epilogue_of(
+    spec: LinearSpec,
+    total: Expr,
+    bias: Buffer | None,
+    residual: Buffer | None,
+    row: Expr,
+    col: Expr,
+) -> Expr:
+    """act(total + bias) + residual."""
+    from apq_tvm.ops import math
+
+    value = math.activation(spec.activation, total if bias is None else total + bias[col])
+    return value if residual is None else value + residual[row, col]
+
+
+def store_inside(y: Buffer, value: Expr, row: Expr, col: Expr, inside: Expr, always: bool) -> None:
+    """Store where `inside` holds. (TVM calls a block with such a predicate not affine.)"""
+    from tvm.tirx.script.builder import ir as b
+
+    if always:
+        b.buffer_store(y, value, [row, col])
+    else:
+        with b.If(inside), b.Then():
+            b.buffer_store(y, value, [row, col])
+
+
+def i64(value: int) -> Expr:
+    """An int64 constant: all extents and indices of the PrimFuncs are int64."""
+    from tvm import tirx
+
+    return tirx.const(value, "int64")
