@@ -19,6 +19,7 @@ from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_rows import quantize_rows
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.gemm_stages import even_block
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
@@ -52,13 +53,6 @@ class TileShape:
 _TILE_STAGES = ("load", "wait", "start", "sum", "spill")
 
 
-def _even_block(k: int, step: int, target: int) -> int:
-    """About `target` of K, a multiple of `step`, so that K falls into blocks of nearly one size."""
-    steps = -(-k // step)
-    blocks = -(-steps // max(1, target // step))
-    return -(-steps // blocks) * step
-
-
 def blocking(
     spec: LinearSpec,
     weights: CentredGroups,
@@ -81,7 +75,7 @@ def blocking(
     if spec.scheme.act_group == -1 and not whole:
         most = min(most, group * MOST_GROUPS)
     sizes = tuple(size for size in (4096, 2048, 1024) if size <= most)
-    k_block = _even_block(kp, step, decide("k_block", (*sizes, 512)))
+    k_block = even_block(kp, step, decide("k_block", (*sizes, 512)))
     # A whole group in one stretch of code: LLVM overlaps its scales with the products around it.
     wanted = decide("k_step", (32, 64) if whole else (128, 64, 32))
     stretch = k_block if whole else group

@@ -11,8 +11,9 @@ from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.balance import M_TILES, check_balance, gemv_kernel
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_gemm import _even_block, _micro_kernel, _schedule_stages
+from apq_tvm.schedules.x86_tiles import micro_kernel
 from apq_tvm.tensorize.x86_balance import balance_intrinsic
 from apq_tvm.tensorize.x86_balance_codes import (
     INSTRUCTIONS,
@@ -52,7 +53,7 @@ def gemm_blocking(
     # Accumulators of three vectors, twice where groups add up in float32.
     tiles = {MADDUBS: (2, 1, 4), VNNI256: (4, 3, 2) if whole else (2, 3, 4)}
     m_tile = decide("tile", tiles.get(instruction, (4, 5, 3)))
-    k_block = _even_block(kp, max(UNIT_K, group if not whole else 0), decide("k_block", _K_BLOCKS))
+    k_block = even_block(kp, max(UNIT_K, group if not whole else 0), decide("k_block", _K_BLOCKS))
     steps = [s for s in (32, 64, 128) if k_block % s == 0 and (whole or group % s == 0)]
     k_step = decide("k_step", tuple(steps))
     if whole and kp % k_step:
@@ -73,12 +74,12 @@ def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         bl = gemm_blocking(spec, _layout(spec, instruction), instruction, decide)
-        _schedule_stages(sch)
+        schedule_stages(sch)
         digits = sch.get_loops(sch.get_sblock("digits"))
         sch.tensorize(digits[-4], digits_intrinsic(instruction))
         tile = Tile(bl.m_tile, bl.vectors, instruction.lanes, bl.k_step)
         dot = next(i for i in DOT_INSTRUCTIONS if i.name == _PRODUCTS[instruction.name])
-        _micro_kernel(sch, integer_gemm_intrinsic(dot, tile, _DIGIT_BITS), 5)
+        micro_kernel(sch, integer_gemm_intrinsic(dot, tile, _DIGIT_BITS), 5)
 
     return LinearKernel(
         f"gemm_W2sA8_{instruction.name}_r{3 * instruction.lanes}",

@@ -22,17 +22,12 @@ from apq_tvm.ops.gemm_spans import span_gemm
 from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
 from apq_tvm.schedules.streams import choose_streams
-from apq_tvm.schedules.x86_gemm import (
-    M_MIN,
-    _even_block,
-    _integer_tiles,
-    _micro_kernel,
-    _schedule_stages,
-)
+from apq_tvm.schedules.x86_tiles import M_MIN, integer_tiles, micro_kernel
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction
 from apq_tvm.tensorize.x86_gemm import Tile, integer_gemm_intrinsic
@@ -114,14 +109,14 @@ def span_kernel(family: str, instruction: DotInstruction, m_tile: int) -> Linear
     )
 
 
-def _gemm_blocking(
+def span_gemm_blocking(
     spec: LinearSpec, layout: SpanLayout, instruction: DotInstruction, decide: Decide
 ) -> GemmBlocking:
-    """The decisions of a GEMM, as in `apq_tvm.schedules.x86_gemm.integer_blocking`."""
-    tiles = _integer_tiles(instruction, False, _top(layout).bit_length())
+    """The decisions of a GEMM on spans, as in `apq_tvm.schedules.x86_gemm.integer_blocking`."""
+    tiles = integer_tiles(instruction, False, _top(layout).bit_length())
     m_tile, vectors = decide("tile", tiles)
     step, kp = max(UNIT_K, layout.group), layout.padded_k(spec.k)
-    k_block = _even_block(kp, step, decide("k_block", (256, 512, 384, 1024)))
+    k_block = even_block(kp, step, decide("k_block", (256, 512, 384, 1024)))
     k_step = min(layout.group, decide("k_step", (64, 32)))
     m_tiles, ahead = decide("m_tiles", (32, 16, 64, 8)), decide("prefetch", (True, False))
     return GemmBlocking(m_tile, vectors, k_step, k_block, m_tiles, ahead)
@@ -132,7 +127,7 @@ def _top(layout: SpanLayout) -> int:
     return 2 * layout.offset if layout.entries else (1 << layout.bits) - 1
 
 
-def _sum_bits(layout: SpanLayout) -> int:
+def sum_bits(layout: SpanLayout) -> int:
     """Bits of codes that vpmaddubsw can sum as often: 64 counts like 63 (4 * 64 * 127 = 32512)."""
     return (_top(layout) - 1 if layout.entries else _top(layout)).bit_length()
 
@@ -143,12 +138,12 @@ def gemm_kernel(family: str, instruction: DotInstruction) -> LinearKernel:
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = span_layout(spec, lanes)
-        return span_gemm(spec, layout, _gemm_blocking(spec, layout, instruction, decide))
+        return span_gemm(spec, layout, span_gemm_blocking(spec, layout, instruction, decide))
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = span_layout(spec, lanes)
-        bl = _gemm_blocking(spec, layout, instruction, decide)
-        _schedule_stages(sch)
+        bl = span_gemm_blocking(spec, layout, instruction, decide)
+        schedule_stages(sch)
         vbmi = "avx512vbmi" in profile.features
         lookup = sch.get_loops(sch.get_sblock("lookup"))[-4]
         sch.tensorize(lookup, decode_intrinsic(lookup_of(layout, 1), vbmi))
@@ -156,7 +151,7 @@ def gemm_kernel(family: str, instruction: DotInstruction) -> LinearKernel:
             for loop in sch.get_loops(sch.get_sblock(name))[2:-1]:
                 sch.unroll(loop)
         tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
-        _micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, _sum_bits(layout)), 5)
+        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, sum_bits(layout)), 5)
 
     return LinearKernel(
         name=f"gemm_{family}_A8_{instruction.name}_r{lanes}",

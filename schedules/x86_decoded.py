@@ -10,9 +10,10 @@ from apq_tvm.ops.gemm_decoded import decoded_gemm
 from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_gemm import _even_block, _float_k_step, _micro_kernel, _schedule_stages
+from apq_tvm.schedules.x86_tiles import float_k_step, micro_kernel
 from apq_tvm.tensorize.x86_gemm import Tile, float_gemm_intrinsic
 from apq_tvm.types import DeviceProfile
 
@@ -28,8 +29,8 @@ def _layout(spec: LinearSpec, profile: DeviceProfile) -> WeightLayout:
 
 def _blocking(spec: LinearSpec, decide: Decide) -> GemmBlocking:
     m_tile, vectors = decide("tile", ((4, 3), (5, 2), (3, 4)))
-    k_block = _even_block(spec.k, 8, decide("k_block", (128, 64, 256, 512)))
-    k_step = _float_k_step(spec.k, k_block, decide)
+    k_block = even_block(spec.k, 8, decide("k_block", (128, 64, 256, 512)))
+    k_step = float_k_step(spec.k, k_block, decide)
     # Decoding costs more than elsewhere: as many rows as the L2 cache holds share a panel.
     return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", (64, 32, 128, 16)))
 
@@ -50,8 +51,8 @@ def decoded_kernel(lanes: int, width: int) -> LinearKernel:
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         bl = _blocking(spec, decide)
-        _schedule_stages(sch)
-        _micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
+        schedule_stages(sch)
+        micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
 
     return LinearKernel(
         name=f"gemm_decoded_A32_fma_r{lanes}" + (f"_b{width}" if width else ""),

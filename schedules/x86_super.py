@@ -23,13 +23,14 @@ from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_factors import quantize_factors
 from apq_tvm.ops.super_records import records_gemm, records_linear
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.gemm_stages import schedule_stages
 from apq_tvm.schedules.linear_checks import check_features
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.spans import PARALLEL, schedule_spans
 from apq_tvm.schedules.streams import choose_streams
-from apq_tvm.schedules.x86_codebook import _gemm_blocking, _sum_bits
-from apq_tvm.schedules.x86_gemm import M_MIN, _micro_kernel, _schedule_stages
+from apq_tvm.schedules.x86_codebook import span_gemm_blocking, sum_bits
+from apq_tvm.schedules.x86_tiles import M_MIN, micro_kernel
 from apq_tvm.tensorize.super_records import CHUNK, RecordDot
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS, DotInstruction
@@ -115,14 +116,14 @@ def gemm_kernel(instruction: DotInstruction) -> LinearKernel:
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = records_layout(spec, lanes)
-        return records_gemm(spec, layout, _gemm_blocking(spec, layout, instruction, decide))
+        return records_gemm(spec, layout, span_gemm_blocking(spec, layout, instruction, decide))
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = records_layout(spec, lanes)
-        bl = _gemm_blocking(spec, layout, instruction, decide)
-        _schedule_stages(sch)
+        bl = span_gemm_blocking(spec, layout, instruction, decide)
+        schedule_stages(sch)
         tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
-        _micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, _sum_bits(layout)), 5)
+        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, sum_bits(layout)), 5)
 
     return LinearKernel(
         name=f"gemm_super_A8_{instruction.name}_r{lanes}",

@@ -12,7 +12,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import WeightLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.gemm_float import _float_dots
+from apq_tvm.ops.gemm_float import float_dots
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
 from apq_tvm.ops.linear_spec import LinearSpec
 
@@ -57,7 +57,7 @@ class _DecodedGemm(GemmTask):
             b.buffer_store(self.decoded, value, [j, k, r])
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
-        _float_dots(self, kb, sums, self.x, lambda j, k, r: self.decoded[j, k, r])
+        float_dots(self, kb, sums, self.x, lambda j, k, r: self.decoded[j, k, r])
 
 
 def decoded_gemm(

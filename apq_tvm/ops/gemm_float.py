@@ -91,7 +91,7 @@ class _DequantizedGemm(GemmTask):
             b.buffer_store(self.decoded, (code.astype("float32") - zero[r]) * scale[r], target)
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
-        _float_dots(self, kb, sums, self.x, lambda j, k, r: self.decoded[j, k, r])
+        float_dots(self, kb, sums, self.x, lambda j, k, r: self.decoded[j, k, r])
 
 
 class _FloatGemm(GemmTask):
@@ -120,12 +120,13 @@ class _FloatGemm(GemmTask):
         def weight(j: Expr, k: Expr, r: Expr) -> Expr:
             return self.weight[self.start + j, kb * self.blocking.k_block + k, r]
 
-        _float_dots(self, kb, sums, self.x, weight)
+        float_dots(self, kb, sums, self.x, weight)
 
 
-def _float_dots(
+def float_dots(
     gemm: GemmTask, kb: Expr, sums: Buffer, x: Buffer, weight: Callable[[Expr, Expr, Expr], Expr]
 ) -> None:
+    """Products of a tile with a block of K; `weight` gives one by (vector, column, lane)."""
     bl = gemm.blocking
     steps = gemm.count(bl.k_block // bl.k_step, gemm.k // bl.k_step, kb)
     extents = (bl.m_tile, bl.vectors, gemm.lanes, bl.k_step)

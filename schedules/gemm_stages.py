@@ -1,0 +1,31 @@
+"""What the schedules of all GEMMs share: the stages of a task (`apq_tvm.ops.gemm_task`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.ops.gemm_task import STAGES
+
+_TILE_STAGES = ("load", "wait", "start", "sum", "spill", "store")
+
+
+def even_block(k: int, step: int, target: int) -> int:
+    """About `target` of K, a multiple of `step`, so that K falls into blocks of nearly one size."""
+    steps = -(-k // step)
+    blocks = -(-steps // max(1, target // step))
+    return -(-steps // blocks) * step
+
+
+def schedule_stages(sch: Any) -> None:
+    """Parallel tasks; every stage a vector wide, those of a tile unrolled into registers."""
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    sch.parallel(task)
+    stages = [str(name) for name in sch.get(sch.get_sblock("root")).annotations[STAGES]]
+    for name in stages:
+        *_, lane = loops = sch.get_loops(sch.get_sblock(name))
+        sch.vectorize(lane)
+        if name.startswith(_TILE_STAGES):
+            for loop in loops[:-1]:
+                sch.unroll(loop)
+        elif name.startswith("decode"):
+            sch.unroll(loops[-2])
