@@ -126,7 +126,8 @@ class Scheme:
     per_token : bool
         True if activations have one scale per token even where weights are grouped (``t``).
     group_size : int
-        Along K: 16, 32, 64, 128, 256, or -1 for a whole row.
+        Along K: 16, 32, 64, 128, 256, or -1 for a whole row. Of activations alone where weights
+        have no scales along K (any-precision).
     family : str
         Name of the format family (`apq_tvm.formats.families`): ``"int"`` is uniform integers.
     weights : str
@@ -146,6 +147,8 @@ class Scheme:
 
     def __str__(self) -> str:
         weights = self.weights or f"W{self.bits}{'z' if self.zero_points else ''}"
+        if self.family == "anyprec" and self.group_size > 0:
+            return f"{weights}A{self.act_bits}g{self.group_size}"
         if not weights.startswith("W"):
             return weights if self.act_bits == 8 else f"{weights}A{self.act_bits}"
         if weights.endswith("s"):  # super-blocks: the groups are part of the format

@@ -43,6 +43,7 @@ RULES: dict[str, Rule] = {
     "quantize_bundles": schedule_bundles,
     "quantize_extra": schedule_extra,
     "quantize_rows": schedule_quantize_activations,
+    "quantize_spread": schedule_quantize_activations,
     "quantize_planes": schedule_planes,
     "softmax": schedule_softmax,
 }

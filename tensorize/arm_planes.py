@@ -15,7 +15,8 @@ IntrinsicsAArch64.td for names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     splat,
     table_lookup,
 )
-from apq_tvm.tensorize.planes import ROWS, PlanesUnit
+from apq_tvm.tensorize.planes import QUAD, ROWS, PlanesUnit
 from apq_tvm.tensorize.planes_pairs import (
     codes_pair,
     dot_pair,
@@ -79,20 +80,22 @@ class ArmPlanes:
     vector = BYTES
     offset = 0
 
-    def unit(self, bits: int, tables: int, k: int) -> PlanesUnit:
+    def unit(self, bits: int, tables: int, k: int, group: int = 0) -> PlanesUnit:
         """A unit for this instruction."""
-        return PlanesUnit(bits, tables, k, BYTES, 0)
+        return PlanesUnit(bits, tables, k, BYTES, 0, group)
 
-    def dot(self, bits: int, tables: int, k: int, ahead: int = 0) -> str:
+    def dot(self, bits: int, tables: int, k: int, ahead: int = 0, group: int = 0) -> str:
         """Register (once) and name the product of one unit with one row of activations."""
-        unit = self.unit(bits, tables, k)
+        unit = self.unit(bits, tables, k, group)
 
-        def implement(planes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
-            with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
-                at = loop * tirx.const(BYTES, "int64")
-                xs = x.vload([at], "int8x16")
-                for r, w in enumerate(lookups(self, unit, planes, table, at)):
-                    self._multiply(acc, [r], w, xs)
+        def implement(planes: Buffer, table: Buffer, x: Buffer, *more: Buffer) -> None:
+            *scales, acc = more
+            sums = _Sums(self, unit, acc, scales, [[r] for r in range(ROWS)])
+            with sums.steps() as steps:
+                for at in steps:
+                    xs = x.vload([at], "int8x16")
+                    for r, w in enumerate(lookups(self, unit, planes, table, at)):
+                        sums.add([r], w, xs)
 
         return register(f"apq_{self.name}_planes_{unit}", lambda: dot_pair(unit, implement))
 
@@ -109,24 +112,29 @@ class ArmPlanes:
 
         return register(f"apq_{self.name}_codes_{unit}", lambda: codes_pair(unit, implement))
 
-    def table_dot(self, bits: int, rows: int, k: int) -> str:
+    def table_dot(self, bits: int, rows: int, k: int, group: int = 0) -> str:
         """Register (once) and name the product of looked up codes of rows that share a table.
 
         The table stays in registers; rows are taken two at a time.
         """
-        unit = self.unit(bits, 1, k)
+        unit = self.unit(bits, 1, k, group)
 
-        def implement(codes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
+        def implement(codes: Buffer, table: Buffer, x: Buffer, *more: Buffer) -> None:
+            *scales, acc = more
             for start in range(0, rows, 2):
-                with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
-                    at = loop * tirx.const(BYTES, "int64")
-                    for r in range(start, min(start + 2, rows)):
-                        lead = [r] if rows > 1 else []
-                        index = codes.vload([*lead, at], "uint8x16")
-                        w = _large_lookup(
-                            lambda part: table.vload([part], "int8x16"), unit, index, self.chained
-                        )
-                        self._multiply(acc, lead, w, x.vload([at], "int8x16"))
+                leads = [[r] if rows > 1 else [] for r in range(start, min(start + 2, rows))]
+                sums = _Sums(self, unit, acc, scales, leads)
+                with sums.steps() as steps:
+                    for at in steps:
+                        for lead in leads:
+                            index = codes.vload([*lead, at], "uint8x16")
+                            w = _large_lookup(
+                                lambda part: table.vload([part], "int8x16"),
+                                unit,
+                                index,
+                                self.chained,
+                            )
+                            sums.add(lead, w, x.vload([at], "int8x16"))
 
         name = f"apq_{self.name}_table{rows}_{unit}"
         return register(name, lambda: table_pair(unit, rows, implement))
@@ -144,37 +152,98 @@ class ArmPlanes:
 
         return register(f"apq_{self.name}_lookup_{unit}", lambda: lookup_pair(unit, implement))
 
-    def rows(self, m: int, rows: int, k: int) -> str:
+    def rows(self, m: int, rows: int, k: int, group: int = 0) -> str:
         """Register (once) and name the product of looked up bytes with rows of activations."""
-        unit = self.unit(1, 1, k)
+        unit = self.unit(1, 1, k, group)
 
-        def implement(w: Buffer, x: Buffer, acc: Buffer) -> None:
-            for at in range(0, k, BYTES):
-                ws = [
-                    tirx.reinterpret("int8x16", w.vload([r, at], "uint8x16")) for r in range(rows)
-                ]
+        def implement(w: Buffer, x: Buffer, *more: Buffer) -> None:
+            *scales, acc = more
+            for first in range(0, unit.registers, unit.together):
+                steps = range(first * BYTES, (first + unit.together) * BYTES, BYTES)
                 for i in range(m):
-                    xs = x.vload([i, at], "int8x16")
-                    for r in range(rows):
-                        self._multiply(acc, [i, r], ws[r], xs)
+                    row = [[i, r] for r in range(rows)]
+                    sums = _Sums(self, unit, acc, scales, row)
+                    with sums.group(first * BYTES, [i]):
+                        for at in steps:
+                            for lead in row:
+                                byte = w.vload([lead[1], at], "uint8x16")
+                                value = tirx.reinterpret("int8x16", byte)
+                                sums.add(lead, value, x.vload([i, at], "int8x16"))
 
-        name = f"apq_{self.name}_rows_{m}x{rows}x{k}v{BYTES}"
+        name = f"apq_{self.name}_rows_{m}x{rows}x{k}{unit.suffix}"
         return register(name, lambda: rows_pair(unit, m, rows, implement))
 
-    def _multiply(self, acc: Buffer, at: list[int], w: Expr, x: Expr) -> None:
-        """Add to four sums the products of four columns each."""
-        before = acc.vload([*at, 0], "int32x4")
+    def multiply(self, before: Expr, w: Expr, x: Expr) -> Expr:
+        """Four sums and the products of four columns each."""
         if self.fused:
-            value = call("int32x4", "sdot.v4i32.v16i8", before, w, x)
-        else:
-            halves = []
-            for half in range(2):
-                order = range(8 * half, 8 * half + 8)
-                operands = (shuffled(v, BYTES, order) for v in (w, x))
-                halves.append(call("int16x8", "smull.v8i16", *operands))
-            pairs = call("int16x8", "addp.v8i16", *halves)  # 2 * 127 * 127 fits
-            value = before + call("int32x4", "saddlp.v4i32.v8i16", pairs)
-        b.buffer_store(acc, value, [*at, tirx.Ramp(0, 1, 4)])
+            return call("int32x4", "sdot.v4i32.v16i8", before, w, x)
+        halves = []
+        for half in range(2):
+            order = range(8 * half, 8 * half + 8)
+            operands = (shuffled(v, BYTES, order) for v in (w, x))
+            halves.append(call("int16x8", "smull.v8i16", *operands))
+        pairs = call("int16x8", "addp.v8i16", *halves)  # 2 * 127 * 127 fits
+        return before + call("int32x4", "saddlp.v4i32.v8i16", pairs)
+
+
+class _Sums:
+    """Sums of some rows, in integers or, with groups, in float32.
+
+    Parameters
+    ----------
+    how : ArmPlanes
+    unit : PlanesUnit
+    acc : Buffer
+        Of the sums.
+    scales : list of Buffer
+        Of activations; none without groups.
+    leads : list of list of int
+        Where in `acc` each row's sums are.
+    """
+
+    def __init__(
+        self,
+        how: ArmPlanes,
+        unit: PlanesUnit,
+        acc: Buffer,
+        scales: list[Buffer],
+        leads: list[list[int]],
+    ) -> None:
+        self._how, self._unit, self._acc, self._scales = how, unit, acc, scales
+        self._leads = leads
+        self._parts: dict[tuple[int, ...], Expr] = {}
+
+    @contextmanager
+    def steps(self) -> Iterator[list[Expr]]:
+        """A loop over a unit; columns at which its body's registers begin."""
+        count = self._unit.together
+        with b.serial(0, tirx.const(self._unit.registers // count, "int64")) as loop:
+            first = loop * tirx.const(count * BYTES, "int64")
+            with self.group(first, []):
+                yield [first + tirx.const(i * BYTES, "int64") for i in range(count)]
+
+    @contextmanager
+    def group(self, first: Expr, row: list[int]) -> Iterator[None]:
+        """What is added inside shares the scale of column `first` of a row of x."""
+        self._parts = {}
+        yield
+        for lead, part in self._parts.items():
+            scale = self._scales[0].vload([*row, first // QUAD], "float32x4")
+            before = self._acc.vload([*lead, 0], "float32x4")
+            value = tirx.call_llvm_pure_intrin(
+                "float32x4", "llvm.fma.v4f32", part.astype("float32x4"), scale, before
+            )
+            b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
+
+    def add(self, lead: list[int], w: Expr, x: Expr) -> None:
+        """Add the products of a register to a row's sums."""
+        if not self._scales:
+            value = self._how.multiply(self._acc.vload([*lead, 0], "int32x4"), w, x)
+            b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
+            return
+        zero = tirx.Broadcast(tirx.const(0, "int32"), 4)
+        before = self._parts.get(tuple(lead), zero)
+        self._parts[tuple(lead)] = self._how.multiply(before, w, x)
 
 
 SDOT_SVE = ArmPlanes("sdot_sve", ("dotprod", "sve"), True, True)

@@ -18,6 +18,9 @@ Buffer = Any
 ROWS = 8
 """Rows whose bits share a byte."""
 
+QUAD = 4
+"""Columns of a lane."""
+
 
 @dataclass(frozen=True)
 class PlanesUnit:
@@ -36,6 +39,9 @@ class PlanesUnit:
         every register.
     offset : int
         Added to every centroid: 128 where the instruction wants them unsigned.
+    group : int
+        Columns of activations that share a scale: sums are float32 then, and scales are an operand,
+        one for every `QUAD` columns. 0 where they are int32, for scales that come later.
     """
 
     bits: int
@@ -43,6 +49,7 @@ class PlanesUnit:
     k: int
     vector: int
     offset: int
+    group: int = 0
 
     @property
     def entries(self) -> int:
@@ -59,12 +66,27 @@ class PlanesUnit:
         """Registers of a plane: 1 also where the columns do not fill one."""
         return max(1, self.k // self.vector)
 
+    @property
+    def together(self) -> int:
+        """Registers whose products are one sum of integers."""
+        return max(1, min(self.group, self.k) // self.vector)
+
+    @property
+    def sums(self) -> str:
+        """Type of a sum."""
+        return "float32" if self.group else "int32"
+
     def table_of(self, row: Expr) -> Expr:
         """Which of the tables a row uses."""
         return table_of(row, self.tables)
 
     def __str__(self) -> str:
-        return f"b{self.bits}t{self.tables}_{ROWS}x{self.k}v{self.vector}"
+        return f"b{self.bits}t{self.tables}_{ROWS}x{self.k}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """The part of its name that all kinds of units have."""
+        return f"v{self.vector}" + (f"g{self.group}" if self.group else "")
 
 
 def table_of(row: Expr, tables: int) -> Expr:
@@ -129,6 +151,11 @@ def column_of(unit: PlanesUnit, lane: Expr, inner: tuple[Expr, ...]) -> Expr:
     return register[0] * unit.vector + column if register else column
 
 
+def scaled(term: Expr, scale: Expr | None) -> Expr:
+    """An integer product, times the scale of its activation where that is not left for later."""
+    return term if scale is None else term.astype("float32") * scale
+
+
 def dot_body(
     unit: PlanesUnit,
     acc: Buffer,
@@ -136,10 +163,10 @@ def dot_body(
     plane: Callable[[int, Expr], Expr],
     centroid: Callable[[Expr, Expr], Expr],
     x: Callable[[Expr], Expr],
+    scale: Callable[[Expr], Expr | None],
     axes: tuple[Expr, ...],
 ) -> None:
     """Store ``acc += centroid[code] * x`` of one row, column and table entry (`dot_axes`)."""
-    from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
     r, lane, *inner, entry = axes
@@ -147,20 +174,32 @@ def dot_body(
     code = plane_code(lambda p: plane(p, column), r, unit.bits)
     term = centroid_if(code, entry, centroid(unit.table_of(r), entry), unit.offset)
     term = term * x(column).astype("int32")
-    if unit.k < unit.vector:
-        term = tirx.if_then_else(column < unit.k, term, tirx.const(0, "int32"))
+    term = scaled(_inside(unit, column, term), scale(column))
     b.buffer_store(acc, acc[acc_at] + term, list(acc_at))
 
 
+def _inside(unit: PlanesUnit, column: Expr, term: Expr) -> Expr:
+    """`term`, 0 for columns past the unit's."""
+    from tvm import tirx
+
+    if unit.k >= unit.vector:
+        return term
+    return tirx.if_then_else(column < unit.k, term, tirx.const(0, "int32"))
+
+
 def rows_body(
-    unit: PlanesUnit, acc: Buffer, at: tuple[Expr, ...], w: Expr, x: Expr, column: Expr
+    unit: PlanesUnit,
+    acc: Buffer,
+    at: tuple[Expr, ...],
+    w: Expr,
+    x: Expr,
+    scale: Expr | None,
+    column: Expr,
 ) -> None:
     """Store ``acc += w * x`` of one row, row of x and column."""
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
     byte = w if unit.offset else tirx.reinterpret("int8", w)
-    term = byte.astype("int32") * x.astype("int32")
-    if unit.k < unit.vector:
-        term = tirx.if_then_else(column < unit.k, term, tirx.const(0, "int32"))
-    b.buffer_store(acc, acc[at] + term, list(at))
+    term = _inside(unit, column, byte.astype("int32") * x.astype("int32"))
+    b.buffer_store(acc, acc[at] + scaled(term, scale), list(at))

@@ -2,6 +2,9 @@
 
 `implement` of a member gets the buffers and emits instructions; without it the member is the
 meaning (`apq_tvm.tensorize.planes`).
+
+Units with groups of activations take one more operand before the sums, which are float32: the
+scales of activations, float32 [.., k / 4].
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.planes import (
+    QUAD,
     ROWS,
     PlanesUnit,
     centroid_if,
@@ -23,6 +27,7 @@ from apq_tvm.tensorize.planes import (
     dot_body,
     plane_code,
     rows_body,
+    scaled,
     table_axes,
 )
 
@@ -87,6 +92,13 @@ def _whole(buffer: Buffer, shape: tuple[int, ...]) -> Any:
     return buffer[tuple(slice(0, extent) for extent in shape)]
 
 
+def _scales(unit: PlanesUnit, lead: tuple[int, ...], strided: bool = False) -> list[Buffer]:
+    """The operand of scales, if there is one."""
+    if not unit.group:
+        return []
+    return [_operand("scales", (*lead, unit.k // QUAD), "float32", strided, 4)]
+
+
 def _dot_member(unit: PlanesUnit, implement: Implement | None) -> PrimFunc:
     shapes = (unit.bits, 1, unit.k), (unit.tables, unit.entries), (unit.k,), (ROWS, unit.lanes)
     strided = implement is not None
@@ -95,24 +107,25 @@ def _dot_member(unit: PlanesUnit, implement: Implement | None) -> PrimFunc:
         planes = _operand("planes", shapes[0], "uint8", strided, 32)
         table = _operand("table", shapes[1], "int8", strided, min(unit.entries, 64))
         x = _operand("x", shapes[2], "int8", False, 4)
-        acc = _operand("acc", shapes[3], "int32", False, 64)
+        scales = _scales(unit, ())
+        acc = _operand("acc", shapes[3], unit.sums, False, 64)
         with b.sblock("root"):
-            b.reads(*map(_whole, (acc, planes, table, x), (shapes[3], *shapes[:3])))
+            read = map(_whole, (acc, planes, table, x), (shapes[3], *shapes[:3]))
+            b.reads(*read, *(_whole(s, (unit.k // QUAD,)) for s in scales))
             b.writes(_whole(acc, shapes[3]))
-            if implement is not None:
-                implement(planes, table, x, acc)
-            else:
-                _dot_meaning(unit, planes, table, x, acc)
+            (implement or partial(_dot_meaning, unit))(planes, table, x, *scales, acc)
     return builder.get()
 
 
-def _dot_meaning(unit: PlanesUnit, planes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
+def _dot_meaning(unit: PlanesUnit, planes: Buffer, table: Buffer, x: Buffer, *more: Buffer) -> None:
     kinds, extents = dot_axes(unit)
+    *scales, acc = more
     with b.grid(*extents) as loops, b.sblock("dot"):
         axes = tuple(b.axis.remap(kinds, loops))
         at = axes[0], axes[1]
         whole = ((unit.bits, 1, unit.k), (unit.tables, unit.entries), (unit.k,))
-        b.reads(acc[at], *map(_whole, (planes, table, x), whole))
+        read = map(_whole, (planes, table, x), whole)
+        b.reads(acc[at], *read, *(_whole(s, (unit.k // QUAD,)) for s in scales))
         b.writes(acc[at])
         dot_body(
             unit,
@@ -121,6 +134,7 @@ def _dot_meaning(unit: PlanesUnit, planes: Buffer, table: Buffer, x: Buffer, acc
             lambda p, column: planes[p, 0, column],
             lambda t, entry: table[t, entry],
             lambda column: x[column],
+            lambda column: scales[0][column // QUAD] if scales else None,
             axes,
         )
 
@@ -181,27 +195,32 @@ def _table_member(unit: PlanesUnit, rows: int, implement: Implement | None) -> P
         codes = _operand("codes", shapes[0], "uint8", strided, 32)
         table = _operand("table", shapes[1], "int8", False, min(unit.entries, 64))
         x = _operand("x", shapes[2], "int8", False, 4)
-        acc = _operand("acc", shapes[3], "int32", False, 16)
+        scales = _scales(unit, ())
+        acc = _operand("acc", shapes[3], unit.sums, False, 16)
         with b.sblock("root"):
-            b.reads(*map(_whole, (acc, codes, table, x), (shapes[3], *shapes[:3])))
+            read = map(_whole, (acc, codes, table, x), (shapes[3], *shapes[:3]))
+            b.reads(*read, *(_whole(s, (unit.k // QUAD,)) for s in scales))
             b.writes(_whole(acc, shapes[3]))
-            (implement or partial(_table_meaning, unit, rows))(codes, table, x, acc)
+            (implement or partial(_table_meaning, unit, rows))(codes, table, x, *scales, acc)
     return builder.get()
 
 
 def _table_meaning(
-    unit: PlanesUnit, rows: int, codes: Buffer, table: Buffer, x: Buffer, acc: Buffer
+    unit: PlanesUnit, rows: int, codes: Buffer, table: Buffer, x: Buffer, *more: Buffer
 ) -> None:
     """Plain loops of `table_pair`."""
     kinds, extents = table_axes(unit, rows)
+    *scales, acc = more
     with b.grid(*extents) as loops, b.sblock("dot"):
         *row, lane, register, byte, entry = b.axis.remap(kinds, loops)
         at, column = (*row, lane), register * unit.vector + lane * 4 + byte
         mine = (slice(0, rows),) if row else ()
-        b.reads(acc[at], codes[(*mine, slice(0, unit.k))], table[0 : unit.entries], x[0 : unit.k])
+        read = codes[(*mine, slice(0, unit.k))], table[0 : unit.entries], x[0 : unit.k]
+        b.reads(acc[at], *read, *(_whole(s, (unit.k // QUAD,)) for s in scales))
         b.writes(acc[at])
         code = codes[(*row, column)].astype("int32")
         term = centroid_if(code, entry, table[entry], unit.offset) * x[column].astype("int32")
+        term = scaled(term, scales[0][column // QUAD] if scales else None)
         b.buffer_store(acc, acc[at] + term, list(at))
 
 
@@ -212,22 +231,29 @@ def _rows_member(unit: PlanesUnit, m: int, rows: int, implement: Implement | Non
         strided = implement is not None
         w = _operand("w", shapes[0], "uint8", strided, 32)
         x = _operand("x", shapes[1], "int8", strided, 4)
-        acc = _operand("acc", shapes[2], "int32", False, 64)
+        scales = _scales(unit, (m,), strided)
+        acc = _operand("acc", shapes[2], unit.sums, False, 64)
         with b.sblock("root"):
-            b.reads(*map(_whole, (acc, w, x), (shapes[2], *shapes[:2])))
+            read = map(_whole, (acc, w, x), (shapes[2], *shapes[:2]))
+            b.reads(*read, *(_whole(s, (m, unit.k // QUAD)) for s in scales))
             b.writes(_whole(acc, shapes[2]))
-            (implement or partial(_rows_meaning, unit, m, rows))(w, x, acc)
+            (implement or partial(_rows_meaning, unit, m, rows))(w, x, *scales, acc)
     return builder.get()
 
 
-def _rows_meaning(unit: PlanesUnit, m: int, rows: int, w: Buffer, x: Buffer, acc: Buffer) -> None:
+def _rows_meaning(
+    unit: PlanesUnit, m: int, rows: int, w: Buffer, x: Buffer, *more: Buffer
+) -> None:
     """Plain loops of `rows_dot_intrinsic`."""
+    *scales, acc = more
     registers = (unit.registers,) if unit.registers > 1 else ()
     extents = (m, rows, unit.lanes, *registers, 4)
     kinds = "SSS" + "R" * (len(registers) + 1)
     with b.grid(*extents) as loops, b.sblock("rows_dot"):
         i, r, lane, *inner = b.axis.remap(kinds, loops)
         column = column_of(unit, lane, tuple(inner))
-        b.reads(acc[i, r, lane], _whole(w, (rows, unit.k)), _whole(x, (m, unit.k)))
+        read = _whole(w, (rows, unit.k)), _whole(x, (m, unit.k))
+        b.reads(acc[i, r, lane], *read, *(_whole(s, (m, unit.k // QUAD)) for s in scales))
         b.writes(acc[i, r, lane])
-        rows_body(unit, acc, (i, r, lane), w[r, column], x[i, column], column)
+        scale = scales[0][i, column // QUAD] if scales else None
+        rows_body(unit, acc, (i, r, lane), w[r, column], x[i, column], scale, column)

@@ -3,7 +3,9 @@
 ``apq_{instr}_planes_...``: eight rows of one unit (`apq_tvm.tensorize.planes`) are looked up and
 multiplied with one row of activations; ``apq_{instr}_lookup_...``: they are looked up and stored;
 ``apq_{instr}_rows_...``: rows of bytes times rows of activations. Sums stay spread over the lanes
-of a register: there is no scale along K, so one horizontal sum at the end of a row is enough.
+of a register: one horizontal sum at the end of a row is enough. Where activations have scales along
+K (``g``), the integers of one register, or of as many as share a scale, start from 0, and a
+conversion and an FMA bring them to the sums, whatever the group: each lane has its own scale.
 
 - *vpermb* (AVX-512 VBMI and VNNI): one instruction looks up 64 entries, vpermi2b 128. It ignores
   the index bits above. Centroids are offset by 128, because vpdpbusd multiplies unsigned by signed.
@@ -23,7 +25,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.planes import ROWS, PlanesUnit
+from apq_tvm.tensorize.planes import QUAD, ROWS, PlanesUnit
 from apq_tvm.tensorize.planes_pairs import dot_pair, lookup_pair, rows_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86_planes_apart import codes_intrinsic, table_dot_intrinsic
@@ -53,13 +55,13 @@ class PlanesInstruction:
     offset: int
     features: tuple[str, ...]
 
-    def unit(self, bits: int, tables: int, k: int) -> PlanesUnit:
+    def unit(self, bits: int, tables: int, k: int, group: int = 0) -> PlanesUnit:
         """A unit for this instruction."""
-        return PlanesUnit(bits, tables, k, self.vector, self.offset)
+        return PlanesUnit(bits, tables, k, self.vector, self.offset, group)
 
-    def dot(self, bits: int, tables: int, k: int, ahead: int = 0) -> str:
+    def dot(self, bits: int, tables: int, k: int, ahead: int = 0, group: int = 0) -> str:
         """`planes_dot_intrinsic`."""
-        return planes_dot_intrinsic(self, bits, tables, k, ahead)
+        return planes_dot_intrinsic(self, bits, tables, k, ahead, group)
 
     def lookup(self, bits: int, tables: int, k: int, ahead: int = 0) -> str:
         """`planes_lookup_intrinsic`."""
@@ -69,13 +71,13 @@ class PlanesInstruction:
         """`apq_tvm.tensorize.x86_planes_apart.codes_intrinsic`."""
         return codes_intrinsic(self, bits, k)
 
-    def table_dot(self, bits: int, rows: int, k: int) -> str:
+    def table_dot(self, bits: int, rows: int, k: int, group: int = 0) -> str:
         """`apq_tvm.tensorize.x86_planes_apart.table_dot_intrinsic`."""
-        return table_dot_intrinsic(self, bits, rows, k)
+        return table_dot_intrinsic(self, bits, rows, k, group)
 
-    def rows(self, m: int, rows: int, k: int) -> str:
+    def rows(self, m: int, rows: int, k: int, group: int = 0) -> str:
         """`rows_dot_intrinsic`."""
-        return rows_dot_intrinsic(self, m, rows, k)
+        return rows_dot_intrinsic(self, m, rows, k, group)
 
 
 VPERMB = PlanesInstruction("vpermb", 64, 128, ("avx512vbmi", "avx512vnni"))
@@ -86,31 +88,42 @@ INSTRUCTIONS = (VPERMB, PSHUFB)
 
 
 def planes_dot_intrinsic(
-    instruction: PlanesInstruction, bits: int, tables: int, k: int, ahead: int = 0
+    instruction: PlanesInstruction,
+    bits: int,
+    tables: int,
+    k: int,
+    ahead: int = 0,
+    group: int = 0,
 ) -> str:
     """Register (once) and name the product of one unit with one row of activations.
 
-    Operands: planes uint8 [bits, 1, k], tables int8 [tables, 2^bits], x int8 [k], sums int32
-    [8, vector / 4].
+    Operands: planes uint8 [bits, 1, k], tables int8 [tables, 2^bits], x int8 [k], [scales float32
+    [k / 4],] sums int32 (with groups float32) [8, vector / 4].
 
     Parameters
     ----------
     instruction : PlanesInstruction
-    bits, tables, k : int
+    bits, tables, k, group : int
         See `PlanesUnit`.
     ahead : int
         Bytes ahead in every plane to prefetch, 0 for none.
     """
-    unit = instruction.unit(bits, tables, k)
+    unit = instruction.unit(bits, tables, k, group)
     name = f"apq_{instruction.name}_planes_{unit}" + (f"_pf{ahead}" if ahead else "")
 
-    def implement(planes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
+    def implement(planes: Buffer, table: Buffer, x: Buffer, *more: Buffer) -> None:
+        *scales, acc = more
         _prefetch(unit, planes, ahead)
-        sums = [acc.vload([r, 0], f"int32x{unit.lanes}") for r in range(ROWS)]
-        for register_ in range(unit.registers):
-            xs = _load(unit, x, (), register_)
-            for r, w in enumerate(_lookups(instruction, unit, planes, table, register_)):
-                sums[r] = multiply(instruction, sums[r], w, xs)
+        sums = [acc.vload([r, 0], f"{unit.sums}x{unit.lanes}") for r in range(ROWS)]
+        for first in range(0, unit.registers, unit.together):
+            parts: list[Expr] = [None] * ROWS if scales else sums
+            for register_ in range(first, first + unit.together):
+                xs = _load(unit, x, (), register_)
+                for r, w in enumerate(_lookups(instruction, unit, planes, table, register_)):
+                    parts[r] = multiply(instruction, parts[r], w, xs)
+            if scales:
+                scale = load_scales(unit, scales[0], (), first)
+                sums = [add_scaled(unit, *pair, scale) for pair in zip(sums, parts, strict=True)]
         for r in range(ROWS):
             b.buffer_store(acc, sums[r], [r, tirx.Ramp(0, 1, unit.lanes)])
 
@@ -144,28 +157,48 @@ def planes_lookup_intrinsic(
     return register(name, lambda: lookup_pair(unit, implement))
 
 
-def rows_dot_intrinsic(instruction: PlanesInstruction, m: int, rows: int, k: int) -> str:
+def rows_dot_intrinsic(
+    instruction: PlanesInstruction, m: int, rows: int, k: int, group: int = 0
+) -> str:
     """Register (once) and name the product of rows of looked up bytes with rows of activations.
 
     ``acc[m, r, l] += sum over the columns of lane l of w[r, k] * x[m, k]``. Operands: w uint8
-    [rows, k] (signed bytes where the instruction has no offset), x int8 [m, k], sums int32
-    [m, rows, vector / 4].
+    [rows, k] (signed bytes where the instruction has no offset), x int8 [m, k], [scales float32
+    [m, k / 4],] sums int32 (with groups float32) [m, rows, vector / 4].
     """
-    unit = instruction.unit(1, 1, k)
-    name = f"apq_{instruction.name}_rows_{m}x{rows}x{k}v{unit.vector}"
+    unit = instruction.unit(1, 1, k, group)
+    name = f"apq_{instruction.name}_rows_{m}x{rows}x{k}{unit.suffix}"
 
-    def implement(w: Buffer, x: Buffer, acc: Buffer) -> None:
-        for register_ in range(unit.registers):
-            ws = [_load(unit, w, (r,), register_) for r in range(rows)]
+    def implement(w: Buffer, x: Buffer, *more: Buffer) -> None:
+        *scales, acc = more
+        for first in range(0, unit.registers, unit.together):
+            registers = range(first, first + unit.together)
+            ws = [[_load(unit, w, (r,), at) for at in registers] for r in range(rows)]
             for i in range(m):
-                xs = _load(unit, x, (i,), register_)
+                xs = [_load(unit, x, (i,), at) for at in registers]
+                scale = load_scales(unit, scales[0], (i,), first) if scales else None
                 for r in range(rows):
-                    total = acc.vload([i, r, 0], f"int32x{unit.lanes}")
-                    signed = tirx.reinterpret(f"int8x{unit.vector}", ws[r])
-                    total = multiply(instruction, total, signed, xs)
+                    total = acc.vload([i, r, 0], f"{unit.sums}x{unit.lanes}")
+                    part = None if scales else total
+                    for value, byte in zip(xs, ws[r], strict=True):
+                        signed = tirx.reinterpret(f"int8x{unit.vector}", byte)
+                        part = multiply(instruction, part, signed, value)
+                    total = add_scaled(unit, total, part, scale) if scales else part
                     b.buffer_store(acc, total, [i, r, tirx.Ramp(0, 1, unit.lanes)])
 
     return register(name, lambda: rows_pair(unit, m, rows, implement))
+
+
+def load_scales(unit: PlanesUnit, scales: Buffer, lead: tuple[int, ...], register_: int) -> Expr:
+    """float32 [lanes]: the scale of the activations that each lane of a register multiplies."""
+    return _load_part(scales, lead, register_, unit.lanes, unit.k // QUAD)
+
+
+def add_scaled(unit: PlanesUnit, total: Expr, part: Expr, scale: Expr) -> Expr:
+    """Add integers times the scales of their lanes."""
+    dtype = f"float32x{unit.lanes}"
+    name = f"llvm.fma.v{unit.lanes}f32"
+    return tirx.call_llvm_pure_intrin(dtype, name, part.astype(dtype), scale, total)
 
 
 def _call(dtype: str, name: str, *operands: Expr) -> Expr:
@@ -174,9 +207,16 @@ def _call(dtype: str, name: str, *operands: Expr) -> Expr:
 
 def _load(unit: PlanesUnit, buffer: Buffer, lead: tuple[int, ...], register_: int) -> Expr:
     """One register of bytes of the row `lead` of a buffer; columns past the unit's are 0."""
-    width, dtype = min(unit.k, unit.vector), str(buffer.dtype)
-    value = buffer.vload([*lead, register_ * unit.vector], f"{dtype}x{width}")
-    if width == unit.vector:
+    return _load_part(buffer, lead, register_, unit.vector, unit.k)
+
+
+def _load_part(
+    buffer: Buffer, lead: tuple[int, ...], register_: int, size: int, count: int
+) -> Expr:
+    """`size` elements of the row `lead`, of which `count` there are at most; then 0."""
+    width, dtype = min(count, size), str(buffer.dtype)
+    value = buffer.vload([*lead, register_ * size], f"{dtype}x{width}")
+    if width == size:
         return value
     zeros = tirx.Broadcast(tirx.const(0, dtype), width)
     return tirx.Shuffle([value, zeros], [tirx.const(i, "int32") for i in range(2 * width)])
@@ -256,12 +296,16 @@ def _pshufb(unit: PlanesUnit, table: Buffer, row: int, index: Index, upper: list
     return found[0]
 
 
-def multiply(instruction: PlanesInstruction, sums: Expr, w: Expr, x: Expr) -> Expr:
-    """Add the products of int8 [V] centroids (offset, if the instruction does) and activations."""
+def multiply(instruction: PlanesInstruction, sums: Expr | None, w: Expr, x: Expr) -> Expr:
+    """Products of int8 [V] centroids (offset, if the instruction does) and activations, added to
+    `sums`, None for 0."""
     if instruction is VPERMB:
+        if sums is None:
+            sums = tirx.Broadcast(tirx.const(0, "int32"), 16)
         return _call("int32x16", "avx512.vpdpbusd.512", sums, w, x)
     size = _call("int8x32", "avx2.psign.b", x, x)
     signed = _call("int8x32", "avx2.psign.b", w, x)
     ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
     words = _call("int16x16", "avx2.pmadd.ub.sw", size, signed)
-    return sums + _call("int32x8", "avx2.pmadd.wd", words, ones)
+    products = _call("int32x8", "avx2.pmadd.wd", words, ones)
+    return products if sums is None else sums + products

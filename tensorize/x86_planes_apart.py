@@ -60,26 +60,34 @@ def codes_intrinsic(instruction: PlanesInstruction, bits: int, k: int) -> str:
     return register(name, lambda: codes_pair(unit, implement))
 
 
-def table_dot_intrinsic(instruction: PlanesInstruction, bits: int, rows: int, k: int) -> str:
+def table_dot_intrinsic(
+    instruction: PlanesInstruction, bits: int, rows: int, k: int, group: int = 0
+) -> str:
     """Register (once) and name the product of looked up codes of rows that share a table.
 
-    Operands: codes uint8 [rows, k], table int8 [2^bits], x int8 [k], sums int32 [rows, vector / 4];
-    there is no axis of one row.
+    Operands: codes uint8 [rows, k], table int8 [2^bits], x int8 [k], [scales float32 [k / 4],] sums
+    int32 (with groups float32) [rows, vector / 4]; there is no axis of one row.
     """
-    from apq_tvm.tensorize.x86_planes import multiply
+    from apq_tvm.tensorize.x86_planes import add_scaled, multiply
 
-    unit = instruction.unit(bits, 1, k)
+    unit = instruction.unit(bits, 1, k, group)
     size, lanes = unit.vector, unit.lanes
     name = f"apq_{instruction.name}_table{rows}_{unit}"
 
-    def implement(codes: Buffer, table: Buffer, x: Buffer, acc: Buffer) -> None:
+    def implement(codes: Buffer, table: Buffer, x: Buffer, *more: Buffer) -> None:
+        *scales, acc = more
         for r in range(rows):
             lead = [r] if rows > 1 else []
             with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
                 at = loop * tirx.const(size, "int64")
                 w = _lookup(unit, table, codes.vload([*lead, at], f"uint8x{size}"))
-                total = acc.vload([*lead, 0], f"int32x{lanes}")
-                total = multiply(instruction, total, w, x.vload([at], f"int8x{size}"))
+                total = acc.vload([*lead, 0], f"{unit.sums}x{lanes}")
+                xs = x.vload([at], f"int8x{size}")
+                if scales:
+                    scale = scales[0].vload([loop * tirx.const(lanes, "int64")], f"float32x{lanes}")
+                    total = add_scaled(unit, total, multiply(instruction, None, w, xs), scale)
+                else:
+                    total = multiply(instruction, total, w, xs)
                 b.buffer_store(acc, total, [*lead, tirx.Ramp(0, 1, lanes)])
 
     return register(name, lambda: table_pair(unit, rows, implement))

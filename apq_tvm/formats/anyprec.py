@@ -16,6 +16,9 @@ many channels share tables instead: with one there is a table for every channel,
 kernels look up int8 centroids, ``step[t] * i`` with ``step = max |centroid| / 127``; the quantizer
 chooses tables that are such multiples already (`snap`), so that decoding in numpy and in a kernel
 agree, and a table is stored as one byte per centroid and a float32 step.
+
+``anyprec3-8A8g32``: activations have one int8 scale per 32 columns, `Scheme.group_size`, where
+otherwise a token has one. Weights have no scale along K, so that nothing of them depends on it.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.family import Family
-from apq_tvm.formats.scheme import parse_acts
+from apq_tvm.formats.scheme import check_group, parse_acts
 from apq_tvm.types import QuantizedTensor, Scheme
 
 F16 = NDArray[np.float16]
@@ -42,17 +45,18 @@ MAX_CHANNELS = 1 << 14
 
 _LEVELS = 127
 _STEP_BYTES = 4
-_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(?:C(\d+))?(A\d+)?\Z")
+_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(?:C(\d+))?(?:(A\d+)(?:G(\d+))?)?\Z")
 _SPELLING = re.compile(r"anyprec\d-\d(?:c(\d+))?\Z")
 
 
 def parse_anyprec(word: str) -> Scheme | None:
-    """Read ``ANYPREC3-8``, ``ANYPREC3-8C1`` or ``ANYPREC3-8A32``; None if it is none of them.
+    """Read ``ANYPREC3-8``, ``ANYPREC3-8C1``, ``ANYPREC3-8A32`` or ``ANYPREC3-8A8G32``; None if it
+    is none of them.
 
     Raises
     ------
     ValueError
-        With the reason, if there are no such widths, activations or blocks of channels.
+        With the reason, if there are no such widths, activations, groups or blocks of channels.
     """
     match = _PATTERN.match(word)
     if match is None:
@@ -69,8 +73,13 @@ def parse_anyprec(word: str) -> Scheme | None:
                 "possible"
             )
         spelling += f"c{channels}"
-    acts = parse_acts(match[4] or "")
-    return Scheme(high, act_bits=acts, family="anyprec", weights=spelling, min_bits=low)
+    acts, group = parse_acts(match[4] or ""), int(match[5] or -1)
+    check_group(group)
+    if group > 0 and acts > 8:
+        raise ValueError(f"g is for integer activations; A{acts} has no activation scales")
+    return Scheme(
+        high, act_bits=acts, group_size=group, family="anyprec", weights=spelling, min_bits=low
+    )
 
 
 def spelled_channels(scheme: Scheme) -> int:
@@ -224,12 +233,20 @@ def _embedding(scheme: Scheme) -> Scheme:
 FAMILY = Family(
     name="anyprec",
     grammar=(
-        "anyprec{min}-{max}[c{channels}][A{1..8|16|32}]: codes of max bits whose upper bits are "
-        "every narrower model, down to min; a table of centroids per width, shared by so many "
-        "channels that they stay below a tenth of the codes (c1: by none); bits are chosen at run "
-        "time"
+        "anyprec{min}-{max}[c{channels}][A{1..8|16|32}[g{group}]]: codes of max bits whose upper "
+        "bits are every narrower model, down to min; a table of centroids per width, shared by so "
+        "many channels that they stay below a tenth of the codes (c1: by none); activations have "
+        "one scale per token, with g one per group (only theirs: weights have none along the "
+        "input); bits are chosen at run time"
     ),
-    examples=("anyprec3-8", "anyprec2-8", "anyprec2-4", "anyprec3-8A32", "anyprec3-8c1"),
+    examples=(
+        "anyprec3-8",
+        "anyprec2-8",
+        "anyprec2-4",
+        "anyprec3-8A32",
+        "anyprec3-8c1",
+        "anyprec3-8A8g32",
+    ),
     parse=parse_anyprec,
     check=_check,
     dequantize=_dequantize,

@@ -270,7 +270,7 @@ def _with_activations(node: Node, weights: Scheme, default: Scheme) -> Scheme:
     scale per token where the user's scheme spells out groups: then each row's scale is repeated.
     """
     group = weights.group_size
-    spelled = default.family == "int" and default.integer_acts
+    spelled = default.family in ("int", "anyprec") and default.integer_acts
     if node.op == "apq.Linear" and spelled and group == -1:
         group = default.act_group
     per_token = default.per_token and group != -1
