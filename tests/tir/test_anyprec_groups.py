@@ -1,0 +1,146 @@
+"""Any-precision kernels whose activations have groups: every width, ragged K, what prepares x."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from linear_cases import aligned
+from test_anyprec import compiled, integer_weights, profile_for, random_tensor, same_halves
+
+from apq_tvm.formats import details
+from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS, M_TILES
+from apq_tvm.tensorize.planes import QUAD
+from apq_tvm.tensorize.x86_planes import (
+    INSTRUCTIONS,
+    PlanesInstruction,
+    planes_dot_intrinsic,
+    rows_dot_intrinsic,
+)
+from apq_tvm.types import DeviceProfile, QuantizedTensor
+
+Array = Any
+
+RELATIVE_ERROR = 3e-6
+"""Of float32 sums over some hundred columns, of offset weights on AVX-512, against the largest
+output."""
+
+CODES_ERROR = 1e-5
+"""Of a code before it is rounded: float32 of x times the inverse of a scale."""
+
+CASES = ((16, 576, 1, 32), (17, 384, 4, 128), (5, 96, 32, 64), (9, 80, 8, 16), (11, 40, 2, 256))
+"""N, K, channels, group: K no multiple of the group, less than one, of whole units, half ones."""
+
+
+def prepared(
+    kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, x: Array
+) -> tuple[Array, Array, Array]:
+    """(xq, xs, xsum) of the kernel's own preparation, against what the scheme says."""
+    scheme = spec.scheme
+    assert scheme is not None
+    preparation = kernel.prepare(spec, profile, Defaults())
+    assert preparation is not None
+    func, _ = schedule_function(preparation.func, profile, Defaults())
+    target = tvm.target.Target(dict(profile.target))
+    run = tvm.tirx.build(func.with_attr("global_symbol", "main"), target=target)["main"]
+    group = scheme.act_group
+    kp = -(-spec.k // max(32, group)) * max(32, group)
+    m = len(x)
+    xq, xs, xsum = (
+        tvm.runtime.tensor(np.full((m, width), 77, dtype))
+        for width, dtype in ((kp, "int8"), (kp // QUAD, "float32"), (1, "float32"))
+    )
+    run(tvm.runtime.tensor(x), xq, xs, xsum)
+    codes, scales, sums = xq.numpy(), xs.numpy(), xsum.numpy()
+    padded = np.zeros((m, kp), np.float32)
+    padded[:, : spec.k] = x
+    parts = padded.reshape(m, -1, group)
+    most = 2 ** (scheme.act_bits - 1) - 1
+    scale = np.abs(parts).max(2, keepdims=True) / np.float32(most)
+    np.testing.assert_allclose(scales, np.repeat(scale[..., 0], group // QUAD, 1), rtol=1e-6)
+    exact = np.divide(parts, scale, out=np.zeros_like(parts), where=scale > 0).reshape(m, kp)
+    assert np.abs(codes - exact).max() <= 0.5 + CODES_ERROR * most
+    meant = codes.astype(np.float64) * np.repeat(scales, QUAD, 1)
+    np.testing.assert_allclose(sums[:, 0], meant.sum(1), atol=1e-5 * np.abs(meant).sum(1).max())
+    return codes, scales, sums
+
+
+def check(
+    kernel: LinearKernel, tensor: QuantizedTensor, rows: tuple[int, ...], epilogue: bool
+) -> None:
+    (n, k), profile = tensor.codes.shape, profile_for(kernel)
+    activation = "relu" if epilogue else ""
+    spec = LinearSpec(n, k, tensor.scheme, epilogue, activation, epilogue, details(tensor))
+    run = compiled(kernel, spec, profile)["main"]
+    packed = [aligned(a) for a in kernel.layout(spec, profile).pack(tensor).arrays.values()]
+    weight, rng = integer_weights(tensor, kernel.width), np.random.default_rng(n + k)
+    for m in rows:
+        x = rng.normal(size=(m, k)).astype(np.float32)
+        x[:, k // 3] *= 50  # one column that a whole token's scale would suffer from
+        xq, xs, xsum = prepared(kernel, spec, profile, x)
+        bias = rng.normal(size=n).astype(np.float32)
+        residual = rng.normal(size=(m, n)).astype(np.float32)
+        meant = xq.astype(np.float64) * np.repeat(xs, QUAD, 1)
+        want = meant[:, :k] @ weight.T
+        largest = np.abs(want).max() + 1
+        want = np.maximum(want + bias, 0) + residual if epilogue else want
+        extra = [bias, residual] if epilogue else []
+        y = tvm.runtime.tensor(np.full((m, n), np.nan, np.float32))
+        operands = [tvm.runtime.tensor(a) for a in (xq, xs, xsum)]
+        run(*operands, *packed, *map(tvm.runtime.tensor, extra), y)
+        np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=RELATIVE_ERROR * largest)
+
+
+@pytest.mark.parametrize("kernel", ANYPREC_KERNELS, ids=lambda k: k.name)
+def test_every_width(kernel: LinearKernel) -> None:
+    """Kernels share out the shapes, groups and bits of activations."""
+    n, k, channels, group = CASES[(kernel.width + kernel.m_min) % len(CASES)]
+    if kernel.name.startswith("apart"):  # whole registers; runs and what is left of them
+        k = 1152
+    bits = 8 if kernel.width % 3 else 5
+    tensor = random_tensor(n, k, f"anyprec1-8A{bits}g{group}", channels, kernel.width)
+    rows = tuple(m for m in (1, 3, 4, 17) if m >= kernel.m_min)
+    check(kernel, tensor, rows, epilogue=kernel.width % 2 == 1)
+
+
+@pytest.mark.parametrize(("n", "k", "channels", "group"), CASES)
+@pytest.mark.parametrize("name", ("gemv_anyprec4A8_{}", "gemm_anyprec4A8_{}"))
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
+def test_every_shape(
+    instruction: PlanesInstruction, name: str, n: int, k: int, channels: int, group: int
+) -> None:
+    start = name.format(instruction.name)
+    kernel = next(k for k in ANYPREC_KERNELS if k.name.startswith(f"{start}_"))
+    tensor = random_tensor(n, k, f"anyprec2-6A8g{group}", channels)
+    check(kernel, tensor, (max(kernel.m_min, 3),), epilogue=True)
+
+
+@pytest.mark.parametrize("k", (32, 64))
+@pytest.mark.parametrize("group", (16, 32, 64))
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
+def test_instructions_do_what_they_mean(
+    instruction: PlanesInstruction, group: int, k: int
+) -> None:
+    """At the extremes: centroids and activations of ±127; scales of powers of 2 keep sums exact."""
+    if not set(instruction.features) <= find_profile("host").features:
+        pytest.skip(f"this CPU has not {instruction.features}")
+    rng, bits, tables = np.random.default_rng(group + k), 3, 4
+    lanes, m = instruction.vector // 4, M_TILES[instruction][0]
+    scales = np.repeat(2.0 ** rng.integers(-2, 3, (m, k // min(group, k))), min(group, k) // 4, 1)
+    scales = scales.astype(np.float32)
+    planes = rng.integers(0, 256, (bits, 1, k)).astype(np.uint8)
+    table = (np.sign(rng.integers(-9, 9, (tables, 1 << bits))) * 127).astype(np.int8)
+    x = (np.sign(rng.integers(-9, 9, (m, k))) * 127).astype(np.int8)
+    dot = planes_dot_intrinsic(instruction, bits, tables, k, group=group)
+    start = rng.integers(-99, 99, (8, lanes)).astype(np.float32)
+    same_halves(dot, [planes, table, x[0], scales[0]], start)
+    w = (rng.integers(-127, 128, (2, k)) + instruction.offset).astype(np.uint8)
+    rows = rows_dot_intrinsic(instruction, m, 2, k, group)
+    same_halves(rows, [w, x, scales], rng.integers(-99, 99, (m, 2, lanes)).astype(np.float32))
