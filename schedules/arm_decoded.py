@@ -66,17 +66,19 @@ from apq_tvm.types import DeviceProfile
 _INT32_MAX = 2**31 - 1
 _ACT_MAX = 127
 
-Formats = Callable[[Any, int, int], PanelFormat]
+Formats = Callable[[Any, LinearSpec, int], PanelFormat]
 
 _FORMATS: dict[type[WeightLayout], Formats] = {
-    NonlinearLayout: lambda layout, k, width: NonlinearPanel(layout, k),
-    BalanceLayout: lambda layout, k, width: BalancePanel(layout, k),
-    PlanesLayout: PlanesPanel,
-    MixedLayout: lambda layout, k, width: MixedPanel(layout, k),
-    BcqLayout: lambda layout, k, width: SignsPanel(layout, k),
-    SuperBlockLayout: lambda layout, k, width: SuperPanel(layout, k),
-    CodebookQuads: lambda layout, k, width: BooksPanel(layout, k),
-    CodebookLayout: lambda layout, k, width: BooksPanel(layout, k),
+    NonlinearLayout: lambda layout, spec, width: NonlinearPanel(layout, spec.k),
+    BalanceLayout: lambda layout, spec, width: BalancePanel(layout, spec.k),
+    PlanesLayout: lambda layout, spec, width: PlanesPanel(
+        layout, spec.k, width, spec.scheme.act_group
+    ),
+    MixedLayout: lambda layout, spec, width: MixedPanel(layout, spec.k),
+    BcqLayout: lambda layout, spec, width: SignsPanel(layout, spec.k),
+    SuperBlockLayout: lambda layout, spec, width: SuperPanel(layout, spec.k),
+    CodebookQuads: lambda layout, spec, width: BooksPanel(layout, spec.k),
+    CodebookLayout: lambda layout, spec, width: BooksPanel(layout, spec.k),
 }
 
 
@@ -86,14 +88,16 @@ def _layout(spec: LinearSpec) -> WeightLayout:
 
 def _panel(spec: LinearSpec, width: int) -> PanelFormat:
     layout = _layout(spec)
-    return _FORMATS[type(layout)](layout, spec.k, width)
+    return _FORMATS[type(layout)](layout, spec, width)
 
 
 def _tile(instruction: GemmInstruction, panel: PanelFormat) -> TileShape:
     """As `apq_tvm.schedules.arm_gemm` has them; 12 rows that share their codes stay together."""
     vectors, whole = panel.units[0].vectors, panel.weights.whole
     if instruction is SMMLA:
-        return TileShape(8, max(2, vectors)) if whole else TileShape(8, 3, 2)
+        if not whole:
+            return TileShape(8, 3, 2) if 3 % vectors == 0 else TileShape(8, 6, 4)
+        return TileShape(8, max(2, vectors))
     return TileShape(4, max(2, vectors))
 
 
@@ -123,6 +127,8 @@ def _check(
         _check_books(layout, spec)
     if isinstance(layout, MixedLayout) and not layout.one_stream:
         raise NotApplicable(f"is for a quarter of 4-bit groups, not {scheme}")
+    if isinstance(layout, PlanesLayout) and layout.padded_k(spec.k) % max(1, scheme.act_group):
+        raise NotApplicable(f"K={spec.k}: a group of {scheme.act_group} activations is not full")
     panel = _panel(spec, width)
     if isinstance(panel, SignsPanel) and panel.weights.groups == 1:
         raise NotApplicable(f"K={spec.k}: is for planes whose rows have several groups")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 Expr = Any  # tvm is untyped
@@ -68,8 +69,8 @@ class PlanesUnit:
 
     @property
     def together(self) -> int:
-        """Registers whose products are one sum of integers."""
-        return max(1, min(self.group, self.k) // self.vector)
+        """Registers whose products are one sum of integers: of a group, or a part of it."""
+        return gcd(self.registers, max(1, self.group // self.vector))
 
     @property
     def sums(self) -> str:

@@ -158,14 +158,17 @@ class BalancePanel(PanelFormat):
 
 
 class PlanesPanel(PanelFormat):
-    """Any-precision weights of one width."""
+    """Any-precision weights of one width; `group` columns of activations share a scale, -1 for all.
 
-    def __init__(self, layout: PlanesLayout, k: int, width: int) -> None:
+    Weights have no scale along K: those of a row are given to all groups alike.
+    """
+
+    def __init__(self, layout: PlanesLayout, k: int, width: int, group: int) -> None:
         self.layout: Any = layout
         self.width = width
         self.units = (PlanesUnit(width, layout.tables_per_block),)
         padded = layout.padded_k(k)
-        self.weights = CentredGroups(padded, padded, 128)
+        self.weights = CentredGroups(padded, padded if group == -1 else group, 128)
 
     def _first(self, block: Expr) -> Expr:
         """The first table that the rows of a block use."""

@@ -142,6 +142,10 @@ CASES = (
     ("anyprec2-8", "smmla", 5),
     ("anyprec2-8", "smmla", 8),
     ("anyprec2-8", "sdot", 3),
+    ("anyprec2-8A8g32", "smmla", 3),
+    ("anyprec2-8A8g64", "smmla", 4),
+    ("anyprec2-8A8g16", "sdot", 2),
+    ("anyprec2-8A8g32", "sdot", 4),
 )
 
 
