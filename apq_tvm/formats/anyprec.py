@@ -245,7 +245,7 @@ FAMILY = Family(
         "anyprec2-4",
         "anyprec3-8A32",
         "anyprec3-8c1",
-        "anyprec3-8A8g32",
+        "anyprec2-4A8g32",
     ),
     parse=parse_anyprec,
     check=_check,

@@ -14,6 +14,7 @@ from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.formats import check_tensor, dequantize, details, nbytes, parse_scheme
 from apq_tvm.formats.anyprec import (
     TABLE_SHARE,
+    alone,
     channels_of,
     choose_channels,
     integer_table,
@@ -22,6 +23,7 @@ from apq_tvm.formats.anyprec import (
     table_bytes,
     table_name,
 )
+from apq_tvm.formats.scheme import GROUP_SIZES, check_scheme
 from apq_tvm.quantizers import quantize_tensor
 from apq_tvm.types import QuantizedTensor, Scheme
 
@@ -37,7 +39,7 @@ def scheme(text: str) -> Scheme:
 @st.composite
 def tensors(draw: st.DrawFn) -> QuantizedTensor:
     low, high = draw(WIDTHS)
-    kind = scheme(f"anyprec{low}-{high}{draw(st.sampled_from(('', 'A32')))}")
+    kind = scheme(f"anyprec{low}-{high}{draw(st.sampled_from(('', 'A32', 'A8g32', 'A4g128')))}")
     n, k = draw(st.integers(1, 40)), draw(st.integers(1, 70))
     channels = draw(st.sampled_from((1, 2, 4, 8, 16, 64)))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
@@ -83,9 +85,8 @@ def test_narrow_models_are_prefixes(tensor: QuantizedTensor, data: st.DataObject
     changed = replace(tensor, codes=(prefix << spare) | noise, tables=others)
     np.testing.assert_array_equal(dequantize(changed, bits), dequantize(tensor, bits))
     # The same codes are a tensor of that width alone.
-    alone = scheme(f"anyprec{bits}-{bits}A{tensor.scheme.act_bits}")
     table = {table_name(bits): tensor.tables[table_name(bits)]}
-    narrow = QuantizedTensor(prefix, tensor.scales, None, alone, table)
+    narrow = QuantizedTensor(prefix, tensor.scales, None, alone(tensor.scheme, bits), table)
     np.testing.assert_array_equal(dequantize(narrow), dequantize(tensor, bits))
     # Its planes are the first of the parent's.
     layouts = [PlanesLayout.of(t.scheme, details(t)) for t in (narrow, tensor)]
@@ -143,6 +144,10 @@ def test_int8_tables() -> None:
         ("anyprec3-9", "1 <= narrowest"),
         ("anyprec5-4", "1 <= narrowest"),
         ("anyprec3-8A9", "activations"),
+        ("anyprec3-8A8g24", "groups of 24"),
+        ("anyprec3-8A8g0", "groups of 0"),
+        ("anyprec3-8A32g32", "no activation scales"),
+        ("anyprec3-8g32", "no family"),
         ("anyprec3", "no family"),
     ),
 )
@@ -155,6 +160,32 @@ def test_names_are_canonical() -> None:
     for text in ("anyprec3-8", "ANYPREC2-4a32", "anyprec1-1A4"):
         assert str(scheme(text)).upper() == text.upper()
     assert scheme("anyprec3-8").widths == (3, 4, 5, 6, 7, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    WIDTHS,
+    st.sampled_from(("", "c1", "c16")),
+    st.integers(1, 8),
+    st.sampled_from((-1, *GROUP_SIZES)),
+)
+def test_groups_of_activations(
+    widths: list[int], channels: str, act_bits: int, group: int
+) -> None:
+    """They are spelled after the activations, and nothing of the weights depends on them."""
+    word = f"anyprec{widths[0]}-{widths[1]}{channels}"
+    acts = f"A{act_bits}g{group}" if group > 0 else f"A{act_bits}"
+    kind = scheme(word + acts)
+    assert str(kind) == word + ("" if acts == "A8" else acts)
+    assert kind == scheme(str(kind).upper()) and kind.act_group == group
+    check_scheme(kind, "layer7")
+    w = np.random.default_rng(0).normal(size=(5, 48)).astype(np.float32)
+    mine, plain = quantize_tensor(w, kind), quantize_tensor(w, scheme(word))
+    assert nbytes(mine) == nbytes(plain) and details(mine) == details(plain)
+    np.testing.assert_array_equal(dequantize(mine), dequantize(plain))
+    assert alone(kind, widths[1]).act_group == group
+    layout = default_layout(kind, details(mine), 64)
+    assert layout == default_layout(plain.scheme, details(plain), 64)
 
 
 def small() -> QuantizedTensor:
