@@ -68,12 +68,16 @@ _ACT_MAX = 127
 
 Formats = Callable[[Any, LinearSpec, int], PanelFormat]
 
+
+def _planes_panel(layout: PlanesLayout, spec: LinearSpec, width: int) -> PanelFormat:
+    assert spec.scheme is not None
+    return PlanesPanel(layout, spec.k, width, spec.scheme.act_group)
+
+
 _FORMATS: dict[type[WeightLayout], Formats] = {
     NonlinearLayout: lambda layout, spec, width: NonlinearPanel(layout, spec.k),
     BalanceLayout: lambda layout, spec, width: BalancePanel(layout, spec.k),
-    PlanesLayout: lambda layout, spec, width: PlanesPanel(
-        layout, spec.k, width, spec.scheme.act_group
-    ),
+    PlanesLayout: _planes_panel,
     MixedLayout: lambda layout, spec, width: MixedPanel(layout, spec.k),
     BcqLayout: lambda layout, spec, width: SignsPanel(layout, spec.k),
     SuperBlockLayout: lambda layout, spec, width: SuperPanel(layout, spec.k),
