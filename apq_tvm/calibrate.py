@@ -285,6 +285,7 @@ def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:
         arrays[f"absmax.{value}"] = sums.absmax
         arrays[f"rows.{value}"] = np.array(sums.rows)
         arrays[f"weight.{value}"] = np.array(sums.weight)
+        arrays[f"power.{value}"] = np.array(sums.power)
         if sums.hessian is not None:
             arrays[f"hessian.{value}"] = sums.hessian
     arrays["calls"] = np.array(state.calls)
@@ -320,6 +321,7 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
                 int(arrays[f"rows.{name}"]),
                 float(arrays[f"weight.{name}"]),
                 arrays.get(f"hessian.{name}"),
+                float(arrays[f"power.{name}"]),
             )
             for name in names
         }

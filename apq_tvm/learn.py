@@ -120,6 +120,7 @@ def learn_codes(
         learned or Learned(kind),
         done,
         rate,
+        method == "gptq",
     )
     result = learn(run, lambda now: write_learning(partial, about, now), progress)
     arrays, metadata = to_arrays(result)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from apq_tvm.quantizers.block_feedback import Fed, RowWeights
 from apq_tvm.quantizers.blocks import Block
 from apq_tvm.quantizers.folds import Fold
 from apq_tvm.quantizers.learned import Learned
@@ -39,6 +40,7 @@ class Streams:
     symbols: list[dict[str, int]]
     masks: list[Tensor | None]
     widths: list[int]  # of any-precision layers; 0 where there are none
+    weights: RowWeights = ()  # of rows, where codes are chosen anew
 
 
 @dataclass
@@ -86,8 +88,10 @@ class LearnedLayer:
         return bias
 
 
-def layers_of(run: Run, block: Block, folds: Sequence[Fold], ends: bool) -> dict[str, LearnedLayer]:
-    """The block's quantized layers, ready to be learned."""
+def layers_of(
+    run: Run, block: Block, folds: Sequence[Fold], ends: bool, fed: Fed
+) -> dict[str, LearnedLayer]:
+    """The block's quantized layers, ready to be learned; `fed` are those with codes of today."""
     layers: dict[str, LearnedLayer] = {}
     start = {node.name: node for node in run.quantized.model.nodes}
     scales = _balance(run, block, folds) if run.kind == "abq" else {}
@@ -95,10 +99,11 @@ def layers_of(run: Run, block: Block, folds: Sequence[Fold], ends: bool) -> dict
         key = run.quantized.layers.get(node.name)
         if node.op != "apq.Linear" or key is None:
             continue
-        tensor = run.quantized.tensors[key]
+        tensor = fed.tensors.get(node.name, run.quantized.tensors[key])
         weight = as_tensor(np.asarray(run.model.weights[node.inputs[1]], np.float32))
         named = start[node.name].inputs
         bias = run.quantized.model.weights[named[2]] if len(named) > 2 and named[2] else None
+        bias = fed.biases.get(node.name, bias)
         rounding: LearnedRounding | Decoder | TableDecoder
         if run.kind == "abq":
             rounding = LearnedRounding(tensor, weight, node.name)

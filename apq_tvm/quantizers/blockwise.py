@@ -4,7 +4,9 @@ Blocks are learned in order, each fed by the blocks before it as they were quant
 2025, section 3.2; OmniQuant, ICLR 2024). ``abq`` learns, for integers and W2*, balance vectors
 (scales per input channel, folded as `folds` can), clipping of every group, and for down_proj of the
 first and last block a compensation a·bᵀ (eq. (3)) that is folded in before rounding. ``finetune``
-keeps codes and learns the scales and offsets of any format (`torch_decode`). Both learn biases.
+learns the scales and offsets of any format (`torch_decode`); where it starts from error feedback it
+first chooses the block's codes anew for what the blocks before it give (`block_feedback`). Both
+learn biases.
 The loss is DLC + AKL (eq. (5)) and the error of length that cosines do not see.
 
 A third kind, ``distill``, trains all layers at once afterwards (`apq_tvm.quantizers.distill`).
@@ -19,6 +21,7 @@ from functools import partial
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.block_feedback import Fed, feed_back, row_weights
 from apq_tvm.quantizers.block_training import Streams, layers_of, tables_of, train, with_block
 from apq_tvm.quantizers.blocks import Block, find_blocks
 from apq_tvm.quantizers.calibrate import mask_of
@@ -56,6 +59,8 @@ class Run:
         How many.
     rate : float or None
         Learning rate of ``distill``, if not its own.
+    feeds_back : bool
+        ``finetune`` chooses the codes of every block anew first (`block_feedback`).
     """
 
     model: ImportedModel
@@ -67,6 +72,7 @@ class Run:
     learned: Learned
     done: int = 0
     rate: float | None = None
+    feeds_back: bool = False
 
 
 def learn(
@@ -104,18 +110,22 @@ def learn(
     if not any(name in run.quantized.layers for block in blocks for name in block.layers):
         raise BadInput(f"{run.model.name} has no block with a quantized layer: nothing to learn")
     tables = _tables(run.quantized)
-    streams = _begin(graph, run)
-    folds = find_folds(run.model)[0] if run.kind == "abq" else []
     progress = progress or Silent()
-    torch.manual_seed(0)
+    streams = _begin(graph, run)
+    if run.feeds_back and run.kind == "finetune" and run.done < len(blocks):
+        names = {name for block in blocks[run.done :] for name in block.layers}
+        streams.weights = row_weights(graph, run.calls, names, progress)
+    folds = find_folds(run.model)[0] if run.kind == "abq" else []
     with progress.stage(f"learn {run.kind}", len(blocks)):
         for at, block in enumerate(blocks):
             progress.advance(block.output)
             targets = _targets(graph, block, streams, tables)
             if at >= run.done:
                 ends = at in (0, len(blocks) - 1)
-                layers = layers_of(run, block, folds, ends)
+                fed = feed_back(run, graph, block, streams, tables) if streams.weights else Fed()
+                layers = layers_of(run, block, folds, ends, fed)
                 if layers:
+                    torch.manual_seed(at)  # a run that was interrupted goes on as if it was not
                     train(graph, block, layers, streams, targets, tables, run.epochs)
                     run.learned = with_block(run.learned, layers, folds, run.model)
                 run.done = at + 1
