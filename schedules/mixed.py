@@ -36,7 +36,7 @@ from apq_tvm.types import DeviceProfile
 M_TILES = (4, 2, 1)
 """Rows of x that share decoded weights; a kernel is for at least that many rows."""
 
-AHEADS = (8192, 4096, 2048, 0)
+AHEADS = (12288, 8192, 4096, 2048, 0)
 """Software prefetch distances in bytes."""
 
 SPAN = 16
@@ -87,12 +87,14 @@ def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide
     return sch.mod["main"]
 
 
-def _blocking(spec: LinearSpec, layout: MixedLayout, decide: Decide, m_tile: int) -> MixedBlocking:
+def _blocking(
+    spec: LinearSpec, layout: MixedLayout, decide: Decide, m_tile: int, aheads: tuple[int, ...]
+) -> MixedBlocking:
     choices = (1, 2, 4) if m_tile == 1 else (1, 2)
     streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
     triples = layout.triples(spec.k)
     span = max(s for s in range(1, SPAN + 1) if triples % s == 0)
-    return MixedBlocking(m_tile, streams, span)
+    return MixedBlocking(m_tile, streams, span, decide("ahead", aheads))
 
 
 def mixed_kernel(
@@ -114,18 +116,17 @@ def mixed_kernel(
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = mixed_layout(spec, profile)
-        return mixed_linear(spec, layout, _blocking(spec, layout, decide, m_tile))
+        return mixed_linear(spec, layout, _blocking(spec, layout, decide, m_tile, aheads))
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = mixed_layout(spec, profile)
-        blocking = _blocking(spec, layout, decide, m_tile)
-        ahead = decide("ahead", aheads)
+        blocking = _blocking(spec, layout, decide, m_tile, aheads)
         for s in range(blocking.streams):
             for name, wide in (("narrow", False), ("wide", True)):
                 block = sch.get_sblock(f"{name}{s}")
                 count = (1 if wide else 2) + (m_tile > 1)
                 first = sch.get_loops(block)[-count]
-                sch.tensorize(first, mixed_intrinsic(instruction, wide, m_tile, ahead))
+                sch.tensorize(first, mixed_intrinsic(instruction, wide, m_tile, blocking.ahead))
 
     return LinearKernel(
         name=f"mixed_24A8_{instruction.name}_r{rows}m{m_tile}",

@@ -22,6 +22,7 @@ from apq_tvm.tensorize.mixed_unit import (
     ZERO_SHIFTS,
     MixedInstruction,
     MixedOperands,
+    words_at,
 )
 
 Expr = Any  # tvm is untyped
@@ -38,9 +39,9 @@ def _narrow(dot: Dot, o: MixedOperands) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    assert o.words is not None and o.minus is not None
-    assert o.scale is not None and o.plus is not None
-    words = o.words.vload([_i64(0)], f"uint16x{ROWS}")
+    assert o.minus is not None and o.scale is not None and o.plus is not None
+    words = o.codes.vload([_i64(words_at(ROWS))], f"uint8x{2 * ROWS}")
+    words = tirx.reinterpret(f"uint16x{ROWS}", words)
     each = [(i, half) for i in range(o.dot.m) for half in (0, 1)]
     sums = {key: o.acc[_four(o, *key)] for key in each}
     for tile in range(TRIPLE):

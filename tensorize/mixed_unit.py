@@ -47,8 +47,21 @@ def _field(value: Expr, shift: Any, mask: Any) -> Expr:
     return tirx.bitwise_and(tirx.shift_right(value, _i32(shift)), _i32(mask))
 
 
+def triple_word(load: Callable[[Any], Expr], rows: int, r: Any) -> Expr:
+    """int32: the 16 bits of a row, behind the tiles of a triple whose bytes `load` gives."""
+    from tvm import tirx
+
+    low, high = (_i32(load(r * 2 + (words_at(rows) + i))) for i in (0, 1))
+    return tirx.bitwise_or(low, tirx.shift_left(high, _i32(8)))
+
+
+def words_at(rows: int) -> int:
+    """Byte of a triple where its zeros and sub-scales start: 2 bytes a row, the low one first."""
+    return TRIPLE * 4 * rows
+
+
 def sub_zero(word: Expr, tile: Any) -> Expr:
-    """Zero point, int32, of one of the tiles whose bits are `word` (uint16)."""
+    """Zero point, int32, of one of the tiles whose bits are `word`."""
     return _field(_i32(word), tile * 2, 3)
 
 
@@ -98,8 +111,8 @@ class MixedDot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes."""
-        return 8 * self.rows if self.wide else TRIPLE * 4 * self.rows
+        """Bytes of codes; of a triple, with its zeros and sub-scales."""
+        return 8 * self.rows if self.wide else words_at(self.rows) + 2 * self.rows
 
     @property
     def tiles(self) -> int:
@@ -114,9 +127,9 @@ class MixedDot:
 
 @dataclass(frozen=True)
 class MixedOperands:
-    """Buffers of a product; the last four are None for a 4-bit tile.
+    """Buffers of a product; the last three are None for a 4-bit tile.
 
-    Codes uint8 [bytes], x int8 [m, k] or [k], acc; words uint16 [R], minus int32 [m, 3] or [3],
+    Codes uint8 [bytes], x int8 [m, k] or [k], acc; minus int32 [m, 3] or [3],
     scale float32 [3], plus int32 [3]: of the second order, decoded.
     """
 
@@ -124,7 +137,6 @@ class MixedOperands:
     codes: Buffer
     x: Buffer
     acc: Buffer
-    words: Buffer | None = None
     minus: Buffer | None = None
     scale: Buffer | None = None
     plus: Buffer | None = None
@@ -135,7 +147,7 @@ class MixedOperands:
 
     def inputs(self) -> list[Buffer]:
         """In the order of the PrimFunc's arguments, without the sums."""
-        every = (self.codes, self.x, self.words, self.minus, self.scale, self.plus)
+        every = (self.codes, self.x, self.minus, self.scale, self.plus)
         return [buffer for buffer in every if buffer is not None]
 
 
@@ -155,10 +167,10 @@ def product(o: MixedOperands, i: Any, r: Any, tile: Any) -> Expr:
         total = term if total is None else total + term
     if o.dot.wide:
         return total
-    assert o.words is not None and o.minus is not None
-    assert o.scale is not None and o.plus is not None
-    total = total + sub_zero(o.words[r], tile) * o.minus[tuple(o.row(i, tile))]
-    level = sub_scale(o.words[r], tile) + o.plus[tile]
+    assert o.minus is not None and o.scale is not None and o.plus is not None
+    word = triple_word(lambda byte: o.codes[byte], rows, r)
+    total = total + sub_zero(word, tile) * o.minus[tuple(o.row(i, tile))]
+    level = sub_scale(word, tile) + o.plus[tile]
     return (level * total).astype("float32") * o.scale[tile]
 
 
@@ -220,8 +232,7 @@ def mixed_intrinsic(instruction: MixedInstruction, wide: bool, m: int = 1, ahead
     m : int
         Rows of x.
     ahead : int
-        Bytes of codes to prefetch ahead, 0 for none; a triple's 16 bits per row as far ahead in
-        word rows.
+        Bytes to prefetch ahead, 0 for none.
 
     Returns
     -------
@@ -235,9 +246,6 @@ def mixed_intrinsic(instruction: MixedInstruction, wide: bool, m: int = 1, ahead
 
     def implement(o: MixedOperands) -> None:
         prefetch(o.codes, dot.nbytes, ahead)
-        if o.words is not None:
-            # Word rows have 20R bytes of codes where there is one stream: 2R of these are as far.
-            prefetch(o.words, 1, ahead // 20)
         (instruction.wide if wide else instruction.narrow)(o)
 
     return register(name, lambda: make_pair(dot, implement))
@@ -255,7 +263,7 @@ def whole(buffer: Buffer) -> Any:
 
 
 def _member(dot: MixedDot, body: Callable[[MixedOperands], None]) -> Any:
-    """PrimFunc (codes, x, [words, minus, scale, plus,] acc) whose block holds `body`."""
+    """PrimFunc (codes, x, [minus, scale, plus,] acc) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
@@ -269,12 +277,11 @@ def _member(dot: MixedDot, body: Callable[[MixedOperands], None]) -> Any:
     with IRBuilder() as builder:
         with b.prim_func(s_tir=True):
             b.func_name("dot")
-            codes = operand("codes", (dot.nbytes,), "uint8", 4 * dot.rows)
+            codes = operand("codes", (dot.nbytes,), "uint8", 2 * dot.rows)
             x = operand("x", (*lead, dot.tiles * TILE_K), "int8", 4)
             extra: list[Buffer] = []
             if not dot.wide:
                 extra = [
-                    operand("words", (dot.rows,), "uint16", 2 * dot.rows),
                     operand("minus", (*lead, TRIPLE), "int32", 4),
                     operand("scale", (TRIPLE,), "float32", 4),
                     operand("plus", (TRIPLE,), "int32", 4),

@@ -20,6 +20,7 @@ from apq_tvm.tensorize.mixed_unit import (
     ZERO_SHIFTS,
     MixedInstruction,
     MixedOperands,
+    words_at,
 )
 from apq_tvm.tensorize.x86_dot import INSTRUCTIONS as DOTS
 from apq_tvm.tensorize.x86_dot import MADDUBS, DotInstruction
@@ -31,11 +32,11 @@ def _narrow(instruction: DotInstruction, o: MixedOperands) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    assert o.words is not None and o.minus is not None
-    assert o.scale is not None and o.plus is not None
+    assert o.minus is not None and o.scale is not None and o.plus is not None
     rows, m = o.dot.rows, o.dot.m
     lanes = tirx.Ramp(_i64(0), _i64(1), rows)
-    words = o.words.vload([_i64(0)], f"uint16x{rows}").astype(f"int32x{rows}")
+    words = o.codes.vload([_i64(words_at(rows))], f"uint8x{2 * rows}")
+    words = tirx.reinterpret(f"uint16x{rows}", words).astype(f"int32x{rows}")
     at = [o.row(_i64(i), lanes) for i in range(m)]
     sums = [o.acc[tuple(index)] for index in at]
     for tile in range(TRIPLE):

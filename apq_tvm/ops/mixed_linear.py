@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.codegen.layouts.mixed import MixedLayout
-from apq_tvm.formats.mixed import GROUP, SUPER
+from apq_tvm.codegen.layouts.mixed_views import Place
+from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.mixed_unit import TRIPLE, MixedDot, MixedOperands, product
 
@@ -48,11 +49,14 @@ class MixedBlocking:
         Row blocks read at once; each stream runs through consecutive blocks.
     span : int
         Word rows whose second-order scales are decoded together; divides their number.
+    ahead : int
+        Bytes to prefetch ahead where word rows do not, 0 for none.
     """
 
     m_tile: int = 1
     streams: int = 1
     span: int = 1
+    ahead: int = 0
 
 
 def mixed_linear(spec: LinearSpec, layout: MixedLayout, blocking: MixedBlocking) -> Any:
@@ -96,7 +100,7 @@ class _Nest:
         arrays: dict[str, Buffer],
     ) -> None:
         self.spec, self.layout, self.blocking, self.m = spec, layout, blocking, m
-        self.arrays = arrays
+        self.arrays, self.views = arrays, layout.views(arrays)
         self.blocks = layout.row_blocks(spec.n)
         self.bundles = -(-self.blocks // blocking.streams)
         self.triples = layout.triples(spec.k)
@@ -131,6 +135,8 @@ class _Nest:
                 self.sums = b.sblock_alloc_buffer(shape, "float32", align=64)
                 self.fours = b.sblock_alloc_buffer(shape, "int32", align=64)
                 self._clear()
+                for block in self.block:
+                    self.views.prefetch_header(block, bl.ahead)
                 if xf is not None:
                     self._prefetch_sparse()
                 self._products(xq, minus)
@@ -187,32 +193,30 @@ class _Nest:
 
     def _super(self, span: Expr) -> None:
         """Second-order scales of a span, as wide as its length allows."""
-        from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
         count = TRIPLE * self.blocking.span
         lanes = max(n for n in (16, 8, 4, 1) if count % n == 0)
         for s in range(self.blocking.streams):
-            row = tirx.floordiv(self.block[s] * _i64(self.layout.rows), _i64(SUPER))
-            for name, target in (("super_scales", self.scale), ("super_zeros", self.plus)):
-                source = self.arrays[name]
+            block, views = self.block[s], self.views
+            sources = (
+                ("super_scales", views.super_scale, self.scale),
+                ("super_zeros", views.super_zero, self.plus),
+            )
+            for name, source, target in sources:
                 loops = (b.serial(0, count // lanes), b.vectorized(0, lanes))
                 with loops[0] as c, loops[1] as e, b.sblock(f"{name}{s}"):
                     at = b.axis.spatial(count, c * lanes + e)
-                    b.reads(source[row, span * count + at])
+                    b.reads()
                     b.writes(target[s, at])
-                    value = source[row, span * count + at].astype(target.dtype)
-                    b.buffer_store(target, value, [s, at])
+                    b.buffer_store(target, source(block, span * count + at), [s, at])
 
     def _narrow(self, s: int, word: Expr, t: Expr, xq: Buffer, minus: Buffer) -> None:
         layout, rows, mt = self.layout, self.layout.rows, self.blocking.m_tile
         place = layout.narrow_place(TRIPLE * word)
-        codes, words = self.arrays["codes"], self.arrays["triples"]
-        block = self.block[s]
         views = {
-            "codes": _View(codes, [block, word], layout.narrow_bytes),
+            "codes": _view(self.views.narrow(self.block[s], word), layout.narrow_bytes),
             "x": _View(xq, [self.first], TRIPLE * GROUP, place * GROUP, mt),
-            "words": _View(words, [block, word], rows),
             "minus": _View(minus, [self.first], TRIPLE, place, mt),
             "scale": _View(self.scale, [_i64(s)], TRIPLE, t * _i64(TRIPLE)),
             "plus": _View(self.plus, [_i64(s)], TRIPLE, t * _i64(TRIPLE)),
@@ -223,10 +227,8 @@ class _Nest:
     def _wide(self, s: int, group: Expr, xq: Buffer) -> None:
         layout, rows, mt = self.layout, self.layout.rows, self.blocking.m_tile
         place = layout.wide_place(group, self.spec.k)
-        codes = self.arrays["codes" if layout.one_stream else "wide_codes"]
-        start = layout.narrow_bytes if layout.one_stream else 0
         views = {
-            "codes": _View(codes, [self.block[s], group], layout.wide_bytes, _i64(start)),
+            "codes": _view(self.views.wide(self.block[s], group), layout.wide_bytes),
             "x": _View(xq, [self.first], GROUP, place * GROUP, mt),
         }
         self._emit(f"wide{s}", MixedDot(True, rows, mt), views, _View(self.fours, [_i64(s)], rows))
@@ -310,12 +312,11 @@ class _Nest:
         from tvm.tirx.script.builder import ir as b
 
         n, rows, last = self.spec.n, self.layout.rows, self.layout.places(self.spec.k)
-        scales, zeros = self.arrays["scales"], self.arrays["zeros"]
 
         def value(s: int, i: int, r: Expr) -> tuple[Expr, list[Expr]]:
             row, block = self.first + _i64(i), self.block[s]
-            four = self.fours[s, i, r] + zeros[block, r].astype("int32") * minus[row, last]
-            total = scales[block, r].astype("float32") * four.astype("float32")
+            four = self.fours[s, i, r] + self.views.zero(block, r) * minus[row, last]
+            total = self.views.scale(block, r) * four.astype("float32")
             total = (self.sums[s, i, r] + total) * xs[row, 0]
             if extra is not None:
                 total = total + extra[s, i, r]
@@ -392,6 +393,10 @@ class _View:
         if self.rows and m > 1:
             lead[-1] = slice(lead[-1], lead[-1] + _i64(m))
         return self.buffer[(*lead, slice(self.start, self.start + _i64(self.extent)))]
+
+
+def _view(place: Place, extent: int) -> _View:
+    return _View(place.buffer, list(place.lead), extent, place.start)
 
 
 def _i64(value: int) -> Expr:

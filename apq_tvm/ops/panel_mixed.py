@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import MixedLayout
-from apq_tvm.formats.mixed import GROUP, SUPER
+from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_panels import PanelFormat, PanelGemm
 from apq_tvm.ops.gemm_task import GemmBlocking, argument, i64
@@ -50,31 +50,44 @@ class MixedPanel(PanelFormat):
         place = permutation[at].astype("int64")
         return place % 4 == 3, place // 4, tirx.min(place % 4, 2)
 
-    def zero(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+    def words(self, arrays: Arrays, block: Expr, part: Expr, group: Expr) -> Expr:
+        """uint16x4: zeros and sub-scales of 4 rows and the group's triple.
+
+        Loaded at once: loops over rows become vectors, whose lanes are to be next to each other.
+        """
+        _, of, _ = self.place(arrays, group)
+        return self.layout.views(arrays).words(block, of, part * 4, 4)
+
+    def zero(
+        self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr, word: Expr
+    ) -> Expr:
         """uint8: the zero point of a row's group."""
-        wide, of, j = self.place(arrays, group)
-        narrow = sub_zero(arrays["triples"][block, of, part * 4 + r], j)
-        return tirx.Select(wide, arrays["zeros"][block, part * 4 + r].astype("int32"), narrow)
+        wide, _, j = self.place(arrays, group)
+        four = self.layout.views(arrays).zero(block, part * 4 + r)
+        return tirx.Select(wide, four, sub_zero(word, j))
 
     def codes(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, wide: bool) -> Source:
         """Bytes of 4 rows of a group that is known to have 4 bits, or 2."""
         _, of, j = self.place(arrays, group)
-        rows, start = self.layout.rows, i64(self.layout.narrow_bytes)
-        first = start if wide else j * (4 * rows)
+        views = self.layout.views(arrays)
+        place = views.wide(block, of) if wide else views.narrow(block, of)
+        first = place.start if wide else place.start + j * (4 * self.layout.rows)
         (size,), _, _ = self.units[wide].operands["codes"]
-        return stretch(arrays["codes"], (block, of), size, first + part * 16)
+        return stretch(place.buffer, place.lead, size, first + part * 16)
 
     def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
         raise NotImplementedError("the GEMM asks for codes of either kind")
 
     def factor(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr) -> Expr:
+        raise NotImplementedError("the GEMM has a row's bits and scale at hand: `factor_of`")
+
+    def factor_of(self, arrays: Arrays, block: Expr, group: Expr, word: Expr, four: Expr) -> Expr:
+        """`factor` of a row with these zeros and sub-scales, and scale of 4-bit groups."""
         wide, of, j = self.place(arrays, group)
-        row = part * 4 + r
-        supers = (block * self.layout.rows // SUPER, of * TRIPLE + j)
-        level = sub_scale(arrays["triples"][block, of, row], j)
-        level = level + arrays["super_zeros"][supers].astype("int32")
-        narrow = arrays["super_scales"][supers].astype("float32") * level.astype("float32")
-        return tirx.Select(wide, arrays["scales"][block, row].astype("float32"), narrow)
+        views = self.layout.views(arrays)
+        level = sub_scale(word, j) + views.super_zero(block, of * TRIPLE + j)
+        narrow = views.super_scale(block, of * TRIPLE + j) * level.astype("float32")
+        return tirx.Select(wide, four, narrow)
 
 
 class _MixedGemm(PanelGemm):
@@ -92,11 +105,14 @@ class _MixedGemm(PanelGemm):
     def _unpack(self, at: Expr, u: Expr, j: Expr, plane: int) -> None:
         panel, arrays = self.mixed, self.weights
         block, part = self._block(j), self._part(j)
+        words = b.sblock_alloc_buffer((4,), "uint16", align=16)
+        b.buffer_store(words, panel.words(arrays, block, part, at), [tirx.Ramp(i64(0), i64(1), 4)])
         zeros = b.sblock_alloc_buffer((4,), "uint8", align=16)
         with self.stage("zeros", 4) as (r,):
             b.reads()
             b.writes(zeros[r])
-            b.buffer_store(zeros, panel.zero(arrays, block, part, at, r).astype("uint8"), [r])
+            zero = panel.zero(arrays, block, part, at, r, words[r].astype("int32"))
+            b.buffer_store(zeros, zero.astype("uint8"), [r])
         wide, _, _ = panel.place(arrays, at)
         with b.If(wide):
             with b.Then():
@@ -120,6 +136,33 @@ class _MixedGemm(PanelGemm):
             lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
             f"unpack{int(wide)}",
         )
+
+    def _spread_made(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
+        vectors, views = self.blocking.vectors, self.mixed.layout.views(self.weights)
+        self.words = b.sblock_alloc_buffer((self.per_block, vectors, 4), "uint16", align=16)
+        with b.grid(mine, vectors) as (g0, j0), b.sblock("words"):
+            g, j = b.axis.spatial(mine, g0), b.axis.spatial(vectors, j0)
+            b.reads()
+            b.writes()
+            found = self.mixed.words(self.weights, self._block(j), self._part(j), first + g)
+            b.buffer_store(self.words, found, [g, j, tirx.Ramp(i64(0), i64(1), 4)])
+        self.fours = b.sblock_alloc_buffer((vectors, 4), "float32", align=64)
+        with self.stage("fours", vectors, 4) as (j, r):
+            b.reads()
+            b.writes(self.fours[j, r])
+            scale = views.scale(self._block(j), self._part(j) * 4 + r)
+            b.buffer_store(self.fours, scale, [j, r])
+        super()._spread_made(name, target, start, mine, first)
+
+    def _make(
+        self, name: str, first: Expr, where: tuple[Expr, ...], target: Buffer, at: list[Expr]
+    ) -> None:
+        g, j, r = where
+        b.reads()
+        b.writes(target[tuple(at)])
+        word = self.words[g, j, r].astype("int32")
+        four, block = self.fours[j, r], self._block(j)
+        b.buffer_store(target, self.mixed.factor_of(self.weights, block, first + g, word, four), at)
 
     def add_to_results(self, results: Buffer, place: Callable[[Any, Expr], list[Expr]]) -> None:
         """Outliers times x, row of weights by row."""

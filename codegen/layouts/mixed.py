@@ -1,4 +1,4 @@
-"""The layouts of ``mixed24``: ``mixed24r{R}q31`` and ``mixed24r{R}split``, R rows interleaved.
+"""The layouts of ``mixed24``: ``mixed24r{R}c64`` and ``mixed24r{R}c48``, R rows interleaved.
 
 A *tile* is R rows x one group of 16 input channels, as four *vectors* of 4R bytes: byte ``4r + i``
 of vector j is row r, channel 4j + i, the operand order of maddubs and vpdpbusd::
@@ -8,23 +8,25 @@ of vector j is row r, channel 4j + i, the operand order of maddubs and vpdpbusd:
 
 The paper (section 3.3, "Memory Alignment") puts three 2-bit groups and half a 4-bit group of an
 output channel in one 128-bit word, the other half in a second matrix: threads of a GPU load
-aligned words. A CPU reads cache lines: with three 2-bit tiles and a whole 4-bit tile side by side,
-a *word row* of 16 rows is five whole lines and of 8 rows five halves, one stream that the hardware
-prefetches. That is ``q31``, where a quarter of the groups has 4 bits. Other ratios are ``split``:
-2-bit tiles in one array, by threes, and 4-bit tiles in another.
+aligned words. A CPU reads cache lines in streams that it prefetches: with three 2-bit tiles, a
+whole 4-bit tile and their zeros and sub-scales side by side, a *word row* of R rows x 64 channels,
+there is one stream. That is ``c64``, where a quarter of the groups has 4 bits: everything but
+outliers is in *records* of 16 rows (`apq_tvm.codegen.layouts.mixed_views` draws them). Other ratios
+are ``c48``, arrays apart: 2-bit tiles by threes, with their zeros and sub-scales, and 4-bit tiles.
 
 Groups come in the order of their word rows, so activations must too: ``permutation`` says where a
 group of 16 channels goes, and the quantization of activations puts it there.
 
 =================  ========================  ==================================================
-``codes``          uint8 [NB, T, 20R / 12R]  word rows / triples of 2-bit tiles
-``wide_codes``     uint8 [NB, T4, 8R]        ``split`` only: 4-bit tiles
-``triples``        uint16 [NB, T, R]         zeros, 3 * 2 bits; sub-scales, 4 + 3 + 3 bits
+``records``        uint8 [B, bytes]          ``c64``: of 16 rows each, all but what follows below
+``codes``          uint8 [NB, T, 14R]        ``c48``: three 2-bit tiles; per row 16 bits of zeros,
+                                             3 * 2 bits, and sub-scales, 4 + 3 + 3
+``wide_codes``     uint8 [NB, T4, 8R]        4-bit tiles
 ``super_scales``   float16 [B, 3T]           of 16 rows each
 ``super_zeros``    uint8 [B, 3T]
 ``scales``         float16 [NB, R]           of the 4-bit groups
 ``zeros``          uint8 [NB, R]
-``permutation``    int32 [G]                 place of a group among 4T (``q31``) or 3T + T4
+``permutation``    int32 [G]                 both: place of a group among 4T (``c64``) or 3T + T4
 ``row_start``      int32 [NB * R + 1]        with outliers only: CSR
 ``columns``        uint16 or int32 [nnz]     input channel, not permuted
 ``outliers``       float16 [nnz]
@@ -45,12 +47,12 @@ from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.checks import check_packed
 from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.mixed_views import MixedRecords, RecordViews, SplitViews
 from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.formats.mixed import (
     DEFAULT_RATIO,
     FAMILY,
     GROUP,
-    SUPER,
     Sizes,
     options_of,
 )
@@ -64,13 +66,14 @@ from apq_tvm.tensorize.mixed_unit import (
     sub_zero,
     wide_byte,
     wide_code,
+    words_at,
 )
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 VECTORS = 4
 """Vectors of a tile."""
 
-_NAME = re.compile(r"mixed24r(8|16)(q31|split)\Z")
+_NAME = re.compile(r"mixed24r(8|16)(c64|c48)\Z")
 
 U8 = NDArray[np.uint8]
 
@@ -135,11 +138,11 @@ class MixedLayout:
 
     @property
     def name(self) -> str:
-        """``mixed24r{R}q31`` or ``mixed24r{R}split``."""
-        return f"mixed24r{self.rows}{'q31' if self.one_stream else 'split'}"
+        """``mixed24r{R}c64`` or ``mixed24r{R}c48``."""
+        return f"mixed24r{self.rows}{'c64' if self.one_stream else 'c48'}"
 
     def triples(self, k: int) -> int:
-        """T: triples of 2-bit groups, at least 1; in ``q31`` also word rows."""
+        """T: triples of 2-bit groups, at least 1; in ``c64`` also word rows."""
         sizes = Sizes.of(self.scheme, 1, k)
         return max(1, sizes.triples, sizes.wide if self.one_stream else 0)
 
@@ -171,8 +174,8 @@ class MixedLayout:
 
     @property
     def narrow_bytes(self) -> int:
-        """Bytes of a triple of 2-bit tiles."""
-        return TRIPLE * 4 * self.rows
+        """Bytes of a triple of 2-bit tiles with its zeros and sub-scales."""
+        return words_at(self.rows) + 2 * self.rows
 
     @property
     def wide_bytes(self) -> int:
@@ -181,28 +184,42 @@ class MixedLayout:
 
     def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
-        sizes, blocks, triples = Sizes.of(self.scheme, n, k), self.row_blocks(n), self.triples(k)
-        word = self.narrow_bytes + (self.wide_bytes if self.one_stream else 0)
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
-            "codes": ((blocks, triples, word), "uint8")
-        }
-        if not self.one_stream:
-            shapes["wide_codes"] = ((blocks, self.wide_groups(k), self.wide_bytes), "uint8")
-        shapes |= {
-            "triples": ((blocks, triples, self.rows), "uint16"),
-            "super_scales": ((sizes.super_rows, TRIPLE * triples), "float16"),
-            "super_zeros": ((sizes.super_rows, TRIPLE * triples), "uint8"),
-            "scales": ((blocks, self.rows), "float16"),
-            "zeros": ((blocks, self.rows), "uint8"),
-            "permutation": ((sizes.groups,), "int32"),
-        }
+        sizes = Sizes.of(self.scheme, n, k)
+        shapes = self._dense_shapes(n, k)
+        if self.one_stream:
+            shapes = {"records": ((sizes.super_rows, self.records(k).nbytes), "uint8")}
+        shapes |= {"permutation": ((sizes.groups,), "int32")}
         if sizes.outliers:
             shapes |= {
-                "row_start": ((blocks * self.rows + 1,), "int32"),
+                "row_start": ((self.row_blocks(n) * self.rows + 1,), "int32"),
                 "columns": ((sizes.outliers,), "uint16" if k <= 1 << 16 else "int32"),
                 "outliers": ((sizes.outliers,), "float16"),
             }
         return shapes
+
+    def _dense_shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Arrays of which records are made."""
+        blocks, triples = self.row_blocks(n), self.triples(k)
+        supers = Sizes.of(self.scheme, n, k).super_rows
+        return {
+            "codes": ((blocks, triples, self.narrow_bytes), "uint8"),
+            "wide_codes": ((blocks, self.wide_groups(k), self.wide_bytes), "uint8"),
+            "super_scales": ((supers, TRIPLE * triples), "float16"),
+            "super_zeros": ((supers, TRIPLE * triples), "uint8"),
+            "scales": ((blocks, self.rows), "float16"),
+            "zeros": ((blocks, self.rows), "uint8"),
+        }
+
+    def records(self, k: int) -> MixedRecords:
+        """Bytes of a record."""
+        return MixedRecords(self.rows, self.triples(k))
+
+    def views(self, arrays: Mapping[str, Any]) -> SplitViews:
+        """Where kernels find what in the packed arrays."""
+        if not self.one_stream:
+            return SplitViews(arrays, self.rows)
+        groups = int(arrays["permutation"].shape[0])
+        return RecordViews(arrays, self.records(GROUP * groups))
 
     def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
         """Lay out a quantized matrix.
@@ -221,13 +238,16 @@ class MixedLayout:
         n, k = tensor.codes.shape
         wide = tensor.tables["wide"].astype(bool)
         narrow_codes, wide_codes = self._split(self._padded_codes(tensor), wide, k)
-        narrow, four = self._pack_narrow(narrow_codes), self._pack_wide(wide_codes)
-        arrays: dict[str, Array] = {"codes": narrow}
+        arrays: dict[str, Array] = {
+            "codes": np.concatenate(
+                (self._pack_narrow(narrow_codes), self._pack_words(tensor)), axis=2
+            ),
+            "wide_codes": self._pack_wide(wide_codes),
+            **self._pack_scales(tensor),
+        }
         if self.one_stream:
-            arrays["codes"] = np.concatenate((narrow, four), axis=2)
-        else:
-            arrays["wide_codes"] = four
-        arrays |= self._pack_scales(tensor) | {"permutation": self._permutation(wide, k)}
+            arrays = {"records": self.records(k).join(arrays)}
+        arrays["permutation"] = self._permutation(wide, k)
         if Sizes.of(self.scheme, n, k).outliers:
             arrays |= self._pack_sparse(tensor)
         return PackedTensor(self.name, arrays)
@@ -243,17 +263,18 @@ class MixedLayout:
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
         check_packed(packed, self, n, k)
-        arrays, sizes = packed.arrays, Sizes.of(self.scheme, n, k)
+        arrays, sizes = dict(packed.arrays), Sizes.of(self.scheme, n, k)
+        if self.one_stream:
+            arrays |= self.records(k).split(arrays["records"], self.row_blocks(n))
         wide = self._wide(arrays["permutation"], k)
         codes = np.zeros((self.row_blocks(n) * self.rows, sizes.groups, GROUP), np.uint8)
-        four = arrays["codes"][:, :, self.narrow_bytes :] if self.one_stream else None
-        narrow = self._unpack_narrow(arrays["codes"][:, :, : self.narrow_bytes])
-        codes[:, ~wide] = narrow[:, : sizes.narrow]
-        codes[:, wide] = self._unpack_wide(arrays["wide_codes"] if four is None else four)[
-            :, : sizes.wide
-        ]
+        tiles, words = np.split(arrays["codes"], [words_at(self.rows)], axis=2)
+        codes[:, ~wide] = self._unpack_narrow(tiles)[:, : sizes.narrow]
+        codes[:, wide] = self._unpack_wide(arrays["wide_codes"])[:, : sizes.wide]
         tables: dict[str, Array] = {"wide": wide.astype(np.uint8)}
-        tables |= self._unpack_scales(arrays, n, sizes.narrow)
+        tables |= self._unpack_words(words, n, sizes.narrow)
+        for key in ("super_scales", "super_zeros"):
+            tables[key] = arrays[key][:, : sizes.narrow].copy()
         tables["row_start"] = arrays.get("row_start", np.zeros(n + 1, np.int32))[: n + 1].copy()
         tables["columns"] = arrays.get("columns", np.zeros(0)).astype(np.int32)
         tables["outliers"] = arrays.get("outliers", np.zeros(0, np.float16)).copy()
@@ -267,28 +288,26 @@ class MixedLayout:
         """TensorIR float32 expression of one weight without its outlier (`sparse`)."""
         from tvm import tirx
 
+        views = self.views(arrays)
+        groups = int(arrays["permutation"].shape[0])
         place, column = arrays["permutation"][k // GROUP].astype("int64"), k % GROUP
-        triples = arrays["triples"].shape[1]
         if self.one_stream:
-            is_wide, of = place % 4 == 3, place // 4
-            j = tirx.min(place % 4, 2)
-            four, start = arrays["codes"], self.narrow_bytes
-            narrow_of, wide_of = of, of
+            is_wide, j = place % 4 == 3, tirx.min(place % 4, 2)
+            narrow_of = wide_of = place // 4
         else:
-            is_wide = place >= TRIPLE * triples
+            triples = self.triples(GROUP * groups)
+            is_wide, j = place >= TRIPLE * triples, place % TRIPLE
             narrow_of = tirx.min(place // TRIPLE, triples - 1)
-            j, four, start = place % TRIPLE, arrays["wide_codes"], 0
             wide_of = tirx.max(place - TRIPLE * triples, 0)
         vector, byte = column // 4, lane * 4 + column % 4
-        word = arrays["triples"][block, narrow_of, lane]
-        code = narrow_code(arrays["codes"][block, narrow_of, j * (4 * self.rows) + byte], vector)
-        supers = (block * self.rows // SUPER, TRIPLE * narrow_of + j)
-        plus = arrays["super_zeros"][supers].astype("int32")
+        word = views.word(block, narrow_of, lane)
+        code = narrow_code(views.narrow(block, narrow_of)(j * (4 * self.rows) + byte), vector)
+        plus = views.super_zero(block, TRIPLE * narrow_of + j)
         level = (sub_scale(word, j) + plus) * (code - sub_zero(word, j))
-        value = arrays["super_scales"][supers].astype("float32") * level.astype("float32")
-        byte4 = four[block, wide_of, start + wide_byte(self.rows, vector) + byte]
-        code4 = wide_code(byte4, vector) - arrays["zeros"][block, lane].astype("int32")
-        value4 = arrays["scales"][block, lane].astype("float32") * code4.astype("float32")
+        value = views.super_scale(block, TRIPLE * narrow_of + j) * level.astype("float32")
+        byte4 = views.wide(block, wide_of)(wide_byte(self.rows, vector) + byte)
+        code4 = wide_code(byte4, vector) - views.zero(block, lane)
+        value4 = views.scale(block, lane) * code4.astype("float32")
         return tirx.Select(is_wide, value4, value)
 
     def sparse(self, arrays: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
@@ -346,7 +365,7 @@ class MixedLayout:
         """[NB * R, 3T, 16] -> [NB, T, 12R]."""
         v = self._vectors(codes)
         tiles = v[:, :, 0] | v[:, :, 1] << 2 | v[:, :, 2] << 4 | v[:, :, 3] << 6  # [NB, 3T, 4R]
-        return np.ascontiguousarray(tiles).reshape(len(v), -1, self.narrow_bytes)
+        return np.ascontiguousarray(tiles).reshape(len(v), -1, words_at(self.rows))
 
     def _unpack_narrow(self, packed: U8) -> U8:
         tiles = np.ascontiguousarray(packed).reshape(len(packed), -1, 1, 4 * self.rows)
@@ -363,45 +382,43 @@ class MixedLayout:
         loads = np.ascontiguousarray(packed).reshape(*packed.shape[:2], 2, 4 * self.rows)
         return self._rows(np.concatenate((loads & np.uint8(15), loads >> 4), axis=2))
 
-    def _pack_scales(self, tensor: QuantizedTensor) -> dict[str, Array]:
+    def _pack_words(self, tensor: QuantizedTensor) -> U8:
+        """[NB, T, 2R]: zeros and sub-scales of triples, low byte first."""
         n, k = tensor.codes.shape
-        t, shapes = tensor.tables, self.shapes(n, k)
-        blocks, triples, rows = shapes["triples"][0]
-        parts = np.zeros((2, blocks * rows, triples, TRIPLE), np.uint16)
+        t, rows = tensor.tables, self.row_blocks(n) * self.rows
+        parts = np.zeros((2, rows, self.triples(k), TRIPLE), np.uint16)
         for part, key in zip(parts, ("sub_zeros", "sub_scales"), strict=True):
-            part.reshape(blocks * rows, -1)[:n, : t[key].shape[1]] = t[key]
-        words = sum(
-            parts[0, :, :, i] << ZERO_SHIFTS[i] | parts[1, :, :, i] << SUB_SHIFTS[i]
-            for i in range(TRIPLE)
-        )
-        assert isinstance(words, np.ndarray)
-        supers: dict[str, Array] = {}
-        for key in ("super_scales", "super_zeros"):
-            supers[key] = np.zeros(shapes[key][0], shapes[key][1])
-            supers[key][:, : t[key].shape[1]] = t[key]
-        flat = {key: np.zeros(blocks * rows, shapes[key][1]) for key in ("scales", "zeros")}
-        assert tensor.zeros is not None
-        flat["scales"][:n], flat["zeros"][:n] = tensor.scales[:, 0], tensor.zeros[:, 0]
-        return {
-            # [NB * R, T] -> [NB, T, R]
-            "triples": np.ascontiguousarray(
-                words.astype(np.uint16).reshape(blocks, rows, triples).transpose(0, 2, 1)
-            ),
-            **supers,
-            **{key: values.reshape(blocks, rows) for key, values in flat.items()},
-        }
+            part.reshape(rows, -1)[:n, : t[key].shape[1]] = t[key]
+        words = np.zeros(parts.shape[1:3], "<u2")
+        for i in range(TRIPLE):
+            words |= parts[0, :, :, i] << ZERO_SHIFTS[i] | parts[1, :, :, i] << SUB_SHIFTS[i]
+        # [NB * R, T] -> [NB, T, R]
+        blocks = words.reshape(-1, self.rows, words.shape[1]).transpose(0, 2, 1)
+        return np.ascontiguousarray(blocks).view(np.uint8)
 
-    def _unpack_scales(self, arrays: Mapping[str, Array], n: int, narrow: int) -> dict[str, Array]:
-        # [NB, T, R] -> [NB * R, T]
-        words = arrays["triples"].transpose(0, 2, 1).reshape(-1, arrays["triples"].shape[1])[:n]
+    def _unpack_words(self, packed: U8, n: int, narrow: int) -> dict[str, Array]:
+        # [NB, T, 2R] -> [NB, T, R] -> [NB * R, T]
+        words = np.ascontiguousarray(packed).view("<u2").transpose(0, 2, 1)
+        words = words.reshape(-1, words.shape[2])[:n]
         zeros = np.stack([words >> ZERO_SHIFTS[i] & 3 for i in range(TRIPLE)], axis=2)
         subs = np.stack([words >> SUB_SHIFTS[i] & SUB_MASKS[i] for i in range(TRIPLE)], axis=2)
         return {
             "sub_scales": subs.reshape(n, -1)[:, :narrow].astype(np.uint8),
             "sub_zeros": zeros.reshape(n, -1)[:, :narrow].astype(np.uint8),
-            "super_scales": arrays["super_scales"][:, :narrow].copy(),
-            "super_zeros": arrays["super_zeros"][:, :narrow].copy(),
         }
+
+    def _pack_scales(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        (n, k), t = tensor.codes.shape, tensor.tables
+        packed: dict[str, Array] = {}
+        shapes = self._dense_shapes(n, k)
+        for key in ("super_scales", "super_zeros"):
+            packed[key] = np.zeros(*shapes[key])
+            packed[key][:, : t[key].shape[1]] = t[key]
+        assert tensor.zeros is not None
+        for key, values in (("scales", tensor.scales), ("zeros", tensor.zeros)):
+            packed[key] = np.zeros(*shapes[key])
+            packed[key].reshape(-1)[:n] = values[:, 0]
+        return packed
 
     def _pack_sparse(self, tensor: QuantizedTensor) -> dict[str, Array]:
         n, k = tensor.codes.shape

@@ -80,13 +80,7 @@ def test_extreme_codes_do_not_overflow(instruction: str, tmp_path: Path) -> None
     built = _Built(tmp_path, "max")
     spec = LinearSpec(8, 64, parse_scheme("mixed24o0"))
     case = MixedCase(spec, profile, 0, built)
-    arrays = dict(case.arrays)
-    arrays["codes"] = np.full_like(arrays["codes"], 255)
-    arrays["triples"] = np.full_like(arrays["triples"], 0xFFC0)  # zeros 0, sub-scales 15, 7, 7
-    arrays["super_zeros"] = np.full_like(arrays["super_zeros"], 15)
-    arrays["super_scales"] = np.ones_like(arrays["super_scales"])
-    arrays["scales"], arrays["zeros"] = np.ones_like(arrays["scales"]), 0 * arrays["zeros"]
-    case.arrays = arrays
+    arrays = case.largest()
     program = built(scheduled(kernel_of(instruction, 1), spec, profile), profile)
     for sign in (1, -1):
         y = np.zeros((1, 8), np.float32)

@@ -16,7 +16,7 @@ from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.mixed import mixed_layout, mixed_preparation
 from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.types import DeviceProfile
+from apq_tvm.types import DeviceProfile, QuantizedTensor
 
 RELATIVE_ERROR = 3e-6
 """Of float32 sums over a few hundred products, against the largest output."""
@@ -38,7 +38,7 @@ class MixedCase:
         assert spec.scheme is not None
         self.spec, self.rng = spec, np.random.default_rng(seed)
         w = self.rng.standard_normal((spec.n, spec.k)).astype(np.float32)
-        tensor = quantize_tensor(w, spec.scheme, search=False)
+        tensor = self.tensor = quantize_tensor(w, spec.scheme, search=False)
         self.layout = mixed_layout(spec, profile)
         self.arrays = self.layout.pack(tensor).arrays
         self.dense = dense_part(tensor).astype(np.float64)
@@ -60,6 +60,26 @@ class MixedCase:
             made.append(np.full(shape, 77, str(buffer.dtype)))
         self.prepare(x, self.arrays["permutation"], *made)
         return made
+
+    def largest(self) -> dict[str, np.ndarray]:
+        """Packed arrays of the largest codes, sub-scales and second-order zeros; scales are 1.
+
+        Kernels check their sums against such weights, whose zero points are 0.
+        """
+        t, n = self.tensor.tables, self.spec.n
+        wide = np.repeat(t["wide"].astype(bool), 16)[: self.spec.k]
+        subs = np.resize(np.array((15, 7, 7), np.uint8), t["sub_scales"].shape[1])
+        tables = {
+            **t,
+            "sub_scales": np.tile(subs, (n, 1)),
+            "sub_zeros": np.zeros_like(t["sub_zeros"]),
+            "super_scales": np.ones_like(t["super_scales"]),
+            "super_zeros": np.full_like(t["super_zeros"], 15),
+        }
+        codes = np.tile(np.where(wide, 15, 3).astype(np.uint8), (n, 1))
+        ones, zeros = np.ones((n, 1), np.float16), np.zeros((n, 1), np.uint8)
+        tensor = QuantizedTensor(codes, ones, zeros, self.tensor.scheme, tables)
+        return dict(self.layout.pack(tensor).arrays)
 
     def check(self, kernel: Any, m: int) -> None:
         spec = self.spec

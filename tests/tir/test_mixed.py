@@ -106,13 +106,7 @@ def test_extreme_codes_do_not_saturate() -> None:
     profile = profile_for(kernel)
     spec = LinearSpec(8, 64, parse_scheme("mixed24o0"))
     case = MixedCase(spec, profile)
-    arrays = dict(case.arrays)
-    arrays["codes"] = np.full_like(arrays["codes"], 255)
-    arrays["triples"] = np.full_like(arrays["triples"], 0xFFC0)  # zeros 0, sub-scales 15, 7, 7
-    arrays["super_zeros"] = np.full_like(arrays["super_zeros"], 15)
-    arrays["super_scales"] = np.ones_like(arrays["super_scales"])
-    arrays["scales"], arrays["zeros"] = np.ones_like(arrays["scales"]), 0 * arrays["zeros"]
-    case.arrays = arrays
+    arrays = case.largest()
     x = np.full((1, 64), 127, np.float32)
     y = np.zeros((1, 8), np.float32)
     function = compiled(kernel, spec, profile, Defaults())

@@ -61,42 +61,78 @@ def test_round_trip_any_shape(text: str, rows: int, n: int, k: int, seed: int) -
     assert_equal(layout.unpack(layout.pack(tensor), n, k), tensor)
 
 
+def arrays_apart(tensor: QuantizedTensor, rows: int) -> dict[str, np.ndarray]:
+    """What kernels see, whether it is in records or not."""
+    n, k = tensor.codes.shape
+    layout = MixedLayout(rows, tensor.scheme)
+    arrays = dict(layout.pack(tensor).arrays)
+    if layout.one_stream:
+        arrays |= layout.records(k).split(arrays["records"], layout.row_blocks(n))
+    return arrays
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("text", ("mixed24", "mixed24r50"))
 def test_codes_are_where_kernels_look(text: str, rows: int) -> None:
     tensor = tensor_of(text, rows + 3, 130)
     layout = MixedLayout(rows, tensor.scheme)
-    arrays = layout.pack(tensor).arrays
+    arrays = arrays_apart(tensor, rows)
     wide, triples = tensor.tables["wide"], layout.triples(130)
     for n, k in np.ndindex(rows + 3, 130):
         place, (vector, i) = int(arrays["permutation"][k // 16]), divmod(k % 16, 4)
         byte = 4 * (n % rows) + i
         if wide[k // 16]:
-            four = arrays["codes" if layout.one_stream else "wide_codes"][n // rows]
             group = place // 4 if layout.one_stream else place - 3 * triples
-            start = 12 * rows if layout.one_stream else 0
-            code = four[group, start + vector % 2 * 4 * rows + byte] >> (vector // 2 * 4) & 15
+            at = vector % 2 * 4 * rows + byte
+            code = arrays["wide_codes"][n // rows, group, at] >> (vector // 2 * 4) & 15
         else:
             word, tile = (place // 4, place % 4) if layout.one_stream else divmod(place, 3)
             code = arrays["codes"][n // rows, word, tile * 4 * rows + byte] >> (2 * vector) & 3
         assert code == tensor.codes[n, k]
 
 
-def test_a_triple_fills_sixteen_bits() -> None:
-    tensor = tensor_of("mixed24", 16, 256)
-    words = MixedLayout(16, tensor.scheme).pack(tensor).arrays["triples"]
+@pytest.mark.parametrize("text", ("mixed24", "mixed24r50"))
+def test_a_triple_fills_sixteen_bits(text: str) -> None:
+    tensor = tensor_of(text, 16, 512)
+    low, high = arrays_apart(tensor, 16)["codes"][0, 1, 12 * 16 + 2 * 5 :][:2].astype(int)
     zeros, subs = tensor.tables["sub_zeros"], tensor.tables["sub_scales"]
     want = zeros[5, 3] | zeros[5, 4] << 2 | zeros[5, 5] << 4
     want = int(want) | int(subs[5, 3]) << 6 | int(subs[5, 4]) << 10 | int(subs[5, 5]) << 13
-    assert words[0, 1, 5] == want
+    assert low + 256 * high == want
 
 
-def test_word_rows_are_whole_cache_lines() -> None:
-    """At the default ratio a word row of 16 rows x 64 channels takes 5 lines: no padding."""
-    tensor = tensor_of("mixed24", 32, 256)
-    shapes = MixedLayout(16, tensor.scheme).shapes(32, 256)
-    assert shapes["codes"] == ((2, 4, 5 * 64), "uint8")
-    assert "wide_codes" not in shapes
+@pytest.mark.parametrize("rows", ROWS)
+def test_records_are_one_stream_of_whole_cache_lines(rows: int) -> None:
+    """A word row of 64 channels takes 22 bytes a row: two of 16 rows are 11 lines."""
+    tensor = tensor_of("mixed24o0", 33, 256)
+    layout = MixedLayout(rows, tensor.scheme)
+    packed, rec = layout.pack(tensor), layout.records(256)
+    assert list(packed.arrays) == ["records", "permutation"]
+    header = 3 * (4 * 3) + 3 * 16  # second order, then 4-bit groups
+    assert rec.header == -(-header // 64) * 64 and rec.word == 22 * rows
+    assert packed.arrays["records"].shape == (3, rec.header + 16 // rows * 4 * 22 * rows)
+    # The second word row of row 17: in the second record, after its header.
+    at = rec.header + 1 * rec.word + 4 * 1
+    codes = arrays_apart(tensor, rows)["codes"]
+    np.testing.assert_array_equal(
+        packed.arrays["records"][1, at : at + 4], codes[16 // rows, 1, 4:8]
+    )
+
+
+def test_scales_lie_at_the_head_of_a_record() -> None:
+    tensor = tensor_of("mixed24o0", 20, 256)
+    layout = MixedLayout(8, tensor.scheme)
+    records, start = layout.pack(tensor).arrays["records"], layout.records(256).scales
+    count = tensor.tables["super_scales"].shape[1]
+    low, high = (records[1, i * count :][:count].astype(np.uint16) for i in (0, 1))
+    got = (low | high << 8).view(np.float16)
+    np.testing.assert_array_equal(got, tensor.tables["super_scales"][1])
+    zeros = records[1, 2 * count : 3 * count]
+    np.testing.assert_array_equal(zeros, tensor.tables["super_zeros"][1])
+    low, high = (records[0, start + 16 * i :][:16].astype(np.uint16) for i in (0, 1))
+    np.testing.assert_array_equal((low | high << 8).view(np.float16), tensor.scales[:16, 0])
+    assert tensor.zeros is not None
+    np.testing.assert_array_equal(records[0, start + 32 :][:16], tensor.zeros[:16, 0])
 
 
 def test_every_place_is_taken_once() -> None:
@@ -126,14 +162,14 @@ def test_what_does_not_fit_is_refused() -> None:
         MixedLayout(4, tensor.scheme)
     with pytest.raises(PackError, match="W4A8"):
         MixedLayout(8, Scheme(4))
-    with pytest.raises(PackError, match="mixed24r8split"):
-        weight_layout("mixed24r8q31", parse_scheme("mixed24r50"))
+    with pytest.raises(PackError, match="mixed24r8c48"):
+        weight_layout("mixed24r8c64", parse_scheme("mixed24r50"))
     with pytest.raises(PackError, match="float32"):
-        weight_layout("mixed24r8q31", None)
+        weight_layout("mixed24r8c64", None)
     with pytest.raises(PackError, match="layer7"):
         layout.pack(tensor_of("mixed24r50", 8, 64), "layer7")
     packed = layout.pack(tensor)
-    with pytest.raises(PackError, match="codes is"):
+    with pytest.raises(PackError, match="records is"):
         layout.unpack(packed, 8, 65)
     with pytest.raises(PackError, match="is no"):
-        layout.unpack(PackedTensor("mixed24r16q31", packed.arrays), 8, 64)
+        layout.unpack(PackedTensor("mixed24r16c64", packed.arrays), 8, 64)
