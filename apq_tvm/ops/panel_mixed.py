@@ -58,14 +58,6 @@ class MixedPanel(PanelFormat):
         _, of, _ = self.place(arrays, group)
         return self.layout.views(arrays).words(block, of, part * 4, 4)
 
-    def zero(
-        self, arrays: Arrays, block: Expr, part: Expr, group: Expr, r: Expr, word: Expr
-    ) -> Expr:
-        """uint8: the zero point of a row's group."""
-        wide, _, j = self.place(arrays, group)
-        four = self.layout.views(arrays).zero(block, part * 4 + r)
-        return tirx.Select(wide, four, sub_zero(word, j))
-
     def codes(self, arrays: Arrays, block: Expr, part: Expr, group: Expr, wide: bool) -> Source:
         """Bytes of 4 rows of a group that is known to have 4 bits, or 2."""
         _, of, j = self.place(arrays, group)
@@ -102,25 +94,32 @@ class _MixedGemm(PanelGemm):
         if self.sparse:
             self.xf = argument("xf", (self.m, self.spec.k), "float32", 4)
 
+    def scratch(self) -> None:
+        super().scratch()
+        # Zeros and sub-scales of the K block: scales are made after codes are decoded.
+        shape = (self.per_block, self.blocking.vectors, 4)
+        self.words = b.sblock_alloc_buffer(shape, "uint16", align=16)
+
     def _unpack(self, at: Expr, u: Expr, j: Expr, plane: int) -> None:
         panel, arrays = self.mixed, self.weights
         block, part = self._block(j), self._part(j)
-        words = b.sblock_alloc_buffer((4,), "uint16", align=16)
-        b.buffer_store(words, panel.words(arrays, block, part, at), [tirx.Ramp(i64(0), i64(1), 4)])
-        zeros = b.sblock_alloc_buffer((4,), "uint8", align=16)
-        with self.stage("zeros", 4) as (r,):
-            b.reads()
-            b.writes(zeros[r])
-            zero = panel.zero(arrays, block, part, at, r, words[r].astype("int32"))
-            b.buffer_store(zeros, zero.astype("uint8"), [r])
-        wide, _, _ = panel.place(arrays, at)
+        words, lanes = self.words, tirx.Ramp(i64(0), i64(1), 4)
+        b.buffer_store(words, panel.words(arrays, block, part, at), [u, j, lanes])
+        wide, _, tile = panel.place(arrays, at)
         with b.If(wide):
             with b.Then():
-                self._decode(at, u, j, zeros, True)
+                zero = panel.layout.views(arrays).zero
+                self._decode(at, u, j, lambda r: zero(block, part * 4 + r), True)
             with b.Else():
-                self._decode(at, u, j, zeros, False)
+                self._decode(at, u, j, lambda r: sub_zero(words[u, j, r], tile), False)
 
-    def _decode(self, at: Expr, u: Expr, j: Expr, zeros: Buffer, wide: bool) -> None:
+    def _decode(self, at: Expr, u: Expr, j: Expr, zero: Callable[[Expr], Expr], wide: bool) -> None:
+        """Decode a group of 4 rows, whose zero points are `zero`."""
+        zeros = b.sblock_alloc_buffer((4,), "uint8", align=16)
+        with self.stage(f"zeros{int(wide)}", 4) as (r,):
+            b.reads()
+            b.writes(zeros[r])
+            b.buffer_store(zeros, zero(r).astype("uint8"), [r])
         panel, unit = self.mixed, self.mixed.units[wide]
         steps, columns = unit.shape(self.pairs)[:2]
 
@@ -139,13 +138,6 @@ class _MixedGemm(PanelGemm):
 
     def _spread_made(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
         vectors, views = self.blocking.vectors, self.mixed.layout.views(self.weights)
-        self.words = b.sblock_alloc_buffer((self.per_block, vectors, 4), "uint16", align=16)
-        with b.grid(mine, vectors) as (g0, j0), b.sblock("words"):
-            g, j = b.axis.spatial(mine, g0), b.axis.spatial(vectors, j0)
-            b.reads()
-            b.writes()
-            found = self.mixed.words(self.weights, self._block(j), self._part(j), first + g)
-            b.buffer_store(self.words, found, [g, j, tirx.Ramp(i64(0), i64(1), 4)])
         self.fours = b.sblock_alloc_buffer((vectors, 4), "float32", align=64)
         with self.stage("fours", vectors, 4) as (j, r):
             b.reads()
