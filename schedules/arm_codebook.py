@@ -110,11 +110,13 @@ def _lookup(layout: SpanLayout, profile: DeviceProfile) -> Lookup:
 
 def _intrinsic(dot: SpanDot, profile: DeviceProfile, decide: Decide) -> str:
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
-    if fused and is_written(dot, profile.in_order):
-        style = Style(sve and isinstance(dot, BookDot), _scarce(profile), profile.in_order)
+    longer = sve and "sve2" not in profile.features  # cores with SVE 2 have vectors of 16 bytes
+    if fused and is_written(dot):
+        longer = longer and isinstance(dot, BookDot) and dot.bits == 3
+        style = Style(sve and isinstance(dot, BookDot), _scarce(profile), profile.in_order, longer)
         return written_intrinsic(dot, style)
     if isinstance(dot, BookDot):
-        return books_intrinsic(dot, fused, sve, sve and "sve2" not in profile.features)
+        return books_intrinsic(dot, fused, sve, longer)
     if isinstance(dot, BookUnitsDot):
         return book_units_intrinsic(dot, fused)
     if isinstance(dot, SuperDot):

@@ -6,20 +6,24 @@ inline assembly, whose constants LLVM keeps in registers from span to span.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from apq_tvm.tensorize.arm_books_asm import (
     POINTERS,
     SCRATCH,
-    TABLES,
+    Span,
     Style,
     constants,
     fixed,
-    program,
+    places,
+    pointers,
     registers,
 )
 from apq_tvm.tensorize.arm_loads import TARGET
 from apq_tvm.tensorize.arm_lookup import instruction_name
+from apq_tvm.tensorize.arm_quads import ORDERS
+from apq_tvm.tensorize.arm_quads_asm import Quads3
 from apq_tvm.tensorize.lookup_book_units import BookUnitsDot
 from apq_tvm.tensorize.lookup_books import QUAD, SPAN_QUADS, BookDot
 from apq_tvm.tensorize.lookup_span import SpanDot, SpanOperands, make_pair
@@ -31,12 +35,12 @@ SPAN = QUAD * SPAN_QUADS
 _ARGUMENTS = (*POINTERS, "table", "y")
 
 
-def is_written(dot: SpanDot, in_order: bool) -> bool:
-    """Whether there is an intrinsic here, and it is not slower than LLVM's order."""
+def is_written(dot: SpanDot) -> bool:
+    """Whether there is an intrinsic here."""
     if dot.m != 1 or dot.k != SPAN:
         return False
     if isinstance(dot, BookDot):
-        return dot.bits == 2 or in_order
+        return True
     return isinstance(dot, BookUnitsDot) and (dot.bits, dot.books, dot.group) == (4, 4, 16)
 
 
@@ -48,7 +52,8 @@ def written_intrinsic(dot: SpanDot, style: Style) -> str:
     dot : SpanDot
         Which `is_written`.
     style : Style
-        Without SVE where codes have 4 bits.
+        Without SVE where codes have 4 bits; with long vectors only where they have 3. Which
+        vectors there are is looked up then when the program runs.
 
     Returns
     -------
@@ -56,7 +61,8 @@ def written_intrinsic(dot: SpanDot, style: Style) -> str:
         The intrinsic's name. Its `xs` and `extra` are those of `arm_lookup.books_intrinsic`.
     """
     assert isinstance(dot, BookDot | BookUnitsDot)
-    kind = "_in_order" if style.in_order else "_slots" if style.slots else ""
+    names = {"_in_order": style.in_order, "_slots": style.slots, "_long": style.long}
+    kind = "".join(name for name, has in names.items() if has)
     name = f"apq_{instruction_name(True, style.sve)}{kind}_1x4x{dot.k}_s8lut{dot.bits}b4f32"
 
     def implement(o: SpanOperands) -> None:
@@ -76,37 +82,94 @@ def written_intrinsic(dot: SpanDot, style: Style) -> str:
 
 def _function(dot: BookDot | BookUnitsDot, style: Style, name: str) -> str:
     """LLVM IR of ``void name(codes, subs, index, scales, x, xs, extra, table, y)``."""
-    vectors, floats = f"<{dot.entries} x i8>", "<4 x float>"
-    lines = [
-        f"define linkonce_odr void @{name}({', '.join(f'ptr %{n}' for n in _ARGUMENTS)})",
-        "alwaysinline {",
-        f"  %raised = load {vectors}, ptr %table, align 16",
-        f"  %centred = sub {vectors} %raised, {_bytes([dot.offset] * dot.entries)}",
-    ]
-    for i, order in enumerate(_tables(dot.bits)):
-        places = ", ".join(f"i32 {n}" for n in order)
-        pair = f"{vectors} %centred, {vectors} poison"
-        lines.append(f"  %table{i} = shufflevector {pair}, <16 x i32> <{places}>")
+    module = TARGET
+    if places(dot.bits):
+        values = places(dot.bits)
+        module += f"@{name}_places = linkonce_odr hidden unnamed_addr constant "
+        module += f"[{len(values)} x i8] [{', '.join(f'i8 {v}' for v in values)}], align 16\n"
+    if not style.long:
+        return module + _define(dot, style, name, f"{name}_places")
+    # How long vectors are a program knows only when it runs.
+    short = replace(style, long=False)
+    module += _define(dot, short, f"{name}_short", f"{name}_places", aside=True)
+    return module + _define(dot, style, name, f"{name}_places")
+
+
+def _define(
+    dot: BookDot | BookUnitsDot, style: Style, name: str, memory: str, aside: bool = False
+) -> str:
+    """One function, with constants in `memory`.
+
+    With long vectors it calls the other one, put `aside`, where vectors are short.
+    """
+    bits, floats, span = dot.bits, "<4 x float>", Quads3 if dot.bits == 3 else Span
+    arguments = ", ".join(f"ptr %{n}" for n in _ARGUMENTS)
+    attribute = "noinline" if aside else "alwaysinline"
+    lines = [f"define linkonce_odr void @{name}({arguments}) {attribute} {{"]
+    lines += _table_lines(dot, style)
+    if style.long:
+        lines += [
+            "  %vscale = call i32 @llvm.vscale.i32()",
+            "  %is = icmp ugt i32 %vscale, 1",
+            "  br i1 %is, label %long, label %short",
+            "short:",
+            f"  call void @{name}_short({arguments})",
+            "  ret void",
+            "long:",
+        ]
     lines.append(f"  %a = load {floats}, ptr %y, align 16")
-    wanted, given = constants(dot.bits, style), fixed(dot.bits)
-    operands = [f"ptr %{n}" for n in POINTERS]
-    operands += [f"<16 x i8> {f'%{n}' if v is None else _bytes(v)}" for n, v in wanted.items()]
-    kinds = ["=w", *["r"] * len(POINTERS)]
+    wanted, given = constants(bits, style), fixed(bits, style)
+    operands = [f"ptr %{n}" if n in POINTERS else f"ptr @{memory}" for n in pointers(bits)]
+    kind = _LONG if style.long else _SHORT
+    for n, v in wanted.items():
+        operands.append(f"{kind} %{n}" if v is None else f"{_SHORT} {_bytes(v)}")
+    kinds = ["=w", *["r"] * len(pointers(bits))]
     kinds += [f"{{v{given[n]}}}" if n in given else "w" for n in wanted] + ["0"]
-    kinds += [f"~{{v{i}}}" for i in range(registers(dot.bits, style))]
-    kinds += [f"~{{x{i}}}" for i in (SCRATCH if style.in_order else SCRATCH[:1])]
-    text = "\\0A".join(program(dot.bits, style))
+    kinds += [f"~{{v{i}}}" for i in range(registers(bits, style))]
+    kinds += [f"~{{x{i}}}" for i in (SCRATCH[:1] if style.sve else SCRATCH)]
+    kinds += ["~{p0}"] if bits == 3 and style.sve else []
+    text = "\\0A".join(span(bits, style).lines())
     call = f'call {floats} asm "{text}", "{",".join(kinds)}"'
     lines.append(f"  %r = {call}({', '.join([*operands, f'{floats} %a'])})")
     lines += [f"  store {floats} %r, ptr %y, align 16", "  ret void", "}", ""]
-    return TARGET + "\n".join(lines)
+    if style.long:
+        lines += [
+            "declare i32 @llvm.vscale.i32()",
+            f"declare {_LONG} {_INSERT}({_LONG}, {_PAIR}, i64)",
+        ]
+    return "\n".join([*lines, ""])
 
 
-def _tables(bits: int) -> list[list[int]]:
-    """Entries of every register: with 2 bits by book and code and by code and book."""
+_SHORT, _PAIR, _LONG = "<16 x i8>", "<32 x i8>", "<vscale x 16 x i8>"
+_INSERT = "@llvm.vector.insert.nxv16i8.v32i8"
+
+
+def _table_lines(dot: BookDot | BookUnitsDot, style: Style) -> list[str]:
+    """``%table0`` and on: entries of ``%table`` in their orders, less the offset."""
+    vectors = f"<{dot.entries} x i8>"
+    lines = [
+        f"  %raised = load {vectors}, ptr %table, align 16",
+        f"  %centred = sub {vectors} %raised, {_bytes([dot.offset] * dot.entries)}",
+    ]
+    for i, order in enumerate(_tables(dot.bits, style)):
+        name = f"%part{i}" if style.long else f"%table{i}"
+        lanes = ", ".join(f"i32 {n}" for n in order)
+        pair = f"{vectors} %centred, {vectors} poison"
+        lines.append(f"  {name} = shufflevector {pair}, <{len(order)} x i32> <{lanes}>")
+        if style.long:
+            whole = f"{_LONG} poison, {_PAIR} {name}, i64 0"
+            lines.append(f"  %table{i} = call {_LONG} {_INSERT}({whole})")
+    return lines
+
+
+def _tables(bits: int, style: Style) -> list[list[int]]:
+    """Entries of every register: with 2 and 3 bits by book and code, then by code and book."""
     if bits == 2:
         return [list(range(16)), [i % 4 * 4 + i // 4 for i in range(16)]]
-    return [list(range(16 * i, 16 * i + 16)) for i in range(TABLES[bits])]
+    if bits == 3 and style.long:
+        return list(ORDERS)
+    orders = ORDERS if bits == 3 else [list(range(64))]
+    return [order[at : at + 16] for order in orders for at in range(0, len(order), 16)]
 
 
 def _bytes(values: list[int]) -> str:

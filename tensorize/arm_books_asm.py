@@ -3,23 +3,23 @@
 Codes of 2 and 3 bits lie in quads (`apq_tvm.tensorize.lookup_books`), codes of 4 bits in
 interleaved units, of which two take the place of a quad; sub-scales and books lie alike.
 
-Per quad (256 products of 4 rows) there are 16 sdot, 16 ``tbl``, 24 or 30 instructions that make
+Per quad (256 products of 4 rows) there are 16 sdot, 16 ``tbl``, 24 or 22 instructions that make
 indices of codes and books, and 16 for the scales of the four groups: with 2 bits, merges with the
-books (8), masks (8) and shifts (8), with 3 bits 18 shifts and insertions for twelve vectors and 12
-for the other four. Of a group's four for the scales one spreads the sub-scales over the rows, one
-multiplies them, one makes a float of the sum (it began at `MAGIC`) and one adds. So these layouts
-take 72 or 78 vector instructions at least, 18 or 19.5 cycles of four pipes (V1, V2), 36 or 39 of
-two (N1), where W4A8g32 has 34: 2.1 and 2.3 times as many. What spreads the books and unpacks the
-sub-scales comes to 3.25 or 9 more. With 4 bits a ``tbl`` of four registers counts three times: 104
-and 9.
+books (8), masks (8) and shifts (8), with 3 bits one for each of twelve vectors and 10 for the other
+four (`apq_tvm.tensorize.arm_quads_asm`). Of a group's four for the scales one spreads the
+sub-scales over the rows, one multiplies them, one makes a float of the sum (it began at `MAGIC`)
+and one adds. So these layouts take 72 or 70 vector instructions at least, 18 or 17.5 cycles of four
+pipes (V1, V2), 36 or 35 of two (N1), where W4A8g32 has 34: 2.1 times as many. What spreads the
+books and unpacks the sub-scales comes to 3.25 more with 2 bits, to 4.75 with 3, or 6 without SVE.
+With 4 bits a ``tbl`` of four registers counts three times: 104 and 9.
 
 - A byte of a sub-scale s, ``tbl``, and one of 15 make the float ``2^-104 (128 + s)``, as in
   `apq_tvm.tensorize.arm_lookup`; where a product of int32 is cheap (SVE), s becomes an int32.
 - What an instruction overwrites (codes to be merged twice, what sums begin at) is loaded for each,
   rather than copied, since loads take no vector pipe.
-- The books of a row are spread over its four k by two ``zip``, six for four quads.
-- Neoverse N1 has slots for three instructions a cycle in LLVM's model; ``ldr`` takes two, ``ldp``
-  three, and ``ld1`` one for each of its vectors.
+- The books of a row are spread over its four k by two ``zip``, six for four quads; with 3 bits by
+  ``tbl``, of what is to be merged.
+- Neoverse N1 has slots for three instructions a cycle in LLVM's model (`arm_slots`).
 - On cores that issue in order a load from base and register takes as long as a product, so that
   both go together (`apq_tvm.tensorize.arm_in_order`).
 """
@@ -29,15 +29,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from apq_tvm.tensorize.arm_quads import BOOK_ABOVE, BOOK_BELOW
+from apq_tvm.tensorize.arm_slots import filled
 from apq_tvm.tensorize.arm_straight import Straight, Value, together
 from apq_tvm.tensorize.lookup_books import SPAN_QUADS, quad_bytes
 from apq_tvm.tensorize.lookup_span import EXTRA, ROWS
 
 POINTERS = ("codes", "subs", "index", "scales", "x", "xs", "extra")
-"""Operands 1 and on; 0 is the sums."""
-
-TABLES = {2: 2, 3: 2, 4: 4}
-"""Bits of a code -> registers with entries of the table."""
+"""Operands 1 and on, with 3 bits ``places`` besides; 0 is the sums."""
 
 _PAGE = 256
 """Bytes that one pointer reaches with an offset in a register, for a core that issues in order."""
@@ -64,41 +63,67 @@ class Style:
         Whether slots are scarce rather than vector pipes.
     in_order : bool
         Whether it is a Cortex-A55 or its like.
+    long : bool
+        Whether a vector of SVE has 32 bytes at least: a whole table of 32 entries.
     """
 
     sve: bool = False
     slots: bool = False
     in_order: bool = False
+    long: bool = False
 
     def order(self, bits: int) -> tuple[int, int]:
         """How far `Straight.lines` looks ahead, and what it spares: the best by llvm-mca."""
         if self.in_order:
-            return {2: (16, 1), 3: (12, 1), 4: (8, 3)}[bits]
+            return {2: (16, 1), 3: (20, 1), 4: (8, 3)}[bits]
         if self.slots:
-            return (8, 5) if bits == 2 else (0, 0)
+            return 24, 0
         return (8, 1) if bits == 4 else (0, 0)
+
+
+def pointers(bits: int) -> tuple[str, ...]:
+    """Operands after the sums."""
+    return (*POINTERS, "places") if bits == 3 else POINTERS
 
 
 def constants(bits: int, style: Style) -> dict[str, list[int] | None]:
     """Bytes of every vector that a program wants as an operand; None for parts of the table."""
-    places = {}
-    for place in range(4):
-        lanes = []
-        for r in range(ROWS):
-            at = 4 * place + r
-            lanes += [at, 255, 255, 255] if style.sve else [255, 255, at, 16]
-        places[f"place{place}"] = lanes
-    found: dict[str, list[int] | None] = {f"table{i}": None for i in range(TABLES[bits])}
-    found["mask"] = [0x33 if bits == 2 else 3] * 16
-    found["nibble"] = [15] * 16
+    found: dict[str, list[int] | None] = {f"table{i}": None for i in range(tables(bits, style))}
     found["magic"] = [0, 0, 0x40, 0x4B] * 4
-    return found | places
+    if bits < 3 or style.sve:
+        found["nibble"] = [15] * 16
+    if bits == 3:
+        return found | {"above": [BOOK_ABOVE] * 16, "below": [BOOK_BELOW] * 16}
+    found["mask"] = [0x33 if bits == 2 else 3] * 16
+    return found | {f"place{place}": sub_places(place, style.sve) for place in range(4)}
 
 
-def fixed(bits: int) -> dict[str, int]:
+def sub_places(place: int, sve: bool) -> list[int]:
+    """Where `Span.sub_scales` has what becomes int32 or float32 of a group."""
+    lanes = []
+    for r in range(ROWS):
+        at = 4 * place + r
+        lanes += [at, 255, 255, 255] if sve else [255, 255, at, 16]
+    return lanes
+
+
+def places(bits: int) -> list[int]:
+    """Bytes in memory that a program wants besides."""
+    if bits != 3:
+        return []
+    spread = [4 * quad + i // 4 for quad in range(SPAN_QUADS) for i in range(16)]
+    return spread + [at for place in range(4) for at in sub_places(place, False)]
+
+
+def tables(bits: int, style: Style) -> int:
+    """How many registers with entries of the table there are."""
+    return 2 if bits == 2 or style.long else 4
+
+
+def fixed(bits: int, style: Style) -> dict[str, int]:
     """The registers of constants that have to be in certain ones."""
-    count = TABLES[bits]
-    return {f"table{i}": 32 - count + i for i in range(count)} if bits > 2 else {}
+    count = tables(bits, style)
+    return {f"table{i}": 32 - count + i for i in range(count)} if count == 4 else {}
 
 
 def registers(bits: int, style: Style) -> int:
@@ -106,34 +131,27 @@ def registers(bits: int, style: Style) -> int:
     return 31 - len(constants(bits, style))
 
 
-def program(bits: int, style: Style) -> list[str]:
-    """The lines of assembly; constants are operands after the pointers."""
-    return _Span(bits, style).lines()
+class Span:
+    """A program with codes of 2 or 4 bits."""
 
-
-class _Span:
     def __init__(self, bits: int, style: Style) -> None:
         self.bits, self.style, self.code = bits, style, Straight()
-        first = 1 + len(POINTERS)
+        first = 1 + len(pointers(bits))
         names = enumerate(constants(bits, style))
         self.constant = {n: Value(first + i) for i, n in names}
-        for name, register in fixed(bits).items():
+        for name, register in fixed(bits, style).items():
             self.constant[name] = Value(register=register)
-        self.pointer = {n: f"${i + 1}" for i, n in enumerate(POINTERS)}
+        self.pointer = {n: f"${i + 1}" for i, n in enumerate(pointers(bits))}
         self.total: Value | None = None
         self.pairs: list[list[Value]] = []
+        self.addresses: dict[int, int] = {}
 
     def lines(self) -> list[str]:
+        """The lines of assembly; constants are operands after the pointers."""
         s = self.code
         for quad in range(SPAN_QUADS):
-            if quad % 2 == 0:
-                index = self.load("index", 0)
-                half = quad // 2 + 1
-                doubled = s.make(f"zip{half} {{d}}.16b, {{0}}.16b, {{0}}.16b", index)
-                self.subs = self.sub_scales(quad // 2)
-            spread = s.make(f"zip{quad % 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b", doubled)
             self.xs = self.load("xs", 16 * quad)
-            (self.quad2, self.quad3, self.quad4)[self.bits - 2](quad, spread)
+            self.quad(quad)
         scale = s.make(f"ldr {{d:d}}, [{self.pointer['scales']}]")
         scale = s.make("fcvtl {d}.4s, {0}.4h", scale)
         assert self.total is not None
@@ -142,7 +160,11 @@ class _Span:
         if self.style.in_order:
             before = [f"mov x{x}, #{16 * i + 16}" for i, x in enumerate(_OFFSETS)]
             before += [f"add x{x}, {self.pointer[n]}, #{_PAGE}" for n, x in _BEYOND.items()]
-        return before + s.lines(registers(self.bits, self.style), *self.style.order(self.bits))
+        if self.style.slots:
+            codes = self.pointer["codes"]
+            before = [f"add x{x}, {codes}, #{at}" for at, x in self.addresses.items()]
+        count, order = registers(self.bits, self.style), filled if self.style.slots else None
+        return before + s.lines(count, *self.style.order(self.bits), order)
 
     def load(self, name: str, offset: int) -> Value:
         """A vector; in order by base and register, which takes as long as other instructions."""
@@ -159,8 +181,10 @@ class _Span:
         if not self.style.slots:
             return [self.load("codes", base + 16 * i) for i in range(count)]
         names = ", ".join(f"{{d{i}}}.16b" for i in range(count))
-        text = f"add x9, {self.pointer['codes']}, #{base}\nld1 {{{{{names}}}}}, [x9]"
-        return self.code.make_run(text, count)
+        at = self.pointer["codes"]
+        if base:
+            at = f"x{self.addresses.setdefault(base, SCRATCH[len(self.addresses)])}"
+        return self.code.make_run(f"ld1 {{{{{names}}}}}, [{at}]", count)
 
     def load_extra(self, quad: int, group: int) -> tuple[Value, Callable[[], Value]]:
         """What the sums of a group begin at, and how to get the other half of `extra`."""
@@ -180,14 +204,14 @@ class _Span:
         if self.style.sve:
             return [[s.make(t, raw, raw, c["nibble"])] for t in texts]
         if not pair:
-            for text in texts:
-                both = together([Value(), Value()])
-                s.make_into(both[0], text, raw, raw, c["nibble"])
-                s.make_into(both[1], "mov {d}.16b, {0}.16b", c["nibble"])
-                self.pairs.append(list(both))
-        else:
-            for both, text in zip(self.pairs, texts, strict=True):
-                both[0] = s.change(text, both[0], raw, c["nibble"])
+            self.pairs = [list(together([Value(), Value()])) for _ in texts]
+            for both in self.pairs:
+                s.make_into(both[1], "movi {d}.16b, #15")
+        for both, text in zip(self.pairs, texts, strict=True):
+            if pair:
+                both[0] = s.change(text, both[0], raw, both[1])
+            else:
+                s.make_into(both[0], text, raw, raw, both[1])
         return [list(both) for both in self.pairs]
 
     def lookup(self, tables: list[Value], index: Value) -> Value:
@@ -242,6 +266,20 @@ class _Span:
         else:
             self.total = s.change(f"fmla {{d}}.4s, {{1}}.4s, {lanes}", self.total, value, factor)
 
+    def quad(self, quad: int) -> None:
+        """All that belongs to a quad."""
+        s = self.code
+        if quad % 2 == 0:
+            index = self.load("index", 0)
+            text = f"zip{quad // 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b"
+            self.doubled = s.make(text, index)
+            self.subs = self.sub_scales(quad // 2)
+        spread = s.make(f"zip{quad % 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b", self.doubled)
+        if self.bits == 2:
+            self.quad2(quad, spread)
+        else:
+            self.quad4(quad, spread)
+
     def quad2(self, quad: int, books: Value) -> None:
         s, c = self.code, self.constant
         for parity, (mnemonic, table) in enumerate((("bit", "table1"), ("bif", "table0"))):
@@ -250,16 +288,6 @@ class _Span:
             low = [s.make("and {d}.16b, {0}.16b, {1}.16b", m, c["nibble"]) for m in merged]
             high = [s.change("ushr {d}.16b, {0}.16b, #4", m) for m in merged]
             self.multiply(quad, [c[table]], {parity: low, parity + 2: high})
-
-    def quad3(self, quad: int, spread: Value) -> None:
-        tables = [v for n, v in self.constant.items() if n.startswith("table")]
-        codes = self.load_codes(quad, 4)
-        last = self.index3_last(codes, self.load_codes(quad, 2, 4), self.book(spread, 3))
-        first = self.index3(codes[:2], self.book(spread, 0))
-        self.multiply(quad, tables, {3: last, 0: first})
-        books = [self.book(spread, group) for group in (1, 2)]
-        one, two = self.index3(codes[2:], books[0]), self.load_codes(quad, 2, 4)
-        self.multiply(quad, tables, {1: one, 2: self.index3(two, books[1])})
 
     def quad4(self, quad: int, spread: Value) -> None:
         s = self.code
@@ -280,19 +308,3 @@ class _Span:
         if group == 3:
             return moved
         return s.make("and {d}.16b, {0}.16b, {1}.16b", moved, self.constant["mask"])
-
-    def index3_last(self, codes: list[Value], high: list[Value], book: Value) -> list[Value]:
-        """Of group 3, which is spread over all vectors of codes."""
-        s = self.code
-        bits = [s.make(f"ushr {{d}}.16b, {{0}}.16b, #{4 + i % 2}", high[i // 2]) for i in range(4)]
-        both = [s.change("sli {d}.16b, {1}.16b, #3", v, book) for v in bits]
-        text = "sri {d}.16b, {1}.16b, #6"
-        return [s.change(text, v, low) for v, low in zip(both, codes, strict=True)]
-
-    def index3(self, codes: list[Value], book: Value) -> list[Value]:
-        """Of a group that is in two vectors of codes."""
-        s = self.code
-        odd = [s.make("ushr {d}.16b, {0}.16b, #3", v) for v in codes]
-        even = [s.change("sli {d}.16b, {1}.16b, #3", v, book) for v in codes]
-        odd = [s.change("sli {d}.16b, {1}.16b, #3", v, book) for v in odd]
-        return [even[0], odd[0], even[1], odd[1]]

@@ -19,7 +19,6 @@ from apq_tvm.tensorize.arm_balance import code_vectors, quotients
 from apq_tvm.tensorize.arm_gemm_panel import row_bytes, unpacked_code, zipped_words
 from apq_tvm.tensorize.arm_lookup_ops import (
     inserted_left,
-    inserted_right,
     kept,
     masked,
     merged,
@@ -27,6 +26,13 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     shuffled,
     splat,
     table_lookup,
+)
+from apq_tvm.tensorize.arm_quads import (
+    BOOK_ABOVE,
+    BOOK_BELOW,
+    ORDERS,
+    books_of,
+    split_index,
 )
 from apq_tvm.tensorize.decoded import DecodedUnit, decode_pair
 from apq_tvm.tensorize.decoded_units import (
@@ -104,58 +110,100 @@ def _super(unit: SuperUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffe
 
 
 def _books(unit: BooksUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
-    tables, packed = _book_tables(unit, buffers["table"]), buffers["index"].vload([0], "uint8x4")
-    books = [kept(row_bytes(packed, pairs, half)) for half in range(1 + pairs)]
-    codes = buffers["codes"]
+    lookups = _BOOKS[unit.bits](unit, pairs, sve, buffers)
     per_group = 2 if pairs else 4
-
-    def register(i: int) -> Expr:
-        return codes.vload([_BYTES * i], "uint8x16")
-
-    def ordered(make: Callable[[int], Expr], step: int, half: int) -> Expr:
-        if not pairs:
-            return make(step)
-        return kept(zipped_words(make(2 * step), make(2 * step + 1), half == 1))
-
-    def index(group: int, step: int, half: int) -> Expr:
-        book = masked(shifted(books[half], -2 * group), 3)
-        if unit.bits == 4:
-            at = group * per_group + step
-            per_unit = len(_steps(pairs)) // (1 + pairs)
-            part = _Row(codes, at // per_unit)
-            code = unpacked_code(NIBBLES, pairs, part, at % per_unit, half)
-            return inserted_left(code, book, 4)
-        if group == 3:
-            high = ordered(lambda i: shifted(register(4 + i // 2), -4 - i % 2), step, half)
-            return inserted_right(inserted_left(high, book, 3), ordered(register, step, half), 6)
-        code = ordered(lambda i: shifted(register(2 * group + i // 2), i % 2 * -3), step, half)
-        return inserted_left(code, book, 3)
-
     for group in range(4):
         for step in range(per_group):
             for half in range(1 + pairs):
-                if unit.bits == 2:
-                    even = group % 2 == 0
-                    both = merged(
-                        0xCC if even else 0x33, ordered(register, step, half), books[half]
-                    )
-                    at = shifted(kept(both), -4) if group >= 2 else masked(kept(both), 15)
-                    value = table_lookup([tables[0 if even else 1]], at, sve)
-                else:
-                    value = table_lookup(tables, index(group, step, half))
+                value = lookups.value(group, step, half)
                 _store(out, (group * per_group + step, 0), value, pairs, half)
 
 
-def _book_tables(unit: BooksUnit, table: Buffer) -> list[Expr]:
-    """int8 [16] each; of 2 bits one with the code's bits above the book's, and one as stored."""
-    whole = [
-        tirx.reinterpret("int8x16", table.vload([at], "uint8x16")) - splat(unit.offset, "int8")
-        for at in range(0, unit.entries, _BYTES)
-    ]
-    if unit.bits == 2:
-        order = [i % 4 * 4 + i // 4 for i in range(_BYTES)]
-        return [shuffled(whole[0], _BYTES, order), whole[0]]
-    return whole
+class _Books:
+    """Lookups of 64 k with four codebooks."""
+
+    def __init__(self, unit: BooksUnit, pairs: bool, sve: bool, buffers: Buffers) -> None:
+        self.pairs, self.sve, self.codes = pairs, sve, buffers["codes"]
+        packed = buffers["index"].vload([0], "uint8x4")
+        self.books = [kept(row_bytes(packed, pairs, half)) for half in range(1 + pairs)]
+        entries = unit.entries
+        stored = tirx.reinterpret(
+            f"int8x{entries}", buffers["table"].vload([0], f"uint8x{entries}")
+        )
+        self._entries, self._centred = entries, stored - splat(unit.offset, "int8", entries)
+        self.tables = self.ordered_tables(list(range(entries)))
+
+    def ordered_tables(self, order: list[int]) -> list[Expr]:
+        """int8 [16] each: entries of the table."""
+        firsts = range(0, len(order), _BYTES)
+        return [shuffled(self._centred, self._entries, order[at : at + _BYTES]) for at in firsts]
+
+    def register(self, i: int) -> Expr:
+        """A vector of a quad."""
+        return self.codes.vload([_BYTES * i], "uint8x16")
+
+    def ordered(self, make: Callable[[int], Expr], step: int, half: int) -> Expr:
+        """One of the vectors that `make` gives, or half of two."""
+        if not self.pairs:
+            return make(step)
+        return kept(zipped_words(make(2 * step), make(2 * step + 1), half == 1))
+
+
+class _Books2(_Books):
+    def __init__(self, *operands: Any) -> None:
+        super().__init__(*operands)
+        self.tables = self.ordered_tables([i % 4 * 4 + i // 4 for i in range(_BYTES)]) + self.tables
+
+    def value(self, group: int, step: int, half: int) -> Expr:
+        """int8 [16] of a step and half of the rows."""
+        even, codes = group % 2 == 0, self.ordered(self.register, step, half)
+        both = kept(merged(0xCC if even else 0x33, codes, self.books[half]))
+        index = shifted(both, -4) if group >= 2 else masked(both, 15)
+        return table_lookup([self.tables[0 if even else 1]], index, self.sve)
+
+
+class _Books3(_Books):
+    def __init__(self, *operands: Any) -> None:
+        super().__init__(*operands)
+        self.merged = [[kept(each) for each in books_of(packed)] for packed in self.books]
+        self.below = self.ordered_tables(ORDERS[1])
+
+    def value(self, group: int, step: int, half: int) -> Expr:
+        """int8 [16] of a step and half of the rows."""
+        books = self.merged[half]
+        if group == 1:
+            code = self.ordered(self._apart, step, half)
+            return self._looked_up(merged(BOOK_ABOVE, code, books[0]))
+        codes = self.ordered(self.register, step, half)
+        if group == 2:
+            high = self.ordered(self._high, step, half)
+            return self._looked_up(split_index(codes, high, books[2]))
+        if group == 3:
+            return self._looked_up(merged(BOOK_ABOVE, shifted(codes, -5), books[1]))
+        return table_lookup(self.below, merged(BOOK_BELOW, codes, books[0]))
+
+    def _looked_up(self, index: Expr) -> Expr:
+        return table_lookup(self.tables, index)
+
+    def _apart(self, i: int) -> Expr:
+        return shifted(self.register(4 + i // 2), -2 - i % 2 * 3)
+
+    def _high(self, i: int) -> Expr:
+        return shifted(self.register(4 + i // 2), 2 - i % 2)
+
+
+class _Books4(_Books):
+    def value(self, group: int, step: int, half: int) -> Expr:
+        """int8 [16] of a step and half of the rows."""
+        book = masked(shifted(self.books[half], -2 * group), 3)
+        per_group, per_unit = (2, 4) if self.pairs else (4, 8)
+        at = group * per_group + step
+        part = _Row(self.codes, at // per_unit)
+        code = unpacked_code(NIBBLES, self.pairs, part, at % per_unit, half)
+        return table_lookup(self.tables, inserted_left(code, book, 4))
+
+
+_BOOKS: Mapping[int, type[_Books2 | _Books3 | _Books4]] = {2: _Books2, 3: _Books3, 4: _Books4}
 
 
 class _Row:

@@ -34,7 +34,6 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     Dot,
     as_float,
     inserted_left,
-    inserted_right,
     kept,
     lane,
     long_lookup,
@@ -45,6 +44,7 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     splat,
     table_lookup,
 )
+from apq_tvm.tensorize.arm_quads import books_of
 from apq_tvm.tensorize.lookup_books import BookDot
 from apq_tvm.tensorize.lookup_span import ROWS, SpanOperands, make_pair
 from apq_tvm.tensorize.lookup_units import UnitsDot
@@ -454,10 +454,10 @@ class _Lookups2:
 
 
 class _Lookups3:
-    """Codes of 3 bits, each below its book."""
+    """Codes of 3 bits, brought to the low bits, each below its book."""
 
-    order = (3, 0, 1, 2)
-    """Of groups: the last insertions overwrite codes that the others no longer need."""
+    order = (2, 1, 0, 3)
+    """Of groups."""
 
     def __init__(
         self,
@@ -468,9 +468,11 @@ class _Lookups3:
         from tvm.tirx.script.builder import ir as b
 
         self._o, self._sve, self._lookup = o, sve, lookup
-        self._tables = tables_of(o, [list(range(16)), list(range(16, 32))])
+        self._tables = tables_of(o, [list(range(BYTES)), list(range(BYTES, 2 * BYTES))])
         index = o.arrays["index"].vload([0], "uint8x16")
-        self._packed = [kept(masked(shifted(index, -2 * g), 3)) for g in range(4)]
+        one, two, three = books_of(index)
+        low = (masked(one, 3), shifted(one, -3), shifted(three, -3), shifted(two, -3))
+        self._packed = [kept(each) for each in low]
         self._order = b.alloc_buffer((BYTES,), "uint8", align=16)
         self._set_order(vector_constant([i // 4 for i in range(BYTES)]))
 
@@ -493,14 +495,17 @@ class _Lookups3:
 
     def values(self, quad: Expr, group: int, vector: int) -> Expr:
         """int8 [16] of 4 rows and 4 k."""
-        o, book = self._o, self._books[group]
-        if group == 3:
-            high = shifted(_codes(o, quad, 4 + vector // 2), -4 - vector % 2)  # to bit 2
-            index = inserted_right(inserted_left(high, book, 3), _codes(o, quad, vector), 6)
+        odd = vector % 2
+        if group == 1:
+            code = shifted(_codes(self._o, quad, 4 + vector // 2), -2 - 3 * odd)
         else:
-            codes = shifted(_codes(o, quad, 2 * group + vector // 2), vector % 2 * -3)
-            index = inserted_left(codes, book, 3)
-        return self._lookup(self._tables, index)
+            code = _codes(self._o, quad, vector)
+        if group == 2:
+            high = shifted(_codes(self._o, quad, 4 + vector // 2), 2 - odd)
+            code = kept(merged(3, code, high))
+        elif group != 1:
+            code = shifted(code, -2 - group)
+        return self._lookup(self._tables, inserted_left(code, self._books[group], 3))
 
 
 def _codes(o: SpanOperands, quad: Expr, register_: int) -> Expr:

@@ -11,7 +11,7 @@ It also brings independent instructions together for cores that see only some of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -70,6 +70,10 @@ class Instruction:
         return self.text.format(*self.read, **names)
 
 
+Order = Callable[[list[Instruction], int, int, int], list[Instruction]]
+"""Instructions, registers, and `ahead` and `spare` of `Straight.lines` to their order."""
+
+
 class Straight:
     """A program without branches."""
 
@@ -102,7 +106,9 @@ class Straight:
         """An instruction that changes an operand."""
         self.instructions.append(Instruction(text, [], list(read)))
 
-    def lines(self, registers: int, ahead: int = 0, spare: int = 0) -> list[str]:
+    def lines(
+        self, registers: int, ahead: int = 0, spare: int = 0, order: Order | None = None
+    ) -> list[str]:
         """Assembly in registers v0 and on.
 
         Parameters
@@ -112,6 +118,8 @@ class Straight:
             How many instructions are looked at for the next one; 0 leaves them as written.
         spare : int
             Registers left to the instruction that is next as written.
+        order : callable or None
+            What orders them instead of what is for a Cortex-A55.
 
         Raises
         ------
@@ -119,7 +127,8 @@ class Straight:
             There are too few: a mistake in a program.
         """
         if ahead:
-            self.instructions = _ordered(self.instructions, registers, ahead, spare)
+            order = order or _ordered
+            self.instructions = order(self.instructions, registers, ahead, spare)
         _allocate(self.instructions, registers)
         return [line for i in self.instructions for line in i.line().split("\n")]
 
@@ -152,9 +161,7 @@ def _allocate(instructions: Sequence[Instruction], registers: int) -> None:
         for value in each.made:
             if value.register >= 0:
                 continue
-            count = len(value.run)
-            starts = (s for s in range(registers - count + 1) if set(range(s, s + count)) <= free)
-            start = next(starts, None)
+            start = _place(free, len(value.run))
             if start is None:
                 raise RuntimeError(f"more than {registers} vectors live at {each.text}")
             for i, one in enumerate(value.run):
@@ -163,15 +170,23 @@ def _allocate(instructions: Sequence[Instruction], registers: int) -> None:
         free |= {v.register for v in each.made if last[v] == at}
 
 
+def _place(free: set[int], count: int) -> int | None:
+    """The first of so many free registers in a row: in the shortest stretch, to spare long ones."""
+    firsts = [r for r in free if r - 1 not in free]
+    lengths = {r: next(n for n in range(1, 33) if r + n not in free) for r in firsts}
+    fitting = [(length, r) for r, length in lengths.items() if length >= count]
+    return min(fitting)[1] if fitting else None
+
+
 _LATENCIES = {"and": 1, "mov": 1, "orr": 1, "ushr": 2, "shl": 2, "sshr": 2}
 _HALVES = {"ushr", "shl", "fmla", "fmul", "fcvtl", "sshr"}
 """Instructions of which there may be two in a cycle."""
 
 
-def _ordered(
-    instructions: list[Instruction], registers: int, ahead: int, spare: int
-) -> list[Instruction]:
-    """An order in which few of them wait, with as many values alive as there are registers."""
+def dependencies(
+    instructions: Sequence[Instruction],
+) -> tuple[dict[int, set[int]], dict[Value, int]]:
+    """What each instruction comes after, both by ``id``, and how often values are read."""
     maker = {v: i for i in instructions for v in i.made}
     before: dict[int, set[int]] = {id(i): set() for i in instructions}
     readers: dict[Value, list[Instruction]] = {}
@@ -188,7 +203,14 @@ def _ordered(
     for each in instructions:
         if each.tied is not None:
             before[id(each)] |= {id(r) for r in readers[each.tied] if r is not each}
-    left = {v: len(r) for v, r in readers.items()}
+    return before, {v: len(r) for v, r in readers.items()}
+
+
+def _ordered(
+    instructions: list[Instruction], registers: int, ahead: int, spare: int
+) -> list[Instruction]:
+    """An order in which few of them wait, with as many values alive as there are registers."""
+    before, left = dependencies(instructions)
     finish: dict[int, int] = {}
     order: list[Instruction] = []
     waiting, cycle, completed, live = list(instructions), 0, 0, 0
@@ -198,7 +220,7 @@ def _ordered(
         for each in waiting[:ahead]:
             if not all(b in finish for b in before[id(each)]):
                 continue
-            grows = _growth(each, left)
+            grows = growth(each, left)
             most = registers if each is waiting[0] else registers - spare
             if grows > 0 and live + grows > most:
                 continue
@@ -238,7 +260,7 @@ def _fits(each: Instruction, slots: int, vector: int, loads: int) -> bool:
     return slots > 0 and vector >= (1 if each.mnemonic in _HALVES else 2)
 
 
-def _growth(each: Instruction, left: dict[Value, int]) -> int:
+def growth(each: Instruction, left: dict[Value, int]) -> int:
     """Registers that an instruction takes, less those it sets free."""
     taken = 0
     for value in each.made:

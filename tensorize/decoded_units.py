@@ -120,7 +120,7 @@ class BooksUnit(DecodedUnit):
         else:
             unit, vector = k // UNIT_K, k % UNIT_K // 4
             code = decode(NIBBLES, lambda at: load["codes"](unit, at), vector, row * 4 + k % 4)
-        book = book_of(load["index"](row), k // GROUP)
+        book = book_of(self.bits, load["index"](row), k // GROUP)
         return code + tirx.shift_left(book, _i32(self.bits))
 
     def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:

@@ -2,20 +2,26 @@
 
 A quad holds four groups g of 16 codes, and a group four vectors i of 4 rows x 4 k. Its *registers*
 of 16 bytes (byte ``4 r + c``: row r, k = 4 i + c) are cut so that a masked merge with the rows'
-codebooks gives indices of a table without further shifts than one per register and index::
+codebooks gives indices of a table with few other instructions::
 
-    books of a row, one byte:      bits 7-6   5-4   3-2   1-0
-                                        g=3   g=2   g=1   g=0
-    2 bits, register i:                 g=2   g=3   g=0   g=1     vector i
+    2 bits: books of a row, one byte:   bits 7-6   5-4   3-2   1-0
+                                             g=3   g=2   g=1   g=0
+            register i:                      g=2   g=3   g=0   g=1     vector i
 
 Merging bits 7-6 and 3-2 of the codes with 5-4 and 1-0 of the books gives two nibbles that each hold
 a code and its group's book; so do the other bits.
 
-    3 bits, register 2 g + i // 2, g < 3:   bits 7-6: see below    5-3: odd i    2-0: even i
-    g = 3, vector i: code bits 1-0 at bits 7-6 of register i, bit 2 at bit 6 + i % 2 of register
-    4 + i // 2
+    3 bits: books:                      bits 7-6    5      4-3   2       1-0
+                                             g=3   g=2     g=1  g=2      g=0
+            register i:                 bits 7-5 g=3, i     4-2 g=0, i   1-0 g=2, i, low bits
+            register 4 + i // 2:        bits 7-5 g=1, odd i 4-2 g=1, even i
+                                        bit i % 2: g=2, i, high bit
 
-A shift that inserts (``sli``, ``sri``) puts a book above a code of 3 bits, whatever was there.
+An entry has its book above the code or below it, in either of two tables. So a merge with the books
+as they lie (bits 4-0, or 7-3 moved by 3) makes an index of a code at bits 4-2, and an insertion by
+a shift one of a code at bits 7-5, below the book that was there. Only those of group 2 are put
+together of two registers first.
+
 Sub-scales: byte ``8 (q % 2) + 4 (g // 2) + r`` of register q // 2 of a span of 4 quads has those of
 g = 0, 2 in the low nibble, of g = 1, 3 in the high one.
 """
@@ -53,9 +59,18 @@ def parts(bits: int, group: int, vector: int) -> tuple[Part, ...]:
     """Where in a quad the codes of one group and vector are."""
     if bits == 2:
         return ((vector, (2, 0, 6, 4)[group], 2, 0),)
-    if group < 3:
-        return ((2 * group + vector // 2, vector % 2 * 3, 3, 0),)
-    return (vector, 6, 2, 0), (4 + vector // 2, 6 + vector % 2, 1, 2)
+    if group == 2:
+        return (vector, 0, 2, 0), (4 + vector // 2, vector % 2, 1, 2)
+    if group == 1:
+        return ((4 + vector // 2, 2 + vector % 2 * 3, 3, 0),)
+    return ((vector, 2 + group, 3, 0),)
+
+
+def book_parts(bits: int, group: int) -> tuple[tuple[int, int, int], ...]:
+    """Where in a row's byte the book of a group is: (shift in the byte, width, in the book)."""
+    if bits == 3 and group == 2:
+        return (2, 1, 0), (5, 1, 1)
+    return (((group - group // 3 * (bits - 2)) * bits, 2, 0),)
 
 
 def quad_bytes(bits: int) -> int:
@@ -90,15 +105,22 @@ def code_of(bits: int, load: Callable[[Expr], Expr], r: Expr, k: Expr) -> Expr:
 
     if bits == 2:
         return field(vector, (1 - group % 2 + group // 2 * 2) * 2, 2)
-    whole = field((group * 2 + vector // 2) % 6, vector % 2 * 3, 3)
-    high = tirx.shift_left(field(vector // 2 + 4, vector % 2 + 6, 1), tirx.const(2, "int32"))
-    split = tirx.bitwise_or(field(vector, tirx.const(6, "int32"), 2), high)
-    return tirx.Select(group == 3, split, whole)
+    other, odd = vector // 2 + 4, vector % 2
+    high = tirx.shift_left(field(other, odd, 1), tirx.const(2, "int32"))
+    split = tirx.bitwise_or(field(vector, tirx.const(0, "int32"), 2), high)
+    whole = tirx.Select(group == 1, field(other, odd * 3 + 2, 3), field(vector, group + 2, 3))
+    return tirx.Select(group == 2, split, whole)
 
 
-def book_of(byte: Expr, group: Expr) -> Expr:
-    """int32 book of group 0..3 of a quad, from the row's byte."""
-    return _field(byte, group * 2, 2)
+def book_of(bits: int, byte: Expr, group: Expr) -> Expr:
+    """int32 book of group 0..3 of a quad, from the row's byte; with 4 bits as with 2."""
+    from tvm import tirx
+
+    if bits != 3:
+        return _field(byte, group * 2, 2)
+    low, high = (_field(byte, tirx.const(shift, "int32"), 1) for shift in (2, 5))
+    split = tirx.bitwise_or(low, tirx.shift_left(high, tirx.const(1, "int32")))
+    return tirx.Select(group == 2, split, _field(byte, (group - group // 3) * 3, 2))
 
 
 def sub_byte(quad: Expr, group: Expr, r: Expr) -> Expr:
@@ -148,7 +170,7 @@ class BookDot(SpanDot):
         quad, inside = k // QUAD, k % QUAD
         lead = (quad,) if self.quads > 1 else ()
         code = code_of(self.bits, lambda at: arrays["codes"][(*lead, at)], r, inside)
-        book = book_of(arrays["index"][quad * 4 + r], inside // GROUP)
+        book = book_of(self.bits, arrays["index"][quad * 4 + r], inside // GROUP)
         return code + tirx.shift_left(book, tirx.const(self.bits, "int32"))
 
     def sub(self, arrays: Arrays, r: Expr, k: Expr) -> Expr:

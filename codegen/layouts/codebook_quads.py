@@ -31,9 +31,6 @@ ROWS = 4
 """R, rows of one block."""
 
 
-_BOOK_SHIFTS = np.array([0, 2, 4, 6], np.uint8)
-
-
 @dataclass(frozen=True)
 class CodebookQuads(CodebookLayout):
     """How one matrix with four codebooks lies in memory."""
@@ -171,14 +168,20 @@ class CodebookQuads(CodebookLayout):
     def _pack_index(self, index: Bytes) -> Bytes:
         """[NB, 4, 16 S] -> [NB, S, 16]."""
         split = index.reshape(len(index), ROWS, -1, books.SPAN_QUADS, 4)
-        packed = np.bitwise_or.reduce(split << _BOOK_SHIFTS, axis=4)  # [NB, row, span, quad]
+        packed = np.zeros(split.shape[:-1], np.uint8)  # [NB, row, span, quad]
+        for group in range(4):
+            for shift, width, down in books.book_parts(self.bits, group):
+                packed |= (split[..., group] >> down & ((1 << width) - 1)) << shift
         whole = packed.transpose(0, 2, 3, 1).reshape(len(index), split.shape[2], -1)
         return np.ascontiguousarray(whole)
 
     def _unpack_index(self, packed: Array) -> Bytes:
         """Inverse of `_pack_index`."""
         split = packed.reshape(*packed.shape[:2], books.SPAN_QUADS, ROWS).transpose(0, 3, 1, 2)
-        index = (split[..., None] >> _BOOK_SHIFTS & 3).astype(np.uint8)
+        index = np.zeros((*split.shape, 4), np.uint8)
+        for group in range(4):
+            for shift, width, up in books.book_parts(self.bits, group):
+                index[..., group] |= (split >> shift & ((1 << width) - 1)) << up
         return index.reshape(len(packed), ROWS, -1)
 
     @staticmethod
@@ -219,4 +222,4 @@ class CodebookQuads(CodebookLayout):
     def book(self, arrays: Arrays, block: Expr, group: Expr, lane: Expr) -> Expr:
         """A group's codebook, int32."""
         byte = arrays["index"][block, group // 16, group % 16 // 4 * ROWS + lane]
-        return books.book_of(byte, group % 4)
+        return books.book_of(self.bits, byte, group % 4)
