@@ -54,6 +54,13 @@ Triple = Annotated[
         help="System to compile for, such as aarch64-linux-android24.", show_default=False
     ),
 ]
+LayoutOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of integer weights on 64-bit Arm: 4x4, 4x8 or 8x8; by default as measured.",
+        show_default=False,
+    ),
+]
 Compiler = Annotated[
     str | None, typer.Option(help="C compiler for the target.", show_default=False)
 ]
@@ -102,6 +109,7 @@ def compile_command(
     candidate: Candidate = None,
     codebooks: Codebooks = None,
     triple: Triple = None,
+    layout: LayoutOption = None,
     cc: Compiler = None,
     sysroot: Sysroot = None,
     force: Force = False,
@@ -126,6 +134,7 @@ def compile_command(
             search=search,
             guidance=guidance,
             triple=triple or "",
+            layout=layout or "",
             progress=Bars(),
         )
         _report_plan(plan, json)
@@ -143,6 +152,7 @@ def compile_command(
         search=search,
         guidance=guidance,
         triple=triple or "",
+        layout=layout or "",
         cc=cc or "",
         sysroot=sysroot or "",
         progress=Bars(),

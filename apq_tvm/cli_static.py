@@ -18,6 +18,7 @@ from apq_tvm.cli_bench import (
     parse_dims,
     parse_shapes,
 )
+from apq_tvm.cli_compile import LayoutOption
 from apq_tvm.console import Bars, print_json, print_table, reports_errors
 
 Mca = Annotated[str, typer.Option(help="llvm-mca 22, if not installed by make arm-tools.")]
@@ -41,6 +42,7 @@ def static(
     shape: Annotated[str, typer.Option(help="Comma list of NxK, outputs by inputs.")] = "4096x4096",
     m: Annotated[str, typer.Option("--m", help="Comma list of rows of activations.")] = "1",
     scheme: Annotated[str, typer.Option(help="Comma list of schemes.")] = "W4A8g32",
+    layout: LayoutOption = None,
     against: Annotated[
         str, typer.Option(help="Comma list of FILE[:symbol], aarch64 libraries of ggml's CPU code.")
     ] = "",
@@ -66,7 +68,15 @@ def static(
         for rows in parse_counts(m, "--m")
     ]
     rivals = [part for part in against.split(",") if part]
-    rows = bench_static(cases, target=target, against=rivals, keep=keep, mca=mca, progress=Bars())
+    rows = bench_static(
+        cases,
+        target=target,
+        layout=layout or "",
+        against=rivals,
+        keep=keep,
+        mca=mca,
+        progress=Bars(),
+    )
     if json:
         print_json(rows)
         return

@@ -40,6 +40,7 @@ def plan(
     search: bool = True,
     guidance: Guidance | None = None,
     triple: str = "",
+    layout: str = "",
     progress: Progress | None = None,
     stopwatch: _Stopwatch | None = None,
 ) -> KernelPlan:
@@ -58,7 +59,7 @@ def plan(
 
     progress = progress or Silent()
     stopwatch = stopwatch or _Stopwatch()
-    profile = find_profile(target, triple)
+    profile = find_profile(target, triple, layout)
     with progress.stage("import"):
         imported = import_onnx(model)
     stopwatch.lap("import")
@@ -86,6 +87,7 @@ def compile(
     search: bool = True,
     guidance: Guidance | None = None,
     triple: str = "",
+    layout: str = "",
     cc: str = "",
     sysroot: str = "",
     progress: Progress | None = None,
@@ -112,6 +114,8 @@ def compile(
         A calibration file, how codes are chosen by it, a budget of bits per weight to meet.
     triple : str
         System to compile for, by default GNU/Linux: ``"aarch64-linux-android24"``.
+    layout : str
+        Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm_layouts`).
     cc, sysroot : str
         C compiler for `target`, where the one found by itself will not do, and the folder of the
         target's headers and libraries (`apq_tvm.codegen.toolchain`).
@@ -135,7 +139,7 @@ def compile(
     check_name(output)
     check_output(output, force)
     # A missing compiler is said before the work, not after it.
-    mtriple = str(find_profile(target, triple).target["mtriple"])
+    mtriple = str(find_profile(target, triple, layout).target["mtriple"])
     tools = find_toolchain(mtriple, cc, sysroot)
     chosen = plan(
         model,
@@ -145,6 +149,7 @@ def compile(
         search=search,
         guidance=guidance,
         triple=triple,
+        layout=layout,
         progress=progress,
         stopwatch=stopwatch,
     )

@@ -295,6 +295,9 @@ class DeviceProfile:
     variants : tuple of DeviceProfile
         Where a library carries code for several devices and chooses when it is loaded: which, the
         most preferred first. The profile's own facts are then those of the last, which all have.
+    interleaving : str
+        Layout of integer weights where the user asked for one, rows x bytes, such as ``"4x8"``
+        (`apq_tvm.schedules.arm_layouts`); ``""`` leaves it to what was measured.
     """
 
     name: str
@@ -309,6 +312,7 @@ class DeviceProfile:
     in_order: bool = False
     macs_per_cycle: Mapping[str, int] = field(default_factory=dict)
     variants: tuple[DeviceProfile, ...] = ()
+    interleaving: str = ""
 
     @property
     def arch(self) -> str:

@@ -252,6 +252,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.arm_gemv_plain import GEMV_KERNELS
     from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
     from apq_tvm.schedules.arm_mixed import ARM_MIXED_KERNELS
+    from apq_tvm.schedules.arm_paired import PAIRED_KERNELS
     from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
     from apq_tvm.schedules.plain_linear import PLAIN_KERNELS
 
@@ -261,6 +262,8 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *ARM_MIXED_KERNELS,
         *ARM_BALANCE_KERNELS,
         *ARM_BITSERIAL_KERNELS,
+        *arm_gemm.PAIRED_GEMM_KERNELS,
+        *PAIRED_KERNELS,
         *arm_gemm.MANY_ROWS,
         *GEMV_KERNELS,
         *arm_gemm.SOME_ROWS,

@@ -6,18 +6,20 @@ tile stay in registers: 8 rows x 6 columns are 12 int32 and 12 float32 vectors o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tvm.s_tir import ScheduleError
 
-from apq_tvm.codegen.layouts import UNIT_K
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_centred import MOST_GROUPS
 from apq_tvm.ops.gemm_integer import centred_gemm, integer_groups
 from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_rows import quantize_rows
+from apq_tvm.schedules.arm_layouts import PAIRED_BITS, check_layout, in_pairs
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.gemm_stages import even_block
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
@@ -195,24 +197,32 @@ def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
     return TileShape(m_tile, 1 if instruction is SMULL else 2)
 
 
-def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> LinearKernel:
-    """The record of one integer GEMM."""
+def centred_kernel(
+    instruction: GemmInstruction,
+    bits: int,
+    m_tile: int,
+    m_min: int,
+    layout_of: Callable[[LinearSpec], InterleavedLayout],
+    interleaving: str,
+) -> LinearKernel:
+    """The record of one integer GEMM on weights of a layout, called `interleaving` in its name."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, bits, instruction.features, LANES)
+        check_layout(spec, profile, layout_of(spec))
 
     def weights_of(spec: LinearSpec) -> CentredGroups:
-        return integer_groups(interleaved(spec, LANES), spec.k)
+        return integer_groups(layout_of(spec), spec.k)
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         weights = weights_of(spec)
         shape = _tile(instruction, m_tile, weights.whole)
         bl = blocking(spec, weights, profile, shape, decide)
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
-        return centred_gemm(spec, interleaved(spec, LANES), bl, tuned)
+        return centred_gemm(spec, layout_of(spec), bl, tuned)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout, weights = interleaved(spec, LANES), weights_of(spec)
+        layout, weights = layout_of(spec), weights_of(spec)
         shape = _tile(instruction, m_tile, weights.whole)
         k_step = blocking(spec, weights, profile, shape, decide).k_step
         tile = shape.tile(k_step, instruction.pairs)
@@ -227,11 +237,11 @@ def centred_kernel(instruction: GemmInstruction, bits: int, m_tile: int) -> Line
             tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
 
     return LinearKernel(
-        f"gemm_W{bits}A8_{instruction.name}_r{LANES}m{m_tile}",
-        _M_MIN[instruction, m_tile],
+        f"gemm_W{bits}A8_{instruction.name}_{interleaving}m{m_tile}",
+        m_min,
         -1,
         check,
-        lambda spec, _: interleaved(spec, LANES),
+        lambda spec, _: layout_of(spec),
         func,
         schedule,
         bits,
@@ -245,12 +255,32 @@ and dropped. Where smmla and sdot take over from `apq_tvm.schedules.arm_gemv`, w
 panel, by MACs per cycle of whole calls of W4A8g32 (llvm-mca 22): V1 with M = 8 47 against 41, N1
 with M = 8 15.0 against 15.4 and with M = 16 17.6."""
 
+_PAIRED_MIN = 25
+"""Fewest rows of x from which decoding a panel beats decoding for every 8 of them: on V2, and for
+long groups on V1; of W4A8g32 V1 has 64 MACs per cycle with and 68 without a panel at M = 32, and
+69 and 68 at M = 128."""
+
 ARM_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
-    centred_kernel(instruction, bits, m_tile)
-    for instruction, m_tile in _M_MIN
+    centred_kernel(
+        instruction,
+        bits,
+        m_tile,
+        m_min,
+        lambda spec: interleaved(spec, LANES),
+        f"r{LANES}",
+    )
+    for (instruction, m_tile), m_min in _M_MIN.items()
     for bits in range(1, 9)
 )
 """In order of preference; those for 7 rows and more before the kernels for few rows."""
 
 MANY_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min >= 7)
 SOME_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min < 7)
+
+PAIRED_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
+    centred_kernel(
+        SMMLA, bits, 8, _PAIRED_MIN, lambda spec: in_pairs(spec, LANES), f"r{LANES}k8"
+    )
+    for bits in PAIRED_BITS
+)
+"""On weights in runs of 8 k, which take no zips: before the kernels without a panel."""

@@ -27,6 +27,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.fold_activations import fold_activations
 from apq_tvm.ops.folded_linear import chunk_units, fold_of, folded_linear
 from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.schedules.arm_layouts import check_layout
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
@@ -103,6 +104,7 @@ def _check(spec: LinearSpec, profile: DeviceProfile, bits: int) -> None:
         raise NotApplicable(f"is for activations of 8 bits, not {scheme}")
     if 0 < scheme.group_size < UNIT_K:
         raise NotApplicable(f"groups of {scheme.group_size} have {UNIT_K} codes at least")
+    check_layout(spec, profile, interleaved(spec, LANES))
 
 
 def _prepare(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:

@@ -13,6 +13,7 @@ from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.linear import integer_linear
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_gemv import LANES, SDOT_KERNELS
+from apq_tvm.schedules.arm_layouts import check_layout
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.gemv import M_TILES, float_kernel, gemv_kernel
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
@@ -33,6 +34,7 @@ def _ahead(decide: Decide, layout: InterleavedLayout, m_tile: int) -> int:
 def _smull_kernel(bits: int, m_tile: int) -> LinearKernel:
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, bits, ("neon",), LANES)
+        check_layout(spec, profile, interleaved(spec, LANES))
 
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         layout = interleaved(spec, LANES)

@@ -19,7 +19,7 @@ PROFILES: tuple[DeviceProfile, ...] = (*x86.PROFILES, *arm.PROFILES, arm.AUTO)
 _HOSTS = {"x86_64": x86.host_profile, "aarch64": arm.host_profile}
 
 
-def find_profile(name: str = "host", triple: str = "") -> DeviceProfile:
+def find_profile(name: str = "host", triple: str = "", layout: str = "") -> DeviceProfile:
     """The profile called `name`; ``"host"`` is this machine's, with its own number of cores.
 
     Parameters
@@ -27,14 +27,19 @@ def find_profile(name: str = "host", triple: str = "") -> DeviceProfile:
     name : str
     triple : str
         To compile for another system of the same architecture: ``"aarch64-linux-android24"``.
+    layout : str
+        Of integer weights on 64-bit Arm: ``"4x4"``, ``"4x8"`` or ``"8x8"``, by default the one that
+        was measured to be fastest (`apq_tvm.schedules.arm_layouts`).
 
     Raises
     ------
     BadTarget
-        No profile has this name, ``host`` is no machine that a profile is for, or the triple is of
-        another architecture or of no Linux.
+        No profile has this name, ``host`` is no machine that a profile is for, the triple is of
+        another architecture or of no Linux, or the device has no such layout.
     """
     profile = _by_name(name)
+    if layout:
+        profile = _with_layout(profile, layout)
     if not triple:
         return profile
     arch, _, system = triple.partition("-")
@@ -46,6 +51,23 @@ def find_profile(name: str = "host", triple: str = "") -> DeviceProfile:
             f"{arch}-linux-gnu or {arch}-linux-android24"
         )
     return _with_triple(profile, triple)
+
+
+def _with_layout(profile: DeviceProfile, layout: str) -> DeviceProfile:
+    choices = {"4x4": "neon", "4x8": "i8mm", "8x8": "i8mm"}
+    if layout not in choices:
+        raise BadTarget(f"--layout {layout!r}: {', '.join(choices)} are possible")
+    if profile.arch != "aarch64":
+        raise BadTarget(f"--layout is for 64-bit Arm; {profile.name} has one layout of weights")
+    variants = profile.variants or (profile,)
+    lacking = [v.name for v in variants if choices[layout] not in v.features]
+    if lacking:
+        raise BadTarget(
+            f"--layout {layout} is for smmla (i8mm), which {', '.join(lacking)} does not have; "
+            "4x4 is possible"
+        )
+    variants = tuple(replace(variant, interleaving=layout) for variant in profile.variants)
+    return replace(profile, interleaving=layout, variants=variants)
 
 
 def _with_triple(profile: DeviceProfile, triple: str) -> DeviceProfile:

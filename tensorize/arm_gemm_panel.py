@@ -32,6 +32,7 @@ def unpack_intrinsic(unit: Unit, pairs: bool, zeros: bool) -> str:
     order = "pairs" if pairs else "lanes"
     name = f"apq_neon_unpack_W{unit.bits}_{order}"
     name += "_t" if unit.whole else "_s" if unit.inverted else ""
+    name += "_k8" if unit.run == 8 else ""
     name += ("_x2" if unit.groups > 1 else "") + ("_zeros" if zeros else "")
     body = partial(_unpack, unit, pairs)
     return register(name, lambda: unpack_pair(unit, pairs, zeros, body))
@@ -144,11 +145,54 @@ def _fields(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> l
     return fields
 
 
+def centred_pairs(unit: Unit, codes: Buffer, vector: int, zeros: Expr | None) -> Expr:
+    """uint8 [16]: 2 rows x 8 k of codes in runs of 8, less their zero points or their middle.
+
+    Parameters
+    ----------
+    unit : Unit
+        Of 4 rows and runs of 8, with inverted top bits.
+    codes : Buffer
+        Bytes of the unit.
+    vector : int
+        0..7.
+    zeros : PrimExpr or None
+        uint8 [16].
+    """
+
+    def load(index: int) -> Expr:
+        return codes.vload([index * unit.vector_bytes], _VECTOR)
+
+    middle = _bytes(1 << (unit.bits - 1))
+    width, _ = unit.fields[0]
+    down = vector // width * width
+    if width == unit.bits and width > 1 and down + width == 8:
+        # The topmost codes of a byte: an arithmetic shift leaves them centred.
+        code = load(vector % width)
+        if down:
+            move = tirx.Broadcast(tirx.const(down, "int8"), 16)
+            signed = tirx.shift_right(tirx.reinterpret("int8x16", code), move)
+            code = tirx.reinterpret(_VECTOR, signed)
+        return code if zeros is None else code - (zeros - middle)
+    code = unpacked(unit, load, vector)
+    if zeros is not None:
+        return code - zeros
+    return code + code - _bytes(1) if unit.bits == 1 else code - middle
+
+
 def _unpack(unit: Unit, pairs: bool, codes: Buffer, zeros: Buffer | None, out: Buffer) -> None:
     for vector in range(4 if pairs else 8):
         per_group = unit.vectors // (2 if pairs else 1)
         group = [vector // per_group] if unit.groups > 1 else []
         for half in range(2 if pairs else 1):
+            if unit.run == 8:
+                some = None
+                if zeros is not None:
+                    some = row_bytes(zeros.vload([*group, 0], "uint8x4"), pairs, half)
+                value = centred_pairs(unit, codes, 2 * vector + half, some)
+                at = [vector, half, 0, tirx.Ramp(0, 1, 16)]
+                b.buffer_store(out, tirx.reinterpret("int8x16", value), at)
+                continue
             code = unpacked_code(unit, pairs, codes, vector, half)
             if zeros is not None:
                 value = code - row_bytes(zeros.vload([*group, 0], "uint8x4"), pairs, half)

@@ -25,7 +25,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm_in_order_asm import STREAMS, function
 from apq_tvm.tensorize.fold import Fold
-from apq_tvm.tensorize.folded_dot import STARTS, FoldedDot, term
+from apq_tvm.tensorize.folded_dot import STARTS, term
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K, VECTORS
 from apq_tvm.tensorize.unit_dot import operand
@@ -116,7 +116,7 @@ def _plain_loops(
         )
         b.writes(acc[s, r])
         value = term(
-            FoldedDot(fold, 1, units),
+            fold,
             lambda byte: codes[s, unit, byte],
             lambda k: x[k0 + k],
             lambda i: factors[chunk, i],

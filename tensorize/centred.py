@@ -154,15 +154,15 @@ def unpack_loops(
     with b.grid(*shape) as loops, b.sblock("unpack"):
         at = tuple(b.axis.remap("S" * len(shape), loops))
         if pairs:
-            vector, row, k = at[0] * 2 + at[3] // 4, at[1] * 2 + at[2], at[3] % 4
+            four, row, k = at[0] * 2 + at[3] // 4, at[1] * 2 + at[2], at[3] % 4
         else:
-            vector, row, k = at
+            four, row, k = at
         per_group = unit.vectors if not pairs else unit.vectors // 2
         group = () if unit.groups == 1 else (at[0] // per_group,)
         point = None if zero is None else zero((*group, row))
         b.reads(*([codes] if point is None else [codes, point]))
         b.writes(out(at))
-        code = decode(unit, load, vector, row * 4 + k)
+        code = decode(unit, load, *unit.place(row, four, k))
         store(at, centre(unit, code, point).astype("int8"))
 
 

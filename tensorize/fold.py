@@ -19,6 +19,10 @@ of a group exceeds the largest |x|: by at most 1 + 2^-w (6 % for W4, 25 % for W2
 0.1 % and 3 %. Against plain int8 the error of products on normal data grows by 2 % (W4) and 5 %
 (W2); where half of x is exactly 0, as it is behind a ReLU, by 13 % and 22 %, because plain int8 has
 zeros for nothing (`tests/unit/test_fold.py`). See `apq_tvm.ops.fold_activations`.
+
+Where many rows of x share the unpacked codes, unpacking each costs less than a shift of every sum:
+activations may stay as they are, *unfolded*. The topmost part of a byte then is centred by its
+arithmetic shift, and summed at the same place as the others.
 """
 
 from __future__ import annotations
@@ -46,16 +50,26 @@ class Fold:
     unit : Unit
     zeros : bool
         True if every group has zero points, uint8 [R].
+    unfolded : bool
+        True if activations are not to be folded.
     """
 
     unit: Unit
     zeros: bool = False
+    unfolded: bool = False
+
+    @property
+    def shifted(self) -> int:
+        """Bits of a part that is moved down to be multiplied, 0 where none is."""
+        fields = self.unit.fields
+        alone = len(fields) == 1 and fields[0][0] in (2, 4) and self.unit.inverted
+        return fields[0][0] if self.unfolded and alone else 0
 
     @property
     def width(self) -> int:
         """Bits of a part; 8 where codes must be put together, and activations are not folded."""
         fields = self.unit.fields
-        if self.unit.whole:
+        if self.unit.whole or self.unfolded:
             return 8
         folds = len(fields) == 1 and fields[0][0] > 1 and self.unit.inverted
         return fields[0][0] if folds else 8
@@ -63,7 +77,7 @@ class Fold:
     @property
     def raw(self) -> bool:
         """Whether the last part is read where it lies, its topmost bit inverted."""
-        if self.unit.whole:
+        if self.unit.whole or self.shifted:
             return True
         return self.unit.inverted and self.unit.fields[0][0] == self.width
 
@@ -77,6 +91,8 @@ class Fold:
         """Places of the sums, lowest first; the sum of all is in units of the last one."""
         if self.unit.whole:
             return places(self.unit.bits)
+        if self.shifted:
+            return (0, 0)
         return tuple(self.width * part for part in range(self.parts))
 
     @property
@@ -101,6 +117,8 @@ class Fold:
 
     def part(self, vector: int) -> int:
         """Index of the place at which a vector of the unit is summed."""
+        if self.shifted:
+            return int(vector >= VECTORS - self.shifted)
         if not self.unit.whole:
             return vector // self.vectors
         if vector in split_vectors(self.unit.bits):
@@ -115,7 +133,7 @@ class Fold:
     def weights(self) -> tuple[int, ...]:
         """Of ΣX_t in ``2^shift Σ_t Σ x_t``: what a zero point is multiplied by."""
         s, w = self.shift, self.width
-        if self.unit.whole:
+        if self.unit.whole or self.shifted:
             return (1 << s,) * len(self.places)
         return tuple(sum(1 << (s - w * (u - t)) for t in range(u + 1)) for u in range(self.parts))
 

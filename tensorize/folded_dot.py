@@ -78,7 +78,7 @@ def folded_pair(dot: FoldedDot, implement: Callable[[FoldedOperands], None]) -> 
 
 
 def term(
-    dot: FoldedDot,
+    fold: Fold,
     code: Callable[[Expr], Expr],
     x: Callable[[Expr], Expr],
     factors: Callable[[Expr], Expr],
@@ -90,7 +90,7 @@ def term(
 
     Parameters
     ----------
-    dot : FoldedDot
+    fold : Fold
     code : callable
         Byte of the unit's codes by its index.
     x : callable
@@ -104,8 +104,8 @@ def term(
     """
     from tvm import tirx
 
-    fold, (r, j, c) = dot.fold, at
-    value = decode(fold.unit, code, j, r * _i64(4) + c)
+    r, j, c = at
+    value = decode(fold.unit, code, *fold.unit.place(r, j, c))
     if fold.doubled:
         value = value * tirx.const(2, "int32")
     middle = tirx.const(fold.middle, "int32") if zero is None else zero.astype("int32")
@@ -189,7 +189,7 @@ def _plain_loops(o: FoldedOperands) -> None:
         )
         b.writes(o.acc[at])
         value = term(
-            dot,
+            dot.fold,
             lambda byte: o.codes[(*unit, byte)],
             lambda k: o.x[(*row, first + k)],
             lambda i: o.factors[(*o.lead(row, 1), i)],

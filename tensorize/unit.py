@@ -38,6 +38,8 @@ class Unit:
         True if the top bit of every byte is stored inverted.
     whole : bool
         True if codes lie as `apq_tvm.tensorize.whole_codes` says; there are no fields then.
+    run : int
+        Consecutive k of a row, 4 or 8.
     """
 
     bits: int
@@ -46,6 +48,20 @@ class Unit:
     groups: int = 1
     inverted: bool = False
     whole: bool = False
+    run: int = 4
+
+    def place(self, row: Any, four: Any, k: Any) -> tuple[Any, Any]:
+        """(vector, byte lane) of a code.
+
+        Parameters
+        ----------
+        row, four, k : PrimExpr
+            0..R-1, and where along k: the code's four, 0..7, and its place in that, 0..3.
+        """
+        if self.run == 4:
+            return four, row * 4 + k
+        half = self.rows // 2
+        return four // 2 * 2 + row // half, row % half * 8 + four % 2 * 4 + k
 
     @property
     def vector_bytes(self) -> int:
@@ -66,13 +82,15 @@ class Unit:
 def decode(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any) -> Any:
     """Code at one byte lane of one vector of a unit, as an int32 expression.
 
+    `Unit.place` says which code that is.
+
     Parameters
     ----------
     unit : Unit
     load : callable
         Byte of the unit by its index, a uint8 expression.
     vector, lane : PrimExpr
-        0..7 and 0..4R-1: the code of row ``lane // 4``, k ``4 * vector + lane % 4``.
+        0..7 and 0..4R-1.
     """
     from tvm import tirx
 

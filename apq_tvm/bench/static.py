@@ -32,6 +32,7 @@ def bench_static(
     cases: Sequence[LinearCase],
     *,
     target: str,
+    layout: str = "",
     against: Sequence[str] = (),
     keep: Path | None = None,
     mca: str = "",
@@ -45,6 +46,8 @@ def bench_static(
         Threads and cold do not matter.
     target : str
         A 64-bit Arm device.
+    layout : str
+        Of integer weights, if not the device's own (`apq_tvm.schedules.arm_layouts`).
     against : sequence of str
         ``FILE[:symbol]``: libraries of ggml whose products are judged beside ours.
     keep : Path, optional
@@ -75,7 +78,7 @@ def bench_static(
         A scheme or target is unknown, or qemu, the cross compiler or llvm-mca is missing.
     """
     progress = progress or Silent()
-    profile = judged_profile(target)
+    profile = judged_profile(target, layout)
     check_tools()
     analyser = find_analyser(str(profile.target["mcpu"]), mca)
     rivals = {c: _rivals(against, c.scheme) for c in cases}  # errors before minutes of work
@@ -103,17 +106,17 @@ def bench_static(
     return rows
 
 
-def judged_profile(target: str) -> DeviceProfile:
-    """The device called `target`, if code for it can be judged here.
+def judged_profile(target: str, layout: str = "") -> DeviceProfile:
+    """The device called `target`, if code for it can be judged here, with a layout of weights.
 
     Raises
     ------
     BadTarget
-        It is unknown, not 64-bit Arm, or no single core.
+        It is unknown, not 64-bit Arm, or no single core, or has no such layout.
     """
     from apq_tvm.schedules.devices import PROFILES, find_profile
 
-    profile = find_profile(target)
+    profile = find_profile(target, layout=layout)
     if profile.arch != "aarch64":
         raise BadTarget(f"bench static judges 64-bit Arm; on {profile.name} use bench linear")
     if not profile.macs_per_cycle:

@@ -59,7 +59,13 @@ class StaticLayer:
         weight = np.random.default_rng(n + k).standard_normal((n, k)).astype(np.float32)
         model = folder / "linear.onnx"
         write_model(model, weight)
-        plan = pipeline.plan(model, target=profile.name, scheme=scheme, search=False)
+        plan = pipeline.plan(
+            model,
+            target=profile.name,
+            scheme=scheme,
+            search=False,
+            layout=profile.interleaving,
+        )
         (node,) = (node for node in plan.quantized.model.nodes if node.op == "apq.Linear")
         self._spec = linear_spec(plan.quantized, node)
         self._weight = weight

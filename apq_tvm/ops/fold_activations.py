@@ -16,6 +16,7 @@ Results are unrolled for vectors of 4; a schedule has nothing to choose but the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -62,50 +63,80 @@ def fold_activations(
         ``(x f32 [M, K], xq i8 [M, Kp], starts f32 [M, chunks, copies, 8], factors f32 [M, chunks,
         4 or 8])``.
     """
-    return _FoldActivations(k, layout, per_token, copies, row_block).build()
+    return FoldActivations(k, layout, per_token, copies, row_block).build()
 
 
-class _FoldActivations:
+class FoldActivations:
+    """Emits the PrimFunc; where results are stored may be overridden."""
+
+    name = "fold_activations"
+
     def __init__(
-        self, k: int, layout: InterleavedLayout, per_token: bool, copies: int, row_block: int
+        self,
+        k: int,
+        layout: InterleavedLayout,
+        per_token: bool,
+        copies: int,
+        row_block: int,
+        unfolded: bool = False,
     ) -> None:
         self.k, self.padded = k, layout.padded_k(k)
-        self.fold = fold_of(layout)
+        self.fold = replace(fold_of(layout), unfolded=unfolded)
         self.chunk = UNIT_K * chunk_units(layout, k)
         self.group = self.padded if per_token else layout.group_width(k)
         self.copies, self.row_block = copies, row_block
 
     def build(self) -> PrimFunc:
         m = tirx.Var("m", "int64")
-        rows, chunks = self.row_block, self.padded // self.chunk
+        rows = self.row_block
         with IRBuilder() as builder, b.prim_func(s_tir=True):
-            b.func_name("fold_activations")
+            b.func_name(self.name)
             attributes = {"apq.op": "fold_activations", "op_pattern": 8, "tirx.noalias": True}
             b.func_attr(attributes)
             x = argument("x", (m, self.k), "float32")
-            self.xq = argument("xq", (m, self.padded), "int8")
-            self.starts = argument("starts", (m, chunks, self.copies, STARTS), "float32")
-            self.factors = argument("factors", (m, chunks, self.fold.factors), "float32")
-            tasks = (m + _i64(rows - 1)) // _i64(rows)
+            slots = self.declare(m)
+            tasks = (slots + _i64(rows - 1)) // _i64(rows)
             with b.sblock("root"):
                 b.reads()
                 b.writes()
                 with b.serial(0, tasks) as t, b.sblock("task"):
                     task = b.axis.spatial(tasks, t)
                     b.reads(x[0:m, 0 : self.k])
-                    b.writes(self.xq[0:m, 0 : self.padded])
+                    b.writes(_whole(self.xq))
                     first = b.bind(task * _i64(rows))
-                    mine = b.bind(tirx.min(_i64(rows), m - first))
+                    mine = b.bind(tirx.min(_i64(rows), slots - first))
                     with b.serial(0, mine) as r:
-                        self._row(first + r, x)
+                        self._row(first + r, self.source(first + r, m), x)
         return builder.get()
 
-    def _row(self, row: Expr, x: Buffer) -> None:
-        source = _Row(x, row)
+    def declare(self, m: Expr) -> Expr:
+        """Declare the results; how many rows of them there are."""
+        chunks = self.padded // self.chunk
+        self.xq = argument("xq", (m, self.padded), "int8")
+        self.starts = argument("starts", (m, chunks, self.copies, STARTS), "float32")
+        self.factors = argument("factors", (m, chunks, self.fold.factors), "float32")
+        return m
+
+    def source(self, row: Expr, m: Expr) -> Expr:
+        """The row of x that a row of results is of."""
+        return row
+
+    def store_codes(self, row: Expr, k: Expr, fours: list[Expr]) -> None:
+        """Store the codes of 16 columns from `k` on, int32 [4] each."""
+        lanes = [tirx.const(lane, "int32") for lane in range(16)]
+        sixteen = tirx.Shuffle(fours, lanes).astype("int8x16")
+        b.buffer_store(self.xq, sixteen, [row, _ramp(k, 16)])
+
+    def store_floats(self, target: Buffer, lead: list[Expr], index: int, value: Expr) -> None:
+        """Store one float, as often as vectors of sums want it."""
+        b.buffer_store(target, _four(value), [*lead, _lanes(index)])
+
+    def _row(self, row: Expr, source_row: Expr, x: Buffer) -> None:
+        source = _Row(x, source_row)
         if self.padded != self.k:
             copy = b.sblock_alloc_buffer((self.padded,), "float32", align=64)
             with b.serial(0, _i64(self.padded)) as c:
-                value = tirx.if_then_else(c < _i64(self.k), x[row, c], _f32(0.0))
+                value = tirx.if_then_else(c < _i64(self.k), x[source_row, c], _f32(0.0))
                 b.buffer_store(copy, value, [c])
             source = _Row(copy, None)
         largest = b.sblock_alloc_buffer((4,), "int32", align=16)
@@ -162,14 +193,13 @@ class _FoldActivations:
         xs = scale[0] * _f32(2.0**-fold.shift)
         for copy in range(self.copies):
             start = tirx.const(MAGIC_BITS >> fold.shift, "int32") - self._correction(totals)
-            start = tirx.reinterpret("float32x4", _four(start))
-            b.buffer_store(self.starts, start, [row, chunk, copy, _lanes(0)])
-            b.buffer_store(self.starts, _four(xs * _f32(-MAGIC)), [row, chunk, copy, _lanes(4)])
-        b.buffer_store(self.factors, _four(xs), [row, chunk, _lanes(0)])
+            lead = [row, chunk, _i64(copy)]
+            self.store_floats(self.starts, lead, 0, tirx.reinterpret("float32", start))
+            self.store_floats(self.starts, lead, 4, xs * _f32(-MAGIC))
+        self.store_floats(self.factors, [row, chunk], 0, xs)
         if fold.zeros:
-            total = _weighted(totals, fold.weights)
-            total = tirx.reinterpret("float32x4", _four(total))
-            b.buffer_store(self.factors, total, [row, chunk, _lanes(4)])
+            total = tirx.reinterpret("float32", _weighted(totals, fold.weights))
+            self.store_floats(self.factors, [row, chunk], 4, total)
 
     def _codes(self, source: _Row, row: Expr, first: Expr, scale: Buffer, sums: Buffer) -> None:
         """Codes of one unit, and their sums by part."""
@@ -191,9 +221,8 @@ class _FoldActivations:
                 meant = _fma(values[above, _lanes(0)], step, values[j, _lanes(0)])
                 b.buffer_store(values, meant, [j, _lanes(0)])
         for j in range(0, VECTORS, 4):
-            lanes = [tirx.const(lane, "int32") for lane in range(16)]
-            sixteen = tirx.Shuffle([codes[j + i, _lanes(0)] for i in range(4)], lanes)
-            b.buffer_store(self.xq, sixteen.astype("int8x16"), [row, _ramp(first + 4 * j, 16)])
+            fours = [codes[j + i, _lanes(0)] for i in range(4)]
+            self.store_codes(row, first + 4 * j, fours)
 
     def _correction(self, totals: list[Expr]) -> Expr:
         """C, rounded to nearest even."""
@@ -216,6 +245,10 @@ class _Row:
     def four(self, first: Expr, vector: int) -> Expr:
         """float32 [4]."""
         return self._buffer[(*self._lead, _ramp(first + _i64(4 * vector), 4))]
+
+
+def _whole(buffer: Buffer) -> Any:
+    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
 
 
 def _weighted(totals: list[Expr], weights: tuple[int, ...]) -> Expr:

@@ -119,7 +119,7 @@ class _Folded(LinearNest):
             with b.init():
                 b.buffer_store(sums, tirx.const(0.0, "float32"), target)
             value = term(
-                dot,
+                dot.fold,
                 lambda byte: codes[block, at, byte],
                 lambda k: xq[row, k0 + k],
                 lambda i: factors[row, chunk, i],

@@ -1,4 +1,4 @@
-"""The integer weight layout ``W{bits}r{R}k4``: R rows interleaved, four consecutive k per row.
+"""The integer weight layouts ``W{bits}r{R}k{run}``: R rows interleaved by 4 or 8 consecutive k.
 
 A *unit* is R rows x 32 k. Its *vectors* v0..v7 have 4R bytes each: byte ``4r + i`` of vector j is
 row r, k = 4j + i, which is the operand order of maddubs + madd, vpdpbusd, sdot and dp4a: each
@@ -16,6 +16,9 @@ every byte, so a load, a shift and a mask give a whole vector::
 ``rows=1`` is the layout of embedding tables: byte p of a field of width w holds codes
 ``p, p + 4w, p + 8w, ...`` of one row's 32-code unit (W4: 16 bytes, low nibbles are codes 0..15,
 high nibbles 16..31). W8 is the plain row.
+
+``W{bits}r4k8s`` and ``r8k8s`` interleave by 8: byte ``8r + i`` of vectors 2o and 2o + 1 together is
+row r, k = 8o + i. So 16 bytes are 2 rows x 8 k, an operand of smmla; all else is as above.
 
 ``W{bits}r4k4s`` has the top bit of every byte inverted. sdot takes its bytes signed: of a raw byte
 it then multiplies ``byte - 128``, so that the topmost part of a field needs no unpacking at all
@@ -45,7 +48,10 @@ from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 ROWS = (1, 4, 8, 16)
 """Rows a unit may interleave: 1 for lookups, then 128-, 256- and 512-bit vectors."""
 
-_NAME = re.compile(r"W([1-8])r(\d+)k4([st]?)\Z")
+RUNS = (4, 8)
+"""Consecutive k of a row that may stand together."""
+
+_NAME = re.compile(r"W([1-8])r(\d+)k([48])([st]?)\Z")
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ class InterleavedLayout(GroupedRows):
         True if the top bit of every byte of codes is inverted.
     whole : bool
         True if codes lie whole in a byte wherever they fit; top bits are inverted then.
+    run : int
+        Consecutive k of a row: 4, or 8 where there are 4 or 8 rows.
 
     Raises
     ------
@@ -117,6 +125,7 @@ class InterleavedLayout(GroupedRows):
     zero_points: bool = False
     inverted: bool = False
     whole: bool = False
+    run: int = 4
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -133,6 +142,11 @@ class InterleavedLayout(GroupedRows):
             raise PackError(
                 f"layout of {self.bits} bits, {self.rows} rows: codes whole in bytes are of "
                 f"{WIDTHS} bits and several rows, with top bits inverted"
+            )
+        if self.run not in RUNS or (self.run == 8 and (self.whole or self.rows not in (4, 8))):
+            raise PackError(
+                f"layout of {self.rows} rows by {self.run} k: runs are of 4, or of 8 with 4 or 8 "
+                "rows and codes in fields"
             )
 
     @classmethod
@@ -154,7 +168,7 @@ class InterleavedLayout(GroupedRows):
         bits, rows = int(match[1]), int(match[2])
         if bits != scheme.bits:
             raise PackError(f"layout {name} has {bits} bits, scheme {scheme} has {scheme.bits}")
-        variant = bool(match[3]), match[3] == "t"
+        variant = bool(match[4]), match[4] == "t", int(match[3])
         return cls(bits, rows, scheme.group_size, scheme.zero_points, *variant)
 
     @classmethod
@@ -176,18 +190,23 @@ class InterleavedLayout(GroupedRows):
         whole = arm and scheme.bits in WIDTHS and scheme.act_bits == 8 and scheme.group_size != 16
         return cls(scheme.bits, lanes, scheme.group_size, scheme.zero_points, arm, whole)
 
+    @classmethod
+    def of_pairs(cls, scheme: Scheme, rows: int) -> InterleavedLayout:
+        """The layout of integers as smmla takes them, 8 k of a row together: Arm's 4x8 and 8x8."""
+        return cls(scheme.bits, rows, scheme.group_size, scheme.zero_points, True, False, 8)
+
     @property
     def name(self) -> str:
-        """``W{bits}r{R}k4``, then ``t`` if codes are whole, or ``s`` if top bits are inverted."""
+        """E.g. ``W4r4k4``, then ``t`` if codes are whole, or ``s`` if top bits are inverted."""
         variant = "t" if self.whole else "s" if self.inverted else ""
-        return f"W{self.bits}r{self.rows}k4{variant}"
+        return f"W{self.bits}r{self.rows}k{self.run}{variant}"
 
     @property
     def unit(self) -> Unit:
         """The unit as intrinsics describe it."""
         fields = () if self.whole else tuple((f.width, f.shift) for f in self.fields)
         groups = 2 if self.group_size == 16 else 1
-        return Unit(self.bits, self.rows, fields, groups, self.inverted, self.whole)
+        return Unit(self.bits, self.rows, fields, groups, self.inverted, self.whole, self.run)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -281,14 +300,19 @@ class InterleavedLayout(GroupedRows):
     ) -> Any:
         """TensorIR float32 expression of the weight of row ``block * R + lane``, column `k`."""
         unit, group = k // UNIT_K, 0 if self.group_size == -1 else k // self.group_size
-        codes, vector = arrays["codes"], k % UNIT_K // 4
-        shape = self.unit
+        codes, shape = arrays["codes"], self.unit
         if self.rows == 1:
             raise PackError(f"layout {self.name} is for lookups, not for products")
-        code = decode(shape, lambda byte: codes[block, unit, byte], vector, lane * 4 + k % 4)
+        place = shape.place(lane, k % UNIT_K // 4, k % 4)
+        code = decode(shape, lambda byte: codes[block, unit, byte], *place)
         zero = arrays["zeros"][block, group, lane] if self.zero_points else None
         scale = arrays["scales"][block, group, lane].astype("float32")
         return centred_code(shape, code, zero) * scale
+
+    @property
+    def _run_dtype(self) -> type[np.unsignedinteger[Any]]:
+        """A number of as many bytes as a run."""
+        return np.uint32 if self.run == 4 else np.uint64
 
     def _padded_codes(self, tensor: QuantizedTensor) -> NDArray[np.uint8]:
         n, k = tensor.codes.shape
@@ -303,9 +327,9 @@ class InterleavedLayout(GroupedRows):
     def _pack_codes(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """[NB * R, Kp] -> [NB, Kp / 32, 4 * bits * R]."""
         blocks, units = codes.shape[0] // self.rows, codes.shape[1] // UNIT_K
-        quads = codes.view(np.uint32).reshape(blocks, self.rows, units * 8)
-        # [NB, units * 8, R] of four k each: vectors in order of j
-        vectors = np.ascontiguousarray(quads.transpose(0, 2, 1)).view(np.uint8)
+        runs = codes.view(self._run_dtype).reshape(blocks, self.rows, -1)
+        # [NB, Kp / run, R] of `run` k each: vectors in order of j
+        vectors = np.ascontiguousarray(runs.transpose(0, 2, 1)).view(np.uint8)
         if self.whole:
             return self._pack_whole(vectors.reshape(blocks, units, 8, -1))
         out = np.empty((blocks, units, self.unit_bytes), np.uint8)
@@ -350,9 +374,9 @@ class InterleavedLayout(GroupedRows):
             part = vectors.reshape(blocks, units, f.per_byte, size)
             for t in range(f.per_byte):
                 part[:, :, t] |= ((source >> (f.width * t)) & f.mask) << f.shift
-        # [NB, units * 8, R] of four k each -> [NB, R, units * 8]
-        quads = vectors.view(np.uint32).reshape(blocks, units * 8, self.rows)
-        rows = np.ascontiguousarray(quads.transpose(0, 2, 1)).view(np.uint8)
+        # [NB, Kp / run, R] of `run` k each -> [NB, R, Kp / run]
+        runs = vectors.view(self._run_dtype).reshape(blocks, -1, self.rows)
+        rows = np.ascontiguousarray(runs.transpose(0, 2, 1)).view(np.uint8)
         return rows.reshape(blocks * self.rows, units * UNIT_K)
 
     def _check(self, tensor: QuantizedTensor, name: str) -> None:

@@ -93,8 +93,9 @@ def _pack_codes(layout: InterleavedLayout, n: int, k: int, shape: tuple[int, ...
             load, lane = place // layout.vector_bytes, place % layout.vector_bytes
             bits: Any = _u8(0)
             for t in range(f.per_byte):
-                col = unit * UNIT_K + 4 * (load + f.width * t) + lane % 4
-                part = (code(block * layout.rows + lane // 4, col) >> _u8(f.shift)) & _u8(f.mask)
+                row, within = _position(layout, load + f.width * t, lane)
+                whole = code(block * layout.rows + row, unit * UNIT_K + within)
+                part = (whole >> _u8(f.shift)) & _u8(f.mask)
                 bits = bits | (part << _u8(f.width * t))
             inside = tirx.all(place >= 0, place < layout.vector_bytes * f.width)
             value = tirx.if_then_else(inside, bits, value)
@@ -105,11 +106,19 @@ def _pack_codes(layout: InterleavedLayout, n: int, k: int, shape: tuple[int, ...
     return te.create_prim_func([*inputs, out])
 
 
+def _position(layout: InterleavedLayout, vector: Any, lane: Any) -> tuple[Any, Any]:
+    """(row of the block, k of the unit) of a byte of a vector: the inverse of `Unit.place`."""
+    if layout.run == 4:
+        return lane // 4, 4 * vector + lane % 4
+    return vector % 2 * (layout.rows // 2) + lane // 8, vector // 2 * 8 + lane % 8
+
+
 def _unpack_codes(layout: InterleavedLayout, n: int, k: int, shape: tuple[int, ...]) -> Any:
     packed = te.placeholder(shape, "uint8", "packed")
 
     def code(row: Any, col: Any) -> Any:
-        vector, lane = (col % UNIT_K) // 4, (row % layout.rows) * 4 + col % 4
+        place = (row % layout.rows, col % UNIT_K // 4, col % 4)
+        vector, lane = layout.unit.place(*place)
         if layout.whole:
             unit = row // layout.rows, col // UNIT_K
             return decode(layout.unit, lambda at: packed[(*unit, at)], vector, lane).astype("uint8")

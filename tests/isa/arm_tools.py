@@ -77,9 +77,10 @@ class ArmCase(Case):
         rows: tuple[int, ...],
         folder: Path,
         cpu: str = "max",
+        layout: str = "",
     ) -> None:
         """Compile once, run for every number of rows of x."""
-        profile = find_profile(target)
+        profile = find_profile(target, layout=layout)
         program = Program(scheduled(kernel, self.spec, profile), profile, folder, cpu)
         weights = [packed.numpy() for packed in self._packed]
 

@@ -15,7 +15,7 @@ from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.gemm_centred import MAGIC
 from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS, prepare_rows
+from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS, PAIRED_GEMM_KERNELS, prepare_rows
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear_kernel import LinearKernel
@@ -57,7 +57,8 @@ class GemmCase(ArmCase):
 
 
 def kernel_of(name: str) -> LinearKernel:
-    return next(kernel for kernel in ARM_GEMM_KERNELS if kernel.name == name)
+    kernels = (*ARM_GEMM_KERNELS, *PAIRED_GEMM_KERNELS)
+    return next(kernel for kernel in kernels if kernel.name == name)
 
 
 def check(
@@ -67,7 +68,8 @@ def check(
     target = TARGETS[name.split("_")[2]]
     case = GemmCase(spec, kernel.layout(spec, find_profile(target)))
     case.together = 2 if "smmla" in name else 4
-    case.check_under_qemu(kernel, target, rows, folder, cpu)
+    layout = "4x8" if "r4k8" in name else "4x4"
+    case.check_under_qemu(kernel, target, rows, folder, cpu, layout)
 
 
 SCHEMES = (
@@ -95,6 +97,16 @@ def test_matches_float64_at_edges(name: str, scheme: str, tmp_path: Path) -> Non
     kernel = kernel_of(name)
     spec = LinearSpec(29, 150, parse_scheme(scheme), bias=True, activation="relu", residual=True)
     check(name, spec, (kernel.m_min, kernel.m_min + 1, 19), tmp_path)
+
+
+@needs_qemu
+@pytest.mark.parametrize(
+    "scheme", ("W4A8g32", "W4zA8tg64", "W2zA8g32", "W3A8tg32", "W8A8", "W8zA8")
+)
+def test_runs_of_eight(scheme: str, tmp_path: Path) -> None:
+    """Weights in 4x8, which a panel takes without zips."""
+    spec = LinearSpec(29, 150, parse_scheme(scheme), bias=True, residual=True)
+    check(f"gemm_W{scheme[1]}A8_smmla_r4k8m8", spec, (25, 26), tmp_path)
 
 
 @needs_qemu

@@ -9,10 +9,12 @@ from arm_tools import assembly, count, inner_loop, scheduled
 
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS
+from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS, PAIRED_GEMM_KERNELS
 from apq_tvm.schedules.devices import find_profile
 
 CASES = (
+    ("graviton3", "gemm_W4A8_smmla_r4k8m8", "W4A8g32", 48),
+    ("graviton4", "gemm_W8A8_smmla_r4k8m8", "W8A8", 64),
     ("graviton3", "gemm_W4A8_smmla_r4m8", "W4A8g32", 48),
     ("graviton3", "gemm_W4A8_smmla_r4m8", "W4A8tg32", 48),
     ("graviton3", "gemm_W8A8_smmla_r4m8", "W8A8", 64),
@@ -24,8 +26,9 @@ CASES = (
 
 @pytest.mark.parametrize(("target", "name", "scheme", "dots"), CASES)
 def test_sums_stay_in_registers(target: str, name: str, scheme: str, dots: int) -> None:
-    kernel = next(k for k in ARM_GEMM_KERNELS if k.name == name)
-    profile = find_profile(target)
+    kernels = (*ARM_GEMM_KERNELS, *PAIRED_GEMM_KERNELS)
+    kernel = next(k for k in kernels if k.name == name)
+    profile = find_profile(target, layout="4x8" if "r4k8" in name else "4x4")
     source = assembly(
         scheduled(kernel, LinearSpec(96, 2048, parse_scheme(scheme)), profile), profile
     )

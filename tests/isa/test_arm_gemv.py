@@ -34,7 +34,7 @@ class Layer:
 
     def __init__(self, spec: LinearSpec, m_tile: int, target: str, folder: Path) -> None:
         assert spec.scheme is not None
-        profile, decide = find_profile(target), Defaults()
+        profile, decide = find_profile(target, layout="4x4"), Defaults()
         kernel = kernel_of(spec.scheme.bits, m_tile)
         kernel.check(spec, profile)
         sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))

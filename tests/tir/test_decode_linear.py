@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import tvm
 
-from apq_tvm.codegen.layouts import default_layout
+from apq_tvm.codegen.layouts import InterleavedLayout, default_layout
 from apq_tvm.formats import parse_scheme
+from apq_tvm.ops.decode_linear import decode_linear
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
+from apq_tvm.schedules.generic_linear import GENERIC_KERNELS, schedule_decode
 from tests.tir.linear_cases import Case, build
+
+PAIRED = ("W4A32g32", "W3zA32g64", "W8A32", "W2zA32g16")
 
 SCHEMES = ("W1A32", "W2A32g16", "W3zA32g64", "W4A32g32", "W7zA32g128", "W8A32", "float")
 
@@ -24,3 +28,16 @@ def test_generic_kernel_multiplies_decoded_weights(scheme: str, target: str) -> 
     kernel = build(GENERIC_KERNELS[0], spec, profile, Defaults())
     for m in (1, 3):
         case.check(kernel, m)
+
+
+@pytest.mark.parametrize("rows", (4, 8))
+@pytest.mark.parametrize("scheme", PAIRED)
+def test_runs_of_eight(scheme: str, rows: int) -> None:
+    """4x8 and 8x8, which no device has by default for float activations."""
+    spec = LinearSpec(21, 100, parse_scheme(scheme))
+    assert spec.scheme is not None
+    layout = InterleavedLayout.of_pairs(spec.scheme, rows)
+    case = Case(spec, layout)
+    sch = tvm.s_tir.Schedule(decode_linear(spec, layout, 0))
+    schedule_decode(sch)
+    case.check(tvm.tirx.build(sch.mod, target=tvm.target.Target("llvm"))["main"], 3)

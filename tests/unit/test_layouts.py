@@ -57,6 +57,9 @@ def read_code(layout: InterleavedLayout, codes: np.ndarray, n: int, k: int) -> i
     unit = codes[n // layout.rows, k // 32]
     vector, lane = (k % 32) // 4, 4 * (n % layout.rows) + k % 4
     v = 4 * layout.rows
+    if layout.run == 8:
+        byte = 8 * (n % layout.rows) + k % 8
+        vector, lane = (k % 32) // 8 * 2 + byte // v, byte % v
     value, offset, low = 0, 0, 0
     for width in (8, 4, 2, 1):
         if layout.bits - low < width:
@@ -95,6 +98,52 @@ def test_bytes_are_where_kernels_look(bits: int, rows: int) -> None:
     for row in range(n):
         for col in (0, 3, 4, 15, 16, 31, 32, 63, 64, 69):
             assert read_code(layout, packed, row, col) == tensor.codes[row, col]
+
+
+@pytest.mark.parametrize("rows", (4, 8))
+@pytest.mark.parametrize("bits", BITS)
+def test_sixteen_bytes_are_two_rows_of_eight(bits: int, rows: int) -> None:
+    n, k = rows + 1, 70
+    scheme = Scheme(bits, group_size=32)
+    tensor = random_tensor(scheme, n, k)
+    layout = InterleavedLayout.of_pairs(scheme, rows)
+    assert layout.name == f"W{bits}r{rows}k8s" and weight_layout(layout.name, scheme) == layout
+    packed = layout.pack(tensor)
+    for row in range(n):
+        for col in (0, 3, 7, 8, 15, 16, 31, 32, 63, 64, 69):
+            assert read_code(layout, packed.arrays["codes"], row, col) == tensor.codes[row, col]
+    if bits == 8:
+        pair = packed.arrays["codes"][0, 0, :16].reshape(2, 8) ^ 0x80
+        np.testing.assert_array_equal(pair, tensor.codes[:2, :8])
+
+
+@pytest.mark.parametrize(("rows", "run", "whole"), [(16, 8, False), (1, 8, False), (4, 8, True)])
+def test_impossible_runs_are_refused(rows: int, run: int, whole: bool) -> None:
+    with pytest.raises(PackError, match="runs are of 4, or of 8"):
+        InterleavedLayout(3, rows, 32, False, True, whole, run)
+
+
+@given(
+    bits=st.integers(1, 8),
+    rows=st.sampled_from((4, 8)),
+    group=st.sampled_from(GROUPS),
+    zero_points=st.booleans(),
+    n=st.integers(1, 40),
+    k=st.integers(1, 300),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_round_trip_in_runs_of_eight(
+    bits: int, rows: int, group: int, zero_points: bool, n: int, k: int, seed: int
+) -> None:
+    scheme = Scheme(bits, zero_points, group_size=group)
+    tensor = random_tensor(scheme, n, k, seed)
+    layout = InterleavedLayout.of_pairs(scheme, rows)
+    packed = layout.pack(tensor)
+    assert {key: a.shape for key, a in packed.arrays.items()} == {
+        key: shape for key, (shape, _) in layout.shapes(n, k).items()
+    }
+    assert_equal(layout.unpack(packed, n, k, scheme), tensor)
 
 
 @pytest.mark.parametrize("zero_points", (False, True))

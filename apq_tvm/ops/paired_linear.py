@@ -1,0 +1,160 @@
+"""``y = act(x Wᵀ + b) + residual`` on packed integer weights in runs of 8 k, unscheduled.
+
+As `apq_tvm.ops.folded_linear`, with the scaled dot products of `apq_tvm.tensorize.paired_dot` and
+the activations of `apq_tvm.ops.paired_activations`. Sums of several rows of x are stored in the
+order of smmla, 2 rows of x by 2 rows of weights, and put in rows at the end (block ``rows``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.ops.linear_nest import Blocking, LinearNest
+from apq_tvm.ops.linear_spec import LinearSpec, Operands
+from apq_tvm.tensorize.folded_dot import STARTS
+from apq_tvm.tensorize.paired_dot import PairedDot, activation_bytes, paired_term
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+
+def paired_linear(
+    spec: LinearSpec, layout: InterleavedLayout, dot: PairedDot, streams: int
+) -> PrimFunc:
+    """Linear layer with int8 activations prepared by `apq_tvm.ops.paired_activations`.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+        With integer activations and groups of whole units.
+    layout : InterleavedLayout
+        With runs of 8.
+    dot : PairedDot
+        Of a chunk. M is ``dot.m - 1`` at least.
+    streams : int
+        As for `apq_tvm.ops.linear.integer_linear`.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(xq, starts, factors, codes, scales, [zeros], [bias], [residual], y)``, blocks ``dot``,
+        ``store`` and, for several rows, ``rows``.
+    """
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        operands = Operands(spec)
+        m_tile, units = dot.m, dot.units
+        chunks = layout.padded_k(spec.k) // UNIT_K // units
+        lead = operands.m if m_tile == 1 else tirx.Var("pairs", "int64")
+        copies = streams * dot.columns if dot.own else 1
+        nbytes = activation_bytes(layout.padded_k(spec.k), m_tile)
+        xq = operands.declare("xq", (lead, nbytes), "int8")
+        starts = operands.declare("starts", (lead, chunks, copies, STARTS), "float32")
+        factors = operands.declare("factors", (lead, chunks, dot.fold.factors), "float32")
+        weights = operands.weights(layout)
+        bias, residual, y = operands.epilogue()
+        whole = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
+        blocking = Blocking(m_tile, streams, whole.bundles, 1, chunks, units)
+        nest = _Paired(spec, layout, blocking, operands.m, dot)
+        sums = b.sblock_alloc_buffer(nest.paired_shape, "float32")
+        nest.dot_products(sums, (xq, starts, factors), weights)
+        if m_tile > 1:
+            sums = nest.in_rows(sums)
+        nest.store(y, sums, None, bias, residual)
+    return builder.get()
+
+
+class _Paired(LinearNest):
+    def __init__(
+        self,
+        spec: LinearSpec,
+        layout: InterleavedLayout,
+        blocking: Blocking,
+        m: Expr,
+        dot: PairedDot,
+    ) -> None:
+        super().__init__(spec, layout, blocking, m)
+        self.dot = dot
+        self.pairs = (m + _i64(1)) // _i64(2)
+        outer = self.sums_shape[:3]
+        self.paired_shape = [*outer, *map(_i64, dot.spatial)]
+
+    def _pair(self, tile: Expr, inner: list[Expr]) -> Expr:
+        """Pair of rows of x; the last tile ends at the last one."""
+        first = tirx.min(tile * _i64(self.dot.pairs), self.pairs - _i64(self.dot.pairs))
+        return first + inner[0] if inner else first
+
+    def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
+        """Streams read row blocks side by side: few addresses reach all of them."""
+        return bundle * _i64(self.blocking.streams) + stream
+
+    def _row(self, tile: Expr, inner: list[Expr]) -> Expr:
+        if not inner:
+            return tile
+        pair = self._pair(tile, [inner[0] // _i64(2)])
+        return tirx.min(pair * _i64(2), self.m - _i64(2)) + inner[0] % _i64(2)
+
+    def dot_products(self, sums: Buffer, x: tuple[Buffer, ...], weights: dict[str, Buffer]) -> None:
+        """Σ over chunks of the scaled products."""
+        bl, dot, unit = self.blocking, self.dot, self.dot.fold.unit
+        xq, starts, factors = x
+        per_group = max(1, self.layout.group_width(self.spec.k) // UNIT_K // dot.units)
+        codes = weights["codes"]
+        reduced = [bl.spans, *dot.reduced]
+        kinds = "S" * len(self.paired_shape) + "R" * len(reduced)
+        with b.grid(*self.paired_shape, *map(_i64, reduced)) as loops, b.sblock("dot"):
+            axes = b.axis.remap(kinds, loops)
+            target, (chunk, *inner, j, c) = list(axes[: -len(reduced)]), axes[-len(reduced) :]
+            t, nb, s, *at = target
+            inner_pair, _, r = dot.rows(tuple(at))
+            lead = t if dot.m == 1 else self._pair(t, list(inner_pair))
+            block = self._block(nb, s)
+            first, base = chunk * _i64(2 * UNIT_K * dot.units), chunk * _i64(dot.units)
+            unit_at = base + inner[0] if inner else chunk
+            whole = slice(base, base + _i64(dot.units)) if inner else chunk
+            group = chunk // _i64(per_group) if bl.spans > per_group else _i64(0)
+            mine = [weights[n][block, group, r] for n in ("scales", "zeros") if n in weights]
+            byte0 = first + inner[0] * _i64(2 * UNIT_K) if inner else first
+            copies = dot.copies
+            own: Any = s * _i64(copies) if dot.own else _i64(0)
+            if copies > 1:
+                own = slice(own, own + _i64(copies))
+            nbytes = activation_bytes(UNIT_K * dot.units, dot.m)
+            b.reads(
+                codes[block, whole, 0 : unit.nbytes],
+                xq[lead, first : first + _i64(nbytes)],
+                starts[lead, chunk, own, 0:STARTS],
+                factors[lead, chunk, 0 : dot.fold.factors],
+                *mine,
+            )
+            b.writes(sums[tuple(target)])
+            with b.init():
+                b.buffer_store(sums, tirx.const(0.0, "float32"), target)
+            value = paired_term(
+                dot,
+                (*at, j, c),
+                lambda byte: codes[block, unit_at, byte],
+                lambda byte: xq[lead, byte0 + byte],
+                lambda i: factors[lead, chunk, i],
+                lambda row: mine,
+            )
+            b.buffer_store(sums, sums[tuple(target)] + value, target)
+
+    def in_rows(self, sums: Buffer) -> Buffer:
+        """Sums in pairs as rows of x by rows of the block."""
+        rows = b.sblock_alloc_buffer(self.sums_shape, "float32")
+        with b.grid(*self.sums_shape) as loops, b.sblock("rows"):
+            *target, i, r = b.axis.remap("S" * len(self.sums_shape), loops)
+            pair = [i // _i64(2)] if self.dot.lead else []
+            value = sums[(*target, *pair, r // _i64(2), i % _i64(2) * _i64(2) + r % _i64(2))]
+            b.buffer_store(rows, value, [*target, i, r])
+        return rows
+
+
+def _i64(value: int) -> Expr:
+    return tirx.const(value, "int64")
