@@ -1,8 +1,8 @@
 """Kernels for ``mixed24`` weights on Arm: by dot products, or by multiplications of bytes.
 
 No software prefetch by default: weights are one stream, which hardware follows. A word row of
-8 x 64 weights takes 66.6 cycles on Neoverse N1, 31.8 on V1 and 184 on Cortex-A55 (llvm-mca 22):
-0.130, 0.062 and 0.36 per weight, since every 2-bit group of 16 has a scale of its own. Four
+8 x 64 weights takes 66 cycles on Neoverse N1, 31.2 on V1 and 181 on Cortex-A55 (llvm-mca 22):
+0.129, 0.061 and 0.35 per weight, since every 2-bit group of 16 has a scale of its own. Four
 outliers take 16 cycles on N1 and 8 on V1.
 """
 

@@ -1,17 +1,19 @@
 """Kernels for ``mixed24`` weights: they are streamed through once for every few rows of x.
 
 What the decisions mean, and why their defaults come first on x86 (4096x4096, M=1, one thread of
-Zen 5, AVX-512):
+Zen 5, AVX-512, out of cache; minima of kernels that took turns while the machine did other work):
 
-- ``streams``: row blocks read at once. Word rows are one stream of whole cache lines, and
-  prefetches keep enough misses in flight: two streams are no faster out of cache (186 us against
-  185) and slower in it (AVX2 242 us against 231).
-- ``ahead``: software prefetch distance in bytes. 8 KB: 177 us, 4 KB: 185, none: 343. While outliers
-  are multiplied no code is asked for, so the distance has to span that pause.
+- one stream: records take 188 us, codes, triples and both kinds of second-order scales in four
+  arrays 208 to 225 (AVX2: 262 against 289; two rows of x: 196 against 222).
+- ``streams``: row blocks read at once. Two take 215 us: their outliers make one pause of two.
+- ``ahead``: software prefetch distance in bytes. 8 KB: 188 us, 12 KB: 189, 16 KB: 193. While
+  outliers are multiplied no code is asked for, so the distance has to span that pause.
 
 The outliers are multiplied beside the dense part, after each row block, from lines that were asked
-for before it. In cache 0.2 % of them take 22 us of 141 (AVX2: 31 of 262); ``bench linear`` on
-``mixed24`` and ``mixed24o0`` shows what they cost on a machine at hand.
+for before it: 131 in a row block of 4096 columns, seven instructions each, in 62 ns of 440
+(512x4096, which L2 holds). Other ways took as long, so the plain one stayed: their products 16 at a
+time and added up across vectors (54 to 62 ns; 27 of them to gather x lane by lane, and more by
+``vgatherdps``), the same spread over the row block, lanes that stay with their rows and are padded.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from apq_tvm.types import DeviceProfile
 M_TILES = (4, 2, 1)
 """Rows of x that share decoded weights; a kernel is for at least that many rows."""
 
-AHEADS = (12288, 8192, 4096, 2048, 0)
+AHEADS = (8192, 12288, 4096, 2048, 0)
 """Software prefetch distances in bytes."""
 
 SPAN = 16
