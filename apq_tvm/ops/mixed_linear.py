@@ -135,13 +135,21 @@ class _Nest:
                 self.sums = b.sblock_alloc_buffer(shape, "float32", align=64)
                 self.fours = b.sblock_alloc_buffer(shape, "int32", align=64)
                 self._clear()
-                for block in self.block:
-                    self.views.prefetch_header(block, bl.ahead)
+                self._prefetch_header()
                 if xf is not None:
                     self._prefetch_sparse()
                 self._products(xq, minus)
                 extra = None if xf is None else self._sparse(xf)
                 self._store(xs, minus, extra, *epilogue)
+
+    def _prefetch_header(self) -> None:
+        """Ask for what lies as far behind headers as word rows ask for what follows them."""
+        for block in self.block if self.blocking.ahead else ():
+            header = self.views.header(block)
+            if header is not None:
+                place, nbytes = header
+                first = place.start + _i64(self.blocking.ahead)
+                prefetch(place.buffer, first, nbytes, place.lead)
 
     def _each(self) -> list[tuple[int, int]]:
         """(stream, row of the tile)"""
@@ -357,14 +365,17 @@ class _Nest:
         self.sums, self.fours = kept
 
 
-def prefetch(buffer: Buffer, first: Expr, nbytes: int) -> None:
-    """Prefetch some bytes from an element on; a prefetch never faults, wherever it points."""
+def prefetch(buffer: Buffer, first: Expr, nbytes: int, lead: tuple[Expr, ...] = ()) -> None:
+    """Prefetch some bytes from an element on; a prefetch never faults, wherever it points.
+
+    `lead` are the indices before the last one.
+    """
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
     step = _LINE // np.dtype(str(buffer.dtype)).itemsize
     for line in range(-(-nbytes // _LINE)):
-        address = tirx.address_of(buffer[first + _i64(line * step)])
+        address = tirx.address_of(buffer[(*lead, first + _i64(line * step))])
         arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
         b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
 

@@ -79,8 +79,7 @@ class MixedRecords:
 
     def join(self, parts: Mapping[str, NDArray[Any]]) -> U8:
         """Records of arrays as `SplitViews` reads them, with as many row blocks as there are."""
-        sizes = {key: -(-len(parts[key]) // self.blocks) for key in ("codes", "scales")}
-        records = np.zeros((sizes["codes"], self.nbytes), np.uint8)
+        records = np.zeros((-(-len(parts["codes"]) // self.blocks), self.nbytes), np.uint8)
         at = 0
         for key in ("super_scales", "super_zeros", "scales", "zeros"):
             values = parts[key]
@@ -89,8 +88,8 @@ class MixedRecords:
             for plane in _planes(values):
                 records[:, at : at + plane.shape[1]] = plane
                 at += plane.shape[1]
-        words = [parts[key] for key in ("codes", "wide_codes")]
-        body = self._records_of(np.concatenate(words, axis=2))
+        words = np.concatenate((parts["codes"], parts["wide_codes"]), axis=2)
+        body = self._records_of(words)  # [NB, T, 22R]
         records[:, self.header :] = body.reshape(len(records), -1)
         return records
 
@@ -99,6 +98,7 @@ class MixedRecords:
         count, narrow = TRIPLE * self.triples, self.narrow
         at, end = self.scales, self.scales + 3 * SUPER
         flat = records[:, at:end].reshape(len(records), 3, self.blocks, self.rows)
+        # [B, 3, 16 / R, R] -> [NB, 3, R]
         flat = flat.transpose(0, 2, 1, 3).reshape(-1, 3, self.rows)[:blocks]
         body = records[:, self.header :].reshape(-1, self.triples, self.word)[:blocks]
         return {
@@ -185,8 +185,9 @@ class SplitViews:
         """int32 zero point of a row's 4-bit groups."""
         return self.arrays["zeros"][block, r].astype("int32")
 
-    def prefetch_header(self, block: Expr, ahead: int) -> None:
-        """Nothing: what other kernels call the header is in arrays of its own."""
+    def header(self, block: Expr) -> tuple[Place, int] | None:
+        """What comes before a row block's word rows in one stream with them, and its bytes."""
+        return None
 
 
 class RecordViews(SplitViews):
@@ -216,16 +217,8 @@ class RecordViews(SplitViews):
         at = self._row(block, r, self.rec.scales + 2 * SUPER)
         return self.records[self._record(block), at].astype("int32")
 
-    def prefetch_header(self, block: Expr, ahead: int) -> None:
-        """Ask for what lies `ahead` bytes behind a header: word rows ask for what follows."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
-        for line in range(0, self.rec.header if ahead else 0, _LINE):
-            at = tirx.const(ahead + line, "int64")
-            address = tirx.address_of(self.records[self._record(block), at])
-            arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
-            b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+    def header(self, block: Expr) -> tuple[Place, int] | None:
+        return Place(self.records, (self._record(block),), 0), self.rec.header
 
     def _record(self, block: Expr) -> Expr:
         return block // self.rec.blocks if self.rec.blocks > 1 else block
