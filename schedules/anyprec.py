@@ -12,15 +12,8 @@ from typing import Any, Protocol
 
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.anyprec import (
-    RUN,
-    SUM_ROWS,
-    UNIT_K,
-    planes_gemm,
-    planes_gemv,
-    planes_gemv_apart,
-    unit_group,
-)
+from apq_tvm.ops.anyprec import RUN, SUM_ROWS, planes_gemm, planes_gemv, planes_gemv_apart
+from apq_tvm.ops.anyprec_task import UNIT_K, unit_group
 from apq_tvm.ops.gemm_task import STAGES
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_spread import quantize_spread

@@ -15,8 +15,7 @@ IntrinsicsAArch64.td for names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,8 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     splat,
     table_lookup,
 )
-from apq_tvm.tensorize.planes import QUAD, ROWS, PlanesUnit
+from apq_tvm.tensorize.arm_planes_sums import Sums
+from apq_tvm.tensorize.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.planes_pairs import (
     codes_pair,
     dot_pair,
@@ -90,7 +90,7 @@ class ArmPlanes:
 
         def implement(planes: Buffer, table: Buffer, x: Buffer, *more: Buffer) -> None:
             *scales, acc = more
-            sums = _Sums(self, unit, acc, scales, [[r] for r in range(ROWS)])
+            sums = Sums(self, unit, acc, scales, [[r] for r in range(ROWS)])
             with sums.steps() as steps:
                 for at in steps:
                     xs = x.vload([at], "int8x16")
@@ -123,7 +123,7 @@ class ArmPlanes:
             *scales, acc = more
             for start in range(0, rows, 2):
                 leads = [[r] if rows > 1 else [] for r in range(start, min(start + 2, rows))]
-                sums = _Sums(self, unit, acc, scales, leads)
+                sums = Sums(self, unit, acc, scales, leads)
                 with sums.steps() as steps:
                     for at in steps:
                         for lead in leads:
@@ -162,7 +162,7 @@ class ArmPlanes:
                 steps = range(first * BYTES, (first + unit.together) * BYTES, BYTES)
                 for i in range(m):
                     row = [[i, r] for r in range(rows)]
-                    sums = _Sums(self, unit, acc, scales, row)
+                    sums = Sums(self, unit, acc, scales, row)
                     with sums.group(first * BYTES, [i]):
                         for at in steps:
                             for lead in row:
@@ -184,66 +184,6 @@ class ArmPlanes:
             halves.append(call("int16x8", "smull.v8i16", *operands))
         pairs = call("int16x8", "addp.v8i16", *halves)  # 2 * 127 * 127 fits
         return before + call("int32x4", "saddlp.v4i32.v8i16", pairs)
-
-
-class _Sums:
-    """Sums of some rows, in integers or, with groups, in float32.
-
-    Parameters
-    ----------
-    how : ArmPlanes
-    unit : PlanesUnit
-    acc : Buffer
-        Of the sums.
-    scales : list of Buffer
-        Of activations; none without groups.
-    leads : list of list of int
-        Where in `acc` each row's sums are.
-    """
-
-    def __init__(
-        self,
-        how: ArmPlanes,
-        unit: PlanesUnit,
-        acc: Buffer,
-        scales: list[Buffer],
-        leads: list[list[int]],
-    ) -> None:
-        self._how, self._unit, self._acc, self._scales = how, unit, acc, scales
-        self._leads = leads
-        self._parts: dict[tuple[int, ...], Expr] = {}
-
-    @contextmanager
-    def steps(self) -> Iterator[list[Expr]]:
-        """A loop over a unit; columns at which its body's registers begin."""
-        count = self._unit.together
-        with b.serial(0, tirx.const(self._unit.registers // count, "int64")) as loop:
-            first = loop * tirx.const(count * BYTES, "int64")
-            with self.group(first, []):
-                yield [first + tirx.const(i * BYTES, "int64") for i in range(count)]
-
-    @contextmanager
-    def group(self, first: Expr, row: list[int]) -> Iterator[None]:
-        """What is added inside shares the scale of column `first` of a row of x."""
-        self._parts = {}
-        yield
-        for lead, part in self._parts.items():
-            scale = self._scales[0].vload([*row, first // QUAD], "float32x4")
-            before = self._acc.vload([*lead, 0], "float32x4")
-            value = tirx.call_llvm_pure_intrin(
-                "float32x4", "llvm.fma.v4f32", part.astype("float32x4"), scale, before
-            )
-            b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
-
-    def add(self, lead: list[int], w: Expr, x: Expr) -> None:
-        """Add the products of a register to a row's sums."""
-        if not self._scales:
-            value = self._how.multiply(self._acc.vload([*lead, 0], "int32x4"), w, x)
-            b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
-            return
-        zero = tirx.Broadcast(tirx.const(0, "int32"), 4)
-        before = self._parts.get(tuple(lead), zero)
-        self._parts[tuple(lead)] = self._how.multiply(before, w, x)
 
 
 SDOT_SVE = ArmPlanes("sdot_sve", ("dotprod", "sve"), True, True)

@@ -5,7 +5,9 @@ multiplied with one row of activations; ``apq_{instr}_lookup_...``: they are loo
 ``apq_{instr}_rows_...``: rows of bytes times rows of activations. Sums stay spread over the lanes
 of a register: one horizontal sum at the end of a row is enough. Where activations have scales along
 K (``g``), the integers of one register, or of as many as share a scale, start from 0, and a
-conversion and an FMA bring them to the sums, whatever the group: each lane has its own scale.
+conversion and an FMA bring them to the sums, whatever the group: each lane has its own scale. (By
+vpdpbusd that is 41 cycles for 64 columns of 4 bits where one scale per token takes 31, llvm-mca 22
+for Zen 4. Activations of two int8 digits, which need no scales, take 46: sums fill the registers.)
 
 - *vpermb* (AVX-512 VBMI and VNNI): one instruction looks up 64 entries, vpermi2b 128. It ignores
   the index bits above. Centroids are offset by 128, because vpdpbusd multiplies unsigned by signed.
