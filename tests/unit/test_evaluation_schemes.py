@@ -57,7 +57,10 @@ def float_model(model: ImportedModel) -> QuantizedModel:
     return QuantizedModel(model, {}, {})
 
 
-@pytest.mark.parametrize("word", ["W4A8", "W4A8g16", "W4A8tg16", "W4A4", "W4A32", "W4A16g16"])
+@pytest.mark.parametrize(
+    "word",
+    ["W4A8", "W4A8g16", "W4A8tg16", "W4A4", "W4A32", "W4A16g16", "anyprec3-4", "anyprec3-4A8g16"],
+)
 def test_activations_are_rounded_as_kernels_do(word: str) -> None:
     scheme = parse_scheme(word)
     x = np.random.default_rng(2).standard_normal((3, 40)).astype(np.float32)
