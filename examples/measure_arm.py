@@ -4,6 +4,9 @@ Needs ``make arm-tools``; takes about half an hour, and the figures do not depen
 load: ``python examples/measure_arm.py libggml-cpu-armv8.2_2.so libggml-cpu-armv8.6_1.so``. The
 rival's libraries come with npm's @node-llama-cpp/linux-arm64. Layers have 4096 inputs; the figures
 by format are of 512 outputs, which changes shares of the peak by a few thousandths.
+
+``python examples/measure_arm.py layouts graviton3 graviton4`` prints instead what the layouts of
+integer weights come to on some devices, of 256 outputs: `apq_tvm.schedules.arm_layouts.MEASURED`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import Any
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.bench.static import bench_static
 from apq_tvm.console import Bars
+from apq_tvm.schedules.arm_layouts import INTERLEAVINGS
+from apq_tvm.schedules.arm_layouts import ROWS as ROWS_OF
 from apq_tvm.schedules.devices import find_profile
 
 N, K = 512, 4096
@@ -29,6 +34,8 @@ PREFILL_SCHEMES = ("W4A8g32", "W4A8tg32", "W4A8tg128", "W8A8", "nl4")
 ROWS = (4, 8, 16, 128)
 DECODED_SCHEMES = ("cb3", "cb4", "W2sA8", "W2*A8", "mixed24", "bcq2g128", "anyprec2-8@3")
 MANY = 128
+LAYOUT_SCHEMES = ("W2A8g32", "W3A8g32", "W4A8g32", "W4A8g128", "W8A8")
+LAYOUT_N = 256
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -80,8 +87,26 @@ def rivals(libraries: Sequence[str]) -> str:
     return table(columns, dict.fromkeys(lines))  # libraries share products
 
 
+def layouts(targets: Sequence[str]) -> str:
+    """MACs per cycle of integers in every layout."""
+    cases = [LinearCase(LAYOUT_N, K, m, s, threads=1) for s in LAYOUT_SCHEMES for m in ROWS_OF]
+    lines = []
+    for target in targets:
+        found = {}
+        for name in INTERLEAVINGS:
+            found[name] = by_case(bench_static(cases, target=target, layout=name, progress=Bars()))
+        for scheme in LAYOUT_SCHEMES:
+            for name in INTERLEAVINGS:
+                rates = [f"{found[name][scheme, m]['macs_per_cycle']:.1f}" for m in ROWS_OF]
+                lines.append((target, f"`{scheme}`", name, *rates))
+    return table(("device", "scheme", "layout", *(f"M={m}" for m in ROWS_OF)), lines)
+
+
 def main(libraries: Sequence[str]) -> None:
     """Print every table."""
+    if libraries[:1] == ["layouts"]:
+        print(layouts(libraries[1:]))
+        return
     print(shares([(scheme, 1) for scheme in DECODE_SCHEMES]), end="\n\n")
     prefill = [(scheme, m) for scheme in PREFILL_SCHEMES for m in ROWS]
     prefill += [(scheme, MANY) for scheme in DECODED_SCHEMES]

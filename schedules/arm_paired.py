@@ -39,7 +39,7 @@ _STREAMS = {1: (8, 4), 2: (4, 2), 4: (2, 2), 8: (1, 1)}
 """M tile -> row blocks of 4 that are read at once, where LLVM loads vectors one by one and where it
 pairs them, which takes more registers."""
 
-_STREAMS_LONG = {1: (8, 2), 2: (4, 1), 4: (1, 1), 8: (1, 1)}
+_STREAMS_LONG = {1: (4, 4), 2: (4, 1), 4: (1, 1), 8: (1, 1)}
 """The same for chunks of several units, whose activations do not stay in registers."""
 
 _STREAMS_WIDE = {1: (4, 8), 2: (4, 2), 4: (4, 4), 8: (1, 1)}
@@ -60,7 +60,9 @@ def _streams(
     return decide("streams", (most, *(s for s in (1, 2, 4, 8) if s != most and s <= blocks)))
 
 
-def _dot(spec: LinearSpec, rows: int, m_tile: int, decide: Decide) -> PairedDot:
+def _dot(
+    spec: LinearSpec, profile: DeviceProfile, rows: int, m_tile: int, decide: Decide
+) -> PairedDot:
     layout = in_pairs(spec, rows)
     units = chunk_units(layout, spec.k)
     # A shift of every sum against one of every vector of codes: as many for 4 rows of x.
@@ -69,7 +71,11 @@ def _dot(spec: LinearSpec, rows: int, m_tile: int, decide: Decide) -> PairedDot:
     # Products of 8-bit codes are short of loads before they are short of slots for vectors.
     shared = layout.bits == 8 and units > 1 and m_tile in (1, 8)
     own = decide("own", (not shared, shared))
-    return PairedDot(fold, m_tile, units, own)
+    streams = _streams(spec, profile, rows, m_tile, decide)
+    joined = m_tile == 1 and units > 1 and layout.row_blocks(spec.n) % streams == 0
+    if not joined or not decide("joined", (True, False)):
+        return PairedDot(fold, m_tile, units, own)
+    return PairedDot(fold, m_tile, units, own, streams)
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, bits: int, rows: int) -> None:
@@ -89,8 +95,9 @@ def _prepare(
     layout = in_pairs(spec, rows)
     assert spec.scheme is not None
     per_token = spec.scheme.act_group == -1
-    dot = _dot(spec, rows, m_tile, decide)
-    copies = _streams(spec, profile, rows, m_tile, decide) * dot.columns if dot.own else 1
+    dot = _dot(spec, profile, rows, m_tile, decide)
+    streams = _streams(spec, profile, rows, m_tile, decide)
+    copies = streams // dot.blocks * dot.columns if dot.own else 1
     shape = (spec.k, layout, per_token, copies, max(1, _TASK // spec.k))
     func = fold_alone(*shape) if m_tile == 1 else fold_pairs(*shape, dot.fold.unfolded)
     group = f"g{layout.group_size}" if layout.group_size > 0 else "row"
@@ -102,9 +109,11 @@ def _prepare(
     return Preparation(key, func)
 
 
-def _schedule(rows: int, m_tile: int, sch: Any, spec: LinearSpec, decide: Decide) -> None:
+def _schedule(
+    rows: int, m_tile: int, sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide
+) -> None:
     """One task per bundle of row blocks; per tile of x and chunk, all streams side by side."""
-    dot = _dot(spec, rows, m_tile, decide)
+    dot = _dot(spec, profile, rows, m_tile, decide)
     store, product = (sch.get_sblock(name) for name in ("store", "dot"))
     tile, bundle, stream, *row = sch.get_loops(store)
     if spec.n % rows == 0:
@@ -122,7 +131,7 @@ def _schedule(rows: int, m_tile: int, sch: Any, spec: LinearSpec, decide: Decide
             sch.unroll(loop)
         sch.vectorize(lane)
     sch.compute_at(product, tile, preserve_unit_loops=True)
-    spatial, along = len(dot.spatial), len(dot.reduced)
+    spatial, along = len(dot.spatial) - len(dot.beside), len(dot.reduced)
     stream, *inner = sch.get_loops(product)[-(2 + spatial + along) :]
     lanes, chunk, within = inner[:spatial], inner[spatial], inner[spatial + 1 :]
     sch.reorder(chunk, stream, *lanes, *within)
@@ -136,18 +145,19 @@ def _schedule(rows: int, m_tile: int, sch: Any, spec: LinearSpec, decide: Decide
     for loop in outer:
         sch.unroll(loop)
     sch.vectorize(lane)
-    sch.unroll(stream)
-    sch.tensorize(lanes[0], paired_intrinsic(dot))
+    if not dot.beside:
+        sch.unroll(stream)
+    sch.tensorize(stream if dot.beside else lanes[0], paired_intrinsic(dot))
 
 
 def _kernel(bits: int, rows: int, m_tile: int) -> LinearKernel:
     def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
         streams = _streams(spec, profile, rows, m_tile, decide)
-        dot = _dot(spec, rows, m_tile, decide)
+        dot = _dot(spec, profile, rows, m_tile, decide)
         return paired_linear(spec, in_pairs(spec, rows), dot, streams)
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        _schedule(rows, m_tile, sch, spec, decide)
+        _schedule(rows, m_tile, sch, spec, profile, decide)
 
     def prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
         return _prepare(rows, m_tile, spec, profile, decide)

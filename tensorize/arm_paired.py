@@ -11,6 +11,7 @@ of sdot by lane; for each two more rows of x 8 smmla, 2 ``shl`` and 4 ``fmla``, 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from tvm import tirx
@@ -32,17 +33,18 @@ def paired_intrinsic(dot: PairedDot) -> str:
     unit = dot.fold.unit
     name = f"apq_smmla_fold_{dot.m}x{unit.rows}x{UNIT_K * dot.units}_s8u{unit.bits}f32"
     name += ("_z" if dot.fold.zeros else "") + ("_own" if dot.own else "")
-    name += "_u" if dot.fold.unfolded else ""
+    name += ("_u" if dot.fold.unfolded else "") + (f"_x{dot.blocks}" if dot.blocks > 1 else "")
     return register(name, lambda: paired_pair(dot, _implement))
 
 
 def _implement(o: PairedOperands) -> None:
-    totals = _outer_products(o) if o.dot.units > 1 and o.dot.pairs > 1 else None
+    several = o.dot.pairs > 1 or o.dot.blocks > 1
+    totals = _outer_products(o) if o.dot.units > 1 and several else None
     for pair, column in _order(o.dot):
         if totals is None:
             total = _sums(o, pair, column)
         else:
-            total = totals.vload([pair, column, 0], "int32x4")
+            total = totals[pair, column]
         if o.zeros is not None:
             zero = _of_column(o, o.zeros, "uint8", column)
             sums = tirx.reinterpret("int32x4", _four(o.factors, _lead(o, pair, 1), 4))
@@ -67,28 +69,41 @@ def _order(dot: PairedDot) -> list[tuple[int, int]]:
     return [(pair, column) for column in columns for pair in pairs]
 
 
-def _outer_products(o: PairedOperands) -> Buffer:
-    """Sums of all pairs and columns, k by k: operands of a long chunk would not fit registers."""
+def _outer_products(o: PairedOperands) -> dict[tuple[int, int], Expr]:
+    """Sums by pair and column, made k by k: operands of a long chunk would not fit registers."""
     dot, fold, lanes = o.dot, o.dot.fold, tirx.Ramp(0, 1, 4)
-    sums = b.alloc_buffer((dot.pairs, dot.columns, 4), "int32", align=16)
+    places = sorted(set(fold.places))
+    sums = b.alloc_buffer((len(places), dot.pairs, dot.columns, 4), "int32", align=16)
     order = _order(dot)
+    for place in range(len(places)):
+        for pair, column in order:
+            start = tirx.Broadcast(tirx.const(0, "int32"), 4)
+            if not place:
+                start = tirx.reinterpret("int32x4", _four(o.starts, _start(o, pair, column), 0))
+            b.buffer_store(sums, start, [place, pair, column, lanes])
+    for unit in range(dot.units):
+        for octet in _by_bytes(dot):
+            place = places.index(fold.places[fold.part(2 * octet)])
+            for pair, column in order:
+                total = sums.vload([place, pair, column, 0], "int32x4")
+                total = _product(o, total, unit, octet, pair, column)
+                b.buffer_store(sums, total, [place, pair, column, lanes])
+    results = {}
     for pair, column in order:
-        start = tirx.reinterpret("int32x4", _four(o.starts, _start(o, pair, column), 0))
-        b.buffer_store(sums, start, [pair, column, lanes])
-    for part, place in enumerate(fold.places):
-        for pair, column in order if part and place > fold.places[part - 1] else []:
-            width = tirx.Broadcast(tirx.const(place - fold.places[part - 1], "int32"), 4)
-            shifted = tirx.shift_left(sums.vload([pair, column, 0], "int32x4"), width)
-            b.buffer_store(sums, shifted, [pair, column, lanes])
-        for unit in range(dot.units):
-            for octet in range(OCTETS):
-                if fold.part(2 * octet) != part:
-                    continue
-                for pair, column in order:
-                    total = sums.vload([pair, column, 0], "int32x4")
-                    total = _product(o, total, unit, octet, pair, column)
-                    b.buffer_store(sums, total, [pair, column, lanes])
-    return sums
+        result = sums.vload([0, pair, column, 0], "int32x4")
+        for i, (below, place) in enumerate(pairwise(places), 1):
+            width = tirx.Broadcast(tirx.const(place - below, "int32"), 4)
+            part = sums.vload([i, pair, column, 0], "int32x4")
+            result = tirx.shift_left(result, width) + part
+        results[pair, column] = result
+    return results
+
+
+def _by_bytes(dot: PairedDot) -> list[int]:
+    """Octets of a unit, those whose codes share bytes one after another."""
+    width, _ = dot.fold.unit.fields[0]
+    apart = max(1, width // 2)
+    return sorted(range(OCTETS), key=lambda octet: (octet % apart, octet))
 
 
 def _of_column(o: PairedOperands, values: Buffer, dtype: str, column: int) -> Expr:
@@ -106,10 +121,12 @@ def _four_rows(o: PairedOperands, values: Buffer, dtype: str, index: int) -> Exp
     LLVM would shuffle float16 before it converts it, and convert twice.
     """
     rows, wide = o.dot.fold.unit.rows, "float32x4" if dtype == "float16" else "int32x4"
+    block, index = divmod(index, rows // 4)
+    first = [_i64(block), _i64(0), _i64(0)] if o.dot.beside else [_i64(0)]
     if rows == 4:
-        return values.vload([0], f"{dtype}x4").astype(wide)
+        return values.vload(first, f"{dtype}x4").astype(wide)
     lanes = [tirx.const(4 * index + i, "int32") for i in range(4)]
-    four = tirx.Shuffle([values.vload([0], f"{dtype}x{rows}")], lanes)
+    four = tirx.Shuffle([values.vload(first, f"{dtype}x{rows}")], lanes)
     if dtype == "uint8":
         return four.astype(wide)
     name = "llvm.aarch64.neon.vcvthf2fp"
@@ -177,11 +194,13 @@ def _smmla(total: Expr, x: Expr, codes: Expr) -> Expr:
 def _codes(o: PairedOperands, unit: int, octet: int, column: int) -> Expr:
     """int8 [16]: what stands for 2 rows x 8 k (see `apq_tvm.tensorize.fold`)."""
     fold, size = o.dot.fold, o.dot.fold.unit.vector_bytes
+    block, column = divmod(column, o.dot.fold.unit.rows // 2)
     byte_of_octet = 16 * column
     vector, within = 2 * octet + byte_of_octet // size, byte_of_octet % size
 
     def load(index: int) -> Expr:
-        lead = [_i64(unit)] if o.dot.units > 1 else []
+        lead = [_i64(unit)] if o.dot.units > 1 or o.dot.beside else []
+        lead = [_i64(block), *lead] if o.dot.beside else lead
         return o.codes.vload([*lead, _i64(size * index + within)], "uint8x16")
 
     if fold.shifted:
@@ -209,7 +228,9 @@ def _moved_down(byte: Expr, width: int, vector: int) -> Expr:
 
 def _at(o: PairedOperands, pair: int, column: int) -> list[Expr]:
     if o.dot.m == 1:
-        return [tirx.Ramp(_i64(4 * column), _i64(1), 4)]
+        block, column = divmod(column, o.dot.fold.unit.rows // 4)
+        lead = [_i64(block)] if o.dot.beside else []
+        return [*lead, tirx.Ramp(_i64(4 * column), _i64(1), 4)]
     return [*_lead(o, pair), _i64(column), tirx.Ramp(_i64(0), _i64(1), 4)]
 
 

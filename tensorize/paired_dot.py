@@ -47,12 +47,15 @@ class PairedDot:
         Of the chunk.
     own : bool
         Whether every vector of sums has its own copy of what it starts from.
+    blocks : int
+        Row blocks side by side, which share the loads of one row of x.
     """
 
     fold: Fold
     m: int
     units: int
     own: bool = False
+    blocks: int = 1
 
     @property
     def pairs(self) -> int:
@@ -62,7 +65,7 @@ class PairedDot:
     @property
     def columns(self) -> int:
         """Vectors of sums of one pair."""
-        return self.fold.unit.rows // (4 if self.m == 1 else 2)
+        return self.blocks * self.fold.unit.rows // (4 if self.m == 1 else 2)
 
     @property
     def copies(self) -> int:
@@ -75,10 +78,15 @@ class PairedDot:
         return (self.pairs,) if self.pairs > 1 else ()
 
     @property
+    def beside(self) -> tuple[int, ...]:
+        """Axis of row blocks, if there are several."""
+        return (self.blocks,) if self.blocks > 1 else ()
+
+    @property
     def spatial(self) -> tuple[int, ...]:
         """Shape of the sums: there are no axes of extent 1."""
         if self.m == 1:
-            return (self.fold.unit.rows,)
+            return (*self.beside, self.fold.unit.rows)
         return (*self.lead, self.columns, 4)
 
     @property
@@ -179,14 +187,24 @@ def _member(dot: PairedDot, body: Callable[[PairedOperands], None]) -> Any:
         with b.prim_func(s_tir=True):
             b.func_name("paired_dot")
             units = (dot.units,) if dot.units > 1 else ()
-            codes = operand("codes", (*units, unit.nbytes), "uint8", unit.vector_bytes, None)
+
+            def of_weights(name: str, inner: tuple[int, ...], size: int, dtype: str) -> Buffer:
+                """Row blocks side by side are some distance apart."""
+                shape, strides = (*inner, size), None
+                if dot.blocks > 1:
+                    shape = (dot.blocks, *(inner or (1,)), size)
+                    strides = [f"{name}_block", f"{name}_group", _i64(1)]
+                align = unit.vector_bytes if name == "codes" else unit.rows
+                return operand(name, shape, dtype, align, strides)
+
+            codes = of_weights("codes", units, unit.nbytes, "uint8")
             x = operand("x", (*lead, nbytes), "int8", 4, strided("x_stride"))
             stride = strided("start_stride", 2)
             starts = operand("starts", (*lead, *chunk, *copies, STARTS), "float32", 4, stride)
             stride = strided("factor_stride", 1)
             factors = operand("factors", (*lead, *chunk, fold.factors), "float32", 4, stride)
-            scales = operand("scales", (unit.rows,), "float16", 2 * unit.rows, None)
-            zeros = operand("zeros", (unit.rows,), "uint8", unit.rows, None) if fold.zeros else None
+            scales = of_weights("scales", (), unit.rows, "float16")
+            zeros = of_weights("zeros", (), unit.rows, "uint8") if fold.zeros else None
             acc = operand("acc", dot.spatial, "float32", 16, None)
             with b.sblock("root"):
                 more = [zeros] if zeros is not None else []
@@ -212,13 +230,15 @@ def _plain_loops(o: PairedOperands) -> None:
         at, (*unit, j, c) = tuple(axes[: len(dot.spatial)]), axes[len(dot.spatial) :]
         pair, _, r = dot.rows(at)
         chunk = [_i64(0)] if pair else []
+        block, group = list(at[: len(dot.beside)]), [_i64(0)] if dot.beside else []
         copies = [slice(0, dot.copies)] if len(o.starts.shape) > 1 else []
         first = unit[0] * _i64(2 * UNIT_K) if unit else _i64(0)
-        lead = [slice(0, dot.units)] if unit else []
-        weights = [o.scales[r], *([o.zeros[r]] if o.zeros is not None else [])]
+        lead = [slice(0, dot.units)] if unit else group
+        row = (*block, *group, r)
+        weights = [o.scales[row], *([o.zeros[row]] if o.zeros is not None else [])]
         b.reads(
             o.acc[at],
-            o.codes[(*lead, slice(0, dot.fold.unit.nbytes))],
+            o.codes[(*block, *lead, slice(0, dot.fold.unit.nbytes))],
             o.x[(*pair, slice(0, o.x.shape[-1]))],
             o.starts[(*pair, *chunk, *copies, slice(0, STARTS))],
             o.factors[(*pair, *chunk, slice(0, dot.fold.factors))],
@@ -228,7 +248,7 @@ def _plain_loops(o: PairedOperands) -> None:
         value = paired_term(
             dot,
             (*at, j, c),
-            lambda byte: o.codes[(*unit, byte)],
+            lambda byte: o.codes[(*block, *(unit or group), byte)],
             lambda byte: o.x[(*pair, first + byte)],
             lambda i: o.factors[(*pair, *chunk, i)],
             lambda row: weights,

@@ -36,9 +36,9 @@ def paired_linear(
     layout : InterleavedLayout
         With runs of 8.
     dot : PairedDot
-        Of a chunk. M is ``dot.m - 1`` at least.
+        Of a chunk. M is ``dot.m - 1`` at least. Its row blocks, if several, are the streams.
     streams : int
-        As for `apq_tvm.ops.linear.integer_linear`.
+        Row blocks that are read at once, side by side.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def paired_linear(
         m_tile, units = dot.m, dot.units
         chunks = layout.padded_k(spec.k) // UNIT_K // units
         lead = operands.m if m_tile == 1 else tirx.Var("pairs", "int64")
-        copies = streams * dot.columns if dot.own else 1
+        copies = streams // dot.blocks * dot.columns if dot.own else 1
         nbytes = activation_bytes(layout.padded_k(spec.k), m_tile)
         xq = operands.declare("xq", (lead, nbytes), "int8")
         starts = operands.declare("starts", (lead, chunks, copies, STARTS), "float32")
@@ -81,7 +81,7 @@ class _Paired(LinearNest):
         super().__init__(spec, layout, blocking, m)
         self.dot = dot
         self.pairs = (m + _i64(1)) // _i64(2)
-        outer = self.sums_shape[:3]
+        outer = self.sums_shape[: 2 if dot.beside else 3]
         self.paired_shape = [*outer, *map(_i64, dot.spatial)]
 
     def _pair(self, tile: Expr, inner: list[Expr]) -> Expr:
@@ -110,7 +110,8 @@ class _Paired(LinearNest):
         with b.grid(*self.paired_shape, *map(_i64, reduced)) as loops, b.sblock("dot"):
             axes = b.axis.remap(kinds, loops)
             target, (chunk, *inner, j, c) = list(axes[: -len(reduced)]), axes[-len(reduced) :]
-            t, nb, s, *at = target
+            t, nb, s = target[:3]
+            at = target[2 if dot.beside else 3 :]
             inner_pair, _, r = dot.rows(tuple(at))
             lead = t if dot.m == 1 else self._pair(t, list(inner_pair))
             block = self._block(nb, s)
@@ -121,7 +122,7 @@ class _Paired(LinearNest):
             mine = [weights[n][block, group, r] for n in ("scales", "zeros") if n in weights]
             byte0 = first + inner[0] * _i64(2 * UNIT_K) if inner else first
             copies = dot.copies
-            own: Any = s * _i64(copies) if dot.own else _i64(0)
+            own: Any = s * _i64(copies) if dot.own and not dot.beside else _i64(0)
             if copies > 1:
                 own = slice(own, own + _i64(copies))
             nbytes = activation_bytes(UNIT_K * dot.units, dot.m)

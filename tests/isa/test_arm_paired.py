@@ -97,6 +97,7 @@ CASES: tuple[tuple[str, str, int, int, tuple[int, ...], dict[str, object]], ...]
     # kernel, scheme, N, K, rows of x, decisions
     ("gemv_W4A8_smmla_r4k8m1", "W4A8g32", 35, 100, (1, 2), {}),
     ("gemv_W4A8_smmla_r4k8m1", "W4zA8tg128", 20, 250, (1,), {"streams": 2}),
+    ("gemv_W4A8_smmla_r4k8m1", "W4zA8g128", 32, 250, (2,), {}),
     ("gemv_W4A8_smmla_r4k8m2", "W4A8g32", 35, 100, (2, 3), {}),
     ("gemv_W4A8_smmla_r4k8m2", "W4A8g32", 16, 96, (2,), {"unfolded": True, "own": False}),
     ("gemv_W4A8_smmla_r4k8m4", "W4zA8g32", 18, 100, (3, 4, 5), {}),
@@ -114,6 +115,8 @@ CASES: tuple[tuple[str, str, int, int, tuple[int, ...], dict[str, object]], ...]
     ("gemv_W4A8_smmla_r8k8m4", "W4A8tg32", 17, 100, (5,), {}),
     ("gemv_W2A8_smmla_r8k8m4", "W2zA8g32", 24, 64, (4,), {}),
     ("gemv_W8A8_smmla_r8k8m1", "W8zA8", 12, 200, (1,), {}),
+    ("gemv_W8A8_smmla_r8k8m1", "W8A8", 31, 256, (1,), {}),
+    ("gemv_W2A8_smmla_r8k8m1", "W2zA8tg128", 32, 256, (1,), {}),
 )
 
 
