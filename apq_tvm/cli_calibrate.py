@@ -61,9 +61,7 @@ def calibrate_command(
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Passes over the data; by default 10 (per block), or 2 of distill."
-        ),
+        typer.Option(min=1, help="Passes over the data; by default 2, or 10 of abq."),
     ] = None,
     rate: Annotated[
         float | None,

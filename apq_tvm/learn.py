@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from apq_tvm.quantizers.blockwise import Run
     from apq_tvm.quantizers.learned import Learned
 
-EPOCHS = {"abq": 10, "finetune": 10, "distill": 2}
+EPOCHS = {"abq": 10, "finetune": 2, "distill": 2}
 """Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
 
 
@@ -55,7 +55,8 @@ def learn_codes(
         As for `apq_tvm.compile`.
     method : str
         How the codes are chosen that learning starts from. ``"distill"`` may start from any, also
-        from what `statistics` holds that was learned; block by block from rtn and gptq.
+        from what `statistics` holds that was learned; block by block from rtn and gptq. With gptq
+        ``"finetune"`` chooses them anew, block by block.
     nsamples, rows : int
         As for `calibrate`.
     epochs : int, optional

@@ -10,6 +10,7 @@ import numpy as np
 
 from apq_tvm.quantizers.block_feedback import Fed, RowWeights
 from apq_tvm.quantizers.blocks import Block
+from apq_tvm.quantizers.distill import schedule
 from apq_tvm.quantizers.folds import Fold
 from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.losses import akl_loss, dlc_loss, length_loss
@@ -28,7 +29,7 @@ CLIP_RATE = 1e-2
 """Learning rates of balance vectors, and of clipping and compensation (section 4.1)."""
 
 FINE_RATE = 2e-3
-"""Of float arrays and biases, relative to their mean size."""
+"""Of float arrays and biases, relative to their mean size; it falls as that of ``distill``."""
 
 
 @dataclass
@@ -182,6 +183,7 @@ def train(
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     keep = {block.output, *block.attention}
     best, kept = float("inf"), [p.detach().clone() for p in flat]
+    step, steps = 0, len(targets) * epochs
     for epoch in range(epochs + 1):
         total, before = 0.0, [p.detach().clone() for p in flat]
         for call in torch.randperm(len(targets)).tolist():
@@ -198,6 +200,9 @@ def train(
             loss = _loss(got, full, mixed, block, streams.masks[call])
             total += float(loss.detach())
             if epoch < epochs:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["rate"] * (schedule(step, steps) if group["falls"] else 1)
+                step += 1
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(flat, 1.0)
@@ -238,8 +243,16 @@ def _parameters(layers: Mapping[str, LearnedLayer]) -> list[dict[str, Any]]:
         )
         clip += layer.outer or ()
         fine += [] if layer.shift is None else [layer.shift]
-    rates = ((list(balance.values()), BALANCE_RATE), (clip, CLIP_RATE), (fine, FINE_RATE))
-    return [{"params": params, "lr": rate} for params, rate in rates if params]
+    rates = (
+        (list(balance.values()), BALANCE_RATE, False),
+        (clip, CLIP_RATE, False),
+        (fine, FINE_RATE, True),
+    )
+    return [
+        {"params": params, "lr": rate, "rate": rate, "falls": falls}
+        for params, rate, falls in rates
+        if params
+    ]
 
 
 def with_block(
