@@ -131,6 +131,17 @@ def test_spelled_channels_share_tables(n: int, channels: int) -> None:
     assert str(alone(scheme("anyprec3-8A4"), 5)) == "anyprec5-5A4"
 
 
+def test_groups_of_activations_are_not_those_of_weights() -> None:
+    """Nothing that chooses codes or centroids reads them."""
+    w, h = weights(8, 80), correlated(80)
+    fed = [
+        feed_back(w, quantize_tensor(w, scheme(word)), feedback_of(h, "layer", act_order=True))
+        for word in ("anyprec2-4", "anyprec2-4A8g32")
+    ]
+    for bits in fed[0].scheme.widths:
+        np.testing.assert_array_equal(*(dequantize(tensor, bits) for tensor in fed))
+
+
 def test_other_sharing_than_spelled_is_refused() -> None:
     tensor = quantize_tensor(weights(16, 40), scheme("anyprec2-3c4"))
     with pytest.raises(BadScheme, match=r"layer: 4 tables .* anyprec2-3c1"):
