@@ -73,7 +73,8 @@ def _dot(
     own = decide("own", (not shared, shared))
     streams = _streams(spec, profile, rows, m_tile, decide)
     joined = m_tile == 1 and units > 1 and layout.row_blocks(spec.n) % streams == 0
-    if not joined or not decide("joined", (True, False)):
+    joined = joined and decide("joined", (layout.bits < 8, layout.bits == 8))
+    if not joined:
         return PairedDot(fold, m_tile, units, own)
     return PairedDot(fold, m_tile, units, own, streams)
 
