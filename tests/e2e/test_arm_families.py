@@ -16,7 +16,9 @@ from tests.onnx_models import build, save
 N, K = 36, 336  # no unit, group or super-block divides both
 INTEGERS = ("W2A8g64", "W3zA8g32", "W4A8g32", "W4zA8tg64", "W8A8", "W4A4g32", "W4A16g32", "float")
 # Every width of any-precision has kernels of its own to build: a narrow range will do.
-FEW = {f.name: (f.examples[0], f.examples[-1]) for f in FAMILIES} | {"anyprec": ("anyprec2-4",)}
+FEW = {f.name: (f.examples[0], f.examples[-1]) for f in FAMILIES} | {
+    "anyprec": ("anyprec2-4", "anyprec4-4A8g32")
+}
 SCHEMES = (*INTEGERS, *(scheme for f in FAMILIES if f.name != "int" for scheme in FEW[f.name]))
 ROWS = (1, 5, 9)
 A8_ERROR, FLOAT_ERROR = 0.03, 1e-5  # as in test_families.py
