@@ -49,6 +49,7 @@ from apq_tvm.tensorize.arm_lookup import (
     units_intrinsic,
 )
 from apq_tvm.tensorize.arm_superblock import super_intrinsic
+from apq_tvm.tensorize.arm_units import in_order_units_intrinsic, is_in_order, written_groups
 from apq_tvm.tensorize.lookup_book_units import BookUnitsDot
 from apq_tvm.tensorize.lookup_books import QUAD, BookDot
 from apq_tvm.tensorize.lookup_span import ROWS, SpanDot
@@ -122,6 +123,8 @@ def _intrinsic(dot: SpanDot, profile: DeviceProfile, decide: Decide) -> str:
     if isinstance(dot, SuperDot):
         return super_intrinsic(dot, fused, sve)
     assert isinstance(dot, UnitsDot)
+    if fused and profile.in_order and is_in_order(dot):
+        return in_order_units_intrinsic(dot)
     # LLVM moves the loads of longer groups up, and they do not fit the registers.
     scarce = _scarce(profile) and dot.m == 1 and dot.units <= 2
     together = decide("together", (scarce, not scarce))
@@ -152,8 +155,20 @@ def _blocking(
     short = m_tile == 1 and isinstance(layout, NonlinearLayout)
     choices = (2, 1) if short and _scarce(profile) else (1, 2)
     streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
-    step = decide("step", (2, 1, 4)) if isinstance(layout, NonlinearLayout) else 1
-    return SpanBlocking(m_tile, streams, step)
+    run = _run(spec, layout, profile) if m_tile == 1 else 1
+    several = isinstance(layout, NonlinearLayout) and run == 1
+    step = decide("step", (2, 1, 4)) if several else 1
+    return SpanBlocking(m_tile, streams, step, run)
+
+
+def _run(spec: LinearSpec, layout: SpanLayout, profile: DeviceProfile) -> int:
+    """Groups of a non-uniform table that written assembly computes at once, or 1."""
+    in_order = profile.in_order and "dotprod" in profile.features
+    if not in_order or not isinstance(layout, NonlinearLayout):
+        return 1
+    run = written_groups(layout.group // UNIT_K, layout.groups(spec.k))
+    dot = _lookup(layout, profile).dot(1, run * layout.span)
+    return run if is_in_order(dot) else 1
 
 
 def _prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
@@ -197,12 +212,12 @@ def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
 
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         layout = _layout(spec)
-        _blocking(spec, layout, profile, m_tile, decide)  # asked as `func` did
+        run = _blocking(spec, layout, profile, m_tile, decide).run  # asked as `func` did
         lookup = _lookup(layout, profile)
         short = layout.padded_k(spec.k) % layout.span
 
         def intrinsic(block: str) -> str:
-            k = short if block.startswith("tail") else layout.span
+            k = short if block.startswith("tail") else layout.span * run
             return _intrinsic(lookup.dot(m_tile, k), profile, decide)
 
         schedule_spans(sch, intrinsic, spec.n * spec.k >= PARALLEL)

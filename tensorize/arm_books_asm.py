@@ -26,7 +26,7 @@ With 4 bits a ``tbl`` of four registers counts three times: 104 and 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from apq_tvm.tensorize.arm_quads import BOOK_ABOVE, BOOK_BELOW
@@ -131,6 +131,30 @@ def registers(bits: int, style: Style) -> int:
     return 31 - len(constants(bits, style))
 
 
+def in_order_start(pointer: Mapping[str, str]) -> list[str]:
+    """Lines that set what `in_order_load` uses."""
+    lines = [f"mov x{x}, #{16 * i + 16}" for i, x in enumerate(_OFFSETS)]
+    return lines + [f"add x{x}, {pointer[n]}, #{_PAGE}" for n, x in _BEYOND.items()]
+
+
+def in_order_load(name: str, pointer: str, offset: int) -> str:
+    """The text of a load by base and register, which takes as long as other instructions.
+
+    Parameters
+    ----------
+    name : str
+        Of an operand; ``codes`` and ``extra`` may be two pages long.
+    pointer : str
+        To it.
+    offset : int
+        Bytes, a multiple of 16.
+    """
+    page, rest = divmod(offset, _PAGE)
+    base = f"x{_BEYOND[name]}" if page else pointer
+    index = f"x{_OFFSETS[rest // 16 - 1]}" if rest else "xzr"
+    return f"ldr {{d:q}}, [{base}, {index}]"
+
+
 class Span:
     """A program with codes of 2 or 4 bits."""
 
@@ -158,8 +182,7 @@ class Span:
         s.write("fmla $0.4s, {0}.4s, {1}.4s", self.total, scale)
         before = []
         if self.style.in_order:
-            before = [f"mov x{x}, #{16 * i + 16}" for i, x in enumerate(_OFFSETS)]
-            before += [f"add x{x}, {self.pointer[n]}, #{_PAGE}" for n, x in _BEYOND.items()]
+            before = in_order_start(self.pointer)
         if self.style.slots:
             codes = self.pointer["codes"]
             before = [f"add x{x}, {codes}, #{at}" for at, x in self.addresses.items()]
@@ -169,10 +192,7 @@ class Span:
     def load(self, name: str, offset: int) -> Value:
         """A vector; in order by base and register, which takes as long as other instructions."""
         if self.style.in_order:
-            page, rest = divmod(offset, _PAGE)
-            base = f"x{_BEYOND[name]}" if page else self.pointer[name]
-            index = f"x{_OFFSETS[rest // 16 - 1]}" if rest else "xzr"
-            return self.code.make(f"ldr {{d:q}}, [{base}, {index}]")
+            return self.code.make(in_order_load(name, self.pointer[name], offset))
         return self.code.make(f"ldr {{d:q}}, [{self.pointer[name]}, #{offset}]")
 
     def load_codes(self, quad: int, count: int, first: int = 0) -> list[Value]:

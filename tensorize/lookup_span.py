@@ -81,6 +81,15 @@ class SpanDot(ABC):
         return self.k // self.group
 
     @property
+    def spans(self) -> int:
+        """Spans of it, each with its scales."""
+        return 1
+
+    def scales_at(self, r: Expr, k: Expr) -> tuple[Expr, ...]:
+        """Index of the scale of row r, column k."""
+        return (k // (self.k // self.spans), r) if self.spans > 1 else (r,)
+
+    @property
     def spatial(self) -> tuple[int, ...]:
         """Shape of the sums."""
         return (self.m, ROWS) if self.m > 1 else (ROWS,)
@@ -136,7 +145,8 @@ class SpanDot(ABC):
 class SpanOperands:
     """Buffers of one pair member.
 
-    ``arrays`` those of the weights with ``table`` uint8; ``scales`` float16 [4]; ``x`` int8 [m, k],
+    ``arrays`` those of the weights with ``table`` uint8; ``scales`` float16 [4], of several spans
+    [spans, 4]; ``x`` int8 [m, k],
     ``xs`` float32 [m, groups], ``extra`` float32 [m, groups, 8], ``acc`` float32 [m, 4]. The first
     axis is left out where m is 1.
     """
@@ -187,7 +197,8 @@ def _member(dot: SpanDot, body: Callable[[SpanOperands], None]) -> Any:
         }
         if dot.entries:
             arrays["table"] = operand("table", (dot.entries,), "uint8", 16, None)
-        scales = operand("scales", (ROWS,), "float16", 8, None)
+        spans = (dot.spans,) if dot.spans > 1 else ()
+        scales = operand("scales", (*spans, ROWS), "float16", 8, None)
         x = operand("x", (*m, dot.k), "int8", 4, strides("x", 1))
         xs = operand("xs", (*m, dot.groups), "float32", 4, strides("xs", 1))
         extra = operand("extra", (*m, dot.groups, EXTRA), "float32", 4, strides("extra", EXTRA, 1))
@@ -208,14 +219,15 @@ def _plain_loops(o: SpanOperands) -> None:
     with b.grid(*(tirx.const(e, "int64") for e in extents)) as loops, b.sblock("dot"):
         at, r, k, e = dot.split(tuple(b.axis.remap(kinds, loops)))
         g = k // tirx.const(dot.group, "int64")
+        scale = o.scales[dot.scales_at(r, k)]
         b.reads(
             o.acc[(*at, r)],
             *map(whole, o.arrays.values()),
-            o.scales[r],
+            scale,
             o.x[(*at, k)],
             o.xs[(*at, g)],
             o.extra[(*at, g, slice(0, EXTRA))],
         )
         b.writes(o.acc[(*at, r)])
-        term = dot.term(o.arrays, o.scales[r], o.x[(*at, k)], o.xs[(*at, g)], (r, k, e))
+        term = dot.term(o.arrays, scale, o.x[(*at, k)], o.xs[(*at, g)], (r, k, e))
         b.buffer_store(o.acc, o.acc[(*at, r)] + term, [*at, r])

@@ -15,7 +15,12 @@ _NIBBLES = Unit(4, ROWS, ((4, 0),))
 
 @dataclass(frozen=True)
 class UnitsDot(SpanDot):
-    """Units of 4-bit codes; activations and weights share their groups."""
+    """Units of 4-bit codes; activations and weights share their groups, each of which is a span."""
+
+    @property
+    def spans(self) -> int:
+        """Groups of it."""
+        return self.groups
 
     @property
     def units(self) -> int:

@@ -48,11 +48,14 @@ class SpanBlocking:
         Row blocks read at once.
     step : int
         Units in an iteration.
+    run : int
+        Spans of one product (`apq_tvm.ops.lookup_spans`); all spans are in such runs.
     """
 
     m_tile: int
     streams: int
     step: int = 1
+    run: int = 1
 
 
 @dataclass(frozen=True)

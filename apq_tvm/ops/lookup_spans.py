@@ -52,7 +52,7 @@ def lookup_spans(
         Of four rows.
     lookup : Lookup
     blocking : SpanBlocking
-        Its step is spans in an iteration, at most.
+        Its step is spans or runs of them in an iteration, at most.
 
     Returns
     -------
@@ -73,7 +73,9 @@ class _LookupSpans(SpanLinear):
         self.lookup = lookup
         self.unit_scale /= lookup.acts * lookup.dot(1, layout.span).unit
         self.units = layout.span // lookup.step
-        self.spans, self.tail = divmod(layout.padded_k(spec.k) // lookup.step, self.units)
+        spans, self.tail = divmod(layout.padded_k(spec.k) // lookup.step, self.units)
+        self.spans, rest = divmod(spans, blocking.run)
+        assert not rest
         self.spans_at_once = max(c for c in range(1, blocking.step + 1) if self.spans % c == 0)
 
     def declare(self, operands: Operands) -> None:
@@ -90,8 +92,11 @@ class _LookupSpans(SpanLinear):
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        layout = self.layout
-        dot = self.lookup.dot(self.blocking.m_tile, units * self.lookup.step)
+        layout, run = self.layout, self.blocking.run
+        if run > 1:
+            span = span * tirx.const(run, "int64")
+        runs = 1 if name.startswith("tail") else run
+        dot = self.lookup.dot(self.blocking.m_tile, units * runs * self.lookup.step)
         block = self.block(tirx.const(stream, "int64"))
         kinds, extents = dot.loops()
         self.dots.append(name)
@@ -108,7 +113,9 @@ class _LookupSpans(SpanLinear):
             row = self.row + m[0] if m else self.row
             g = first_group + k // tirx.const(dot.group, "int64")
             at = (stream, m[0] if m else 0, r)
-            sums, scale = self.sums[at], self.arrays["scales"][block, span, r]
+            *inside, _ = dot.scales_at(r, k)
+            where = span + inside[0] if inside else span
+            sums, scale = self.sums[at], self.arrays["scales"][block, where, r]
             x, xs = self.xq[row, first_k + k], self.xs[row, g]
             reads = [
                 *(v.region() for v in views),
