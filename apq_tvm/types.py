@@ -215,7 +215,7 @@ class LayerStats:
         E[(dL/dw)^2], where the model has a language-model loss.
     importance : float
         Mean of |dL/dy|^2 over rows and outputs, by which errors of different layers compare; the
-        means above weigh each row by its own. 0 where it was not measured.
+        means above weigh each row by its |dL/dy|. 0 where it was not measured.
     """
 
     mean_square: NDArray[np.float32]
