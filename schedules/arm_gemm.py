@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm.s_tir import ScheduleError
@@ -230,7 +231,8 @@ def centred_kernel(
         micro = micro_kernel(instruction, tile, largest, profile, decide)
         wide = layout.zero_points and layout.bits == 8
         zeros = layout.zero_points and not wide
-        unpack = unpack_intrinsic(layout.unit, tile.pairs, zeros)
+        unit = layout.unit if layout.rows == LANES else layout.half_unit
+        unpack = unpack_intrinsic(unit, tile.pairs, zeros)
         tensorize(sch, "unpack", unpack, 4 if tile.pairs else 3)
         schedule_centred(sch, tile, micro)
         if wide and tile.pairs:
@@ -278,9 +280,9 @@ MANY_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min >= 7)
 SOME_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min < 7)
 
 PAIRED_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
-    centred_kernel(
-        SMMLA, bits, 8, _PAIRED_MIN, lambda spec: in_pairs(spec, LANES), f"r{LANES}k8"
-    )
+    centred_kernel(SMMLA, bits, 8, _PAIRED_MIN, partial(in_pairs, rows=rows), f"r{rows}k8")
+    for rows in (4, 8)
     for bits in PAIRED_BITS
+    if rows == 4 or bits != 3
 )
 """On weights in runs of 8 k, which take no zips: before the kernels without a panel."""

@@ -46,6 +46,11 @@ _STREAMS_WIDE = {1: (4, 8), 2: (4, 2), 4: (4, 4), 8: (1, 1)}
 """The same for those of 8-bit codes, which need no unpacking."""
 
 
+def _halved(rows: int, m_tile: int) -> bool:
+    """Whether 8 rows are two blocks: their sums with 8 rows of x would not fit the registers."""
+    return rows == 8 and m_tile == 8
+
+
 def _streams(
     spec: LinearSpec, profile: DeviceProfile, rows: int, m_tile: int, decide: Decide
 ) -> int:
@@ -55,7 +60,7 @@ def _streams(
         table = _STREAMS_WIDE if layout.bits == 8 else _STREAMS_LONG
     paired = "+slow-paired-128" not in profile.target.get("mattr", ())
     first = max(1, table[m_tile][paired] * LANES // rows)
-    blocks = layout.row_blocks(spec.n)
+    blocks = layout.row_blocks(spec.n) * (2 if _halved(rows, m_tile) else 1)
     most = max(s for s in (1, 2, 4, 8) if s <= min(first, blocks))
     return decide("streams", (most, *(s for s in (1, 2, 4, 8) if s != most and s <= blocks)))
 
@@ -68,6 +73,8 @@ def _dot(
     # A shift of every sum against one of every vector of codes: as many for 4 rows of x.
     unfolded = m_tile > 1 and decide("unfolded", (m_tile > 2, m_tile <= 2))
     fold = replace(fold_of(layout), unfolded=unfolded)
+    if _halved(rows, m_tile):
+        fold = replace(fold, unit=layout.half_unit)
     # Products of 8-bit codes are short of loads before they are short of slots for vectors.
     shared = layout.bits == 8 and units > 1 and m_tile in (1, 8)
     own = decide("own", (not shared, shared))
@@ -117,7 +124,7 @@ def _schedule(
     dot = _dot(spec, profile, rows, m_tile, decide)
     store, product = (sch.get_sblock(name) for name in ("store", "dot"))
     tile, bundle, stream, *row = sch.get_loops(store)
-    if spec.n % rows == 0:
+    if spec.n % dot.fold.unit.rows == 0:
         sch.vectorize(row.pop())
     sch.reorder(bundle, tile, stream)
     if spec.n * spec.k >= _PARALLEL:
@@ -181,6 +188,6 @@ PAIRED_KERNELS: tuple[LinearKernel, ...] = tuple(
     for rows in (4, 8)
     for bits in PAIRED_BITS
     for m_tile in M_TILES
-    if rows * m_tile <= 32
+    if not (_halved(rows, m_tile) and bits == 3)
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

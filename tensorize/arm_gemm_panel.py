@@ -32,7 +32,7 @@ def unpack_intrinsic(unit: Unit, pairs: bool, zeros: bool) -> str:
     order = "pairs" if pairs else "lanes"
     name = f"apq_neon_unpack_W{unit.bits}_{order}"
     name += "_t" if unit.whole else "_s" if unit.inverted else ""
-    name += "_k8" if unit.run == 8 else ""
+    name += ("_k8" if unit.run == 8 else "") + ("_half" if unit.half else "")
     name += ("_x2" if unit.groups > 1 else "") + ("_zeros" if zeros else "")
     body = partial(_unpack, unit, pairs)
     return register(name, lambda: unpack_pair(unit, pairs, zeros, body))
@@ -161,7 +161,7 @@ def centred_pairs(unit: Unit, codes: Buffer, vector: int, zeros: Expr | None) ->
     """
 
     def load(index: int) -> Expr:
-        return codes.vload([index * unit.vector_bytes], _VECTOR)
+        return codes.vload([unit.at(index * unit.vector_bytes)], _VECTOR)
 
     middle = _bytes(1 << (unit.bits - 1))
     width, _ = unit.fields[0]

@@ -33,6 +33,7 @@ def paired_intrinsic(dot: PairedDot) -> str:
     unit = dot.fold.unit
     name = f"apq_smmla_fold_{dot.m}x{unit.rows}x{UNIT_K * dot.units}_s8u{unit.bits}f32"
     name += ("_z" if dot.fold.zeros else "") + ("_own" if dot.own else "")
+    name += "_half" if unit.half else ""
     name += ("_u" if dot.fold.unfolded else "") + (f"_x{dot.blocks}" if dot.blocks > 1 else "")
     return register(name, lambda: paired_pair(dot, _implement))
 
@@ -195,13 +196,14 @@ def _codes(o: PairedOperands, unit: int, octet: int, column: int) -> Expr:
     """int8 [16]: what stands for 2 rows x 8 k (see `apq_tvm.tensorize.fold`)."""
     fold, size = o.dot.fold, o.dot.fold.unit.vector_bytes
     block, column = divmod(column, o.dot.fold.unit.rows // 2)
+    unit_at = o.dot.fold.unit.at
     byte_of_octet = 16 * column
     vector, within = 2 * octet + byte_of_octet // size, byte_of_octet % size
 
     def load(index: int) -> Expr:
         lead = [_i64(unit)] if o.dot.units > 1 or o.dot.beside else []
         lead = [_i64(block), *lead] if o.dot.beside else lead
-        return o.codes.vload([*lead, _i64(size * index + within)], "uint8x16")
+        return o.codes.vload([*lead, _i64(unit_at(size * index + within))], "uint8x16")
 
     if fold.shifted:
         return _moved_down(load(vector % fold.shifted), fold.shifted, vector)

@@ -19,6 +19,10 @@ VECTORS = 8
 """Vectors of a unit: R rows x 4 k each."""
 
 
+HALF = 32
+"""Bytes of 4 rows x 8 k."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """Shape of a unit.
@@ -40,6 +44,9 @@ class Unit:
         True if codes lie as `apq_tvm.tensorize.whole_codes` says; there are no fields then.
     run : int
         Consecutive k of a row, 4 or 8.
+    half : bool
+        True if it is 4 rows of a unit of 8, in runs of 8: every 32 bytes are followed by 32 of the
+        other rows.
     """
 
     bits: int
@@ -49,6 +56,11 @@ class Unit:
     inverted: bool = False
     whole: bool = False
     run: int = 4
+    half: bool = False
+
+    def at(self, byte: Any) -> Any:
+        """Where a byte of the unit lies."""
+        return byte // HALF * (2 * HALF) + byte % HALF if self.half else byte
 
     def place(self, row: Any, four: Any, k: Any) -> tuple[Any, Any]:
         """(vector, byte lane) of a code.
@@ -70,8 +82,9 @@ class Unit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the unit."""
-        return self.vector_bytes * self.bits
+        """Bytes of the unit, with those between its own."""
+        own = self.vector_bytes * self.bits
+        return 2 * own - HALF if self.half else own
 
     @property
     def vectors(self) -> int:
@@ -98,7 +111,8 @@ def decode(unit: Unit, load: Callable[[Any], Any], vector: Any, lane: Any) -> An
         return _decode_whole(unit, load, vector, lane)
     code: Any = None
     for width, shift in unit.fields:
-        part = load(unit.vector_bytes * shift + vector % width * unit.vector_bytes + lane)
+        byte = unit.vector_bytes * shift + vector % width * unit.vector_bytes + lane
+        part = load(unit.at(byte))
         if unit.inverted:
             part = tirx.bitwise_xor(part, tirx.const(0x80, "uint8"))
         if width < 8:

@@ -182,6 +182,10 @@ class CentredGemm(GemmTask):
         if self.wide_zeros:
             self.spread("zeros", self.zeros, 0, mine, first)
 
+    def of_rows(self, name: str, j: Expr, group: Expr, r: Expr) -> Expr:
+        """Element of a packed array of groups, of row r of the panel's row block j."""
+        return self.weights[name][self.row_block(j), group, r]
+
     def spread(
         self,
         name: str,
@@ -200,7 +204,7 @@ class CentredGemm(GemmTask):
         def value(g: Expr, j: Expr, r: Expr) -> Expr:
             if factors is not None:
                 return factors[g, j, r]
-            return self.weights[name][self.row_block(j), first + g, r]
+            return self.of_rows(name, j, first + g, r)
 
         if not self.pairs:
             with self.stage(name, mine, self.blocking.vectors, 4) as (g, j, r):

@@ -9,9 +9,10 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_centred import CentredGemm
-from apq_tvm.ops.gemm_task import GemmBlocking
+from apq_tvm.ops.gemm_task import GemmBlocking, i64
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.centred import largest_byte, unpack_loops
+from apq_tvm.tensorize.unit import HALF
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -34,13 +35,20 @@ class _IntegerGemm(CentredGemm):
         blocking: GemmBlocking,
         tuning: CentredTuning,
     ) -> None:
-        assert layout.rows == 4
+        assert layout.rows == 4 or layout.run == 8
         self.layout = layout
+        self.unit = layout.unit if layout.rows == 4 else layout.half_unit
         self.wide_zeros = layout.zero_points and layout.bits == 8
         super().__init__(spec, integer_groups(layout, spec.k), blocking, tuning)
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
         return self.layout.shapes(self.spec.n, self.spec.k)
+
+    def of_rows(self, name: str, j: Expr, group: Expr, r: Expr) -> Expr:
+        if not self.unit.half:
+            return super().of_rows(name, j, group, r)
+        block = self.row_block(j)
+        return self.weights[name][block // i64(2), group, block % i64(2) * i64(4) + r]
 
     def unpack(self, kb: Expr) -> None:
         bl = self.blocking
@@ -53,15 +61,18 @@ class _IntegerGemm(CentredGemm):
             self._unpack(kb, u, j)
 
     def _unpack(self, kb: Expr, u: Expr, j: Expr) -> None:
-        codes, unit = self.weights["codes"], self.layout.unit
+        codes, unit = self.weights["codes"], self.unit
         block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
+        start: Any = 0
+        if unit.half:
+            start, block = block % i64(2) * i64(HALF), block // i64(2)
         zero = None
         if self.layout.zero_points and not self.wide_zeros:
             per_unit, width = unit.groups, max(1, self.group // UNIT_K)
 
             def zero(index: tuple[Expr, ...]) -> Expr:
                 group = at * per_unit + index[0] if per_unit > 1 else at // width
-                return self.weights["zeros"][block, group, index[-1]]
+                return self.of_rows("zeros", j, group, index[-1])
 
         def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
             if self.pairs:
@@ -71,8 +82,8 @@ class _IntegerGemm(CentredGemm):
         unpack_loops(
             unit,
             self.pairs,
-            lambda byte: codes[block, at, byte],
-            codes[block, at, 0 : unit.nbytes],
+            lambda byte: codes[block, at, start + byte],
+            codes[block, at, start : start + unit.nbytes],
             zero,
             lambda index: self.decoded[place(index)],
             lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
@@ -92,7 +103,7 @@ def centred_gemm(
     spec : LinearSpec
         With integer activations.
     layout : InterleavedLayout
-        With blocks of 4 rows.
+        With blocks of 4 rows, or of 8 in runs of 8.
     blocking : GemmBlocking
         `m_tile` is even for pairs, 4 for lanes.
     tuning : CentredTuning

@@ -7,6 +7,7 @@ order of smmla, 2 rows of x by 2 rows of weights, and put in rows at the end (bl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -18,6 +19,7 @@ from apq_tvm.ops.linear_nest import Blocking, LinearNest
 from apq_tvm.ops.linear_spec import LinearSpec, Operands
 from apq_tvm.tensorize.folded_dot import STARTS
 from apq_tvm.tensorize.paired_dot import PairedDot, activation_bytes, paired_term
+from apq_tvm.tensorize.unit import HALF
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -34,7 +36,7 @@ def paired_linear(
     spec : LinearSpec
         With integer activations and groups of whole units.
     layout : InterleavedLayout
-        With runs of 8.
+        With runs of 8: of 4 rows, or of 8 that a dot of half units takes in two row blocks.
     dot : PairedDot
         Of a chunk. M is ``dot.m - 1`` at least. Its row blocks, if several, are the streams.
     streams : int
@@ -57,6 +59,8 @@ def paired_linear(
         starts = operands.declare("starts", (lead, chunks, copies, STARTS), "float32")
         factors = operands.declare("factors", (lead, chunks, dot.fold.factors), "float32")
         weights = operands.weights(layout)
+        if dot.fold.unit.half:
+            layout = replace(layout, rows=4)
         bias, residual, y = operands.epilogue()
         whole = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
         blocking = Blocking(m_tile, streams, whole.bundles, 1, chunks, units)
@@ -119,6 +123,11 @@ class _Paired(LinearNest):
             unit_at = base + inner[0] if inner else chunk
             whole = slice(base, base + _i64(dot.units)) if inner else chunk
             group = chunk // _i64(per_group) if bl.spans > per_group else _i64(0)
+            start = _i64(0)
+            if dot.fold.unit.half:
+                start, block = block % _i64(2), block // _i64(2)
+                r = start * _i64(4) + r
+                start = start * _i64(HALF)
             mine = [weights[n][block, group, r] for n in ("scales", "zeros") if n in weights]
             byte0 = first + inner[0] * _i64(2 * UNIT_K) if inner else first
             copies = dot.copies
@@ -127,7 +136,7 @@ class _Paired(LinearNest):
                 own = slice(own, own + _i64(copies))
             nbytes = activation_bytes(UNIT_K * dot.units, dot.m)
             b.reads(
-                codes[block, whole, 0 : unit.nbytes],
+                codes[block, whole, start : start + _i64(unit.nbytes)],
                 xq[lead, first : first + _i64(nbytes)],
                 starts[lead, chunk, own, 0:STARTS],
                 factors[lead, chunk, 0 : dot.fold.factors],
@@ -139,7 +148,7 @@ class _Paired(LinearNest):
             value = paired_term(
                 dot,
                 (*at, j, c),
-                lambda byte: codes[block, unit_at, byte],
+                lambda byte: codes[block, unit_at, start + byte],
                 lambda byte: xq[lead, byte0 + byte],
                 lambda i: factors[lead, chunk, i],
                 lambda row: mine,

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -207,6 +207,19 @@ class InterleavedLayout(GroupedRows):
         fields = () if self.whole else tuple((f.width, f.shift) for f in self.fields)
         groups = 2 if self.group_size == 16 else 1
         return Unit(self.bits, self.rows, fields, groups, self.inverted, self.whole, self.run)
+
+    @property
+    def half_unit(self) -> Unit:
+        """4 rows of a unit of 8 in runs of 8; the others' bytes are 32 further on.
+
+        Raises
+        ------
+        PackError
+            If rows are not 8 in runs of 8, or bits are not of one field of 2 or more.
+        """
+        if (self.rows, self.run) != (8, 8) or self.fields[0].width != self.bits or self.bits == 1:
+            raise PackError(f"layout {self.name} has no halves of 4 rows that lie alike")
+        return replace(self.unit, rows=4, half=True)
 
     @property
     def fields(self) -> tuple[Field, ...]:

@@ -68,7 +68,7 @@ def check(
     target = TARGETS[name.split("_")[2]]
     case = GemmCase(spec, kernel.layout(spec, find_profile(target)))
     case.together = 2 if "smmla" in name else 4
-    layout = "4x8" if "r4k8" in name else "4x4"
+    layout = "4x8" if "r4k8" in name else "8x8" if "r8k8" in name else "4x4"
     case.check_under_qemu(kernel, target, rows, folder, cpu, layout)
 
 
@@ -107,6 +107,17 @@ def test_runs_of_eight(scheme: str, tmp_path: Path) -> None:
     """Weights in 4x8, which a panel takes without zips."""
     spec = LinearSpec(29, 150, parse_scheme(scheme), bias=True, residual=True)
     check(f"gemm_W{scheme[1]}A8_smmla_r4k8m8", spec, (25, 26), tmp_path)
+
+
+@needs_qemu
+@pytest.mark.parametrize(
+    ("n", "scheme"),
+    [(29, "W4A8g32"), (36, "W4zA8tg64"), (40, "W2zA8g32"), (27, "W8A8"), (20, "W8zA8")],
+)
+def test_halves_of_eight_rows(n: int, scheme: str, tmp_path: Path) -> None:
+    """Weights in 8x8: a panel's blocks of 4 rows are halves of theirs."""
+    spec = LinearSpec(n, 150, parse_scheme(scheme), bias=True, residual=True)
+    check(f"gemm_W{scheme[1]}A8_smmla_r8k8m8", spec, (25, 26), tmp_path)
 
 
 @needs_qemu

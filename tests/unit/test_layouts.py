@@ -366,3 +366,23 @@ def test_references_need_no_tvm() -> None:
         "sys.exit('tvm' in sys.modules or 'onnx' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("bits", (2, 4, 8))
+def test_halves_of_eight_rows_lie_as_four_rows(bits: int) -> None:
+    scheme = Scheme(bits, group_size=32)
+    eight, four = (InterleavedLayout.of_pairs(scheme, rows) for rows in (8, 4))
+    tensor = random_tensor(scheme, 8, 32)
+    unit = eight.pack(tensor).arrays["codes"][0, 0]
+    own = four.pack(tensor).arrays["codes"][:, 0]
+    half = eight.half_unit
+    assert (half.rows, half.nbytes) == (4, unit.size - 32)
+    for part in range(2):
+        bytes_of = [unit[32 * part + half.at(byte)] for byte in range(four.unit_bytes)]
+        np.testing.assert_array_equal(bytes_of, own[part])
+
+
+@pytest.mark.parametrize(("bits", "rows"), [(3, 8), (1, 8), (4, 4)])
+def test_halves_that_lie_apart_are_refused(bits: int, rows: int) -> None:
+    with pytest.raises(PackError, match="no halves"):
+        _ = InterleavedLayout.of_pairs(Scheme(bits), rows).half_unit
