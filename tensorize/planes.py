@@ -175,7 +175,7 @@ def dot_body(
     code = plane_code(lambda p: plane(p, column), r, unit.bits)
     term = centroid_if(code, entry, centroid(unit.table_of(r), entry), unit.offset)
     term = term * x(column).astype("int32")
-    term = scaled(_inside(unit, column, term), scale(column))
+    term = _inside(unit, column, scaled(term, scale(column)))
     b.buffer_store(acc, acc[acc_at] + term, list(acc_at))
 
 
@@ -185,7 +185,7 @@ def _inside(unit: PlanesUnit, column: Expr, term: Expr) -> Expr:
 
     if unit.k >= unit.vector:
         return term
-    return tirx.if_then_else(column < unit.k, term, tirx.const(0, "int32"))
+    return tirx.if_then_else(column < unit.k, term, tirx.const(0, unit.sums))
 
 
 def rows_body(
@@ -202,5 +202,5 @@ def rows_body(
     from tvm.tirx.script.builder import ir as b
 
     byte = w if unit.offset else tirx.reinterpret("int8", w)
-    term = _inside(unit, column, byte.astype("int32") * x.astype("int32"))
-    b.buffer_store(acc, acc[at] + scaled(term, scale), list(at))
+    term = scaled(byte.astype("int32") * x.astype("int32"), scale)
+    b.buffer_store(acc, acc[at] + _inside(unit, column, term), list(at))
