@@ -3,9 +3,9 @@
 For pairs (`apq_tvm.tensorize.centred`) two vectors of 4 rows x 4 k become two of 2 rows x 8 k, by
 zip1 and zip2 of 32-bit lanes. They are zipped while still packed, so that W4 takes one zip for two
 vectors of codes. Per 4 rows x 32 k of W4 that is 4 zips beside 8 of and/ushr, 8 subtractions and 8
-stores; a layout that were in pairs already (4x8 in the words of llama.cpp) would save those 4, or
-per 128 rows of x 0.4 % of the instructions of the GEMM (5 % at M = 4), and cost GEMV its sdot by
-lane, so the weights have one layout, ``W{bits}r4k4``.
+stores. Weights in runs of 8 k (4x8 and 8x8 in the words of llama.cpp) are in pairs already: per 128
+rows of x that saves 0.3 % of the instructions of the GEMM, at M = 16 1.6 %. What these layouts are
+for is fewer rows, which then need no panel at all (`apq_tvm.schedules.arm_paired`).
 """
 
 from __future__ import annotations
