@@ -127,7 +127,7 @@ def _define(
     kinds += [f"{{v{given[n]}}}" if n in given else "w" for n in wanted] + ["0"]
     kinds += [f"~{{v{i}}}" for i in range(registers(bits, style))]
     kinds += [f"~{{x{i}}}" for i in (SCRATCH[:1] if style.sve else SCRATCH)]
-    kinds += ["~{p0}"] if bits == 3 and style.sve else []
+    kinds += ["~{p0}"] if style.sve else []
     text = "\\0A".join(span(bits, style).lines())
     call = f'call {floats} asm "{text}", "{",".join(kinds)}"'
     lines.append(f"  %r = {call}({', '.join([*operands, f'{floats} %a'])})")

@@ -6,15 +6,16 @@ interleaved units, of which two take the place of a quad; sub-scales and books l
 Per quad (256 products of 4 rows) there are 16 sdot, 16 ``tbl``, 24 or 22 instructions that make
 indices of codes and books, and 16 for the scales of the four groups: with 2 bits, merges with the
 books (8), masks (8) and shifts (8), with 3 bits one for each of twelve vectors and 10 for the other
-four (`apq_tvm.tensorize.arm_quads_asm`). Of a group's four for the scales one spreads the
-sub-scales over the rows, one multiplies them, one makes a float of the sum (it began at `MAGIC`)
-and one adds. So these layouts take 72 or 70 vector instructions at least, 18 or 17.5 cycles of four
-pipes (V1, V2), 36 or 35 of two (N1), where W4A8g32 has 34: 2.1 times as many. What spreads the
-books and unpacks the sub-scales comes to 3.25 more with 2 bits, to 4.75 with 3, or 6 without SVE.
-With 4 bits a ``tbl`` of four registers counts three times: 104 and 9.
+four (`apq_tvm.tensorize.arm_quads_asm`). Of a group's four for the scales one gives the rows'
+sub-scales, one multiplies them, one makes a float of the sum (it began at `MAGIC`) and one adds.
+So these layouts take 72 or 70 vector instructions at least, 18 or 17.5 cycles of four pipes (V1,
+V2), 36 or 35 of two (N1), where W4A8g32 has 34: 2.1 times as many. What spreads the books comes to
+1.5 more with 2 bits, to 4.75 with 3; without SVE unpacking sub-scales takes 1.5. With 4 bits a
+``tbl`` of four registers counts three times: 104 and 9.
 
 - A byte of a sub-scale s, ``tbl``, and one of 15 make the float ``2^-104 (128 + s)``, as in
-  `apq_tvm.tensorize.arm_lookup`; where a product of int32 is cheap (SVE), s becomes an int32.
+  `apq_tvm.tensorize.arm_lookup`. Where a product of int32 is cheap (SVE), s is an int32, a mask
+  or a shift of a byte that is loaded as a word.
 - What an instruction overwrites (codes to be merged twice, what sums begin at) is loaded for each,
   rather than copied, since loads take no vector pipe.
 - The books of a row are spread over its four k by two ``zip``, six for four quads; with 3 bits by
@@ -77,7 +78,7 @@ class Style:
         if self.in_order:
             return {2: (16, 1), 3: (20, 1), 4: (8, 3)}[bits]
         if self.slots:
-            return 24, 0
+            return (0, 0) if bits == 4 else (24, 0)
         return (8, 1) if bits == 4 else (0, 0)
 
 
@@ -95,16 +96,14 @@ def constants(bits: int, style: Style) -> dict[str, list[int] | None]:
     if bits == 3:
         return found | {"above": [BOOK_ABOVE] * 16, "below": [BOOK_BELOW] * 16}
     found["mask"] = [0x33 if bits == 2 else 3] * 16
-    return found | {f"place{place}": sub_places(place, style.sve) for place in range(4)}
+    if style.sve:
+        return found
+    return found | {f"place{place}": sub_places(place) for place in range(4)}
 
 
-def sub_places(place: int, sve: bool) -> list[int]:
-    """Where `Span.sub_scales` has what becomes int32 or float32 of a group."""
-    lanes = []
-    for r in range(ROWS):
-        at = 4 * place + r
-        lanes += [at, 255, 255, 255] if sve else [255, 255, at, 16]
-    return lanes
+def sub_places(place: int) -> list[int]:
+    """Where `Span.sub_scales` has what becomes float32 of a group."""
+    return [at for r in range(ROWS) for at in (255, 255, 4 * place + r, 16)]
 
 
 def places(bits: int) -> list[int]:
@@ -112,7 +111,7 @@ def places(bits: int) -> list[int]:
     if bits != 3:
         return []
     spread = [4 * quad + i // 4 for quad in range(SPAN_QUADS) for i in range(16)]
-    return spread + [at for place in range(4) for at in sub_places(place, False)]
+    return spread + [at for place in range(4) for at in sub_places(place)]
 
 
 def tables(bits: int, style: Style) -> int:
@@ -169,12 +168,17 @@ class Span:
         self.total: Value | None = None
         self.pairs: list[list[Value]] = []
         self.addresses: dict[int, int] = {}
+        self.words: dict[int, Value] = {}
 
     def lines(self) -> list[str]:
         """The lines of assembly; constants are operands after the pointers."""
         s = self.code
+        if self.style.sve:
+            s.write("ptrue p0.s, vl4")
         for quad in range(SPAN_QUADS):
             self.xs = self.load("xs", 16 * quad)
+            if not self.style.sve and quad % 2 == 0:
+                self.subs = self.sub_scales(quad // 2)
             self.quad(quad)
         scale = s.make(f"ldr {{d:d}}, [{self.pointer['scales']}]")
         scale = s.make("fcvtl {d}.4s, {0}.4h", scale)
@@ -218,11 +222,9 @@ class Span:
 
     def sub_scales(self, pair: int) -> list[list[Value]]:
         """Of two quads: what `sub` looks up for even and for odd groups."""
-        s, c = self.code, self.constant
+        s = self.code
         raw = self.load("subs", 16 * pair)
         texts = ("and {d}.16b, {1}.16b, {2}.16b", "ushr {d}.16b, {1}.16b, #4")
-        if self.style.sve:
-            return [[s.make(t, raw, raw, c["nibble"])] for t in texts]
         if not pair:
             self.pairs = [list(together([Value(), Value()])) for _ in texts]
             for both in self.pairs:
@@ -267,10 +269,25 @@ class Span:
                 for g, value in waiting.pop(0).items():
                     text = f"sdot {{d}}.4s, {{1}}.16b, {{2}}.4b[{i - 1}]"
                     sums[g] = s.change(text, sums[g], value, x[g])
-        places = {g: self.constant[f"place{quad % 2 * 2 + g // 2}"] for g in index}
-        subs = {g: self.lookup(self.subs[g % 2], place) for g, place in places.items()}
+        subs = {g: self.sub(quad, g) for g in index}
         for g, (_, other) in extra.items():
             self.add(g, sums[g], subs[g], other())
+
+    def sub(self, quad: int, group: int) -> Value:
+        """A group's sub-scales."""
+        s, word = self.code, 2 * quad + group // 2
+        if not self.style.sve:
+            return self.lookup(self.subs[group % 2], self.place(word % 4))
+        if word not in self.words:
+            at = f"add x9, {self.pointer['subs']}, #{4 * word}"
+            self.words[word] = s.make(at + "\nld1b {{{d:z}.s}}, p0/z, [x9]")
+        if group % 2:
+            return s.make("ushr {d}.4s, {0}.4s, #4", self.words[word])
+        return s.make("and {d}.16b, {0}.16b, {1}.16b", self.words[word], self.constant["nibble"])
+
+    def place(self, at: int) -> Value:
+        """Some `sub_places`."""
+        return self.constant[f"place{at}"]
 
     def add(self, group: int, total: Value, sub: Value, more: Value) -> None:
         """A sum times its scales; `more` is `MAGIC` or what else there is in `extra`."""
@@ -293,7 +310,6 @@ class Span:
             index = self.load("index", 0)
             text = f"zip{quad // 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b"
             self.doubled = s.make(text, index)
-            self.subs = self.sub_scales(quad // 2)
         spread = s.make(f"zip{quad % 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b", self.doubled)
         if self.bits == 2:
             self.quad2(quad, spread)

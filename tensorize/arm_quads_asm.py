@@ -6,8 +6,8 @@ codes that are at bits 7-5 below a book (``sri``), and ten put group 2 together:
 insert, a merge or none, and a merge with the book. The books of four quads are made ready at once
 (`arm_quads.books_of`) and spread over a quad's vectors by three ``tbl``.
 
-With SVE sub-scales are loaded as words, and a mask or a shift is all there is to do; a ``tbl`` of
-two registers takes twice as long on Neoverse V1 as SVE's of one, which holds a table there.
+A ``tbl`` of two registers takes twice as long on Neoverse V1 as SVE's of one, which holds a table
+there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from apq_tvm.tensorize.arm_books_asm import Span
 from apq_tvm.tensorize.arm_straight import Value
+from apq_tvm.tensorize.lookup_books import SPAN_QUADS
 
 _BIF = "bif {d}.16b, {1}.16b, {2}.16b"
 
@@ -40,14 +41,10 @@ class Quads3(Span):
 
     def quad(self, quad: int) -> None:
         """All that belongs to a quad."""
-        if not self.style.sve and quad % 2 == 0:
-            self.subs = self.sub_scales(quad // 2)
         if not quad:
-            if self.style.sve:
-                self.code.write("ptrue p0.s, vl4")
             self.begin()
         self.groups: dict[int, _Group] = {}
-        self.words: dict[int, Value] = {}
+        self.places: dict[int, Value] = {}
         self.x: dict[int, Value] = {}
         self.spread = self.load("places", 16 * quad)
         waiting: list[tuple[int, int, Value]] = []
@@ -144,18 +141,8 @@ class Quads3(Span):
             self.x |= {first: both[0], first + 1: both[1]}
         return self.x[group]
 
-    def sub(self, quad: int, group: int) -> Value:
-        """A group's sub-scales."""
-        s = self.code
-        if not self.style.sve:
-            if group // 2 not in self.words:
-                place = self.load("places", 64 + 16 * (quad % 2 * 2 + group // 2))
-                self.words[group // 2] = place
-            return self.lookup(self.subs[group % 2], self.words[group // 2])
-        if group // 2 not in self.words:
-            at = f"add x9, {self.pointer['subs']}, #{8 * quad + group // 2 * 4}"
-            self.words[group // 2] = s.make(at + "\nld1b {{{d:z}.s}}, p0/z, [x9]")
-        word = self.words[group // 2]
-        if group % 2:
-            return s.make("ushr {d}.4s, {0}.4s, #4", word)
-        return s.make("and {d}.16b, {0}.16b, {1}.16b", word, self.constant["nibble"])
+    def place(self, at: int) -> Value:
+        """Some `sub_places`, from memory."""
+        if at not in self.places:
+            self.places[at] = self.load("places", 16 * (SPAN_QUADS + at))
+        return self.places[at]
