@@ -5,8 +5,9 @@ load: ``python examples/measure_arm.py libggml-cpu-armv8.2_2.so libggml-cpu-armv
 rival's libraries come with npm's @node-llama-cpp/linux-arm64. Layers have 4096 inputs; the figures
 by format are of 512 outputs, which changes shares of the peak by a few thousandths.
 
-``python examples/measure_arm.py layouts graviton3 graviton4`` prints instead what the layouts of
-integer weights come to on some devices, of 256 outputs: `apq_tvm.schedules.arm_layouts.MEASURED`.
+``python examples/measure_arm.py layouts graviton3 graviton4 neoverse-n2`` prints instead what the
+layouts of integer weights come to on devices, of 256 outputs, which
+`apq_tvm.schedules.arm_layouts.MEASURED` keeps.
 """
 
 from __future__ import annotations

@@ -82,14 +82,48 @@ MEASURED: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
             "8x8": (37.4, 96.0, 91.0, 91.1, 116.6),
         },
     },
+    "neoverse-n2": {
+        "W2A8g32": {
+            "4x4": (10.1, 16.3, 21.1, 26.3, 33.6),
+            "4x8": (12.1, 25.5, 31.9, 31.9, 33.7),
+            "8x8": (12.1, 25.5, 31.8, 31.9, 33.6),
+        },
+        "W3A8g32": {
+            "4x4": (9.1, 14.2, 18.1, 23.9, 33.0),
+            "4x8": (5.2, 15.5, 23.5, 23.5, 32.7),
+            "8x8": (5.1, 13.8, 13.8, 13.8, 13.8),
+        },
+        "W4A8g32": {
+            "4x4": (12.9, 19.8, 22.0, 27.0, 33.7),
+            "4x8": (15.0, 28.3, 34.0, 34.0, 33.9),
+            "8x8": (15.0, 28.3, 34.0, 34.0, 33.9),
+        },
+        "W4A8g128": {
+            "4x4": (18.3, 23.3, 30.0, 38.0, 49.4),
+            "4x8": (18.9, 37.6, 45.2, 45.2, 49.7),
+            "8x8": (18.9, 37.7, 45.2, 45.2, 49.7),
+        },
+        "W8A8": {
+            "4x4": (15.7, 26.3, 42.0, 50.5, 61.3),
+            "4x8": (25.2, 50.8, 53.5, 53.5, 61.8),
+            "8x8": (23.7, 52.2, 53.4, 53.5, 61.3),
+        },
+    },
 }
 """Device -> scheme -> layout -> MACs per cycle of whole calls by `ROWS`, 256 x 4096, llvm-mca 22:
-``python examples/measure_arm.py layouts graviton3 graviton4``."""
+``python examples/measure_arm.py layouts graviton3 graviton4 neoverse-n2``."""
 
 LOSS = 0.05
 """Most that the layout of a device may be slower than 4x4 at any of `ROWS`."""
 
-_SAME_MODEL = {"cortex-x2": "graviton4", "cortex-x3": "graviton4", "cortex-x4": "graviton4"}
+TIE = 0.01
+"""Layouts are alike up to this; the one of the largest blocks then executes fewer instructions."""
+
+_SAME_MODEL = {
+    "cortex-x2": "graviton4",
+    "cortex-x3": "graviton4",
+    "cortex-a710": "neoverse-n2",
+}
 """Cores for which LLVM has another's model."""
 
 
@@ -115,8 +149,12 @@ def interleaving(scheme: Scheme, profile: DeviceProfile) -> str:
     if profile.interleaving:
         return profile.interleaving
     found = figures(scheme, profile)
+    # In the order of `INTERLEAVINGS`: the largest blocks last.
     possible = [name for name in found if _loss(found[name], found[PLAIN]) <= LOSS]
-    return min(possible, key=lambda name: _cycles(found[name]), default=PLAIN)
+    if not possible:
+        return PLAIN
+    fewest = min(_cycles(found[name]) for name in possible)
+    return [name for name in possible if _cycles(found[name]) <= (1 + TIE) * fewest][-1]
 
 
 def check_layout(spec: LinearSpec, profile: DeviceProfile, layout: InterleavedLayout) -> None:
