@@ -79,7 +79,7 @@ class Style:
             return {2: (16, 1), 3: (20, 1), 4: (8, 3)}[bits]
         if self.slots:
             return (0, 0) if bits == 4 else (24, 0)
-        return (8, 1) if bits == 4 else (0, 0)
+        return (8, 2) if bits == 4 else (0, 0)
 
 
 def pointers(bits: int) -> tuple[str, ...]:
