@@ -159,7 +159,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
         "compile", "m.onnx", "-o", module, "--target", "znver3", "--scheme", "W8A8", "--force",
         "--tensor-type", "att.*=W4A8g32", "--tensor-type", "cls=float", "--no-search", "--json",
         "--calibration", "c.safetensors", "--method", "gptq", "--triple", "x86_64-linux-gnu",
-        "--cc", "gcc", "--sysroot", "/",
+        "--layout", "4x8", "--cc", "gcc", "--sysroot", "/",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["path"] == str(module)
@@ -175,6 +175,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
         "search": False,
         "guidance": Guidance(Path("c.safetensors"), "gptq"),
         "triple": "x86_64-linux-gnu",
+        "layout": "4x8",
         "cc": "gcc",
         "sysroot": "/",
     }
