@@ -109,9 +109,36 @@ MEASURED: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
             "8x8": (23.7, 52.2, 53.4, 53.5, 61.3),
         },
     },
+    "cortex-x4": {
+        "W2A8g32": {
+            "4x4": (24.3, 34.0, 41.6, 52.1, 67.0),
+            "4x8": (24.3, 51.0, 63.7, 63.7, 67.2),
+            "8x8": (24.3, 51.0, 63.7, 63.7, 67.1),
+        },
+        "W3A8g32": {
+            "4x4": (18.9, 29.6, 36.5, 48.0, 66.1),
+            "4x8": (10.1, 27.4, 46.9, 46.9, 65.4),
+            "8x8": (10.1, 27.8, 27.8, 27.8, 27.8),
+        },
+        "W4A8g32": {
+            "4x4": (29.9, 40.8, 43.4, 53.6, 67.3),
+            "4x8": (30.0, 56.6, 67.9, 68.0, 67.6),
+            "8x8": (30.0, 56.6, 67.9, 68.0, 67.6),
+        },
+        "W4A8g128": {
+            "4x4": (37.7, 40.8, 59.5, 75.5, 98.6),
+            "4x8": (37.7, 75.3, 90.4, 90.5, 99.2),
+            "8x8": (37.7, 75.4, 90.4, 90.5, 99.2),
+        },
+        "W8A8": {
+            "4x4": (37.4, 44.6, 72.1, 91.8, 120.6),
+            "4x8": (41.5, 104.7, 107.0, 107.1, 122.4),
+            "8x8": (41.3, 102.7, 106.9, 107.0, 122.4),
+        },
+    },
 }
 """Device -> scheme -> layout -> MACs per cycle of whole calls by `ROWS`, 256 x 4096, llvm-mca 22:
-``python examples/measure_arm.py layouts graviton3 graviton4 neoverse-n2``."""
+``python examples/measure_arm.py layouts`` with the devices' names."""
 
 LOSS = 0.05
 """Most that the layout of a device may be slower than 4x4 at any of `ROWS`."""
