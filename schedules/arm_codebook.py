@@ -7,7 +7,8 @@ Decisions:
 - ``together``: whether one ``ld1`` loads four vectors of its codes.
 
 N1 is out of issue slots before it is out of vector pipes: two streams and ``ld1`` take fewer. V1
-and V2 are out of vector pipes: one stream has no copies.
+and V2 are out of vector pipes: one stream has no copies. Cores that issue in order take as many
+groups of a non-uniform table at once as `apq_tvm.tensorize.arm_units` has an order for.
 """
 
 from __future__ import annotations
