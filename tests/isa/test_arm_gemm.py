@@ -146,7 +146,8 @@ def test_largest_sums_are_exact(name: str, scheme: str, tmp_path: Path) -> None:
     layout = kernel.layout(spec, find_profile(target))
     case = GemmCase(spec, layout)
     case.together = 2 if "smmla" in name else 4
-    program = Program(scheduled(kernel, spec, find_profile(target)), find_profile(target), tmp_path)
+    profile = find_profile(target, layout="4x4")
+    program = Program(scheduled(kernel, spec, profile), profile, tmp_path)
     width = parsed.group_size
     for code in (0, (1 << parsed.bits) - 1):
         tensor = _constant(spec, code)
@@ -178,7 +179,8 @@ def _constant(spec: LinearSpec, code: int) -> Any:
 def test_running_sums_with_unequal_scales(tmp_path: Path) -> None:
     """Scales from 2^-10 to 1 side by side: the error stays that of the largest."""
     spec = LinearSpec(8, 1024, parse_scheme("W4A8tg32"))
-    kernel, profile = kernel_of("gemm_W4A8_smmla_r4m8"), find_profile("graviton3")
+    kernel = kernel_of("gemm_W4A8_smmla_r4m8")
+    profile = find_profile("graviton3", layout="4x4")
     layout = kernel.layout(spec, profile)
     case = GemmCase(spec, layout)
     case.together = 2
