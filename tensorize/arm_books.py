@@ -91,21 +91,18 @@ def _function(dot: BookDot | BookUnitsDot, style: Style, name: str) -> str:
         return module + _define(dot, style, name, f"{name}_places")
     # How long vectors are a program knows only when it runs.
     short = replace(style, long=False)
-    module += _define(dot, short, f"{name}_short", f"{name}_places", aside=True)
+    module += _define(dot, short, f"{name}_short", f"{name}_places")
     return module + _define(dot, style, name, f"{name}_places")
 
 
-def _define(
-    dot: BookDot | BookUnitsDot, style: Style, name: str, memory: str, aside: bool = False
-) -> str:
-    """One function, with constants in `memory`.
+def _define(dot: BookDot | BookUnitsDot, style: Style, name: str, memory: str) -> str:
+    """One function, with constants in `memory`; with long vectors it calls one for short ones.
 
-    With long vectors it calls the other one, put `aside`, where vectors are short.
+    TVM has both inlined.
     """
     bits, floats, span = dot.bits, "<4 x float>", Quads3 if dot.bits == 3 else Span
     arguments = ", ".join(f"ptr %{n}" for n in _ARGUMENTS)
-    attribute = "noinline" if aside else "alwaysinline"
-    lines = [f"define linkonce_odr void @{name}({arguments}) {attribute} {{"]
+    lines = [f"define linkonce_odr void @{name}({arguments}) alwaysinline {{"]
     lines += _table_lines(dot, style)
     if style.long:
         lines += [
