@@ -317,6 +317,7 @@ class Span:
             self.quad4(quad, spread)
 
     def quad2(self, quad: int, books: Value) -> None:
+        """Products of a quad of 2-bit codes."""
         s, c = self.code, self.constant
         for parity, (mnemonic, table) in enumerate((("bit", "table1"), ("bif", "table0"))):
             text = mnemonic + " {d}.16b, {1}.16b, {2}.16b"
@@ -326,6 +327,7 @@ class Span:
             self.multiply(quad, [c[table]], {parity: low, parity + 2: high})
 
     def quad4(self, quad: int, spread: Value) -> None:
+        """Products of what takes a quad's place where codes have 4 bits."""
         s = self.code
         tables = [v for n, v in self.constant.items() if n.startswith("table")]
         for even in (0, 2):

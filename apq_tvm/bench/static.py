@@ -68,8 +68,9 @@ def bench_static(
         execution), ``prepare_*`` of the activations' preparation before it. `judged_share` is the
         share of instructions that cycles are known of, `model` whose scheduling model LLVM has for
         the core. `peak_share` compares with int8 multiply-adds by the best instruction for them
-        that the kernel uses (the core's best, if none); `loop_peak_share` does so for the loop
-        alone, by its share of these instructions. A rival's `object` is its file,
+        that the kernel uses (the core's best, if none), and a single row with sdot where that is
+        smmla, which multiplies two; `loop_peak_share` does so for the loop alone, by its share of
+        these instructions. A rival's `object` is its file,
         ``instructions_ratio`` and ``cycles_ratio`` are ours over its.
 
     Raises
@@ -177,7 +178,7 @@ def _figures(
         "m": case.m,
         "scheme": case.scheme,
         "kernel": name,
-        **cost.figures(case.m * case.n * case.k, profile),
+        **cost.figures(case.m, case.n * case.k, profile),
         "prepare_instructions": prepared.instructions if prepared else 0,
         "prepare_cycles": prepared.cycles if prepared else 0.0,
         "error": error,

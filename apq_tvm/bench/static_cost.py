@@ -44,12 +44,13 @@ class Cost:
         """Executed instructions with one of these mnemonics."""
         return sum(b.count * b.uses(names) for b in self.judged)
 
-    def figures(self, macs: int, profile: DeviceProfile) -> dict[str, Any]:
-        """Entries of a row of `bench_static`, for a call that is `macs` multiply-adds."""
-        used = [name for name, family in DOT.items() if self.uses(family)]
-        peaks = {n: p for n, p in profile.macs_per_cycle.items() if n in used}
-        peaks = peaks or dict(profile.macs_per_cycle)
-        best = max(peaks, key=lambda name: peaks[name])
+    def figures(self, m: int, weights: int, profile: DeviceProfile) -> dict[str, Any]:
+        """Entries of a row of `bench_static`, for `m` rows of activations times `weights`."""
+        macs, peaks = m * weights, profile.macs_per_cycle
+        used = [name for name, family in DOT.items() if name in peaks and self.uses(family)]
+        best = max(used or peaks, key=lambda name: peaks[name])
+        # smmla multiplies two rows of x: of one row it can do no more than sdot.
+        limit = "sdot" if best == "smmla" and m == 1 else best
         rate = macs / self.cycles
         hottest = self.spent.index(max(self.spent))
         hot, each = self.judged[hottest], self.each[hottest]
@@ -60,13 +61,13 @@ class Cost:
             "instructions": self.instructions,
             "cycles": self.cycles,
             "macs_per_cycle": rate,
-            "peak_share": rate / peaks[best],
-            "peak_instruction": best,
+            "peak_share": rate / peaks[limit],
+            "peak_instruction": limit,
             "loop_cycles": each,
             "loop_count": hot.count,
             "loop_instructions": len(hot.instructions),
             "loop_share": hot.count * each / self.cycles,
-            "loop_peak_share": loop_macs / (hot.count * each) / peaks[best],
+            "loop_peak_share": loop_macs / (hot.count * each) / peaks[limit],
             "judged_share": own / self.instructions,
         }
 

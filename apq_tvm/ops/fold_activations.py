@@ -87,6 +87,7 @@ class FoldActivations:
         self.copies, self.row_block = copies, row_block
 
     def build(self) -> PrimFunc:
+        """The whole PrimFunc."""
         m = tirx.Var("m", "int64")
         rows = self.row_block
         with IRBuilder() as builder, b.prim_func(s_tir=True):

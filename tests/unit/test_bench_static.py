@@ -97,13 +97,22 @@ def test_figures_compare_with_the_best_instruction_used() -> None:
     profile = find_profile("graviton3")  # has smmla too
     dots = Body(tuple(instructions("0 sdot v0.4s, v1.16b, v2.16b @8\n4 nop @8")))
     rest = Body(tuple(instructions("8 smull v0.8h, v1.8b, v2.8b @2")))
-    row = Cost(40, (rest, dots), (4.0, 2.0)).figures(24 * 16, profile)
+    row = Cost(40, (rest, dots), (4.0, 2.0)).figures(1, 24 * 16, profile)
     assert row["cycles"] == 24 and row["macs_per_cycle"] == 16
     assert row["peak_instruction"] == "sdot"
     assert row["peak_share"] == 16 / profile.macs_per_cycle["sdot"]
     assert (row["loop_cycles"], row["loop_count"], row["loop_instructions"]) == (2, 8, 2)
     assert row["loop_share"] == 16 / 24 and row["judged_share"] == 18 / 40
     assert row["loop_peak_share"] == 24 / profile.macs_per_cycle["sdot"]  # it has every sdot
+
+
+@pytest.mark.parametrize(("m", "limit"), [(1, "sdot"), (2, "smmla")])
+def test_one_row_is_compared_with_sdot(m: int, limit: str) -> None:
+    profile = find_profile("graviton3")
+    pairs = Body(tuple(instructions("0 smmla v0.4s, v1.16b, v2.16b @8")))
+    row = Cost(8, (pairs,), (2.0,)).figures(m, 512, profile)
+    assert row["peak_instruction"] == limit
+    assert row["peak_share"] == row["loop_peak_share"] == m * 32 / profile.macs_per_cycle[limit]
 
 
 @settings(max_examples=30, deadline=None)
