@@ -60,9 +60,7 @@ def evaluate(
     scheme: Annotated[
         str, typer.Option(help="To try without compiling; anyprec3-8@4 is 4 of its bits.")
     ] = "",
-    bits: Annotated[
-        int, typer.Option(min=0, help="Width to run at, where there is a choice.")
-    ] = 0,
+    bits: Annotated[int, typer.Option(min=0, help="Width to run at, where there is a choice.")] = 0,
     perplexity: Perplexity = False,
     logits: Logits = "",
     tokens: Tokens = "",

@@ -86,8 +86,19 @@ def linears(seconds: float) -> str:
     ]
     rows = bench_linear(cases, "onnxruntime", budget_s=seconds, progress=Bars())
     return table(
-        ("NxK", "M", "threads", "ours µs", "of the limit", "error", "rival µs", "error",
-         "saturates", "ratio", "noise"),
+        (
+            "NxK",
+            "M",
+            "threads",
+            "ours µs",
+            "of the limit",
+            "error",
+            "rival µs",
+            "error",
+            "saturates",
+            "ratio",
+            "noise",
+        ),
         (
             (
                 r["shape"],

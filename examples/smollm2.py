@@ -340,9 +340,7 @@ class _Llama:
         if self.cache:
             past = f"past_key_values.{layer}"
             present = f"present.{layer}"
-            key = b.op(
-                "Concat", f"{at}.keys", f"{past}.key", key, axis=2, out=f"{present}.key"
-            )
+            key = b.op("Concat", f"{at}.keys", f"{past}.key", key, axis=2, out=f"{present}.key")
             value = b.op(
                 "Concat", f"{at}.values", f"{past}.value", value, axis=2, out=f"{present}.value"
             )

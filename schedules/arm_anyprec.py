@@ -18,7 +18,6 @@ APART = 7
 """Bits from which on tables of two channels do not fit the registers beside codes."""
 
 
-
 def _chained_kernel(width: int) -> LinearKernel:
     """A lookup that waits for the one before it, where others would wait anyway."""
     kernel = apart_kernel(SDOT_TBX, width)

@@ -14,9 +14,7 @@ from tvm import ir, s_tir, sym, tirx
 from apq_tvm.schedules.exprs import call_name, collect, uses
 
 # Calls that cost more than loading their result again.
-_CHEAP = frozenset(
-    ("reinterpret", "shift_left", "shift_right", "bitwise_and", "bitwise_or", "abs")
-)
+_CHEAP = frozenset(("reinterpret", "shift_left", "shift_right", "bitwise_and", "bitwise_or", "abs"))
 
 SPATIAL, REDUCE = 0, 2  # IterVar.iter_type of data-parallel and reduction axes
 
@@ -121,9 +119,7 @@ def inner_axis(sch: Any, block: Any) -> int | None:
     for position, axis in enumerate(node.iter_vars):
         if isinstance(axis.dom.extent, tirx.IntImm) and int(axis.dom.extent) == 1:
             continue
-        score = sum(
-            weight * _stride_class(indices, axis.var) for indices, weight in accesses
-        )
+        score = sum(weight * _stride_class(indices, axis.var) for indices, weight in accesses)
         if score >= best_score:
             best, best_score = position, score
     return best

@@ -92,6 +92,4 @@ class LinearKernel:
     bits: int | None = None
     family: str = "int"
     width: int = 0
-    prepare: Callable[[LinearSpec, DeviceProfile, Decide], Preparation | None] = (
-        prepare_activations
-    )
+    prepare: Callable[[LinearSpec, DeviceProfile, Decide], Preparation | None] = prepare_activations

@@ -347,9 +347,7 @@ def fuse_outer(loops: list[Any], body: Stmt) -> Stmt:
     loops = sorted(loops, key=lambda loop: isinstance(loop.extent, tirx.IntImm))
     if len(loops) == 1:
         (only,) = loops
-        return tirx.For(
-            only.loop_var, only.min, only.extent, tirx.ForKind.PARALLEL, body
-        )
+        return tirx.For(only.loop_var, only.min, only.extent, tirx.ForKind.PARALLEL, body)
     dtype = str(loops[0].loop_var.ty)
     fused = tirx.Var("fused", dtype)
     total: Any = tirx.const(1, dtype)

@@ -63,8 +63,7 @@ class _Tile:
         columns = [
             loop
             for loop in spatial
-            if _is_one(analysis[loop])
-            and not (_is_int(loop.extent) and int(loop.extent) < 4)
+            if _is_one(analysis[loop]) and not (_is_int(loop.extent) and int(loop.extent) < 4)
         ]
         if not columns or not self.reductions:
             raise NotVector("no sum along memory")

@@ -32,13 +32,11 @@ def _pair(loops: list[Any], store: Any) -> tuple[Any, Any] | None:
     """The loop along the source and the loop along the target, where they differ."""
     source = [x for x in loops if _stride(store.value.indices[0], x) == 1]
     target = [x for x in loops if _stride(store.indices[0], x) == 1]
-    wide = [
-        next((x for x in reversed(side) if not _shorter(x)), None) for side in (source, target)
-    ]
+    wide = [next((x for x in reversed(side) if not _shorter(x)), None) for side in (source, target)]
     if wide[0] is None or wide[1] is None or wide[0].same_as(wide[1]):
         return None
-    along = (
-        uses(store.value.indices[0], wide[1].loop_var) and uses(store.indices[0], wide[0].loop_var)
+    along = uses(store.value.indices[0], wide[1].loop_var) and uses(
+        store.indices[0], wide[0].loop_var
     )
     return (wide[0], wide[1]) if along else None
 

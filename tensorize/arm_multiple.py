@@ -48,6 +48,4 @@ def load_multiple(count: int, first: Expr) -> list[Expr]:
     from tvm import tirx
 
     address = tirx.address_of(first)
-    return [
-        tirx.call_pure_extern("int8x16", f"apq_ld1x{count}_{i}", address) for i in range(count)
-    ]
+    return [tirx.call_pure_extern("int8x16", f"apq_ld1x{count}_{i}", address) for i in range(count)]

@@ -241,9 +241,7 @@ def _rows_member(unit: PlanesUnit, m: int, rows: int, implement: Implement | Non
     return builder.get()
 
 
-def _rows_meaning(
-    unit: PlanesUnit, m: int, rows: int, w: Buffer, x: Buffer, *more: Buffer
-) -> None:
+def _rows_meaning(unit: PlanesUnit, m: int, rows: int, w: Buffer, x: Buffer, *more: Buffer) -> None:
     """Plain loops of `rows_dot_intrinsic`."""
     *scales, acc = more
     registers = (unit.registers,) if unit.registers > 1 else ()

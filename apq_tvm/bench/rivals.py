@@ -248,9 +248,7 @@ class RivalLayer:
         onnxruntime is not installed.
     """
 
-    def __init__(
-        self, rival: Rival, weight: NDArray[np.float32], threads: int, cold: bool
-    ) -> None:
+    def __init__(self, rival: Rival, weight: NDArray[np.float32], threads: int, cold: bool) -> None:
         self.name = rival.name
         self.layer = rival.quantize(weight)
         self.copies = cold_copies(self.layer.nbytes) if cold else 1

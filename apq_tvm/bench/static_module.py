@@ -124,10 +124,7 @@ def _whole(found: Sequence[Symbol]) -> list[Symbol]:
     for symbol in found:
         first.setdefault(symbol.address, symbol)
     starts = [*sorted(first), max(s.address + s.size for s in found)]
-    return [
-        Symbol(first[start].name, start, end - start)
-        for start, end in pairwise(starts)
-    ]
+    return [Symbol(first[start].name, start, end - start) for start, end in pairwise(starts)]
 
 
 def _rows(code: Sequence[Instruction], analyser: Analyser) -> list[dict[str, Any]]:

@@ -161,9 +161,7 @@ def find_tokens(inputs: Sequence[TensorSpec], name: str = "") -> TensorSpec:
     named = [s for s in ids if TOKENS_NAME.search(s.name)]
     found = named or [s for s in ids if not MASK_NAME.search(s.name)]
     if len(found) != 1:
-        raise BadInput(
-            f"which input holds token ids? Say --tokens NAME; the model takes {listed}"
-        )
+        raise BadInput(f"which input holds token ids? Say --tokens NAME; the model takes {listed}")
     return found[0]
 
 
@@ -228,9 +226,7 @@ def windows(
     sequence = batch[tokens.name].shape[1]
     fixed = tokens.shape[1]
     if isinstance(fixed, int) and min(length, sequence) != fixed:
-        raise BadInput(
-            f"the model takes sequences of {fixed} tokens exactly; say --window {fixed}"
-        )
+        raise BadInput(f"the model takes sequences of {fixed} tokens exactly; say --window {fixed}")
     alike = {s.name for s in inputs if s.shape[:2] == tokens.shape[:2]}
     rows = max(1, length // max(min(length, sequence), 1))
     for part in split(batch, inputs, rows):

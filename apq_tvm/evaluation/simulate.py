@@ -117,9 +117,7 @@ class Simulation:
         An operator has no meaning in torch.
     """
 
-    def __init__(
-        self, quantized: QuantizedModel, bits: int = 0, activations: bool = True
-    ) -> None:
+    def __init__(self, quantized: QuantizedModel, bits: int = 0, activations: bool = True) -> None:
         from apq_tvm.quantizers.torch_graph import TorchGraph
 
         self.graph = TorchGraph(decoded_model(quantized, bits))

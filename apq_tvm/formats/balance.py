@@ -46,9 +46,7 @@ _WORD = re.compile(r"W2\*A(\d+)(T?)(?:G(\d+))?\Z")
 
 def balance_scheme(act_bits: int = 8, group_size: int = -1, per_token: bool = False) -> Scheme:
     """The scheme ``W2*A{act_bits}[t][g{group_size}]``."""
-    return Scheme(
-        2, False, act_bits, per_token and group_size > 0, group_size, "balance", WEIGHTS
-    )
+    return Scheme(2, False, act_bits, per_token and group_size > 0, group_size, "balance", WEIGHTS)
 
 
 def parse(word: str) -> Scheme | None:

@@ -46,9 +46,7 @@ class Shapes:
 
     def type_of(self, buffer: Any) -> relax.TensorType:
         """The Relax type of a PrimFunc's buffer whose extents are integers and such texts."""
-        extents = [
-            self._expr[e.name] if isinstance(e, tirx.Var) else int(e) for e in buffer.shape
-        ]
+        extents = [self._expr[e.name] if isinstance(e, tirx.Var) else int(e) for e in buffer.shape]
         return relax.TensorType(extents, buffer.dtype)
 
 

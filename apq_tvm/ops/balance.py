@@ -19,9 +19,7 @@ Expr = Any  # tvm is untyped
 Buffer = Any
 
 
-def balance_blocking(
-    layout: BalanceLayout, n: int, k: int, m_tile: int, streams: int
-) -> Blocking:
+def balance_blocking(layout: BalanceLayout, n: int, k: int, m_tile: int, streams: int) -> Blocking:
     """Extents of the loops for an [n, k] matrix."""
     units = layout.group_width(k) // UNIT_K
     bundles = -(-layout.row_blocks(n) // streams)
@@ -141,9 +139,7 @@ class _Nest:
             x = xq[row, first + j * _i64(4) + c].astype("int32")
             b.buffer_store(dots, dots[tuple(target)] + digit(code, part) * x, target)
 
-    def scale(
-        self, sums: Buffer, dots: Buffer, scales: Buffer, xs: Buffer, xsum: Buffer
-    ) -> None:
+    def scale(self, sums: Buffer, dots: Buffer, scales: Buffer, xs: Buffer, xsum: Buffer) -> None:
         """Σ_g scale (dot - 2 xsum), times xs where activations have a scale per group."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b

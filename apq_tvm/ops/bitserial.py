@@ -124,9 +124,7 @@ class _Planes(LinearNest):
             value = dots[tuple(target)] + term(code, bits, unit.bits)
             b.buffer_store(dots, value, target)
 
-    def centred(
-        self, dot: Expr, row: Expr, group: Expr, xsum: Expr, zero: Expr | None
-    ) -> Expr:
+    def centred(self, dot: Expr, row: Expr, group: Expr, xsum: Expr, zero: Expr | None) -> Expr:
         """Σ (code - zero) x over one group."""
         from tvm import tirx
 

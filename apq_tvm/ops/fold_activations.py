@@ -188,8 +188,7 @@ class FoldActivations:
             self._codes(source, row, chunk * _i64(self.chunk) + u * _i64(UNIT_K), scale, sums)
         add = "llvm.vector.reduce.add.v4i32"
         totals = [
-            tirx.call_llvm_pure_intrin("int32", add, sums[part, _lanes(0)])
-            for part in range(parts)
+            tirx.call_llvm_pure_intrin("int32", add, sums[part, _lanes(0)]) for part in range(parts)
         ]
         xs = scale[0] * _f32(2.0**-fold.shift)
         for copy in range(self.copies):

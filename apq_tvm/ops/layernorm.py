@@ -71,9 +71,7 @@ def layernorm(
     mean: Any = None
     if not rms:
         j = reduce_axes("j")
-        total = te.compute(
-            rows + one, lambda *r: te.sum(x(*r[:first], *j), axis=j), "total"
-        )
+        total = te.compute(rows + one, lambda *r: te.sum(x(*r[:first], *j), axis=j), "total")
         mean = te.compute(rows + one, lambda *r: total(*r) * share, "mean")
         outputs.append(mean)
 

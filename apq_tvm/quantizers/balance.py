@@ -38,9 +38,7 @@ FLOOR = np.float32(1e-30)
 """Smallest step to divide by."""
 
 
-def quantize_tensor(
-    w: F32, scheme: Scheme, name: str, context: QuantContext
-) -> QuantizedTensor:
+def quantize_tensor(w: F32, scheme: Scheme, name: str, context: QuantContext) -> QuantizedTensor:
     """Quantize one weight matrix.
 
     Parameters

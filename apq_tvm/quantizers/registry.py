@@ -62,9 +62,7 @@ class Quantizer:
     """
 
     tensor: Callable[[F32, Scheme, str, QuantContext], QuantizedTensor]
-    prepare: (
-        Callable[[Mapping[str, F32], Scheme, Calibration | None, Progress], Any] | None
-    ) = None
+    prepare: Callable[[Mapping[str, F32], Scheme, Calibration | None, Progress], Any] | None = None
     feeds_back: bool = False
 
 

@@ -60,9 +60,7 @@ class BalanceLayout(GroupedRows):
             raise PackError(f"layout {self.name} group_size={self.group_size}: one of {GROUPS}")
 
     @classmethod
-    def parse(
-        cls, name: str, scheme: Scheme | None, details: Details = ()
-    ) -> BalanceLayout | None:
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> BalanceLayout | None:
         """Read `name`; groups come from `scheme`. None if it is not of this family.
 
         Raises
@@ -150,9 +148,7 @@ class BalanceLayout(GroupedRows):
         }
         return PackedTensor(self.name, arrays)
 
-    def unpack(
-        self, packed: PackedTensor, n: int, k: int, scheme: Scheme
-    ) -> QuantizedTensor:
+    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
         """Inverse of `pack`, exact: a `QuantizedTensor` of `scheme`.
 
         Raises

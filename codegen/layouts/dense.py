@@ -43,9 +43,7 @@ class FloatLayout:
             raise PackError(f"float layout rows={self.rows}: 1..99 are possible")
 
     @classmethod
-    def parse(
-        cls, name: str, scheme: Scheme | None, details: Details = ()
-    ) -> FloatLayout | None:
+    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> FloatLayout | None:
         """Read `name`; None if it is not of this family.
 
         Raises

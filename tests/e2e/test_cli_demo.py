@@ -69,7 +69,7 @@ def test_demo_model_keeps_its_promises(
 @pytest.mark.parametrize("pairs", [1, 2, 5])
 def test_ranking_notices_a_swapped_pair(pairs: int) -> None:
     rng = np.random.default_rng(pairs)
-    first = np.eye(2 * pairs + 1)[: pairs]
+    first = np.eye(2 * pairs + 1)[:pairs]
     rows = np.repeat(first, 2, axis=0) + 0.01 * rng.standard_normal((2 * pairs, 2 * pairs + 1))
     assert sentences.ranked_first(rows).all()
     if pairs > 1:

@@ -124,10 +124,7 @@ def test_bench_linear_reports_every_case() -> None:
         "--threads", "1,2", "--against", "onnxruntime", "--seconds", "0", "--warm",
     )  # fmt: skip
     assert [(r["m"], r["threads"], r["scheme"]) for r in rows] == [
-        (m, threads, scheme)
-        for scheme in ("W4A8g32", "W8A8")
-        for threads in (1, 2)
-        for m in (1, 4)
+        (m, threads, scheme) for scheme in ("W4A8g32", "W8A8") for threads in (1, 2) for m in (1, 4)
     ]
     for row in rows:
         assert KEYS <= set(row)
@@ -178,9 +175,7 @@ def test_dry_run_writes_nothing(folder: Path) -> None:
         (("bench", "linear", "--against", "tflite"), "tflite"),
     ],
 )
-def test_errors_name_the_culprit(
-    words: tuple[str, ...], message: str, folder: Path
-) -> None:
+def test_errors_name_the_culprit(words: tuple[str, ...], message: str, folder: Path) -> None:
     done = apq(*words, "--json", cwd=folder)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""

@@ -87,5 +87,3 @@ def test_manifest_names_every_scheme(compiled: Path) -> None:
         for width in parse_scheme(name).widths:  # type: ignore[union-attr]
             mine = [k for k in layer["kernels"] if k["bits"] == width]
             assert mine[0]["m_min"] == 1 and mine[-1]["m_max"] == -1
-
-

@@ -17,9 +17,7 @@ from apq_tvm.types import DeviceProfile
 def _profile(mcpu: str, vector_bytes: int, registers: int, *features: str) -> DeviceProfile:
     target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}
     names = frozenset(features)
-    return DeviceProfile(
-        mcpu, target, names, vector_bytes, registers, 2, 32768, 524288, ("test",)
-    )
+    return DeviceProfile(mcpu, target, names, vector_bytes, registers, 2, 32768, 524288, ("test",))
 
 
 AVX2 = _profile("znver3", 32, 16, "avx2", "fma")

@@ -125,9 +125,7 @@ def test_every_shape(
 @pytest.mark.parametrize("k", (32, 64))
 @pytest.mark.parametrize("group", (16, 32, 64))
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
-def test_instructions_do_what_they_mean(
-    instruction: PlanesInstruction, group: int, k: int
-) -> None:
+def test_instructions_do_what_they_mean(instruction: PlanesInstruction, group: int, k: int) -> None:
     """At the extremes: centroids and activations of ±127; scales of powers of 2 keep sums exact."""
     if not set(instruction.features) <= find_profile("host").features:
         pytest.skip(f"this CPU has not {instruction.features}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-CODE = '''
+CODE = """
 import numpy as np
 
 class ModuleError(Exception):
@@ -29,7 +29,7 @@ def run(feeds):
     if len(x) > 50:
         raise ModuleError("input 'x' is too long")
     return {{"y": (2 * x + ERROR * (x > 0)).astype(np.float32), "z": mask}}
-'''
+"""
 
 
 def layer(name: str, kernel: str = "apq_vnni_gemv", **more: object) -> dict[str, object]:

@@ -169,9 +169,7 @@ def test_names_are_canonical() -> None:
     st.integers(1, 8),
     st.sampled_from((-1, *GROUP_SIZES)),
 )
-def test_groups_of_activations(
-    widths: list[int], channels: str, act_bits: int, group: int
-) -> None:
+def test_groups_of_activations(widths: list[int], channels: str, act_bits: int, group: int) -> None:
     """They are spelled after the activations, and nothing of the weights depends on them."""
     word = f"anyprec{widths[0]}-{widths[1]}{channels}"
     acts = f"A{act_bits}g{group}" if group > 0 else f"A{act_bits}"

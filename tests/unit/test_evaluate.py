@@ -143,9 +143,7 @@ GOOD = batch(2, 3, 3)
         ({"x__1": GOOD["x"]}, "input 'attention_mask' is missing"),
     ],
 )
-def test_bad_inputs_are_named(
-    arrays: dict[str, np.ndarray], message: str, tmp_path: Path
-) -> None:
+def test_bad_inputs_are_named(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=message):
         read_inputs(save(tmp_path / "in.npz", **arrays), SPECS)
 

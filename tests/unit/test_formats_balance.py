@@ -88,9 +88,7 @@ def test_packing_is_exact_at_any_length(
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_error_is_bounded(
-    n: int, k: int, group: int, kind: str, search: bool, seed: int
-) -> None:
+def test_error_is_bounded(n: int, k: int, group: int, kind: str, search: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     w = ADVERSARIAL[kind](rng.standard_normal((n, k)).astype(np.float32)).astype(np.float32)
     scheme = balance_scheme(8, group)

@@ -82,9 +82,7 @@ class Page(HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def test_page_has_every_figure_and_loads_nothing(
-    model: Path, tokens: Path, tmp_path: Path
-) -> None:
+def test_page_has_every_figure_and_loads_nothing(model: Path, tokens: Path, tmp_path: Path) -> None:
     html, figures = tmp_path / "r.html", tmp_path / "r.json"
     document = make_report(
         model, tokens, ["W8A8", "W2A8g32", "W8A8"], html, json_output=figures, language=Language()
@@ -101,9 +99,7 @@ def test_page_has_every_figure_and_loads_nothing(
             result["language"]["perplexity"], abs=1e-3
         )
         assert float(cells["KL mean"]) == pytest.approx(result["language"]["kl_mean"], abs=1e-5)
-        assert float(cells["bits per weight"]) == pytest.approx(
-            result["bits_per_weight"], abs=1e-3
-        )
+        assert float(cells["bits per weight"]) == pytest.approx(result["bits_per_weight"], abs=1e-3)
     assert outputs[0] == ["layer", "number", "N x K", "W8A8", "W2A8g32"]
     assert [row[:3] for row in errors[1:]] == [["n_x", "1", "20x32"], [NAME, "2", "20x32"]]
     assert outputs[1][3:] == ["", ""]  # embeddings have no output error

@@ -159,9 +159,7 @@ class Words:
 
 
 def numbers(path: Path, count: int, first: int) -> Path:
-    paragraphs = [
-        "\n".join(f"{first + i + j:06d}" for j in range(50)) for i in range(0, count, 50)
-    ]
+    paragraphs = ["\n".join(f"{first + i + j:06d}" for j in range(50)) for i in range(0, count, 50)]
     text = "\n\n".join(["short", "| a | table |", *paragraphs])
     path.write_bytes(gzip.compress(text.encode()))
     return path
