@@ -6,16 +6,17 @@ rival's libraries come with npm's @node-llama-cpp/linux-arm64. Layers have 4096 
 by format are of 512 outputs, which changes shares of the peak by a few thousandths.
 
 ``python examples/measure_arm.py layouts graviton3 graviton4 neoverse-n2`` prints instead what the
-layouts of integer weights come to on devices, of 256 outputs, which
-`apq_tvm.schedules.arm_layouts.MEASURED` keeps.
+layouts of integer weights come to on devices, of 256 outputs, and keeps it in ``tuning_logs/``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from apq_tvm import tuning_logs
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.bench.static import bench_static
 from apq_tvm.console import Bars
@@ -89,18 +90,32 @@ def rivals(libraries: Sequence[str]) -> str:
 
 
 def layouts(targets: Sequence[str]) -> str:
-    """MACs per cycle of integers in every layout."""
+    """MACs per cycle of integers in every layout, which become the devices' tuning logs."""
     cases = [LinearCase(LAYOUT_N, K, m, s, threads=1) for s in LAYOUT_SCHEMES for m in ROWS_OF]
     lines = []
     for target in targets:
         found = {}
         for name in INTERLEAVINGS:
             found[name] = by_case(bench_static(cases, target=target, layout=name, progress=Bars()))
-        for scheme in LAYOUT_SCHEMES:
-            for name in INTERLEAVINGS:
-                rates = [f"{found[name][scheme, m]['macs_per_cycle']:.1f}" for m in ROWS_OF]
-                lines.append((target, f"`{scheme}`", name, *rates))
+        rates = {
+            scheme: {
+                name: [round(found[name][scheme, m]["macs_per_cycle"], 1) for m in ROWS_OF]
+                for name in INTERLEAVINGS
+            }
+            for scheme in LAYOUT_SCHEMES
+        }
+        keep(target, rates)
+        for scheme, by_name in rates.items():
+            lines += [(target, f"`{scheme}`", n, *map(str, of)) for n, of in by_name.items()]
     return table(("device", "scheme", "layout", *(f"M={m}" for m in ROWS_OF)), lines)
+
+
+def keep(target: str, rates: dict[str, dict[str, list[float]]]) -> None:
+    """Write a device's tuning log."""
+    path = tuning_logs.FOLDER / target / "layouts.json"
+    path.parent.mkdir(exist_ok=True)
+    log = {"n": LAYOUT_N, "k": K, "m": ROWS_OF, "macs_per_cycle": rates}
+    path.write_text(json.dumps(log, indent=1) + "\n")
 
 
 def main(libraries: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.schedules.arm_layouts import (
     INTERLEAVINGS,
     LOSS,
-    MEASURED,
     PLAIN,
     ROWS,
     SHARES,
@@ -18,6 +17,7 @@ from apq_tvm.schedules.arm_layouts import (
 )
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.select import choose
+from apq_tvm.tuning_logs import read_layouts
 from apq_tvm.types import DeviceProfile, KernelChoice
 
 
@@ -26,12 +26,15 @@ def chosen_kernels(scheme: str, profile: DeviceProfile) -> tuple[KernelChoice, .
     return choose(spec, linear_kernels(profile), profile, "layer")
 
 
-CASES = [(device, scheme) for device, found in MEASURED.items() for scheme in found]
+DEVICES = ("graviton3", "graviton4", "neoverse-n2", "cortex-x4")
+CASES = [(d, scheme) for d in DEVICES for scheme in read_layouts(d)["macs_per_cycle"]]
 
 
 @pytest.mark.parametrize(("device", "scheme"), CASES)
 def test_the_best_by_its_figures_is_taken(device: str, scheme: str) -> None:
-    found = MEASURED[device][scheme]
+    log = read_layouts(device)
+    found = log["macs_per_cycle"][scheme]
+    assert log["m"] == list(ROWS)
     assert list(found) == list(INTERLEAVINGS) and abs(sum(SHARES) - 1) < 1e-9
     assert all(len(figures) == len(ROWS) and min(figures) > 0 for figures in found.values())
     profile = find_profile(device)
