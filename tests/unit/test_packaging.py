@@ -134,5 +134,7 @@ def test_wheel_holds_every_package_and_imports(tmp_path: Path) -> None:
         sources = ROOT.joinpath(*package.split(".")).glob("*.*")
         for source in sources:
             assert f"{folder}/{source.name}" in names
+    for log in ROOT.glob("tuning_logs/*/*.json"):
+        assert f"apq_tvm/{log.relative_to(ROOT)}" in names
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert python(tmp_path / "site", *WHERE).startswith(str(tmp_path))
