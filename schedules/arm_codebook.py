@@ -41,14 +41,8 @@ from apq_tvm.schedules.streams import choose_streams
 from apq_tvm.tensorize.arm_book_units import book_units_intrinsic
 from apq_tvm.tensorize.arm_books import is_written, written_intrinsic
 from apq_tvm.tensorize.arm_books_asm import Style
-from apq_tvm.tensorize.arm_lookup import (
-    UNITS_ACTS,
-    UNITS_FACTOR,
-    UNITS_UNIT,
-    books_intrinsic,
-    books_scaling,
-    units_intrinsic,
-)
+from apq_tvm.tensorize.arm_lookup import UNITS_ACTS, UNITS_FACTOR, UNITS_UNIT, units_intrinsic
+from apq_tvm.tensorize.arm_lookup_quads import books_intrinsic, books_scaling
 from apq_tvm.tensorize.arm_superblock import super_intrinsic
 from apq_tvm.tensorize.arm_units import in_order_units_intrinsic, is_in_order, written_groups
 from apq_tvm.tensorize.lookup_book_units import BookUnitsDot

@@ -6,8 +6,8 @@ registers as the codebooks fill. It takes four at most (three uops, where one or
 one): where 64 entries do not hold all codebooks, it gets those of the four rows of a group, which
 are loaded by their number, and the row takes the place of the book in the index.
 
-Scales are those of `apq_tvm.tensorize.arm_lookup`, without SVE. A *bunch* is four groups, whose
-small values make up whole words.
+Scales are those of `apq_tvm.tensorize.arm_lookup_quads`, without SVE. A *bunch* is four groups,
+whose small values make up whole words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apq_tvm.tensorize.arm_lookup import (
+from apq_tvm.tensorize.arm_lookup_ops import (
+    BYTES,
+    Dot,
+    as_float,
+    inserted_left,
+    kept,
+    masked,
+    shifted,
+    splat,
+    table_lookup,
+)
+from apq_tvm.tensorize.arm_span import (
     fma,
     instruction_name,
     load_low,
@@ -27,17 +38,6 @@ from apq_tvm.tensorize.arm_lookup import (
     tables_of,
     vector_constant,
     x_of,
-)
-from apq_tvm.tensorize.arm_lookup_ops import (
-    BYTES,
-    Dot,
-    as_float,
-    inserted_left,
-    kept,
-    masked,
-    shifted,
-    splat,
-    table_lookup,
 )
 from apq_tvm.tensorize.lookup_book_units import BookUnitsDot
 from apq_tvm.tensorize.lookup_span import ROWS, SpanOperands, make_pair

@@ -21,9 +21,9 @@ from apq_tvm.tensorize.arm_books_asm import (
     registers,
 )
 from apq_tvm.tensorize.arm_loads import TARGET
-from apq_tvm.tensorize.arm_lookup import instruction_name
 from apq_tvm.tensorize.arm_quads import ORDERS
 from apq_tvm.tensorize.arm_quads_asm import Quads3
+from apq_tvm.tensorize.arm_span import instruction_name
 from apq_tvm.tensorize.lookup_book_units import BookUnitsDot
 from apq_tvm.tensorize.lookup_books import QUAD, SPAN_QUADS, BookDot
 from apq_tvm.tensorize.lookup_span import SpanDot, SpanOperands, make_pair

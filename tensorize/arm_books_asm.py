@@ -14,8 +14,8 @@ V2), 36 or 35 of two (N1), where W4A8g32 has 34: 2.1 times as many. What spreads
 ``tbl`` of four registers counts three times: 104 and 9.
 
 - A byte of a sub-scale s, ``tbl``, and one of 15 make the float ``2^-104 (128 + s)``, as in
-  `apq_tvm.tensorize.arm_lookup`. Where a product of int32 is cheap (SVE), s is an int32, a mask
-  or a shift of a byte that is loaded as a word.
+  `apq_tvm.tensorize.arm_span`. Where a product of int32 is cheap (SVE), s is an int32, a mask or a
+  shift of a byte that is loaded as a word.
 - What an instruction overwrites (codes to be merged twice, what sums begin at) is loaded for each,
   rather than copied, since loads take no vector pipe.
 - The books of a row are spread over its four k by two ``zip``, six for four quads; with 3 bits by

@@ -1,15 +1,16 @@
 """Dot products of super-blocks on Arm: ``sdot`` by lane, and integer sub-scales and minima.
 
-As `apq_tvm.tensorize.arm_lookup`, whose sources these are too: sums start at `MAGIC`; a sub-scale
-and a minimum per row are spread by ``tbl`` from nibbles to 32-bit lanes. `extra` has per group
-four times `MAGIC` and four times the sum of the activations, which the minima multiply.
+As `apq_tvm.tensorize.arm_lookup_quads`, sums start at `MAGIC`; a sub-scale and a minimum per row
+are spread by ``tbl`` from nibbles to 32-bit lanes. `extra` has per group four times `MAGIC` and
+four times the sum of the activations, which the minima multiply.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.arm_lookup import (
+from apq_tvm.tensorize.arm_lookup_ops import Dot, as_float, masked, shifted, splat, table_lookup
+from apq_tvm.tensorize.arm_span import (
     fma,
     instruction_name,
     load_low,
@@ -19,7 +20,6 @@ from apq_tvm.tensorize.arm_lookup import (
     vector_constant,
     x_of,
 )
-from apq_tvm.tensorize.arm_lookup_ops import Dot, as_float, masked, shifted, splat, table_lookup
 from apq_tvm.tensorize.lookup_span import ROWS, SpanOperands, make_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.superblock_span import SuperDot
