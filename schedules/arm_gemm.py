@@ -17,12 +17,12 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_centred import MOST_GROUPS
 from apq_tvm.ops.gemm_integer import centred_gemm, integer_groups
-from apq_tvm.ops.gemm_task import STAGES, GemmBlocking
+from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.quantize_rows import quantize_rows
 from apq_tvm.schedules.arm_layouts import PAIRED_BITS, check_layout, in_pairs
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.gemm_stages import even_block
+from apq_tvm.schedules.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear_checks import check_integer, interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.schedules.quantize import ELEMENTS_PER_TASK
@@ -101,15 +101,7 @@ def schedule_centred(sch: Any, tile: CentredTile, micro: str, scales: str = "flo
     scales : str
         What factors in pairs are made of (`scales_intrinsic`).
     """
-    (task,) = sch.get_loops(sch.get_sblock("task"))
-    sch.parallel(task)
-    stages = [str(name) for name in sch.get(sch.get_sblock("root")).annotations[STAGES]]
-    for name in stages:
-        *_, lane = loops = sch.get_loops(sch.get_sblock(name))
-        sch.vectorize(lane)
-        if name.startswith(_TILE_STAGES):
-            for loop in loops[:-1]:
-                sch.unroll(loop)
+    schedule_stages(sch, _TILE_STAGES)
     if tile.pairs:
         tensorize(sch, "spread_scales", scales_intrinsic(scales), 2)
         for loop in sch.get_loops(sch.get_sblock("rows_of")):

@@ -23,21 +23,17 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.fold_activations import fold_activations
 from apq_tvm.ops.folded_linear import chunk_units, fold_of, folded_linear
 from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_layouts import check_layout
+from apq_tvm.schedules.arm_layouts import LANES, check_folded
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear_checks import check_integer, interleaved
+from apq_tvm.schedules.linear_checks import interleaved
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.tensorize.arm_fold import folded_intrinsic
 from apq_tvm.tensorize.arm_in_order import in_order_intrinsic
 from apq_tvm.tensorize.arm_in_order_asm import STREAMS
 from apq_tvm.types import DeviceProfile
-
-LANES = 4
-"""Rows of a vector: a layout's R."""
 
 M_TILES = (4, 2, 1)
 """Rows of x that share an unpacked weight vector; a kernel is for at least that many rows."""
@@ -97,14 +93,7 @@ def _ordered(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Deci
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, bits: int) -> None:
-    check_integer(spec, profile, bits, ("dotprod",), LANES)
-    scheme = spec.scheme
-    assert scheme is not None
-    if scheme.act_bits != 8:
-        raise NotApplicable(f"is for activations of 8 bits, not {scheme}")
-    if 0 < scheme.group_size < UNIT_K:
-        raise NotApplicable(f"groups of {scheme.group_size} have {UNIT_K} codes at least")
-    check_layout(spec, profile, interleaved(spec, LANES))
+    check_folded(spec, profile, bits, "dotprod", interleaved(spec, LANES))
 
 
 def _prepare(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:

@@ -12,8 +12,8 @@ from typing import Any
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.linear import integer_linear
 from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_gemv import LANES, SDOT_KERNELS
-from apq_tvm.schedules.arm_layouts import check_layout
+from apq_tvm.schedules.arm_gemv import SDOT_KERNELS
+from apq_tvm.schedules.arm_layouts import LANES, check_layout
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.gemv import M_TILES, float_kernel, gemv_kernel
 from apq_tvm.schedules.linear_checks import check_integer, interleaved

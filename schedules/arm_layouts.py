@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.schedules.linear_checks import check_integer
 from apq_tvm.tuning_logs import read_layouts
 from apq_tvm.types import DeviceProfile, Scheme
+
+LANES = 4
+"""Rows of a vector: the R of 4x4."""
 
 PLAIN = "4x4"
 INTERLEAVINGS = (PLAIN, "4x8", "8x8")
@@ -99,6 +103,25 @@ def check_layout(spec: LinearSpec, profile: DeviceProfile, layout: InterleavedLa
         f"is for weights in {mine}, which are in {chosen} on {profile.name}; MACs per cycle of "
         f"{mine} and {chosen}: {measured}"
     )
+
+
+def check_folded(
+    spec: LinearSpec, profile: DeviceProfile, bits: int, feature: str, layout: InterleavedLayout
+) -> None:
+    """Decline what products of folded activations with `layout` cannot compute, or not here.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    check_integer(spec, profile, bits, (feature,), LANES)
+    scheme = spec.scheme
+    assert scheme is not None
+    if scheme.act_bits != 8:
+        raise NotApplicable(f"is for activations of 8 bits, not {scheme}")
+    if 0 < scheme.group_size < UNIT_K:
+        raise NotApplicable(f"groups of {scheme.group_size} have {UNIT_K} codes at least")
+    check_layout(spec, profile, layout)
 
 
 def _loss(macs: Sequence[float], plain: Sequence[float]) -> float:

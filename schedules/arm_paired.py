@@ -20,21 +20,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from apq_tvm.codegen.layouts import UNIT_K
-from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.folded_linear import chunk_units, fold_of
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.paired_activations import fold_alone, fold_pairs
 from apq_tvm.ops.paired_linear import paired_linear
-from apq_tvm.schedules.arm_layouts import PAIRED_BITS, check_layout, in_pairs
+from apq_tvm.schedules.arm_layouts import LANES, PAIRED_BITS, check_folded, in_pairs
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear_checks import check_integer
 from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
 from apq_tvm.tensorize.arm_paired import paired_intrinsic
 from apq_tvm.tensorize.paired_dot import PairedDot
 from apq_tvm.types import DeviceProfile
-
-LANES = 4
 
 M_TILES = (8, 4, 2, 1)
 """Rows of x that share an unpacked weight vector."""
@@ -98,14 +93,7 @@ def _dot(
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, bits: int, rows: int) -> None:
-    check_integer(spec, profile, bits, ("i8mm",), LANES)
-    scheme = spec.scheme
-    assert scheme is not None
-    if scheme.act_bits != 8:
-        raise NotApplicable(f"is for activations of 8 bits, not {scheme}")
-    if 0 < scheme.group_size < UNIT_K:
-        raise NotApplicable(f"groups of {scheme.group_size} have {UNIT_K} codes at least")
-    check_layout(spec, profile, in_pairs(spec, rows))
+    check_folded(spec, profile, bits, "i8mm", in_pairs(spec, rows))
 
 
 def _prepare(

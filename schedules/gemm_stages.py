@@ -6,7 +6,8 @@ from typing import Any
 
 from apq_tvm.ops.gemm_task import STAGES
 
-_TILE_STAGES = ("load", "wait", "start", "sum", "spill", "store")
+TILE_STAGES = ("load", "wait", "start", "sum", "spill", "store")
+"""What the names of a tile's stages begin with."""
 
 
 def even_block(k: int, step: int, target: int) -> int:
@@ -16,15 +17,15 @@ def even_block(k: int, step: int, target: int) -> int:
     return -(-steps // blocks) * step
 
 
-def schedule_stages(sch: Any) -> None:
-    """Parallel tasks; every stage a vector wide, those of a tile unrolled into registers."""
+def schedule_stages(sch: Any, unrolled: tuple[str, ...] = TILE_STAGES) -> None:
+    """Parallel tasks; every stage a vector wide, the `unrolled` ones in registers."""
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
     stages = [str(name) for name in sch.get(sch.get_sblock("root")).annotations[STAGES]]
     for name in stages:
         *_, lane = loops = sch.get_loops(sch.get_sblock(name))
         sch.vectorize(lane)
-        if name.startswith(_TILE_STAGES):
+        if name.startswith(unrolled):
             for loop in loops[:-1]:
                 sch.unroll(loop)
         elif name.startswith("decode"):

@@ -24,13 +24,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[c
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """A model, inputs, and its calibration."""
-    from apq_tvm.calibrate import calibrate
-
-    folder = tmp_path_factory.mktemp("feedback")
-    np.savez(folder / "data.npz", input_ids=tiny_llama.ids(8, 16))
-    model = tiny_llama.write(folder)
-    calibrate(model, folder / "data.npz", folder / "calib")
-    return model, folder / "data.npz", folder / "calib"
+    return tiny_llama.calibrated(tmp_path_factory.mktemp("feedback"))
 
 
 def finetune(files: tuple[Path, Path, Path], scheme: str, out: Path) -> None:

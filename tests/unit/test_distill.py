@@ -24,13 +24,7 @@ Files = tuple[Path, Path, Path]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """A model, inputs, and its calibration."""
-    from apq_tvm.calibrate import calibrate
-
-    folder = tmp_path_factory.mktemp("distill")
-    np.savez(folder / "data.npz", input_ids=tiny_llama.ids(8, 16))
-    model = tiny_llama.write(folder)
-    calibrate(model, folder / "data.npz", folder / "calib")
-    return model, folder / "data.npz", folder / "calib"
+    return tiny_llama.calibrated(tmp_path_factory.mktemp("distill"))
 
 
 @pytest.fixture(autouse=True)

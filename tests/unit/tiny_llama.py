@@ -62,3 +62,13 @@ def ids(samples: int = 8, length: int = 16, seed: int = 1) -> NDArray[np.int64]:
     """Tokens [samples, length]; some are far more frequent than others."""
     rng = np.random.default_rng(seed)
     return (CONFIG.vocabulary * rng.random((samples, length)) ** 2).astype(np.int64)
+
+
+def calibrated(folder: Path) -> tuple[Path, Path, Path]:
+    """The model, inputs for it, and its calibration, written to a folder."""
+    from apq_tvm.calibrate import calibrate
+
+    np.savez(folder / "data.npz", input_ids=ids(8, 16))
+    model = write(folder)
+    calibrate(model, folder / "data.npz", folder / "calib")
+    return model, folder / "data.npz", folder / "calib"
