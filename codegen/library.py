@@ -57,8 +57,10 @@ def check_kernels(tools: Toolchain, kernels: Sequence[Path]) -> None:
         Naming the functions.
     """
     foreign = set()
-    for line in run([tools.nm, *map(str, kernels)]).splitlines():
-        kind, symbol = ["", "", *line.split()][-2:]  # with several files there are title lines
+    # One file a call: for several, nm prints titles with their paths, which may spell anything.
+    symbols = [line for path in kernels for line in run([tools.nm, str(path)]).splitlines()]
+    for line in symbols:
+        kind, symbol = line.split()[-2:]
         own = symbol in _PROVIDED or (kind in "TtW" and symbol.startswith("__tvm_ffi_"))
         if ("TVM" in symbol or "tvm" in symbol) and kind in "UVWvw" and not own:
             foreign.add(symbol)

@@ -1,0 +1,42 @@
+"""What kernels may call outside themselves, on object files of C functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from apq_tvm.codegen.library import check_kernels
+from apq_tvm.codegen.toolchain import Toolchain, find_toolchain, run
+from apq_tvm.errors import BuildError
+from apq_tvm.schedules.devices import find_profile
+
+
+@pytest.fixture
+def tools() -> Toolchain:
+    return find_toolchain(str(find_profile("host").target["mtriple"]))
+
+
+def build(tools: Toolchain, folder: Path, *callees: str) -> list[Path]:
+    """One object file a called function, in a folder whose name spells TVM's."""
+    folder = folder / "apq.5d2tvmv3"
+    folder.mkdir()
+    objects = []
+    for callee in callees:
+        source = folder / f"{callee}.c"
+        source.write_text(
+            f"extern int {callee}(void);\nint of_{callee}(void) {{ return {callee}(); }}\n"
+        )
+        objects.append(source.with_suffix(".o"))
+        run([*tools.cc, "-c", str(source), "-o", str(objects[-1])])
+    return objects
+
+
+def test_what_the_module_provides(tools: Toolchain, tmp_path: Path) -> None:
+    check_kernels(tools, build(tools, tmp_path, "__TVMBackendParallelLaunch", "expf"))
+
+
+def test_runtime_functions_are_named(tools: Toolchain, tmp_path: Path) -> None:
+    objects = build(tools, tmp_path, "TVMFFIFunctionCall", "expf", "TVMBackendGetFuncFromEnv")
+    with pytest.raises(BuildError, match=r": TVMBackendGetFuncFromEnv, TVMFFIFunctionCall$"):
+        check_kernels(tools, objects)
