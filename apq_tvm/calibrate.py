@@ -20,8 +20,8 @@ from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import Array, ImportedModel
 
 if TYPE_CHECKING:
-    from apq_tvm.quantizers.calibrate import State
     from apq_tvm.quantizers.calibration_file import CalibrationFile
+    from apq_tvm.quantizers.row_sums import State
 
 NSAMPLES = 128
 """Batch entries used unless told otherwise, as in GPTQ and ABQ-LLM."""
@@ -300,8 +300,8 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
     BadInput
         The file is of another run or damaged.
     """
-    from apq_tvm.quantizers.calibrate import State, Sums
     from apq_tvm.quantizers.calibration_file import read_arrays
+    from apq_tvm.quantizers.row_sums import State, Sums
 
     if not path.exists():
         return State()

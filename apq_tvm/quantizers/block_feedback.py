@@ -21,11 +21,13 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers import anyprec_feedback
 from apq_tvm.quantizers.blocks import Block
-from apq_tvm.quantizers.calibrate import Sums, mask_of, result_loss, rows_read, weigh_rows
+from apq_tvm.quantizers.calibrate import rows_read, weigh_rows
 from apq_tvm.quantizers.calibrated import correct_biases
 from apq_tvm.quantizers.error_feedback import F32, output_error
 from apq_tvm.quantizers.gptq import feedback_codes, improve, layer_feedback
 from apq_tvm.quantizers.registry import QUANTIZERS, quantize_tensor
+from apq_tvm.quantizers.result_loss import mask_of, result_loss
+from apq_tvm.quantizers.row_sums import Sums
 from apq_tvm.quantizers.torch_graph import TorchGraph, Values, half_products, plain_product
 from apq_tvm.quantizers.torch_ops import Tensor, torch
 from apq_tvm.quantizers.torch_round import fake_activations
@@ -102,7 +104,7 @@ def row_weights(
                 return y
 
             with half_products():
-                loss = result_loss(graph, call, mask, product)
+                loss = result_loss(graph, call, product)
             loss.backward()
             found.append(weights)
     return found

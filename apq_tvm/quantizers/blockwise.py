@@ -24,10 +24,10 @@ from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.block_feedback import Fed, feed_back, row_weights
 from apq_tvm.quantizers.block_training import Streams, layers_of, tables_of, train, with_block
 from apq_tvm.quantizers.blocks import Block, find_blocks
-from apq_tvm.quantizers.calibrate import mask_of
 from apq_tvm.quantizers.distill import distill, tuned_widths
 from apq_tvm.quantizers.folds import find_folds
 from apq_tvm.quantizers.learned import Learned
+from apq_tvm.quantizers.result_loss import mask_of
 from apq_tvm.quantizers.torch_graph import TorchGraph, Values, as_tensor
 from apq_tvm.quantizers.torch_ops import F, Tensor, torch
 from apq_tvm.quantizers.torch_round import fake_activations

@@ -7,117 +7,31 @@ unweighed E[x xᵀ] has both the wrong way round: with it, error feedback in the
 SmolLM2 at 3 bits makes perplexity 15 times worse, not better. |dL/dy|², as L's growth to second
 order would have it, is not what counts either: its tail is so heavy that few of 65536 rows of text
 matter (28 in SmolLM2's first key layer, by Kish's (Σr)² / Σr²), and codes are fit to those. Its
-root leaves ten to four hundred times as many. L is the next-token loss; a model that is no language
-model gets random projections of its outputs, whose gradients are on average the outputs'
-derivatives. Padding tokens do not count.
-
-Sums are kept, so that a run can stop after any call and go on later.
+root leaves ten to four hundred times as many. L is `apq_tvm.quantizers.result_loss`. Padding tokens
+do not count.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.torch_graph import Product, TorchGraph, plain_product
-from apq_tvm.quantizers.torch_ops import F, Tensor, torch
-from apq_tvm.types import Array, Calibration, ImportedModel, LayerStats, Node
+from apq_tvm.quantizers.result_loss import language_model, mask_of, result_loss
+from apq_tvm.quantizers.row_sums import State, Sums
+from apq_tvm.quantizers.torch_graph import TorchGraph, plain_product
+from apq_tvm.quantizers.torch_ops import Tensor, torch
+from apq_tvm.types import Array, Calibration, ImportedModel, Node
 
 MIN_ROWS = 64
 """Rows (tokens) below which statistics are refused: a mean over fewer says little of a layer."""
 
-MASK_NAME = re.compile(r"(^|_|\.)attention_mask$|^mask$|(^|_)attn_mask$")
-IDS_NAME = re.compile(r"(^|_|\.)input_ids$")
-
 MEAN_SQUARE = "E[x^2] of the layer's input"
 WEIGHED = "E[x^2] of the layer's input, rows weighed by |dL/dy|"
 FISHER = "Fisher information of the next-token loss"
-
-
-@dataclass
-class Sums:
-    """Running weighted sums over a layer's input rows, float64 except for the large `hessian`.
-
-    Parameters
-    ----------
-    square, total : float64 [K]
-    absmax : float32 [K]
-    rows : int
-    weight : float
-        Sum of the rows' weights.
-    hessian : float32 [K, K] or None
-        Sum of x xᵀ.
-    power : float
-        Sum of the rows' |dL/dy|².
-    """
-
-    square: NDArray[np.float64]
-    total: NDArray[np.float64]
-    absmax: NDArray[np.float32]
-    rows: int = 0
-    weight: float = 0.0
-    hessian: NDArray[np.float32] | None = None
-    power: float = 0.0
-
-    @staticmethod
-    def zero(k: int, hessian: bool) -> Sums:
-        """Nothing seen yet."""
-        h = np.zeros((k, k), np.float32) if hessian else None
-        return Sums(np.zeros(k), np.zeros(k), np.zeros(k, np.float32), hessian=h)
-
-    def add(self, x: Tensor, weights: Tensor | None = None) -> None:
-        """Count rows x float32 [rows, K], each with its weight float32 [rows] or 1.
-
-        Layers whose rows are weighed count the squares of the weights as `power`.
-        """
-        if not len(x):
-            return
-        weighed = x if weights is None else x * weights[:, None]
-        self.square += (weighed * x).sum(0, dtype=torch.float64).numpy()
-        self.total += weighed.sum(0, dtype=torch.float64).numpy()
-        np.maximum(self.absmax, x.abs().amax(0).numpy(), out=self.absmax)
-        self.rows += len(x)
-        self.weight += float(len(x) if weights is None else weights.double().sum())
-        self.power += 0.0 if weights is None else float(weights.double().square().sum())
-        if self.hessian is not None:
-            torch.from_numpy(self.hessian).addmm_(weighed.T, x)
-
-    def stats(self) -> LayerStats:
-        """The weighted means."""
-        weight = self.weight or 1.0  # a layer on which the result does not depend
-        return LayerStats(
-            mean_square=(self.square / weight).astype(np.float32),
-            mean=(self.total / weight).astype(np.float32),
-            absmax=self.absmax,
-            samples=self.rows,
-            hessian=None if self.hessian is None else self.hessian / np.float32(weight),
-        )
-
-
-@dataclass
-class State:
-    """How far a calibration is.
-
-    Parameters
-    ----------
-    calls : int
-        Calls counted.
-    sums : dict of str to Sums
-        By the node's name, or, without weights, by the value that layers read.
-    fisher : dict of str to float32 [N, K]
-        Sum over sequences of (dL/dw)^2, by node.
-    """
-
-    calls: int = 0
-    sums: dict[str, Sums] = field(default_factory=dict)
-    fisher: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 def collect(
@@ -169,7 +83,6 @@ def collect(
         raise BadInput(f"{model.name} has no linear layers: there is nothing to calibrate")
     if fisher:
         language_model(model)
-    mask_name = next((s.name for s in model.inputs if MASK_NAME.search(s.name)), None)
     state = state or State()
     progress = progress or Silent()
     with progress.stage("calibrate", len(calls)):
@@ -177,7 +90,7 @@ def collect(
             progress.advance()
             if i < state.calls:
                 continue
-            mask = call[mask_name] if mask_name else None
+            mask = mask_of(model, call)
             if weigh or fisher:
                 _count_gradients(graph, call, mask, state, hessian, weigh, fisher)
             if not weigh:
@@ -229,71 +142,7 @@ def linear_readers(model: ImportedModel) -> dict[str, list[Node]]:
     return readers
 
 
-def language_model(model: ImportedModel) -> tuple[str, str]:
-    """Names of a causal language model's token ids and logits.
-
-    Raises
-    ------
-    BadInput
-        If it has no int input of ids [batch, sequence], or no one output [batch, sequence, V] that
-        follows it.
-    """
-    ids = [s for s in model.inputs if IDS_NAME.search(s.name)] or [
-        s for s in model.inputs if s.dtype.startswith("int") and len(s.shape) == 2
-    ]
-    if len(ids) == 1:
-        logits = [
-            s
-            for s in model.outputs
-            if s.dtype.startswith("float") and len(s.shape) == 3 and s.shape[:2] == ids[0].shape
-        ]
-        named = [s for s in logits if "logits" in s.name] or logits
-        if len(named) == 1 and "logits" in named[0].name:
-            return ids[0].name, named[0].name
-    raise BadInput(
-        f"{model.name} has no language-model loss: an input of ids [batch, sequence] and an output "
-        "'logits' [batch, sequence, vocabulary] are needed; leave --fisher away"
-    )
-
-
-def mask_of(model: ImportedModel, call: Mapping[str, Array]) -> Tensor | None:
-    """Which tokens of a call are no padding, bool [B, S]; None if the model has no mask."""
-    name = next((s.name for s in model.inputs if MASK_NAME.search(s.name)), None)
-    return None if name is None else torch.as_tensor(call[name]) != 0
-
-
-def is_language_model(model: ImportedModel) -> bool:
-    """Whether `language_model` finds a loss."""
-    try:
-        language_model(model)
-    except BadInput:
-        return False
-    return True
-
-
-def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean cross entropy of every next token; padding tokens are no targets.
-
-    Parameters
-    ----------
-    logits : Tensor [B, S, V]
-    ids : int Tensor [B, S]
-    mask : Tensor [B, S] or None
-        0 where a token is padding.
-
-    Returns
-    -------
-    Tensor []
-    """
-    targets = ids[:, 1:].long()
-    if mask is not None:
-        targets = torch.where(mask[:, 1:] != 0, targets, -100)
-    return F.cross_entropy(
-        logits[:, :-1].reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-100
-    )
-
-
-def rows_read(x: Tensor, mask: Any, name: str) -> Tensor:
+def rows_read(x: Tensor, mask: Tensor | None, name: str) -> Tensor:
     """x [..., K] as float32 [rows, K], without the rows of padding tokens.
 
     Raises
@@ -302,7 +151,7 @@ def rows_read(x: Tensor, mask: Any, name: str) -> Tensor:
         If a value is NaN or infinite.
     """
     if mask is not None and x.ndim >= 3 and tuple(x.shape[:2]) == tuple(mask.shape):
-        x = x[torch.as_tensor(mask != 0)]
+        x = x[mask]
     x = x.detach().reshape(-1, x.shape[-1]).float()
     if not bool(torch.isfinite(x).all()):
         raise BadInput(
@@ -320,7 +169,7 @@ def weigh_rows(gradient: Tensor) -> Tensor:
 def _count_inputs(
     graph: TorchGraph,
     call: Mapping[str, Array],
-    mask: Array | None,
+    mask: Tensor | None,
     readers: Mapping[str, list[Node]],
     state: State,
     hessian: bool,
@@ -342,7 +191,7 @@ def _count_inputs(
 def _count_gradients(
     graph: TorchGraph,
     call: Mapping[str, Array],
-    mask: Array | None,
+    mask: Tensor | None,
     state: State,
     hessian: bool,
     weigh: bool,
@@ -370,7 +219,7 @@ def _count_gradients(
             y.register_hook(count)
         return y
 
-    loss = result_loss(graph, call, mask, product)
+    loss = result_loss(graph, call, product)
     if not fisher:
         loss.backward()
         return
@@ -381,45 +230,3 @@ def _count_gradients(
             state.fisher[name] += squared
         else:
             state.fisher[name] = squared
-
-
-def result_loss(
-    graph: TorchGraph, call: Mapping[str, Array], mask: Array | Tensor | None, product: Product
-) -> Tensor:
-    """The next-token loss, or random projections of all float outputs where there is none.
-
-    Parameters
-    ----------
-    graph : TorchGraph
-    call : mapping of str to ndarray
-    mask : [B, S] or None
-        0 where a token is padding.
-    product : callable
-        See `TorchGraph.run_nodes`.
-
-    Returns
-    -------
-    Tensor []
-
-    Raises
-    ------
-    BadInput
-        If no float output depends on a linear layer.
-    """
-    model = graph.model
-    given = None if mask is None else torch.as_tensor(mask)
-    if is_language_model(model):
-        ids, logits = language_model(model)
-        result = graph.run(call, keep=[logits], product=product)[logits]
-        return next_token_loss(result, torch.as_tensor(call[ids]), given)
-    names = [spec.name for spec in model.outputs if spec.dtype.startswith("float")]
-    total = torch.zeros(())
-    for value in graph.run(call, keep=names, product=product).values():
-        noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
-        if given is not None and value.ndim >= 3 and value.shape[:2] == given.shape:
-            noise[given == 0] = 0
-        size = value.detach().square().mean().sqrt().clamp_min(1e-30)
-        total = total + (value * noise).sum() / (size * noise.count_nonzero())
-    if not total.requires_grad:
-        raise BadInput(f"no float output of {model.name} depends on a linear layer")
-    return total

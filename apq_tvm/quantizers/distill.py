@@ -26,10 +26,10 @@ import numpy as np
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.calibrate import is_language_model, language_model, mask_of
 from apq_tvm.quantizers.folds import NORMS, find_folds
 from apq_tvm.quantizers.learned import Learned
 from apq_tvm.quantizers.losses import kl_loss, length_loss
+from apq_tvm.quantizers.result_loss import is_language_model, language_model, mask_of
 from apq_tvm.quantizers.torch_decode import Decoder, TableDecoder, decoder_of
 from apq_tvm.quantizers.torch_graph import TorchGraph, Values, as_tensor, half_products
 from apq_tvm.quantizers.torch_ops import F, Tensor, torch

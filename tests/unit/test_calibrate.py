@@ -99,7 +99,8 @@ def test_rows_are_weighed_by_gradients(llama: tuple[Path, Path], tmp_path: Path)
 
 
 def test_fisher_is_the_squared_gradient(llama: tuple[Path, Path]) -> None:
-    from apq_tvm.quantizers.calibrate import collect, finish, next_token_loss
+    from apq_tvm.quantizers.calibrate import collect, finish
+    from apq_tvm.quantizers.result_loss import next_token_loss
     from apq_tvm.quantizers.torch_graph import TorchGraph
 
     model = import_onnx(llama[0])
@@ -120,7 +121,7 @@ def test_fisher_is_the_squared_gradient(llama: tuple[Path, Path]) -> None:
 
 
 def test_loss_ignores_padding() -> None:
-    from apq_tvm.quantizers.calibrate import next_token_loss
+    from apq_tvm.quantizers.result_loss import next_token_loss
 
     logits = torch.randn(1, 4, 5)
     ids = torch.tensor([[1, 2, 3, 4]])
