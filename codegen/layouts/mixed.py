@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.checks import check_packed
 from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.mixed_tiles import MixedTiles
 from apq_tvm.codegen.layouts.mixed_views import MixedRecords, RecordViews, SplitViews
 from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.formats.mixed import (
@@ -57,10 +58,7 @@ from apq_tvm.formats.mixed import (
     options_of,
 )
 from apq_tvm.tensorize.mixed_unit import (
-    SUB_MASKS,
-    SUB_SHIFTS,
     TRIPLE,
-    ZERO_SHIFTS,
     narrow_code,
     sub_scale,
     sub_zero,
@@ -69,9 +67,6 @@ from apq_tvm.tensorize.mixed_unit import (
     words_at,
 )
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
-
-VECTORS = 4
-"""Vectors of a tile."""
 
 _NAME = re.compile(r"mixed24r(8|16)(c64|c48)\Z")
 
@@ -238,11 +233,11 @@ class MixedLayout:
         n, k = tensor.codes.shape
         wide = tensor.tables["wide"].astype(bool)
         narrow_codes, wide_codes = self._split(self._padded_codes(tensor), wide, k)
+        tiles = MixedTiles(self.rows)
+        words = tiles.pack_words(tensor.tables, self.row_blocks(n), self.triples(k))
         arrays: dict[str, Array] = {
-            "codes": np.concatenate(
-                (self._pack_narrow(narrow_codes), self._pack_words(tensor)), axis=2
-            ),
-            "wide_codes": self._pack_wide(wide_codes),
+            "codes": np.concatenate((tiles.pack_narrow(narrow_codes), words), axis=2),
+            "wide_codes": tiles.pack_wide(wide_codes),
             **self._pack_scales(tensor),
         }
         if self.one_stream:
@@ -268,11 +263,12 @@ class MixedLayout:
             arrays |= self.records(k).split(arrays["records"], self.row_blocks(n))
         wide = self._wide(arrays["permutation"], k)
         codes = np.zeros((self.row_blocks(n) * self.rows, sizes.groups, GROUP), np.uint8)
-        tiles, words = np.split(arrays["codes"], [words_at(self.rows)], axis=2)
-        codes[:, ~wide] = self._unpack_narrow(tiles)[:, : sizes.narrow]
-        codes[:, wide] = self._unpack_wide(arrays["wide_codes"])[:, : sizes.wide]
+        narrow_tiles, words = np.split(arrays["codes"], [words_at(self.rows)], axis=2)
+        tiles = MixedTiles(self.rows)
+        codes[:, ~wide] = tiles.unpack_narrow(narrow_tiles)[:, : sizes.narrow]
+        codes[:, wide] = tiles.unpack_wide(arrays["wide_codes"])[:, : sizes.wide]
         tables: dict[str, Array] = {"wide": wide.astype(np.uint8)}
-        tables |= self._unpack_words(words, n, sizes.narrow)
+        tables |= tiles.unpack_words(words, n, sizes.narrow)
         for key in ("super_scales", "super_zeros"):
             tables[key] = arrays[key][:, : sizes.narrow].copy()
         tables["row_start"] = arrays.get("row_start", np.zeros(n + 1, np.int32))[: n + 1].copy()
@@ -347,65 +343,6 @@ class MixedLayout:
         narrow[:, : (~wide).sum()] = codes[:, ~wide]
         four[:, : wide.sum()] = codes[:, wide]
         return narrow, four
-
-    def _vectors(self, codes: U8) -> U8:
-        """[NB * R, G, 16] -> [NB, G, 4, 4R]."""
-        blocks = codes.reshape(-1, self.rows, codes.shape[1], VECTORS, 4)
-        # [NB, R, G, 4, 4] -> [NB, G, 4, R, 4]
-        moved = blocks.transpose(0, 2, 3, 1, 4)
-        return np.ascontiguousarray(moved).reshape(len(blocks), codes.shape[1], VECTORS, -1)
-
-    def _rows(self, vectors: U8) -> U8:
-        """Inverse of `_vectors`."""
-        blocks, groups = vectors.shape[:2]
-        apart = vectors.reshape(blocks, groups, VECTORS, self.rows, 4).transpose(0, 3, 1, 2, 4)
-        return np.ascontiguousarray(apart).reshape(blocks * self.rows, groups, GROUP)
-
-    def _pack_narrow(self, codes: U8) -> U8:
-        """[NB * R, 3T, 16] -> [NB, T, 12R]."""
-        v = self._vectors(codes)
-        tiles = v[:, :, 0] | v[:, :, 1] << 2 | v[:, :, 2] << 4 | v[:, :, 3] << 6  # [NB, 3T, 4R]
-        return np.ascontiguousarray(tiles).reshape(len(v), -1, words_at(self.rows))
-
-    def _unpack_narrow(self, packed: U8) -> U8:
-        tiles = np.ascontiguousarray(packed).reshape(len(packed), -1, 1, 4 * self.rows)
-        shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-        return self._rows((tiles >> shifts) & np.uint8(3))
-
-    def _pack_wide(self, codes: U8) -> U8:
-        """[NB * R, T4, 16] -> [NB, T4, 8R]."""
-        v = self._vectors(codes)
-        loads = v[:, :, :2] | v[:, :, 2:] << 4  # [NB, T4, 2, 4R]
-        return np.ascontiguousarray(loads).reshape(len(v), -1, self.wide_bytes)
-
-    def _unpack_wide(self, packed: U8) -> U8:
-        loads = np.ascontiguousarray(packed).reshape(*packed.shape[:2], 2, 4 * self.rows)
-        return self._rows(np.concatenate((loads & np.uint8(15), loads >> 4), axis=2))
-
-    def _pack_words(self, tensor: QuantizedTensor) -> U8:
-        """[NB, T, 2R]: zeros and sub-scales of triples, low byte first."""
-        n, k = tensor.codes.shape
-        t, rows = tensor.tables, self.row_blocks(n) * self.rows
-        parts = np.zeros((2, rows, self.triples(k), TRIPLE), np.uint16)
-        for part, key in zip(parts, ("sub_zeros", "sub_scales"), strict=True):
-            part.reshape(rows, -1)[:n, : t[key].shape[1]] = t[key]
-        words = np.zeros(parts.shape[1:3], "<u2")
-        for i in range(TRIPLE):
-            words |= parts[0, :, :, i] << ZERO_SHIFTS[i] | parts[1, :, :, i] << SUB_SHIFTS[i]
-        # [NB * R, T] -> [NB, T, R]
-        blocks = words.reshape(-1, self.rows, words.shape[1]).transpose(0, 2, 1)
-        return np.ascontiguousarray(blocks).view(np.uint8)
-
-    def _unpack_words(self, packed: U8, n: int, narrow: int) -> dict[str, Array]:
-        # [NB, T, 2R] -> [NB, T, R] -> [NB * R, T]
-        words = np.ascontiguousarray(packed).view("<u2").transpose(0, 2, 1)
-        words = words.reshape(-1, words.shape[2])[:n]
-        zeros = np.stack([words >> ZERO_SHIFTS[i] & 3 for i in range(TRIPLE)], axis=2)
-        subs = np.stack([words >> SUB_SHIFTS[i] & SUB_MASKS[i] for i in range(TRIPLE)], axis=2)
-        return {
-            "sub_scales": subs.reshape(n, -1)[:, :narrow].astype(np.uint8),
-            "sub_zeros": zeros.reshape(n, -1)[:, :narrow].astype(np.uint8),
-        }
 
     def _pack_scales(self, tensor: QuantizedTensor) -> dict[str, Array]:
         (n, k), t = tensor.codes.shape, tensor.tables
