@@ -36,7 +36,13 @@ DECODE_SCHEMES = (
     "bcq4g128", "cb4", "nl4", "nl4g128", "anyprec2-8@5", "anyprec2-8@6", "anyprec2-8@7",
     "anyprec2-8@8", "W8A8g128",
 )  # fmt: skip
-DECODE_RIVALS = {"2": "ort-w2-b128", "4": "ort-w4-b128", "8": "ort-w8-b128", "32": "ort-fp32"}
+DECODE_RIVALS = {
+    "W2": "ort-w2-b128",
+    "W4": "ort-w4-b128",
+    "W4 b32": "ort-w4-b32",
+    "W8": "ort-w8-b128",
+    "fp32": "ort-fp32",
+}
 MODEL_SCHEMES = ("W4A8g32", "W4zA8g32", "W8A8", "W8A8g32")
 TIMED_SCHEMES = ("W4A8g32", "W8A8")
 MODEL_SHAPES = ((1, 128), (8, 64))
@@ -119,7 +125,7 @@ def linears(seconds: float) -> str:
 
 
 def decode(seconds: float, schemes: Sequence[str]) -> str:
-    """The table of one row of activations in every format, beside ORT's 2, 4, 8 and 32 bits."""
+    """The table of one row of activations in every format, beside ORT at 2, 4, 8 and 32 bits."""
     # Schemes that differ only in the bits chosen at run time come together: one module serves them.
     cases = [
         LinearCase(4096, 4096, 1, scheme, threads)
@@ -144,7 +150,7 @@ def decode(seconds: float, schemes: Sequence[str]) -> str:
                 f"{first['noise']:.0%}",
             )
         )
-    against = (f"to ORT W{bits}" if bits != "32" else "to ORT fp32" for bits in DECODE_RIVALS)
+    against = (f"to ORT {name}" for name in DECODE_RIVALS)
     return table(
         ("scheme", "bits read per weight", "threads", "µs", "of the limit", "error", *against,
          "noise"),
@@ -229,9 +235,9 @@ def main() -> None:
     print(layers)
     print(
         "\nOne row of activations, 4096x4096, weights out of cache, every format: the ratios are "
-        "the times of MatMulNBits with 2, 4 and 8 bits in blocks of 128 (accuracy_level 4) and of "
-        "MatMul in float32 over ours, in one process (`python examples/measure.py --only decode`)."
-        "\n"
+        "the times of MatMulNBits with 2, 4 and 8 bits in blocks of 128 (`b32`: of 32; "
+        "accuracy_level 4) and of MatMul in float32 over ours, in one process (`python "
+        "examples/measure.py --only decode`).\n"
     )
     print(decode(options.seconds, options.schemes.split(",")))
     with tempfile.TemporaryDirectory(prefix="apq-measure-") as folder:
