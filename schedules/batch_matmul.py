@@ -22,16 +22,8 @@ from tvm import sym, tirx
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.loops import parallel_when
 from apq_tvm.schedules.lowering import finish
-from apq_tvm.schedules.panel import (
-    Flat,
-    Tile,
-    bind_all,
-    int64,
-    is_const,
-    loop,
-    pack_panel,
-    strides,
-)
+from apq_tvm.schedules.panel import Flat, Tile, bind_all, is_const, loop, pack_panel, strides
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.types import DeviceProfile
 
 Expr = Any
@@ -77,7 +69,7 @@ def micro_kernel(
         out: list[Stmt] = []
         cols: list[Expr] = []
         for v in range(tile.vectors):
-            at = tirx.Ramp(k * int64(tile.cols) + int64(v * tile.lanes), int64(1), tile.lanes)
+            at = tirx.Ramp(k * i64(tile.cols) + i64(v * tile.lanes), i64(1), tile.lanes)
             value = tirx.BufferLoad(panel, [at])
             var = tirx.Var(f"b{v}", str(value.ty))
             out.append(tirx.Bind(var, value))
@@ -99,18 +91,18 @@ def micro_kernel(
     load = along
 
     def several(block: Expr) -> Stmt:
-        first = block * int64(tile.lanes)
+        first = block * i64(tile.lanes)
         binds, vectors = bind_all([load(r, first) for r in range(rows)], "left")
         lanes = [[tirx.const(i, "int32")] * tile.lanes for i in range(tile.lanes)]
         steps = [
-            step(first + int64(i), lambda r, i=i: tirx.Shuffle([vectors[r]], lanes[i]))  # type: ignore[misc]
+            step(first + i64(i), lambda r, i=i: tirx.Shuffle([vectors[r]], lanes[i]))  # type: ignore[misc]
             for i in range(tile.lanes)
         ]
         return tirx.stmt_seq(*binds, *steps)
 
     simplify = sym.Analyzer().simplify
-    blocks = simplify(depth // int64(tile.lanes))
-    done = simplify(blocks * int64(tile.lanes))
+    blocks = simplify(depth // i64(tile.lanes))
+    done = simplify(blocks * i64(tile.lanes))
     rest = loop(simplify(depth - done), lambda k: one(done + k))
     return [loop(blocks, several), rest], place, acc
 
@@ -134,7 +126,7 @@ def _batch_indices(task: Expr, batch: Sequence[Expr]) -> list[Expr]:
     out: list[Expr] = []
     for extent in reversed(list(batch)):
         if is_const(extent, 1):
-            out.insert(0, int64(0))
+            out.insert(0, i64(0))
         else:
             out.insert(0, task % extent)
             task = task // extent
@@ -146,7 +138,7 @@ def _views(func: Any) -> tuple[list[Stmt], list[Any]]:
     out: list[Stmt] = []
     views: list[Any] = []
     for p in func.params:
-        size: Any = int64(1)
+        size: Any = i64(1)
         for extent in p.shape:
             size = size * extent
         view = tirx.decl_buffer((size,), p.dtype, f"{p.name}_flat", data=p.data)
@@ -169,7 +161,7 @@ class _Layout:
         """Offset of one matrix; broadcast axes add nothing."""
         own = len(self.order) - 2
         used = list(batch)[len(batch) - own :]
-        total: Any = int64(0)
+        total: Any = i64(0)
         for index, extent, step in zip(used, self.shape[:-2], self.strides[:-2], strict=True):
             if not is_const(extent, 1):
                 total = total + index * step
@@ -215,13 +207,13 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
     rank = len(y.shape)
 
     swap = y.contiguous == rank - 2
-    count: Any = int64(1)
+    count: Any = i64(1)
     for extent in batch_shape:
         count = count * extent
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
     if swap:
         m, n = n, m
-    panels = sym.Analyzer().simplify((n + int64(tile.cols - 1)) // int64(tile.cols))
+    panels = sym.Analyzer().simplify((n + i64(tile.cols - 1)) // i64(tile.cols))
 
     def task(t: Expr) -> Stmt:
         batch = _batch_indices(t // panels, batch_shape)
@@ -255,11 +247,11 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
 
 def _panel(p: _Problem, tile: Tile, index: Expr, dense: bool) -> Stmt:
     """One panel of columns: pack, then all blocks of rows, for each slice of the depth."""
-    first = index * int64(tile.cols)
+    first = index * i64(tile.cols)
     if is_const(p.n) and int(p.n) % tile.cols == 0:
-        cols: Any = int64(tile.cols)
+        cols: Any = i64(tile.cols)
     else:
-        cols = tirx.min(int64(tile.cols), p.n - first)
+        cols = tirx.min(i64(tile.cols), p.n - first)
     one_slice = is_const(p.k) and int(p.k) <= tile.depth
     panel_size = (int(p.k) if one_slice else tile.depth) * tile.cols
     panel = tirx.decl_buffer((panel_size,), "float32", "panel")
@@ -268,29 +260,29 @@ def _panel(p: _Problem, tile: Tile, index: Expr, dense: bool) -> Stmt:
         parts: list[Stmt] = [
             pack_panel(tile, panel, p.right, first, cols, start, depth, p.right_layout)
         ]
-        done: Any = int64(0)
+        done: Any = i64(0)
         rows = tile.rows
         while rows:
-            blocks = (p.m - done) // int64(rows)
+            blocks = (p.m - done) // i64(rows)
             origin = done
 
             def block(i: Expr, rows: int = rows, origin: Any = origin) -> Stmt:
-                at = (origin + i * int64(rows), first, cols, start, depth)
+                at = (origin + i * i64(rows), first, cols, start, depth)
                 return _block(p, tile, rows, panel, *at, dense=dense, continued=not one_slice)
 
             parts.append(loop(sym.Analyzer().simplify(blocks), block))
-            done = sym.Analyzer().simplify(done + blocks * int64(rows))
+            done = sym.Analyzer().simplify(done + blocks * i64(rows))
             rows = 4 if rows > 4 else rows // 2
         return tirx.stmt_seq(*parts)
 
     if one_slice:
-        work = slice_of(int64(0), p.k)
+        work = slice_of(i64(0), p.k)
     else:
-        slices = tirx.max(int64(1), (p.k + int64(tile.depth - 1)) // int64(tile.depth))
+        slices = tirx.max(i64(1), (p.k + i64(tile.depth - 1)) // i64(tile.depth))
         work = loop(
             slices,
             lambda s: slice_of(
-                s * int64(tile.depth), tirx.min(int64(tile.depth), p.k - s * int64(tile.depth))
+                s * i64(tile.depth), tirx.min(i64(tile.depth), p.k - s * i64(tile.depth))
             ),
         )
     return tirx.stmt_seq(tirx.AllocBuffer(panel), work)
@@ -303,14 +295,14 @@ def _block(
     """One block of rows of one panel; later slices of the depth add to what is there."""
 
     def along(r: int, k: Expr) -> Expr:
-        run = p.left.run(row + int64(r), start + k, tile.lanes)
+        run = p.left.run(row + i64(r), start + k, tile.lanes)
         return tirx.BufferLoad(p.left.buffer, [run])
 
     steps, place, acc = micro_kernel(
         tile,
         rows,
         depth,
-        lambda r, k: p.left.at(row + int64(r), start + k),
+        lambda r, k: p.left.at(row + i64(r), start + k),
         panel,
         along if p.left_runs else None,
     )
@@ -319,10 +311,10 @@ def _block(
     begin = tirx.stmt_seq(*(tirx.BufferStore(acc, zero, [place(r, v)]) for r, v in grid))
 
     def run(r: int, v: int) -> Expr:
-        return p.out.run(row + int64(r), first + int64(v * tile.lanes), tile.lanes)
+        return p.out.run(row + i64(r), first + i64(v * tile.lanes), tile.lanes)
 
     def mask(v: int) -> Expr:
-        lane = tirx.Ramp(int64(v * tile.lanes), int64(1), tile.lanes)
+        lane = tirx.Ramp(i64(v * tile.lanes), i64(1), tile.lanes)
         return tirx.LT(lane, tirx.Broadcast(cols, tile.lanes))
 
     def store(r: int, v: int, part: bool) -> Stmt:
@@ -345,7 +337,7 @@ def _block(
         """Element by element, from or to a copy: the sums keep constant indices."""
 
         def one(r: Expr, j: Expr) -> Stmt:
-            at, here = p.out.index(row + r, first + j), r * int64(tile.cols) + j
+            at, here = p.out.index(row + r, first + j), r * i64(tile.cols) + j
             if back:
                 return tirx.BufferStore(edge, tirx.BufferLoad(p.out.buffer, [at]), [here])
             return tirx.BufferStore(p.out.buffer, tirx.BufferLoad(edge, [here]), [at])
@@ -355,7 +347,7 @@ def _block(
             tirx.BufferStore(target, tirx.BufferLoad(source, [place(r, v)]), [place(r, v)])
             for r, v in grid
         ]
-        each = loop(int64(rows), lambda r: loop(cols, lambda j: one(r, j)))
+        each = loop(i64(rows), lambda r: loop(cols, lambda j: one(r, j)))
         return tirx.stmt_seq(*((each, *copies) if back else (*copies, each)))
 
     def whole_or_part(access: Callable[[int, int, bool], Stmt]) -> Stmt:
@@ -366,7 +358,7 @@ def _block(
         part = tirx.stmt_seq(*(access(r, v, True) for r, v in grid))
         if not tile.masks:
             part = scatter(access is resume)
-        return tirx.IfThenElse(cols >= int64(tile.cols), whole, part)
+        return tirx.IfThenElse(cols >= i64(tile.cols), whole, part)
 
     if dense:
         end = [whole_or_part(store)]

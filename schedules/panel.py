@@ -8,13 +8,10 @@ from typing import Any
 
 from tvm import tirx
 
+from apq_tvm.tensorize.exprs import i64
+
 Expr = Any
 Stmt = Any
-
-
-def int64(value: int) -> Expr:
-    """An int64 constant."""
-    return tirx.const(value, "int64")
 
 
 def is_const(e: Expr, value: int | None = None) -> bool:
@@ -25,11 +22,11 @@ def is_const(e: Expr, value: int | None = None) -> bool:
 def loop(extent: Expr, body: Callable[[Expr], Stmt], kind: Any = tirx.ForKind.SERIAL) -> Stmt:
     """``for v in range(extent): body(v)``; no loop around a single iteration."""
     if is_const(extent, 1):
-        return body(int64(0))
+        return body(i64(0))
     if is_const(extent, 0):
         return tirx.Evaluate(tirx.const(0, "int32"))
     var = tirx.Var("i", "int64")
-    return tirx.For(var, int64(0), extent, kind, body(var))
+    return tirx.For(var, i64(0), extent, kind, body(var))
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,13 @@ class Flat:
 
     def run(self, row: Expr, col: Expr, lanes: int) -> Expr:
         """Index of `lanes` consecutive elements from (row, col) on."""
-        return tirx.Ramp(self.index(row, col), int64(1), lanes)
+        return tirx.Ramp(self.index(row, col), i64(1), lanes)
 
 
 def strides(shape: Sequence[Expr]) -> list[Expr]:
     """Row-major strides in elements."""
     out: list[Expr] = []
-    step: Any = int64(1)
+    step: Any = i64(1)
     for extent in reversed(list(shape)):
         out.insert(0, step)
         step = step * extent
@@ -135,7 +132,7 @@ def pack_panel(
         Which axis of the operand is contiguous: columns run along a row, or down a column, or
         neither.
     """
-    width = int64(tile.cols)
+    width = i64(tile.cols)
 
     def element(k: Expr, j: Expr) -> Stmt:
         return tirx.BufferStore(panel, right.at(start + k, first + j), [k * width + j])
@@ -157,9 +154,9 @@ def pack_panel(
                         panel,
                         tirx.BufferLoad(
                             right.buffer,
-                            [right.run(start + k, first + int64(v * tile.lanes), tile.lanes)],
+                            [right.run(start + k, first + i64(v * tile.lanes), tile.lanes)],
                         ),
-                        [tirx.Ramp(k * width + int64(v * tile.lanes), int64(1), tile.lanes)],
+                        [tirx.Ramp(k * width + i64(v * tile.lanes), i64(1), tile.lanes)],
                     )
                     for v in range(tile.vectors)
                 )
@@ -168,17 +165,15 @@ def pack_panel(
         def part(k: Expr) -> Stmt:
             out = []
             for v in range(tile.vectors):
-                at = int64(v * tile.lanes)
-                lane = tirx.Ramp(at, int64(1), tile.lanes)
+                at = i64(v * tile.lanes)
+                lane = tirx.Ramp(at, i64(1), tile.lanes)
                 mask = tirx.LT(lane, tirx.Broadcast(cols, tile.lanes))
                 value = tirx.op.masked_load(
                     f"float32x{tile.lanes}", right.buffer,
                     right.run(start + k, first + at, tile.lanes), mask,
                 )  # fmt: skip
                 out.append(
-                    tirx.BufferStore(
-                        panel, value, [tirx.Ramp(k * width + at, int64(1), tile.lanes)]
-                    )
+                    tirx.BufferStore(panel, value, [tirx.Ramp(k * width + at, i64(1), tile.lanes)])
                 )
             return tirx.stmt_seq(*out)
 
@@ -190,33 +185,33 @@ def pack_panel(
     if layout == "strided":
         return loop(depth, rest)
 
-    squares = cols // int64(SQUARE)
+    squares = cols // i64(SQUARE)
 
     def square(kb: Expr, jb: Expr) -> Stmt:
-        k, j = kb * int64(SQUARE), jb * int64(SQUARE)
+        k, j = kb * i64(SQUARE), jb * i64(SQUARE)
         source = [
             tirx.BufferLoad(
                 right.buffer,
-                [tirx.Ramp(right.index(start + k, first + j + int64(i)), int64(1), SQUARE)],
+                [tirx.Ramp(right.index(start + k, first + j + i64(i)), i64(1), SQUARE)],
             )
             for i in range(SQUARE)
         ]
 
         def store(i: int, row: Expr) -> Stmt:
-            at = tirx.Ramp((k + int64(i)) * width + j, int64(1), SQUARE)
+            at = tirx.Ramp((k + i64(i)) * width + j, i64(1), SQUARE)
             return tirx.BufferStore(panel, row, [at])
 
         return transpose_block(source, store)
 
     def beside(k: Expr) -> Stmt:
-        done = squares * int64(SQUARE)
+        done = squares * i64(SQUARE)
         return tirx.stmt_seq(
             loop(cols - done, lambda j: element(k, done + j)),
             loop(width - cols, lambda j: zero(k, cols + j)),
         )
 
-    whole_k = depth // int64(SQUARE)
-    done_k = whole_k * int64(SQUARE)
+    whole_k = depth // i64(SQUARE)
+    done_k = whole_k * i64(SQUARE)
     parts = [loop(whole_k, lambda kb: loop(squares, lambda jb: square(kb, jb)))]
     if not is_const(cols, tile.cols):
         parts.append(tirx.IfThenElse(cols < width, loop(done_k, beside), None))

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, BalanceUnit, i64
+from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, BalanceUnit
+from apq_tvm.tensorize.exprs import i32, i64, neon
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.tensorize.unit_dot import prefetch
@@ -79,7 +80,7 @@ def code_vectors(codes: Any) -> list[Expr]:
     pooled = _int8(stored[-1])
     for j in range(1, STORED):
         vector = _int8(stored[STORED - 1 - j])
-        pooled = _neon("vsri.v16i8", "int8x16", pooled, vector, _i32(j))
+        pooled = neon("int8x16", "vsri.v16i8", pooled, vector, i32(j))
     masked = [vector & _all(0x7F) for vector in stored]
     return [*masked, _uint8(pooled) >> _all(1)]
 
@@ -91,18 +92,18 @@ def quotients(codes: Expr) -> tuple[Expr, Expr]:
     above, factor = codes + _all(1), tirx.Broadcast(tirx.const(51, "uint8"), 8)
     halves = []
     for first in (0, 8):
-        half = tirx.Shuffle([above], [_i32(first + i) for i in range(8)])
-        product = _neon("umull.v8i16", "uint16x8", half, factor)
+        half = tirx.Shuffle([above], [i32(first + i) for i in range(8)])
+        product = neon("uint16x8", "umull.v8i16", half, factor)
         halves.append(tirx.reinterpret("uint8x16", product))
-    fifth = tirx.Shuffle(halves, [_i32(i) for i in range(1, 32, 2)])
+    fifth = tirx.Shuffle(halves, [i32(i) for i in range(1, 32, 2)])
     table = [
         tirx.Shuffle(
             [tirx.const(v // 5, "uint8") for v in range(first, first + _BYTES)],
-            [_i32(i) for i in range(_BYTES)],
+            [i32(i) for i in range(_BYTES)],
         )
         for first in (0, _BYTES)
     ]
-    return fifth, _neon("tbl2.v16i8", "uint8x16", *table, fifth)
+    return fifth, neon("uint8x16", "tbl2.v16i8", *table, fifth)
 
 
 class _Unit(BalanceUnit):
@@ -116,7 +117,7 @@ class _Unit(BalanceUnit):
 
         half = self.x.vload([*self.lead(row), i64(vector // 4 * _BYTES)], f"int8x{_BYTES}")
         fours = tirx.reinterpret("int32x4", half)
-        return tirx.reinterpret("int8x16", tirx.Shuffle([fours], [_i32(vector % 4)] * 4))
+        return tirx.reinterpret("int8x16", tirx.Shuffle([fours], [i32(vector % 4)] * 4))
 
     def _add(self, row: int, part: int, total: Expr) -> None:
         from tvm.tirx.script.builder import ir as b
@@ -131,14 +132,14 @@ class _Sdot(_Unit):
         from tvm import tirx
 
         prefetch(self.codes, STORED * _BYTES, self.ahead)
-        zero, five = (tirx.Broadcast(_i32(v), LANES) for v in (0, 5))
+        zero, five = (tirx.Broadcast(i32(v), LANES) for v in (0, 5))
         sums = [[zero] * PARTS for _ in range(self.m)]
         for j, code in enumerate(code_vectors(self.codes)):
             parts = (code, *quotients(code))
             for i in range(self.m):
                 x = self._activations(i, j)
                 sums[i] = [
-                    _neon("sdot.v4i32.v16i8", "int32x4", total, _int8(part), x)
+                    neon("int32x4", "sdot.v4i32.v16i8", total, _int8(part), x)
                     for total, part in zip(sums[i], parts, strict=True)
                 ]
         for i, (t0, t1, t2) in enumerate(sums):
@@ -165,16 +166,16 @@ class _Smlal(_Unit):
 
         halves = []
         for first in (0, 8):
-            lanes = [_i32(first + i) for i in range(8)]
+            lanes = [i32(first + i) for i in range(8)]
             words: Expr = None
             for j, digit in enumerate(digits):
                 pair = (_int8(digit), self._activations(row, j))
                 part = [tirx.Shuffle([value], lanes) for value in pair]
-                product = _neon("smull.v8i16", "int16x8", *part)
+                product = neon("int16x8", "smull.v8i16", *part)
                 words = product if words is None else words + product
             halves.append(words)
-        pairs = _neon("addp.v8i16", "int16x8", *halves)  # two sums of two k each per row
-        return _neon("saddlp.v4i32.v8i16", "int32x4", pairs)
+        pairs = neon("int16x8", "addp.v8i16", *halves)  # two sums of two k each per row
+        return neon("int32x4", "saddlp.v4i32.v8i16", pairs)
 
 
 def _all(value: int) -> Expr:
@@ -193,15 +194,3 @@ def _uint8(vector: Expr) -> Expr:
     from tvm import tirx
 
     return tirx.reinterpret("uint8x16", vector)
-
-
-def _i32(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int32")
-
-
-def _neon(name: str, dtype: str, *operands: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.aarch64.neon.{name}", *operands)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.bitserial import BitserialPair, pack_pair
+from apq_tvm.tensorize.exprs import llvm
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K, Unit
 
@@ -98,7 +99,7 @@ class _Pair(BitserialPair):
             for i, t in itertools.product(range(self.m), range(self.terms)):
                 x = self.operands(i, t, which)
                 for s, w in enumerate(planes):
-                    count = _neon("llvm.ctpop.v16i8", "uint8x16", self.match(w, x))
+                    count = llvm("uint8x16", "llvm.ctpop.v16i8", self.match(w, x))
                     counts[i].setdefault((s + t, self.negative(t)), []).append(count)
         return [self._total(row) for row in counts]
 
@@ -126,15 +127,15 @@ class _Pair(BitserialPair):
             total = zero if negative or start is None else start
             for count in counts:
                 name = "llvm.aarch64.neon.udot.v4i32.v16i8"
-                total = _neon(name, "int32x4", total, count, ones)
+                total = llvm("int32x4", name, total, count, ones)
             return (zero if start is None else start) - total if negative else total
         total = zero if start is None else start
         for first in range(0, len(counts), _BYTE_COUNTS):
             part, *more = counts[first : first + _BYTE_COUNTS]
             for count in more:
                 part = part + count
-            words = _neon("llvm.aarch64.neon.uaddlp.v8i16.v16i8", "uint16x8", part)
-            wide = _neon("llvm.aarch64.neon.uaddlp.v4i32.v8i16", "int32x4", words)
+            words = llvm("uint16x8", "llvm.aarch64.neon.uaddlp.v8i16.v16i8", part)
+            wide = llvm("int32x4", "llvm.aarch64.neon.uaddlp.v4i32.v8i16", words)
             total = total - wide if negative else total + wide
         return total
 
@@ -174,9 +175,3 @@ def _pack_body(planes: int, x: Buffer, y: Buffer) -> None:
         words = tirx.reinterpret("int32x4", parts[0] | parts[1])
         word = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", words)
         b.buffer_store(y, y[t, 0] + word, [t, 0])
-
-
-def _neon(name: str, dtype: str, *operands: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, name, *operands)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.tensorize.exprs import neon
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K, Unit
 from apq_tvm.tensorize.unit_dot import Operands, UnitDot, make_pair
@@ -78,10 +79,10 @@ def _smull(o: Operands, group: int) -> None:
         for start in range(0, len(vectors), step):
             for h in range(2):
                 words = _words(o, i, vectors[start : start + step], h)
-                pairs = _neon("int32x4", "saddlp.v4i32.v8i16", words)
+                pairs = neon("int32x4", "saddlp.v4i32.v8i16", words)
                 halves[h] = pairs if halves[h] is None else halves[h] + pairs
         at = o.sums_at(group, i)
-        total = _neon("int32x4", "addp.v4i32", *halves)
+        total = neon("int32x4", "addp.v4i32", *halves)
         b.buffer_store(o.acc, o.acc[tuple(at)] + total, at)
 
 
@@ -95,7 +96,7 @@ def _words(o: Operands, row: int, vectors: range, half: int) -> Expr:
         codes = tirx.Shuffle([_codes(o, vector)], lanes)
         four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
         x = tirx.reinterpret("int8x8", tirx.Broadcast(four, 2))
-        product = _neon("int16x8", "smull.v8i16", codes, x)
+        product = neon("int16x8", "smull.v8i16", codes, x)
         words = product if words is None else words + product
     return words
 
@@ -112,9 +113,3 @@ def _codes(o: Operands, vector: int) -> Expr:
     unit = o.dot.unit
     codes = load(vector) if unit.bits == 8 else unpacked(unit, load, vector)
     return tirx.reinterpret("int8x16", codes)
-
-
-def _neon(dtype: str, name: str, *arguments: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.aarch64.neon.{name}", *arguments)

@@ -21,6 +21,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm_multiple import load_multiple, multiple_loads
 from apq_tvm.tensorize.centred import CentredTile, multiply_pair
+from apq_tvm.tensorize.exprs import neon
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -88,10 +89,6 @@ def centred_intrinsic(
     return register(name, lambda: multiply_pair(tile, body))
 
 
-def _call(dtype: str, name: str, *operands: Expr) -> Expr:
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.aarch64.neon.{name}", *operands)
-
-
 def _accumulate(c: Buffer, m: Expr, j: Expr, value: Any) -> None:
     b.buffer_store(c, value(c.vload([m, j, 0], "int32x4")), [m, j, tirx.Ramp(0, 1, 4)])
 
@@ -100,7 +97,7 @@ def _smmla_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
     pairs, columns, _ = tile.sums
     with b.unroll(tile.k // 8) as k, b.unroll(pairs) as p, b.unroll(columns) as j:
         x, codes = a.vload([p, k, 0, 0], "int8x16"), w.vload([k, j, 0, 0], "int8x16")
-        _accumulate(c, p, j, lambda acc: _call("int32x4", "smmla.v4i32.v16i8", acc, x, codes))
+        _accumulate(c, p, j, lambda acc: neon("int32x4", "smmla.v4i32.v16i8", acc, x, codes))
 
 
 def _sdot_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
@@ -130,7 +127,7 @@ def _dots_by_lane(tile: CentredTile, c: Buffer, j: Any, x: Expr, codes: Expr) ->
         quad = tirx.reinterpret("int8x16", tirx.Shuffle([words], lanes))
 
         def dot(acc: Expr, quad: Expr = quad) -> Expr:
-            return _call("int32x4", "sdot.v4i32.v16i8", acc, codes, quad)
+            return neon("int32x4", "sdot.v4i32.v16i8", acc, codes, quad)
 
         _accumulate(c, m, j, dot)
 
@@ -150,7 +147,7 @@ def _smull_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer, sums: int) -
             with b.unroll(tile.columns) as j:
                 codes = w.vload([k, j, 0, 0], "int8x16")
                 for h in range(2):
-                    products = _call(
+                    products = neon(
                         "int16x8", "smull.v8i16", _half(codes, h == 1), _half(quad, h == 1)
                     )
                     if not first:
@@ -163,6 +160,6 @@ def _smull_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer, sums: int) -
             add(chunk * sums + step, False)
         with b.unroll(tile.m) as m, b.unroll(tile.columns) as j:
             both = [partials.vload([m, j, h, 0], "int16x8") for h in range(2)]
-            total = _call("int16x8", "addp.v8i16", *both)
-            wide = _call("int32x4", "saddlp.v4i32.v8i16", total)
+            total = neon("int16x8", "addp.v8i16", *both)
+            wide = neon("int32x4", "saddlp.v4i32.v8i16", total)
             _accumulate(c, m, j, lambda acc: acc + wide)

@@ -18,6 +18,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm_codes import unpacked
 from apq_tvm.tensorize.centred import rows_pair, scales_pair, unpack_pair
+from apq_tvm.tensorize.exprs import i32
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import Unit
 
@@ -51,12 +52,8 @@ def rows_intrinsic() -> str:
     return register("apq_neon_rows_f32", lambda: rows_pair(_rows))
 
 
-def _i32(value: int) -> Expr:
-    return tirx.const(value, "int32")
-
-
 def _shuffle(vectors: list[Expr], lanes: list[int]) -> Expr:
-    return tirx.Shuffle(vectors, [_i32(lane) for lane in lanes])
+    return tirx.Shuffle(vectors, [i32(lane) for lane in lanes])
 
 
 def _bytes(value: int) -> Expr:

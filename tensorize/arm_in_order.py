@@ -24,11 +24,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm_in_order_asm import STREAMS, function
+from apq_tvm.tensorize.exprs import i64, operand, whole
 from apq_tvm.tensorize.fold import Fold
 from apq_tvm.tensorize.folded_dot import STARTS, term
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K, VECTORS
-from apq_tvm.tensorize.unit_dot import operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -55,7 +55,7 @@ def in_order_intrinsic(fold: Fold, chunks: int, units: int = 1) -> str:
 
     def call(*buffers: Buffer) -> None:
         pointers = [
-            tirx.address_of(buffer[tuple([_i64(0)] * len(buffer.shape))]) for buffer in buffers
+            tirx.address_of(buffer[tuple([i64(0)] * len(buffer.shape))]) for buffer in buffers
         ]
         module = function(fold, chunks, name, units)
         with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", module):
@@ -81,8 +81,8 @@ def _member(fold: Fold, chunks: int, units: int, body: Callable[..., None]) -> A
                 operand("acc", (STREAMS, rows), "float32", 16, None),
             )
             with b.sblock("root"):
-                b.reads(*(_whole(buffer) for buffer in (buffers[-1], *buffers[:-1])))
-                b.writes(_whole(buffers[-1]))
+                b.reads(*(whole(buffer) for buffer in (buffers[-1], *buffers[:-1])))
+                b.writes(whole(buffers[-1]))
                 body(*buffers)
     return builder.get()
 
@@ -100,16 +100,16 @@ def _plain_loops(
 ) -> None:
     lead = (units,) if units > 1 else ()
     extents = (STREAMS, fold.unit.rows, chunks, *lead, VECTORS, 4)
-    with b.grid(*map(_i64, extents)) as loops, b.sblock("dot"):
+    with b.grid(*map(i64, extents)) as loops, b.sblock("dot"):
         s, r, chunk, *inner, j, c = b.axis.remap("SSRRR" + "R" * len(lead), loops)
-        first = chunk * _i64(UNIT_K * units)
-        unit = chunk * _i64(units) + inner[0] if inner else chunk
-        whole = slice(chunk * _i64(units), chunk * _i64(units) + _i64(units)) if inner else chunk
-        k0 = first + inner[0] * _i64(UNIT_K) if inner else first
+        first = chunk * i64(UNIT_K * units)
+        unit = chunk * i64(units) + inner[0] if inner else chunk
+        inside = slice(chunk * i64(units), chunk * i64(units) + i64(units)) if inner else chunk
+        k0 = first + inner[0] * i64(UNIT_K) if inner else first
         b.reads(
             acc[s, r],
-            codes[s, whole, 0 : fold.unit.nbytes],
-            x[first : first + _i64(UNIT_K * units)],
+            codes[s, inside, 0 : fold.unit.nbytes],
+            x[first : first + i64(UNIT_K * units)],
             starts[chunk, s, 0:STARTS],
             factors[chunk, 0 : fold.factors],
             scales[s, chunk, r],
@@ -125,11 +125,3 @@ def _plain_loops(
             (r, j, c),
         )
         b.buffer_store(acc, acc[s, r] + value, [s, r])
-
-
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]

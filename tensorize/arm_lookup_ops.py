@@ -20,6 +20,8 @@ from typing import Any
 
 from tvm import tirx
 
+from apq_tvm.tensorize.exprs import neon
+
 Expr = Any  # tvm is untyped
 
 BYTES = 16
@@ -28,11 +30,6 @@ BYTES = 16
 MAGIC = 0x4B400000
 """Bits of the float 1.5 * 2^23. As an integer it can be added to up to +-2^22, and the sum's bits
 are the float 1.5 * 2^23 plus the same number: a subtraction takes the place of ``scvtf``."""
-
-
-def call(dtype: str, name: str, *operands: Expr) -> Expr:
-    """A pure LLVM intrinsic of AArch64's Advanced SIMD."""
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.aarch64.neon.{name}", *operands)
 
 
 def splat(value: int | float, dtype: str, lanes: int = BYTES) -> Expr:
@@ -71,12 +68,12 @@ def shifted(vector: Expr, left: int) -> Expr:
 
 def inserted_left(kept_low: Expr, vector: Expr, left: int) -> Expr:
     """Every byte of `vector` shifted left, below it the low bits of `kept_low`: ``sli``."""
-    return call("uint8x16", "vsli.v16i8", kept_low, vector, tirx.const(left, "int32"))
+    return neon("uint8x16", "vsli.v16i8", kept_low, vector, tirx.const(left, "int32"))
 
 
 def inserted_right(kept_high: Expr, vector: Expr, right: int) -> Expr:
     """Every byte of `vector` shifted right, above it the high bits of `kept_high`: ``sri``."""
-    return call("uint8x16", "vsri.v16i8", kept_high, vector, tirx.const(right, "int32"))
+    return neon("uint8x16", "vsri.v16i8", kept_high, vector, tirx.const(right, "int32"))
 
 
 def lane(vector: Expr, dtype: str, index: int) -> Expr:
@@ -108,7 +105,7 @@ def table_lookup(tables: Sequence[Expr], index: Expr, sve: bool = False) -> Expr
     if sve and len(tables) == 1:
         found = _sve("llvm.aarch64.sve.tbl", _wide(tables[0]), _wide(index))
         return tirx.call_llvm_pure_intrin("int8x16", "llvm.vector.extract", found, _zero())
-    return call("int8x16", f"tbl{len(tables)}.v16i8", *tables, index)
+    return neon("int8x16", f"tbl{len(tables)}.v16i8", *tables, index)
 
 
 def long_lookup(tables: Sequence[Expr], index: Expr) -> Expr:
@@ -174,12 +171,12 @@ class Dot:
         """Add int8 weights [4 rows, 4 k] times lane `index` of int8 x [16]."""
         if self.fused:
             by = lane(x, "int8x16", index)
-            self._sums = call("int32x4", "sdot.v4i32.v16i8", self._sums, weights, by)
+            self._sums = neon("int32x4", "sdot.v4i32.v16i8", self._sums, weights, by)
             return
         by = lane(x, "int8x16", index)
         for half in range(2):
             order = range(8 * half, 8 * half + 8)
-            product = call("int16x8", "smull.v8i16", shuffled(weights, 16, order),
+            product = neon("int16x8", "smull.v8i16", shuffled(weights, 16, order),
                            shuffled(by, 16, order))  # fmt: skip
             words = self._words[half]
             self._words[half] = product if words is None else words + product
@@ -189,7 +186,7 @@ class Dot:
 
     def _widen(self) -> None:
         for half in range(2):
-            wide = call("int32x4", "saddlp.v4i32.v8i16", self._words[half])
+            wide = neon("int32x4", "saddlp.v4i32.v8i16", self._words[half])
             before = self._wide[half]
             self._wide[half] = wide if before is None else before + wide
         self._words, self._count = [None, None], 0
@@ -200,7 +197,7 @@ class Dot:
             return self._sums
         if self._count:
             self._widen()
-        total = call("int32x4", "addp.v4i32", *self._wide)
+        total = neon("int32x4", "addp.v4i32", *self._wide)
         return total if self._start is None else total + self._start
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, neon
 from apq_tvm.tensorize.mixed_unit import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -40,24 +41,24 @@ def _narrow(dot: Dot, o: MixedOperands) -> None:
     from tvm.tirx.script.builder import ir as b
 
     assert o.minus is not None and o.scale is not None and o.plus is not None
-    words = o.codes.vload([_i64(words_at(ROWS))], f"uint8x{2 * ROWS}")
+    words = o.codes.vload([i64(words_at(ROWS))], f"uint8x{2 * ROWS}")
     words = tirx.reinterpret(f"uint16x{ROWS}", words)
     each = [(i, half) for i in range(o.dot.m) for half in (0, 1)]
     sums = {key: o.acc[_four(o, *key)] for key in each}
     for tile in range(TRIPLE):
         zero = _field(words, ZERO_SHIFTS[tile], 3).astype(f"int32x{ROWS}")
         level = _field(words, SUB_SHIFTS[tile], SUB_MASKS[tile]).astype(f"int32x{ROWS}")
-        level = level + tirx.Broadcast(o.plus[_i64(tile)], ROWS)
-        loads = [o.codes.vload([_i64(tile * 32 + 16 * h)], "uint8x16") for h in (0, 1)]
+        level = level + tirx.Broadcast(o.plus[i64(tile)], ROWS)
+        loads = [o.codes.vload([i64(tile * 32 + 16 * h)], "uint8x16") for h in (0, 1)]
         codes = [[_field(load, 2 * v, 3) for v in range(4)] for load in loads]
         for i in range(o.dot.m):
             # Four numbers are read, of which the last is the 4-bit groups': rows of `minus` end
             # with one more.
-            minus = tirx.reinterpret("int16x8", o.minus.vload(o.row(_i64(i), _i64(0)), "int32x4"))
+            minus = tirx.reinterpret("int16x8", o.minus.vload(o.row(i64(i), i64(0)), "int32x4"))
             start = tirx.Shuffle([minus], [tirx.const(2 * tile, "int32")] * ROWS)
             start = zero * start.astype(f"int32x{ROWS}")
             x = _four_ks(o, i, tile * TILE_K)
-            scale = tirx.Broadcast(o.scale[_i64(tile)], 4)
+            scale = tirx.Broadcast(o.scale[i64(tile)], 4)
             for half in (0, 1):
                 product = dot(_half(start, half), codes[half], x) * _half(level, half)
                 pattern = tirx.Broadcast(tirx.const(_MAGIC, "int32"), 4) + product
@@ -72,7 +73,7 @@ def _wide(dot: Dot, o: MixedOperands) -> None:
     from tvm.tirx.script.builder import ir as b
 
     for half in (0, 1):
-        loads = [o.codes.vload([_i64(4 * ROWS * i + 16 * half)], "uint8x16") for i in (0, 1)]
+        loads = [o.codes.vload([i64(4 * ROWS * i + 16 * half)], "uint8x16") for i in (0, 1)]
         codes = [_field(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
         for i in range(o.dot.m):
             at = _four(o, i, half)
@@ -83,7 +84,7 @@ def _sdot(start: Expr, codes: Sequence[Expr], x: Sequence[Expr]) -> Expr:
     """int32 [4]: start + Σ code x over four vectors of 4 rows x 4 k."""
     total = start
     for code, four in zip(codes, x, strict=True):
-        total = _neon("sdot.v4i32.v16i8", "int32x4", total, _int8(code), four)
+        total = neon("int32x4", "sdot.v4i32.v16i8", total, _int8(code), four)
     return total
 
 
@@ -97,25 +98,25 @@ def _smlal(start: Expr, codes: Sequence[Expr], x: Sequence[Expr]) -> Expr:
         words: Expr = None
         for code, four in zip(codes, x, strict=True):
             part = [tirx.Shuffle([_int8(value)], lanes) for value in (code, four)]
-            product = _neon("smull.v8i16", "int16x8", *part)
+            product = neon("int16x8", "smull.v8i16", *part)
             words = product if words is None else words + product
         halves.append(words)
-    pairs = _neon("addp.v8i16", "int16x8", *halves)  # two sums of two k each per row
-    return start + _neon("saddlp.v4i32.v8i16", "int32x4", pairs)
+    pairs = neon("int16x8", "addp.v8i16", *halves)  # two sums of two k each per row
+    return start + neon("int32x4", "saddlp.v4i32.v8i16", pairs)
 
 
 def _four(o: MixedOperands, row: int, half: int) -> tuple[Expr, ...]:
     """Index of the sums of four rows of weights."""
     from tvm import tirx
 
-    return tuple(o.row(_i64(row), tirx.Ramp(_i64(4 * half), _i64(1), 4)))
+    return tuple(o.row(i64(row), tirx.Ramp(i64(4 * half), i64(1), 4)))
 
 
 def _four_ks(o: MixedOperands, row: int, k: int) -> list[Expr]:
     """Four times int8 [16]: four activations, repeated for four rows of weights."""
     from tvm import tirx
 
-    sixteen = tirx.reinterpret("int32x4", o.x.vload(o.row(_i64(row), _i64(k)), "int8x16"))
+    sixteen = tirx.reinterpret("int32x4", o.x.vload(o.row(i64(row), i64(k)), "int8x16"))
     fours = [tirx.Shuffle([sixteen], [tirx.const(v, "int32")] * 4) for v in range(4)]
     return [tirx.reinterpret("int8x16", four) for four in fours]
 
@@ -143,18 +144,6 @@ def _int8(vector: Expr) -> Expr:
     from tvm import tirx
 
     return tirx.reinterpret("int8x16", vector)
-
-
-def _neon(name: str, dtype: str, *operands: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.aarch64.neon.{name}", *operands)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
 
 
 INSTRUCTIONS = tuple(

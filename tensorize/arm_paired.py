@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm_codes import repeated, unpacked
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.paired_dot import BYTES, PairedDot, PairedOperands, paired_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
@@ -123,7 +124,7 @@ def _four_rows(o: PairedOperands, values: Buffer, dtype: str, index: int) -> Exp
     """
     rows, wide = o.dot.fold.unit.rows, "float32x4" if dtype == "float16" else "int32x4"
     block, index = divmod(index, rows // 4)
-    first = [_i64(block), _i64(0), _i64(0)] if o.dot.beside else [_i64(0)]
+    first = [i64(block), i64(0), i64(0)] if o.dot.beside else [i64(0)]
     if rows == 4:
         return values.vload(first, f"{dtype}x4").astype(wide)
     lanes = [tirx.const(4 * index + i, "int32") for i in range(4)]
@@ -136,13 +137,13 @@ def _four_rows(o: PairedOperands, values: Buffer, dtype: str, index: int) -> Exp
 
 def _lead(o: PairedOperands, pair: int, axes: int = 0) -> tuple[Expr, ...]:
     """First indices of what belongs to a pair of rows of x, with `axes` more after them."""
-    return (_i64(pair), *([_i64(0)] * axes)) if o.dot.lead else ()
+    return (i64(pair), *([i64(0)] * axes)) if o.dot.lead else ()
 
 
 def _start(o: PairedOperands, pair: int, column: int) -> tuple[Expr, ...]:
     if not o.dot.own:
         return _lead(o, pair, 2)
-    return (*_lead(o, pair, 1), *([_i64(column)] if len(o.starts.shape) > 1 else []))
+    return (*_lead(o, pair, 1), *([i64(column)] if len(o.starts.shape) > 1 else []))
 
 
 def _four(buffer: Buffer, lead: tuple[Expr, ...], index: int) -> Expr:
@@ -184,7 +185,7 @@ def _product(o: PairedOperands, total: Expr, unit: int, octet: int, pair: int, c
 
 
 def _x(o: PairedOperands, pair: int, at: int) -> Expr:
-    return o.x.vload([*_lead(o, pair), _i64(at)], "int8x16")
+    return o.x.vload([*_lead(o, pair), i64(at)], "int8x16")
 
 
 def _smmla(total: Expr, x: Expr, codes: Expr) -> Expr:
@@ -201,9 +202,9 @@ def _codes(o: PairedOperands, unit: int, octet: int, column: int) -> Expr:
     vector, within = 2 * octet + byte_of_octet // size, byte_of_octet % size
 
     def load(index: int) -> Expr:
-        lead = [_i64(unit)] if o.dot.units > 1 or o.dot.beside else []
-        lead = [_i64(block), *lead] if o.dot.beside else lead
-        return o.codes.vload([*lead, _i64(unit_at(size * index + within))], "uint8x16")
+        lead = [i64(unit)] if o.dot.units > 1 or o.dot.beside else []
+        lead = [i64(block), *lead] if o.dot.beside else lead
+        return o.codes.vload([*lead, i64(unit_at(size * index + within))], "uint8x16")
 
     if fold.shifted:
         return _moved_down(load(vector % fold.shifted), fold.shifted, vector)
@@ -231,10 +232,6 @@ def _moved_down(byte: Expr, width: int, vector: int) -> Expr:
 def _at(o: PairedOperands, pair: int, column: int) -> list[Expr]:
     if o.dot.m == 1:
         block, column = divmod(column, o.dot.fold.unit.rows // 4)
-        lead = [_i64(block)] if o.dot.beside else []
-        return [*lead, tirx.Ramp(_i64(4 * column), _i64(1), 4)]
-    return [*_lead(o, pair), _i64(column), tirx.Ramp(_i64(0), _i64(1), 4)]
-
-
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")
+        lead = [i64(block)] if o.dot.beside else []
+        return [*lead, tirx.Ramp(i64(4 * column), i64(1), 4)]
+    return [*_lead(o, pair), i64(column), tirx.Ramp(i64(0), i64(1), 4)]

@@ -24,7 +24,6 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm_lookup_ops import (
     BYTES,
-    call,
     inserted_left,
     inserted_right,
     masked,
@@ -35,6 +34,7 @@ from apq_tvm.tensorize.arm_lookup_ops import (
     table_lookup,
 )
 from apq_tvm.tensorize.arm_planes_sums import Sums
+from apq_tvm.tensorize.exprs import neon
 from apq_tvm.tensorize.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.planes_pairs import (
     codes_pair,
@@ -176,14 +176,14 @@ class ArmPlanes:
     def multiply(self, before: Expr, w: Expr, x: Expr) -> Expr:
         """Four sums and the products of four columns each."""
         if self.fused:
-            return call("int32x4", "sdot.v4i32.v16i8", before, w, x)
+            return neon("int32x4", "sdot.v4i32.v16i8", before, w, x)
         halves = []
         for half in range(2):
             order = range(8 * half, 8 * half + 8)
             operands = (shuffled(v, BYTES, order) for v in (w, x))
-            halves.append(call("int16x8", "smull.v8i16", *operands))
-        pairs = call("int16x8", "addp.v8i16", *halves)  # 2 * 127 * 127 fits
-        return before + call("int32x4", "saddlp.v4i32.v8i16", pairs)
+            halves.append(neon("int16x8", "smull.v8i16", *operands))
+        pairs = neon("int16x8", "addp.v8i16", *halves)  # 2 * 127 * 127 fits
+        return before + neon("int32x4", "saddlp.v4i32.v8i16", pairs)
 
 
 SDOT_SVE = ArmPlanes("sdot_sve", ("dotprod", "sve"), True, True)
@@ -304,7 +304,7 @@ def _large_lookup(
         moved = index - splat(start, "uint8") if start else index
         if chained and found is not None:
             moved = tirx.reinterpret("int8x16", moved)
-            found = call("int8x16", "tbx4.v16i8", found, *tables, moved)
+            found = neon("int8x16", "tbx4.v16i8", found, *tables, moved)
             continue
         value = table_lookup(tables, moved)
         found = value if found is None else tirx.bitwise_or(found, value)

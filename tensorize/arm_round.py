@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from apq_tvm.tensorize.exprs import neon
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -103,10 +104,10 @@ def sum_intrinsic(dotprod: bool) -> str:
         codes, sums = q.vload([0], "int8x16"), s.vload([0], "int32x4")
         if dotprod:
             ones = tirx.Broadcast(tirx.const(1, "int8"), CODES)
-            value = _neon("sdot.v4i32.v16i8", "int32x4", sums, codes, ones)
+            value = neon("int32x4", "sdot.v4i32.v16i8", sums, codes, ones)
         else:
-            pairs = _neon("saddlp.v8i16.v16i8", "int16x8", codes)
-            value = sums + _neon("saddlp.v4i32.v8i16", "int32x4", pairs)
+            pairs = neon("int16x8", "saddlp.v8i16.v16i8", codes)
+            value = sums + neon("int32x4", "saddlp.v4i32.v8i16", pairs)
         b.buffer_store(s, value, [tirx.Ramp(0, 1, 4)])
 
     def plain(q: Buffer, s: Buffer) -> None:
@@ -142,7 +143,7 @@ def tree_intrinsic(operation: str) -> str:
 
         name = "smaxp.v4i32" if operation == "max" else "addp.v4i32"
         vectors = [x.vload([g, 0], "int32x4") for g in range(4)]
-        value = tree(lambda a, c: _neon(name, "int32x4", a, c), vectors)
+        value = tree(lambda a, c: neon("int32x4", name, a, c), vectors)
         b.buffer_store(y, value, [tirx.Ramp(0, 1, 4)])
 
     def plain(x: Buffer, y: Buffer) -> None:
@@ -172,12 +173,6 @@ def _even(a: Expr, c: Expr, dtype: str) -> Expr:
 
 def _at(rows: int, row: int) -> list[int]:
     return [row, 0] if rows > 1 else [0]
-
-
-def _neon(name: str, dtype: str, *operands: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.aarch64.neon.{name}", *operands)
 
 
 def _member(shapes: tuple[tuple[str, tuple[int, ...], str], ...], body: Callable[..., None]) -> Any:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, operand
 from apq_tvm.tensorize.unit import UNIT_K
-from apq_tvm.tensorize.unit_dot import operand
 
 PARTS = 3
 """Digits of a code."""
@@ -60,13 +60,6 @@ def digit(code: Expr, part: Any) -> Expr:
     low = code - fifth * i32(5)
     middle = fifth - last * i32(5)
     return tirx.Select(part == 0, low, tirx.Select(part == 1, middle, last))
-
-
-def i64(value: int) -> Expr:
-    """An int64 constant."""
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
 
 
 class BalanceUnit:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, operand
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
-from apq_tvm.tensorize.unit_dot import operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -71,12 +71,6 @@ def plane_axes(planes: int, loops: Any) -> tuple[Expr, Expr]:
     return tirx.const(0, "int32"), b.axis.reduce(UNIT_K, loops)
 
 
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
-
-
 class BitserialPair:
     """Emits the two members of one intrinsic; what counts bits is a subclass's.
 
@@ -112,7 +106,7 @@ class BitserialPair:
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name("dot")
             self.codes = operand("codes", (*many, self.unit.nbytes), "uint8", self.size, None)
-            strides = [*(["row"] if rows else []), "plane", _i64(1)]
+            strides = [*(["row"] if rows else []), "plane", i64(1)]
             self.x = operand("x", (*rows, self.p, self.units), "int32", 4, strides)
             self.acc = operand("acc", (*rows, self.unit.rows), "int32", self.size, None)
             with b.sblock("root"):
@@ -131,7 +125,7 @@ class BitserialPair:
         rows = [self.m] if self.m > 1 else []
         extents = [*rows, self.unit.rows, 8 * self.units, 4]
         kinds = "S" * (len(rows) + 1) + "RR"
-        with b.grid(*map(_i64, extents)) as loops, b.sblock("dot"):
+        with b.grid(*map(i64, extents)) as loops, b.sblock("dot"):
             *at, j, c = b.axis.remap(kinds, loops)
             lead, r = at[:-1], at[-1]
             regions = [
@@ -143,14 +137,14 @@ class BitserialPair:
             b.reads(self.acc[tuple(at)], *regions)
             b.writes(self.acc[tuple(at)])
             many = self.units > 1
-            vector, which = (j % _i64(8), j // _i64(8)) if many else (j, _i64(0))
+            vector, which = (j % i64(8), j // i64(8)) if many else (j, i64(0))
             code = decode(
                 self.unit,
                 lambda byte: self.codes[which, byte] if many else self.codes[byte],
                 vector,
-                r * _i64(4) + c,
+                r * i64(4) + c,
             )
-            bits = [plane_bit(self.x[(*lead, _i64(t), which)], vector, c) for t in range(self.p)]
+            bits = [plane_bit(self.x[(*lead, i64(t), which)], vector, c) for t in range(self.p)]
             value = self.acc[tuple(at)] + term(code, bits, self.unit.bits)
             b.buffer_store(self.acc, value, at)
 
@@ -176,16 +170,16 @@ class BitserialPair:
         from tvm.tirx.script.builder import ir as b
 
         for line in range(0, self.units * self.unit.nbytes if self.ahead else 0, 64):
-            lead = [_i64(0)] if self.units > 1 else []
-            address = tirx.address_of(self.codes[(*lead, _i64(self.ahead + line))])
+            lead = [i64(0)] if self.units > 1 else []
+            address = tirx.address_of(self.codes[(*lead, i64(self.ahead + line))])
             arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
             b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
 
     def _sums_at(self, row: int) -> list[Expr]:
         from tvm import tirx
 
-        lead = [_i64(row)] if self.m > 1 else []
-        return [*lead, tirx.Ramp(_i64(0), _i64(1), self.unit.rows)]
+        lead = [i64(row)] if self.m > 1 else []
+        return [*lead, tirx.Ramp(i64(0), i64(1), self.unit.rows)]
 
     def planes_of(self, which: int) -> list[Expr]:
         """uint8 [4R] of every bit of the codes of one unit, lowest first.
@@ -198,17 +192,17 @@ class BitserialPair:
         if self.unit.bits == 1:
             return self._bits(which)
         kept = b.alloc_buffer((self.unit.bits, self.size), "uint8", align=64)
-        lanes = tirx.Ramp(_i64(0), _i64(1), self.size)
+        lanes = tirx.Ramp(i64(0), i64(1), self.size)
         for s, plane in enumerate(self._bits(which)):
-            b.buffer_store(kept, plane, [_i64(s), lanes])
+            b.buffer_store(kept, plane, [i64(s), lanes])
         vector = f"uint8x{self.size}"
-        return [kept.vload([_i64(s), _i64(0)], vector) for s in range(self.unit.bits)]
+        return [kept.vload([i64(s), i64(0)], vector) for s in range(self.unit.bits)]
 
     def _bits(self, which: int) -> list[Expr]:
         planes = []
-        lead = [_i64(which)] if self.units > 1 else []
+        lead = [i64(which)] if self.units > 1 else []
         for width, shift in self.unit.fields:
-            loads = [self._load([*lead, _i64(self.size * (shift + i))]) for i in range(width)]
+            loads = [self._load([*lead, i64(self.size * (shift + i))]) for i in range(width)]
             for bit in range(width):
                 plane: Expr = None
                 for i, load in enumerate(loads):
@@ -238,8 +232,8 @@ class BitserialPair:
         """uint8 [4R]: one word of a plane, repeated for every row of weights."""
         from tvm import tirx
 
-        lead = [_i64(row)] if self.m > 1 else []
-        word = self.x[(*lead, _i64(plane), _i64(which))]
+        lead = [i64(row)] if self.m > 1 else []
+        word = self.x[(*lead, i64(plane), i64(which))]
         return tirx.reinterpret(f"uint8x{self.size}", tirx.Broadcast(word, self.unit.rows))
 
     @property

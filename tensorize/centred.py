@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.exprs import whole
 from apq_tvm.tensorize.unit import Unit, decode
 
 PrimFunc = Any  # tvm is untyped
@@ -222,8 +223,8 @@ def _function(operands: list[tuple[Any, ...]], emit: Callable[..., None]) -> Pri
         b.func_name("intrinsic")
         buffers = [_operand(*declared) for declared in operands]
         with b.sblock("root"):
-            b.reads(*(_whole(buffer) for buffer in buffers[:-1]))
-            b.writes(_whole(buffers[-1]))
+            b.reads(*(whole(buffer) for buffer in buffers[:-1]))
+            b.writes(whole(buffers[-1]))
             emit(*buffers)
     return builder.get()
 
@@ -258,8 +259,8 @@ def _multiply(tile: CentredTile, emit: Callable[..., None], strided: bool) -> Pr
         w = _operand("b", tile.panel, "int8", 16, [_stride("b"), *lasting] if strided else None)
         c = _operand("c", tile.sums, "int32", 16, None)
         with b.sblock("root"):
-            b.reads(_whole(c), _whole(a), _whole(w))
-            b.writes(_whole(c))
+            b.reads(whole(c), whole(a), whole(w))
+            b.writes(whole(c))
             emit(tile, a, w, c)
     return builder.get()
 
@@ -309,7 +310,3 @@ def _operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides:
 
     handle = b.arg(name, b.handle())
     return b.match_buffer(handle, shape, dtype, strides=strides, align=align, offset_factor=1)
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.exprs import whole
+
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
@@ -137,7 +139,7 @@ def decode_pair(
         decode_loops(
             unit,
             pairs,
-            {name: Source(_loader(buffer), _whole(buffer)) for name, buffer in buffers.items()},
+            {name: Source(_loader(buffer), whole(buffer)) for name, buffer in buffers.items()},
             lambda *at: out[at],
             lambda at, value: b.buffer_store(out, value, list(at)),
         )
@@ -147,10 +149,6 @@ def decode_pair(
 
 def _loader(buffer: Buffer) -> Load:
     return lambda *at: buffer[at]
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
 
 
 def _member(unit: DecodedUnit, pairs: bool, emit: Callable[..., None], strided: bool) -> PrimFunc:
@@ -181,8 +179,8 @@ def _member(unit: DecodedUnit, pairs: bool, emit: Callable[..., None], strided: 
         }
         out = operand("b", unit.shape(pairs), "int8", 16, 1)
         with b.sblock("root"):
-            regions = [_whole(buffer) for buffer in buffers.values()]
-            b.reads(*([_whole(out), *regions] if unit.entries else regions))
-            b.writes(_whole(out))
+            regions = [whole(buffer) for buffer in buffers.values()]
+            b.reads(*([whole(out), *regions] if unit.entries else regions))
+            b.writes(whole(out))
             emit(buffers, out)
     return builder.get()

@@ -8,6 +8,7 @@ from typing import Any
 
 from apq_tvm.tensorize.balance import PARTS, STORED, digit, triple
 from apq_tvm.tensorize.decoded import DecodedUnit, Load
+from apq_tvm.tensorize.exprs import i32
 from apq_tvm.tensorize.lookup_books import BOOKS, GROUP, QUAD, book_of, code_of, quad_bytes
 from apq_tvm.tensorize.mixed_unit import TILE_K, narrow_code, wide_byte, wide_code
 from apq_tvm.tensorize.planes import ROWS as PLANE_ROWS
@@ -44,7 +45,7 @@ class TableUnit(DecodedUnit):
 
     def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:
         """An entry of the table, less the offset."""
-        return load["table"](e).astype("int32") - _i32(self.offset)
+        return load["table"](e).astype("int32") - i32(self.offset)
 
     def __str__(self) -> str:
         return f"lut4o{self.offset}"
@@ -121,11 +122,11 @@ class BooksUnit(DecodedUnit):
             unit, vector = k // UNIT_K, k % UNIT_K // 4
             code = decode(NIBBLES, lambda at: load["codes"](unit, at), vector, row * 4 + k % 4)
         book = book_of(self.bits, load["index"](row), k // GROUP)
-        return code + tirx.shift_left(book, _i32(self.bits))
+        return code + tirx.shift_left(book, i32(self.bits))
 
     def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:
         """An entry of the table, less the offset."""
-        return load["table"](e).astype("int32") - _i32(self.offset)
+        return load["table"](e).astype("int32") - i32(self.offset)
 
     def __str__(self) -> str:
         return f"books{self.bits}o{self.offset}"
@@ -150,7 +151,7 @@ class BalanceUnit(DecodedUnit):
     def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
         """The digit, less what stands for 0."""
         code = triple(load["codes"], 16, k // 4, row % 4 * 4 + k % 4)
-        return digit(code, row // 4) - _i32(self.centre)
+        return digit(code, row // 4) - i32(self.centre)
 
     def __str__(self) -> str:
         return "t5"
@@ -235,8 +236,8 @@ class SignsUnit(DecodedUnit):
         from tvm import tirx
 
         byte = load["codes"](self.byte(k // 8) + row).astype("int32")
-        bit = tirx.bitwise_and(tirx.shift_right(byte, (k % 8).astype("int32")), _i32(1))
-        return bit * _i32(2) - _i32(1)
+        bit = tirx.bitwise_and(tirx.shift_right(byte, (k % 8).astype("int32")), i32(1))
+        return bit * i32(2) - i32(1)
 
     def __str__(self) -> str:
         return f"signs{self.plane}of{self.bits}"
@@ -280,9 +281,3 @@ class OffsetUnit(DecodedUnit):
 
     def __str__(self) -> str:
         return f"mixed{4 if self.wide else 2}"
-
-
-def _i32(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int32")

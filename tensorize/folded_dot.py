@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, operand, whole
 from apq_tvm.tensorize.fold import Fold
 from apq_tvm.tensorize.unit import UNIT_K, VECTORS, decode
-from apq_tvm.tensorize.unit_dot import operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -69,7 +69,7 @@ class FoldedOperands:
         """First indices of what belongs to a row of x, with `axes` more before the last one."""
         if self.dot.m == 1:
             return ()
-        return (*(row if isinstance(row, tuple) else (row,)), *([_i64(0)] * axes))
+        return (*(row if isinstance(row, tuple) else (row,)), *([i64(0)] * axes))
 
 
 def folded_pair(dot: FoldedDot, implement: Callable[[FoldedOperands], None]) -> tuple[Any, Any]:
@@ -111,19 +111,13 @@ def term(
     middle = tirx.const(fold.middle, "int32") if zero is None else zero.astype("int32")
     activation: Expr = tirx.const(0.0, "float32")
     for above in range(fold.parts):
-        other = j + _i64(above * fold.vectors)
-        inside = other < _i64(VECTORS)
-        part = x(tirx.min(other, _i64(VECTORS - 1)) * _i64(4) + c).astype("float32")
+        other = j + i64(above * fold.vectors)
+        inside = other < i64(VECTORS)
+        part = x(tirx.min(other, i64(VECTORS - 1)) * i64(4) + c).astype("float32")
         part = part * tirx.const(2.0 ** (-fold.width * above), "float32")
         activation = activation + tirx.Select(inside, part, tirx.const(0.0, "float32"))
     factor = factors(r) * tirx.const(float(1 << fold.shift), "float32")
     return (value - middle).astype("float32") * activation * (scale.astype("float32") * factor)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
 
 
 def _member(dot: FoldedDot, body: Callable[[FoldedOperands], None]) -> Any:
@@ -136,7 +130,7 @@ def _member(dot: FoldedDot, body: Callable[[FoldedOperands], None]) -> Any:
 
     # Where there are rows, the axes between them and the floats are needed to match.
     def strided(name: str, axes: int = 0) -> Any:
-        return [f"{name}{i}" for i in range(1 + axes)] + [_i64(1)] if rows else None
+        return [f"{name}{i}" for i in range(1 + axes)] + [i64(1)] if rows else None
 
     chunk, copy = ((1,), (1, 1)) if rows else ((), ())
 
@@ -156,27 +150,23 @@ def _member(dot: FoldedDot, body: Callable[[FoldedOperands], None]) -> Any:
             with b.sblock("root"):
                 more = [zeros] if zeros is not None else []
                 inputs = [codes, x, starts, factors, scales, *more]
-                b.reads(*(_whole(buffer) for buffer in (acc, *inputs)))
-                b.writes(_whole(acc))
+                b.reads(*(whole(buffer) for buffer in (acc, *inputs)))
+                b.writes(whole(acc))
                 body(FoldedOperands(dot, codes, x, starts, factors, scales, zeros, acc))
     return builder.get()
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
 
 
 def _plain_loops(o: FoldedOperands) -> None:
     from tvm.tirx.script.builder import ir as b
 
     dot = o.dot
-    extents = [_i64(e) for e in (*dot.spatial, *dot.reduced)]
+    extents = [i64(e) for e in (*dot.spatial, *dot.reduced)]
     with b.grid(*extents) as loops, b.sblock("dot"):
         kinds = "S" * len(dot.spatial) + "R" * len(dot.reduced)
         axes = b.axis.remap(kinds, loops)
         at, (*unit, j, c) = tuple(axes[: len(dot.spatial)]), axes[len(dot.spatial) :]
         row, r = at[:-1], at[-1]
-        first = unit[0] * _i64(UNIT_K) if unit else _i64(0)
+        first = unit[0] * i64(UNIT_K) if unit else i64(0)
         lead = [slice(0, dot.units)] if unit else []
         b.reads(
             o.acc[at],

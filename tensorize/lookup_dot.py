@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, operand, whole
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
-from apq_tvm.tensorize.unit_dot import operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -96,12 +96,12 @@ class LookupOperands:
         from tvm import tirx
 
         unit = self.dot.unit
-        lead = ([_i64(group)] if unit.groups > 1 else []) + ([_i64(row)] if self.dot.m > 1 else [])
-        return [*lead, tirx.Ramp(_i64(0), _i64(1), unit.rows)]
+        lead = ([i64(group)] if unit.groups > 1 else []) + ([i64(row)] if self.dot.m > 1 else [])
+        return [*lead, tirx.Ramp(i64(0), i64(1), unit.rows)]
 
     def x_at(self, row: int, k: int) -> list[Expr]:
         """Index of one activation."""
-        return [_i64(row), _i64(k)] if self.dot.m > 1 else [_i64(k)]
+        return [i64(row), i64(k)] if self.dot.m > 1 else [i64(k)]
 
 
 def make_decode_pair(dot: LookupDot, implement: Body) -> tuple[Any, Any]:
@@ -118,16 +118,6 @@ def make_lookup_pair(dot: LookupDot, implement: Body) -> tuple[Any, Any]:
     return _member(dot, _plain_loops), _member(dot, implement)
 
 
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
-
-
 def _member(dot: LookupDot, body: Body) -> Any:
     """PrimFunc (codes, x, table, [book,] acc) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
@@ -138,7 +128,7 @@ def _member(dot: LookupDot, body: Body) -> Any:
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("lookup_dot")
         codes = operand("codes", (unit.nbytes,), "uint8", unit.vector_bytes, None)
-        row_stride = ["row_stride", _i64(1)] if dot.m > 1 else None
+        row_stride = ["row_stride", i64(1)] if dot.m > 1 else None
         x_shape = (dot.m, UNIT_K) if dot.m > 1 else (UNIT_K,)
         x = operand("x", x_shape, "int8", 4, row_stride)
         table = operand("table", (dot.entries,), "uint8", 16, None)
@@ -148,8 +138,8 @@ def _member(dot: LookupDot, body: Body) -> Any:
         acc = operand("acc", dot.spatial, "int32", unit.vector_bytes, None)
         with b.sblock("root"):
             inputs = [codes, x, table, *([] if book is None else [book])]
-            b.reads(*(_whole(buffer) for buffer in (acc, *inputs)))
-            b.writes(_whole(acc))
+            b.reads(*(whole(buffer) for buffer in (acc, *inputs)))
+            b.writes(whole(acc))
             body(LookupOperands(dot, codes, x, table, book, acc))
     return builder.get()
 
@@ -158,13 +148,13 @@ def _plain_loops(o: LookupOperands) -> None:
     from tvm.tirx.script.builder import ir as b
 
     dot, unit = o.dot, o.dot.unit
-    extents = [_i64(e) for e in (*dot.spatial, unit.vectors, 4, dot.entries)]
+    extents = [i64(e) for e in (*dot.spatial, unit.vectors, 4, dot.entries)]
     with b.grid(*extents) as loops, b.sblock("dot"):
         axes = b.axis.remap("S" * len(dot.spatial) + "RRR", loops)
         at, (j, c, entry) = tuple(axes[:-3]), axes[-3:]
         group, r = at[0] if unit.groups > 1 else None, at[-1]
         lead = (at[-2],) if dot.m > 1 else ()
-        vector = j if group is None else group * _i64(unit.vectors) + j
+        vector = j if group is None else group * i64(unit.vectors) + j
         book_at = (r,) if group is None else (group, r)
         b.reads(
             o.acc[at],
@@ -175,9 +165,9 @@ def _plain_loops(o: LookupOperands) -> None:
         )
         b.writes(o.acc[at])
         book = None if o.book is None else o.book[book_at]
-        x = o.x[(*lead, vector * _i64(4) + c)].astype("int32")
+        x = o.x[(*lead, vector * i64(4) + c)].astype("int32")
         value = o.table[entry].astype("int32") * x
-        where = (vector, r * _i64(4) + c, entry)
+        where = (vector, r * i64(4) + c, entry)
         term = dot.choose(lambda byte: o.codes[byte], book, value, where)
         b.buffer_store(o.acc, o.acc[at] + term, list(at))
 
@@ -201,8 +191,8 @@ def _decode_member(dot: LookupDot, body: Body) -> Any:
         values = operand("values", (8, unit.rows, 4), unit.vector_bytes)
         with b.sblock("root"):
             inputs = [codes, table, *([] if book is None else [book])]
-            b.reads(*(_whole(buffer) for buffer in (values, *inputs)))
-            b.writes(_whole(values))
+            b.reads(*(whole(buffer) for buffer in (values, *inputs)))
+            b.writes(whole(values))
             body(LookupOperands(dot, codes, None, table, book, values))
     return builder.get()
 

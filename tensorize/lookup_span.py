@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.unit_dot import operand
+from apq_tvm.tensorize.exprs import operand, whole
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -170,11 +170,6 @@ class SpanOperands:
 def make_pair(dot: SpanDot, implement: Callable[[SpanOperands], None]) -> tuple[Any, Any]:
     """(desc, impl) of a span's dot product."""
     return _member(dot, _plain_loops), _member(dot, implement)
-
-
-def whole(buffer: Buffer) -> Any:
-    """Region of all of a buffer."""
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
 
 
 def _member(dot: SpanDot, body: Callable[[SpanOperands], None]) -> Any:

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, operand, whole
 from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS, LutUnit
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.unit_dot import operand, prefetch
+from apq_tvm.tensorize.unit_dot import prefetch
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -64,7 +65,7 @@ class LutDot:
         """(row of x or None, plane, the rest) of an index into the sums."""
         axes = list(axes)
         row = axes.pop(0) if self.m > 1 else None
-        plane = axes.pop(0) if self.unit.bits > 1 else _i64(0)
+        plane = axes.pop(0) if self.unit.bits > 1 else i64(0)
         return row, plane, axes
 
     def term(self, code: Callable[[Any], Any], table: Callable[[Any], Any], at: Any) -> Expr:
@@ -84,12 +85,12 @@ class LutDot:
 
         target, (*side, quad, entry) = at
         _, plane, rest = self.split(target)
-        lane = side[0] * _i64(16) + rest[1] if side else rest[0]
+        lane = side[0] * i64(16) + rest[1] if side else rest[0]
         key = tirx.bitwise_and(self.unit.key(code, plane, lane, quad), tirx.const(15, "int32"))
-        value = table(quad * _i64(ENTRIES) + entry).astype(self.acc_dtype)
+        value = table(quad * i64(ENTRIES) + entry).astype(self.acc_dtype)
         zero = tirx.const(0, self.acc_dtype)
         if side:
-            second, half = side[0] == _i64(1), rest[0] == _i64(1)
+            second, half = side[0] == i64(1), rest[0] == i64(1)
             one, high = tirx.const(1, self.acc_dtype), tirx.const(256, self.acc_dtype)
             factor = tirx.Select(second, tirx.Select(half, one, high), tirx.Select(half, zero, one))
             value = value * factor
@@ -118,12 +119,12 @@ class LutOperands:
         lead = ([row] if dot.m > 1 else []) + ([plane] if dot.unit.bits > 1 else [])
         lanes = 16 if dot.unit.paired else dot.unit.rows
         half_at = [half] if dot.unit.paired else []
-        return [*map(_i64, lead + half_at), tirx.Ramp(_i64(0), _i64(1), lanes)]
+        return [*map(i64, lead + half_at), tirx.Ramp(i64(0), i64(1), lanes)]
 
     def entries(self, row: int, first: int, count: int) -> Expr:
         """`count` entries of the tables of one row of x, as a vector."""
-        lead = [_i64(row)] if self.dot.m > 1 else []
-        return self.table.vload([*lead, _i64(first)], f"{self.dot.table_dtype}x{count}")
+        lead = [i64(row)] if self.dot.m > 1 else []
+        return self.table.vload([*lead, i64(first)], f"{self.dot.table_dtype}x{count}")
 
 
 @dataclass(frozen=True)
@@ -200,12 +201,6 @@ def make_pair(dot: LutDot, implement: Callable[[LutOperands], None]) -> tuple[An
     return _member(dot, _plain_loops), _member(dot, implement)
 
 
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
-
-
 def _member(dot: LutDot, body: Callable[[LutOperands], None]) -> Any:
     """PrimFunc (codes, table, acc) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
@@ -216,19 +211,15 @@ def _member(dot: LutDot, body: Callable[[LutOperands], None]) -> Any:
         b.func_name("lookup")
         codes = operand("codes", (dot.unit.nbytes,), "uint8", min(64, dot.unit.plane_bytes), None)
         many = dot.m > 1
-        stride = ["row_stride", _i64(1)] if many else None
+        stride = ["row_stride", i64(1)] if many else None
         table_shape = (dot.m, entries) if many else (entries,)
         table = operand("table", table_shape, dot.table_dtype, 4, stride)
         acc = operand("acc", dot.acc_shape, dot.acc_dtype, 4, None)
         with b.sblock("root"):
-            b.reads(*(_whole(buffer) for buffer in (acc, codes, table)))
-            b.writes(_whole(acc))
+            b.reads(*(whole(buffer) for buffer in (acc, codes, table)))
+            b.writes(whole(acc))
             body(LutOperands(dot, codes, table, acc))
     return builder.get()
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
 
 
 def _plain_loops(o: LutOperands) -> None:
@@ -236,7 +227,7 @@ def _plain_loops(o: LutOperands) -> None:
 
     dot = o.dot
     count = len(dot.acc_shape)
-    with b.grid(*map(_i64, (*dot.acc_shape, *dot.reduced))) as loops, b.sblock("lookup"):
+    with b.grid(*map(i64, (*dot.acc_shape, *dot.reduced))) as loops, b.sblock("lookup"):
         axes = list(b.axis.remap("S" * count + "R" * len(dot.reduced), loops))
         target, reduced = axes[:count], axes[count:]
         row = dot.split(target)[0]

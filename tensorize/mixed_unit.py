@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, whole
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit_dot import prefetch
 
@@ -178,7 +179,7 @@ def emit_product(o: MixedOperands, name: str) -> None:
     """Plain loops over rows of x, rows of weights and tiles: the meaning, one block `name`."""
     from tvm.tirx.script.builder import ir as b
 
-    extents = [_i64(e) for e in o.dot.spatial] + ([] if o.dot.wide else [_i64(TRIPLE)])
+    extents = [i64(e) for e in o.dot.spatial] + ([] if o.dot.wide else [i64(TRIPLE)])
     kinds = "S" * len(o.dot.spatial) + ("" if o.dot.wide else "R")
     one = len(extents) == 1
     with b.grid(*extents) as loops, b.sblock(name):
@@ -251,25 +252,14 @@ def mixed_intrinsic(instruction: MixedInstruction, wide: bool, m: int = 1, ahead
     return register(name, lambda: make_pair(dot, implement))
 
 
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
-
-
-def whole(buffer: Buffer) -> Any:
-    """All of a buffer, as a region."""
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
-
-
 def _member(dot: MixedDot, body: Callable[[MixedOperands], None]) -> Any:
     """PrimFunc (codes, x, [minus, scale, plus,] acc) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
     def operand(name: str, shape: tuple[int, ...], dtype: str, align: int) -> Buffer:
-        strides = [f"{name}_stride", _i64(1)] if len(shape) == 2 and name != "acc" else None
-        extents = [_i64(extent) for extent in shape]
+        strides = [f"{name}_stride", i64(1)] if len(shape) == 2 and name != "acc" else None
+        extents = [i64(extent) for extent in shape]
         handle = b.arg(name, b.handle())
         return b.match_buffer(handle, extents, dtype, strides=strides, offset_factor=1, align=align)
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, operand, whole
 from apq_tvm.tensorize.fold import Fold
 from apq_tvm.tensorize.folded_dot import STARTS, term
 from apq_tvm.tensorize.unit import UNIT_K, VECTORS
-from apq_tvm.tensorize.unit_dot import operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -163,12 +163,6 @@ def paired_term(
     )
 
 
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
-
-
 def _member(dot: PairedDot, body: Callable[[PairedOperands], None]) -> Any:
     """PrimFunc (codes, x, starts, factors, scales, [zeros,] sums) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
@@ -178,7 +172,7 @@ def _member(dot: PairedDot, body: Callable[[PairedOperands], None]) -> Any:
 
     # Where there are pairs, the axes between them and the floats are needed to match.
     def strided(name: str, axes: int = 0) -> Any:
-        return [f"{name}{i}" for i in range(1 + axes)] + [_i64(1)] if lead else None
+        return [f"{name}{i}" for i in range(1 + axes)] + [i64(1)] if lead else None
 
     chunk = (1,) if lead else ()
     copies = (dot.copies,) if lead or dot.copies > 1 else ()
@@ -193,7 +187,7 @@ def _member(dot: PairedDot, body: Callable[[PairedOperands], None]) -> Any:
                 shape, strides = (*inner, size), None
                 if dot.blocks > 1:
                     shape = (dot.blocks, *(inner or (1,)), size)
-                    strides = [f"{name}_block", f"{name}_group", _i64(1)]
+                    strides = [f"{name}_block", f"{name}_group", i64(1)]
                 align = unit.vector_bytes if name == "codes" else unit.rows
                 return operand(name, shape, dtype, align, strides)
 
@@ -209,30 +203,26 @@ def _member(dot: PairedDot, body: Callable[[PairedOperands], None]) -> Any:
             with b.sblock("root"):
                 more = [zeros] if zeros is not None else []
                 inputs = [codes, x, starts, factors, scales, *more]
-                b.reads(*(_whole(buffer) for buffer in (acc, *inputs)))
-                b.writes(_whole(acc))
+                b.reads(*(whole(buffer) for buffer in (acc, *inputs)))
+                b.writes(whole(acc))
                 body(PairedOperands(dot, codes, x, starts, factors, scales, zeros, acc))
     return builder.get()
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
 
 
 def _plain_loops(o: PairedOperands) -> None:
     from tvm.tirx.script.builder import ir as b
 
     dot = o.dot
-    extents = [_i64(e) for e in (*dot.spatial, *dot.reduced)]
+    extents = [i64(e) for e in (*dot.spatial, *dot.reduced)]
     with b.grid(*extents) as loops, b.sblock("dot"):
         kinds = "S" * len(dot.spatial) + "R" * len(dot.reduced)
         axes = b.axis.remap(kinds, loops)
         at, (*unit, j, c) = tuple(axes[: len(dot.spatial)]), axes[len(dot.spatial) :]
         pair, _, r = dot.rows(at)
-        chunk = [_i64(0)] if pair else []
-        block, group = list(at[: len(dot.beside)]), [_i64(0)] if dot.beside else []
+        chunk = [i64(0)] if pair else []
+        block, group = list(at[: len(dot.beside)]), [i64(0)] if dot.beside else []
         copies = [slice(0, dot.copies)] if len(o.starts.shape) > 1 else []
-        first = unit[0] * _i64(2 * UNIT_K) if unit else _i64(0)
+        first = unit[0] * i64(2 * UNIT_K) if unit else i64(0)
         lead = [slice(0, dot.units)] if unit else group
         row = (*block, *group, r)
         weights = [o.scales[row], *([o.zeros[row]] if o.zeros is not None else [])]

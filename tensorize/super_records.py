@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.unit_dot import operand
+from apq_tvm.tensorize.exprs import i64, operand, whole
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -197,11 +197,6 @@ class DotOperands:
         return [tirx.const(which, "int64"), *self.at(row, 0)]
 
 
-def whole(buffer: Buffer) -> Any:
-    """Region of all of a buffer."""
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
-
-
 def dot_pair(dot: RecordDot, implement: Callable[[DotOperands], None]) -> tuple[Any, Any]:
     """(desc, impl) of the products of a chunk."""
     return _dot_member(dot, _plain_dot), _dot_member(dot, implement)
@@ -238,9 +233,9 @@ def _plain_dot(o: DotOperands) -> None:
 
     dot, rows = o.dot, o.dot.records.rows
     extents = (2, *dot.lead, rows, dot.k)
-    with b.grid(*(_i64(e) for e in extents)) as loops, b.sblock("dot"):
+    with b.grid(*(i64(e) for e in extents)) as loops, b.sblock("dot"):
         which, *row, r, k = b.axis.remap("S" * (len(extents) - 1) + "R", loops)
-        at, g = (which, *row, r), (*row, k // _i64(GROUP))
+        at, g = (which, *row, r), (*row, k // i64(GROUP))
         b.reads(o.acc[at], whole(o.chunk), o.x[(*row, k)], o.xs[g], o.factors[(*g, slice(0, 2))])
         b.writes(o.acc[at])
         term = dot.term(lambda byte: o.chunk[byte], o.x[(*row, k)], o.xs[g], which, r, k)
@@ -292,17 +287,11 @@ def _plain_scale(o: ScaleOperands) -> None:
 
     lead = (o.m,) if o.m > 1 else ()
     extents = (*lead, o.records.rows)
-    with b.grid(*(_i64(e) for e in extents)) as loops, b.sblock("scale"):
+    with b.grid(*(i64(e) for e in extents)) as loops, b.sblock("scale"):
         found = [loops] if len(extents) == 1 else loops
-        at = tuple(b.axis.spatial(_i64(e), v) for e, v in zip(extents, found, strict=True))
+        at = tuple(b.axis.spatial(i64(e), v) for e, v in zip(extents, found, strict=True))
         total, least = o.totals[(0, *at)], o.totals[(1, *at)]
         b.reads(o.acc[at], whole(o.scales), o.totals[(slice(0, 2), *at)])
         b.writes(o.acc[at])
         term = scale_term(o.records, lambda byte: o.scales[byte], total, least, at[-1])
         b.buffer_store(o.acc, o.acc[at] + term, list(at))
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, operand, whole
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
 
 Expr = Any  # tvm is untyped
@@ -66,12 +67,12 @@ class Operands:
         from tvm import tirx
 
         unit = self.dot.unit
-        lead = ([_i64(group)] if unit.groups > 1 else []) + ([_i64(row)] if self.dot.m > 1 else [])
-        return [*lead, tirx.Ramp(_i64(0), _i64(1), unit.rows)]
+        lead = ([i64(group)] if unit.groups > 1 else []) + ([i64(row)] if self.dot.m > 1 else [])
+        return [*lead, tirx.Ramp(i64(0), i64(1), unit.rows)]
 
     def x_at(self, row: int, k: int) -> list[Expr]:
         """Index of one activation."""
-        return [_i64(row), _i64(k)] if self.dot.m > 1 else [_i64(k)]
+        return [i64(row), i64(k)] if self.dot.m > 1 else [i64(k)]
 
 
 def make_pair(dot: UnitDot, product: Product, implement: Body) -> tuple[Any, Any]:
@@ -88,26 +89,6 @@ def make_pair(dot: UnitDot, product: Product, implement: Body) -> tuple[Any, Any
     return _member(dot, lambda o: _plain_loops(o, product)), _member(dot, implement)
 
 
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
-
-
-def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
-    """Declare one operand of a pair member; it may lie anywhere that `align` allows."""
-    from tvm.tirx.script.builder import ir as b
-
-    return b.match_buffer(
-        b.arg(name, b.handle()),
-        [_i64(extent) for extent in shape],
-        dtype,
-        strides=strides,
-        offset_factor=1,
-        align=align,
-    )
-
-
 def _member(dot: UnitDot, body: Body) -> Any:
     """PrimFunc (codes, x, [zeros,] acc) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
@@ -120,40 +101,36 @@ def _member(dot: UnitDot, body: Body) -> Any:
         with b.prim_func(s_tir=True):
             b.func_name("dot")
             codes = operand("codes", (unit.nbytes,), "uint8", unit.vector_bytes, None)
-            row_stride = ["row_stride", _i64(1)] if dot.m > 1 else None
+            row_stride = ["row_stride", i64(1)] if dot.m > 1 else None
             x = operand("x", x_shape, dot.x_dtype, 4, row_stride)
             zeros_shape = (unit.groups, unit.rows) if unit.groups > 1 else (unit.rows,)
             zeros = operand("zeros", zeros_shape, "uint8", unit.rows, None) if dot.zeros else None
             acc = operand("acc", dot.spatial, dot.acc_dtype, unit.vector_bytes, None)
             with b.sblock("root"):
                 inputs = [codes, x] if zeros is None else [codes, x, zeros]
-                b.reads(*(_whole(buffer) for buffer in (acc, *inputs)))
-                b.writes(_whole(acc))
+                b.reads(*(whole(buffer) for buffer in (acc, *inputs)))
+                b.writes(whole(acc))
                 body(Operands(dot, codes, x, zeros, acc))
     return builder.get()
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
 
 
 def _plain_loops(o: Operands, product: Product) -> None:
     from tvm.tirx.script.builder import ir as b
 
     dot, unit = o.dot, o.dot.unit
-    extents = [_i64(e) for e in (*dot.spatial, unit.vectors, 4)]
+    extents = [i64(e) for e in (*dot.spatial, unit.vectors, 4)]
     with b.grid(*extents) as loops, b.sblock("dot"):
         axes = b.axis.remap("S" * len(dot.spatial) + "RR", loops)
         at, (j, c) = tuple(axes[:-2]), axes[-2:]
         group, row, r = dot.split(at)
-        vector = j if group is None else group * _i64(unit.vectors) + j
+        vector = j if group is None else group * i64(unit.vectors) + j
         lead = () if row is None else (row,)
         zero_at = (r,) if group is None else (group, r)
         reads = [o.acc[at], o.codes[0 : unit.nbytes], o.x[(*lead, slice(0, UNIT_K))]]
         b.reads(*reads, *([] if o.zeros is None else [o.zeros[zero_at]]))
         b.writes(o.acc[at])
-        code = decode(unit, lambda byte: o.codes[byte], vector, r * _i64(4) + c)
-        x = o.x[(*lead, vector * _i64(4) + c)]
+        code = decode(unit, lambda byte: o.codes[byte], vector, r * i64(4) + c)
+        x = o.x[(*lead, vector * i64(4) + c)]
         zero = None if o.zeros is None else o.zeros[zero_at]
         b.buffer_store(o.acc, o.acc[at] + product(code, x, zero), list(at))
 
@@ -167,7 +144,7 @@ def prefetch(codes: Buffer, nbytes: int, distance: int) -> None:
     from tvm.tirx.script.builder import ir as b
 
     for line in range(0, nbytes if distance else 0, 64):
-        address = tirx.address_of(codes[_i64(distance + line)])
+        address = tirx.address_of(codes[i64(distance + line)])
         arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
         b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
 
@@ -179,7 +156,7 @@ def decoded(unit: Unit, codes: Buffer, vector: int) -> Expr:
     size = unit.vector_bytes
     result: Expr = None
     for width, shift in unit.fields:
-        part = codes.vload([_i64(size * (shift + vector % width))], f"uint8x{size}")
+        part = codes.vload([i64(size * (shift + vector % width))], f"uint8x{size}")
         if unit.inverted and (width == 8 or vector // width * width + width == 8):
             part = tirx.bitwise_xor(part, tirx.Broadcast(tirx.const(0x80, "uint8"), size))
         if width < 8:

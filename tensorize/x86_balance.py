@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, BalanceUnit, i64
+from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, BalanceUnit
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.tensorize.x86_balance_codes import BalanceInstruction, Codes

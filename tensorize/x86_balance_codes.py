@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, digit, i64, triple
+from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, digit, triple
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
 

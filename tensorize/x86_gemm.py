@@ -23,6 +23,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.tensorize.exprs import llvm
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86_dot import MADDUBS, MADDUBS_SUMS, DotInstruction
 
@@ -183,10 +184,6 @@ def _broadcast_quad(a: Buffer, m: Expr, k: Expr, lanes: int, dtype: str) -> Expr
     return tirx.reinterpret(f"{dtype}x{4 * lanes}", tirx.Broadcast(quad, lanes))
 
 
-def _call(dtype: str, name: str, *operands: Expr) -> Expr:
-    return tirx.call_llvm_pure_intrin(dtype, name, *operands)
-
-
 def _accumulate(c: Buffer, m: Expr, j: Expr, lanes: int, value: Any) -> None:
     b.buffer_store(c, value(c.vload([m, j, 0], f"int32x{lanes}")), [m, j, _ramp(0, lanes)])
 
@@ -197,17 +194,17 @@ def _dp_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
     with b.unroll(tile.k // 4) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
         codes = w.vload([j, k, 0, 0], f"uint8x{4 * lanes}")
         quad = _broadcast_quad(a, m, k, lanes, "int8")
-        _accumulate(c, m, j, lanes, lambda acc: _call(f"int32x{lanes}", name, acc, codes, quad))
+        _accumulate(c, m, j, lanes, lambda acc: llvm(f"int32x{lanes}", name, acc, codes, quad))
 
 
 def _widen(pairs: Expr, factor: int = 1) -> Expr:
     """`factor` times the sums of neighbouring int16, as int32 (vpmaddwd); AVX2."""
     factors = tirx.Broadcast(tirx.const(factor, "int16"), 16)
-    return _call("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, factors)
+    return llvm("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, factors)
 
 
 def _maddubs(codes: Expr, activations: Expr) -> Expr:
-    return _call("int16x16", "llvm.x86.avx2.pmadd.ub.sw", codes, activations)
+    return llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", codes, activations)
 
 
 def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.tensorize.exprs import llvm
 from apq_tvm.tensorize.lookup_dot import (
     LookupDot,
     LookupOperands,
@@ -122,12 +123,6 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
     )
 
 
-def _call(dtype: str, name: str, *operands: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, name, *operands)
-
-
 def _shuffle(source: Expr, lanes: int, order: list[int]) -> Expr:
     """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
     from tvm import tirx
@@ -214,7 +209,7 @@ def _value(
     if book is not None:
         index = tirx.bitwise_or(index, _scaled(book, unit.bits, size))
     if permute:
-        return _call(f"uint8x{size}", "llvm.x86.avx512.permvar.qi.512", tables[0], index)
+        return llvm(f"uint8x{size}", "llvm.x86.avx512.permvar.qi.512", tables[0], index)
     if len(tables) == 1:
         return _pshufb(tables[0], index, size)
     upper = _shifted(index, 3, size)  # bit 4 at the top
@@ -245,7 +240,7 @@ def _scaled(book: Expr, bits: int, size: int) -> Expr:
 def _pshufb(table: Expr, index: Expr, size: int) -> Expr:
     """Bits 0..3 of the index choose; bit 7 must be 0."""
     name = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}[size]
-    return _call(f"uint8x{size}", f"llvm.x86.{name}", table, index)
+    return llvm(f"uint8x{size}", f"llvm.x86.{name}", table, index)
 
 
 def _blend(low: Expr, high: Expr, index: Expr, choice: Expr, size: int) -> Expr:
@@ -281,7 +276,7 @@ def _vnni(o: LookupOperands, group: int, vectors: range, value: Any) -> None:
         values = value(vector)
         for i in range(o.dot.m):
             x = _four_k(o, i, vector)
-            sums[i] = _call(f"int32x{unit.rows}", name, sums[i], values, x)
+            sums[i] = llvm(f"int32x{unit.rows}", name, sums[i], values, x)
     for index, total in zip(at, sums, strict=True):
         b.buffer_store(o.acc, total, index)
 
@@ -299,9 +294,9 @@ def _maddubs(o: LookupOperands, group: int, vectors: range, value: Any, together
             values = value(vector)
             for i in range(o.dot.m):
                 x = _four_k(o, i, vector)
-                product = _call("int16x16", "llvm.x86.avx2.pmadd.ub.sw", values, x)
+                product = llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", values, x)
                 words[i] = product if words[i] is None else words[i] + product
         for i in range(o.dot.m):
-            sums[i] = sums[i] + _call("int32x8", "llvm.x86.avx2.pmadd.wd", words[i], ones)
+            sums[i] = sums[i] + llvm("int32x8", "llvm.x86.avx2.pmadd.wd", words[i], ones)
     for index, total in zip(at, sums, strict=True):
         b.buffer_store(o.acc, total, index)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, llvm
 from apq_tvm.tensorize.lut_dot import LutInstruction, LutOperands
 from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS
 
@@ -37,12 +38,6 @@ def _all(value: int, dtype: str, lanes: int) -> Expr:
     return tirx.Broadcast(tirx.const(value, dtype), lanes)
 
 
-def _call(dtype: str, name: str, *arguments: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, name, *arguments)
-
-
 def _pshufb(o: LutOperands) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
@@ -54,7 +49,7 @@ def _pshufb(o: LutOperands) -> None:
         sums = {key: o.acc[tuple(index)] for key, index in at.items()}
         for chunk in range(QUADS // 2):
             for p in planes:
-                bytes_ = o.codes.vload([_i64((chunk * bits + p) * 32)], "uint8x32")
+                bytes_ = o.codes.vload([i64((chunk * bits + p) * 32)], "uint8x32")
                 words = tirx.reinterpret("uint16x16", bytes_)
                 shifted = tirx.shift_right(words, _all(4, "uint16", 16))
                 halves = (bytes_, tirx.reinterpret("uint8x32", shifted))
@@ -62,7 +57,7 @@ def _pshufb(o: LutOperands) -> None:
                     keys = tirx.reinterpret("int8x32", tirx.bitwise_and(half, low))
                     for i in range(o.dot.m):
                         table = _twice(o.entries(i, (2 * chunk + side) * ENTRIES, ENTRIES))
-                        found = _call("int8x32", "llvm.x86.avx2.pshuf.b", table, keys)
+                        found = llvm("int8x32", "llvm.x86.avx2.pshuf.b", table, keys)
                         value = tirx.reinterpret("uint16x16", found)
                         odd = tirx.shift_right(value, _all(8, "uint16", 16))
                         sums[i, p, 0] = sums[i, p, 0] + value
@@ -94,7 +89,7 @@ def _vpermb(o: LutOperands) -> None:
         for h in (0, 1)
     }
     for p in range(bits):
-        words = tirx.reinterpret("int32x16", o.codes.vload([_i64(64 * p)], "uint8x64"))
+        words = tirx.reinterpret("int32x16", o.codes.vload([i64(64 * p)], "uint8x64"))
         for half in (0, 1):
             if half:
                 words = tirx.shift_right(
@@ -105,10 +100,10 @@ def _vpermb(o: LutOperands) -> None:
             keys = tirx.reinterpret("int8x64", keys)
             for i in range(o.dot.m):
                 name = "llvm.x86.avx512.permvar.qi.512"
-                found = _call("int8x64", name, tables[i, half], keys)
+                found = llvm("int8x64", name, tables[i, half], keys)
                 name = "llvm.x86.avx512.vpdpbusd.512"
                 one = tirx.reinterpret("int8x64", ones)
-                sums[i, p] = _call("int32x16", name, sums[i, p], found, one)
+                sums[i, p] = llvm("int32x16", name, sums[i, p], found, one)
     for key, index in at.items():
         b.buffer_store(o.acc, sums[key], index)
 
@@ -122,7 +117,7 @@ def _permps(o: LutOperands) -> None:
     sums = {key: o.acc[tuple(index)] for key, index in at.items()}
     words = {
         p: tirx.reinterpret(
-            f"uint32x{rows}", o.codes.vload([_i64(4 * rows * p)], f"uint8x{4 * rows}")
+            f"uint32x{rows}", o.codes.vload([i64(4 * rows * p)], f"uint8x{4 * rows}")
         )
         for p in range(bits)
     }
@@ -151,7 +146,7 @@ def _find16(o: LutOperands, row: int, quad: int, keys: Expr) -> Expr:
 
     table = o.entries(row, quad * ENTRIES, 16)
     index = tirx.reinterpret("int32x16", keys)
-    return _call("float32x16", "llvm.x86.avx512.permvar.sf.512", table, index)
+    return llvm("float32x16", "llvm.x86.avx512.permvar.sf.512", table, index)
 
 
 def _find8(o: LutOperands, row: int, quad: int, keys: Expr) -> Expr:
@@ -160,18 +155,12 @@ def _find8(o: LutOperands, row: int, quad: int, keys: Expr) -> Expr:
 
     index = tirx.reinterpret("int32x8", keys)
     low, high = (
-        _call("float32x8", "llvm.x86.avx2.permps", o.entries(row, quad * ENTRIES + at, 8), index)
+        llvm("float32x8", "llvm.x86.avx2.permps", o.entries(row, quad * ENTRIES + at, 8), index)
         for at in (0, 8)
     )
     sign = tirx.shift_left(keys, _all(28, "uint32", 8))
     mask = tirx.reinterpret("float32x8", sign)
-    return _call("float32x8", "llvm.x86.avx.blendv.ps.256", low, high, mask)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
+    return llvm("float32x8", "llvm.x86.avx.blendv.ps.256", low, high, mask)
 
 
 PSHUFB = LutInstruction("pshufb", 32, ("avx2",), "uint8", _pshufb)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64, llvm
 from apq_tvm.tensorize.mixed_unit import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -34,23 +35,23 @@ def _narrow(instruction: DotInstruction, o: MixedOperands) -> None:
 
     assert o.minus is not None and o.scale is not None and o.plus is not None
     rows, m = o.dot.rows, o.dot.m
-    lanes = tirx.Ramp(_i64(0), _i64(1), rows)
-    words = o.codes.vload([_i64(words_at(rows))], f"uint8x{2 * rows}")
+    lanes = tirx.Ramp(i64(0), i64(1), rows)
+    words = o.codes.vload([i64(words_at(rows))], f"uint8x{2 * rows}")
     words = tirx.reinterpret(f"uint16x{rows}", words).astype(f"int32x{rows}")
-    at = [o.row(_i64(i), lanes) for i in range(m)]
+    at = [o.row(i64(i), lanes) for i in range(m)]
     sums = [o.acc[tuple(index)] for index in at]
     for tile in range(TRIPLE):
-        load = o.codes.vload([_i64(tile * 4 * rows)], f"uint8x{4 * rows}")
+        load = o.codes.vload([i64(tile * 4 * rows)], f"uint8x{4 * rows}")
         codes = [_bits(load, 2 * v, 3) for v in range(4)]
         zero = _lanes(words, ZERO_SHIFTS[tile], 3)
-        plus = tirx.Broadcast(o.plus[_i64(tile)], rows)
+        plus = tirx.Broadcast(o.plus[i64(tile)], rows)
         level = _lanes(words, SUB_SHIFTS[tile], SUB_MASKS[tile]) + plus
         for i in range(m):
-            minus = tirx.Broadcast(o.minus[tuple(o.row(_i64(i), _i64(tile)))], rows)
+            minus = tirx.Broadcast(o.minus[tuple(o.row(i64(i), i64(tile)))], rows)
             x = [_four_k(o, i, tile * TILE_K + 4 * v) for v in range(4)]
             total = _dot(instruction, _pairs(zero, minus), codes, x)
             term = _pairs(total, level).astype(f"float32x{rows}")
-            sums[i] = sums[i] + term * tirx.Broadcast(o.scale[_i64(tile)], rows)
+            sums[i] = sums[i] + term * tirx.Broadcast(o.scale[i64(tile)], rows)
     for index, total in zip(at, sums, strict=True):
         b.buffer_store(o.acc, total, index)
 
@@ -60,10 +61,10 @@ def _wide(instruction: DotInstruction, o: MixedOperands) -> None:
     from tvm.tirx.script.builder import ir as b
 
     rows = o.dot.rows
-    loads = [o.codes.vload([_i64(4 * rows * i)], f"uint8x{4 * rows}") for i in range(2)]
+    loads = [o.codes.vload([i64(4 * rows * i)], f"uint8x{4 * rows}") for i in range(2)]
     codes = [_bits(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
-    lanes = tirx.Ramp(_i64(0), _i64(1), rows)
-    at = [o.row(_i64(i), lanes) for i in range(o.dot.m)]
+    lanes = tirx.Ramp(i64(0), i64(1), rows)
+    at = [o.row(i64(i), lanes) for i in range(o.dot.m)]
     totals = [
         _dot(instruction, o.acc[tuple(index)], codes, [_four_k(o, i, 4 * v) for v in range(4)])
         for i, index in enumerate(at)
@@ -83,14 +84,14 @@ def _dot(
         # 15 * 127 * 2 * 4 = 15240: int16 holds the sum of the four.
         words: Expr = None
         for code, four in zip(codes, x, strict=True):
-            part = _call("int16x16", "llvm.x86.avx2.pmadd.ub.sw", code, four)
+            part = llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", code, four)
             words = part if words is None else words + part
         ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-        return start + _call("int32x8", "llvm.x86.avx2.pmadd.wd", words, ones)
+        return start + llvm("int32x8", "llvm.x86.avx2.pmadd.wd", words, ones)
     total = start
     for code, four in zip(codes, x, strict=True):
         name = f"llvm.x86.avx512.vpdpbusd.{32 * rows}"
-        total = _call(f"int32x{rows}", name, total, code, four)
+        total = llvm(f"int32x{rows}", name, total, code, four)
     return total
 
 
@@ -101,7 +102,7 @@ def _pairs(a: Expr, b: Expr) -> Expr:
     rows = 16 if str(a.ty).endswith("16") else 8
     name = "llvm.x86.avx512.pmaddw.d.512" if rows == 16 else "llvm.x86.avx2.pmadd.wd"
     halves = [tirx.reinterpret(f"int16x{2 * rows}", value) for value in (a, b)]
-    return _call(f"int32x{rows}", name, *halves)
+    return llvm(f"int32x{rows}", name, *halves)
 
 
 def _lanes(words: Expr, shift: int, mask: int) -> Expr:
@@ -130,20 +131,8 @@ def _four_k(o: MixedOperands, row: int, k: int) -> Expr:
     """int8 [4R]: four activations, repeated for every row of weights."""
     from tvm import tirx
 
-    four = tirx.reinterpret("int32", o.x.vload(o.row(_i64(row), _i64(k)), "int8x4"))
+    four = tirx.reinterpret("int32", o.x.vload(o.row(i64(row), i64(k)), "int8x4"))
     return tirx.reinterpret(f"int8x{4 * o.dot.rows}", tirx.Broadcast(four, o.dot.rows))
-
-
-def _call(dtype: str, name: str, *arguments: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, name, *arguments)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
 
 
 INSTRUCTIONS = tuple(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.super_records import (
     GROUP,
@@ -101,7 +102,7 @@ def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
 
         def scale(first: int) -> Expr:
             low, high = (
-                o.scales.vload([_i64(at)], f"uint8x{rows}").astype(f"uint16x{rows}")
+                o.scales.vload([i64(at)], f"uint8x{rows}").astype(f"uint16x{rows}")
                 for at in (first, first + rows)
             )
             up = tirx.shift_left(high, tirx.Broadcast(tirx.const(8, "uint16"), rows))
@@ -109,20 +110,14 @@ def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
             return half.astype(f"float32x{rows}")
 
         for row in range(o.m):
-            at = [_i64(row), _i64(0)] if o.m > 1 else [_i64(0)]
+            at = [i64(row), i64(0)] if o.m > 1 else [i64(0)]
             total, least = (
-                o.totals.vload([_i64(which), *at], f"float32x{rows}") for which in range(2)
+                o.totals.vload([i64(which), *at], f"float32x{rows}") for which in range(2)
             )
             value = o.acc.vload(at, f"float32x{rows}") + total * scale(0)
             _store(o.acc, value - least * scale(2 * rows), at)
 
     return register(name, lambda: scale_pair(records, m, implement))
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
 
 
 def _floats(o: DotOperands) -> str:
@@ -139,7 +134,7 @@ def _store(buffer: Any, value: Expr, at: list[Expr]) -> None:
 
     *lead, last = at
     lanes = int(str(value.ty).rpartition("x")[2])
-    b.buffer_store(buffer, value, [*lead, tirx.Ramp(last, _i64(1), lanes)])
+    b.buffer_store(buffer, value, [*lead, tirx.Ramp(last, i64(1), lanes)])
 
 
 def _fma(value: Expr, factor: Expr, total: Expr) -> Expr:
@@ -158,7 +153,7 @@ def _small(o: DotOperands, group: int, which: int) -> Expr:
 
     rows = o.dot.records.rows
     at = group // 2 * rows + 2 * rows * which
-    pair = o.chunk.vload([_i64(at)], f"uint8x{rows}").astype(f"int32x{rows}")
+    pair = o.chunk.vload([i64(at)], f"uint8x{rows}").astype(f"int32x{rows}")
     if group % 2:
         return tirx.shift_right(pair, tirx.Broadcast(tirx.const(4, "int32"), rows))
     return tirx.bitwise_and(pair, tirx.Broadcast(tirx.const(15, "int32"), rows))
@@ -170,7 +165,7 @@ def _part(o: DotOperands, vector: int, width: int, at: int, place: int) -> Expr:
 
     rec = o.dot.records
     size = rec.vector
-    found = o.chunk.vload([_i64(rec.codes + vector * size)], f"uint8x{size}")
+    found = o.chunk.vload([i64(rec.codes + vector * size)], f"uint8x{size}")
     if at != place:  # in 16-bit lanes: x86 has no 8-bit shift, and the mask drops what crosses over
         words = tirx.reinterpret(f"uint16x{size // 2}", found)
         move = tirx.shift_right if at > place else tirx.shift_left

@@ -13,6 +13,7 @@ from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.linear_nest import Blocking
 from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of, store_inside
 from apq_tvm.tensorize.balance import VECTORS, digit, triple
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.unit import UNIT_K
 
 Expr = Any  # tvm is untyped
@@ -83,11 +84,11 @@ class _Nest:
         self.spec, self.layout, self.blocking, self.m = spec, layout, blocking, m
         assert spec.scheme is not None
         self.token_scale = spec.scheme.act_group == -1
-        tiles = (m + _i64(blocking.m_tile - 1)) // _i64(blocking.m_tile)
-        outer, streams = [tiles, _i64(blocking.bundles)], _i64(blocking.streams)
-        rows = [_i64(blocking.m_tile)] if blocking.m_tile > 1 else []
-        lanes = [*rows, _i64(TRIPLE), _i64(layout.lanes)]
-        self.dots_shape = [*outer, _i64(blocking.spans), streams, *lanes]
+        tiles = (m + i64(blocking.m_tile - 1)) // i64(blocking.m_tile)
+        outer, streams = [tiles, i64(blocking.bundles)], i64(blocking.streams)
+        rows = [i64(blocking.m_tile)] if blocking.m_tile > 1 else []
+        lanes = [*rows, i64(TRIPLE), i64(layout.lanes)]
+        self.dots_shape = [*outer, i64(blocking.spans), streams, *lanes]
         self.sums_shape = [*outer, streams, *lanes]
 
     def _row(self, tile: Expr, row: list[Expr]) -> Expr:
@@ -95,7 +96,7 @@ class _Nest:
         from tvm import tirx
 
         mt = self.blocking.m_tile
-        return tirx.min(tile * _i64(mt), self.m - _i64(mt)) + row[0] if row else tile
+        return tirx.min(tile * i64(mt), self.m - i64(mt)) + row[0] if row else tile
 
     @property
     def _ragged(self) -> bool:
@@ -103,14 +104,14 @@ class _Nest:
 
     def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
         """Row block, past the end in the last bundle of ragged streams."""
-        return stream * _i64(self.blocking.bundles) + bundle
+        return stream * i64(self.blocking.bundles) + bundle
 
     def _block(self, bundle: Expr, stream: Expr) -> Expr:
         """Row block to read: past the end the last one."""
         from tvm import tirx
 
         index, last = self._block_index(bundle, stream), self.layout.row_blocks(self.spec.n) - 1
-        return tirx.min(index, _i64(last)) if self._ragged else index
+        return tirx.min(index, i64(last)) if self._ragged else index
 
     def dot(self, dots: Buffer, xq: Buffer, codes: Buffer) -> None:
         """Σ digit xq per group."""
@@ -118,25 +119,25 @@ class _Nest:
         from tvm.tirx.script.builder import ir as b
 
         bl, layout = self.blocking, self.layout
-        reduced = [_i64(e) for e in (bl.units, VECTORS, 4)]
+        reduced = [i64(e) for e in (bl.units, VECTORS, 4)]
         with b.grid(*self.dots_shape, *reduced) as loops, b.sblock("dot"):
             axes = b.axis.remap("S" * len(self.dots_shape) + "RRR", loops)
             target, (u, j, c) = list(axes[:-3]), axes[-3:]
             t, nb, g, s, *inner, part, r = target
             row, block = self._row(t, inner), self._block(nb, s)
-            index = g * _i64(bl.units) + u
-            first = index * _i64(UNIT_K)
+            index = g * i64(bl.units) + u
+            first = index * i64(UNIT_K)
             # A whole unit of both operands: what an instruction reads.
             b.reads(
-                codes[block, index, 0 : layout.unit_bytes], xq[row, first : first + _i64(UNIT_K)]
+                codes[block, index, 0 : layout.unit_bytes], xq[row, first : first + i64(UNIT_K)]
             )
             b.writes(dots[tuple(target)])
             with b.init():
                 b.buffer_store(dots, tirx.const(0, "int32"), target)
             code = triple(
-                lambda byte: codes[block, index, byte], layout.vector_bytes, j, r * _i64(4) + c
+                lambda byte: codes[block, index, byte], layout.vector_bytes, j, r * i64(4) + c
             )
-            x = xq[row, first + j * _i64(4) + c].astype("int32")
+            x = xq[row, first + j * i64(4) + c].astype("int32")
             b.buffer_store(dots, dots[tuple(target)] + digit(code, part) * x, target)
 
     def scale(self, sums: Buffer, dots: Buffer, scales: Buffer, xs: Buffer, xsum: Buffer) -> None:
@@ -144,7 +145,7 @@ class _Nest:
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        shape = [*self.sums_shape, _i64(self.blocking.spans)]
+        shape = [*self.sums_shape, i64(self.blocking.spans)]
         with b.grid(*shape) as loops, b.sblock("scale"):
             *target, g = b.axis.remap("S" * len(self.sums_shape) + "R", loops)
             t, nb, s, *inner, part, r = target
@@ -153,7 +154,7 @@ class _Nest:
             block, row = self._block(nb, s), self._row(t, inner)
             dot = dots[(t, nb, g, s, *inner, part, r)]
             centred = dot - xsum[row, g] * tirx.const(CENTRE, "int32")
-            lane = part * _i64(self.layout.lanes) + r
+            lane = part * i64(self.layout.lanes) + r
             factor = scales[block, g, lane].astype("float32")
             if not self.token_scale:
                 factor = factor * xs[row, g]
@@ -169,9 +170,9 @@ class _Nest:
         n, lanes = self.spec.n, self.layout.lanes
 
         def output(target: list[Expr], total: Expr, r: Expr) -> tuple[Expr, list[Expr]]:
-            row, col = self._row(target[0], target[3:-1]), self._vector(target) * _i64(lanes) + r
+            row, col = self._row(target[0], target[3:-1]), self._vector(target) * i64(lanes) + r
             if self.token_scale:
-                total = total * xs[row, _i64(0)]
+                total = total * xs[row, i64(0)]
             return epilogue_of(self.spec, total, bias, residual, row, col), [row, col]
 
         if n % lanes:
@@ -181,11 +182,11 @@ class _Nest:
         with b.grid(*self.sums_shape) as loops, b.sblock("store"):
             *target, r = b.axis.remap("S" * len(self.sums_shape), loops)
             value, (row, col) = output(target, sums[(*target, r)], r)
-            store_inside(y, value, row, col, self._vector(target) < _i64(n // lanes), always)
+            store_inside(y, value, row, col, self._vector(target) < i64(n // lanes), always)
 
     def _vector(self, target: list[Expr]) -> Expr:
         """Which vector of L rows of weights a sum belongs to."""
-        return self._block_index(target[1], target[2]) * _i64(TRIPLE) + target[-1]
+        return self._block_index(target[1], target[2]) * i64(TRIPLE) + target[-1]
 
     def _store_ragged(self, sums: Buffer, y: Buffer, output: Any) -> None:
         """Whole vectors for full ones; lane by lane, from a copy, for the last one.
@@ -195,7 +196,7 @@ class _Nest:
         from tvm.tirx.script.builder import ir as b
 
         n, count = self.spec.n, self.layout.lanes
-        lanes, full = _i64(count), _i64(self.spec.n // count)
+        lanes, full = i64(count), i64(self.spec.n // count)
         with b.grid(*self.sums_shape[:-1]) as loops, b.sblock("store"):
             target = list(b.axis.remap("S" * len(loops), loops))
             row, index = self._row(target[0], target[3:-1]), self._vector(target)
@@ -209,12 +210,6 @@ class _Nest:
                 with b.Else(), b.If(index == full), b.Then():
                     with b.vectorized(lanes) as r:
                         b.buffer_store(tail, sums[(*target, r)], [r])
-                    with b.serial(_i64(n % count)) as r:
+                    with b.serial(i64(n % count)) as r:
                         value, at = output(target, tail[r], r)
                         b.buffer_store(y, value, at)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")

@@ -15,9 +15,10 @@ from apq_tvm.codegen.layouts import UNIT_K, BalanceLayout
 from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.balance import act_groups
 from apq_tvm.ops.gemm import _IntegerGemm
-from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
+from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.balance import VECTORS, digit, triple
+from apq_tvm.tensorize.exprs import i64
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

@@ -21,6 +21,7 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear_nest import Blocking, LinearNest, act_groups
 from apq_tvm.ops.linear_spec import LinearSpec, Operands
 from apq_tvm.tensorize.bitserial import plane_bit, term
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.unit import decode
 
 Expr = Any  # tvm is untyped
@@ -102,25 +103,25 @@ class _Planes(LinearNest):
         bl, unit, steps = self.blocking, self.unit, self.steps
         assert self.spec.scheme is not None
         p = self.spec.scheme.act_bits
-        reduced = [_i64(e) for e in (bl.units, 8 * steps, 4)]
+        reduced = [i64(e) for e in (bl.units, 8 * steps, 4)]
         kinds = "S" * len(self.dots_shape) + "RRR"
         with b.grid(*self.dots_shape, *reduced) as loops, b.sblock("dot"):
             axes = b.axis.remap(kinds, loops)
             target, (u, j, c) = list(axes[:-3]), axes[-3:]
             t, nb, g, s, *inner, r = target
             row, block = self._row(t, inner), self._block(nb, s)
-            first = (g * _i64(bl.units) + u) * _i64(steps)
-            vector, index = (j % _i64(8), first + j // _i64(8)) if steps > 1 else (j, first)
-            whole = slice(first, first + _i64(steps)) if steps > 1 else first
+            first = (g * i64(bl.units) + u) * i64(steps)
+            vector, index = (j % i64(8), first + j // i64(8)) if steps > 1 else (j, first)
+            whole = slice(first, first + i64(steps)) if steps > 1 else first
             b.reads(
                 codes[block, whole, 0 : unit.nbytes],
-                planes[row, 0:p, first : first + _i64(steps)],
+                planes[row, 0:p, first : first + i64(steps)],
             )
             b.writes(dots[tuple(target)])
             with b.init():
                 b.buffer_store(dots, tirx.const(0, "int32"), target)
-            code = decode(unit, lambda byte: codes[block, index, byte], vector, r * _i64(4) + c)
-            bits = [plane_bit(planes[row, _i64(t), index], vector, c) for t in range(p)]
+            code = decode(unit, lambda byte: codes[block, index, byte], vector, r * i64(4) + c)
+            bits = [plane_bit(planes[row, i64(t), index], vector, c) for t in range(p)]
             value = dots[tuple(target)] + term(code, bits, unit.bits)
             b.buffer_store(dots, value, target)
 
@@ -142,7 +143,7 @@ class _Planes(LinearNest):
         # Columns past K, -1 here, are 0 in xsum; their codes stand for 0 (for W1: they are 1).
         padding: Expr = i32(0)
         if k % width:
-            last = group == _i64(k // width)
+            last = group == i64(k // width)
             padding = tirx.Select(last, i32(width - k % width), i32(0))
         ones = tirx.shift_right(i32(width) - padding + xsum, i32(1))
         code = i32(1 << (q - 1)) if zero is None else zero.astype("int32")
@@ -163,7 +164,7 @@ class _Planes(LinearNest):
         from tvm.tirx.script.builder import ir as b
 
         assert xs is not None and xsum is not None
-        shape = [*self.sums_shape, _i64(self.blocking.spans)]
+        shape = [*self.sums_shape, i64(self.blocking.spans)]
         with b.grid(*shape) as loops, b.sblock("scale"):
             *target, g = b.axis.remap("S" * len(self.sums_shape) + "R", loops)
             t, nb, s, *inner, r = target
@@ -177,9 +178,3 @@ class _Planes(LinearNest):
                 factor = factor * xs[row, g]
             value = sums[tuple(target)] + factor * total.astype("float32")
             b.buffer_store(sums, value, target)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")

@@ -15,11 +15,8 @@ from tvm import te, tirx
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout, WeightLayout, embedding_layout
 from apq_tvm.ops.shapes import Dim, Symbols
+from apq_tvm.tensorize.exprs import i32
 from apq_tvm.types import Scheme
-
-
-def _int32(value: int) -> Any:
-    return tirx.const(value, "int32")
 
 
 def embedding(
@@ -108,8 +105,8 @@ def _decoded(
             slots = 4 * field.width  # bytes of the field in a unit
             byte = arrays["codes"](r, k // UNIT_K, 4 * field.shift + k % slots).astype("int32")
             place = ((k % UNIT_K) // slots * field.width).astype("int32")
-            part = (byte >> place) & _int32(field.mask)
-            part = part << _int32(field.shift) if field.shift else part
+            part = (byte >> place) & i32(field.mask)
+            part = part << i32(field.shift) if field.shift else part
             total = part if total is None else total | part
         return total
 
@@ -120,8 +117,8 @@ def _decoded(
                 "float32"
             ) * scale
         if scheme.bits == 1:
-            return (code(r, k) * _int32(2) - _int32(1)).astype("float32") * scale
-        return (code(r, k) - _int32(1 << (scheme.bits - 1))).astype("float32") * scale
+            return (code(r, k) * i32(2) - i32(1)).astype("float32") * scale
+        return (code(r, k) - i32(1 << (scheme.bits - 1))).astype("float32") * scale
 
     # Codes of one field lie in consecutive bytes for 4w elements; groups of 16 cut them too.
     return weight, min(UNIT_K, group, *(4 * f.width for f in layout.fields))

@@ -26,6 +26,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.folded_linear import chunk_units, fold_of
 from apq_tvm.ops.quantize_activations import TINY, argument
+from apq_tvm.tensorize.exprs import f32, i64, whole
 from apq_tvm.tensorize.fold import MAGIC, MAGIC_BITS
 from apq_tvm.tensorize.folded_dot import STARTS
 from apq_tvm.tensorize.unit import VECTORS
@@ -96,16 +97,16 @@ class FoldActivations:
             b.func_attr(attributes)
             x = argument("x", (m, self.k), "float32")
             slots = self.declare(m)
-            tasks = (slots + _i64(rows - 1)) // _i64(rows)
+            tasks = (slots + i64(rows - 1)) // i64(rows)
             with b.sblock("root"):
                 b.reads()
                 b.writes()
                 with b.serial(0, tasks) as t, b.sblock("task"):
                     task = b.axis.spatial(tasks, t)
                     b.reads(x[0:m, 0 : self.k])
-                    b.writes(_whole(self.xq))
-                    first = b.bind(task * _i64(rows))
-                    mine = b.bind(tirx.min(_i64(rows), slots - first))
+                    b.writes(whole(self.xq))
+                    first = b.bind(task * i64(rows))
+                    mine = b.bind(tirx.min(i64(rows), slots - first))
                     with b.serial(0, mine) as r:
                         self._row(first + r, self.source(first + r, m), x)
         return builder.get()
@@ -136,20 +137,20 @@ class FoldActivations:
         source = _Row(x, source_row)
         if self.padded != self.k:
             copy = b.sblock_alloc_buffer((self.padded,), "float32", align=64)
-            with b.serial(0, _i64(self.padded)) as c:
-                value = tirx.if_then_else(c < _i64(self.k), x[source_row, c], _f32(0.0))
+            with b.serial(0, i64(self.padded)) as c:
+                value = tirx.if_then_else(c < i64(self.k), x[source_row, c], f32(0.0))
                 b.buffer_store(copy, value, [c])
             source = _Row(copy, None)
         largest = b.sblock_alloc_buffer((4,), "int32", align=16)
         scale = b.sblock_alloc_buffer((2,), "float32", align=16)
-        with b.serial(0, _i64(self.padded // self.group)) as g:
-            first = g * _i64(self.group)
+        with b.serial(0, i64(self.padded // self.group)) as g:
+            first = g * i64(self.group)
             b.buffer_store(largest, _four(tirx.const(0, "int32")), [_lanes(0)])
-            with b.serial(0, _i64(self.group // UNIT_K)) as u:
-                self._largest(source, first + u * _i64(UNIT_K), largest)
+            with b.serial(0, i64(self.group // UNIT_K)) as u:
+                self._largest(source, first + u * i64(UNIT_K), largest)
             self._scale(largest, scale)
-            with b.serial(0, _i64(self.group // self.chunk)) as c:
-                chunk = g * _i64(self.group // self.chunk) + c
+            with b.serial(0, i64(self.group // self.chunk)) as c:
+                chunk = g * i64(self.group // self.chunk) + c
                 self._chunk(source, row, chunk, scale)
 
     def _largest(self, source: _Row, first: Expr, largest: Buffer) -> None:
@@ -159,7 +160,7 @@ class FoldActivations:
             value = source.four(first, j)
             if j + step < VECTORS:
                 above = source.four(first, j + step)
-                value = _fma(above, _four(_f32(-(2.0**-self.fold.width))), value)
+                value = _fma(above, _four(f32(-(2.0**-self.fold.width))), value)
             pattern = tirx.reinterpret("int32x4", value)
             size = tirx.bitwise_and(pattern, _four(tirx.const(0x7FFFFFFF, "int32")))
             top = tirx.max(top, size)
@@ -170,13 +171,13 @@ class FoldActivations:
         reduce = "llvm.vector.reduce.smax.v4i32"
         pattern = tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(0)])
         size = tirx.reinterpret("float32", pattern)
-        tiny = size < _f32(TINY)
+        tiny = size < f32(TINY)
         kept = tirx.bitwise_and(
-            tirx.reinterpret("int32", size * _f32(1 / _MOST)), tirx.const(_SCALE_BITS, "int32")
+            tirx.reinterpret("int32", size * f32(1 / _MOST)), tirx.const(_SCALE_BITS, "int32")
         )
-        xs = tirx.Select(tiny, _f32(0.0), tirx.reinterpret("float32", kept))
+        xs = tirx.Select(tiny, f32(0.0), tirx.reinterpret("float32", kept))
         b.buffer_store(scale, xs, [0])
-        b.buffer_store(scale, tirx.Select(tiny, _f32(0.0), _f32(_MOST) / size), [1])
+        b.buffer_store(scale, tirx.Select(tiny, f32(0.0), f32(_MOST) / size), [1])
 
     def _chunk(self, source: _Row, row: Expr, chunk: Expr, scale: Buffer) -> None:
         fold = self.fold
@@ -184,18 +185,18 @@ class FoldActivations:
         sums = b.sblock_alloc_buffer((parts, 4), "int32", align=16)
         for part in range(parts):
             b.buffer_store(sums, _four(tirx.const(0, "int32")), [part, _lanes(0)])
-        with b.serial(0, _i64(self.chunk // UNIT_K)) as u:
-            self._codes(source, row, chunk * _i64(self.chunk) + u * _i64(UNIT_K), scale, sums)
+        with b.serial(0, i64(self.chunk // UNIT_K)) as u:
+            self._codes(source, row, chunk * i64(self.chunk) + u * i64(UNIT_K), scale, sums)
         add = "llvm.vector.reduce.add.v4i32"
         totals = [
             tirx.call_llvm_pure_intrin("int32", add, sums[part, _lanes(0)]) for part in range(parts)
         ]
-        xs = scale[0] * _f32(2.0**-fold.shift)
+        xs = scale[0] * f32(2.0**-fold.shift)
         for copy in range(self.copies):
             start = tirx.const(MAGIC_BITS >> fold.shift, "int32") - self._correction(totals)
-            lead = [row, chunk, _i64(copy)]
+            lead = [row, chunk, i64(copy)]
             self.store_floats(self.starts, lead, 0, tirx.reinterpret("float32", start))
-            self.store_floats(self.starts, lead, 4, xs * _f32(-MAGIC))
+            self.store_floats(self.starts, lead, 4, xs * f32(-MAGIC))
         self.store_floats(self.factors, [row, chunk], 0, xs)
         if fold.zeros:
             total = tirx.reinterpret("float32", _weighted(totals, fold.weights))
@@ -208,7 +209,7 @@ class FoldActivations:
         codes = b.sblock_alloc_buffer((VECTORS, 4), "int32", align=16)
         for j in reversed(range(VECTORS)):
             value = source.four(first, j) * _four(scale[1])
-            above, step = j + fold.vectors, _four(_f32(2.0**-fold.width))
+            above, step = j + fold.vectors, _four(f32(2.0**-fold.width))
             if above < VECTORS:
                 value = _fma(values[above, _lanes(0)], -step, value)
             rounded = _nearest(value)
@@ -244,11 +245,7 @@ class _Row:
 
     def four(self, first: Expr, vector: int) -> Expr:
         """float32 [4]."""
-        return self._buffer[(*self._lead, _ramp(first + _i64(4 * vector), 4))]
-
-
-def _whole(buffer: Buffer) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
+        return self._buffer[(*self._lead, _ramp(first + i64(4 * vector), 4))]
 
 
 def _weighted(totals: list[Expr], weights: tuple[int, ...]) -> Expr:
@@ -271,17 +268,9 @@ def _four(value: Expr) -> Expr:
     return tirx.Broadcast(value, 4)
 
 
-def _f32(value: float) -> Expr:
-    return tirx.const(value, "float32")
-
-
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")
-
-
 def _ramp(first: Expr, lanes: int) -> Expr:
-    return tirx.Ramp(first, _i64(1), lanes)
+    return tirx.Ramp(first, i64(1), lanes)
 
 
 def _lanes(first: int) -> Expr:
-    return _ramp(_i64(first), 4)
+    return _ramp(i64(first), 4)

@@ -15,6 +15,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear_nest import Blocking, LinearNest
 from apq_tvm.ops.linear_spec import LinearSpec, Operands
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.fold import Fold
 from apq_tvm.tensorize.folded_dot import STARTS, FoldedDot, term
 
@@ -96,21 +97,21 @@ class _Folded(LinearNest):
         codes = weights["codes"]
         reduced = [bl.spans, *dot.reduced]
         kinds = "S" * len(self.sums_shape) + "R" * len(reduced)
-        with b.grid(*self.sums_shape, *map(_i64, reduced)) as loops, b.sblock("dot"):
+        with b.grid(*self.sums_shape, *map(i64, reduced)) as loops, b.sblock("dot"):
             axes = b.axis.remap(kinds, loops)
             target, (chunk, *inner, j, c) = list(axes[: -len(reduced)]), axes[-len(reduced) :]
             t, nb, s, *row_axis, r = target
             row, block = self._row(t, row_axis), self._block(nb, s)
-            first = chunk * _i64(UNIT_K * dot.units)
-            base = chunk * _i64(dot.units)
+            first = chunk * i64(UNIT_K * dot.units)
+            base = chunk * i64(dot.units)
             at = base + inner[0] if inner else chunk
-            whole = slice(base, base + _i64(dot.units)) if inner else chunk
-            group = chunk // _i64(per_group) if bl.spans > per_group else _i64(0)
+            whole = slice(base, base + i64(dot.units)) if inner else chunk
+            group = chunk // i64(per_group) if bl.spans > per_group else i64(0)
             mine = [weights[n][block, group, r] for n in ("scales", "zeros") if n in weights]
-            k0 = first + inner[0] * _i64(UNIT_K) if inner else first
+            k0 = first + inner[0] * i64(UNIT_K) if inner else first
             b.reads(
                 codes[block, whole, 0 : unit.nbytes],
-                xq[row, first : first + _i64(UNIT_K * dot.units)],
+                xq[row, first : first + i64(UNIT_K * dot.units)],
                 starts[row, chunk, s if int(starts.shape[2]) > 1 else 0, 0:STARTS],
                 factors[row, chunk, 0 : dot.fold.factors],
                 *mine,
@@ -132,8 +133,4 @@ class _Folded(LinearNest):
 
 class _Neighbours(_Folded):
     def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
-        return bundle * _i64(self.blocking.streams) + stream
-
-
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")
+        return bundle * i64(self.blocking.streams) + stream

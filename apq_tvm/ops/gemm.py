@@ -8,9 +8,10 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
+from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
 from apq_tvm.ops.linear_nest import act_groups
 from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.unit import decode
 
 PrimFunc = Any  # tvm is untyped

@@ -28,9 +28,10 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
-from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
+from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.centred import CentredTile, multiply_loops
+from apq_tvm.tensorize.exprs import i64
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

@@ -13,8 +13,9 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import WeightLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.gemm_float import float_dots
-from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument, i64
+from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
 from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.tensorize.exprs import i64
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

@@ -9,9 +9,10 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_centred import CentredGemm
-from apq_tvm.ops.gemm_task import GemmBlocking, i64
+from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.centred import largest_byte, unpack_loops
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.unit import HALF
 
 PrimFunc = Any  # tvm is untyped

@@ -14,9 +14,10 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_centred import CentredGemm
-from apq_tvm.ops.gemm_task import GemmBlocking, i64
+from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.decoded import DecodedUnit, Source, decode_loops
+from apq_tvm.tensorize.exprs import i64
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

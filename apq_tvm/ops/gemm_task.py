@@ -28,6 +28,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops import math
 from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.tensorize.exprs import i64
 
 STAGES = "apq.stages"
 """Annotation of the root block: names of the blocks whose innermost loop is one vector."""
@@ -68,11 +69,6 @@ class GemmBlocking:
     def rows(self) -> int:
         """Rows of x in a task."""
         return self.m_tile * self.m_tiles
-
-
-def i64(value: int) -> Expr:
-    """An int64 constant: dynamic sizes are int64."""
-    return tirx.const(value, "int64")
 
 
 def _ceil(a: Expr, divisor: int) -> Expr:

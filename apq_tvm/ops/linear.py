@@ -11,7 +11,8 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.ops.linear_nest import Blocking, LinearNest, act_groups
-from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of, i64, store_inside
+from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of, store_inside
+from apq_tvm.tensorize.exprs import i64
 
 
 def integer_linear(

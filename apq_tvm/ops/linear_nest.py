@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.linear_spec import LinearSpec, epilogue_of, i64, store_inside
+from apq_tvm.ops.linear_spec import LinearSpec, epilogue_of, store_inside
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.unit import centred_code, decode
 from apq_tvm.types import Scheme
 

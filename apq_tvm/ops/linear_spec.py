@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import WeightLayout
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.types import Scheme
 
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu")
@@ -101,10 +102,3 @@ def store_inside(y: Buffer, value: Expr, row: Expr, col: Expr, inside: Expr, alw
     else:
         with b.If(inside), b.Then():
             b.buffer_store(y, value, [row, col])
-
-
-def i64(value: int) -> Expr:
-    """An int64 constant: all extents and indices of the PrimFuncs are int64."""
-    from tvm import tirx
-
-    return tirx.const(value, "int64")

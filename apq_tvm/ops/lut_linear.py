@@ -17,6 +17,7 @@ from typing import Any
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.ops.lut_tables import MIDDLE, span_width, units_of
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.lut_dot import LutDot
 from apq_tvm.tensorize.lut_unit import ENTRIES, QUADS
 
@@ -125,16 +126,16 @@ class _Nest:
     def __init__(self, spec: LinearSpec, layout: BcqLayout, blocking: LutBlocking, m: Expr) -> None:
         self.spec, self.layout, self.blocking, self.m = spec, layout, blocking, m
         tile = blocking.dot.m
-        outer = [(m + _i64(tile - 1)) // _i64(tile), _i64(blocking.bundles)]
-        streams = _i64(blocking.streams)
+        outer = [(m + i64(tile - 1)) // i64(tile), i64(blocking.bundles)]
+        streams = i64(blocking.streams)
         self.dots_shape = [
             *outer,
-            _i64(blocking.spans),
+            i64(blocking.spans),
             streams,
-            *map(_i64, blocking.dot.acc_shape),
+            *map(i64, blocking.dot.acc_shape),
         ]
-        rows = [_i64(tile)] if tile > 1 else []
-        self.sums_shape = [*outer, streams, *rows, *map(_i64, blocking.lanes)]
+        rows = [i64(tile)] if tile > 1 else []
+        self.sums_shape = [*outer, streams, *rows, *map(i64, blocking.lanes)]
 
     def _row(self, tile: Expr, inner: Expr | None) -> Expr:
         """Row of x. The last tile ends at M."""
@@ -142,19 +143,19 @@ class _Nest:
 
         if inner is None:
             return tile
-        height = _i64(self.blocking.dot.m)
+        height = i64(self.blocking.dot.m)
         return tirx.min(tile * height, self.m - height) + inner
 
     def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
         """Row block, past the end in the last bundle of ragged streams."""
-        return stream * _i64(self.blocking.bundles) + bundle
+        return stream * i64(self.blocking.bundles) + bundle
 
     def _block(self, bundle: Expr, stream: Expr) -> Expr:
         """Row block to read: past the end the last one."""
         from tvm import tirx
 
         index, last = self._block_index(bundle, stream), self.layout.row_blocks(self.spec.n) - 1
-        return tirx.min(index, _i64(last)) if self._ragged else index
+        return tirx.min(index, i64(last)) if self._ragged else index
 
     @property
     def _ragged(self) -> bool:
@@ -165,7 +166,7 @@ class _Nest:
         from tvm.tirx.script.builder import ir as b
 
         dot, units = self.blocking.dot, units_of(self.blocking.span)
-        reduced = [_i64(e) for e in (units, *dot.reduced)]
+        reduced = [i64(e) for e in (units, *dot.reduced)]
         kinds = "S" * len(self.dots_shape) + "R" * len(reduced)
         entries = QUADS * ENTRIES
         with b.grid(*self.dots_shape, *reduced) as loops, b.sblock("dot"):
@@ -173,12 +174,12 @@ class _Nest:
             target, (u, *inner) = axes[: len(self.dots_shape)], axes[len(self.dots_shape) :]
             t, nb, g, s, *lanes = target
             row = self._row(t, dot.split(lanes)[0])
-            block, index = self._block(nb, s), g * _i64(units) + u
-            first = index * _i64(entries)
+            block, index = self._block(nb, s), g * i64(units) + u
+            first = index * i64(entries)
             # A whole unit of both operands: what an instruction reads.
             b.reads(
                 codes[block, index, 0 : dot.unit.nbytes],
-                tables[row, first : first + _i64(entries)],
+                tables[row, first : first + i64(entries)],
             )
             b.writes(dots[tuple(target)])
             with b.init():
@@ -203,7 +204,7 @@ class _Nest:
         if not dot.unit.paired:
             return tirx.const(excess % 65536, "uint16")
         odd, both = excess % 65536, excess * 257 % 65536
-        second = lanes[-2] == _i64(1)
+        second = lanes[-2] == i64(1)
         return tirx.Select(second, tirx.const(odd, "uint16"), tirx.const(both, "uint16"))
 
     def scale(
@@ -216,21 +217,21 @@ class _Nest:
         bl, unit = self.blocking, self.blocking.dot.unit
         width = self.layout.group_width(self.spec.k)
         kinds = "S" * len(self.sums_shape) + "R"
-        with b.grid(*self.sums_shape, _i64(bl.spans)) as loops, b.sblock("scale"):
+        with b.grid(*self.sums_shape, i64(bl.spans)) as loops, b.sblock("scale"):
             *target, g = b.axis.remap(kinds, loops)
             t, nb, s, *inner = target
             with b.init():
                 b.buffer_store(sums, tirx.const(0.0, "float32"), target)
             tile_row = inner[0] if bl.row_axes else None
             lanes = inner[bl.row_axes :]
-            lane = lanes[0] * _i64(16) + lanes[1] if unit.paired else lanes[0]
+            lane = lanes[0] * i64(16) + lanes[1] if unit.paired else lanes[0]
             block, row = self._block(nb, s), self._row(t, tile_row)
-            group = g if width == bl.span else g * _i64(bl.span) // _i64(width)
+            group = g if width == bl.span else g * i64(bl.span) // i64(width)
             total = None
             for plane in range(unit.bits):
                 alpha = scales[block, group, plane, lane].astype("float32")
                 at = [t, nb, g, s, *([tile_row] if tile_row is not None else [])]
-                at += [_i64(plane)] if unit.bits > 1 else []
+                at += [i64(plane)] if unit.bits > 1 else []
                 term = alpha * self._sum(dots, at, lanes)
                 total = term if total is None else total + term
             if steps is not None:
@@ -252,9 +253,9 @@ class _Nest:
             pattern = total + tirx.const(0x4B400000, "int32")
             return tirx.reinterpret("float32", pattern) - tirx.const(1.5 * 2.0**23, "float32")
         half, lane = lanes
-        both, odd = dots[(*at, _i64(0), lane)], dots[(*at, _i64(1), lane)]
+        both, odd = dots[(*at, i64(0), lane)], dots[(*at, i64(1), lane)]
         even = both - tirx.shift_left(odd, tirx.const(8, "uint16"))
-        chosen = tirx.Select(half == _i64(1), odd, even)
+        chosen = tirx.Select(half == i64(1), odd, even)
         return tirx.reinterpret("int16", chosen).astype("int32").astype("float32")
 
     def store(self, y: Buffer, sums: Buffer, bias: Buffer | None, residual: Buffer | None) -> None:
@@ -281,8 +282,8 @@ class _Nest:
 
     def _column(self, target: list[Expr]) -> Expr:
         """Column of y of a vector's first lane; `target` is an index into the sums without it."""
-        first = self._block_index(target[1], target[2]) * _i64(self.layout.rows)
-        return first + target[-1] * _i64(16) if self.blocking.dot.unit.paired else first
+        first = self._block_index(target[1], target[2]) * i64(self.layout.rows)
+        return first + target[-1] * i64(16) if self.blocking.dot.unit.paired else first
 
     def _store_ragged(self, sums: Buffer, y: Buffer, output: Any) -> None:
         """Whole vectors where they fit; lane by lane, from a copy, where N ends within one.
@@ -297,22 +298,16 @@ class _Nest:
             target = list(b.axis.remap("S" * len(loops), loops))
             first = self._column(target)
             row = self._row(target[0], target[3] if self.blocking.row_axes else None)
-            b.reads(sums[(*target, slice(0, _i64(lanes)))])
-            b.writes(y[row, first : first + _i64(lanes)])
-            tail = b.sblock_alloc_buffer([_i64(lanes)], "float32")
-            with b.If(first < _i64(n - lanes + 1)):
-                with b.Then(), b.vectorized(_i64(lanes)) as lane:
+            b.reads(sums[(*target, slice(0, i64(lanes)))])
+            b.writes(y[row, first : first + i64(lanes)])
+            tail = b.sblock_alloc_buffer([i64(lanes)], "float32")
+            with b.If(first < i64(n - lanes + 1)):
+                with b.Then(), b.vectorized(i64(lanes)) as lane:
                     value, at = output(target, sums[(*target, lane)], lane)
                     b.buffer_store(y, value, at)
-                with b.Else(), b.If(first < _i64(n)), b.Then():
-                    with b.vectorized(_i64(lanes)) as lane:
+                with b.Else(), b.If(first < i64(n)), b.Then():
+                    with b.vectorized(i64(lanes)) as lane:
                         b.buffer_store(tail, sums[(*target, lane)], [lane])
-                    with b.serial(_i64(n % lanes)) as lane:
+                    with b.serial(i64(n % lanes)) as lane:
                         value, at = output(target, tail[lane], lane)
                         b.buffer_store(y, value, at)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")

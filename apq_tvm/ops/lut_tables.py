@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.lut_unit import ENTRIES, UNIT_K, signs
 
 PrimFunc = Any  # tvm is untyped
@@ -87,7 +88,7 @@ def lut_tables(k: int, padded_k: int, span: int, dtype: str) -> PrimFunc:
         b.func_attr({"apq.op": "lut_tables", "op_pattern": 8, "tirx.noalias": True})
 
         def argument(name: str, shape: tuple[Any, ...], kind: str) -> Buffer:
-            extents = [_i64(s) if isinstance(s, int) else s for s in shape]
+            extents = [i64(s) if isinstance(s, int) else s for s in shape]
             handle = b.arg(name, b.handle())
             return b.match_buffer(handle, extents, kind, align=4, offset_factor=1)
 
@@ -160,15 +161,15 @@ class _Span:
         inverse = None
         if self.scales is not None:
             inverse = self._scale(self.scales, row, span, quads)
-        with b.grid(_i64(quads), _i64(ENTRIES)) as (q0, e0), b.sblock(f"table{self.suffix}"):
+        with b.grid(i64(quads), i64(ENTRIES)) as (q0, e0), b.sblock(f"table{self.suffix}"):
             q, e = b.axis.remap("SS", [q0, e0])
             b.reads(*([] if inverse is None else [inverse[0]]))
-            at = [row, span * _i64(4 * width) + q * _i64(ENTRIES) + e]
+            at = [row, span * i64(4 * width) + q * i64(ENTRIES) + e]
             b.writes(self.tables[tuple(at)])
             index = e.astype("int32")
             total = None
             for t in range(4):
-                value, factor = self.x(q * _i64(4) + _i64(t)), tirx.const(1.0, "float32")
+                value, factor = self.x(q * i64(4) + i64(t)), tirx.const(1.0, "float32")
                 if inverse is not None:
                     factor = inverse[0]
                 term = tirx.Select(signs(index, t), factor, -factor) * value
@@ -187,13 +188,13 @@ class _Span:
         from tvm.tirx.script.builder import ir as b
 
         lanes = b.sblock_alloc_buffer((8,), "float32", align=64)
-        with b.grid(_i64(quads // 2), _i64(8)) as (c0, l0), b.sblock(f"add{self.suffix}"):
+        with b.grid(i64(quads // 2), i64(8)) as (c0, l0), b.sblock(f"add{self.suffix}"):
             lane, c = b.axis.spatial(8, l0), b.axis.reduce(quads // 2, c0)
-            b.reads(self.x(c * _i64(8) + lane))
+            b.reads(self.x(c * i64(8) + lane))
             b.writes(lanes[lane])
             with b.init():
                 b.buffer_store(lanes, tirx.const(0.0, "float32"), [lane])
-            b.buffer_store(lanes, lanes[lane] + self.x(c * _i64(8) + lane), [lane])
+            b.buffer_store(lanes, lanes[lane] + self.x(c * i64(8) + lane), [lane])
         with b.sblock(f"sum{self.suffix}"):
             b.reads(lanes[0:8])
             b.writes(self.sums[row, span])
@@ -209,14 +210,14 @@ class _Span:
         largest = b.sblock_alloc_buffer((8,), "int32", align=64)
         top = b.sblock_alloc_buffer((1,), "int32", align=64)
         inverse = b.sblock_alloc_buffer((1,), "float32", align=64)
-        with b.grid(_i64(quads // 8), _i64(8)) as (c0, l0), b.sblock(f"largest{self.suffix}"):
+        with b.grid(i64(quads // 8), i64(8)) as (c0, l0), b.sblock(f"largest{self.suffix}"):
             lane, c = b.axis.spatial(8, l0), b.axis.reduce(quads // 8, c0)
-            first = c * _i64(32) + lane * _i64(4)
+            first = c * i64(32) + lane * i64(4)
             b.reads()
             b.writes(largest[lane])
             with b.init():
                 b.buffer_store(largest, tirx.const(0, "int32"), [lane])
-            size = [_magnitude(self.x(first + _i64(t))) for t in range(4)]
+            size = [_magnitude(self.x(first + i64(t))) for t in range(4)]
             pattern = tirx.reinterpret("int32", (size[0] + size[1]) + (size[2] + size[3]))
             b.buffer_store(largest, tirx.max(largest[lane], pattern), [lane])
         with b.serial(0, 8) as l0, b.sblock(f"top{self.suffix}"):
@@ -243,12 +244,6 @@ def _magnitude(value: Expr) -> Expr:
 
     pattern = tirx.reinterpret("int32", value)
     return tirx.reinterpret("float32", tirx.bitwise_and(pattern, tirx.const(0x7FFFFFFF, "int32")))
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")
 
 
 def units_of(span: int) -> int:

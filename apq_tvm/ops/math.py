@@ -18,6 +18,8 @@ from typing import Any
 
 from tvm import tirx
 
+from apq_tvm.tensorize.exprs import f32
+
 Expr = Any  # tvm.tirx.PrimExpr: tvm is untyped
 
 _LOG2E = 1.4426950408889634
@@ -65,10 +67,6 @@ _TANH_Q = (
 )
 
 
-def _f32(value: float) -> Expr:
-    return tirx.const(value, "float32")
-
-
 def _bind(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """``let v = value in body(v)``, so that a value used many times is not copied as often."""
     if isinstance(value, tirx.Var | tirx.FloatImm):
@@ -80,16 +78,16 @@ def _bind(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
 def _clamp(x: Expr, low: float, high: float) -> Expr:
     # Select, not max/min: every comparison with NaN is false, so NaN goes through.
     def below(v: Expr) -> Expr:
-        upper = tirx.Select(v > _f32(high), _f32(high), v)
-        return _bind(upper, lambda u: tirx.Select(u < _f32(low), _f32(low), u))
+        upper = tirx.Select(v > f32(high), f32(high), v)
+        return _bind(upper, lambda u: tirx.Select(u < f32(low), f32(low), u))
 
     return _bind(x, below)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Expr) -> Expr:
-    result = _f32(coefficients[-1])
+    result = f32(coefficients[-1])
     for c in reversed(coefficients[:-1]):
-        result = result * x + _f32(c)
+        result = result * x + f32(c)
     return result
 
 
@@ -106,17 +104,17 @@ def exp(x: Expr) -> Expr:
     """e^x, relative error at most 2e-7; overflows to inf, below 1e-38 it may be flushed to 0."""
 
     def scaled(n: Expr, r: Expr) -> Expr:
-        value = _polynomial(_EXP, r) * r * r + r + _f32(1.0)
+        value = _polynomial(_EXP, r) * r * r + r + f32(1.0)
         # Two factors: 2^n alone does not fit a float32 exponent for n = 128 or n < -126.
         whole = n.astype("int32")
         half = tirx.shift_right(whole, tirx.const(1, "int32"))
         return value * _power_of_two(half) * _power_of_two(whole - half)
 
     def reduced(v: Expr) -> Expr:
-        n = tirx.floor(v * _f32(_LOG2E) + _f32(0.5))
+        n = tirx.floor(v * f32(_LOG2E) + f32(0.5))
         return _bind(
             n,
-            lambda n: _bind(v - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW), lambda r: scaled(n, r)),
+            lambda n: _bind(v - n * f32(_LN2_HIGH) - n * f32(_LN2_LOW), lambda r: scaled(n, r)),
         )
 
     return _bind(_clamp(x, -104.0, 89.0), reduced)
@@ -140,32 +138,32 @@ def tanh(x: Expr) -> Expr:
 
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e^-x), relative error at most 5e-7."""
-    return _f32(1.0) / (_f32(1.0) + exp(-x))
+    return f32(1.0) / (f32(1.0) + exp(-x))
 
 
 def relu(x: Expr) -> Expr:
     """max(x, 0)."""
-    return _bind(x, lambda v: tirx.Select(v < _f32(0.0), _f32(0.0), v))
+    return _bind(x, lambda v: tirx.Select(v < f32(0.0), f32(0.0), v))
 
 
 def gelu(x: Expr) -> Expr:
     """x/2 (1 + erf(x / sqrt 2)): ONNX Gelu, approximate="none"; error at most 1e-6 max(1, |x|)."""
-    return _bind(x, lambda v: _f32(0.5) * v * (_f32(1.0) + erf(v * _f32(0.7071067811865476))))
+    return _bind(x, lambda v: f32(0.5) * v * (f32(1.0) + erf(v * f32(0.7071067811865476))))
 
 
 def gelu_tanh(x: Expr) -> Expr:
     """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): ONNX Gelu with approximate="tanh"."""
 
     def body(v: Expr) -> Expr:
-        inner = _f32(0.7978845608028654) * (v + _f32(0.044715) * v * v * v)
-        return _f32(0.5) * v * (_f32(1.0) + tanh(inner))
+        inner = f32(0.7978845608028654) * (v + f32(0.044715) * v * v * v)
+        return f32(0.5) * v * (f32(1.0) + tanh(inner))
 
     return _bind(x, body)
 
 
 def silu(x: Expr) -> Expr:
     """x * sigmoid(x)."""
-    return _bind(x, lambda v: v / (_f32(1.0) + exp(-v)))
+    return _bind(x, lambda v: v / (f32(1.0) + exp(-v)))
 
 
 ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {

@@ -16,6 +16,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, Sizes
 from apq_tvm.ops.quantize_activations import TINY
+from apq_tvm.tensorize.exprs import i64
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -58,7 +59,7 @@ def mixed_activations(
         work.xs = _argument("xs", (m, 1), "float32")
         work.minus = _argument("minus", (m, layout.places(k) + 1), "int32")
         xf = _argument("xf", (m, k), "float32") if copy else None
-        tasks = (m + _i64(row_block - 1)) // _i64(row_block)
+        tasks = (m + i64(row_block - 1)) // i64(row_block)
         with b.sblock("root"):
             b.reads()
             b.writes()
@@ -66,8 +67,8 @@ def mixed_activations(
                 task = b.axis.spatial(tasks, t)
                 b.reads()
                 b.writes()
-                first = b.bind(task * _i64(row_block))
-                mine = b.bind(tirx.min(_i64(row_block), m - first))
+                first = b.bind(task * i64(row_block))
+                mine = b.bind(tirx.min(i64(row_block), m - first))
                 with b.serial(0, mine) as r, b.sblock("row"):
                     row = b.axis.spatial(mine, r)
                     b.reads()
@@ -93,11 +94,11 @@ class _Quantize:
         inverse = b.sblock_alloc_buffer((1,), "float32", align=64)
         with b.serial(0, GROUP) as e, b.sblock("tail"):
             lane = b.axis.spatial(GROUP, e)
-            at = _i64(self.whole * GROUP) + lane
+            at = i64(self.whole * GROUP) + lane
             zero = tirx.const(0.0, "float32")
             b.reads()
             b.writes(tail[lane])
-            value = tirx.if_then_else(at < _i64(self.k), self.x[row, at], zero)
+            value = tirx.if_then_else(at < i64(self.k), self.x[row, at], zero)
             b.buffer_store(tail, value, [lane])
         self._scale(row, tail, inverse)
         self._clear(row)
@@ -111,7 +112,7 @@ class _Quantize:
             with b.sblock("short"):
                 b.reads()
                 b.writes()
-                self._group(row, _i64(self.whole), lambda e: tail[e], inverse, "_tail")
+                self._group(row, i64(self.whole), lambda e: tail[e], inverse, "_tail")
         self._wide_sum(row)
         if xf is not None:
             lanes = max(n for n in (16, 8, 4, 2, 1) if self.k % n == 0)
@@ -167,14 +168,14 @@ class _Quantize:
         empty += [layout.wide_place(j, self.k) for j in wide]
         for place in empty:
             with b.serial(0, GROUP) as e, b.sblock(f"clear{place}"):
-                at = _i64(place * GROUP) + b.axis.spatial(GROUP, e)
+                at = i64(place * GROUP) + b.axis.spatial(GROUP, e)
                 b.reads()
                 b.writes(self.xq[row, at])
                 b.buffer_store(self.xq, tirx.const(0, "int8"), [row, at])
             with b.sblock(f"no_sum{place}"):
                 b.reads()
                 b.writes(self.minus[row, place])
-                b.buffer_store(self.minus, tirx.const(0, "int32"), [row, _i64(place)])
+                b.buffer_store(self.minus, tirx.const(0, "int32"), [row, i64(place)])
 
     def _group(self, row: Expr, group: Expr, x: Any, inverse: Buffer, suffix: str) -> None:
         codes = b.sblock_alloc_buffer((GROUP,), "int32", align=64)
@@ -219,7 +220,7 @@ class _Quantize:
         with b.sblock("wide_sum"):
             b.reads(run[0])
             b.writes(self.minus[row, last])
-            b.buffer_store(self.minus, run[0], [row, _i64(last)])
+            b.buffer_store(self.minus, run[0], [row, i64(last)])
 
 
 def _reduce(name: str, source: Buffer, target: Buffer, combine: Any) -> None:
@@ -233,10 +234,6 @@ def _reduce(name: str, source: Buffer, target: Buffer, combine: Any) -> None:
         b.buffer_store(target, combine(target[0], source[e]), [0])
 
 
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")
-
-
 def _argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:
-    extents = [_i64(s) if isinstance(s, int) else s for s in shape]
+    extents = [i64(s) if isinstance(s, int) else s for s in shape]
     return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=4, offset_factor=1)

@@ -25,6 +25,7 @@ from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.codegen.layouts.mixed_views import Place
 from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.mixed_unit import TRIPLE, MixedDot, MixedOperands, product
 
 Expr = Any  # tvm is untyped
@@ -118,7 +119,7 @@ class _Nest:
         from tvm.tirx.script.builder import ir as b
 
         bl, rows = self.blocking, self.layout.rows
-        tiles = (self.m + _i64(bl.m_tile - 1)) // _i64(bl.m_tile)
+        tiles = (self.m + i64(bl.m_tile - 1)) // i64(bl.m_tile)
         large = self.spec.n * self.spec.k >= PARALLEL
         with (b.parallel if large else b.serial)(0, self.bundles) as n0, b.sblock("bundle"):
             bundle = b.axis.spatial(self.bundles, n0)
@@ -128,9 +129,9 @@ class _Nest:
                 tile = b.axis.spatial(tiles, t0)
                 b.reads()
                 b.writes()
-                self.first = b.bind(tirx.min(tile * _i64(bl.m_tile), self.m - _i64(bl.m_tile)))
-                self.index = [b.bind(_i64(s * self.bundles) + bundle) for s in range(bl.streams)]
-                self.block = [b.bind(tirx.min(i, _i64(self.blocks - 1))) for i in self.index]
+                self.first = b.bind(tirx.min(tile * i64(bl.m_tile), self.m - i64(bl.m_tile)))
+                self.index = [b.bind(i64(s * self.bundles) + bundle) for s in range(bl.streams)]
+                self.block = [b.bind(tirx.min(i, i64(self.blocks - 1))) for i in self.index]
                 shape = (bl.streams, bl.m_tile, rows)
                 self.sums = b.sblock_alloc_buffer(shape, "float32", align=64)
                 self.fours = b.sblock_alloc_buffer(shape, "int32", align=64)
@@ -148,7 +149,7 @@ class _Nest:
             header = self.views.header(block)
             if header is not None:
                 place, nbytes = header
-                first = place.start + _i64(self.blocking.ahead)
+                first = place.start + i64(self.blocking.ahead)
                 prefetch(place.buffer, first, nbytes, place.lead)
 
     def _each(self) -> list[tuple[int, int]]:
@@ -185,7 +186,7 @@ class _Nest:
                 t = b.axis.spatial(bl.span, t0)
                 b.reads()
                 b.writes()
-                word = b.bind(span * _i64(bl.span) + t)
+                word = b.bind(span * i64(bl.span) + t)
                 for s in range(bl.streams):
                     self._narrow(s, word, t, xq, minus)
                     if self.layout.one_stream:
@@ -226,10 +227,10 @@ class _Nest:
             "codes": _view(self.views.narrow(self.block[s], word), layout.narrow_bytes),
             "x": _View(xq, [self.first], TRIPLE * GROUP, place * GROUP, mt),
             "minus": _View(minus, [self.first], TRIPLE, place, mt),
-            "scale": _View(self.scale, [_i64(s)], TRIPLE, t * _i64(TRIPLE)),
-            "plus": _View(self.plus, [_i64(s)], TRIPLE, t * _i64(TRIPLE)),
+            "scale": _View(self.scale, [i64(s)], TRIPLE, t * i64(TRIPLE)),
+            "plus": _View(self.plus, [i64(s)], TRIPLE, t * i64(TRIPLE)),
         }
-        acc = _View(self.sums, [_i64(s)], rows)
+        acc = _View(self.sums, [i64(s)], rows)
         self._emit(f"narrow{s}", MixedDot(False, rows, mt), views, acc)
 
     def _wide(self, s: int, group: Expr, xq: Buffer) -> None:
@@ -239,18 +240,18 @@ class _Nest:
             "codes": _view(self.views.wide(self.block[s], group), layout.wide_bytes),
             "x": _View(xq, [self.first], GROUP, place * GROUP, mt),
         }
-        self._emit(f"wide{s}", MixedDot(True, rows, mt), views, _View(self.fours, [_i64(s)], rows))
+        self._emit(f"wide{s}", MixedDot(True, rows, mt), views, _View(self.fours, [i64(s)], rows))
 
     def _emit(self, name: str, dot: MixedDot, views: dict[str, _View], acc: _View) -> None:
         """The loops of `apq_tvm.tensorize.mixed_unit.emit_product`, on parts of large buffers."""
         from tvm.tirx.script.builder import ir as b
 
-        extents = [_i64(e) for e in dot.spatial] + ([] if dot.wide else [_i64(TRIPLE)])
+        extents = [i64(e) for e in dot.spatial] + ([] if dot.wide else [i64(TRIPLE)])
         kinds = "S" * len(dot.spatial) + ("" if dot.wide else "R")
         one = len(extents) == 1
         with b.grid(*extents) as loops, b.sblock(name):
             axes = [b.axis.spatial(extents[0], loops)] if one else list(b.axis.remap(kinds, loops))
-            i = axes[0] if dot.m > 1 else _i64(0)
+            i = axes[0] if dot.m > 1 else i64(0)
             r = axes[len(dot.spatial) - 1]
             target = [*acc.lead, i, r]
             b.reads(acc.buffer[tuple(target)], *(view.region(dot.m) for view in views.values()))
@@ -272,9 +273,9 @@ class _Nest:
             with b.sblock(f"prefetch{s}"):
                 b.reads()
                 b.writes()
-                first = self.block[s] * _i64(rows)
+                first = self.block[s] * i64(rows)
                 begin = b.bind(arrays["row_start"][first].astype("int64"))
-                prefetch(arrays["row_start"], first + _i64(rows), _LINE)
+                prefetch(arrays["row_start"], first + i64(rows), _LINE)
                 for name in ("columns", "outliers"):
                     prefetch(arrays[name], begin, lines)
 
@@ -293,7 +294,7 @@ class _Nest:
                 r = b.axis.spatial(rows, r0)
                 b.reads()
                 b.writes()
-                row = b.bind(self.block[s] * _i64(rows) + r)
+                row = b.bind(self.block[s] * i64(rows) + r)
                 for i in range(bl.m_tile):
                     b.buffer_store(run, tirx.const(0.0, "float32"), [i])
                 begin = start[row].astype("int64")
@@ -301,7 +302,7 @@ class _Nest:
                     p = p0 + begin
                     value = values[p].astype("float32")
                     for i in range(bl.m_tile):
-                        x = xf[self.first + _i64(i), columns[p].astype("int64")]
+                        x = xf[self.first + i64(i), columns[p].astype("int64")]
                         b.buffer_store(run, run[i] + value * x, [i])
                 for i in range(bl.m_tile):
                     b.buffer_store(extra, run[i], [s, i, r])
@@ -322,26 +323,26 @@ class _Nest:
         n, rows, last = self.spec.n, self.layout.rows, self.layout.places(self.spec.k)
 
         def value(s: int, i: int, r: Expr) -> tuple[Expr, list[Expr]]:
-            row, block = self.first + _i64(i), self.block[s]
+            row, block = self.first + i64(i), self.block[s]
             four = self.fours[s, i, r] + self.views.zero(block, r) * minus[row, last]
             total = self.views.scale(block, r) * four.astype("float32")
             total = (self.sums[s, i, r] + total) * xs[row, 0]
             if extra is not None:
                 total = total + extra[s, i, r]
-            at = [row, self.index[s] * _i64(rows) + r]
+            at = [row, self.index[s] * i64(rows) + r]
             return epilogue_of(self.spec, total, bias, residual, *at), at
 
         for s, i in self._each():
             with b.sblock(f"store{s}_{i}"):
                 b.reads()
                 b.writes()
-                inside = self.index[s] < _i64(n // rows)
+                inside = self.index[s] < i64(n // rows)
                 with b.If(inside):
                     with b.Then(), b.vectorized(0, rows) as r:
                         total, at = value(s, i, r)
                         b.buffer_store(y, total, at)
                     if n % rows:
-                        with b.Else(), b.If(self.index[s] == _i64(n // rows)), b.Then():
+                        with b.Else(), b.If(self.index[s] == i64(n // rows)), b.Then():
                             self._store_ragged(value, s, i, y)
 
     def _store_ragged(self, value: Any, s: int, i: int, y: Buffer) -> None:
@@ -375,7 +376,7 @@ def prefetch(buffer: Buffer, first: Expr, nbytes: int, lead: tuple[Expr, ...] = 
 
     step = _LINE // np.dtype(str(buffer.dtype)).itemsize
     for line in range(-(-nbytes // _LINE)):
-        address = tirx.address_of(buffer[(*lead, first + _i64(line * step))])
+        address = tirx.address_of(buffer[(*lead, first + i64(line * step))])
         arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
         b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
 
@@ -402,15 +403,9 @@ class _View:
         """What a block reads."""
         lead = list(self.lead)
         if self.rows and m > 1:
-            lead[-1] = slice(lead[-1], lead[-1] + _i64(m))
-        return self.buffer[(*lead, slice(self.start, self.start + _i64(self.extent)))]
+            lead[-1] = slice(lead[-1], lead[-1] + i64(m))
+        return self.buffer[(*lead, slice(self.start, self.start + i64(self.extent)))]
 
 
 def _view(place: Place, extent: int) -> _View:
     return _View(place.buffer, list(place.lead), extent, place.start)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(value, "int64")

@@ -14,6 +14,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.fold_activations import FoldActivations
 from apq_tvm.ops.quantize_activations import argument
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.folded_dot import STARTS
 from apq_tvm.tensorize.paired_dot import BYTES, activation_bytes
 
@@ -80,7 +81,7 @@ class _Alone(FoldActivations):
     def _row(self, row: Expr, source_row: Expr, x: Buffer) -> None:
         super()._row(row, source_row, x)
         none = tirx.Broadcast(tirx.const(0, "int8"), BYTES)
-        b.buffer_store(self.xq, none, [row, _ramp(_i64(2 * self.padded), BYTES)])
+        b.buffer_store(self.xq, none, [row, _ramp(i64(2 * self.padded), BYTES)])
 
 
 class _Pairs(FoldActivations):
@@ -88,32 +89,28 @@ class _Pairs(FoldActivations):
 
     def declare(self, m: Expr) -> Expr:
         chunks = self.padded // self.chunk
-        pairs = (m + _i64(1)) // _i64(2)
+        pairs = (m + i64(1)) // i64(2)
         self.xq = argument("xq", (pairs, activation_bytes(self.padded, 2)), "int8")
         self.starts = argument("starts", (pairs, chunks, self.copies, STARTS), "float32")
         self.factors = argument("factors", (pairs, chunks, self.fold.factors), "float32")
-        return pairs * _i64(2)
+        return pairs * i64(2)
 
     def source(self, row: Expr, m: Expr) -> Expr:
-        return tirx.min(row // _i64(2) * _i64(2), m - _i64(2)) + row % _i64(2)
+        return tirx.min(row // i64(2) * i64(2), m - i64(2)) + row % i64(2)
 
     def store_codes(self, row: Expr, k: Expr, fours: list[Expr]) -> None:
         lanes = [tirx.const(i, "int32") for i in range(8)]
         for half in range(2):
             eight = tirx.Shuffle(fours[2 * half : 2 * half + 2], lanes)
-            first = k * 2 + half * BYTES + row % _i64(2) * 8
-            b.buffer_store(self.xq, eight.astype("int8x8"), [row // _i64(2), _ramp(first, 8)])
+            first = k * 2 + half * BYTES + row % i64(2) * 8
+            b.buffer_store(self.xq, eight.astype("int8x8"), [row // i64(2), _ramp(first, 8)])
 
     def store_floats(self, target: Buffer, lead: list[Expr], index: int, value: Expr) -> None:
         row, *rest = lead
-        first = row % _i64(2) * 2 + index
+        first = row % i64(2) * 2 + index
         both = tirx.Broadcast(value, 2)
-        b.buffer_store(target, both, [row // _i64(2), *rest, _ramp(first, 2)])
+        b.buffer_store(target, both, [row // i64(2), *rest, _ramp(first, 2)])
 
 
 def _ramp(first: Expr, lanes: int) -> Expr:
-    return tirx.Ramp(first, _i64(1), lanes)
-
-
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")
+    return tirx.Ramp(first, i64(1), lanes)

@@ -17,6 +17,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear_nest import Blocking, LinearNest
 from apq_tvm.ops.linear_spec import LinearSpec, Operands
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.folded_dot import STARTS
 from apq_tvm.tensorize.paired_dot import PairedDot, activation_bytes, paired_term
 from apq_tvm.tensorize.unit import HALF
@@ -84,24 +85,24 @@ class _Paired(LinearNest):
     ) -> None:
         super().__init__(spec, layout, blocking, m)
         self.dot = dot
-        self.pairs = (m + _i64(1)) // _i64(2)
+        self.pairs = (m + i64(1)) // i64(2)
         outer = self.sums_shape[: 2 if dot.beside else 3]
-        self.paired_shape = [*outer, *map(_i64, dot.spatial)]
+        self.paired_shape = [*outer, *map(i64, dot.spatial)]
 
     def _pair(self, tile: Expr, inner: list[Expr]) -> Expr:
         """Pair of rows of x; the last tile ends at the last one."""
-        first = tirx.min(tile * _i64(self.dot.pairs), self.pairs - _i64(self.dot.pairs))
+        first = tirx.min(tile * i64(self.dot.pairs), self.pairs - i64(self.dot.pairs))
         return first + inner[0] if inner else first
 
     def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
         """Streams read row blocks side by side: few addresses reach all of them."""
-        return bundle * _i64(self.blocking.streams) + stream
+        return bundle * i64(self.blocking.streams) + stream
 
     def _row(self, tile: Expr, inner: list[Expr]) -> Expr:
         if not inner:
             return tile
-        pair = self._pair(tile, [inner[0] // _i64(2)])
-        return tirx.min(pair * _i64(2), self.m - _i64(2)) + inner[0] % _i64(2)
+        pair = self._pair(tile, [inner[0] // i64(2)])
+        return tirx.min(pair * i64(2), self.m - i64(2)) + inner[0] % i64(2)
 
     def dot_products(self, sums: Buffer, x: tuple[Buffer, ...], weights: dict[str, Buffer]) -> None:
         """Σ over chunks of the scaled products."""
@@ -111,7 +112,7 @@ class _Paired(LinearNest):
         codes = weights["codes"]
         reduced = [bl.spans, *dot.reduced]
         kinds = "S" * len(self.paired_shape) + "R" * len(reduced)
-        with b.grid(*self.paired_shape, *map(_i64, reduced)) as loops, b.sblock("dot"):
+        with b.grid(*self.paired_shape, *map(i64, reduced)) as loops, b.sblock("dot"):
             axes = b.axis.remap(kinds, loops)
             target, (chunk, *inner, j, c) = list(axes[: -len(reduced)]), axes[-len(reduced) :]
             t, nb, s = target[:3]
@@ -119,25 +120,25 @@ class _Paired(LinearNest):
             inner_pair, _, r = dot.rows(tuple(at))
             lead = t if dot.m == 1 else self._pair(t, list(inner_pair))
             block = self._block(nb, s)
-            first, base = chunk * _i64(2 * UNIT_K * dot.units), chunk * _i64(dot.units)
+            first, base = chunk * i64(2 * UNIT_K * dot.units), chunk * i64(dot.units)
             unit_at = base + inner[0] if inner else chunk
-            whole = slice(base, base + _i64(dot.units)) if inner else chunk
-            group = chunk // _i64(per_group) if bl.spans > per_group else _i64(0)
-            start = _i64(0)
+            whole = slice(base, base + i64(dot.units)) if inner else chunk
+            group = chunk // i64(per_group) if bl.spans > per_group else i64(0)
+            start = i64(0)
             if dot.fold.unit.half:
-                start, block = block % _i64(2), block // _i64(2)
-                r = start * _i64(4) + r
-                start = start * _i64(HALF)
+                start, block = block % i64(2), block // i64(2)
+                r = start * i64(4) + r
+                start = start * i64(HALF)
             mine = [weights[n][block, group, r] for n in ("scales", "zeros") if n in weights]
-            byte0 = first + inner[0] * _i64(2 * UNIT_K) if inner else first
+            byte0 = first + inner[0] * i64(2 * UNIT_K) if inner else first
             copies = dot.copies
-            own: Any = s * _i64(copies) if dot.own and not dot.beside else _i64(0)
+            own: Any = s * i64(copies) if dot.own and not dot.beside else i64(0)
             if copies > 1:
-                own = slice(own, own + _i64(copies))
+                own = slice(own, own + i64(copies))
             nbytes = activation_bytes(UNIT_K * dot.units, dot.m)
             b.reads(
-                codes[block, whole, start : start + _i64(unit.nbytes)],
-                xq[lead, first : first + _i64(nbytes)],
+                codes[block, whole, start : start + i64(unit.nbytes)],
+                xq[lead, first : first + i64(nbytes)],
                 starts[lead, chunk, own, 0:STARTS],
                 factors[lead, chunk, 0 : dot.fold.factors],
                 *mine,
@@ -160,11 +161,7 @@ class _Paired(LinearNest):
         rows = b.sblock_alloc_buffer(self.sums_shape, "float32")
         with b.grid(*self.sums_shape) as loops, b.sblock("rows"):
             *target, i, r = b.axis.remap("S" * len(self.sums_shape), loops)
-            pair = [i // _i64(2)] if self.dot.lead else []
-            value = sums[(*target, *pair, r // _i64(2), i % _i64(2) * _i64(2) + r % _i64(2))]
+            pair = [i // i64(2)] if self.dot.lead else []
+            value = sums[(*target, *pair, r // i64(2), i % i64(2) * i64(2) + r % i64(2))]
             b.buffer_store(rows, value, [*target, i, r])
         return rows
-
-
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")

@@ -17,11 +17,12 @@ from apq_tvm.codegen.layouts import MixedLayout
 from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.gemm_panels import PanelFormat, PanelGemm
-from apq_tvm.ops.gemm_task import GemmBlocking, argument, i64
+from apq_tvm.ops.gemm_task import GemmBlocking, argument
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.ops.panel_formats import stretch
 from apq_tvm.tensorize.decoded import Source, decode_loops
 from apq_tvm.tensorize.decoded_units import OffsetUnit
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.mixed_unit import TRIPLE, sub_scale, sub_zero
 from apq_tvm.tensorize.unit import UNIT_K
 

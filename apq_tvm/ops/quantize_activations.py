@@ -24,6 +24,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
+from apq_tvm.tensorize.exprs import i64
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -127,7 +128,7 @@ class Quantize:
             self.xs = self.declare_factors("xs", m, self.padded // self.width, "float32")
             self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
             self.declare_more(m)
-            tasks = (m + _i64(rows - 1)) // _i64(rows)
+            tasks = (m + i64(rows - 1)) // i64(rows)
             with b.sblock("root"):
                 b.reads()
                 b.writes()
@@ -135,8 +136,8 @@ class Quantize:
                     task = b.axis.spatial(tasks, t)
                     b.reads(self.x[0:m, 0 : self.k])
                     b.writes(self.xq[tuple(slice(0, extent) for extent in self.xq.shape)])
-                    first = b.bind(task * _i64(rows))
-                    mine = b.bind(tirx.min(_i64(rows), m - first))
+                    first = b.bind(task * i64(rows))
+                    mine = b.bind(tirx.min(i64(rows), m - first))
                     with b.serial(0, mine) as r, b.sblock("row"):
                         row = b.axis.spatial(mine, r)
                         b.reads()
@@ -244,8 +245,8 @@ class Quantize:
 
     def _columns(self, group: Expr) -> Expr:
         """float32: columns of a group that are not padding, at least 1."""
-        left = tirx.max(_i64(1), _i64(self.k) - group.astype("int64") * _i64(self.width))
-        return tirx.min(_i64(self.width), left).astype("float32")
+        left = tirx.max(i64(1), i64(self.k) - group.astype("int64") * i64(self.width))
+        return tirx.min(i64(self.width), left).astype("float32")
 
     def _sign(self, value: Expr, column: Expr | None) -> Expr:
         """-1 or +1; 0 in columns past K, which only groups with a `column` have."""
@@ -312,11 +313,7 @@ def _reduce(name: str, lanes: int, source: Buffer, target: Buffer, combine: Any)
         b.buffer_store(target, combine(target[0], source[e]), [0])
 
 
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")
-
-
 def argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:
     """Declare the next buffer argument."""
-    extents = [_i64(s) if isinstance(s, int) else s for s in shape]
+    extents = [i64(s) if isinstance(s, int) else s for s in shape]
     return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=4, offset_factor=1)

@@ -16,6 +16,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.quantize_activations import TINY, Quantize, checked_widths
 from apq_tvm.tensorize.arm_round import CODES, round_value, tree
+from apq_tvm.tensorize.exprs import i64
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -191,7 +192,7 @@ def _combine(
     """``target(g) = combine over lanes of source[g]``: by pairs, or one by one for one group."""
     many, lanes = (int(extent) for extent in source.shape)
     if many == 1:
-        at = target(_i64(0))
+        at = target(i64(0))
         with b.serial(0, lanes) as e0, b.sblock(name):
             e = b.axis.reduce(lanes, e0)
             b.reads(source[0, e])
@@ -207,7 +208,3 @@ def _combine(
         b.writes(at)
         value = tree(combine, [source[g, e] for e in range(lanes)])
         b.buffer_store(at.source, value, list(at.indices))
-
-
-def _i64(value: int) -> Expr:
-    return tirx.const(value, "int64")

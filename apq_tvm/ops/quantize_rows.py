@@ -13,8 +13,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.gemm_task import i64
 from apq_tvm.ops.quantize_activations import Quantize, argument, checked_widths
+from apq_tvm.tensorize.exprs import i64
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

@@ -13,6 +13,7 @@ from tvm import te, tirx
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.shapes import Dim, Symbols
+from apq_tvm.tensorize.exprs import f32
 
 # 1.5 * 2^23: adding it rounds to an integer, which the low mantissa bits then hold
 _MAGIC = 12582912.0 + 127.0
@@ -23,10 +24,6 @@ _LN2 = 0.6931471805599453
 _EXP = (0.4999922811985016, 0.16667115688323975, 0.04189055413007736, 0.00831248052418232)
 
 
-def _f32(value: float) -> Any:
-    return tirx.const(value, "float32")
-
-
 def exp_of_nonpositive(x: Any) -> Any:
     """e^x for a float32 x <= 0, in 13 instructions; NaN goes through.
 
@@ -34,18 +31,18 @@ def exp_of_nonpositive(x: Any) -> Any:
     0: ln 2 is taken as one float32, because a probability that small cannot show it.
     """
     v, a, r = (tirx.Var(name, "float32") for name in ("v", "a", "r"))
-    poly = _f32(_EXP[-1])
+    poly = f32(_EXP[-1])
     for c in reversed(_EXP[:-1]):
-        poly = poly * r + _f32(c)
-    poly = (poly * r + _f32(1.0)) * r + _f32(1.0)
+        poly = poly * r + f32(c)
+    poly = (poly * r + f32(1.0)) * r + f32(1.0)
     # The low bits of `a` are n + 127: in the exponent field they are 2^n, or 0 for n = -127.
     power = tirx.reinterpret(
         "float32", tirx.shift_left(tirx.reinterpret("int32", a), tirx.const(23, "int32"))
     )
-    reduced = v - (a - _f32(_MAGIC)) * _f32(_LN2)
-    clamped = tirx.Select(x < _f32(-88.02969), _f32(-88.02969), x)
+    reduced = v - (a - f32(_MAGIC)) * f32(_LN2)
+    clamped = tirx.Select(x < f32(-88.02969), f32(-88.02969), x)
     scaled = tirx.Let(r, reduced, poly * power)
-    return tirx.Let(v, clamped, tirx.Let(a, v * _f32(_LOG2E) + _f32(_MAGIC), scaled))
+    return tirx.Let(v, clamped, tirx.Let(a, v * f32(_LOG2E) + f32(_MAGIC), scaled))
 
 
 def broadcast_index(dims: Sequence[Dim], mask: Sequence[Dim], indices: Sequence[Any]) -> list[Any]:

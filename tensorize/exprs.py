@@ -1,0 +1,60 @@
+"""Expressions that ops, intrinsics and schedules write: constants, regions, LLVM's intrinsics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+
+def i64(value: int) -> Expr:
+    """An int64 constant: all extents and indices of the PrimFuncs are int64."""
+    from tvm import tirx
+
+    return tirx.const(value, "int64")
+
+
+def i32(value: int) -> Expr:
+    """An int32 constant."""
+    from tvm import tirx
+
+    return tirx.const(value, "int32")
+
+
+def f32(value: float) -> Expr:
+    """A float32 constant."""
+    from tvm import tirx
+
+    return tirx.const(value, "float32")
+
+
+def whole(buffer: Buffer) -> Any:
+    """All of a buffer, as a region."""
+    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
+
+
+def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
+    """Declare one operand of a pair member; it may lie anywhere that `align` allows."""
+    from tvm.tirx.script.builder import ir as b
+
+    return b.match_buffer(
+        b.arg(name, b.handle()),
+        [i64(extent) for extent in shape],
+        dtype,
+        strides=strides,
+        offset_factor=1,
+        align=align,
+    )
+
+
+def llvm(dtype: str, name: str, *operands: Expr) -> Expr:
+    """A call of an intrinsic of LLVM without side effects."""
+    from tvm import tirx
+
+    return tirx.call_llvm_pure_intrin(dtype, name, *operands)
+
+
+def neon(dtype: str, name: str, *operands: Expr) -> Expr:
+    """A call of an intrinsic of AArch64's Advanced SIMD."""
+    return llvm(dtype, f"llvm.aarch64.neon.{name}", *operands)
