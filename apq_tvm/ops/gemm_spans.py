@@ -2,7 +2,7 @@
 
 Codes are looked up where the layout has a table; the sums of a group stay integers, and the group's
 scale, that of its span times its sub-scale, is a float of the panel. The rest is
-`apq_tvm.ops.gemm`.
+`apq_tvm.ops.gemm_bytes`.
 """
 
 from __future__ import annotations
@@ -14,76 +14,40 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, SpanLayout
 from apq_tvm.ops.codebook_linear import lookup_of
-from apq_tvm.ops.gemm import _IntegerGemm
-from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
+from apq_tvm.ops.gemm_bytes import ByteGemm
+from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.tensorize.unit import decode
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
 
 
-class _SpanGemm(_IntegerGemm):
-    """Stages that differ from those of uniform integers."""
+class SpanGemm(ByteGemm):
+    """Groups have scales of their own, times that of their span."""
 
     def __init__(self, spec: LinearSpec, layout: SpanLayout, blocking: GemmBlocking) -> None:
-        GemmTask.__init__(self, spec, blocking, layout.rows, layout.padded_k(spec.k))
-        assert spec.scheme is not None
-        self.layout: Any = layout
-        self.halves = False
-        self.group, self.groups = layout.group, layout.groups(spec.k)
-        assert spec.scheme.act_group == layout.group
-
-    def declare(self) -> None:
-        spec, layout = self.spec, self.layout
-        self.xq = argument("xq", (self.m, self.k), "int8", 4)
-        self.xs = argument("xs", (self.m, self.groups), "float32", 4)
-        self.xsum = argument("xsum", (self.m, self.groups), "int32", 4)
-        self.weights = {
-            name: argument(name, shape, dtype, 64)
-            for name, (shape, dtype) in layout.shapes(spec.n, spec.k).items()
-        }
+        assert spec.scheme is not None and spec.scheme.act_group == layout.group
+        groups = layout.groups(spec.k)
+        super().__init__(spec, layout, blocking, layout.rows, layout.group, groups)
+        self.whole = self.token_scale = False
+        self.sum_dtype = "float32"
 
     def scratch(self) -> None:
-        bl = self.blocking
-        self.decoded = b.sblock_alloc_buffer(
-            (bl.vectors, bl.k_block // 4, self.lanes, 4), "uint8", align=64
-        )
-        per_group = (bl.vectors, bl.k_block // self.group, self.lanes)
-        self.scales = b.sblock_alloc_buffer(per_group, "float32", align=64)
+        super().scratch()
         if self.layout.minima:
-            self.least = b.sblock_alloc_buffer(per_group, "float32", align=64)
+            self.least = self.per_group("float32")
 
-    def fill(self, kb: Expr) -> None:
-        bl = self.blocking
-        units = bl.k_block // UNIT_K
-        mine = self.count(units, self.k // UNIT_K, kb)
-        with b.grid(bl.vectors, mine) as (j0, u0), b.sblock("unit"):
-            j, u = b.axis.spatial(bl.vectors, j0), b.axis.spatial(units, u0)
-            b.reads()
-            b.writes()
-            if bl.prefetch:
-                self._prefetch(kb, j, u)
-            if self.layout.entries:
-                self._lookup(kb, j, u)
-            else:
-                self._codes(kb, j, u)
-        per_block = bl.k_block // self.group
-        self._group_values("scales", self.scales, self._scale, kb, per_block)
+    def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
+        if self.layout.entries:
+            self._lookup(kb, j, u)
+        else:
+            self.decode_codes(kb, j, u)
+
+    def fill_groups(self, mine: Any, first: Expr) -> None:
+        self._group_values("scales", self.scales, self._scale, mine, first)
         if self.layout.minima:
-            self._group_values("least", self.least, self._minimum, kb, per_block)
-
-    def _codes(self, kb: Expr, j: Expr, u: Expr) -> None:
-        """Codes that are values themselves."""
-        codes, unit = self.weights["codes"], self.layout.unit
-        block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
-        with self.stage("decode", 8, unit.vector_bytes) as (v, e):
-            b.reads(codes[block, at, 0 : unit.nbytes])
-            code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
-            target = [j, u * 8 + v, e // 4, e % 4]
-            b.writes(self.decoded[tuple(target)])
-            b.buffer_store(self.decoded, code, target)
+            self._group_values("least", self.least, self._minimum, mine, first)
 
     def _lookup(self, kb: Expr, j: Expr, u: Expr) -> None:
         """Codes of a table, looked up by the intrinsic of block ``lookup``."""
@@ -120,15 +84,11 @@ class _SpanGemm(_IntegerGemm):
             term = dot.choose(lambda byte: codes[block, at, byte], chosen, table[entry], where)
             b.buffer_store(self.decoded, self.decoded[at_byte] + term, list(at_byte))
 
-    def _group_values(
-        self, name: str, target: Buffer, value: Any, kb: Expr, per_block: int
-    ) -> None:
-        mine = self.count(per_block, self.groups, kb)
+    def _group_values(self, name: str, target: Buffer, value: Any, mine: Any, first: Expr) -> None:
         with self.stage(name, self.blocking.vectors, mine, self.lanes) as (j, g, r):
             b.reads()
             b.writes(target[j, g, r])
-            found = value(self.row_block(j), kb * per_block + g, r)
-            b.buffer_store(target, found, [j, g, r])
+            b.buffer_store(target, value(self.row_block(j), first + g, r), [j, g, r])
 
     def _scale(self, block: Expr, group: Expr, r: Expr) -> Expr:
         layout = self.layout
@@ -142,36 +102,15 @@ class _SpanGemm(_IntegerGemm):
         scale = layout.min_scale(self.weights, block, group // layout.span_groups, r)
         return scale * layout.minimum(self.weights, block, group, r).astype("float32")
 
-    def multiply(self, kb: Expr, sums: Buffer) -> None:
-        bl = self.blocking
-        shape = (bl.m_tile, bl.vectors, self.lanes)
-        dots = b.sblock_alloc_buffer(shape, "int32", align=64)
-        per_block = bl.k_block // self.group
-        offset = tirx.const(-self.layout.offset, "int32")
-        with b.serial(0, self.count(per_block, self.groups, kb)) as g, b.sblock("group"):
-            group = b.axis.opaque(per_block, g)
-            b.reads()
-            b.writes()
-            absolute = kb * per_block + group
-            with self.stage("start", *shape) as (m, j, r):
-                total = self.xsum[self.row + m, absolute]
-                b.reads(total)
-                b.writes(dots[m, j, r])
-                b.buffer_store(dots, offset * total, [m, j, r])
-            self._dots(kb, group * self.group, self.group // bl.k_step, dots)
-            with self.stage("sum", *shape) as (m, j, r):
-                # `sums` is left out of the reads: TVM would not vectorize a running sum.
-                b.reads(dots[m, j, r])
-                b.writes(sums[m, j, r])
-                term = dots[m, j, r].astype("float32") * self.scales[j, group, r]
-                if self.layout.minima:
-                    total = self.xsum[self.row + m, absolute].astype("float32")
-                    term = term - total * self.least[j, group, r]
-                term = term * self.xs[self.row + m, absolute]
-                b.buffer_store(sums, sums[m, j, r] + term, [m, j, r])
+    def offset(self, j: Expr, group: Expr, r: Expr) -> Expr:
+        return tirx.const(self.layout.offset, "int32")
 
-    def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
-        return value
+    def term(self, dot: Expr, m: Expr, j: Expr, group: Expr, absolute: Expr, r: Expr) -> Expr:
+        term = dot * self.scales[j, group, r]
+        if self.layout.minima:
+            total = self.xsum[self.row + m, absolute].astype("float32")
+            term = term - total * self.least[j, group, r]
+        return term * self.xs[self.row + m, absolute]
 
 
 def span_gemm(spec: LinearSpec, layout: SpanLayout, blocking: GemmBlocking) -> PrimFunc:
@@ -182,4 +121,4 @@ def span_gemm(spec: LinearSpec, layout: SpanLayout, blocking: GemmBlocking) -> P
     tvm.tirx.PrimFunc
         Of the same arguments, M >= m_tile.
     """
-    return _SpanGemm(spec, layout, blocking).build()
+    return SpanGemm(spec, layout, blocking).build()

@@ -13,7 +13,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.ops.codebook_linear import SpanBlocking, SpanLinear
-from apq_tvm.ops.gemm_spans import _SpanGemm
+from apq_tvm.ops.gemm_spans import SpanGemm
 from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec, Operands
 from apq_tvm.tensorize.super_records import CHUNK, GROUP, RecordDot, scale_term
@@ -128,8 +128,10 @@ class _RecordsLinear(SpanLinear):
             b.buffer_store(self.sums, self.sums[at] + term, list(at))
 
 
-class _RecordsGemm(_SpanGemm):
-    def _codes(self, kb: Expr, j: Expr, u: Expr) -> None:
+class RecordsGemm(SpanGemm):
+    """Values come from records."""
+
+    def decode_codes(self, kb: Expr, j: Expr, u: Expr) -> None:
         from tvm.tirx.script.builder import ir as b
 
         layout = self.layout
@@ -142,22 +144,13 @@ class _RecordsGemm(_SpanGemm):
             b.writes(self.decoded[tuple(target)])
             b.buffer_store(self.decoded, code, target)
 
-    def _prefetch(self, kb: Expr, j: Expr, u: Expr) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
-        rec, units = self.layout.records, self.blocking.k_block // UNIT_K
-        last = kb == self.k_blocks - 1
-        step = _i64(self.blocking.vectors)
-        block = self.row_block(j) + tirx.Select(last, step, _i64(0))
-        unit = u + tirx.Select(last, tirx.const(0, "int32"), (kb + 1) * units)
+    def prefetch(self, kb: Expr, j: Expr, u: Expr) -> None:
+        rec, records = self.layout.records, self.weights["records"]
+        block, unit = self.following(kb, self.row_block(j), self.blocking.vectors, u)
         # Both units of a chunk ask for half of it.
         part = rec.chunk // 2
         start = rec.chunk_at(unit * UNIT_K) + unit % 2 * part
-        for line in range(0, part, 64):
-            address = tirx.address_of(self.weights["records"][block, start + line])
-            arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
-            b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+        self.prefetch_lines(lambda byte: records[block, start + byte], part)
 
 
 def records_gemm(spec: LinearSpec, layout: SuperRecordsLayout, blocking: GemmBlocking) -> Any:
@@ -168,7 +161,7 @@ def records_gemm(spec: LinearSpec, layout: SuperRecordsLayout, blocking: GemmBlo
     tvm.tirx.PrimFunc
         Of the arguments of `records_linear` without `factors`, M >= m_tile.
     """
-    return _RecordsGemm(spec, layout, blocking).build()
+    return RecordsGemm(spec, layout, blocking).build()
 
 
 def _i64(value: int) -> Expr:
