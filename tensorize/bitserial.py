@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, operand
+from apq_tvm.tensorize.exprs import i64, operand, prefetch_line
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
 
 Expr = Any  # tvm is untyped
@@ -166,14 +166,10 @@ class BitserialPair:
 
     def _prefetch(self) -> None:
         """A prefetch never faults, so the address may lie past the end of the weights."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
 
         for line in range(0, self.units * self.unit.nbytes if self.ahead else 0, 64):
             lead = [i64(0)] if self.units > 1 else []
-            address = tirx.address_of(self.codes[(*lead, i64(self.ahead + line))])
-            arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
-            b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+            prefetch_line(self.codes[(*lead, i64(self.ahead + line))])
 
     def _sums_at(self, row: int) -> list[Expr]:
         from tvm import tirx

@@ -58,3 +58,16 @@ def llvm(dtype: str, name: str, *operands: Expr) -> Expr:
 def neon(dtype: str, name: str, *operands: Expr) -> Expr:
     """A call of an intrinsic of AArch64's Advanced SIMD."""
     return llvm(dtype, f"llvm.aarch64.neon.{name}", *operands)
+
+
+def prefetch_line(place: Expr) -> None:
+    """Ask for the cache line of a buffer's element, to read it from the innermost cache.
+
+    A prefetch never faults, so the element may lie past the end.
+    """
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
+    address = tirx.address_of(place)
+    b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, operand, whole
+from apq_tvm.tensorize.exprs import i64, operand, prefetch_line, whole
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
 
 Expr = Any  # tvm is untyped
@@ -140,13 +140,9 @@ def prefetch(codes: Buffer, nbytes: int, distance: int) -> None:
 
     A prefetch never faults, so the address may lie past the end of the weights.
     """
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
 
     for line in range(0, nbytes if distance else 0, 64):
-        address = tirx.address_of(codes[i64(distance + line)])
-        arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
-        b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+        prefetch_line(codes[i64(distance + line)])
 
 
 def decoded(unit: Unit, codes: Buffer, vector: int) -> Expr:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.tensorize.balance import PARTS, STORED, VECTORS, BalanceUnit
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import i64, prefetch_line
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K
 from apq_tvm.tensorize.x86_balance_codes import BalanceInstruction, Codes
@@ -75,13 +75,9 @@ class _Unit(Codes, BalanceUnit):
 
     def _prefetch(self) -> None:
         """A prefetch never faults, so the address may lie past the end of the weights."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
 
         for line in range(0, STORED * self.size if self.ahead else 0, 64):
-            address = tirx.address_of(self.codes[i64(self.ahead + line)])
-            arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
-            b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+            prefetch_line(self.codes[i64(self.ahead + line)])
 
     def _activations(self, row: int, vector: int) -> Expr:
         """int8 [4L]: k = 4 * vector .. + 3 of one row, repeated for every row of weights."""

@@ -27,6 +27,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.tensorize.exprs import prefetch_line
 from apq_tvm.tensorize.planes import QUAD, ROWS, PlanesUnit
 from apq_tvm.tensorize.planes_pairs import dot_pair, lookup_pair, rows_pair
 from apq_tvm.tensorize.registry import register
@@ -227,9 +228,7 @@ def _load_part(
 def _prefetch(unit: PlanesUnit, planes: Buffer, ahead: int) -> None:
     """Prefetch every plane's cache line `ahead` bytes on; a prefetch never faults."""
     for p in range(unit.bits if ahead else 0):
-        address = tirx.address_of(planes[p, 0, ahead])
-        arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
-        b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+        prefetch_line(planes[p, 0, ahead])
 
 
 def _lookups(

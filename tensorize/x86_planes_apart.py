@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.tensorize.exprs import prefetch_line
 from apq_tvm.tensorize.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.planes_pairs import codes_pair, table_pair
 from apq_tvm.tensorize.registry import register
@@ -44,9 +45,7 @@ def codes_intrinsic(instruction: PlanesInstruction, bits: int, k: int) -> str:
         with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
             at = loop * tirx.const(size, "int64")
             for p in range(bits):
-                address = tirx.address_of(planes[p, 0, at + AHEAD])
-                arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all caches, data
-                b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+                prefetch_line(planes[p, 0, at + AHEAD])
             registers = [planes.vload([p, 0, at], f"uint8x{size}") for p in reversed(range(bits))]
             # All rows before the first store to memory, after which planes would be loaded again.
             kept = b.alloc_buffer((ROWS, size), "uint8", align=64)

@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.gemm_task import GemmBlocking, GemmTask, argument
 from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import i64, prefetch_line
 from apq_tvm.tensorize.unit import decode
 
 Expr = Any  # tvm is untyped
@@ -149,9 +149,7 @@ class ByteGemm(GemmTask):
     def prefetch_lines(place: Any, nbytes: int) -> None:
         """Prefetch `nbytes` from ``place(0)`` on into all levels of cache."""
         for line in range(0, nbytes, 64):
-            arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
-            address = tirx.address_of(place(line))
-            b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+            prefetch_line(place(line))
 
     @abstractmethod
     def offset(self, j: Expr, group: Expr, r: Expr) -> Expr:

@@ -25,7 +25,7 @@ from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.codegen.layouts.mixed_views import Place
 from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import i64, prefetch_line
 from apq_tvm.tensorize.mixed_unit import TRIPLE, MixedDot, MixedOperands, product
 
 Expr = Any  # tvm is untyped
@@ -371,14 +371,10 @@ def prefetch(buffer: Buffer, first: Expr, nbytes: int, lead: tuple[Expr, ...] = 
 
     `lead` are the indices before the last one.
     """
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
 
     step = _LINE // np.dtype(str(buffer.dtype)).itemsize
     for line in range(-(-nbytes // _LINE)):
-        address = tirx.address_of(buffer[(*lead, first + i64(line * step))])
-        arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
-        b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+        prefetch_line(buffer[(*lead, first + i64(line * step))])
 
 
 @dataclass(frozen=True)
