@@ -67,7 +67,9 @@ def calibrate_command(
         float | None,
         typer.Option(min=1e-6, help="Learning rate of distill; by default 0.001, relative."),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Batch entries per call.")] = 4,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Batch entries per call, and per step of --learn.")
+    ] = 4,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of tables.")

@@ -57,8 +57,10 @@ def learn_codes(
         How the codes are chosen that learning starts from. ``"distill"`` may start from any, also
         from what `statistics` holds that was learned; block by block from rtn and gptq. With gptq
         ``"finetune"`` chooses them anew, block by block.
-    nsamples, rows : int
+    nsamples : int, optional
         As for `calibrate`.
+    rows : int
+        Batch entries per step of learning.
     epochs : int, optional
         Passes over the inputs; `EPOCHS` if not said.
     rate : float, optional
