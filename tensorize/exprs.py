@@ -12,7 +12,7 @@ def i64(value: int) -> Expr:
     """An int64 constant: all extents and indices of the PrimFuncs are int64."""
     from tvm import tirx
 
-    return tirx.const(value, "int64")
+    return tirx.const(int(value), "int64")
 
 
 def i32(value: int) -> Expr:
@@ -58,6 +58,11 @@ def llvm(dtype: str, name: str, *operands: Expr) -> Expr:
 def neon(dtype: str, name: str, *operands: Expr) -> Expr:
     """A call of an intrinsic of AArch64's Advanced SIMD."""
     return llvm(dtype, f"llvm.aarch64.neon.{name}", *operands)
+
+
+def x86(dtype: str, name: str, *operands: Expr) -> Expr:
+    """A call of an intrinsic of x86."""
+    return llvm(dtype, f"llvm.x86.{name}", *operands)
 
 
 def prefetch_line(place: Expr) -> None:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.bitserial import BitserialPair
+from apq_tvm.tensorize.exprs import llvm
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.unit import UNIT_K, Unit
 from apq_tvm.tensorize.x86_byte_sums import ByteSums, add
@@ -129,11 +130,6 @@ class _Pair(BitserialPair):
         move = tirx.shift_right if down > 0 else tirx.shift_left
         return tirx.reinterpret(f"uint8x{self.size}", move(words, amount))
 
-    def _call(self, name: str, dtype: str, *operands: Expr) -> Expr:
-        from tvm import tirx
-
-        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *operands)
-
     def _count_lanes(self) -> list[Expr]:
         """int32 [R] for every row of x: whole lanes are counted."""
         from tvm import tirx
@@ -148,7 +144,7 @@ class _Pair(BitserialPair):
                 x = self.operands(i, t, which)
                 for s, w in enumerate(planes):
                     bits = tirx.reinterpret(lanes, self.match(w, x))
-                    counts = self._call(f"ctpop.v{self.unit.rows}i32", lanes, bits)
+                    counts = llvm(lanes, f"llvm.ctpop.v{self.unit.rows}i32", bits)
                     negative = zero if self.negative(t) else None
                     sums[i][s + t] = add(sums[i][s + t], counts, negative)
         totals = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.tensorize.exprs import x86
+
 Expr = Any  # tvm is untyped
 Buffer = Any
 
@@ -72,7 +74,7 @@ class ByteSums:
             [tirx.const(v, "uint8") for v in counts],
             [tirx.const(i, "int32") for i in range(len(counts))],
         )
-        return _call("avx2.pshuf.b", "uint8x32", table, nibbles)
+        return x86("uint8x32", "avx2.pshuf.b", table, nibbles)
 
     def _widen(self, weight: int, negative: bool, counts: Expr, pairs: int) -> None:
         """Add bytes, times ±2^weight, to the int16 sums, which are emptied where they may overflow.
@@ -86,7 +88,7 @@ class ByteSums:
         if weight > 6 or self._bound + bound > _INT16_MAX:
             self._flush()
         factor = tirx.Broadcast(tirx.const(1 << low, "int8"), 32)
-        words = _call("avx2.pmadd.ub.sw", "int16x16", counts, factor)
+        words = x86("int16x16", "avx2.pmadd.ub.sw", counts, factor)
         zero = tirx.Broadcast(tirx.const(0, "int16"), 16)
         self._words = add(self._words, words, zero if negative else None)
         self._bound += bound
@@ -99,12 +101,6 @@ class ByteSums:
         if self._words is None:
             return
         times = tirx.Broadcast(tirx.const(factor, "int16"), 16)
-        wide = _call("avx2.pmadd.wd", "int32x8", self._words, times)
+        wide = x86("int32x8", "avx2.pmadd.wd", self._words, times)
         self._total = add(self._total, wide)
         self._words, self._bound = None, 0
-
-
-def _call(name: str, dtype: str, *operands: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.{name}", *operands)

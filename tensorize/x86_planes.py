@@ -27,7 +27,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import prefetch_line
+from apq_tvm.tensorize.exprs import prefetch_line, x86
 from apq_tvm.tensorize.planes import QUAD, ROWS, PlanesUnit
 from apq_tvm.tensorize.planes_pairs import dot_pair, lookup_pair, rows_pair
 from apq_tvm.tensorize.registry import register
@@ -204,10 +204,6 @@ def add_scaled(unit: PlanesUnit, total: Expr, part: Expr, scale: Expr) -> Expr:
     return tirx.call_llvm_pure_intrin(dtype, name, part.astype(dtype), scale, total)
 
 
-def _call(dtype: str, name: str, *operands: Expr) -> Expr:
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.{name}", *operands)
-
-
 def _load(unit: PlanesUnit, buffer: Buffer, lead: tuple[int, ...], register_: int) -> Expr:
     """One register of bytes of the row `lead` of a buffer; columns past the unit's are 0."""
     return _load_part(buffer, lead, register_, unit.vector, unit.k)
@@ -267,11 +263,11 @@ def _table(unit: PlanesUnit, table: Buffer, row: int, first: int, codes: list[in
 def _vpermb(unit: PlanesUnit, table: Buffer, row: int, index: Index) -> Expr:
     if unit.bits <= 6:
         entries = _table(unit, table, row, 0, index.table(64))
-        return _call("int8x64", "avx512.permvar.qi.512", entries, index.vector)
+        return x86("int8x64", "avx512.permvar.qi.512", entries, index.vector)
     plain = list(range(64))
     quarters = [_table(unit, table, row, at, plain) for at in range(0, unit.entries, 64)]
     halves = [
-        _call("int8x64", "avx512.vpermi2var.qi.512", low, index.vector, high)
+        x86("int8x64", "avx512.vpermi2var.qi.512", low, index.vector, high)
         for low, high in zip(quarters[::2], quarters[1::2], strict=True)
     ]
     if len(halves) == 1:
@@ -285,13 +281,13 @@ def _vpermb(unit: PlanesUnit, table: Buffer, row: int, index: Index) -> Expr:
 def _pshufb(unit: PlanesUnit, table: Buffer, row: int, index: Index, upper: list[Expr]) -> Expr:
     codes = index.table(16) * 2
     found = [
-        _call("int8x32", "avx2.pshuf.b", _table(unit, table, row, at, codes), index.vector)
+        x86("int8x32", "avx2.pshuf.b", _table(unit, table, row, at, codes), index.vector)
         for at in range(0, max(unit.entries, 16), 16)
     ]
     for plane in upper:
         mask = tirx.reinterpret("int8x32", shifted(plane, 7 - row))
         found = [
-            _call("int8x32", "avx2.pblendvb", low, high, mask)
+            x86("int8x32", "avx2.pblendvb", low, high, mask)
             for low, high in zip(found[::2], found[1::2], strict=True)
         ]
     return found[0]
@@ -303,10 +299,10 @@ def multiply(instruction: PlanesInstruction, sums: Expr | None, w: Expr, x: Expr
     if instruction is VPERMB:
         if sums is None:
             sums = tirx.Broadcast(tirx.const(0, "int32"), 16)
-        return _call("int32x16", "avx512.vpdpbusd.512", sums, w, x)
-    size = _call("int8x32", "avx2.psign.b", x, x)
-    signed = _call("int8x32", "avx2.psign.b", w, x)
+        return x86("int32x16", "avx512.vpdpbusd.512", sums, w, x)
+    size = x86("int8x32", "avx2.psign.b", x, x)
+    signed = x86("int8x32", "avx2.psign.b", w, x)
     ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-    words = _call("int16x16", "avx2.pmadd.ub.sw", size, signed)
-    products = _call("int32x8", "avx2.pmadd.wd", words, ones)
+    words = x86("int16x16", "avx2.pmadd.ub.sw", size, signed)
+    products = x86("int32x8", "avx2.pmadd.wd", words, ones)
     return products if sums is None else sums + products

@@ -45,7 +45,7 @@ class BalanceGemm(ByteGemm):
         """Vector of L columns of the panel's third j, past the end in the last panel."""
         return self.panel + j
 
-    def fill(self, kb: Expr) -> None:
+    def fill_units(self, kb: Expr) -> None:
         """The thirds of a unit are decoded together."""
         bl, layout, codes = self.blocking, self.layout, self.weights["codes"]
         units = bl.k_block // UNIT_K
@@ -57,9 +57,6 @@ class BalanceGemm(ByteGemm):
                 block, unit = self.following(kb, self._block, 1, u)
                 self.prefetch_lines(lambda byte: codes[block, unit, byte], layout.unit_bytes)
             self.decode_unit(kb, i64(0), u)
-        if not self.whole:
-            per_block = bl.k_block // self.group
-            self.fill_groups(self.count(per_block, self.groups, kb), kb * per_block)
 
     def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
         layout, codes = self.layout, self.weights["codes"]

@@ -23,6 +23,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import SpanLayout
 from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.lookup_dot import LookupDot
 from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
 
@@ -146,8 +147,8 @@ class SpanLinear:
             with b.sblock("root"):
                 b.reads()
                 b.writes()
-                with b.serial(0, _i64(self.bundles)) as t, b.sblock("task"):
-                    self.bundle = b.axis.spatial(_i64(self.bundles), t)
+                with b.serial(0, i64(self.bundles)) as t, b.sblock("task"):
+                    self.bundle = b.axis.spatial(i64(self.bundles), t)
                     b.reads()
                     b.writes(self.y[0 : self.m, 0 : spec.n])
                     self._tiles()
@@ -158,8 +159,8 @@ class SpanLinear:
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        mt = _i64(self.blocking.m_tile)
-        tiles = (self.m + mt - _i64(1)) // mt
+        mt = i64(self.blocking.m_tile)
+        tiles = (self.m + mt - i64(1)) // mt
         with b.serial(0, tiles) as t, b.sblock("tile"):
             tile = b.axis.spatial(tiles, t)
             b.reads()
@@ -172,18 +173,18 @@ class SpanLinear:
                 b.buffer_store(self.sums, tirx.const(0.0, "float32"), list(at))
             if self.spans:
                 count = self.spans_at_once
-                with b.serial(0, _i64(self.spans // count)) as s, b.sblock("span"):
-                    first = b.axis.opaque(_i64(self.spans // count), s)
+                with b.serial(0, i64(self.spans // count)) as s, b.sblock("span"):
+                    first = b.axis.opaque(i64(self.spans // count), s)
                     b.reads()
                     b.writes()
                     for i in range(count):
-                        span = first * _i64(count) + _i64(i) if count > 1 else first
+                        span = first * i64(count) + i64(i) if count > 1 else first
                         self.span(span, self.units, f"_{i}" if count > 1 else "")
             if self.tail:
                 with b.sblock("tail_span"):
                     b.reads()
                     b.writes()
-                    self.span(_i64(self.spans), self.tail, "_tail")
+                    self.span(i64(self.spans), self.tail, "_tail")
             self._store()
 
     def _shape(self) -> tuple[int, int, int]:
@@ -208,12 +209,12 @@ class SpanLinear:
             if not count or not inner:
                 continue
             end = suffix if first == 0 else f"{suffix}_odd"
-            with b.serial(0, _i64(count)) as i, b.sblock(f"units{end}"):
-                index = b.axis.opaque(_i64(count), i)
+            with b.serial(0, i64(count)) as i, b.sblock(f"units{end}"):
+                index = b.axis.opaque(i64(count), i)
                 b.reads()
                 b.writes()
                 for part in range(inner):
-                    unit = span * _i64(self.units) + _i64(first + part) + index * _i64(inner)
+                    unit = span * i64(self.units) + i64(first + part) + index * i64(inner)
                     # The sum of a group's activations is taken off once, with its first unit.
                     opens = part % max(1, layout.group // UNIT_K) == 0
                     for stream in range(self.blocking.streams):
@@ -246,14 +247,14 @@ class SpanLinear:
         from tvm.tirx.script.builder import ir as b
 
         layout, per_unit, mt = self.layout, self.unit.groups, self.blocking.m_tile
-        block, rows = self.block(_i64(stream)), layout.rows
-        first = unit * _i64(per_unit) if per_unit > 1 else unit // _i64(layout.group // UNIT_K)
+        block, rows = self.block(i64(stream)), layout.rows
+        first = unit * i64(per_unit) if per_unit > 1 else unit // i64(layout.group // UNIT_K)
         with b.sblock(f"unit{suffix}"):
             b.reads()
             b.writes()
             dots = b.sblock_alloc_buffer(_sums_shape(self.unit, mt), "int32", align=64)
             book = None
-            if layout.book(self.arrays, block, first, _i64(0)) is not None:
+            if layout.book(self.arrays, block, first, i64(0)) is not None:
                 book = b.sblock_alloc_buffer(_sums_shape(self.unit, 1), "uint8", align=64)
                 with self._stage(f"book{suffix}", per_unit, rows) as (p, r):
                     value = layout.book(self.arrays, block, first + p, r)
@@ -266,7 +267,7 @@ class SpanLinear:
                 b.buffer_store(dots, tirx.const(0, "int32"), list(at))
             self._dot(unit, block, dots, book, suffix)
             for p in range(per_unit):
-                share = _Share(first + _i64(p), p, block, stream, opens, f"{suffix}_{p}")
+                share = _Share(first + i64(p), p, block, stream, opens, f"{suffix}_{p}")
                 self._add(share, dots, totals, least)
 
     def _dot(self, unit: Expr, block: Expr, dots: Buffer, book: Buffer | None, suffix: str) -> None:
@@ -277,17 +278,17 @@ class SpanLinear:
         codes, name = self.arrays["codes"], f"dot{suffix}"
         self.dots.append(name)
         reduced = (u.vectors, 4, *((layout.entries,) if layout.entries else ()))
-        extents = [_i64(e) for e in (*map(int, dots.shape), *reduced)]
+        extents = [i64(e) for e in (*map(int, dots.shape), *reduced)]
         with b.grid(*extents) as loops, b.sblock(name):
             axes = b.axis.remap("S" * len(dots.shape) + "R" * len(reduced), loops)
             at, (j, c, *entry) = tuple(axes[: len(dots.shape)]), axes[len(dots.shape) :]
-            vector = at[0] * _i64(u.vectors) + j if u.groups > 1 else j
-            k, row, r = unit * _i64(UNIT_K), self.row + (at[-2] if mt > 1 else _i64(0)), at[-1]
+            vector = at[0] * i64(u.vectors) + j if u.groups > 1 else j
+            k, row, r = unit * i64(UNIT_K), self.row + (at[-2] if mt > 1 else i64(0)), at[-1]
             chosen = None if book is None else book[(*at[: u.groups - 1], r)]
-            x = self.xq[row, k + vector * _i64(4) + c].astype("int32")
-            lane = r * _i64(4) + c
+            x = self.xq[row, k + vector * i64(4) + c].astype("int32")
+            lane = r * i64(4) + c
             value = self.arrays["table"][entry[0]] if entry else None
-            reads = [dots[at], codes[block, unit, 0 : u.nbytes], self.xq[row, k : k + _i64(UNIT_K)]]
+            reads = [dots[at], codes[block, unit, 0 : u.nbytes], self.xq[row, k : k + i64(UNIT_K)]]
             b.reads(*reads, *(e for e in (value, chosen) if e is not None))
             b.writes(dots[at])
 
@@ -336,7 +337,7 @@ class SpanLinear:
 
     def _index(self, stream: Expr) -> Expr:
         """Row block, past the end in the last bundle of ragged streams."""
-        return stream * _i64(self.bundles) + self.bundle
+        return stream * i64(self.bundles) + self.bundle
 
     def block(self, stream: Expr) -> Expr:
         """Row block to read: past the end the last one."""
@@ -344,7 +345,7 @@ class SpanLinear:
 
         index = self._index(stream)
         if self.row_blocks % self.blocking.streams:
-            return tirx.min(index, _i64(self.row_blocks - 1))
+            return tirx.min(index, i64(self.row_blocks - 1))
         return index
 
     def _store(self) -> None:
@@ -361,24 +362,24 @@ class SpanLinear:
             b.reads(self.sums[at])
             b.writes(results[at])
             b.buffer_store(results, self.sums[at], list(at))
-        with b.grid(*map(_i64, shape[:2])) as (s0, m0), b.sblock("vector"):
+        with b.grid(*map(i64, shape[:2])) as (s0, m0), b.sblock("vector"):
             s, m = b.axis.spatial(shape[0], s0), b.axis.spatial(shape[1], m0)
             b.reads()
             b.writes()
-            with b.If(self._index(s) < _i64(spec.n // rows)), b.Then():
+            with b.If(self._index(s) < i64(spec.n // rows)), b.Then():
                 with self._stage("store", rows) as (r,):
                     self._write(results, s, m, r)
             if tail:
-                with b.If(self._index(s) == _i64(spec.n // rows)), b.Then():
-                    with b.serial(0, _i64(tail)) as r0, b.sblock("store_tail"):
-                        self._write(results, s, m, b.axis.spatial(_i64(tail), r0))
+                with b.If(self._index(s) == i64(spec.n // rows)), b.Then():
+                    with b.serial(0, i64(tail)) as r0, b.sblock("store_tail"):
+                        self._write(results, s, m, b.axis.spatial(i64(tail), r0))
 
     def _write(self, source: Buffer, s: Expr, m: Expr, r: Expr) -> None:
         """The epilogue of one sum."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        row, col = self.row + m, self._index(s) * _i64(self.layout.rows) + r
+        row, col = self.row + m, self._index(s) * i64(self.layout.rows) + r
         b.reads(source[s, m, r])
         b.writes(self.y[row, col])
         value = source[s, m, r] * tirx.const(self.unit_scale, "float32")
@@ -391,7 +392,7 @@ class SpanLinear:
         from tvm.tirx.script.builder import ir as b
 
         self.stages.append(name)
-        sizes = [_i64(e) for e in extents]
+        sizes = [i64(e) for e in extents]
         with b.sblock(f"{name}_stage"):
             b.reads()
             b.writes()
@@ -399,9 +400,3 @@ class SpanLinear:
                 loops = [loops] if len(sizes) == 1 else loops
                 pairs = zip(sizes, loops, strict=True)
                 yield tuple(b.axis.spatial(size, loop) for size, loop in pairs)
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(int(value), "int64")

@@ -11,6 +11,7 @@ from typing import Any
 from apq_tvm.codegen.layouts import WeightLayout
 from apq_tvm.codegen.layouts.layout import SparseLayout
 from apq_tvm.ops.linear_spec import LinearSpec, Operands, epilogue_of, store_inside
+from apq_tvm.tensorize.exprs import i64
 
 
 def decode_linear(spec: LinearSpec, layout: WeightLayout, bits: int = 0) -> Any:
@@ -33,9 +34,6 @@ def decode_linear(spec: LinearSpec, layout: WeightLayout, bits: int = 0) -> Any:
     from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
-
-    def i64(value: int) -> Any:
-        return tirx.const(value, "int64")
 
     blocks, rows = i64(layout.row_blocks(spec.n)), i64(layout.rows)
     with IRBuilder() as builder, b.prim_func(s_tir=True):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
-from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.gemm_bytes import ByteGemm
 from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.unit import decode
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -39,26 +37,14 @@ class IntegerGemm(ByteGemm):
             self.zeros = self.per_group("int32")
 
     def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
-        if not self.halves and not self.doubled:
+        if self.halves:
+            low, four = tirx.const(15, "uint8"), tirx.const(4, "uint8")
+            self.decode_codes(kb, j, u, lambda code: tirx.bitwise_and(code, low), 0)
+            self.decode_codes(kb, j, u, lambda code: tirx.shift_right(code, four), 1)
+        elif self.doubled:
+            self.decode_codes(kb, j, u, lambda code: code + code)
+        else:
             self.decode_codes(kb, j, u)
-            return
-        for plane in range(2 if self.halves else 1):
-            self._decode_plane(kb, j, u, plane)
-
-    def _decode_plane(self, kb: Expr, j: Expr, u: Expr, plane: int) -> None:
-        codes, unit = self.weights["codes"], self.layout.unit
-        block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
-        with self.stage("decode_high" if plane else "decode", 8, unit.vector_bytes) as (v, e):
-            b.reads(codes[block, at, 0 : unit.nbytes])
-            code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
-            if self.doubled:
-                code = code + code
-            if self.halves:
-                low = tirx.bitwise_and(code, tirx.const(15, "uint8"))
-                code = tirx.shift_right(code, tirx.const(4, "uint8")) if plane else low
-            target = [j, u * 8 + v, *((plane,) if self.halves else ()), e // 4, e % 4]
-            b.writes(self.decoded[tuple(target)])
-            b.buffer_store(self.decoded, code, target)
 
     def fill_groups(self, mine: Any, first: Expr) -> None:
         super().fill_groups(mine, first)

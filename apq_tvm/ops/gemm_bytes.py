@@ -7,6 +7,7 @@ Subclasses say how a unit is decoded, and what belongs to a group.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -41,6 +42,9 @@ class ByteGemm(GemmTask):
     halves = False
     """Whether codes are decoded into two planes of nibbles."""
 
+    by_groups = False
+    """Whether sums become float32 after every group even where there is one."""
+
     def __init__(
         self,
         spec: LinearSpec,
@@ -53,14 +57,13 @@ class ByteGemm(GemmTask):
         super().__init__(spec, blocking, lanes, layout.padded_k(spec.k))
         assert spec.scheme is not None
         self.layout, self.group, self.groups = layout, group, groups
-        self.whole = groups == 1
+        self.whole = groups == 1 and not self.by_groups
         self.token_scale = spec.scheme.act_group == -1 or self.whole
         if self.whole:
             self.sum_dtype = "int32"
 
     def declare(self) -> None:
-        spec = self.spec
-        act = 1 if spec.scheme is not None and spec.scheme.act_group == -1 else self.groups
+        spec, act = self.spec, 1 if self.token_scale else self.groups
         self.xq = argument("xq", (self.m, self.k), "int8", 4)
         self.xs = argument("xs", (self.m, act), "float32", 4)
         self.xsum = argument("xsum", (self.m, self.groups), "int32", 4)
@@ -84,6 +87,13 @@ class ByteGemm(GemmTask):
         return b.sblock_alloc_buffer(shape, dtype, align=64)
 
     def fill(self, kb: Expr) -> None:
+        self.fill_units(kb)
+        if not self.whole:
+            per_block = self.blocking.k_block // self.group
+            self.fill_groups(self.count(per_block, self.groups, kb), kb * per_block)
+
+    def fill_units(self, kb: Expr) -> None:
+        """Decode the panel's units of K block `kb`, and prefetch those that come next."""
         bl = self.blocking
         units = bl.k_block // UNIT_K
         mine = self.count(units, self.k // UNIT_K, kb)
@@ -94,9 +104,6 @@ class ByteGemm(GemmTask):
             if bl.prefetch:
                 self.prefetch(kb, j, u)
             self.decode_unit(kb, j, u)
-        if not self.whole:
-            per_block = bl.k_block // self.group
-            self.fill_groups(self.count(per_block, self.groups, kb), kb * per_block)
 
     @abstractmethod
     def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
@@ -118,16 +125,26 @@ class ByteGemm(GemmTask):
         """Element of a packed array of groups, of the panel's column (j, r)."""
         return self.weights[name][self.row_block(j), group, r]
 
-    def decode_codes(self, kb: Expr, j: Expr, u: Expr) -> None:
-        """Decode a unit whose codes are values themselves (`apq_tvm.tensorize.unit`)."""
+    def decode_codes(
+        self,
+        kb: Expr,
+        j: Expr,
+        u: Expr,
+        byte_of: Callable[[Expr], Expr] = lambda code: code,
+        plane: int | None = None,
+    ) -> None:
+        """Decode a unit (`apq_tvm.tensorize.unit`): bytes are `byte_of` its codes.
+
+        They go to one `plane` of two if there are `halves`.
+        """
         codes, unit = self.weights["codes"], self.layout.unit
         block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
-        with self.stage("decode", 8, unit.vector_bytes) as (v, e):
+        with self.stage("decode_high" if plane else "decode", 8, unit.vector_bytes) as (v, e):
             b.reads(codes[block, at, 0 : unit.nbytes])
             code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
-            target = [j, u * 8 + v, e // 4, e % 4]
+            target = [j, u * 8 + v, *([] if plane is None else [plane]), e // 4, e % 4]
             b.writes(self.decoded[tuple(target)])
-            b.buffer_store(self.decoded, code, target)
+            b.buffer_store(self.decoded, byte_of(code), target)
 
     def prefetch(self, kb: Expr, j: Expr, u: Expr) -> None:
         """Prefetch the unit in this place of the next K block, or of the next panel's first one.

@@ -26,12 +26,12 @@ Buffer = Any
 class SpanGemm(ByteGemm):
     """Groups have scales of their own, times that of their span."""
 
+    by_groups = True
+
     def __init__(self, spec: LinearSpec, layout: SpanLayout, blocking: GemmBlocking) -> None:
         assert spec.scheme is not None and spec.scheme.act_group == layout.group
         groups = layout.groups(spec.k)
         super().__init__(spec, layout, blocking, layout.rows, layout.group, groups)
-        self.whole = self.token_scale = False
-        self.sum_dtype = "float32"
 
     def scratch(self) -> None:
         super().scratch()

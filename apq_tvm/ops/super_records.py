@@ -16,6 +16,7 @@ from apq_tvm.ops.codebook_linear import SpanBlocking, SpanLinear
 from apq_tvm.ops.gemm_spans import SpanGemm
 from apq_tvm.ops.gemm_task import GemmBlocking
 from apq_tvm.ops.linear_spec import LinearSpec, Operands
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.super_records import CHUNK, GROUP, RecordDot, scale_term
 from apq_tvm.tensorize.unit import UNIT_K
 
@@ -66,18 +67,18 @@ class _RecordsLinear(SpanLinear):
             b.writes(self.totals[at])
             b.buffer_store(self.totals, tirx.const(0.0, "float32"), list(at))
         chunks, odd = divmod(units, _CHUNK_UNITS)
-        first = span * _i64(self.layout.span)
+        first = span * i64(self.layout.span)
         if chunks:
-            with b.serial(0, _i64(chunks)) as c, b.sblock(f"chunks{suffix}"):
-                chunk = b.axis.opaque(_i64(chunks), c)
+            with b.serial(0, i64(chunks)) as c, b.sblock(f"chunks{suffix}"):
+                chunk = b.axis.opaque(i64(chunks), c)
                 b.reads()
                 b.writes()
                 for stream in range(streams):
-                    at_k = first + chunk * _i64(CHUNK)
+                    at_k = first + chunk * i64(CHUNK)
                     self._dot(at_k, stream, CHUNK, f"dot{suffix}_{stream}")
         if odd:
             for stream in range(streams):
-                at_k = first + _i64(chunks * CHUNK)
+                at_k = first + i64(chunks * CHUNK)
                 self._dot(at_k, stream, UNIT_K, f"half{suffix}_{stream}")
         for stream in range(streams):
             self._scale(span, stream, f"scale{suffix}_{stream}")
@@ -88,18 +89,18 @@ class _RecordsLinear(SpanLinear):
 
         rec, mt = self.layout.records, self.blocking.m_tile
         dot, records = RecordDot(rec, mt, k), self.arrays["records"]
-        block, start = self.block(_i64(stream)), rec.chunk_at(first)
+        block, start = self.block(i64(stream)), rec.chunk_at(first)
         self.dots.append(name)
-        extents = [_i64(e) for e in (2, *dot.lead, rec.rows, k)]
+        extents = [i64(e) for e in (2, *dot.lead, rec.rows, k)]
         with b.grid(*extents) as loops, b.sblock(name):
             which, *m, r, at_k = b.axis.remap("S" * (len(extents) - 1) + "R", loops)
             row = self.row + m[0] if m else self.row
-            group = first // _i64(GROUP) + at_k // _i64(GROUP)
-            at = (_i64(stream), which, *m, r)
+            group = first // i64(GROUP) + at_k // i64(GROUP)
+            at = (i64(stream), which, *m, r)
             x, xs = self.xq[row, first + at_k], self.xs[row, group]
             b.reads(
                 self.totals[at],
-                records[block, start : start + _i64(rec.chunk)],
+                records[block, start : start + i64(rec.chunk)],
                 x,
                 xs,
                 self.factors[row, group, 0:2],
@@ -112,17 +113,17 @@ class _RecordsLinear(SpanLinear):
         from tvm.tirx.script.builder import ir as b
 
         rec, mt, records = self.layout.records, self.blocking.m_tile, self.arrays["records"]
-        block = self.block(_i64(stream))
+        block = self.block(i64(stream))
         start = rec.scales_at(span, int(records.shape[1]))
         self.dots.append(name)
         extents = ((mt,) if mt > 1 else ()) + (rec.rows,)
-        with b.grid(*map(_i64, extents)) as loops, b.sblock(name):
+        with b.grid(*map(i64, extents)) as loops, b.sblock(name):
             found = [loops] if len(extents) == 1 else loops
-            *m, r = (b.axis.spatial(_i64(e), v) for e, v in zip(extents, found, strict=True))
-            at = (_i64(stream), m[0] if m else _i64(0), r)
-            total, least = (self.totals[(_i64(stream), _i64(i), *m, r)] for i in range(2))
-            region = self.totals[(_i64(stream), slice(_i64(0), _i64(2)), *m, r)]
-            b.reads(self.sums[at], records[block, start : start + _i64(rec.scales)], region)
+            *m, r = (b.axis.spatial(i64(e), v) for e, v in zip(extents, found, strict=True))
+            at = (i64(stream), m[0] if m else i64(0), r)
+            total, least = (self.totals[(i64(stream), i64(i), *m, r)] for i in range(2))
+            region = self.totals[(i64(stream), slice(i64(0), i64(2)), *m, r)]
+            b.reads(self.sums[at], records[block, start : start + i64(rec.scales)], region)
             b.writes(self.sums[at])
             term = scale_term(rec, lambda byte: records[block, start + byte], total, least, r)
             b.buffer_store(self.sums, self.sums[at] + term, list(at))
@@ -131,7 +132,7 @@ class _RecordsLinear(SpanLinear):
 class RecordsGemm(SpanGemm):
     """Values come from records."""
 
-    def decode_codes(self, kb: Expr, j: Expr, u: Expr) -> None:
+    def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
         from tvm.tirx.script.builder import ir as b
 
         layout = self.layout
@@ -162,9 +163,3 @@ def records_gemm(spec: LinearSpec, layout: SuperRecordsLayout, blocking: GemmBlo
         Of the arguments of `records_linear` without `factors`, M >= m_tile.
     """
     return RecordsGemm(spec, layout, blocking).build()
-
-
-def _i64(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.const(int(value), "int64")
