@@ -22,7 +22,6 @@ from apq_tvm.schedules.devices import PROFILES, linear_kernels
 from apq_tvm.schedules.linear_kernel import LinearKernel
 from tests.docs_text import (
     DOCUMENTS,
-    README,
     ROOT,
     all_commands,
     blocks,
@@ -141,6 +140,15 @@ def test_readme_and_guide_name_every_command() -> None:
     for text in (TEXT["README.md"], GUIDE):
         assert there >= set(re.findall(r"apq-tvm ([a-z]+)", text))
     assert there == set(re.findall(r"apq-tvm ([a-z]+)", GUIDE))
+
+
+def test_every_command_prints_json() -> None:
+    for names, what, *_ in table(GUIDE, "| command |"):
+        for name in re.findall("`apq-tvm (.*?)`", names):
+            parts = re.findall("`(.*?)`", what) if name == "bench" else [""]
+            for part in parts:
+                words = [name, *filter(None, [part]), "--help"]
+                assert "--json" in CliRunner().invoke(app, words).output, words
 
 
 def test_targets_of_make_exist() -> None:
@@ -285,8 +293,3 @@ def test_a_kernels_name_says_its_file(arch: str, column: int) -> None:
         assert mine, f"{kernel.name} is in none of {paths}"
         used |= {(row[0], path) for path in mine}
     assert used == {(row[0], path) for row in rows for path in re.findall("`(.*?)`", row[column])}
-
-
-def test_the_readme_is_what_pypi_shows() -> None:
-    assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text()
-    assert README.read_text().startswith("# apq_tvm\n")
