@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 
 import measured
@@ -220,19 +221,23 @@ def holds(entry: str, path: Path) -> bool:
     return fnmatch(str(path), entry)
 
 
+BOX = re.compile(r'(\w+)[\[(]+"(.*?)"[\])]+')
+ARROW = re.compile(r"([\w &]+?) --> ([\w &]+)")
+
+
 def boxes_and_arrows() -> tuple[dict[str, str], set[tuple[str, str]]]:
     """Boxes of the picture by name, and its arrows."""
     (picture,) = [b.text for b in blocks(ROOT / "docs/architecture.md") if b.language == "mermaid"]
-    boxes = dict(re.findall(r'^\s*(\w+)[\[(]+"(.*?)"[\])]+$', picture, re.MULTILINE))
-    arrows = {
-        (tail.strip(), head.strip())
-        for tails, heads in re.findall(r"^\s*([\w &]+?) --> ([\w &]+)$", picture, re.MULTILINE)
-        for tail in tails.split("&")
-        for head in heads.split("&")
-    }
-    understood = len(boxes) + picture.count("-->") + 1
-    assert understood == len(picture.strip().splitlines()) - picture.count("\n\n")
-    assert {end for arrow in arrows for end in arrow} <= set(boxes)
+    boxes: dict[str, str] = {}
+    arrows: set[tuple[str, str]] = set()
+    for line in filter(None, map(str.strip, picture.splitlines()[1:])):
+        box, arrow = BOX.fullmatch(line), ARROW.fullmatch(line)
+        assert box or arrow, f"neither a box nor an arrow of imports: {line}"
+        if box:
+            boxes[box[1]] = box[2]
+        else:
+            arrows |= set(product(arrow[1].split(" & "), arrow[2].split(" & ")))
+    assert {end for one in arrows for end in one} <= set(boxes)
     return boxes, arrows
 
 
