@@ -12,8 +12,8 @@ from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import CompiledModule, KernelPlan, ScheduledModel, Scheme
 
 if TYPE_CHECKING:
-    from apq_tvm.codegen.toolchain import Toolchain
-    from apq_tvm.ops.linear_spec import LinearSpec
+    from apq_tvm.codegen.build.toolchain import Toolchain
+    from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.quantizers.guided import Guidance
     from apq_tvm.schedules.decide import Decide
 
@@ -115,10 +115,10 @@ def compile(
     triple : str
         System to compile for, by default GNU/Linux: ``"aarch64-linux-android24"``.
     layout : str
-        Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm_layouts`).
+        Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm.layouts`).
     cc, sysroot : str
         C compiler for `target`, where the one found by itself will not do, and the folder of the
-        target's headers and libraries (`apq_tvm.codegen.toolchain`).
+        target's headers and libraries (`apq_tvm.codegen.build.toolchain`).
     progress : Progress, optional
 
     Returns
@@ -130,8 +130,8 @@ def compile(
     ApqError
         Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
     """
-    from apq_tvm.codegen.package import check_name, check_output
-    from apq_tvm.codegen.toolchain import find_toolchain
+    from apq_tvm.codegen.build.toolchain import find_toolchain
+    from apq_tvm.codegen.package.folder import check_name, check_output
     from apq_tvm.schedules.devices import find_profile
 
     stopwatch = _Stopwatch()

@@ -10,8 +10,8 @@ from tvm import s_tir, tirx
 
 from apq_tvm.progress import Progress
 from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.lets import spill_lets
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.types import LoweredModel, ScheduledModel
 
 

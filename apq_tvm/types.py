@@ -297,7 +297,7 @@ class DeviceProfile:
         most preferred first. The profile's own facts are then those of the last, which all have.
     interleaving : str
         Layout of integer weights where the user asked for one, rows x bytes, such as ``"4x8"``
-        (`apq_tvm.schedules.arm_layouts`); ``""`` leaves it to what was measured.
+        (`apq_tvm.schedules.arm.layouts`); ``""`` leaves it to what was measured.
     """
 
     name: str

@@ -20,7 +20,7 @@ import apq_tvm
 from apq_tvm.bench.linear import LinearCase, bench_linear
 from apq_tvm.bench.model import bench_model
 from apq_tvm.bench.roofline import measure
-from apq_tvm.console import Bars
+from apq_tvm.cli.console import Bars
 from apq_tvm.evaluate import evaluate
 from apq_tvm.inspect import inspect
 
@@ -59,7 +59,7 @@ def processor() -> str:
 
 def inspect_host() -> str:
     """What ``--target host`` means here."""
-    from apq_tvm.listing import list_targets
+    from apq_tvm.cli.listing import list_targets
 
     return str(list_targets()["host"])
 

@@ -13,8 +13,8 @@ import numpy as np
 from apq_tvm.bench.clib import TYPE_CODES
 from apq_tvm.bench.trace import INSTALL as INSTALL
 from apq_tvm.bench.trace import Symbol, Trace, functions, run, symbols, trace
-from apq_tvm.codegen.kernels import build_kernels
-from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.codegen.build.kernels import build_kernels
+from apq_tvm.codegen.package.folder import RUNTIME
 from apq_tvm.errors import BuildError
 from apq_tvm.types import Array, DeviceProfile
 

@@ -19,7 +19,7 @@ from apq_tvm.types import Array, DeviceProfile, KernelChoice
 
 if TYPE_CHECKING:
     from apq_tvm.bench.emulator import Program
-    from apq_tvm.schedules.linear_kernel import LinearKernel
+    from apq_tvm.schedules.linear.kernel import LinearKernel
 
 SVE_VECTORS = {"neoverse-v1": 2}
 """Length of an SVE vector of a core in 16 bytes, where it is not 1."""
@@ -118,8 +118,8 @@ class StaticLayer:
 
     def _prepare(self, func: Any) -> Any:
         from apq_tvm.schedules.decide import Defaults
-        from apq_tvm.schedules.lets import spill_lets
-        from apq_tvm.schedules.rules import schedule_function
+        from apq_tvm.schedules.graph.lets import spill_lets
+        from apq_tvm.schedules.graph.rules import schedule_function
 
         return spill_lets(schedule_function(func, self._profile, Defaults())[0])
 
@@ -127,7 +127,7 @@ class StaticLayer:
         import tvm
 
         from apq_tvm.schedules.decide import Defaults
-        from apq_tvm.schedules.lets import spill_lets
+        from apq_tvm.schedules.graph.lets import spill_lets
 
         sch = tvm.s_tir.Schedule(kernel.func(self._spec, self._profile, Defaults()))
         kernel.schedule(sch, self._spec, self._profile, Defaults())
@@ -166,7 +166,7 @@ def outputs(func: Any, inputs: int, m: int) -> list[Array]:
     """
     from tvm import sym, tirx
 
-    from apq_tvm.schedules.exprs import substitute
+    from apq_tvm.schedules.graph.exprs import substitute
 
     rows, simplify = func.params[0].shape[0], sym.Analyzer().simplify
     made = []

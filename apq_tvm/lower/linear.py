@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from tvm import relax
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.exprs import substitute
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.graph.exprs import substitute
 from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.decide import Decide
-    from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+    from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ WIDTH = 64
 
 def apq(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``apq-tvm`` in a process of its own."""
-    command = [sys.executable, "-c", "from apq_tvm.cli import main; main()", *map(str, words)]
+    command = [sys.executable, "-c", "from apq_tvm.cli.main import main; main()", *map(str, words)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=600)
 
@@ -191,7 +191,7 @@ def test_interrupt_leaves_the_old_output(folder: Path) -> None:
     manifest = (folder / "kept" / "manifest.json").read_bytes()
     # A test run in the background hands on that interrupts are ignored.
     heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code = heeded + "from apq_tvm.cli import main; main()"
+    code = heeded + "from apq_tvm.cli.main import main; main()"
     words = ("compile", "small.onnx", "-o", "kept", "--scheme", "W4A8", "--force")
     with subprocess.Popen(
         [sys.executable, "-c", code, *words],

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from module_helpers import mixed_model, mixed_reference, parallel_scale
 
+from apq_tvm.codegen.build.library import API_FUNCTIONS
 from apq_tvm.codegen.emit import emit
-from apq_tvm.codegen.library import API_FUNCTIONS
-from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.codegen.package.folder import RUNTIME
 from apq_tvm.types import CompiledModule
 
 EMBED = Path(__file__).parent / "embed"

@@ -13,12 +13,12 @@ from linear_cases import RELATIVE_ERROR
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.formats import dequantize, parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
-from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
+from apq_tvm.schedules.arm.codebook import LOOKUP_KERNELS
 from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 

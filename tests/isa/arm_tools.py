@@ -16,10 +16,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tir"))
 from linear_cases import Case
 
 from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL, Program
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile
 
 _CC, _QEMU = COMPILERS["aarch64"], EMULATORS["aarch64"]

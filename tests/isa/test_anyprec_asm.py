@@ -8,10 +8,10 @@ import pytest
 import tvm
 
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS
+from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS
 
 ROWS = 8
 

@@ -14,12 +14,12 @@ from test_arm_anyprec import TARGETS, record
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import details, parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_decoded import DECODED_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.decoded import DECODED_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.tensorize.planes import QUAD
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.tensorize.meaning.planes import QUAD
 from apq_tvm.types import QuantizedTensor
 
 Array = Any

@@ -13,14 +13,14 @@ from linear_cases import RELATIVE_ERROR, dequantized, quantized_weight
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_bitserial import AHEADS, ARM_BITSERIAL_KERNELS
-from apq_tvm.schedules.bitserial import bitserial_kernel
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.bitserial import AHEADS, ARM_BITSERIAL_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile, linear_kernels
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.linear.bitserial import bitserial_kernel
 from apq_tvm.select import choose
-from apq_tvm.tensorize.arm_bitserial import UADDLP, UDOT, bitserial_intrinsic
+from apq_tvm.tensorize.arm.bitserial import UADDLP, UDOT, bitserial_intrinsic
 from apq_tvm.types import Scheme
 
 CASES = (

@@ -12,14 +12,14 @@ from arm_tools import Program, needs_qemu
 from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_weight
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.folded_linear import chunk_units, fold_of
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_gemv import SDOT_KERNELS
+from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.gemv import SDOT_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.tensorize.fold import Fold
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.types import QuantizedTensor, Scheme
 
 Array = Any

@@ -14,13 +14,13 @@ from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_wei
 from apq_tvm.bench.static_layer import outputs
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.paired_activations import activation_bytes
-from apq_tvm.schedules.arm_paired import PAIRED_KERNELS
+from apq_tvm.ops.activations.paired import activation_bytes
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.paired import PAIRED_KERNELS
 from apq_tvm.schedules.decide import Recorded
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.tensorize.fold import Fold
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.types import QuantizedTensor
 
 Array = Any

@@ -7,11 +7,11 @@ import re
 import pytest
 import tvm
 
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.gemv import GEMV_KERNELS
 from apq_tvm.types import Scheme
 
 SPILLS = {

@@ -8,10 +8,10 @@ import pytest
 import tvm
 
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.x86_lut import LUT_KERNELS
+from apq_tvm.schedules.x86.lut import LUT_KERNELS
 
 LOOKUPS = (
     ("lut_bcq{}A8_pshufb_r32m1", "znver3", "vpshufb", "ymm", 8),

@@ -12,13 +12,13 @@ from linear_cases import ACTIVATIONS, aligned
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.lut_tables import span_width
+from apq_tvm.ops.activations.lut_tables import span_width
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.schedules.x86_lut import LUT_KERNELS
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.lut import LUT_KERNELS
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 Array = Any

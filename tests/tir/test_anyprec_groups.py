@@ -11,14 +11,14 @@ from linear_cases import aligned
 from test_anyprec import compiled, integer_weights, profile_for, random_tensor, same_halves
 
 from apq_tvm.formats import details
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS, M_TILES
-from apq_tvm.tensorize.planes import QUAD
-from apq_tvm.tensorize.x86_planes import (
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, M_TILES
+from apq_tvm.tensorize.meaning.planes import QUAD
+from apq_tvm.tensorize.x86.planes import (
     INSTRUCTIONS,
     PlanesInstruction,
     planes_dot_intrinsic,

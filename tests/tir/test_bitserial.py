@@ -15,18 +15,18 @@ from scheduled import compiled
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.quantize_planes import quantize_planes
+from apq_tvm.ops.activations.planes import quantize_planes
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.quantize import quantize_func
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.schedules.x86 import linear_kernels
-from apq_tvm.schedules.x86_bitserial import BITSERIAL_KERNELS, FASTER_UP_TO, FORCED_KERNELS
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.quantize import quantize_func
+from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS, FASTER_UP_TO, FORCED_KERNELS
+from apq_tvm.schedules.x86.profiles import linear_kernels
 from apq_tvm.select import choose
-from apq_tvm.tensorize.bitserial import term
-from apq_tvm.tensorize.x86_bitserial import INSTRUCTIONS, bitserial_intrinsic
+from apq_tvm.tensorize.meaning.bitserial import term
+from apq_tvm.tensorize.x86.bitserial import INSTRUCTIONS, bitserial_intrinsic
 from apq_tvm.types import DeviceProfile, Scheme
 
 RELATIVE_ERROR = 2e-6

@@ -11,11 +11,11 @@ from conftest import cpu_features
 from gemm_cases import FLOAT32_SUM, build, problem, relative_error
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_spec import ACTIVATIONS, LinearSpec
+from apq_tvm.ops.linear.spec import ACTIVATIONS, LinearSpec
 from apq_tvm.schedules.decide import Defaults, Random
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.gemm import GEMM_KERNELS
 from apq_tvm.types import DeviceProfile, Scheme
 
 PROFILE_OF = {"vpdpbusd512": "znver4", "vpdpbusd256": "znver4", "maddubs": "znver3"}

@@ -11,14 +11,14 @@ import tvm
 from linear_cases import ACTIVATIONS, Case, aligned, build, profile_for
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_spec import ACTIVATIONS as EPILOGUES
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import ACTIVATIONS as EPILOGUES
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Random
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.plain_linear import PLAIN_KERNELS
-from apq_tvm.schedules.x86 import PROFILES, linear_kernels, recognise
-from apq_tvm.schedules.x86_gemv import GEMV_KERNELS, M_TILES
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.plain import PLAIN_KERNELS
+from apq_tvm.schedules.x86.gemv import GEMV_KERNELS, M_TILES
+from apq_tvm.schedules.x86.profiles import PROFILES, linear_kernels, recognise
 from apq_tvm.types import QuantizedTensor, Scheme
 
 FORMATS = tuple(itertools.product((16, 32, 64, -1), (False, True)))

@@ -12,14 +12,14 @@ from mixed_cases import MixedCase
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults, Random
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.mixed import M_TILES
-from apq_tvm.schedules.x86 import PROFILES, linear_kernels
-from apq_tvm.schedules.x86_mixed import MIXED_KERNELS
+from apq_tvm.schedules.linear.generic import GENERIC_KERNELS
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.mixed import M_TILES
+from apq_tvm.schedules.x86.mixed import MIXED_KERNELS
+from apq_tvm.schedules.x86.profiles import PROFILES, linear_kernels
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile
 

@@ -14,8 +14,8 @@ import pytest
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from apq_tvm.codegen.c_expr import c_expr
-from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.codegen.graph.c_expr import c_expr
+from apq_tvm.codegen.package.folder import RUNTIME
 from apq_tvm.errors import UnsupportedModel
 
 BINARY: tuple[Callable[[Any, Any], Any], ...] = (

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apq_tvm.codegen.graph_c import c_string, dl_dtype
-from apq_tvm.codegen.kernels import CPUINFO_FLAGS, cpu_flags
-from apq_tvm.codegen.package import check_name, staged
-from apq_tvm.codegen.read_relax import DTYPES
+from apq_tvm.codegen.build.kernels import CPUINFO_FLAGS, cpu_flags
+from apq_tvm.codegen.graph.c_source import c_string, dl_dtype
+from apq_tvm.codegen.graph.read_relax import DTYPES
+from apq_tvm.codegen.package.folder import check_name, staged
 from apq_tvm.errors import OutputExists, OutputFailed
 
 

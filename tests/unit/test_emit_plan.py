@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.codegen.package.folder import RUNTIME
 
 ALIGNMENT = 64
 Buffer = tuple[int, int, int]  # first call, last call, bytes

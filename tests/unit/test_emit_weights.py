@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from apq_tvm.codegen.package import RUNTIME
-from apq_tvm.codegen.weights import _TYPES, ALIGNMENT, checksum, write_weights
+from apq_tvm.codegen.package.folder import RUNTIME
+from apq_tvm.codegen.package.weights import _TYPES, ALIGNMENT, checksum, write_weights
 
 
 @pytest.fixture(scope="module")

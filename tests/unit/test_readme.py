@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 from apq_tvm.formats import FORMATS, GROUP_SIZES
 from apq_tvm.schedules.devices import PROFILES
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from apq_tvm.errors import NotApplicable, UnsupportedModel
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile, Scheme
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apq_tvm.codegen.toolchain import find_toolchain, run
+from apq_tvm.codegen.build.toolchain import find_toolchain, run
 from apq_tvm.errors import BadTarget, BuildError
 from apq_tvm.schedules.devices import find_profile
 
