@@ -203,7 +203,7 @@ def _schedule(chosen: KernelPlan, progress: Progress, stopwatch: _Stopwatch) -> 
     with progress.stage("lower"):
         lowered = lower(packed, by_name(linear_kernels(chosen.profile)), default_decisions)
     stopwatch.lap("lower")
-    scheduled = schedule(lowered, default_decisions, progress)
+    scheduled = schedule(lowered, progress)
     stopwatch.lap("schedule")
     return scheduled
 

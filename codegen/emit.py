@@ -120,7 +120,6 @@ def emit(
         write_package(folder, name, values)
         manifest = {
             **_manifest(name, parts, weights, merged, _profile(scheduled), tools),
-            "schedules": dict(scheduled.schedules),
             **manifest_extra,
         }
         seconds = round(time.perf_counter() - started, 3)

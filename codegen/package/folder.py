@@ -18,6 +18,7 @@ from apq_tvm.errors import OutputExists, OutputFailed
 HERE = Path(__file__).resolve().parents[1]
 TEMPLATES = HERE / "templates"
 RUNTIME = HERE / "runtime"
+COMMON = RUNTIME / "common"
 # Identifies the layout of manifest.json and of the folder.
 MANIFEST_FORMAT = "apq_tvm-module-1"
 
@@ -153,7 +154,7 @@ def template_values(
         "NUM_INPUTS": str(len(graph.inputs)),
         "NUM_OUTPUTS": str(len(graph.outputs)),
         "MAX_RANK": str(max([*ranks, 1])),
-        "DLPACK": (RUNTIME / "common" / "apq_dlpack.h").read_text(),
+        "DLPACK": (COMMON / "apq_dlpack.h").read_text(),
     }
 
 

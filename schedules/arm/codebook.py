@@ -34,7 +34,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.activations import schedule_bundles
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.linear.spans import PARALLEL, schedule_spans
 from apq_tvm.schedules.linear.streams import choose_streams
@@ -221,7 +221,7 @@ def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
 
         schedule_spans(sch, intrinsic, spec.n * spec.k >= PARALLEL)
 
-    return LinearKernel(
+    return legacy(
         name=f"{family}_A8_{'sdot' if fused else 'smull'}_r{ROWS}m{m_tile}",
         m_min=m_tile,
         m_max=-1,

@@ -56,7 +56,7 @@ from apq_tvm.schedules.arm.gemm import (
 )
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.tensorize.arm.decoded import decode_intrinsic
 from apq_tvm.tensorize.arm.gemm import SDOT, SMMLA, GemmInstruction
 from apq_tvm.tensorize.arm.gemm_panel import scales_intrinsic
@@ -186,7 +186,7 @@ def panel_kernel(
             tensorize(sch, "spread_least", scales_intrinsic("float32"), 2)
 
     tile = 8 if instruction is SMMLA else 4
-    return LinearKernel(
+    return legacy(
         f"gemm_{family}{width or ''}A8_{instruction.name}_r{LANES}m{tile}",
         m_min,
         -1,

@@ -24,7 +24,7 @@ from apq_tvm.schedules.arm.layouts import PAIRED_BITS, check_layout, in_pairs
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.tensorize.arm.gemm import (
     SDOT,
@@ -230,7 +230,7 @@ def centred_kernel(
         if wide and tile.pairs:
             tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
 
-    return LinearKernel(
+    return legacy(
         f"gemm_W{bits}A8_{instruction.name}_{interleaving}m{m_tile}",
         m_min,
         -1,

@@ -29,7 +29,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.layouts import LANES, check_folded
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import interleaved
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
 from apq_tvm.tensorize.arm.fold import folded_intrinsic
 from apq_tvm.tensorize.arm.written.in_order import in_order_intrinsic
 from apq_tvm.tensorize.arm.written.in_order_asm import STREAMS
@@ -183,7 +183,7 @@ def _kernel(bits: int, m_tile: int) -> LinearKernel:
     def prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
         return _prepare(m_tile, spec, profile, decide)
 
-    return LinearKernel(
+    return legacy(
         f"gemv_W{bits}A8_sdot_r{LANES}m{m_tile}",
         m_tile,
         -1,

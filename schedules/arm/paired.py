@@ -27,7 +27,7 @@ from apq_tvm.ops.few_rows.paired import paired_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.layouts import LANES, PAIRED_BITS, check_folded, in_pairs
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
 from apq_tvm.tensorize.arm.paired import paired_intrinsic
 from apq_tvm.tensorize.pairs.paired_dot import PairedDot
 from apq_tvm.types import DeviceProfile
@@ -170,7 +170,7 @@ def _kernel(bits: int, rows: int, m_tile: int) -> LinearKernel:
     def prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
         return _prepare(rows, m_tile, spec, profile, decide)
 
-    return LinearKernel(
+    return legacy(
         f"gemv_W{bits}A8_smmla_r{rows}k8m{m_tile}",
         1 if m_tile == 1 else max(2, m_tile - 1),
         -1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import s_tir
 
@@ -17,10 +17,12 @@ from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
 from apq_tvm.schedules.graph.softmax import schedule_softmax
 from apq_tvm.schedules.linear.bitserial import schedule_planes
-from apq_tvm.schedules.linear.lut import schedule_tables
 from apq_tvm.schedules.linear.mixed import schedule_mixed_activations
 from apq_tvm.schedules.linear.quantize import schedule_quantize
 from apq_tvm.types import DeviceProfile
+
+if TYPE_CHECKING:
+    from apq_tvm.schedules.linear.kernel import Preparation
 
 Rule = Callable[[Any, DeviceProfile, Decide], Any]
 
@@ -37,7 +39,6 @@ RULES: dict[str, Rule] = {
     "embedding": schedule_embedding,
     "fold_activations": schedule_fold,
     "layernorm": schedule_layernorm,
-    "lut_tables": schedule_tables,
     "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize_activations,
     "quantize_bundles": schedule_bundles,
@@ -74,3 +75,22 @@ def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tupl
         return rule(func, profile, decide), f"{profile.arch}_{op}"
     scheduled, kind = schedule_generic(func, profile, decide)
     return scheduled, f"generic_{kind}"
+
+
+def schedule_preparation(
+    preparation: Preparation, func: Any, profile: DeviceProfile, decide: Decide
+) -> tuple[Any, str]:
+    """Schedule what a kernel wants done to x, by its own schedule, as `schedule_function` does.
+
+    Parameters
+    ----------
+    preparation : Preparation
+    func : tvm.tirx.PrimFunc
+        ``preparation.func``, as the module holds it.
+    profile : DeviceProfile
+    decide : Decide
+    """
+    if preparation.schedule is None:
+        return schedule_function(func, profile, decide)
+    scheduled = preparation.schedule(func, profile, decide)
+    return scheduled, f"{profile.arch}_{func.attrs['apq.op']}"

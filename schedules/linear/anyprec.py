@@ -18,7 +18,13 @@ from apq_tvm.ops.few_rows.anyprec_task import UNIT_K, unit_group
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import STAGES
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, prepare_activations
+from apq_tvm.schedules.linear.kernel import (
+    Choice,
+    LinearKernel,
+    Preparation,
+    legacy,
+    prepare_activations,
+)
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
@@ -140,7 +146,7 @@ def _record(
     kind: str, instruction: PlanesInstruction, width: int, m_tile: int, func: Any, schedule: Any
 ) -> LinearKernel:
     """The record of a kernel for M >= m_tile, whose activations may have groups."""
-    return LinearKernel(
+    return legacy(
         f"{kind}_anyprec{width}A8_{instruction.name}_r{ROWS}m{m_tile}",
         m_tile,
         -1,
@@ -159,7 +165,7 @@ def _prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Prepar
     scheme = spec.scheme
     assert scheme is not None
     if not unit_group(spec):
-        return prepare_activations(spec, profile, decide)
+        return prepare_activations(Choice(spec, profile, {}, {}))
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
     func = quantize_spread(spec.k, scheme.act_group, 32, rows, scheme.act_bits)
     return Preparation(f"spread_k{spec.k}_g{scheme.act_group}_A{scheme.act_bits}", func)

@@ -16,7 +16,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.gemv import schedule_gemv
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.types import DeviceProfile
 
@@ -108,7 +108,7 @@ def gemv_kernel(
         whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= _PARALLEL
         schedule_gemv(sch, blocking, product, whole, 1, parallel)
 
-    return LinearKernel(
+    return legacy(
         f"gemv_W2sA8_{name}_r{3 * lanes}m{m_tile}",
         m_tile,
         -1,

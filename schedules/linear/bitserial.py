@@ -20,7 +20,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemv import schedule_gemv
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK, group_suffixes, schedule_group
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.arm import bitserial as arm_bitserial
@@ -194,7 +194,7 @@ def bitserial_kernel(
         whole, parallel = spec.n % instruction.rows == 0, spec.n * spec.k >= _PARALLEL
         schedule_gemv(sch, bl, product, whole, unroll, parallel)
 
-    return LinearKernel(
+    return legacy(
         f"bitserial_W{bits}_{instruction.name}_r{instruction.rows}m{m_tile}",
         m_tile,
         _M_MAX[m_tile],

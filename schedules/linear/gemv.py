@@ -11,7 +11,7 @@ from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_dequantized, interleaved
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.tensorize.pairs.float_dot import float_dot_intrinsic
 from apq_tvm.types import DeviceProfile
 
@@ -150,7 +150,7 @@ def gemv_kernel(
         whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= _PARALLEL
         schedule_gemv(sch, blocking, chosen, whole, _unroll(decide, blocking), parallel)
 
-    return LinearKernel(
+    return legacy(
         name, m_tile, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
     )
 

@@ -8,7 +8,7 @@ from apq_tvm.codegen.layouts import WeightLayout, default_layout
 from apq_tvm.ops.linear.decode import decode_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.types import DeviceProfile
 
 
@@ -42,7 +42,7 @@ def decode_kernel(width: int) -> LinearKernel:
     def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
         schedule_decode(sch)
 
-    return LinearKernel(
+    return legacy(
         name=f"generic_decode_b{width}" if width else "generic_decode",
         m_min=1,
         m_max=-1,

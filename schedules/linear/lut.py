@@ -15,7 +15,7 @@ from apq_tvm.ops.activations.lut_tables import lut_tables, span_width, units_of
 from apq_tvm.ops.few_rows.lut import LutBlocking, lut_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.pairs.lut_dot import LutInstruction, lut_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -66,12 +66,13 @@ def _check(
         raise NotApplicable(f"{m_tile} rows of {scheme.bits} planes do not fit the registers")
 
 
-def _prepare(spec: LinearSpec, instruction: LutInstruction) -> Preparation:
-    layout = _layout(spec, instruction)
+def _prepare(choice: Choice, instruction: LutInstruction) -> Preparation:
+    spec, layout = choice.spec, _layout(choice.spec, instruction)
     padded = layout.padded_k(spec.k)
     span = span_width(padded, layout.group_size)
     func = lut_tables(spec.k, padded, span, instruction.table_dtype)
-    return Preparation(f"lut_tables_k{spec.k}_g{span}_{instruction.table_dtype}", func)
+    key = f"lut_tables_k{spec.k}_g{span}_{instruction.table_dtype}"
+    return Preparation(key, func, schedule=schedule_tables)
 
 
 def lut_kernel(
@@ -79,35 +80,44 @@ def lut_kernel(
 ) -> LinearKernel:
     """The record of one kernel for M >= m_tile; `aheads` are the prefetch distances to try."""
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = _layout(spec, instruction)
-        streams = _streams(decide, layout, spec, m_tile, instruction)
-        return lut_linear(spec, layout, m_tile, streams, instruction.table_dtype)
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> LutBlocking:
         layout = _layout(spec, instruction)
         streams = _streams(decide, layout, spec, m_tile, instruction)
         blocking = LutBlocking.of(layout, spec.n, spec.k, m_tile, streams, instruction.table_dtype)
-        ahead = decide("ahead", aheads)
+        decide("ahead", aheads)
         units = units_of(blocking.span)
-        unroll = decide("unroll", tuple(u for u in (1, 2, 4) if units % u == 0))
-        chosen = lut_intrinsic(instruction, bits, m_tile, ahead)
-        whole = spec.n % layout.rows == 0 and layout.row_blocks(spec.n) % streams == 0
+        decide("unroll", tuple(u for u in (1, 2, 4) if units % u == 0))
+        return blocking
+
+    def func(choice: Choice) -> Any:
+        spec, streams = choice.spec, choice["streams"]
+        layout = _layout(spec, instruction)
+        return lut_linear(spec, layout, m_tile, streams, instruction.table_dtype)
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        spec, layout = choice.spec, _layout(choice.spec, instruction)
+        chosen = lut_intrinsic(instruction, bits, m_tile, choice["ahead"])
+        whole = spec.n % layout.rows == 0 and layout.row_blocks(spec.n) % choice["streams"] == 0
         parallel = spec.n * spec.k >= _PARALLEL
-        schedule_lut(sch, blocking, chosen, whole, unroll, parallel)
+        schedule_lut(sch, choice.plan, chosen, whole, choice["unroll"], parallel)
 
     acts = 8 if instruction.table_dtype == "uint8" else 32
     return LinearKernel(
-        name=f"lut_bcq{bits}A{acts}_{instruction.name}_r{instruction.rows}m{m_tile}",
-        m_min=m_tile,
-        m_max=-1 if acts == 8 else _FLOAT_M_MAX,
+        "lut",
+        f"bcq{bits}",
+        acts,
+        Instruction(instruction.name, instruction.features, instruction.rows),
+        m_tile,
         check=lambda spec, profile: _check(spec, profile, instruction, m_tile),
         layout=lambda spec, profile: _layout(spec, instruction),
         func=func,
         schedule=schedule,
+        ask=ask,
+        prepare=lambda choice: _prepare(choice, instruction),
         bits=bits,
         family="bcq",
-        prepare=lambda spec, profile, decide: _prepare(spec, instruction),
+        m_named=m_tile,
+        m_max=-1 if acts == 8 else _FLOAT_M_MAX,
     )
 
 
@@ -172,7 +182,7 @@ def _unroll_all(sch: Any, *loops: Any) -> None:
 
 
 def schedule_tables(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Schedule a PrimFunc of `apq_tvm.ops.activations.lut_tables`: a rule of `graph.rules`."""
+    """Schedule a PrimFunc of `apq_tvm.ops.activations.lut_tables`."""
     from tvm import s_tir
 
     sch = s_tir.Schedule(func)

@@ -27,7 +27,7 @@ from apq_tvm.ops.few_rows.mixed import MixedBlocking, mixed_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.meaning.mixed import MixedInstruction, mixed_intrinsic
@@ -130,7 +130,7 @@ def mixed_kernel(
                 first = sch.get_loops(block)[-count]
                 sch.tensorize(first, mixed_intrinsic(instruction, wide, m_tile, blocking.ahead))
 
-    return LinearKernel(
+    return legacy(
         name=f"mixed_24A8_{instruction.name}_r{rows}m{m_tile}",
         m_min=m_tile,
         m_max=-1,

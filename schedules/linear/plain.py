@@ -10,7 +10,7 @@ from apq_tvm.ops.linear.interleaved import dense_linear, integer_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_int32, interleaved
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
@@ -66,10 +66,10 @@ def _schedule_dense(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: 
 
 
 PLAIN_KERNELS: tuple[LinearKernel, ...] = (
-    LinearKernel(
+    legacy(
         "plain_A8_r4", 1, -1, _check_integer, _integer_layout, _integer, _schedule_integer
     ),
-    LinearKernel(
+    legacy(
         "plain_F32_r4",
         1,
         -1,

@@ -32,7 +32,7 @@ def _apart(instruction: PlanesInstruction, width: int) -> tuple[LinearKernel, ..
         if rest % instruction.vector or rest == instruction.vector:
             raise NotApplicable(f"K={spec.k} leaves {rest} columns after runs of {RUN}")
 
-    return (replace(kernel, name=kernel.name.replace("gemv_", "apart_"), check=check),)
+    return (replace(kernel, old_name=kernel.name.replace("gemv_", "apart_"), check=check),)
 
 
 ANYPREC_KERNELS: tuple[LinearKernel, ...] = tuple(

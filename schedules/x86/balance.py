@@ -12,7 +12,7 @@ from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.balance import M_TILES, check_balance, gemv_kernel
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.schedules.x86.tiles import micro_kernel
 from apq_tvm.tensorize.x86.balance import balance_intrinsic
 from apq_tvm.tensorize.x86.balance_codes import (
@@ -81,7 +81,7 @@ def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
         dot = next(i for i in DOT_INSTRUCTIONS if i.name == _PRODUCTS[instruction.name])
         micro_kernel(sch, integer_gemm_intrinsic(dot, tile, _DIGIT_BITS), 5)
 
-    return LinearKernel(
+    return legacy(
         f"gemm_W2sA8_{instruction.name}_r{3 * instruction.lanes}",
         M_MIN,
         -1,

@@ -24,7 +24,7 @@ from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.schedules.linear.spans import PARALLEL, schedule_spans
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.schedules.x86.tiles import M_MIN, integer_tiles, micro_kernel
@@ -97,7 +97,7 @@ def span_kernel(family: str, instruction: DotInstruction, m_tile: int) -> Linear
         chosen = lookup_intrinsic(instruction, lookup_of(layout, m_tile), top, vbmi, ahead)
         schedule_spans(sch, lambda _: chosen, spec.n * spec.k >= PARALLEL)
 
-    return LinearKernel(
+    return legacy(
         name=f"{family}_A8_{instruction.name}_r{lanes}m{m_tile}",
         m_min=m_tile,
         m_max=-1,
@@ -153,7 +153,7 @@ def gemm_kernel(family: str, instruction: DotInstruction) -> LinearKernel:
         tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
         micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, sum_bits(layout)), 5)
 
-    return LinearKernel(
+    return legacy(
         name=f"gemm_{family}_A8_{instruction.name}_r{lanes}",
         m_min=M_MIN,
         m_max=-1,

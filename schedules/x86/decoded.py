@@ -12,7 +12,7 @@ from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.schedules.x86.tiles import float_k_step, micro_kernel
 from apq_tvm.tensorize.x86.gemm import Tile, float_gemm_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -54,7 +54,7 @@ def decoded_kernel(lanes: int, width: int) -> LinearKernel:
         schedule_stages(sch)
         micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
 
-    return LinearKernel(
+    return legacy(
         name=f"gemm_decoded_A32_fma_r{lanes}" + (f"_b{width}" if width else ""),
         m_min=M_MIN,
         m_max=-1,

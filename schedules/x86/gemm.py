@@ -22,7 +22,7 @@ from apq_tvm.schedules.linear.checks import (
     interleaved,
 )
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
 from apq_tvm.schedules.x86.tiles import M_MIN, float_k_step, integer_tiles, micro_kernel
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction
 from apq_tvm.tensorize.x86.gemm import (
@@ -98,7 +98,7 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
         micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits), 5)
 
     name = f"gemm_W{bits}A8_{instruction.name}_r{lanes}"
-    return LinearKernel(
+    return legacy(
         name, M_MIN, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
     )
 
@@ -125,7 +125,7 @@ def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
         micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
 
     name = f"gemm_W{bits}A16_fma_r{lanes}"
-    return LinearKernel(
+    return legacy(
         name, M_MIN, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
     )
 
@@ -146,7 +146,7 @@ def float_kernel(lanes: int, m_tile: int) -> LinearKernel:
         schedule_stages(sch)
         micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
 
-    return LinearKernel(
+    return legacy(
         f"gemm_F32_fma_r{lanes}m{m_tile}",
         m_tile,
         -1,

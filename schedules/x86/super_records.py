@@ -25,7 +25,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.gemm_stages import schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.linear.spans import PARALLEL, schedule_spans
 from apq_tvm.schedules.linear.streams import choose_streams
@@ -97,7 +97,7 @@ def records_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
         named = "_".join(str(int(1 / two)) for two in twos)
         return Preparation(f"quantize_k{spec.k}_g{layout.group}_by_{named}", func)
 
-    return LinearKernel(
+    return legacy(
         name=f"super_A8_{instruction.name}_r{lanes}m{m_tile}",
         m_min=m_tile,
         m_max=-1,
@@ -125,7 +125,7 @@ def gemm_kernel(instruction: DotInstruction) -> LinearKernel:
         tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
         micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, sum_bits(layout)), 5)
 
-    return LinearKernel(
+    return legacy(
         name=f"gemm_super_A8_{instruction.name}_r{lanes}",
         m_min=M_MIN,
         m_max=-1,

@@ -59,6 +59,10 @@ def _only_renamed(
     return " ".join(f"{renamed.get(n, n)}:{rest}" for n, _, rest in words) == new[key]
 
 
+def _asked(key: str, only: str) -> bool:
+    return not key.startswith("module/") and only in "/".join(key.split("/")[:2])
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
@@ -73,8 +77,7 @@ def main() -> int:
         return 0
     before = json.loads(args.file.read_text())
     if args.only:
-        before = {key: value for key, value in before.items() if key in found or
-                  (not key.startswith("module/") and args.only in "/".join(key.split("/")[:3]))}
+        before = {key: value for key, value in before.items() if _asked(key, args.only)}
     wrong, renamed = differences(before, found)
     for name, other in sorted(renamed.items()):
         print(f"renamed {name} -> {other}")

@@ -9,14 +9,13 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir
 
 from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import linear_kernels
 from apq_tvm.schedules.graph.lets import spill_lets
-from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile, KernelChoice, Scheme
@@ -116,13 +115,13 @@ def emitted(
     kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Decide, key: str
 ) -> Iterator[tuple[str, str]]:
     """The scheduled kernel and what it wants done to x, as a module would hold them."""
-    sch = s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, decide)
-    yield key, func_hash(spill_lets(sch.mod["main"]))
+    choice = kernel.choose(spec, profile, decide)
+    yield key, func_hash(spill_lets(kernel.scheduled(choice)))
     prepared = _PREPARED.setdefault(profile.name, {})
-    preparation = kernel.prepare(spec, profile, decide)
+    preparation = kernel.prepare(choice)
     if preparation is not None:
         if preparation.key not in prepared:
-            scheduled, _ = schedule_function(preparation.func, profile, Defaults())
+            func = preparation.func
+            scheduled, _ = schedule_preparation(preparation, func, profile, Defaults())
             prepared[preparation.key] = func_hash(spill_lets(scheduled))
         yield f"{key}/prepare", prepared[preparation.key]

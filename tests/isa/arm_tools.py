@@ -42,8 +42,8 @@ def scheduled(
     """The kernel's PrimFunc for a layer; `NotApplicable` if it declines."""
     decide = decide or Defaults()
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, decide)
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+    kernel.schedule(sch, kernel.choose(spec, profile, decide))
     return sch.mod["main"]
 
 

@@ -31,8 +31,8 @@ def test_lookups(
     acts, profile = 8 if "A8" in name else 32, find_profile(target)
     spec = LinearSpec(1024, 512, bcq.scheme_of(bits, 128, acts))
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
-    kernel.schedule(sch, spec, profile, Defaults())
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
+    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
     built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
     loop = max(
         re.split(r"(?m)^\.LBB", str(built.inspect_source("asm"))),

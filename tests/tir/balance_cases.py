@@ -50,8 +50,8 @@ class Layer:
         except NotApplicable as reason:
             pytest.skip(f"{kernel.name}: {reason}")
         decide = Recorded(decisions or {})
-        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-        kernel.schedule(sch, spec, profile, decide)
+        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+        kernel.schedule(sch, kernel.choose(spec, profile, decide))
         self.kernel = compiled(sch.mod["main"], profile)
         self.spec = spec
         layout = kernel.layout(spec, profile)

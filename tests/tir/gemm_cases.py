@@ -33,12 +33,12 @@ def build(
     With `on`, the PrimFunc is left unscheduled and built for that profile: its plain loops.
     """
     decide = decide or Defaults()
-    func = kernel.func(spec, profile, decide)
+    func = kernel.func(kernel.choose(spec, profile, decide))
     sch = s_tir.Schedule(tvm.IRModule({"f": func.with_attr("global_symbol", "f")}))
     sch.work_on("f")
     if on is None:
         replay: Decide = Recorded(dict(decide.taken))
-        kernel.schedule(sch, spec, profile, replay)
+        kernel.schedule(sch, kernel.choose(spec, profile, replay))
     target = tvm.target.Target(dict((on or profile).target))
     module = tvm.tirx.build(sch.mod, target=target)
 

@@ -98,8 +98,8 @@ def build(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide
         kernel.check(spec, profile)
     except NotApplicable as reason:
         pytest.skip(f"{kernel.name}: {reason}")
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, decide)
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+    kernel.schedule(sch, kernel.choose(spec, profile, decide))
     return tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))["main"]
 
 

@@ -160,8 +160,8 @@ def test_the_instructions_are_there(name: str, target: str, counts: dict[str, in
     kernel = next(k for k in BALANCE_KERNELS if k.name == name)
     profile, spec = find_profile(target), LinearSpec(96, 256, balance_scheme(8, 128))
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
-    kernel.schedule(sch, spec, profile, Defaults())
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
+    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
     built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
     source = str(built.inspect_source("asm"))
     for mnemonic, least in counts.items():

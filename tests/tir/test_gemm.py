@@ -197,7 +197,8 @@ def test_declines_sums_that_overflow_int32() -> None:
 def test_decisions_are_recorded() -> None:
     (kernel,) = (k for k in GEMM_KERNELS if k.name.startswith("gemm_W4A8_vpdpbusd512"))
     decide = Defaults()
-    kernel.func(LinearSpec(64, 64, Scheme(4, group_size=32)), find_profile("znver4"), decide)
+    spec = LinearSpec(64, 64, Scheme(4, group_size=32))
+    kernel.func(kernel.choose(spec, find_profile("znver4"), decide))
     assert set(decide.taken) == {"tile", "k_block", "k_step", "m_tiles", "prefetch"}
 
 

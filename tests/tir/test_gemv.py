@@ -92,7 +92,7 @@ def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
     spec = LinearSpec(280, 256, Scheme(4, bool(seed & 1), act_bits_of(kernel), group_size=group))
     profile = profile_for(kernel)
     decide = Random(seed)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
     # The schedule must see the answers that shaped the function.
     answers = dict(decide.taken)
     kernel_decide = _Replay(answers, decide)
@@ -100,7 +100,7 @@ def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
         kernel.check(spec, profile)
     except NotApplicable as reason:
         pytest.skip(str(reason))
-    kernel.schedule(sch, spec, profile, kernel_decide)
+    kernel.schedule(sch, kernel.choose(spec, profile, kernel_decide))
     target = tvm.target.Target(dict(profile.target))
     compiled = tvm.tirx.build(sch.mod, target=target)["main"]
     Case(spec, kernel.layout(spec, profile), seed).check(compiled, kernel.m_min + seed % 3)

@@ -39,8 +39,8 @@ def profile_for(kernel: LinearKernel) -> DeviceProfile:
 
 def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, decide)
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+    kernel.schedule(sch, kernel.choose(spec, profile, decide))
     return compiled_here(sch.mod["main"], profile)
 
 
@@ -86,8 +86,8 @@ def test_random_decisions(end: str, seed: int) -> None:
     kernel = next(k for k in MIXED_KERNELS if k.name.endswith(end))
     profile, decide = profile_for(kernel), Random(seed)
     spec = LinearSpec(280, 256, parse_scheme(("mixed24", "mixed24r50")[seed & 1]))
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, _Replay(dict(decide.taken), decide))
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+    kernel.schedule(sch, kernel.choose(spec, profile, _Replay(dict(decide.taken), decide)))
     MixedCase(spec, profile, seed).check(
         compiled_here(sch.mod["main"], profile), kernel.m_min + seed
     )

@@ -76,9 +76,9 @@ def built(kernel: LinearKernel, spec: LinearSpec, target: DeviceProfile) -> Any:
         kernel.check(spec, target)
     except NotApplicable as reason:
         pytest.skip(str(reason))
-    sch = s_tir.Schedule(kernel.func(spec, target, Defaults()))
+    sch = s_tir.Schedule(kernel.func(kernel.choose(spec, target, Defaults())))
     with tvm.target.Target(dict(target.target)):
-        kernel.schedule(sch, spec, target, Defaults())
+        kernel.schedule(sch, kernel.choose(spec, target, Defaults()))
         func = spill_lets(sch.mod["main"]).with_attr("global_symbol", "main")
     return tvm.compile(tvm.IRModule({"main": func}), tvm.target.Target(dict(target.target)))
 
