@@ -96,7 +96,10 @@ def test_header_compiles_as_c_and_cpp(module: CompiledModule, tmp_path: Path) ->
 
 def test_runtime_has_no_warnings(tmp_path: Path) -> None:
     for source in sorted(RUNTIME.glob("*/*.c")):
-        output_of(["cc", "-std=c11", *WARNINGS, "-O2", "-c", str(source), "-o", os.devnull])
+        include = f"-I{RUNTIME / 'common'}"
+        output_of(
+            ["cc", "-std=c11", *WARNINGS, "-O2", include, "-c", str(source), "-o", os.devnull]
+        )
 
 
 def test_exports_the_api_alone(module: CompiledModule) -> None:
