@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import tvm
 from tvm import tirx
 from tvm.target import codegen
 
+from apq_tvm.codegen.c_text import identifier
 from apq_tvm.errors import BuildError
 
 # LLVM feature → how /proc/cpuinfo spells it, for the extensions LLVM uses on its own or that
@@ -124,8 +124,7 @@ def build_kernels(
         An object file could not be written.
     """
     for name in names:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, flags=re.ASCII):
-            raise BuildError(f"kernel name '{name}' is not a C identifier")
+        identifier(name)
     count = -(-len(names) // _KERNELS_PER_OBJECT)
     shares = [names[i::count] for i in range(count)]
     paths = [folder / f"{prefix}kernels_{i}.o" for i in range(count)]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from apq_tvm.codegen.c_text import comment
 from apq_tvm.codegen.graph import Graph, Port
 from apq_tvm.errors import OutputExists, OutputFailed
 
@@ -160,8 +161,8 @@ def template_values(
 def _signature(kind: str, ports: Sequence[Port]) -> list[str]:
     lines = []
     for number, port in enumerate(ports):
-        text = f" *   {kind} {number}: {port.name} {port.dtype} [{', '.join(port.shown)}]"
-        lines.append(text.replace("*/", "* /").encode("ascii", "replace").decode())
+        text = f"{kind} {number}: {port.name} {port.dtype} [{', '.join(port.shown)}]"
+        lines.append(f" *   {comment(text)}")
     return lines
 
 

@@ -277,12 +277,17 @@ def set_precision(bits: int, layers: str | None = None) -> None:
             least, most = ranges[name]
             raise InputError(f"bits={bits}: layer '{name}' has {least} to {most}")
     for name in chosen:
-        _library.check(_library.call("set_precision", name.encode(), ctypes.c_int32(bits)))
+        _library.check(_library.call("set_precision", _c_text(name), ctypes.c_int32(bits)))
 
 
 def precisions() -> dict[str, int]:
     """Bits at present of every layer whose bits can be chosen."""
-    return {name: _library.call("precision", name.encode()) for name in manifest["precisions"]}
+    return {name: _library.call("precision", _c_text(name)) for name in manifest["precisions"]}
+
+
+def _c_text(name: str) -> bytes:
+    """A name as the library spells it: a NUL would end it."""
+    return name.encode().replace(b"\0", b"\xc0\x80")
 
 
 def verify() -> None:
