@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import shutil
 import subprocess
@@ -71,6 +72,42 @@ def test_static(module: CompiledModule, tmp_path: Path) -> None:
     output_of(["cc", *WARNINGS, include, source, archive, *libraries, "-o", str(program)])
     check_output(output_of([str(program), str(module.path / "weights.safetensors")]))
     assert "embedded" not in output_of(["ldd", str(program)])
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module whose kernel starts threads."""
+    return emit(parallel_scale(4096, 3.0), tmp_path_factory.mktemp("c") / "scaled", {}).path
+
+
+OPENMP = ("-Wl,-u,GOMP_parallel", "-lgomp")
+OPENMP_THREADS = 2 if ctypes.util.find_library("gomp") else 1
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        ((), OPENMP_THREADS),
+        # glibc cannot load libgomp into a static program: it crashed in its first run.
+        (("-static",), 1),
+        (("-static-pie", "-fPIE"), 1),
+        (("-static", *OPENMP), 2),
+        (("-static-pie", "-fPIE", *OPENMP), 2),
+    ],
+    ids=["dynamic", "static", "static-pie", "static with OpenMP", "static-pie with OpenMP"],
+)
+def test_threads_of_a_static_program(
+    scaled: Path, tmp_path: Path, options: tuple[str, ...], threads: int
+) -> None:
+    for library in ("libc.a", "libgomp.a"):
+        if options and output_of(["cc", f"-print-file-name={library}"]).strip() == library:
+            pytest.skip(f"cc has no {library}")
+    program = tmp_path / "threads"
+    sources = [f"-I{scaled}", str(EMBED / "threads.c"), str(scaled / "libscaled.a")]
+    libraries = [*options, "-lm", "-ldl", "-lpthread"]
+    output_of(["cc", *WARNINGS, *sources, *libraries, "-o", str(program)])
+    done = output_of([str(program), str(scaled / "weights.safetensors")])
+    assert done == f"{threads} threads\n"
 
 
 @pytest.mark.slow
