@@ -88,7 +88,8 @@ def emit(
     name = check_name(output)
     check_output(output, force)
     models = (scheduled, *alternatives)
-    tools = tools or find_toolchain(str(_profile(scheduled).target.get("mtriple", "")))
+    triple = str(_profile(scheduled).target.get("mtriple", ""))
+    tools = tools or find_toolchain(triple, exact=False)
     with (
         progress.stage("emit", len(STEPS)),
         staged(output, force) as folder,
@@ -203,6 +204,7 @@ def _manifest(
             "system": tools.system,
             "machine": tools.arch,
             "triple": tools.machine,
+            "libc": tools.libc,
             "cpu_flags": list(parts[-1].device.cpu_flags),
             "devices": {p.device.target: list(p.device.cpu_flags) for p in parts},
             "threads": "OpenMP, looked up at run time; one thread without it",

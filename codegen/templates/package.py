@@ -142,6 +142,16 @@ def _system() -> str:
     return "android" if hasattr(sys, "getandroidapilevel") else sys.platform
 
 
+def _libc() -> str:
+    """This Python's C library, as triples call it."""
+    if _system() == "android":
+        return "android"
+    try:
+        return "gnu" if os.confstr("CS_GNU_LIBC_VERSION") else "musl"
+    except (OSError, ValueError):
+        return "musl"
+
+
 class _Library:
     """The loaded library, its open handle, and contexts that no call is using."""
 
@@ -158,7 +168,13 @@ class _Library:
         try:
             self.c = ctypes.CDLL(str(path))
         except OSError as error:
-            raise LoadError(f"{path} cannot be loaded: {error}") from error
+            text = f"{path} cannot be loaded: {error}"
+            if info["libc"] != _libc():
+                raise WrongMachine(
+                    f"{text}; it is linked with the C library {info['libc']}, and this Python with "
+                    f"{_libc()}: compile the model with --triple {here[1]}-linux-{_libc()}"
+                ) from error
+            raise LoadError(text) from error
         for function in ("last_error", "target", "version"):
             self._function(function).restype = ctypes.c_char_p
         self.run_c = self._function("run_bits")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from module_helpers import mixed_model, mixed_reference, parallel_scale
+from module_helpers import mixed_model, mixed_reference, parallel_scale, run_python
 
 from apq_tvm.codegen.emit import emit
 from apq_tvm.codegen.library import API_FUNCTIONS
 from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.codegen.toolchain import find_toolchain
 from apq_tvm.types import CompiledModule
 
 EMBED = Path(__file__).parent / "embed"
@@ -182,6 +184,24 @@ def test_two_modules_in_one_program(tmp_path: Path) -> None:
     head = ["cc", *WARNINGS, str(source)]
     output_of([*head, *parts, "-lm", "-ldl", "-lpthread", "-o", str(program)])
     assert output_of([str(program)]).split() == ["2", "5"]
+
+
+def test_musl(tmp_path: Path) -> None:
+    """A module for musl runs in programs of musl, and Python says why it does not load."""
+    need("musl-gcc")
+    tools = find_toolchain(f"{os.uname().machine}-linux-musl")
+    folder = emit(mixed_model(), tmp_path / "embedded", {}, tools=tools).path
+    library = str(folder / "libembedded.so")
+    assert " Shared library: [libc.so]" in output_of(["readelf", "-d", library])
+    assert "GLIBC" not in output_of(["readelf", "--dyn-syms", "-V", library])
+    sources = [f"-I{folder}", str(EMBED / "main.c"), str(folder / "libembedded.a")]
+    for options in ((), ("-static",)):
+        program = tmp_path / "with_musl"
+        output_of(["musl-gcc", *WARNINGS, *options, *sources, "-lm", "-o", str(program)])
+        check_output(output_of([str(program), str(folder / "weights.safetensors")]))
+    message = r"is linked with the C library musl, and this Python with gnu: .*--triple"
+    done = run_python("import embedded", tmp_path)
+    assert re.search(f"WrongMachine: .*libembedded.so cannot be loaded: .*{message}", done.stderr)
 
 
 def test_clang_builds_modules_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
