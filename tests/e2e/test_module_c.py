@@ -76,6 +76,13 @@ def test_static(module: CompiledModule, tmp_path: Path) -> None:
     assert "embedded" not in output_of(["ldd", str(program)])
 
 
+def test_null_is_an_error(module: CompiledModule, tmp_path: Path) -> None:
+    program = tmp_path / "nulls"
+    sources = [f"-I{module.path}", str(EMBED / "nulls.c"), str(module.path / "libembedded.a")]
+    output_of(["cc", *WARNINGS, *sources, "-lm", "-ldl", "-lpthread", "-o", str(program)])
+    output_of([str(program), str(module.path / "weights.safetensors")])
+
+
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A module whose kernel starts threads."""
