@@ -10,7 +10,7 @@ of the model. ``run`` may be called from several threads at once; each call has 
 Every error has the name of the offending tensor in it::
 
     ModuleError
-    ├── LoadError          the library cannot be loaded
+    ├── LoadError          the library cannot be loaded; an ImportError
     │   ├── WrongMachine     it was compiled for another system or for CPU features this one lacks
     │   └── BadWeights       weights.safetensors is missing, truncated, altered or of another build
     ├── InputError         an input is missing, unknown, or of the wrong type, rank, shape or value
@@ -67,8 +67,11 @@ class ModuleError(Exception):
     """Base of every error of a compiled module."""
 
 
-class LoadError(ModuleError):
-    """The library cannot be loaded."""
+class LoadError(ModuleError, ImportError):
+    """The library cannot be loaded: what ``import`` of the package raises."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, name=__name__, path=__file__)
 
 
 class WrongMachine(LoadError):
@@ -167,7 +170,9 @@ class _Library:
         path = folder / f"lib{self.name}.so"
         try:
             self.c = ctypes.CDLL(str(path))
-        except OSError as error:
+            for function in ("last_error", "target", "version"):
+                self._function(function).restype = ctypes.c_char_p
+        except (OSError, AttributeError) as error:  # no library, or another module's
             text = f"{path} cannot be loaded: {error}"
             if info["libc"] != _libc():
                 raise WrongMachine(
@@ -175,8 +180,6 @@ class _Library:
                     f"{_libc()}: compile the model with --triple {here[1]}-linux-{_libc()}"
                 ) from error
             raise LoadError(text) from error
-        for function in ("last_error", "target", "version"):
-            self._function(function).restype = ctypes.c_char_p
         self.run_c = self._function("run_bits")
         self.shape_c = self._function("output_shape")
         self.handle = ctypes.c_void_p()
@@ -217,6 +220,9 @@ def _read_manifest() -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
+    needed = {"inputs", "outputs", "library", "precisions"}
+    if not isinstance(loaded, dict) or not needed <= loaded.keys():
+        raise LoadError(f"{path} is not a compiled module's; copy or compile the module again")
     return loaded
 
 
