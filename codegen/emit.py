@@ -112,11 +112,12 @@ def emit(
             sources.append(work / f"graph_{part.device.number}.c")
             source = graph_source(name, __version__, part.graph, mine, part.device)
             sources[-1].write_text(source)
-        compiled = compile_sources(tools, [*sources, *sorted(RUNTIME.glob("*.c"))], work)
-        kernels = [path for part in parts for path in part.build(work)]
-        check_kernels(tools, kernels)
-        progress.advance("library")
-        link_library(tools, name, [*compiled(), *kernels], work, folder)
+        sources += sorted(RUNTIME.glob("*.c"))
+        with compile_sources(tools, sources, work) as compiled:
+            kernels = [path for part in parts for path in part.build(work)]
+            check_kernels(tools, kernels)
+            progress.advance("library")
+            link_library(tools, name, [*compiled(), *kernels], work, folder)
         progress.advance("package")
         write_package(folder, name, values)
         manifest = {

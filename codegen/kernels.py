@@ -129,10 +129,13 @@ def build_kernels(
     shares = [names[i::count] for i in range(count)]
     paths = [folder / f"{prefix}kernels_{i}.o" for i in range(count)]
     # tirx.build leaves the interpreter lock and keeps its state per thread.
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
         jobs = [pool.submit(_build_object, mod, share, target, prefix, checked) for share in shares]
         for path, job in zip(paths, jobs, strict=True):
             path.write_bytes(job.result())
+    finally:
+        pool.shutdown(cancel_futures=True)  # what has not begun need not, once something failed
     return paths
 
 

@@ -105,14 +105,13 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
 
 
 def _swap(fresh: Path, output: Path, old: Path) -> None:
-    """Two renames; if the second fails the first is undone."""
-    replaced = output.exists() or output.is_symlink()
-    if replaced:
-        output.rename(old)
+    """Two renames; if the second fails, or a signal comes between them, the first is undone."""
     try:
+        if output.exists() or output.is_symlink():
+            output.rename(old)
         fresh.rename(output)
-    except OSError:
-        if replaced:
+    except BaseException:
+        if (old.exists() or old.is_symlink()) and not output.exists():
             old.rename(output)
         raise
 

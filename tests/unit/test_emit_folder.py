@@ -54,8 +54,18 @@ def test_empty_folder_is_no_loss(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (OSError(5, "Input/output error"), OutputFailed),
+        (KeyboardInterrupt("Input/output error"), KeyboardInterrupt),
+    ],
+)
 def test_old_output_returns_if_the_move_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    seen: type[BaseException],
 ) -> None:
     output = tmp_path / "out"
     with staged(output, force=False) as folder:
@@ -64,11 +74,11 @@ def test_old_output_returns_if_the_move_fails(
 
     def rename(self: Path, target: Path) -> Path:
         if self.name == "new":
-            raise OSError(5, "Input/output error")
+            raise error
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OutputFailed, match="Input/output error"), staged(output, force=True):
+    with pytest.raises(seen, match="Input/output error"), staged(output, force=True):
         pass
     assert (output / "manifest.json").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
