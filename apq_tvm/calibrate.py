@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import numpy as np
 from apq_tvm.errors import BadInput, OutputExists
 from apq_tvm.evaluate import Batch, read_inputs, split
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.signals import deferred
 from apq_tvm.types import Array, ImportedModel
 
 if TYPE_CHECKING:
@@ -243,35 +242,23 @@ def check_finite(batch: Mapping[str, Array], where: Path) -> None:
 
 @contextmanager
 def saved_on_exit(partial: Path, run: Mapping[str, Any]) -> Iterator[Callable[[State], None]]:
-    """Give a checkpoint that saves now and then, and at Ctrl-C.
+    """Give a checkpoint that saves now and then, and when a signal asks to stop.
 
     Sums are whole only between two calls of the model, so that the first Ctrl-C waits for the
     checkpoint; a second one stops at once, and what was saved before stays.
     """
     saved = time.monotonic()
-    asked: list[int] = []
+    with deferred() as signalled:
 
-    def interrupt(*_: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(1)
+        def checkpoint(now: State) -> None:
+            nonlocal saved
+            if signalled.asked or time.monotonic() - saved > SAVE_SECONDS:
+                write_state(partial, run, now)
+                saved = time.monotonic()
+            if signalled.asked:
+                signalled.stop()
 
-    def checkpoint(now: State) -> None:
-        nonlocal saved
-        if asked or time.monotonic() - saved > SAVE_SECONDS:
-            write_state(partial, run, now)
-            saved = time.monotonic()
-        if asked:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield checkpoint  # signals go to the main thread
-        return
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
         yield checkpoint
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:

@@ -113,7 +113,8 @@ def compile(
     guidance : Guidance, optional
         A calibration file, how codes are chosen by it, a budget of bits per weight to meet.
     triple : str
-        System to compile for, by default GNU/Linux: ``"aarch64-linux-android24"``.
+        System to compile for, ``"aarch64-linux-android24"`` or ``"x86_64-linux-musl"``, by default
+        GNU/Linux; the C compiler must have its C library.
     layout : str
         Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm.layouts`).
     cc, sysroot : str
@@ -140,7 +141,7 @@ def compile(
     check_output(output, force)
     # A missing compiler is said before the work, not after it.
     mtriple = str(find_profile(target, triple, layout).target["mtriple"])
-    tools = find_toolchain(mtriple, cc, sysroot)
+    tools = find_toolchain(mtriple, cc, sysroot, exact=bool(triple))
     chosen = plan(
         model,
         target=target,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,10 +47,10 @@ def find_profile(name: str = "host", triple: str = "", layout: str = "") -> Devi
     arch, _, system = triple.partition("-")
     if arch != profile.arch:
         raise BadTarget(f"--triple {triple} is not of {profile.name}, which is {profile.arch}")
-    if "linux" not in system.split("-"):
+    if not re.fullmatch(r"(\w+-)?linux(-gnu|-musl|-android\d*)?", system):
         raise BadTarget(
             f"--triple {triple}: modules are for Linux and Android, such as "
-            f"{arch}-linux-gnu or {arch}-linux-android24"
+            f"{arch}-linux-gnu, {arch}-linux-musl or {arch}-linux-android24"
         )
     return _with_triple(profile, triple)
 

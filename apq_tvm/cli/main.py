@@ -25,6 +25,7 @@ from apq_tvm.cli.console import (
 )
 from apq_tvm.cli.eval import mount
 from apq_tvm.cli.static import mount as mount_static
+from apq_tvm.signals import unwind_on_signals
 
 app = typer.Typer(
     name="apq-tvm",
@@ -185,4 +186,5 @@ def explain(
 
 def main() -> None:
     """Entry point of the ``apq-tvm`` command."""
+    unwind_on_signals()
     app()

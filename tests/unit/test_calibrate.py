@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,9 +201,25 @@ def test_nan_and_a_missing_loss_are_named(tmp_path: Path) -> None:
         run(model, data, tmp_path / "c")
 
 
-@pytest.mark.parametrize("weigh", [False, True])
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as in a command."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "weigh"),
+    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)],
+)
 def test_interrupted_runs_resume(
-    llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weigh: bool
+    llama: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    handled: None,
+    number: int,
+    weigh: bool,
 ) -> None:
     from apq_tvm.quantizers.inputs import statistics as work
 
@@ -213,7 +230,7 @@ def test_interrupted_runs_resume(
     def interrupted(*given: Any) -> None:
         seen.append(1)
         if len(seen) == 5:  # in the middle of the fifth call, which must count once
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         plain(*given)
 
     monkeypatch.setattr(work, name, interrupted)

@@ -23,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = {
     "apq_tvm.errors": 0,
     "apq_tvm.types": 0,
+    "apq_tvm.files": 0,
     "apq_tvm.progress": 0,
+    "apq_tvm.signals": 0,
     "apq_tvm.formats": 1,
     "apq_tvm.tensorize": 2,
     "apq_tvm.tensorize.exprs": 1,
@@ -61,6 +63,7 @@ SEPARATE = {
     "apq_tvm.quantizers": {
         "apq_tvm.errors",
         "apq_tvm.types",
+        "apq_tvm.files",
         "apq_tvm.progress",
         "apq_tvm.formats",
         "apq_tvm.onnx_import",

@@ -9,7 +9,6 @@ Nothing in it is executable.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputFailed
+from apq_tvm.files import replacing
 from apq_tvm.types import Array, Calibration, ImportedModel, LayerStats
 
 VERSION = "1"
@@ -51,13 +51,11 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str,
     """
     from safetensors.numpy import save_file
 
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         stored = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        save_file(stored, part, dict(metadata))
-        part.replace(path)
+        with replacing(path) as part:
+            save_file(stored, part, dict(metadata))
     except Exception as error:  # safetensors raises its own kind for a full disk
-        part.unlink(missing_ok=True)
         raise OutputFailed(f"{path} could not be written: {error}") from error
 
 
