@@ -29,7 +29,7 @@ import sentences
 import smollm2_text
 
 from apq_tvm.calibrate import calibrate
-from apq_tvm.console import Bars
+from apq_tvm.cli.console import Bars
 from apq_tvm.errors import ApqError
 from apq_tvm.evaluation.results import Results, run_key, write_text
 from apq_tvm.evaluation.schemes import SchemeEvaluator

@@ -58,7 +58,7 @@ def place() -> dict[str, Any]:
     """The machine: processor, what ``--target host`` means, cores, ONNX Runtime."""
     import onnxruntime
 
-    from apq_tvm.listing import list_targets
+    from apq_tvm.cli.listing import list_targets
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -87,7 +87,7 @@ def machine() -> dict[str, Any]:
 def bench(schemes: Sequence[str], threads: Sequence[int], against: str, seconds: float) -> Any:
     """Time one row of activations, 4096x4096, in some schemes."""
     from apq_tvm.bench.linear import LinearCase, bench_linear
-    from apq_tvm.console import Bars
+    from apq_tvm.cli.console import Bars
 
     # Schemes that differ only in the bits chosen at run time come together: one module serves them.
     cases = [
@@ -112,7 +112,7 @@ def rounded(row: dict[str, Any], *names: str) -> dict[str, Any]:
 def linear(options: argparse.Namespace) -> None:
     """Single layers beside ONNX Runtime's."""
     from apq_tvm.bench.linear import LinearCase, bench_linear
-    from apq_tvm.console import Bars
+    from apq_tvm.cli.console import Bars
 
     cases = [
         LinearCase(n, k, m, LINEAR_SCHEME, threads)
@@ -203,7 +203,7 @@ def model(options: argparse.Namespace) -> None:
 
     import apq_tvm
     from apq_tvm.bench.model import bench_model
-    from apq_tvm.console import Bars
+    from apq_tvm.cli.console import Bars
     from apq_tvm.evaluate import evaluate
     from apq_tvm.inspect import inspect
 

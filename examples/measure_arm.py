@@ -22,9 +22,9 @@ import measured
 from apq_tvm import tuning_logs
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.bench.static import bench_static
-from apq_tvm.console import Bars
-from apq_tvm.schedules.arm_layouts import INTERLEAVINGS
-from apq_tvm.schedules.arm_layouts import ROWS as ROWS_OF
+from apq_tvm.cli.console import Bars
+from apq_tvm.schedules.arm.layouts import INTERLEAVINGS
+from apq_tvm.schedules.arm.layouts import ROWS as ROWS_OF
 from apq_tvm.schedules.devices import find_profile
 
 N, K = 512, 4096

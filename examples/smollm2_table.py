@@ -21,7 +21,7 @@ import numpy as np
 import smollm2
 import smollm2_text
 
-from apq_tvm.console import Bars
+from apq_tvm.cli.console import Bars
 from apq_tvm.errors import ApqError
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.results import Results, run_key, write_text

@@ -170,6 +170,6 @@ def _mean(values: list[float]) -> float | None:
 
 def _learned(file: Any) -> Any:
     """What a calibration file holds of ``apq-tvm calibrate --learn``; None if nothing."""
-    from apq_tvm.quantizers.learned import from_arrays
+    from apq_tvm.quantizers.learn.learned import from_arrays
 
     return from_arrays(file.extra, file.notes)

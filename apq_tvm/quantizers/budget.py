@@ -22,7 +22,7 @@ from apq_tvm.errors import BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import dequantize, nbytes
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.error_feedback import damage
+from apq_tvm.quantizers.feedback.error_feedback import damage
 from apq_tvm.quantizers.registry import prepare, quantize_tensor
 from apq_tvm.types import Calibration, ImportedModel, LayerStats, Scheme
 

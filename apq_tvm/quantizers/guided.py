@@ -10,9 +10,9 @@ from apq_tvm.errors import BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.budget import BudgetPlan, choose_schemes, default_candidates
-from apq_tvm.quantizers.calibration_file import load
 from apq_tvm.quantizers.codebook_file import load_codebooks
-from apq_tvm.quantizers.learned import Learned, from_arrays
+from apq_tvm.quantizers.inputs.calibration_file import load
+from apq_tvm.quantizers.learn.learned import Learned, from_arrays
 from apq_tvm.quantizers.plan import planned_layers, quantize, scheme_of_weights
 from apq_tvm.types import Calibration, ImportedModel, QuantizedModel, Scheme
 

@@ -14,7 +14,7 @@ from apq_tvm.formats import codebook, embedding_scheme, parse_scheme
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import Method
 from apq_tvm.quantizers.codebook_file import Books, codebooks_for
-from apq_tvm.quantizers.learned import Learned
+from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.registry import QUANTIZERS, prepare
 from apq_tvm.types import (
     WEIGHT_INPUT,

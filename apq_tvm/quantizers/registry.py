@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.progress import Progress
-from apq_tvm.quantizers import (
+from apq_tvm.quantizers.families import (
     anyprec,
     balance,
     bcq,

@@ -24,7 +24,7 @@ from apq_tvm.codegen.layouts.spans import SpanLayout
 from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.errors import PackError
-from apq_tvm.tensorize.unit import UNIT_K
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.types import Scheme
 
 __all__ = [

@@ -33,7 +33,7 @@ from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.formats import bcq
-from apq_tvm.tensorize.lut_unit import BYTE_ROWS, UNIT_K, LutUnit
+from apq_tvm.tensorize.meaning.binary_codes import BYTE_ROWS, UNIT_K, LutUnit
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 ROWS = (8, 16, BYTE_ROWS)

@@ -1,8 +1,8 @@
 """The layout ``cb{bits}c4g16r4q64`` for vectors of 16 bytes: four codebooks, quads of 64 k.
 
-``codes`` [NB, Q, 32 * bits] of quads (`apq_tvm.tensorize.lookup_books` draws them), ``scales``
-float16 [NB, S, 4], ``subs`` [NB, S, 32], ``index`` [NB, S, 16]: byte ``4 (q % 4) + r`` has the
-codebooks of the four groups of row r, quad q; ``table`` uint8 as in
+``codes`` [NB, Q, 32 * bits] of quads (`apq_tvm.tensorize.meaning.codebook_quads` draws them),
+``scales`` float16 [NB, S, 4], ``subs`` [NB, S, 32], ``index`` [NB, S, 16]: byte ``4 (q % 4) + r``
+has the codebooks of the four groups of row r, quad q; ``table`` uint8 as in
 `apq_tvm.codegen.layouts.codebook`. K is padded to whole quads, the arrays by span to whole spans.
 """
 
@@ -22,7 +22,7 @@ from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.codegen.layouts.spans import Arrays, Expr
 from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.formats import codebook
-from apq_tvm.tensorize import lookup_books as books
+from apq_tvm.tensorize.meaning import codebook_quads as books
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 Bytes = NDArray[np.uint8]

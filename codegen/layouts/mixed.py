@@ -57,7 +57,7 @@ from apq_tvm.formats.mixed import (
     Sizes,
     options_of,
 )
-from apq_tvm.tensorize.mixed_unit import (
+from apq_tvm.tensorize.meaning.mixed import (
     TRIPLE,
     narrow_code,
     sub_scale,

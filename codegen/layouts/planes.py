@@ -28,7 +28,7 @@ from apq_tvm.codegen.layouts.checks import check_array, check_packed
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.formats.anyprec import channels_of, integer_table, restore_table, table_name
-from apq_tvm.tensorize.planes import ROWS, plane_code
+from apq_tvm.tensorize.meaning.planes import ROWS, plane_code
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 STEP_K = 32

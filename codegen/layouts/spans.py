@@ -26,7 +26,7 @@ from apq_tvm.codegen.layouts.checks import check_packed
 from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import BadScheme, PackError
-from apq_tvm.tensorize.unit import UNIT_K, Unit, decode
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 Expr = Any  # tvm is untyped

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import apq_tvm
 from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL
 from apq_tvm.bench.static_mca import find_analyser
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 from apq_tvm.errors import BadInput
 from tests.docs_model import write_folder
 from tests.docs_text import DOCUMENTS, Block, blocks, commands, name_of, pending
@@ -66,7 +66,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     write_folder(folder)
     apq_tvm.compile(folder / "model.onnx", folder / "minilm_w4", search=False)
-    clang = folder / "ndk" / "bin" / "clang"
+    clang = folder / "ndk/toolchains/llvm/prebuilt/linux-x86_64/bin/clang"
     clang.parent.mkdir(parents=True)
     clang.write_text(CLANG.format(gcc=COMPILERS["aarch64"]))
     clang.chmod(0o755)

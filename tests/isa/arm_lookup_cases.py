@@ -13,12 +13,12 @@ from linear_cases import RELATIVE_ERROR
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.formats import dequantize, parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
-from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
+from apq_tvm.schedules.arm.codebook import LOOKUP_KERNELS
 from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 
@@ -64,9 +64,9 @@ class Layer:
         self.layout: Any = kernel.layout(self.spec, profile)
         self._packed = list(self.layout.pack(tensor).arrays.values())
         self._weight = dequantize(tensor).astype(np.float64)
-        preparation = kernel.prepare(self.spec, profile, Defaults())
+        preparation = kernel.prepare(kernel.choose(self.spec, profile, Defaults()))
         assert preparation is not None
-        prepare, _ = schedule_function(preparation.func, profile, Defaults())
+        prepare, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
         folders = [folder / name for name in ("prepare", "multiply")]
         for each in folders:
             each.mkdir(parents=True)

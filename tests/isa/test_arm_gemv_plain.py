@@ -12,10 +12,10 @@ from arm_tools import ArmCase, assembly, count, needs_qemu, scheduled
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_gemv_plain import GEMV_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.gemv_plain import GEMV_KERNELS
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.tensorize.arm_dot import SMULL_SUMS, smull_intrinsic
+from apq_tvm.tensorize.arm.dot import SMULL_SUMS, smull_intrinsic
 from apq_tvm.types import Scheme
 
 CASES = (

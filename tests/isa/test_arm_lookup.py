@@ -11,9 +11,9 @@ from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
 
 from apq_tvm.codegen.layouts import default_layout, weight_layout
 from apq_tvm.errors import NotApplicable, PackError
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.tensorize.arm_units import written_groups
+from apq_tvm.tensorize.arm.written.nonlinear import written_groups
 from apq_tvm.types import QuantizedTensor
 
 VECTOR_BYTES = 16

@@ -10,9 +10,9 @@ import numpy as np
 import tvm
 from tvm import s_tir
 
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults, Recorded
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 FLOAT32_SUM = 4e-6
@@ -33,12 +33,12 @@ def build(
     With `on`, the PrimFunc is left unscheduled and built for that profile: its plain loops.
     """
     decide = decide or Defaults()
-    func = kernel.func(spec, profile, decide)
+    func = kernel.func(kernel.choose(spec, profile, decide))
     sch = s_tir.Schedule(tvm.IRModule({"f": func.with_attr("global_symbol", "f")}))
     sch.work_on("f")
     if on is None:
         replay: Decide = Recorded(dict(decide.taken))
-        kernel.schedule(sch, spec, profile, replay)
+        kernel.schedule(sch, kernel.choose(spec, profile, replay))
     target = tvm.target.Target(dict((on or profile).target))
     module = tvm.tirx.build(sch.mod, target=target)
 

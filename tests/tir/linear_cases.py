@@ -12,11 +12,11 @@ import tvm
 
 from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_nest import act_groups
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.nest import act_groups
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 Array = Any
@@ -98,8 +98,8 @@ def build(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide
         kernel.check(spec, profile)
     except NotApplicable as reason:
         pytest.skip(f"{kernel.name}: {reason}")
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, decide)
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+    kernel.schedule(sch, kernel.choose(spec, profile, decide))
     return tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))["main"]
 
 

@@ -12,13 +12,13 @@ from linear_cases import ACTIVATIONS, aligned
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.lut_tables import span_width
+from apq_tvm.ops.activations.lut_tables import span_width
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.schedules.x86_lut import LUT_KERNELS
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.lut import LUT_KERNELS
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 Array = Any
@@ -102,12 +102,12 @@ class Case:
             kernel.check(spec, profile)
         except NotApplicable as reason:
             pytest.skip(f"{kernel.name}: {reason}")
-        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-        kernel.schedule(sch, spec, profile, decide)
+        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+        kernel.schedule(sch, kernel.choose(spec, profile, decide))
         self._kernel = compiled(sch.mod["main"], profile)
-        preparation = kernel.prepare(spec, profile, decide)
+        preparation = kernel.prepare(kernel.choose(spec, profile, decide))
         assert preparation is not None
-        func, self.rule = schedule_function(preparation.func, profile, Defaults())
+        func, self.rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
         self._tabulate = compiled(func, profile)
         self._outputs = list(preparation.func.params)[1:]
         self.spec, self.layout = spec, kernel.layout(spec, profile)

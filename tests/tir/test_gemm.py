@@ -11,11 +11,11 @@ from conftest import cpu_features
 from gemm_cases import FLOAT32_SUM, build, problem, relative_error
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_spec import ACTIVATIONS, LinearSpec
+from apq_tvm.ops.linear.spec import ACTIVATIONS, LinearSpec
 from apq_tvm.schedules.decide import Defaults, Random
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_gemm import GEMM_KERNELS
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.gemm import GEMM_KERNELS
 from apq_tvm.types import DeviceProfile, Scheme
 
 PROFILE_OF = {"vpdpbusd512": "znver4", "vpdpbusd256": "znver4", "maddubs": "znver3"}
@@ -197,7 +197,8 @@ def test_declines_sums_that_overflow_int32() -> None:
 def test_decisions_are_recorded() -> None:
     (kernel,) = (k for k in GEMM_KERNELS if k.name.startswith("gemm_W4A8_vpdpbusd512"))
     decide = Defaults()
-    kernel.func(LinearSpec(64, 64, Scheme(4, group_size=32)), find_profile("znver4"), decide)
+    spec = LinearSpec(64, 64, Scheme(4, group_size=32))
+    kernel.func(kernel.choose(spec, find_profile("znver4"), decide))
     assert set(decide.taken) == {"tile", "k_block", "k_step", "m_tiles", "prefetch"}
 
 

@@ -11,14 +11,14 @@ import tvm
 from linear_cases import ACTIVATIONS, Case, aligned, build, profile_for
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_spec import ACTIVATIONS as EPILOGUES
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import ACTIVATIONS as EPILOGUES
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Random
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.plain_linear import PLAIN_KERNELS
-from apq_tvm.schedules.x86 import PROFILES, linear_kernels, recognise
-from apq_tvm.schedules.x86_gemv import GEMV_KERNELS, M_TILES
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.plain import PLAIN_KERNELS
+from apq_tvm.schedules.x86.gemv import GEMV_KERNELS, M_TILES
+from apq_tvm.schedules.x86.profiles import PROFILES, linear_kernels, recognise
 from apq_tvm.types import QuantizedTensor, Scheme
 
 FORMATS = tuple(itertools.product((16, 32, 64, -1), (False, True)))
@@ -92,7 +92,7 @@ def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
     spec = LinearSpec(280, 256, Scheme(4, bool(seed & 1), act_bits_of(kernel), group_size=group))
     profile = profile_for(kernel)
     decide = Random(seed)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
     # The schedule must see the answers that shaped the function.
     answers = dict(decide.taken)
     kernel_decide = _Replay(answers, decide)
@@ -100,7 +100,7 @@ def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
         kernel.check(spec, profile)
     except NotApplicable as reason:
         pytest.skip(str(reason))
-    kernel.schedule(sch, spec, profile, kernel_decide)
+    kernel.schedule(sch, kernel.choose(spec, profile, kernel_decide))
     target = tvm.target.Target(dict(profile.target))
     compiled = tvm.tirx.build(sch.mod, target=target)["main"]
     Case(spec, kernel.layout(spec, profile), seed).check(compiled, kernel.m_min + seed % 3)

@@ -12,9 +12,9 @@ from scheduled import PROFILES
 from tvm import s_tir
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.quantize_activations import quantize_activations
+from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.schedules.decide import Decide, Defaults, Random
-from apq_tvm.schedules.quantize import quantize_func, schedule_quantize
+from apq_tvm.schedules.linear.quantize import quantize_func, schedule_quantize
 from apq_tvm.types import DeviceProfile
 
 GROUPS = [(32, 32), (-1, -1), (-1, 32), (16, 16), (-1, 16), (64, 64), (128, 128), (256, 256)]

@@ -13,19 +13,19 @@ from tvm import s_tir
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.quantize_factors import quantize_factors
+from apq_tvm.ops.activations.factors import quantize_factors
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.lets import spill_lets
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.quantize import quantize_func
-from apq_tvm.schedules.x86_codebook import CODEBOOK_KERNELS
-from apq_tvm.schedules.x86_decoded import DECODED_KERNELS
-from apq_tvm.schedules.x86_super import SUPER_KERNELS
-from apq_tvm.tensorize.x86_dot import INSTRUCTIONS
-from apq_tvm.tensorize.x86_super import powers
+from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.quantize import quantize_func
+from apq_tvm.schedules.x86.codebook import CODEBOOK_KERNELS
+from apq_tvm.schedules.x86.decoded import DECODED_KERNELS
+from apq_tvm.schedules.x86.super_records import SUPER_KERNELS
+from apq_tvm.tensorize.x86.dot import INSTRUCTIONS
+from apq_tvm.tensorize.x86.super_records import powers
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 from tests.tir.linear_cases import RELATIVE_ERROR, aligned
 from tests.tir.scheduled import compiled
@@ -76,9 +76,9 @@ def built(kernel: LinearKernel, spec: LinearSpec, target: DeviceProfile) -> Any:
         kernel.check(spec, target)
     except NotApplicable as reason:
         pytest.skip(str(reason))
-    sch = s_tir.Schedule(kernel.func(spec, target, Defaults()))
+    sch = s_tir.Schedule(kernel.func(kernel.choose(spec, target, Defaults())))
     with tvm.target.Target(dict(target.target)):
-        kernel.schedule(sch, spec, target, Defaults())
+        kernel.schedule(sch, kernel.choose(spec, target, Defaults()))
         func = spill_lets(sch.mod["main"]).with_attr("global_symbol", "main")
     return tvm.compile(tvm.IRModule({"main": func}), tvm.target.Target(dict(target.target)))
 

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from apq_tvm import pipeline
-from apq_tvm.cli import app
-from apq_tvm.cli_bench import parse_counts, parse_dims, parse_shapes
-from apq_tvm.cli_compile import parse_tensor_types
+from apq_tvm.cli.bench import parse_counts, parse_dims, parse_shapes
+from apq_tvm.cli.compile import parse_tensor_types
+from apq_tvm.cli.main import app
 from apq_tvm.errors import ApqError, BadInput, BadScheme, OutputExists
 from apq_tvm.quantizers.guided import Guidance
 

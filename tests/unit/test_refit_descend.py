@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import check_tensor, dequantize
 from apq_tvm.quantizers import quantize_tensor
-from apq_tvm.quantizers.descend import descend
-from apq_tvm.quantizers.gptq import improve
-from apq_tvm.quantizers.places import centroid_places
-from apq_tvm.quantizers.refit import refit, row_errors
+from apq_tvm.quantizers.feedback.descend import descend
+from apq_tvm.quantizers.feedback.gptq import improve
+from apq_tvm.quantizers.feedback.places import centroid_places
+from apq_tvm.quantizers.feedback.refit import refit, row_errors
 from apq_tvm.types import QuantizedTensor
 
 SCHEMES = (

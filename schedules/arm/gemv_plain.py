@@ -1,0 +1,60 @@
+"""Default schedules of linear layers for few rows of x on any 64-bit Arm: smull, and float sums.
+
+For cores without sdot (Cortex-A53, A72), for groups of 16, for activations of fewer bits than 8 or
+of none. Operators and schedule are those of x86 (`apq_tvm.schedules.linear.gemv`). One row block is
+read at a time where several rows of x fill the registers, else two, which share the loads of x.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.ops.linear.interleaved import integer_linear
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.gemv import SDOT_KERNELS
+from apq_tvm.schedules.arm.layouts import LANES, check_layout
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.checks import check_integer, interleaved
+from apq_tvm.schedules.linear.gemv import M_TILES, float_kernel, gemv_kernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.tensorize.arm.dot import smull_intrinsic
+from apq_tvm.types import DeviceProfile
+
+
+def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile: int) -> int:
+    choices = (2, 1, 4) if m_tile == 1 else (1, 2)
+    return decide("streams", tuple(s for s in choices if s <= layout.row_blocks(spec.n)))
+
+
+def _ahead(decide: Decide, layout: InterleavedLayout, m_tile: int) -> int:
+    return 0  # nobody has measured what a prefetch is worth
+
+
+def _smull_kernel(bits: int, m_tile: int) -> LinearKernel:
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        check_integer(spec, profile, bits, ("neon",), LANES)
+        check_layout(spec, profile, interleaved(spec, LANES))
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        layout = interleaved(spec, LANES)
+        streams = _streams(decide, layout, spec, m_tile)
+        return integer_linear(spec, layout, m_tile, streams, signed=bits == 8)
+
+    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
+        return smull_intrinsic(layout.unit, m_tile)
+
+    name = f"gemv_W{bits}A8_smull_r{LANES}m{m_tile}"
+    return gemv_kernel(name, bits, m_tile, LANES, check, func, intrinsic, _streams, _ahead)
+
+
+GEMV_KERNELS: tuple[LinearKernel, ...] = (
+    *SDOT_KERNELS,
+    *(_smull_kernel(bits, m_tile) for bits in range(1, 9) for m_tile in M_TILES),
+    *(
+        float_kernel(LANES, ("neon",), bits, m_tile, _streams, _ahead)
+        for bits in range(1, 9)
+        for m_tile in M_TILES
+    ),
+)
+"""In order of preference: where several fit, larger M tiles take over as M grows."""
