@@ -1,7 +1,8 @@
 """The types that travel between stages: frozen dataclasses over numpy, free of tvm, onnx and torch.
 
 ``ImportedModel`` → ``QuantizedModel`` → ``KernelPlan`` → ``PackedModel`` → ``LoweredModel`` →
-``ScheduledModel`` → ``CompiledModule``. Each carries what the next stage needs (README, "Stages").
+``ScheduledModel`` → ``CompiledModule``. Each carries what the next stage needs: see
+docs/architecture.md.
 """
 
 from __future__ import annotations
