@@ -68,7 +68,6 @@ TOKENS, POOLED = "onnx::Shape_422", "461"
 @cache
 def place() -> dict[str, Any]:
     """The machine: processor, what ``--target host`` means, cores, ONNX Runtime."""
-    import onnxruntime
 
     from apq_tvm.cli.listing import list_targets
 
@@ -85,7 +84,6 @@ def place() -> dict[str, Any]:
 @cache
 def machine() -> dict[str, Any]:
     """`place` with the machine's limits, by number of threads."""
-    from apq_tvm.bench.roofline import measure
 
     limits = {str(threads): measure(threads) for threads in THREADS}
     return {
@@ -98,8 +96,6 @@ def machine() -> dict[str, Any]:
 
 def bench(schemes: Sequence[str], threads: Sequence[int], against: str, seconds: float) -> Any:
     """Time one row of activations, 4096x4096, in some schemes."""
-    from apq_tvm.bench.linear import LinearCase, bench_linear
-    from apq_tvm.cli.console import Bars
 
     # Schemes that differ only in the bits chosen at run time come together: one module serves them.
     cases = [
@@ -123,8 +119,6 @@ def rounded(row: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def linear(options: argparse.Namespace) -> None:
     """Single layers beside ONNX Runtime's."""
-    from apq_tvm.bench.linear import LinearCase, bench_linear
-    from apq_tvm.cli.console import Bars
 
     cases = [
         LinearCase(n, k, m, LINEAR_SCHEME, threads)
@@ -209,15 +203,8 @@ def lookups(options: argparse.Namespace) -> None:
 
 def model(options: argparse.Namespace) -> None:
     """The demo model: size, accuracy and speed."""
-    import demo_model
-    import numpy as np
-    import sentences
 
-    import apq_tvm
-    from apq_tvm.bench.model import bench_model
     from apq_tvm.cli.console import Bars
-    from apq_tvm.evaluate import evaluate
-    from apq_tvm.inspect import inspect
 
     onnx = demo_model.find()
     with tempfile.TemporaryDirectory(prefix="apq-measure-") as name:
