@@ -13,9 +13,8 @@ from apq_tvm.formats.families import family_of
 from apq_tvm.formats.integer import check_weight
 from apq_tvm.formats.scheme import check_scheme
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers import (
+from apq_tvm.quantizers.families import (
     anyprec,
-    anyprec_feedback,
     balance,
     bcq,
     codebook,
@@ -26,6 +25,7 @@ from apq_tvm.quantizers import (
     superblock,
     weighted,
 )
+from apq_tvm.quantizers.feedback import anyprec as anyprec_feedback
 from apq_tvm.quantizers.quantizer import QuantContext, Quantizer
 from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from apq_tvm.formats.nonlinear import MAX_VALUE
 from apq_tvm.quantizers.families.codebook_groups import TINY, Groups, Lookup
-from apq_tvm.quantizers.levels import search_steps
+from apq_tvm.quantizers.families.levels import search_steps
 
 
 def derive_table(samples: int = 20_000, rounds: int = 40) -> tuple[int, ...]:

@@ -24,8 +24,8 @@ from apq_tvm.quantizers.feedback.gptq import fed_back, improve, layer_feedback
 from apq_tvm.quantizers.inputs.row_sums import Sums
 from apq_tvm.quantizers.inputs.statistics import rows_read, weigh_rows
 from apq_tvm.quantizers.learn.blocks import Block
+from apq_tvm.quantizers.learn.learning_run import Fed, RowWeights, Run, Streams, tables_of
 from apq_tvm.quantizers.learn.result_loss import mask_of, result_loss
-from apq_tvm.quantizers.learning_run import Fed, RowWeights, Run, Streams, tables_of
 from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, half_products, plain_product
 from apq_tvm.quantizers.torch.ops import Tensor, torch

@@ -13,8 +13,8 @@ from apq_tvm.quantizers.inputs.scaling import smooth_scale, smooth_size
 from apq_tvm.quantizers.learn.blocks import Block
 from apq_tvm.quantizers.learn.distill import schedule
 from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.learn.learning_run import Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.learn.losses import akl_loss, dlc_loss, length_loss
-from apq_tvm.quantizers.learning_run import Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.torch.decode import Decoder
 from apq_tvm.quantizers.torch.graph import Product, TorchGraph, Values, as_tensor, half_products
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch

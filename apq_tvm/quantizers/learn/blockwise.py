@@ -28,8 +28,8 @@ from apq_tvm.quantizers.learn.block_training import layers_of, train, with_block
 from apq_tvm.quantizers.learn.blocks import Block, find_blocks
 from apq_tvm.quantizers.learn.distill import distill, tuned_widths
 from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.learn.learning_run import KINDS, Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.learn.result_loss import mask_of
-from apq_tvm.quantizers.learning_run import KINDS, Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.quantizers.torch.round import fake_activations

@@ -28,9 +28,9 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.folds import NORMS, find_folds
 from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.learn.learning_run import Run
 from apq_tvm.quantizers.learn.losses import kl_loss, length_loss
 from apq_tvm.quantizers.learn.result_loss import is_language_model, language_model, mask_of
-from apq_tvm.quantizers.learning_run import Run
 from apq_tvm.quantizers.torch.decode import Decoder
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor, half_products
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
