@@ -33,7 +33,7 @@ from apq_tvm.tensorize.pairs.planes import dot_pair, lookup_pair, rows_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.planes_apart import codes_intrinsic, table_dot_intrinsic
 from apq_tvm.tensorize.x86.planes_index import Index, nibble_indices, shifted, wide_indices
-from apq_tvm.tensorize.x86_planes_sums import add_scaled, multiply
+from apq_tvm.tensorize.x86.planes_sums import add_scaled, multiply
 
 Expr = Any  # tvm is untyped
 Buffer = Any

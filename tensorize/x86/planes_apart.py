@@ -22,7 +22,7 @@ from apq_tvm.tensorize.meaning.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.pairs.planes import codes_pair, table_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.planes_index import masked, wide_indices
-from apq_tvm.tensorize.x86_planes_sums import add_scaled, multiply
+from apq_tvm.tensorize.x86.planes_sums import add_scaled, multiply
 
 if TYPE_CHECKING:
     from apq_tvm.tensorize.x86.planes import PlanesInstruction
