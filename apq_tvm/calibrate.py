@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputExists
-from apq_tvm.evaluate import Batch, read_inputs, split
+from apq_tvm.evaluation.inputs import Batch, read_inputs, split
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.signals import deferred
 from apq_tvm.types import Array, ImportedModel
@@ -316,16 +316,3 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
         return State(int(arrays["calls"]), sums, fisher)
     except KeyError as error:
         raise BadInput(f"{path} is damaged: {error} is missing; delete it") from error
-
-
-def read_calibration(path: Path, model: ImportedModel) -> CalibrationFile:
-    """Read a calibration file and check that it is of a model.
-
-    Raises
-    ------
-    BadInput
-        See `apq_tvm.quantizers.inputs.calibration_file.load`.
-    """
-    from apq_tvm.quantizers.inputs.calibration_file import load
-
-    return load(path, model)

@@ -14,8 +14,8 @@ from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
 
 if TYPE_CHECKING:
-    from apq_tvm.quantizers.learn.blockwise import Run
     from apq_tvm.quantizers.learn.learned import Learned
+    from apq_tvm.quantizers.learn.learning_run import Run
 
 EPOCHS = {"abq": 10, "finetune": 2, "distill": 2}
 """Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
@@ -81,8 +81,9 @@ def learn_codes(
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
-    from apq_tvm.quantizers.learn.blockwise import KINDS, Run, learn
+    from apq_tvm.quantizers.learn.blockwise import learn
     from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
+    from apq_tvm.quantizers.learn.learning_run import KINDS, Run
 
     started = time.perf_counter()
     progress = progress or Silent()

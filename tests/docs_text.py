@@ -11,8 +11,6 @@ README = ROOT / "README.md"
 DOCUMENTS = (README, *sorted((ROOT / "docs").glob("*.md")))
 
 PENDING = {
-    "tests/e2e/minifloat.py": "comes with the branch `families`",
-    "tests/e2e/test_new_format.py": "comes with the branch `families`",
     "--target-bpw 3.2": "embeddings stay at 4.5 bits, so that no budget below is met",
 }
 """Commands, by a part of them, and files that do not work or exist yet, and why. Once one does it

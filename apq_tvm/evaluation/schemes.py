@@ -67,9 +67,9 @@ class SchemeEvaluator:
         self.calls = read_calls(inputs, model.inputs, rows, language)
         self.file: Any = None
         if calibration is not None:
-            from apq_tvm.calibrate import read_calibration
+            from apq_tvm.quantizers.inputs.calibration_file import load
 
-            self.file = read_calibration(calibration, model)
+            self.file = load(calibration, model)
         plain = Simulation(QuantizedModel(model, {}, {}))
         names = [spec.name for spec in model.outputs]
         self.reference = Reference(self.calls, plain.run, names, keep)

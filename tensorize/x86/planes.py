@@ -33,6 +33,7 @@ from apq_tvm.tensorize.pairs.planes import dot_pair, lookup_pair, rows_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.planes_apart import codes_intrinsic, table_dot_intrinsic
 from apq_tvm.tensorize.x86.planes_index import Index, nibble_indices, shifted, wide_indices
+from apq_tvm.tensorize.x86.planes_sums import add_scaled, multiply
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -123,7 +124,7 @@ def planes_dot_intrinsic(
             for register_ in range(first, first + unit.together):
                 xs = _load(unit, x, (), register_)
                 for r, w in enumerate(_lookups(instruction, unit, planes, table, register_)):
-                    parts[r] = multiply(instruction, parts[r], w, xs)
+                    parts[r] = multiply(unit, parts[r], w, xs)
             if scales:
                 scale = load_scales(unit, scales[0], (), first)
                 sums = [add_scaled(unit, *pair, scale) for pair in zip(sums, parts, strict=True)]
@@ -185,7 +186,7 @@ def rows_dot_intrinsic(
                     part = None if scales else total
                     for value, byte in zip(xs, ws[r], strict=True):
                         signed = tirx.reinterpret(f"int8x{unit.vector}", byte)
-                        part = multiply(instruction, part, signed, value)
+                        part = multiply(unit, part, signed, value)
                     total = add_scaled(unit, total, part, scale) if scales else part
                     b.buffer_store(acc, total, [i, r, tirx.Ramp(0, 1, unit.lanes)])
 
@@ -195,13 +196,6 @@ def rows_dot_intrinsic(
 def load_scales(unit: PlanesUnit, scales: Buffer, lead: tuple[int, ...], register_: int) -> Expr:
     """float32 [lanes]: the scale of the activations that each lane of a register multiplies."""
     return _load_part(scales, lead, register_, unit.lanes, unit.k // QUAD)
-
-
-def add_scaled(unit: PlanesUnit, total: Expr, part: Expr, scale: Expr) -> Expr:
-    """Add integers times the scales of their lanes."""
-    dtype = f"float32x{unit.lanes}"
-    name = f"llvm.fma.v{unit.lanes}f32"
-    return tirx.call_llvm_pure_intrin(dtype, name, part.astype(dtype), scale, total)
 
 
 def _load(unit: PlanesUnit, buffer: Buffer, lead: tuple[int, ...], register_: int) -> Expr:
@@ -291,18 +285,3 @@ def _pshufb(unit: PlanesUnit, table: Buffer, row: int, index: Index, upper: list
             for low, high in zip(found[::2], found[1::2], strict=True)
         ]
     return found[0]
-
-
-def multiply(instruction: PlanesInstruction, sums: Expr | None, w: Expr, x: Expr) -> Expr:
-    """Products of int8 [V] centroids (offset, if the instruction does) and activations, added to
-    `sums`, None for 0."""
-    if instruction is VPERMB:
-        if sums is None:
-            sums = tirx.Broadcast(tirx.const(0, "int32"), 16)
-        return x86("int32x16", "avx512.vpdpbusd.512", sums, w, x)
-    size = x86("int8x32", "avx2.psign.b", x, x)
-    signed = x86("int8x32", "avx2.psign.b", w, x)
-    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-    words = x86("int16x16", "avx2.pmadd.ub.sw", size, signed)
-    products = x86("int32x8", "avx2.pmadd.wd", words, ones)
-    return products if sums is None else sums + products

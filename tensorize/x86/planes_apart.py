@@ -22,6 +22,7 @@ from apq_tvm.tensorize.meaning.planes import ROWS, PlanesUnit
 from apq_tvm.tensorize.pairs.planes import codes_pair, table_pair
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.planes_index import masked, wide_indices
+from apq_tvm.tensorize.x86.planes_sums import add_scaled, multiply
 
 if TYPE_CHECKING:
     from apq_tvm.tensorize.x86.planes import PlanesInstruction
@@ -67,8 +68,6 @@ def table_dot_intrinsic(
     Operands: codes uint8 [rows, k], table int8 [2^bits], x int8 [k], [scales float32 [k / 4],] sums
     int32 (with groups float32) [rows, vector / 4]; there is no axis of one row.
     """
-    from apq_tvm.tensorize.x86.planes import add_scaled, multiply
-
     unit = instruction.unit(bits, 1, k, group)
     size, lanes = unit.vector, unit.lanes
     name = f"apq_{instruction.name}_table{rows}_{unit}"
@@ -84,9 +83,9 @@ def table_dot_intrinsic(
                 xs = x.vload([at], f"int8x{size}")
                 if scales:
                     scale = scales[0].vload([loop * tirx.const(lanes, "int64")], f"float32x{lanes}")
-                    total = add_scaled(unit, total, multiply(instruction, None, w, xs), scale)
+                    total = add_scaled(unit, total, multiply(unit, None, w, xs), scale)
                 else:
-                    total = multiply(instruction, total, w, xs)
+                    total = multiply(unit, total, w, xs)
                 b.buffer_store(acc, total, [*lead, tirx.Ramp(0, 1, lanes)])
 
     return register(name, lambda: table_pair(unit, rows, implement))

@@ -50,13 +50,13 @@ ARM = re.compile(r"--target (graviton|arm-|cortex)|bench static")
 TOOLS = ("pkg-config", "cmake")
 
 CLANG = """#!/bin/sh
-# Stands for the NDK's clang, by a gcc that knows no --target.
+# Stands for the NDK's clang, by a gcc that knows no --target, with headers that say bionic.
 case " $* " in
   *" --version "*) echo "Android clang version 18.0.1"; exit;;
   *" -dumpmachine "*) echo aarch64-unknown-linux-android24; exit;;
 esac
 for word; do shift; case $word in --target=*) ;; *) set -- "$@" "$word";; esac; done
-exec {gcc} "$@"
+exec {gcc} -D__BIONIC__ "$@"
 """
 
 

@@ -45,7 +45,7 @@ def layer(name: str, kernel: str = "apq_vnni_gemv", **more: object) -> dict[str,
         "layout": "W4r16k4",
         "kernels": [
             {"m_min": 1, "m_max": 1, "kernel": kernel, "decisions": {}},
-            {"m_min": 2, "m_max": 15, "kernel": "small", "decisions": {}},
+            {"m_min": 2, "m_max": 15, "kernel": "small", "decisions": {"streams": 2}},
             {"m_min": 16, "m_max": -1, "kernel": "large", "decisions": {}},
         ],
         "rejected": [{"kernel": "faster", "reason": f"K=32 of {name} is too short"}],

@@ -83,6 +83,7 @@ def test_explain_gives_reasons(module: Path) -> None:
     assert layer["rejected"] == [{"kernel": "faster", "reason": "K=32 of query is too short"}]
     text = run("explain", module).stdout
     assert "not faster: K=32 of query is too short" in text
+    assert "M=2..15: small (streams=2)" in text
     assert "M=16..: large (default)" in text
 
 

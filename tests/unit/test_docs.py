@@ -289,15 +289,6 @@ def test_the_picture_is_of_imports() -> None:
     assert not [found[t, h] for t, h in found if t in boxes and h in around]
 
 
-def test_wings_do_not_import_each_other() -> None:
-    modules = dict(files())
-    for name, path in modules.items():
-        wing = {"x86", "arm", "cuda"} & set(path.parts)
-        for imported in runtime_imports(ast.parse((ROOT / path).read_text()), name):
-            other = {"x86", "arm", "cuda"} & set(imported.split("."))
-            assert not (wing and other - wing), f"{name} imports {imported}"
-
-
 # ---- from a layer to its kernel ----
 
 
