@@ -7,6 +7,7 @@ docs/architecture.md.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+AnyPath = str | os.PathLike[str]
+"""What every function takes where a user names a file or folder."""
 
 WEIGHT_INPUT = {"apq.Linear": 1, "apq.Embedding": 0}
 """Which input of a node that can be quantized is its weight."""
@@ -230,7 +234,7 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Statistics of a model's linear layers on calibration inputs.
+    """Statistics of a model's linear layers and embedding tables on calibration inputs.
 
     Parameters
     ----------
@@ -240,11 +244,15 @@ class Calibration:
         Of the ONNX file they were taken from.
     sensitivity : str
         What the weights' importance is, for reports: ``"E[x^2] of the layer's input"``.
+    tables : mapping of str to float
+        By the name of the ``apq.Embedding`` node: what `LayerStats.importance` is for layers. Empty
+        where that was not measured.
     """
 
     layers: Mapping[str, LayerStats]
     sha256: str
     sensitivity: str
+    tables: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def model(options: argparse.Namespace) -> None:
             accuracy.append(
                 {
                     "scheme": scheme,
-                    "bits_per_weight": report["bits_per_weight"],
+                    "bits_per_weight": report["quantized_bits_per_weight"],
                     "package_mb": round(report["package_bytes"] / 1e6, 2),
                     "share_of_onnx": round(report["package_bytes"] / onnx.stat().st_size, 4),
                     "cosine_sentences": round(outputs[POOLED]["cosine_mean"], 6),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def test_inspect_shows_the_manifest(module: Path) -> None:
         assert word in text, word
 
 
+def test_modules_that_count_layers_alone_are_refused(module: Path) -> None:
+    path = module / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "stored": None}))
+    result = run("inspect", module)
+    assert result.exit_code == 1 and "compile it again" in result.stderr
+
+
 def test_explain_gives_reasons(module: Path) -> None:
     report = json.loads(run("explain", module, "--layer", "^q", "--json").stdout)
     (layer,) = report["layers"]
@@ -90,7 +98,7 @@ def test_explain_gives_reasons(module: Path) -> None:
 def test_explain_of_no_layer_is_an_error(module: Path) -> None:
     result = run("explain", module, "--layer", "nothing")
     assert result.exit_code == 1
-    assert "matches 'nothing'; it begins with: query, key" in result.stderr
+    assert "matches 'nothing'; nearest are query, key" in result.stderr
     assert "no regular expression" in run("explain", module, "--layer", "(").stderr
 
 
@@ -128,6 +136,36 @@ def test_exit_codes(
     assert result.stdout == ""
     assert text in result.stderr
     assert "Traceback" not in result.stderr
+
+
+MISSING = (
+    ("onnxruntime", "bench", ("bench", "linear")),
+    ("onnxruntime", "bench", ("bench", "model", "absent", "--against", "m.onnx")),
+    ("onnxruntime", "bench", ("eval", "absent", "--against", "m.onnx", "--inputs", "i.npz")),
+    ("torch", "calibrate", ("eval", "m.onnx", "--scheme", "W8A8", "--inputs", "i.npz")),
+    ("torch", "calibrate", ("calibrate", "m.onnx", "--inputs", "i.npz", "-o", "c")),
+    (
+        "torch",
+        "calibrate",
+        ("calibrate", "m.onnx", "--inputs", "i.npz", "-o", "c", "--statistics", "s", "--learn",
+         "abq", "--scheme", "W8A8"),
+    ),
+    ("torch", "calibrate", ("report", "m.onnx", "--inputs", "i", "--schemes", "W8A8", "-o", "r")),
+    ("matplotlib", "report", ("report", "m.onnx", "--inputs", "i", "--schemes", "W8A8", "-o", "r")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("package", "extra", "words"), MISSING, ids=lambda v: str(v)[:40])
+def test_missing_extras_are_said_before_the_work(
+    package: str, extra: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the files named is there: whatever is read before the check is noticed."""
+    monkeypatch.setattr(pipeline, "plan", failing(AssertionError("work was done")))
+    monkeypatch.setitem(sys.modules, package, None)
+    result = run(*words)
+    assert result.exit_code == 1, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert f"needs {package}: pip install 'apq-tvm[{extra}]'" in line
 
 
 def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
