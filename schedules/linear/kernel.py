@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.types import DeviceProfile
 
+PARALLEL_WEIGHTS = 1 << 16
+"""Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
+30 weights a nanosecond."""
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -46,7 +50,7 @@ class Instruction:
     name : str
         Part of the kernel's name: ``vpdpbusd512``, ``sdot``; ``""`` for plain loops.
     features : tuple of str
-        LLVM features it needs, all of them.
+        LLVM features it needs, all of them; of ``a|b`` either.
     lanes : int
         Rows of the weights that lie side by side in a vector, of the layout it wants; 0 for any.
     """
@@ -54,6 +58,10 @@ class Instruction:
     name: str
     features: tuple[str, ...]
     lanes: int
+
+    def lacks(self, features: frozenset[str]) -> list[str]:
+        """What it needs that is not among the `features` of a device."""
+        return [need for need in self.features if not features & set(need.split("|"))]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,7 @@ from apq_tvm.tensorize.exprs import i64
 
 
 def integer_linear(
-    spec: LinearSpec,
-    layout: InterleavedLayout,
-    m_tile: int = 1,
-    streams: int = 1,
-    signed: bool = False,
+    spec: LinearSpec, layout: InterleavedLayout, blocking: Blocking, signed: bool = False
 ) -> Any:
     """Linear layer with int8 activations.
 
@@ -32,8 +28,8 @@ def integer_linear(
     spec : LinearSpec
         With integer activations.
     layout : InterleavedLayout
-    m_tile, streams : int
-        See `apq_tvm.ops.linear.nest`.
+    blocking : Blocking
+        Of the layout's row blocks and K.
     signed : bool
         True to take 128 off 8-bit codes inside the dot product (and off the zero point), for
         instructions whose unsigned operand cannot hold 255 without saturating.
@@ -57,7 +53,7 @@ def integer_linear(
             xsum = operands.declare("xsum", (m, layout.padded_groups(spec.k)), "int32")
             weights = operands.weights(layout)
             bias, residual, y = operands.epilogue()
-            nest = LinearNest(spec, layout, Blocking.of(layout, spec.n, spec.k, m_tile, streams), m)
+            nest = LinearNest(spec, layout, blocking, m)
             dots = b.sblock_alloc_buffer(nest.dots_shape, "int32")
             sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
             nest.integer_dot(dots, xq, weights["codes"], 128 if signed else 0)
@@ -66,9 +62,7 @@ def integer_linear(
     return builder.get()
 
 
-def float_linear(
-    spec: LinearSpec, layout: InterleavedLayout, m_tile: int = 1, streams: int = 1
-) -> Any:
+def float_linear(spec: LinearSpec, layout: InterleavedLayout, blocking: Blocking) -> Any:
     """Linear layer with float activations: codes become floats one unit at a time.
 
     ``y[m, n] = act(Σ_g scale[n, g] Σ_k (code[n, k] - zero[n, g]) x[m, k] + b[n]) + residual[m, n]``
@@ -90,7 +84,6 @@ def float_linear(
             x = operands.declare("x", (operands.m, spec.k), "float32")
             weights = operands.weights(layout)
             bias, residual, y = operands.epilogue()
-            blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
             nest = LinearNest(spec, layout, blocking, operands.m)
             if layout.padded_k(spec.k) != spec.k:
                 x = nest.padded(x)
