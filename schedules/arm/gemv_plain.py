@@ -8,8 +8,6 @@ read at a time where several rows of x fill the registers, else two, which share
 from __future__ import annotations
 
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.linear.interleaved import integer_linear
-from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.gemv import SDOT_KERNELS
 from apq_tvm.schedules.arm.layouts import LANES, check_layout
@@ -17,7 +15,8 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemv import M_TILES, float_kernel, gemv_kernel
 from apq_tvm.schedules.linear.kernel import Instruction, LinearKernel
-from apq_tvm.tensorize.arm.dot import smull_intrinsic
+from apq_tvm.tensorize.arm.dot import smull_intrinsic, smull_meaning
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.types import DeviceProfile
 
 _FMA = Instruction("fma", ("neon",), LANES)
@@ -37,14 +36,11 @@ def _smull_kernel(bits: int, m_tile: int) -> LinearKernel:
         check_integer(spec, profile, bits, ("neon",), LANES)
         check_layout(spec, profile, interleaved(spec, LANES))
 
-    def func(spec: LinearSpec, layout: InterleavedLayout, blocking: Blocking) -> object:
-        return integer_linear(spec, layout, blocking, signed=bits == 8)
-
-    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return smull_intrinsic(layout.unit, m_tile)
+    def meaning(layout: InterleavedLayout) -> UnitDot:
+        return smull_meaning(layout.unit, m_tile)
 
     smull = Instruction("smull", ("neon",), LANES)
-    return gemv_kernel(smull, bits, 8, m_tile, check, func, intrinsic, _streams, _aheads)
+    return gemv_kernel(smull, bits, 8, m_tile, check, meaning, smull_intrinsic, _streams, _aheads)
 
 
 GEMV_KERNELS: tuple[LinearKernel, ...] = (

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.linear.interleaved import float_linear
+from apq_tvm.ops.linear.interleaved import packed_linear
 from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_dequantized, interleaved
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice, Instruction, LinearKernel
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.float_dot import float_dot_intrinsic
 from apq_tvm.types import DeviceProfile
 
@@ -108,8 +109,8 @@ def gemv_kernel(
     act_bits: int,
     m_tile: int,
     check: Callable[[LinearSpec, DeviceProfile], None],
-    func: Callable[[LinearSpec, InterleavedLayout, Blocking], Any],
-    intrinsic: Callable[[InterleavedLayout, int], str],
+    meaning: Callable[[InterleavedLayout], UnitDot],
+    intrinsic: Callable[[UnitDot, int], str],
     streams_of: Streams,
     aheads_of: Aheads,
 ) -> LinearKernel:
@@ -120,10 +121,10 @@ def gemv_kernel(
     instruction : Instruction
     bits, act_bits, m_tile, check
         As in `LinearKernel`.
-    func : callable
-        The unscheduled PrimFunc with that blocking.
+    meaning : callable
+        What a unit of a layout is multiplied to.
     intrinsic : callable
-        Registers and names the dot product for a layout and a prefetch distance.
+        Registers and names that product for a prefetch distance.
     streams_of, aheads_of : callable
     """
     lanes = instruction.lanes
@@ -138,9 +139,14 @@ def gemv_kernel(
         decide("unroll", tuple(u for u in (1, 2, 4) if blocking.units % u == 0))
         return blocking
 
+    def func(choice: Choice) -> Any:
+        layout = interleaved(choice.spec, lanes)
+        return packed_linear(choice.spec, layout, choice.plan, meaning(layout))
+
     def schedule(sch: Any, choice: Choice) -> None:
         spec = choice.spec
-        chosen = intrinsic(interleaved(spec, lanes), choice.decisions.get("ahead", 0))
+        dot = meaning(interleaved(spec, lanes))
+        chosen = intrinsic(dot, choice.decisions.get("ahead", 0))
         whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= PARALLEL_WEIGHTS
         schedule_gemv(sch, choice.plan, chosen, whole, choice["unroll"], parallel)
 
@@ -152,7 +158,7 @@ def gemv_kernel(
         m_tile,
         check=check,
         layout=lambda spec, profile: interleaved(spec, lanes),
-        func=lambda choice: func(choice.spec, interleaved(choice.spec, lanes), choice.plan),
+        func=func,
         schedule=schedule,
         ask=ask,
         bits=bits,
@@ -168,9 +174,10 @@ def float_kernel(
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_dequantized(spec, profile, bits, instruction.features, instruction.lanes)
 
-    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return float_dot_intrinsic(layout.unit, layout.zero_points, m_tile, ahead)
+    def meaning(layout: InterleavedLayout) -> UnitDot:
+        return UnitDot(layout.unit, m_tile, "float32", zeros=layout.zero_points)
 
+    product = float_dot_intrinsic
     return gemv_kernel(
-        instruction, bits, 16, m_tile, check, float_linear, intrinsic, streams_of, aheads_of
+        instruction, bits, 16, m_tile, check, meaning, product, streams_of, aheads_of
     )

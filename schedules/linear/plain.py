@@ -6,12 +6,13 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import FloatLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear.interleaved import dense_linear, integer_linear
+from apq_tvm.ops.linear.interleaved import dense_linear, packed_linear
 from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.linear.checks import check_float, check_int32, interleaved
 from apq_tvm.schedules.linear.generic import vectorize_dot
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
@@ -30,7 +31,8 @@ def _check_integer(spec: LinearSpec, profile: DeviceProfile) -> None:
 
 def _integer(choice: Choice) -> Any:
     spec, layout = choice.spec, interleaved(choice.spec, LANES)
-    return integer_linear(spec, layout, Blocking.of(layout, spec.n, spec.k, 1, 1))
+    blocking = Blocking.of(layout, spec.n, spec.k, 1, 1)
+    return packed_linear(spec, layout, blocking, UnitDot(layout.unit, 1, "int8"))
 
 
 def _schedule_integer(sch: Any, choice: Choice) -> None:

@@ -33,7 +33,6 @@ from apq_tvm.schedules.x86.tiles import (
 )
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction
 from apq_tvm.tensorize.x86.gemm import (
-    Tile,
     dequantize_intrinsic,
     integer_gemm_intrinsic,
     splits_codes,
@@ -100,9 +99,8 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
         return integer_gemm(choice.spec, layout, choice.plan, splits_codes(instruction, bits))
 
     def schedule(sch: Any, choice: Choice) -> None:
-        bl = choice.plan
         schedule_stages(sch)
-        tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
+        tile = choice.plan.tile(lanes)
         micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits), 5)
 
     return LinearKernel(

@@ -14,9 +14,9 @@ What the decisions mean, and why their defaults come first (measured on Zen 4, o
 
 from __future__ import annotations
 
+from functools import partial
+
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.linear.interleaved import integer_linear
-from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer
@@ -24,6 +24,7 @@ from apq_tvm.schedules.linear.gemv import M_TILES, float_kernel, gemv_kernel
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.schedules.x86.instructions import FMA, dot_record
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
 from apq_tvm.types import DeviceProfile
 
@@ -52,14 +53,11 @@ def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> Linea
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, bits, instruction.features, instruction.rows)
 
-    def func(spec: LinearSpec, layout: InterleavedLayout, blocking: Blocking) -> object:
-        return integer_linear(spec, layout, blocking, bits == 8 and instruction.signed8)
+    def meaning(layout: InterleavedLayout) -> UnitDot:
+        return instruction.meaning(layout.unit, m_tile)
 
-    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return dot_intrinsic(instruction, layout.unit, m_tile, ahead)
-
-    record = dot_record(instruction)
-    return gemv_kernel(record, bits, 8, m_tile, check, func, intrinsic, _streams, _aheads)
+    record, product = dot_record(instruction), partial(dot_intrinsic, instruction)
+    return gemv_kernel(record, bits, 8, m_tile, check, meaning, product, _streams, _aheads)
 
 
 GEMV_KERNELS: tuple[LinearKernel, ...] = (

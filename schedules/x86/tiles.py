@@ -11,7 +11,7 @@ from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.gemm_stages import schedule_stages
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
-from apq_tvm.tensorize.x86.gemm import Tile, float_gemm_intrinsic, splits_codes
+from apq_tvm.tensorize.x86.gemm import float_gemm_intrinsic, splits_codes
 
 M_MIN = 5
 """Fewest rows of x of the kernels that decode a panel: measured; no tile of theirs is higher."""
@@ -47,5 +47,4 @@ def micro_kernel(sch: Any, intrinsic: str, axes: int) -> None:
 def schedule_float_gemm(sch: Any, blocking: GemmBlocking, lanes: int) -> None:
     """Schedule a GEMM with float activations, but for what fills its panels."""
     schedule_stages(sch)
-    tile = Tile(blocking.m_tile, blocking.vectors, lanes, blocking.k_step)
-    micro_kernel(sch, float_gemm_intrinsic(tile), 4)
+    micro_kernel(sch, float_gemm_intrinsic(blocking.tile(lanes)), 4)
