@@ -93,7 +93,7 @@ class Choice:
 
 def prepare_activations(choice: Choice) -> Preparation | None:
     """``(xq, xs, xsum)`` of `apq_tvm.ops.activations.quantize`; x itself for float activations."""
-    from apq_tvm.schedules.linear.quantize import quantize_func
+    from apq_tvm.schedules.linear.quantize import quantize_func, schedule_quantize
 
     spec, scheme = choice.spec, choice.spec.scheme
     if scheme is None or not scheme.integer_acts:
@@ -102,7 +102,10 @@ def prepare_activations(choice: Choice) -> Preparation | None:
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
     func = quantize_func(spec.k, *groups, choice.profile, Defaults(), scheme.act_bits)
-    return Preparation(f"quantize_k{spec.k}_{named}{bits}", func)
+    # Arm's bundles have a rule of their own.
+    bundles = func.attrs["apq.op"] == "quantize_bundles"
+    schedule = None if bundles else schedule_quantize
+    return Preparation(f"quantize_k{spec.k}_{named}{bits}", func, schedule=schedule)
 
 
 def nothing_decided(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
