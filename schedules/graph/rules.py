@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvm import s_tir
-
 from apq_tvm.schedules.arm.activations import schedule_bundles
 from apq_tvm.schedules.arm.codebook import schedule_extra
 from apq_tvm.schedules.arm.gemv import schedule_fold
@@ -27,24 +25,17 @@ if TYPE_CHECKING:
 Rule = Callable[[Any, DeviceProfile, Decide], Any]
 
 
-def schedule_quantize_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """`schedule_quantize` as a rule."""
-    sch = s_tir.Schedule(func)
-    schedule_quantize(sch, profile, decide)
-    return sch.mod["main"]
-
-
 RULES: dict[str, Rule] = {
     "batch_matmul": schedule_batch_matmul,
     "embedding": schedule_embedding,
     "fold_activations": schedule_fold,
     "layernorm": schedule_layernorm,
     "mixed_activations": schedule_mixed_activations,
-    "quantize_activations": schedule_quantize_activations,
     "quantize_bundles": schedule_bundles,
     "quantize_extra": schedule_extra,
-    "quantize_rows": schedule_quantize_activations,
-    "quantize_spread": schedule_quantize_activations,
+    "quantize_activations": schedule_quantize,
+    "quantize_rows": schedule_quantize,
+    "quantize_spread": schedule_quantize,
     "quantize_planes": schedule_planes,
     "softmax": schedule_softmax,
 }

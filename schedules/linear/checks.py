@@ -28,6 +28,17 @@ def scheme_of(spec: LinearSpec, bits: int) -> Scheme:
     return spec.scheme
 
 
+def check_float(spec: LinearSpec) -> None:
+    """Decline quantized weights.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    if spec.scheme is not None:
+        raise NotApplicable(f"is for float32 weights, not {spec.scheme}")
+
+
 def check_features(profile: DeviceProfile, features: tuple[str, ...], lanes: int) -> None:
     """Decline a device without any of `features`, or whose vectors hold fewer int32 lanes.
 

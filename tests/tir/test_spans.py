@@ -212,7 +212,7 @@ def test_too_many_centroids_are_declined() -> None:
 @pytest.mark.parametrize(("lanes", "target"), [(16, "host"), (8, "znver3")])
 def test_any_layout_is_decoded_for_many_rows(name: str, lanes: int, target: str) -> None:
     tensor, device = quantized(name), profile(target)
-    kernel = next(k for k in DECODED_KERNELS if k.name == f"gemm_decoded_A32_fma_r{lanes}")
+    kernel = next(k for k in DECODED_KERNELS if k.name == f"gemm_decodedA32_fma_r{lanes}")
     spec = LinearSpec(N, K, tensor.scheme)
     mod = built(kernel, spec, device)
     packed = [aligned(a) for a in kernel.layout(spec, device).pack(tensor).arrays.values()]

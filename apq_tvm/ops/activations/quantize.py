@@ -25,6 +25,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
 from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.reduce import reduce_loop
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -226,7 +227,7 @@ class Quantize:
                 b.buffer_store(largest, total, [e])
             else:
                 b.buffer_store(largest, tirx.max(largest[e], pattern), [e])
-        _reduce(f"top{suffix}", lanes, largest, top, (lambda a, c: a + c) if signs else tirx.max)
+        reduce_loop(f"top{suffix}", "add" if signs else "max", largest, top)
         with b.sblock(f"factors{suffix}"):
             b.reads(top[0])
             b.writes(inverse[0], self.kept(self.xs, row, group))
@@ -295,22 +296,11 @@ class Quantize:
                     b.reads(codes[e])
                     b.writes(sums[e])
                     b.buffer_store(sums, sums[e] + codes[e], [e])
-        _reduce(f"total{suffix}", lanes, sums, total, lambda a, c: a + c)
+        reduce_loop(f"total{suffix}", "add", sums, total)
         with b.sblock(f"sum{suffix}"):
             b.reads(total[0])
             b.writes(self.kept(self.xsum, row, sum_group))
             self.keep(self.xsum, row, sum_group, total[0])
-
-
-def _reduce(name: str, lanes: int, source: Buffer, target: Buffer, combine: Any) -> None:
-    """``target[0] = combine over lanes of source``, from 0."""
-    with b.serial(0, lanes) as e0, b.sblock(name):
-        e = b.axis.reduce(lanes, e0)
-        b.reads(source[e])
-        b.writes(target[0])
-        with b.init():
-            b.buffer_store(target, tirx.const(0, target.dtype), [0])
-        b.buffer_store(target, combine(target[0], source[e]), [0])
 
 
 def argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:

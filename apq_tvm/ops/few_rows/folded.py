@@ -55,7 +55,7 @@ def folded_linear(
         With integer activations and groups of whole units.
     layout : InterleavedLayout
     m_tile, streams : int
-        As for `apq_tvm.ops.linear.interleaved.integer_linear`.
+        As for `apq_tvm.ops.linear.interleaved.packed_linear`.
     copies : int
         Of what a chunk starts from: 1, or one for each stream. LLVM loads one only once and copies
         it between registers, which costs cores an operation that loads are cheaper than.
