@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from tvm import s_tir
 
 from apq_tvm.schedules.arm.activations import schedule_bundles
-from apq_tvm.schedules.arm.codebook import schedule_extra
 from apq_tvm.schedules.arm.gemv import schedule_fold
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
@@ -42,7 +41,6 @@ RULES: dict[str, Rule] = {
     "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize_activations,
     "quantize_bundles": schedule_bundles,
-    "quantize_extra": schedule_extra,
     "quantize_rows": schedule_quantize_activations,
     "quantize_spread": schedule_quantize_activations,
     "quantize_planes": schedule_planes,

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.types import DeviceProfile
 
+PARALLEL_WEIGHTS = 1 << 16
+"""Weights from which on a second thread pays."""
+
 
 @dataclass(frozen=True)
 class Preparation:

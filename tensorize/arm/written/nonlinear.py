@@ -18,7 +18,7 @@ from apq_tvm.tensorize.arm.written.nonlinear_asm import (
     REGISTERS,
     program,
 )
-from apq_tvm.tensorize.meaning.lookup_span import SpanDot, SpanOperands, make_pair
+from apq_tvm.tensorize.meaning.lookup_span import SpanDot, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.nonlinear_span import UnitsDot
 from apq_tvm.tensorize.registry import register
 
@@ -71,7 +71,7 @@ def in_order_units_intrinsic(dot: UnitsDot) -> str:
         with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", _function(dot, name)):
             b.evaluate(tirx.call_extern("void", name, *pointers))
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: span_pair(dot, implement))
 
 
 def _function(dot: UnitsDot, name: str) -> str:
