@@ -7,8 +7,7 @@ Decisions:
 - ``together``: whether one ``ld1`` loads four vectors of its codes.
 
 N1 is out of issue slots before it is out of vector pipes: two streams and ``ld1`` take fewer. V1
-and V2 are out of vector pipes: one stream has no copies. Cores that issue in order take as many
-groups of a non-uniform table at once as `apq_tvm.tensorize.arm.written.nonlinear` has an order for.
+and V2 are out of vector pipes: one stream has no copies.
 """
 
 from __future__ import annotations
@@ -43,11 +42,6 @@ from apq_tvm.tensorize.arm.nonlinear import UNITS_ACTS, UNITS_FACTOR, UNITS_UNIT
 from apq_tvm.tensorize.arm.super_span import super_intrinsic
 from apq_tvm.tensorize.arm.written.codebook import is_written, written_intrinsic
 from apq_tvm.tensorize.arm.written.codebook_asm import Style
-from apq_tvm.tensorize.arm.written.nonlinear import (
-    in_order_units_intrinsic,
-    is_in_order,
-    written_groups,
-)
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD, BookDot
 from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
@@ -91,8 +85,6 @@ def _intrinsic(dot: SpanDot, choice: Choice) -> str:
     if isinstance(dot, SuperDot):
         return super_intrinsic(dot, fused, sve)
     assert isinstance(dot, UnitsDot)
-    if dot.groups > 1:
-        return in_order_units_intrinsic(dot)
     return units_intrinsic(dot, fused, sve, choice["together"])
 
 
@@ -115,22 +107,12 @@ def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide, m_tile: int) 
     # Two streams share the loads of x, and copy what their sums begin at.
     choices = (2, 1) if nonlinear and scarce else (1, 2)
     streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
-    run = _run(spec, layout, profile) if m_tile == 1 else 1
-    if not nonlinear or run > 1:
-        return SpanBlocking(m_tile, streams, run=run)
+    if not nonlinear:
+        return SpanBlocking(m_tile, streams)
     # LLVM moves the loads of longer groups up, and they do not fit the registers.
     short = scarce and layout.group <= 2 * UNIT_K
     decide("together", (short, not short))
     return SpanBlocking(m_tile, streams, decide("step", (2, 1, 4)))
-
-
-def _run(spec: LinearSpec, layout: SpanLayout, profile: DeviceProfile) -> int:
-    """Groups of a non-uniform table that written assembly computes at once, or 1."""
-    in_order = profile.in_order and "dotprod" in profile.features
-    if not in_order or not isinstance(layout, NonlinearLayout):
-        return 1
-    run = written_groups(layout.group // UNIT_K, layout.groups(spec.k))
-    return run if is_in_order(_lookup(layout, profile).dot(1, run * layout.span)) else 1
 
 
 def _prepare(choice: Choice) -> Preparation:
@@ -173,7 +155,7 @@ def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
         short = layout.padded_k(choice.spec.k) % layout.span
 
         def intrinsic(block: str) -> str:
-            k = short if block.startswith("tail") else layout.span * choice.plan.run
+            k = short if block.startswith("tail") else layout.span
             return _intrinsic(lookup.dot(m_tile, k), choice)
 
         schedule_spans(sch, choice, intrinsic)

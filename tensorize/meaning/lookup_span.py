@@ -85,11 +85,6 @@ class SpanDot(Meaning):
         return self.k // self.group
 
     @property
-    def spans(self) -> int:
-        """Spans of it, each with its scales."""
-        return 1
-
-    @property
     def lead(self) -> tuple[int, ...]:
         """The axis of rows of x, left out where there is one."""
         return (self.m,) if self.m > 1 else ()
@@ -97,7 +92,7 @@ class SpanDot(Meaning):
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Those of `arrays`, ``table``, ``scales``, ``x``, ``xs``, ``extra`` and ``acc``."""
-        many, spans = self.m > 1, (self.spans,) if self.spans > 1 else ()
+        many = self.m > 1
         arrays = [
             Operand(name, shape, dtype, 8 if dtype == "float16" else 4)
             for name, (shape, dtype) in self.arrays.items()
@@ -105,7 +100,7 @@ class SpanDot(Meaning):
         return (
             *arrays,
             *([Operand("table", (self.entries,), "uint8", 16)] if self.entries else []),
-            Operand("scales", (*spans, ROWS), "float16", 8),
+            Operand("scales", (ROWS,), "float16", 8),
             Operand("x", (*self.lead, self.k), "int8", 4, many),
             Operand("xs", (*self.lead, self.groups), "float32", 4, many),
             Operand("extra", (*self.lead, self.groups, EXTRA), "float32", 4, many),
@@ -123,8 +118,7 @@ class SpanDot(Meaning):
 
         (*m, r), (k, *entry) = at, inner
         g = k // i64(self.group)
-        scale = views["scales"][(k // i64(self.k // self.spans), r) if self.spans > 1 else (r,)]
-        x, xs = views["x"][(*m, k)], views["xs"][(*m, g)]
+        scale, x, xs = views["scales"][r], views["x"][(*m, k)], views["xs"][(*m, g)]
         weights = (views[o.name][o.everywhere] for o in self.operands[:-5])
         reads = [*weights, scale, x, xs, views["extra"][(*m, g, slice(0, EXTRA))]]
         value = self.entry(views, r, k)

@@ -63,7 +63,7 @@ def lookup_spans(spec: LinearSpec, lookup: Lookup, blocking: SpanBlocking) -> An
         With integer activations, one scale per group of weights.
     lookup : Lookup
     blocking : SpanBlocking
-        Its step is spans or runs of them in an iteration, at most.
+        Its step is spans in an iteration, at most.
 
     Returns
     -------
@@ -83,9 +83,7 @@ class _LookupSpans(SpanLinear):
         self.lookup = lookup
         self.unit_scale /= lookup.acts * lookup.unit
         self.units = layout.span // lookup.step
-        spans, self.tail = divmod(layout.padded_k(spec.k) // lookup.step, self.units)
-        self.spans, rest = divmod(spans, blocking.run)
-        assert not rest
+        self.spans, self.tail = divmod(layout.padded_k(spec.k) // lookup.step, self.units)
         self.spans_at_once = max(c for c in range(1, blocking.step + 1) if self.spans % c == 0)
 
     def declare(self, operands: Operands) -> None:
@@ -99,11 +97,8 @@ class _LookupSpans(SpanLinear):
             self._dot_span(span, units, stream, f"{start}{suffix}_{stream}"[1:])
 
     def _dot_span(self, span: Expr, units: int, stream: int, name: str) -> None:
-        layout, run = self.layout, self.blocking.run
-        if run > 1:
-            span = span * i64(run)
-        runs, mt = 1 if name.startswith("tail") else run, self.blocking.m_tile
-        dot = self.lookup.dot(mt, units * runs * self.lookup.step)
+        layout, mt = self.layout, self.blocking.m_tile
+        dot = self.lookup.dot(mt, units * self.lookup.step)
         block, group = self.block(i64(stream)), span * i64(layout.span_groups)
         zero = slice(0, None)
 
@@ -117,8 +112,7 @@ class _LookupSpans(SpanLinear):
         views = {n: part(n, shape, each[n][0]) for n, (shape, _) in dot.arrays.items()}
         if layout.entries:
             views["table"] = View.whole(self.arrays["table"])
-        several = slice(span, None) if dot.spans > 1 else span
-        views["scales"] = View(self.arrays["scales"], block, several, zero)
+        views["scales"] = View(self.arrays["scales"], block, span, zero)
         views["x"] = self.rows_of(self.xq, span * i64(layout.span))
         views["xs"] = self.rows_of(self.xs, group)
         views["extra"] = self.rows_of(self.extra, group, 0)

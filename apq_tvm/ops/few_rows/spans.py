@@ -50,14 +50,11 @@ class SpanBlocking:
         Row blocks read at once.
     step : int
         Units in an iteration.
-    run : int
-        Spans of one product (`apq_tvm.ops.few_rows.lookup_spans`); all spans are in such runs.
     """
 
     m_tile: int
     streams: int
     step: int = 1
-    run: int = 1
 
 
 def lookup_of(layout: SpanLayout, m_tile: int) -> LookupDot:
