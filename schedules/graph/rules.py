@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from apq_tvm.schedules.arm.activations import schedule_bundles
-from apq_tvm.schedules.arm.codebook import schedule_extra
 from apq_tvm.schedules.arm.gemv import schedule_fold
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
@@ -32,7 +31,6 @@ RULES: dict[str, Rule] = {
     "layernorm": schedule_layernorm,
     "mixed_activations": schedule_mixed_activations,
     "quantize_bundles": schedule_bundles,
-    "quantize_extra": schedule_extra,
     "quantize_activations": schedule_quantize,
     "quantize_rows": schedule_quantize,
     "quantize_spread": schedule_quantize,
