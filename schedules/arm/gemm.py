@@ -144,22 +144,18 @@ def prepare_rows(
     return Preparation(f"quantize_rows{together}_k{spec.k}_{named}{bits}{more}", func)
 
 
-def _single_loads(profile: DeviceProfile) -> bool:
-    """Whether LLVM leaves loads unpaired, which takes fewer registers at once: longer stretches of
-    code then need none of the stack."""
-    return "+slow-paired-128" in profile.target.get("mattr", ())
-
-
 def _three_wide(profile: DeviceProfile) -> bool:
     """Whether slots are short and ``ldr q`` takes two: Neoverse N1 and its kin."""
-    return profile.macs_per_cycle.get("sdot") == 32 and "i8mm" not in profile.features
+    return (profile.issue_width, profile.vector_pipes, profile.in_order) == (3, 2, False)
 
 
 def tuning(
     weights: CentredGroups, profile: DeviceProfile, pairs: bool, parts: int, decide: Decide
 ) -> CentredTuning:
     """The decisions ``stretch`` and ``loaded``."""
-    choices: tuple[int, ...] = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
+    # Loads that LLVM leaves unpaired take fewer registers at once: longer stretches of code then
+    # need none of the stack.
+    choices: tuple[int, ...] = (64, 128, 256, 32) if profile.paired_loads else (256, 128, 64, 32)
     loaded: tuple[int, ...] = (-1, 0)
     if _three_wide(profile):
         choices = (32, 64, 128, 256)

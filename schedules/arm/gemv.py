@@ -47,7 +47,7 @@ _TASK = 16384
 
 def _wide(profile: DeviceProfile) -> bool:
     """Four vector pipes, as far as anybody knows."""
-    return profile.macs_per_cycle.get("sdot", 0) > 32
+    return profile.vector_pipes >= 4
 
 
 def _streams(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> int:
@@ -55,8 +55,7 @@ def _streams(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Deci
     if m_tile == 4 or (m_tile == 2 and not fold.raw):
         choices: tuple[int, ...] = (1, 2, 4)
     else:
-        pairs = "+slow-paired-128" not in profile.target.get("mattr", ())
-        few = fold.parts == 1 or (pairs and _wide(profile))
+        few = fold.parts == 1 or (profile.paired_loads and _wide(profile))
         choices = (2, 1, 4) if few else (4, 2, 1)
         if fold.unit.whole and fold.unit.bits > 3 and not (profile.in_order or _wide(profile)):
             choices = (1, 2, 4)  # their bytes are wanted again for codes that are split over them
@@ -154,7 +153,7 @@ def _schedule(
     sch.unroll(stream)
     # For one row of x LLVM moves the loads of longer chunks up, and they do not fit the registers.
     fits = (units <= 2 or m_tile > 1) and not layout.whole
-    scarce = fits and not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
+    scarce = fits and not profile.in_order and profile.vector_pipes == 2
     together = decide("together", (True, False) if scarce else (False, True))
     sch.tensorize(lanes[0], folded_intrinsic(fold_of(layout), m_tile, units, together))
 

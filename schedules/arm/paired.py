@@ -65,8 +65,7 @@ def _streams(
     table = _STREAMS
     if chunk_units(layout, spec.k) > 1:
         table = _STREAMS_WIDE if layout.bits == 8 else _STREAMS_LONG
-    paired = "+slow-paired-128" not in profile.target.get("mattr", ())
-    first = max(1, table[m_tile][paired] * LANES // rows)
+    first = max(1, table[m_tile][profile.paired_loads] * LANES // rows)
     blocks = layout.row_blocks(spec.n) * (2 if _halved(rows, m_tile) else 1)
     most = max(s for s in (1, 2, 4, 8) if s <= min(first, blocks))
     return decide("streams", (most, *(s for s in (1, 2, 4, 8) if s != most and s <= blocks)))
