@@ -21,11 +21,11 @@ Sources of the figures:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apq_tvm.errors import BadTarget
 from apq_tvm.types import DeviceProfile
@@ -259,6 +259,14 @@ def recognise(cpuinfo: str) -> DeviceProfile:
         if known and profile.features <= features:
             return replace(profile, cores=len(lists))
     raise BadTarget("this processor has no Advanced SIMD (asimd), which every profile needs")
+
+
+def rules() -> Mapping[str, Callable[..., Any]]:
+    """Schedules of PrimFuncs that only these devices have, by ``apq.op``."""
+    from apq_tvm.schedules.arm.activations import schedule_bundles
+    from apq_tvm.schedules.arm.codebook import schedule_extra
+
+    return {"quantize_bundles": schedule_bundles, "quantize_extra": schedule_extra}
 
 
 def linear_kernels() -> tuple[LinearKernel, ...]:
