@@ -299,6 +299,12 @@ class DeviceProfile:
         Where the figures come from.
     in_order : bool
         True if instructions issue in program order: schedules must keep loads ahead of their uses.
+    issue_width : int
+        Slots for operations in a cycle, 0 where nobody knows.
+    vector_pipes : int
+        Pipes that multiply and add vectors of 16 bytes, 0 where nobody knows.
+    paired_loads : bool
+        True if compilers may make one instruction of two vector loads: it costs no more than both.
     macs_per_cycle : mapping of str to int
         int8 multiply-adds per cycle of one core, by instruction: ``"sdot"``, ``"smmla"``.
     variants : tuple of DeviceProfile
@@ -319,6 +325,9 @@ class DeviceProfile:
     l2_bytes: int
     sources: tuple[str, ...]
     in_order: bool = False
+    issue_width: int = 0
+    vector_pipes: int = 0
+    paired_loads: bool = True
     macs_per_cycle: Mapping[str, int] = field(default_factory=dict)
     variants: tuple[DeviceProfile, ...] = ()
     interleaving: str = ""

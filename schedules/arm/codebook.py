@@ -98,7 +98,7 @@ def _check(spec: LinearSpec, profile: DeviceProfile, fused: bool) -> None:
 
 def _scarce(profile: DeviceProfile) -> bool:
     """Whether a core is out of issue slots before it is out of vector pipes, as N1 is."""
-    return not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
+    return not profile.in_order and profile.vector_pipes == 2
 
 
 def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide, m_tile: int) -> SpanBlocking:

@@ -17,8 +17,8 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.ops.activations.bundles import Bundles
 from apq_tvm.ops.activations.quantize import argument
 from apq_tvm.tensorize.arm.lookup import MAGIC
-from apq_tvm.tensorize.arm.round import CODES
 from apq_tvm.tensorize.meaning.lookup_span import EXTRA
+from apq_tvm.tensorize.meaning.rounding import CODES
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
