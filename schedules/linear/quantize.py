@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import s_tir
+
 from apq_tvm.ops.activations.bundles import quantize_bundles
 from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.schedules.decide import Decide
@@ -56,6 +58,13 @@ def schedule_quantize(sch: Any, profile: DeviceProfile, decide: Decide) -> None:
     sch.parallel(task)
     for suffix in group_suffixes(sch):
         schedule_group(sch, suffix, unroll)
+
+
+def schedule_quantization(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """`schedule_quantize` as a `Preparation` wants it."""
+    sch = s_tir.Schedule(func)
+    schedule_quantize(sch, profile, decide)
+    return sch.mod["main"]
 
 
 def group_suffixes(sch: Any) -> list[str]:

@@ -31,7 +31,9 @@ def differences(old: dict[str, str], new: dict[str, str]) -> tuple[list[str], di
     for key in sorted(gone):
         twins = came.get((_place(key), old[key]))
         if twins:
-            renamed[_name(key)] = _name(twins.pop())
+            twin = twins.pop()
+            if not key.endswith("/prepare"):  # which several kernels share
+                renamed[_name(key)] = _name(twin)
         else:
             wrong.append(f"gone {key}")
     wrong += [f"new {key}" for keys in came.values() for key in keys]
