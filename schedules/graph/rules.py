@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvm import s_tir
-
 from apq_tvm.schedules.arm.activations import schedule_bundles
 from apq_tvm.schedules.arm.codebook import schedule_extra
 from apq_tvm.schedules.arm.gemv import schedule_fold
@@ -16,9 +14,8 @@ from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
 from apq_tvm.schedules.graph.softmax import schedule_softmax
-from apq_tvm.schedules.linear.bitserial import schedule_planes
 from apq_tvm.schedules.linear.mixed import schedule_mixed_activations
-from apq_tvm.schedules.linear.quantize import schedule_quantize
+from apq_tvm.schedules.linear.quantize import schedule_quantization
 from apq_tvm.types import DeviceProfile
 
 if TYPE_CHECKING:
@@ -27,25 +24,16 @@ if TYPE_CHECKING:
 Rule = Callable[[Any, DeviceProfile, Decide], Any]
 
 
-def schedule_quantize_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """`schedule_quantize` as a rule."""
-    sch = s_tir.Schedule(func)
-    schedule_quantize(sch, profile, decide)
-    return sch.mod["main"]
-
-
 RULES: dict[str, Rule] = {
     "batch_matmul": schedule_batch_matmul,
     "embedding": schedule_embedding,
     "fold_activations": schedule_fold,
     "layernorm": schedule_layernorm,
     "mixed_activations": schedule_mixed_activations,
-    "quantize_activations": schedule_quantize_activations,
+    "quantize_activations": schedule_quantization,
     "quantize_bundles": schedule_bundles,
     "quantize_extra": schedule_extra,
-    "quantize_rows": schedule_quantize_activations,
-    "quantize_spread": schedule_quantize_activations,
-    "quantize_planes": schedule_planes,
+    "quantize_rows": schedule_quantization,
     "softmax": schedule_softmax,
 }
 """``apq.op`` of a PrimFunc → its schedule. A new family is a file and a line here."""
