@@ -12,7 +12,6 @@ from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
 from apq_tvm.schedules.graph.softmax import schedule_softmax
-from apq_tvm.schedules.linear.bitserial import schedule_planes
 from apq_tvm.schedules.linear.mixed import schedule_mixed_activations
 from apq_tvm.schedules.linear.quantize import schedule_quantize
 from apq_tvm.types import DeviceProfile
@@ -29,8 +28,6 @@ RULES: dict[str, Rule] = {
     "layernorm": schedule_layernorm,
     "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize,
-    "quantize_spread": schedule_quantize,
-    "quantize_planes": schedule_planes,
     "softmax": schedule_softmax,
 }
 """``apq.op`` of a PrimFunc → its schedule. Beside these are those of a device's own."""

@@ -53,6 +53,21 @@ def check_features(profile: DeviceProfile, features: tuple[str, ...], lanes: int
         raise NotApplicable(f"needs {32 * lanes}-bit vectors; {profile.name} has {have}-bit ones")
 
 
+def check_all_features(profile: DeviceProfile, features: tuple[str, ...], vector: int = 0) -> None:
+    """Decline a device that lacks one of `features`, or whose registers have no `vector` bytes.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    missing = sorted(set(features) - profile.features)
+    if missing:
+        raise NotApplicable(f"needs {' and '.join(missing)}, which {profile.name} lacks")
+    if profile.vector_bytes < vector:
+        have = 8 * profile.vector_bytes
+        raise NotApplicable(f"needs {8 * vector}-bit vectors; {profile.name} has {have}-bit ones")
+
+
 def interleaved(spec: LinearSpec, lanes: int) -> InterleavedLayout:
     """The layout of a quantized layer whose kernel works on `lanes` rows at once."""
     scheme = spec.scheme

@@ -18,11 +18,6 @@ PARALLEL_WEIGHTS = 1 << 16
 30 weights a nanosecond."""
 
 
-PARALLEL_WEIGHTS = 1 << 16
-"""Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
-30 weights a nanosecond."""
-
-
 @dataclass(frozen=True)
 class Preparation:
     """What is done to x f32 [M, K] before a kernel reads it.
@@ -130,7 +125,8 @@ class LinearKernel:
     weights : str
         Weights in the name: ``W4``, ``F32``, ``anyprec3``, ``bcq2``, ``mixed24``, ``W2star``.
     act_bits : int
-        Of the activations it reads: 8 for int8, 16 or 32 for float32, 0 where weights are float.
+        Of the activations it reads: 8 for int8, 16 or 32 for float32, 0 where weights are float or
+        any bits will do.
     instruction : Instruction
     m_tile : int
         Rows of x that it reads at least: the caller keeps it from fewer.

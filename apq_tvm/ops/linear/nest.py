@@ -188,14 +188,18 @@ class LinearNest:
             total = dots[tuple([t, nb, g, s, *pair, *inner, r])]
             if xsum is not None:
                 zero = weights["zeros"][block, group, r] if "zeros" in weights else None
-                total = self._centred(total, xsum[row, group], zero, offset).astype("float32")
+                total = self.centred(total, xsum[row, group], zero, offset, (row, group))
+                total = total.astype("float32")
             factor = weights["scales"][block, group, r].astype("float32")
             if xs is not None and not self.token_scale:
                 factor = factor * xs[row, group]
             b.buffer_store(sums, sums[tuple(target)] + factor * total, target)
 
-    def _centred(self, dot: Expr, xsum: Expr, zero: Expr | None, offset: int) -> Expr:
-        """Σ (code - zero) x from Σ (code - offset) x; W1 without zeros is 2 code - 1."""
+    def centred(
+        self, dot: Expr, xsum: Expr, zero: Expr | None, offset: int, at: tuple[Expr, Expr]
+    ) -> Expr:
+        """Σ (code - zero) x from Σ (code - offset) x of ``(row, group)``; W1 without zeros is
+        2 code - 1."""
         from tvm import tirx
 
         bits = self.layout.bits
