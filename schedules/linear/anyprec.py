@@ -18,9 +18,9 @@ from apq_tvm.ops.activations.spread import quantize_spread
 from apq_tvm.ops.few_rows.anyprec import RUN, SUM_ROWS, planes_gemm, planes_gemv, planes_gemv_apart
 from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, parts_of, step_group
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.task import STAGES
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_all_features
+from apq_tvm.schedules.linear.gemm_stages import schedule_stages
 from apq_tvm.schedules.linear.kernel import (
     PARALLEL_WEIGHTS,
     Choice,
@@ -56,19 +56,6 @@ def _check(spec: LinearSpec, profile: DeviceProfile, instruction: PlanesInstruct
     columns = step_group(spec) or _layout(spec).padded_k(spec.k)
     if columns * largest * 127 > _INT32_MAX:
         raise NotApplicable(f"K={spec.k}: the sum of its products may exceed int32")
-
-
-def _schedule(sch: Any, parallel: bool) -> None:
-    """Parallel tasks; every stage a vector wide, those of a tile unrolled into registers."""
-    (task,) = sch.get_loops(sch.get_sblock("task"))
-    if parallel:
-        sch.parallel(task)
-    for name in map(str, sch.get(sch.get_sblock("root")).annotations[STAGES]):
-        *outer, lane = sch.get_loops(sch.get_sblock(name))
-        sch.vectorize(lane)
-        if name.startswith(_UNROLLED):
-            for loop in outer:
-                sch.unroll(loop)
 
 
 def _add_lanes(sch: Any, block: str, lanes: int, axes: int) -> None:
@@ -152,7 +139,7 @@ def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
         return planes_gemv(choice.spec, _layout(choice.spec), choice.plan)
 
     def schedule(sch: Any, choice: Choice) -> None:
-        _schedule(sch, choice.spec.n * choice.spec.k >= PARALLEL_WEIGHTS)
+        schedule_stages(sch, _UNROLLED, choice.spec.n * choice.spec.k >= PARALLEL_WEIGHTS)
         for suffix, step in _steps(choice):
             tensorize(sch, f"dot{suffix}", instruction.dot(step, choice["ahead"]))
         _add_lanes(sch, "add", instruction.vector // 4, 2)
@@ -172,7 +159,7 @@ def apart_kernel(
         return planes_gemv_apart(choice.spec, _layout(choice.spec), choice.plan)
 
     def schedule(sch: Any, choice: Choice) -> None:
-        _schedule(sch, choice.spec.n * choice.spec.k >= PARALLEL_WEIGHTS)
+        schedule_stages(sch, _UNROLLED, choice.spec.n * choice.spec.k >= PARALLEL_WEIGHTS)
         for suffix, step in _steps(choice, RUN):
             tensorize(sch, f"codes{suffix}", instruction.codes(step))
             dot = instruction.table_dot(step, ROWS // step.tables)
@@ -191,7 +178,7 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
         return planes_gemm(spec, _layout(spec), choice.plan, m_tile, choice["m_tiles"])
 
     def schedule(sch: Any, choice: Choice) -> None:
-        _schedule(sch, True)
+        schedule_stages(sch, _UNROLLED)
         for suffix, step in _steps(choice):
             tensorize(sch, f"lookup{suffix}", instruction.lookup(step, choice["ahead"]))
             dot = instruction.rows(step, m_tile, SUM_ROWS)

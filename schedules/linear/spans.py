@@ -10,8 +10,9 @@ from typing import Any
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import codebook, nonlinear, superblock
-from apq_tvm.ops.few_rows.spans import DOTS, STAGES
+from apq_tvm.ops.few_rows.spans import DOTS
 from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.task import STAGES
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice
 
 M_TILES = (4, 2, 1)

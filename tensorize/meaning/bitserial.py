@@ -21,7 +21,7 @@ from typing import Any
 
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
-from apq_tvm.tensorize.meaning.term import Load, Meaning, Operand
+from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
 Expr = Any  # tvm is untyped
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from apq_tvm.tensorize.meaning.term import Load, Meaning, Operand
+from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any

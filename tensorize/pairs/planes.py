@@ -16,7 +16,7 @@ from apq_tvm.tensorize.meaning.planes import (
     rows_dot,
     table_dot,
 )
-from apq_tvm.tensorize.meaning.term import Meaning, pair
+from apq_tvm.tensorize.meaning.scaffold import Meaning, pair
 from apq_tvm.tensorize.registry import register
 
 Buffer = Any  # tvm is untyped

@@ -41,7 +41,7 @@ from apq_tvm.tensorize.meaning.planes import (
     rows_dot,
     table_dot,
 )
-from apq_tvm.tensorize.meaning.term import View, product
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

@@ -14,7 +14,7 @@ from apq_tvm.formats.anyprec import table_name
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
 from apq_tvm.tensorize.meaning.planes import QUAD, ROWS, PlanesStep
-from apq_tvm.tensorize.meaning.term import View
+from apq_tvm.tensorize.meaning.scaffold import View
 
 Expr = Any  # tvm is untyped
 Buffer = Any

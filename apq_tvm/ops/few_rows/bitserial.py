@@ -26,7 +26,7 @@ from apq_tvm.ops.linear.nest import Blocking, LinearNest, act_groups
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import i32, i64
 from apq_tvm.tensorize.meaning.bitserial import bitserial_dot
-from apq_tvm.tensorize.meaning.term import View, product
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 Expr = Any  # tvm is untyped
 Buffer = Any
