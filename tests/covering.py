@@ -1,8 +1,8 @@
 """Which cases of a large product `make test` runs: enough for every value of every parameter.
 
-A test of hundreds of cases is a product of a few lists. `make test` takes cases, in order, that have
-a value no case before them had; `make test-all` (``--all-cases``) takes them all. Tests of a few
-cases, whose rows somebody chose, always run whole.
+A test of hundreds of cases is a product of a few lists. `make test` takes cases, in order, that
+have a value no case before them had; `make test-all` (``--all-cases``) takes them all. Tests of a
+few cases, whose rows somebody chose, always run whole.
 """
 
 from __future__ import annotations

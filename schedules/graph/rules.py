@@ -17,7 +17,6 @@ from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
 from apq_tvm.schedules.graph.softmax import schedule_softmax
 from apq_tvm.schedules.linear.bitserial import schedule_planes
-from apq_tvm.schedules.linear.mixed import schedule_mixed_activations
 from apq_tvm.schedules.linear.quantize import schedule_quantize
 from apq_tvm.types import DeviceProfile
 
@@ -39,7 +38,6 @@ RULES: dict[str, Rule] = {
     "embedding": schedule_embedding,
     "fold_activations": schedule_fold,
     "layernorm": schedule_layernorm,
-    "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize_activations,
     "quantize_bundles": schedule_bundles,
     "quantize_extra": schedule_extra,

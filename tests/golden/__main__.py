@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from .collect import collect
@@ -31,7 +32,10 @@ def differences(old: dict[str, str], new: dict[str, str]) -> tuple[list[str], di
     for key in sorted(gone):
         twins = came.get((_place(key), old[key]))
         if twins:
-            renamed[_name(key)] = _name(twins.pop())
+            # Several kernels may come to the same code on one device: the nearest name is meant.
+            twin = max(twins, key=lambda k: SequenceMatcher(None, _name(key), _name(k)).ratio())
+            twins.remove(twin)
+            renamed[_name(key)] = _name(twin)
         else:
             wrong.append(f"gone {key}")
     wrong += [f"new {key}" for keys in came.values() for key in keys]

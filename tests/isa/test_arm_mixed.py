@@ -30,7 +30,7 @@ CASES = (
 
 
 def kernel_of(instruction: str, m_tile: int) -> LinearKernel:
-    name = f"mixed_24A8_{instruction}_r8m{m_tile}"
+    name = f"gemv_mixed24A8_{instruction}_r8m{m_tile}"
     return next(kernel for kernel in ARM_MIXED_KERNELS if kernel.name == name)
 
 
@@ -93,7 +93,7 @@ def test_every_core_gets_its_own_kernel() -> None:
     for target, instruction in (("graviton2", "sdot"), ("cortex-a72", "smlal")):
         profile = find_profile(target)
         plan = choose(spec, linear_kernels(profile), profile, "layer")
-        few = [f"mixed_24A8_{instruction}_r8m{m}" for m in (1, 2, 4)]
+        few = [f"gemv_mixed24A8_{instruction}_r8m{m}" for m in (1, 2, 4)]
         many = ["gemm_mixedA8_sdot_r4m4"] if target == "graviton2" else []
         assert [c.kernel for c in plan] == few + many
     with pytest.raises(NotApplicable, match="needs dotprod"):
