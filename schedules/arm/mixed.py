@@ -12,10 +12,15 @@ from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.mixed import M_TILES, mixed_kernel
 from apq_tvm.tensorize.arm.mixed import INSTRUCTIONS
 
+ROWS = 8
+"""That are interleaved."""
+
 AHEADS = (0, 1024, 2048, 4096)
 """Software prefetch distances in bytes."""
 
 ARM_MIXED_KERNELS: tuple[LinearKernel, ...] = tuple(
-    mixed_kernel(instruction, m_tile, AHEADS) for instruction in INSTRUCTIONS for m_tile in M_TILES
+    mixed_kernel(instruction, m_tile, lambda profile: ROWS, AHEADS)
+    for instruction in INSTRUCTIONS
+    for m_tile in M_TILES
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

@@ -12,7 +12,6 @@ from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
 from apq_tvm.schedules.graph.softmax import schedule_softmax
-from apq_tvm.schedules.linear.mixed import schedule_mixed_activations
 from apq_tvm.schedules.linear.quantize import schedule_quantize
 from apq_tvm.types import DeviceProfile
 
@@ -26,7 +25,6 @@ RULES: dict[str, Rule] = {
     "batch_matmul": schedule_batch_matmul,
     "embedding": schedule_embedding,
     "layernorm": schedule_layernorm,
-    "mixed_activations": schedule_mixed_activations,
     "quantize_activations": schedule_quantize,
     "softmax": schedule_softmax,
 }

@@ -12,11 +12,12 @@ from typing import Any
 from apq_tvm.codegen.layouts import BalanceLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.few_rows.balance import balance_blocking, balance_linear
+from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.gemv import schedule_gemv
-from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
+from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice, Instruction, LinearKernel
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.types import DeviceProfile
 
@@ -27,7 +28,6 @@ AHEADS = (4096, 0, 2048, 8192)
 """Software prefetch distances in bytes."""
 
 _INT32_MAX = 2**31 - 1
-_PARALLEL = 1 << 16
 
 
 def check_balance(
@@ -66,6 +66,12 @@ def _streams(decide: Decide, layout: BalanceLayout, spec: LinearSpec, m_tile: in
     return choose_streams(decide, choices, layout.row_blocks(spec.n))
 
 
+def layout_of(spec: LinearSpec, lanes: int) -> BalanceLayout:
+    """The layout of a ``W2*`` layer for vectors of so many lanes."""
+    assert spec.scheme is not None
+    return BalanceLayout(lanes, spec.scheme.group_size)
+
+
 def gemv_kernel(
     name: str,
     lanes: int,
@@ -89,32 +95,32 @@ def gemv_kernel(
         Prefetch distances to try.
     """
 
-    def layout_of(spec: LinearSpec, profile: DeviceProfile) -> BalanceLayout:
-        assert spec.scheme is not None
-        return BalanceLayout(lanes, spec.scheme.group_size)
-
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_balance(spec, profile, lanes, features)
-
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = layout_of(spec, profile)
-        return balance_linear(spec, layout, m_tile, _streams(decide, layout, spec, m_tile))
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = layout_of(spec, profile)
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Blocking:
+        layout = layout_of(spec, lanes)
         streams = _streams(decide, layout, spec, m_tile)
-        blocking = balance_blocking(layout, spec.n, spec.k, m_tile, streams)
-        product = intrinsic(m_tile, decide("ahead", aheads))
-        whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= _PARALLEL
-        schedule_gemv(sch, blocking, product, whole, 1, parallel)
+        decide("ahead", aheads)
+        return balance_blocking(layout, spec.n, spec.k, m_tile, streams)
 
-    return legacy(
-        f"gemv_W2sA8_{name}_r{3 * lanes}m{m_tile}",
+    def func(choice: Choice) -> Any:
+        spec = choice.spec
+        return balance_linear(spec, layout_of(spec, lanes), m_tile, choice["streams"])
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        n, k = choice.spec.n, choice.spec.k
+        whole, parallel = n % lanes == 0, n * k >= PARALLEL_WEIGHTS
+        schedule_gemv(sch, choice.plan, intrinsic(m_tile, choice["ahead"]), whole, 1, parallel)
+
+    return LinearKernel(
+        "gemv",
+        "W2star",
+        8,
+        Instruction(name, tuple(f for names in features for f in names), 3 * lanes),
         m_tile,
-        -1,
-        check,
-        layout_of,
-        func,
-        schedule,
+        check=lambda spec, profile: check_balance(spec, profile, lanes, features),
+        layout=lambda spec, profile: layout_of(spec, lanes),
+        func=func,
+        schedule=schedule,
+        ask=ask,
         family="balance",
+        m_named=m_tile,
     )

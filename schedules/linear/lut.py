@@ -15,7 +15,13 @@ from apq_tvm.ops.activations.lut_tables import lut_tables, span_width, units_of
 from apq_tvm.ops.few_rows.lut import LutBlocking, lut_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import (
+    PARALLEL_WEIGHTS,
+    Choice,
+    Instruction,
+    LinearKernel,
+    Preparation,
+)
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.pairs.lut_dot import LutInstruction, lut_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -25,9 +31,6 @@ M_TILES = (4, 2, 1)
 
 _FLOAT_M_MAX = 31
 """Most rows of x for lookups in float tables."""
-
-_PARALLEL = 1 << 16
-"""Weights from which on a second thread pays."""
 
 
 AHEADS = (4096, 0, 2048, 8192)
@@ -98,7 +101,7 @@ def lut_kernel(
         spec, layout = choice.spec, _layout(choice.spec, instruction)
         chosen = lut_intrinsic(instruction, bits, m_tile, choice["ahead"])
         whole = spec.n % layout.rows == 0 and layout.row_blocks(spec.n) % choice["streams"] == 0
-        parallel = spec.n * spec.k >= _PARALLEL
+        parallel = spec.n * spec.k >= PARALLEL_WEIGHTS
         schedule_lut(sch, choice.plan, chosen, whole, choice["unroll"], parallel)
 
     acts = 8 if instruction.table_dtype == "uint8" else 32

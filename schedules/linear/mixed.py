@@ -18,21 +18,22 @@ time and added up across vectors (54 to 62 ns; 27 of them to gather x lane by la
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats.mixed import GROUP
+from apq_tvm.ops.activations.mixed import mixed_activations
 from apq_tvm.ops.few_rows.mixed import MixedBlocking, mixed_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.meaning.mixed import MixedInstruction, mixed_intrinsic
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
-from apq_tvm.tensorize.x86.dot import VNNI512
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
@@ -43,34 +44,6 @@ AHEADS = (8192, 12288, 4096, 2048, 0)
 
 SPAN = 16
 """Word rows whose second-order scales are decoded together, at most."""
-
-
-def mixed_layout(spec: LinearSpec, profile: DeviceProfile) -> MixedLayout:
-    """16 rows where a kernel has 512-bit vectors, else 8.
-
-    Raises
-    ------
-    NotApplicable
-        If the layer is of another family.
-    """
-    if spec.scheme is None or spec.scheme.family != "mixed":
-        raise NotApplicable(f"is for mixed24, not {spec.scheme or 'float32 weights'}")
-    wide = profile.vector_bytes >= 64 and bool(profile.features & set(VNNI512.features))
-    return MixedLayout(16 if wide else 8, spec.scheme)
-
-
-def mixed_preparation(
-    spec: LinearSpec, profile: DeviceProfile, decide: Decide
-) -> Preparation | None:
-    """Activations rounded to int8 and permuted (`apq_tvm.ops.activations.mixed`)."""
-    from apq_tvm.ops.activations.mixed import mixed_activations
-
-    layout = mixed_layout(spec, profile)
-    copy = "outliers" in layout.shapes(spec.n, spec.k)
-    bits, task = layout.scheme.act_bits, max(1, ELEMENTS_PER_TASK // spec.k)
-    func = mixed_activations(layout, spec.k, copy, task, bits)
-    key = f"quantize_k{spec.k}_{layout.scheme.weights.replace('.', 'p')}A{bits}"
-    return Preparation(key + ("_copy" if copy else ""), func, ("permutation",))
 
 
 def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
@@ -89,24 +62,43 @@ def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide
     return sch.mod["main"]
 
 
-def _blocking(
-    spec: LinearSpec, layout: MixedLayout, decide: Decide, m_tile: int, aheads: tuple[int, ...]
-) -> MixedBlocking:
-    choices = (1, 2, 4) if m_tile == 1 else (1, 2)
-    streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
-    triples = layout.triples(spec.k)
-    span = max(s for s in range(1, SPAN + 1) if triples % s == 0)
-    return MixedBlocking(m_tile, streams, span, decide("ahead", aheads))
+def _prepare(choice: Choice, layout: MixedLayout) -> Preparation:
+    """Activations rounded to int8 and permuted (`apq_tvm.ops.activations.mixed`)."""
+    n, k = choice.spec.n, choice.spec.k
+    copy = "outliers" in layout.shapes(n, k)
+    bits, task = layout.scheme.act_bits, max(1, ELEMENTS_PER_TASK // k)
+    func = mixed_activations(layout, k, copy, task, bits)
+    key = f"quantize_k{k}_{layout.scheme.weights.replace('.', 'p')}A{bits}"
+    key += "_copy" if copy else ""
+    return Preparation(key, func, ("permutation",), schedule_mixed_activations)
 
 
 def mixed_kernel(
-    instruction: MixedInstruction, m_tile: int, aheads: tuple[int, ...] = AHEADS
+    instruction: MixedInstruction,
+    m_tile: int,
+    rows_of: Callable[[DeviceProfile], int],
+    aheads: tuple[int, ...] = AHEADS,
 ) -> LinearKernel:
-    """The record of one kernel for M >= m_tile; `aheads` are the prefetch distances to try."""
+    """The record of one kernel for M >= m_tile.
+
+    Parameters
+    ----------
+    instruction : MixedInstruction
+    m_tile : int
+    rows_of : callable
+        Rows that are interleaved on a device, whatever its kernels.
+    aheads : tuple of int
+        Prefetch distances to try.
+    """
     rows = instruction.rows
 
+    def layout_of(spec: LinearSpec, profile: DeviceProfile) -> MixedLayout:
+        if spec.scheme is None or spec.scheme.family != "mixed":
+            raise NotApplicable(f"is for mixed24, not {spec.scheme or 'float32 weights'}")
+        return MixedLayout(rows_of(profile), spec.scheme)
+
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        layout = mixed_layout(spec, profile)
+        layout = layout_of(spec, profile)
         assert spec.scheme is not None
         if not 2 <= spec.scheme.act_bits <= 8:
             raise NotApplicable(f"is for integer activations of 2 to 8 bits, not {spec.scheme}")
@@ -116,28 +108,37 @@ def mixed_kernel(
         if layout.rows != rows:
             raise NotApplicable(f"wants {rows} rows interleaved; {layout.name} has {layout.rows}")
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = mixed_layout(spec, profile)
-        return mixed_linear(spec, layout, _blocking(spec, layout, decide, m_tile, aheads))
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> MixedBlocking:
+        layout = layout_of(spec, profile)
+        choices = (1, 2, 4) if m_tile == 1 else (1, 2)
+        streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
+        triples = layout.triples(spec.k)
+        span = max(s for s in range(1, SPAN + 1) if triples % s == 0)
+        return MixedBlocking(m_tile, streams, span, decide("ahead", aheads))
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = mixed_layout(spec, profile)
-        blocking = _blocking(spec, layout, decide, m_tile, aheads)
-        for s in range(blocking.streams):
+    def func(choice: Choice) -> Any:
+        return mixed_linear(choice.spec, layout_of(choice.spec, choice.profile), choice.plan)
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        for s in range(choice["streams"]):
             for name, wide in (("narrow", False), ("wide", True)):
                 block = sch.get_sblock(f"{name}{s}")
                 count = (1 if wide else 2) + (m_tile > 1)
                 first = sch.get_loops(block)[-count]
-                sch.tensorize(first, mixed_intrinsic(instruction, wide, m_tile, blocking.ahead))
+                sch.tensorize(first, mixed_intrinsic(instruction, wide, m_tile, choice["ahead"]))
 
-    return legacy(
-        name=f"mixed_24A8_{instruction.name}_r{rows}m{m_tile}",
-        m_min=m_tile,
-        m_max=-1,
+    return LinearKernel(
+        "gemv",
+        "mixed24",
+        8,
+        Instruction(instruction.name, instruction.features, rows),
+        m_tile,
         check=check,
-        layout=mixed_layout,
+        layout=layout_of,
         func=func,
         schedule=schedule,
+        ask=ask,
+        prepare=lambda choice: _prepare(choice, layout_of(choice.spec, choice.profile)),
         family="mixed",
-        prepare=mixed_preparation,
+        m_named=m_tile,
     )

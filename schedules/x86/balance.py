@@ -10,9 +10,9 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.balance import balance_gemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.balance import M_TILES, check_balance, gemv_kernel
+from apq_tvm.schedules.linear.balance import M_TILES, check_balance, gemv_kernel, layout_of
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
 from apq_tvm.schedules.x86.tiles import micro_kernel
 from apq_tvm.tensorize.x86.balance import balance_intrinsic
 from apq_tvm.tensorize.x86.balance_codes import (
@@ -39,11 +39,6 @@ _PRODUCTS = {"vpermi2b": "vpdpbusd512"} | {
 _DIGIT_BITS = 3
 
 
-def _layout(spec: LinearSpec, instruction: BalanceInstruction) -> BalanceLayout:
-    assert spec.scheme is not None
-    return BalanceLayout(instruction.lanes, spec.scheme.group_size)
-
-
 def gemm_blocking(
     spec: LinearSpec, layout: BalanceLayout, instruction: BalanceInstruction, decide: Decide
 ) -> GemmBlocking:
@@ -64,31 +59,32 @@ def gemm_blocking(
 
 def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
     """The record of one kernel that takes a panel's codes apart once for many rows of x."""
+    lanes = instruction.lanes
 
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_balance(spec, profile, instruction.lanes, instruction.features)
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
+        return gemm_blocking(spec, layout_of(spec, lanes), instruction, decide)
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = _layout(spec, instruction)
-        return balance_gemm(spec, layout, gemm_blocking(spec, layout, instruction, decide))
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        bl = gemm_blocking(spec, _layout(spec, instruction), instruction, decide)
+    def schedule(sch: Any, choice: Choice) -> None:
+        bl: GemmBlocking = choice.plan
         schedule_stages(sch)
         digits = sch.get_loops(sch.get_sblock("digits"))
         sch.tensorize(digits[-4], digits_intrinsic(instruction))
-        tile = Tile(bl.m_tile, bl.vectors, instruction.lanes, bl.k_step)
+        tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
         dot = next(i for i in DOT_INSTRUCTIONS if i.name == _PRODUCTS[instruction.name])
         micro_kernel(sch, integer_gemm_intrinsic(dot, tile, _DIGIT_BITS), 5)
 
-    return legacy(
-        f"gemm_W2sA8_{instruction.name}_r{3 * instruction.lanes}",
+    features = tuple(f for names in instruction.features for f in names)
+    return LinearKernel(
+        "gemm",
+        "W2star",
+        8,
+        Instruction(instruction.name, features, 3 * lanes),
         M_MIN,
-        -1,
-        check,
-        lambda spec, _: _layout(spec, instruction),
-        func,
-        schedule,
+        check=lambda spec, profile: check_balance(spec, profile, lanes, instruction.features),
+        layout=lambda spec, profile: layout_of(spec, lanes),
+        func=lambda c: balance_gemm(c.spec, layout_of(c.spec, lanes), c.plan),
+        schedule=schedule,
+        ask=ask,
         family="balance",
     )
 

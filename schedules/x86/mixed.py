@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.mixed import M_TILES, mixed_kernel
+from apq_tvm.tensorize.x86.dot import VNNI512
 from apq_tvm.tensorize.x86.mixed import INSTRUCTIONS
+from apq_tvm.types import DeviceProfile
+
+
+def _rows(profile: DeviceProfile) -> int:
+    """16 where a kernel has 512-bit vectors, else 8."""
+    wide = profile.vector_bytes >= 64 and bool(profile.features & set(VNNI512.features))
+    return 16 if wide else 8
+
 
 MIXED_KERNELS: tuple[LinearKernel, ...] = tuple(
-    mixed_kernel(instruction, m_tile) for instruction in INSTRUCTIONS for m_tile in M_TILES
+    mixed_kernel(instruction, m_tile, _rows) for instruction in INSTRUCTIONS for m_tile in M_TILES
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

@@ -26,8 +26,8 @@ from apq_tvm.types import DeviceProfile
 
 
 def kernel_of(bits: int, m_tile: int) -> LinearKernel:
-    name = f"lut_bcq{bits}A8_tbl_r16m{m_tile}"
-    return next(kernel for kernel in ARM_LUT_KERNELS if kernel.name == name)
+    (found,) = (k for k in ARM_LUT_KERNELS if (k.bits, k.m_tile) == (bits, m_tile))
+    return found
 
 
 CASES = (

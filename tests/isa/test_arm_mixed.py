@@ -30,8 +30,9 @@ CASES = (
 
 
 def kernel_of(instruction: str, m_tile: int) -> LinearKernel:
-    name = f"mixed_24A8_{instruction}_r8m{m_tile}"
-    return next(kernel for kernel in ARM_MIXED_KERNELS if kernel.name == name)
+    wanted = (instruction, m_tile)
+    (found,) = (k for k in ARM_MIXED_KERNELS if (k.instruction.name, k.m_tile) == wanted)
+    return found
 
 
 class _Built:
@@ -65,8 +66,8 @@ def test_kernels(
     built = _Built(tmp_path, cpu)
     epilogue = (True, "gelu", True) if m_tile == 2 else (False, "", False)
     spec = LinearSpec(n, k, parse_scheme(text), *epilogue)
-    case = MixedCase(spec, profile, m_tile, built)
     kernel = kernel_of(instruction, m_tile)
+    case = MixedCase(kernel, spec, profile, m_tile, built)
     program = built(scheduled(kernel, spec, profile), profile)
     for m in rows:
         case.check(program, m)
@@ -79,9 +80,10 @@ def test_extreme_codes_do_not_overflow(instruction: str, tmp_path: Path) -> None
     profile = find_profile("graviton2")
     built = _Built(tmp_path, "max")
     spec = LinearSpec(8, 64, parse_scheme("mixed24o0"))
-    case = MixedCase(spec, profile, 0, built)
+    kernel = kernel_of(instruction, 1)
+    case = MixedCase(kernel, spec, profile, 0, built)
     arrays = case.largest()
-    program = built(scheduled(kernel_of(instruction, 1), spec, profile), profile)
+    program = built(scheduled(kernel, spec, profile), profile)
     for sign in (1, -1):
         y = np.zeros((1, 8), np.float32)
         program(*case.prepared(np.full((1, 64), sign * 127, np.float32)), *arrays.values(), y)
@@ -93,7 +95,7 @@ def test_every_core_gets_its_own_kernel() -> None:
     for target, instruction in (("graviton2", "sdot"), ("cortex-a72", "smlal")):
         profile = find_profile(target)
         plan = choose(spec, linear_kernels(profile), profile, "layer")
-        few = [f"mixed_24A8_{instruction}_r8m{m}" for m in (1, 2, 4)]
+        few = [kernel_of(instruction, m).name for m in (1, 2, 4)]
         many = ["gemm_mixedA8_sdot_r4m4"] if target == "graviton2" else []
         assert [c.kernel for c in plan] == few + many
     with pytest.raises(NotApplicable, match="needs dotprod"):

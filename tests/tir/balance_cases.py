@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from linear_cases import ACTIVATIONS, RELATIVE_ERROR
 from lut_cases import compiled_here
 
@@ -50,9 +49,7 @@ class Layer:
         except NotApplicable as reason:
             pytest.skip(f"{kernel.name}: {reason}")
         decide = Recorded(decisions or {})
-        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-        kernel.schedule(sch, kernel.choose(spec, profile, decide))
-        self.kernel = compiled(sch.mod["main"], profile)
+        self.kernel = compiled(kernel.scheduled(kernel.choose(spec, profile, decide)), profile)
         self.spec = spec
         layout = kernel.layout(spec, profile)
         assert isinstance(layout, BalanceLayout)

@@ -54,14 +54,16 @@ def tables(x: Array, padded_k: int, span: int) -> tuple[Array, Array, Array]:
     return (rounded + 128).reshape(m, -1), scale, quads.sum((-1, -2), dtype=np.float64)
 
 
-def kernel_named(name: str) -> LinearKernel:
-    return next(kernel for kernel in LUT_KERNELS if kernel.name == name)
+def kernel_of(instruction: str, bits: int, m_tile: int = 1) -> LinearKernel:
+    wanted = (instruction, bits, m_tile)
+    (found,) = (k for k in LUT_KERNELS if (k.instruction.name, k.bits, k.m_tile) == wanted)
+    return found
 
 
 def profile_of(kernel: LinearKernel) -> DeviceProfile:
     """A profile with the kernel's instructions; skips if this machine has none."""
     host = find_profile("host")
-    wide = "_vpermb" in kernel.name or "_permps512" in kernel.name
+    wide = kernel.instruction.name in ("vpermb", "permps512")
     profile = find_profile("znver4" if wide else "x86-64-v3")
     if not profile.features <= host.features | {"avx512bf16"}:
         pytest.skip(f"{host.name} is no {profile.name}")
@@ -103,10 +105,9 @@ class Case:
             kernel.check(spec, profile)
         except NotApplicable as reason:
             pytest.skip(f"{kernel.name}: {reason}")
-        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-        kernel.schedule(sch, kernel.choose(spec, profile, decide))
-        self._kernel = compiled(sch.mod["main"], profile)
-        preparation = kernel.prepare(kernel.choose(spec, profile, decide))
+        choice = kernel.choose(spec, profile, decide)
+        self._kernel = compiled(kernel.scheduled(choice), profile)
+        preparation = kernel.prepare(choice)
         assert preparation is not None
         func, self.rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
         self._tabulate = compiled(func, profile)

@@ -15,7 +15,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.graph.rules import schedule_preparation
-from apq_tvm.schedules.linear.mixed import mixed_layout, mixed_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor
 
 RELATIVE_ERROR = 3e-6
@@ -30,6 +30,7 @@ class MixedCase:
 
     def __init__(
         self,
+        kernel: LinearKernel,
         spec: LinearSpec,
         profile: DeviceProfile,
         seed: int = 0,
@@ -39,13 +40,13 @@ class MixedCase:
         self.spec, self.rng = spec, np.random.default_rng(seed)
         w = self.rng.standard_normal((spec.n, spec.k)).astype(np.float32)
         tensor = self.tensor = quantize_tensor(w, spec.scheme, search=False)
-        self.layout = mixed_layout(spec, profile)
+        self.layout = kernel.layout(spec, profile)
         self.arrays = self.layout.pack(tensor).arrays
         self.dense = dense_part(tensor).astype(np.float64)
         self.sparse = dequantize(tensor).astype(np.float64) - self.dense
         self.bias = self.rng.standard_normal(spec.n).astype(np.float32)
         self.most = (1 << (spec.scheme.act_bits - 1)) - 1
-        preparation = mixed_preparation(spec, profile, Defaults())
+        preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
         assert preparation is not None and preparation.weights == ("permutation",)
         scheduled, name = schedule_preparation(preparation, preparation.func, profile, Defaults())
         assert name == f"{profile.arch}_mixed_activations"

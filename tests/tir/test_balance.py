@@ -35,12 +35,21 @@ K_TAILS = (31, 96, 100, 130, 300)
 
 def profile_of(kernel: LinearKernel) -> DeviceProfile:
     host = find_profile("host")
-    if "maddubs" not in kernel.name:
+    if kernel.instruction.name != "maddubs":
         return host
     wanted = find_profile("x86-64-v3")
     if not wanted.features <= host.features:
         pytest.skip(f"{host.name} has no AVX2")
     return wanted
+
+
+def kernel_of(kind: str, instruction: str, m_tile: int = 0) -> LinearKernel:
+    return next(
+        kernel
+        for kernel in BALANCE_KERNELS
+        if (kernel.kind, kernel.instruction.name) == (kind, instruction)
+        and m_tile in (0, kernel.m_tile)
+    )
 
 
 def layer_of(kernel: LinearKernel, spec: LinearSpec, decisions: Any = None) -> Layer:
@@ -51,7 +60,7 @@ def layer_of(kernel: LinearKernel, spec: LinearSpec, decisions: Any = None) -> L
 def test_groups_and_tails(kernel: LinearKernel) -> None:
     """N through the edges of lanes and blocks, K of units and groups, M of tiles."""
     index = BALANCE_KERNELS.index(kernel)
-    lanes = 8 if "r24" in kernel.name else 16
+    lanes = kernel.instruction.lanes // 3
     for i, group in enumerate((GROUPS[index % 4], GROUPS[(index + 1) % 4])):
         n = lanes * (3, 4, 5, 2)[(index + i) % 4] + (0, 1, -1)[(index + 2 * i) % 3]
         scheme = balance_scheme(8, group, per_token=bool(i))
@@ -62,18 +71,18 @@ def test_groups_and_tails(kernel: LinearKernel) -> None:
         layer.check(kernel.m_min, extreme=True)
 
 
-@pytest.mark.parametrize("family", ("gemv", "gemm"))
+@pytest.mark.parametrize("kind", ("gemv", "gemm"))
 @pytest.mark.parametrize("n", (48, 64, 51))
-def test_epilogues(n: int, family: str) -> None:
-    kernel = next(k for k in BALANCE_KERNELS if k.name.startswith(f"{family}_W2sA8_maddubs"))
+def test_epilogues(n: int, kind: str) -> None:
+    kernel = kernel_of(kind, "maddubs")
     spec = LinearSpec(n, 64, balance_scheme(8, 32), True, "gelu", True)
     layer_of(kernel, spec).check(kernel.m_min + 1)
 
 
-@pytest.mark.parametrize("name", ("gemv_W2sA8_vpermi2b_r48m1", "gemv_W2sA8_maddubs_r24m1"))
+@pytest.mark.parametrize("instruction", ("vpermi2b", "maddubs"))
 @pytest.mark.parametrize("decisions", [{"streams": 2}, {"streams": 1, "ahead": 0}])
-def test_decisions_on_a_parallel_layer(name: str, decisions: Any) -> None:
-    kernel = next(k for k in BALANCE_KERNELS if k.name == name)
+def test_decisions_on_a_parallel_layer(instruction: str, decisions: Any) -> None:
+    kernel = kernel_of("gemv", instruction, 1)
     layer_of(kernel, LinearSpec(280, 256, balance_scheme()), decisions).check(3)
 
 
@@ -133,9 +142,10 @@ def test_generic_kernel_reads_the_layout(vector_bytes: int) -> None:
 @pytest.mark.parametrize("act_bits", (4, 8, 32))
 def test_every_profile_computes_it(profile: DeviceProfile, act_bits: int) -> None:
     spec = LinearSpec(40, 100, balance_scheme(act_bits, 64))
-    choices = choose(spec, linear_kernels(), profile, "up")
+    by_name = {kernel.name: kernel for kernel in linear_kernels()}
+    chosen = [by_name[choice.kernel] for choice in choose(spec, linear_kernels(), profile, "up")]
     fast = act_bits <= 8 and bool({"avx2", "avxvnni", "avx512vnni"} & profile.features)
-    assert all(c.kernel.startswith("gem") for c in choices) == fast
+    assert all(kernel.family == "balance" for kernel in chosen) == fast
 
 
 def test_int32_overflow_and_other_formats_are_declined() -> None:
@@ -149,20 +159,19 @@ def test_int32_overflow_and_other_formats_are_declined() -> None:
 
 
 @pytest.mark.parametrize(
-    "name,target,counts",
+    "instruction,target,counts",
     [
-        ("gemv_W2sA8_vpermi2b_r48m1", "znver4", {"vpermi2b|vpermt2b": 24, "vpdpbusd": 24}),
-        ("gemv_W2sA8_vpdpbusd512_r48m1", "cascadelake", {"vpmulhuw": 16, "vpdpbusd": 24}),
-        ("gemv_W2sA8_maddubs_r24m1", "znver3", {"vpmaddubsw": 40, "vpmulhuw": 16, "vpmaddwd": 14}),
+        ("vpermi2b", "znver4", {"vpermi2b|vpermt2b": 24, "vpdpbusd": 24}),
+        ("vpdpbusd512", "cascadelake", {"vpmulhuw": 16, "vpdpbusd": 24}),
+        ("maddubs", "znver3", {"vpmaddubsw": 40, "vpmulhuw": 16, "vpmaddwd": 14}),
     ],
 )
-def test_the_instructions_are_there(name: str, target: str, counts: dict[str, int]) -> None:
-    kernel = next(k for k in BALANCE_KERNELS if k.name == name)
+def test_the_instructions_are_there(instruction: str, target: str, counts: dict[str, int]) -> None:
+    kernel = kernel_of("gemv", instruction, 1)
     profile, spec = find_profile(target), LinearSpec(96, 256, balance_scheme(8, 128))
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
-    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
-    built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
+    func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
+    built = tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))
     source = str(built.inspect_source("asm"))
     for mnemonic, least in counts.items():
         assert len(re.findall(rf"\b(?:{mnemonic})\b", source)) >= least

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from lut_cases import Case, kernel_named, tables
+from lut_cases import Case, kernel_of, tables
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.errors import NotApplicable
@@ -23,12 +23,7 @@ from apq_tvm.tensorize.meaning.binary_codes import LutUnit
 from apq_tvm.tensorize.pairs.lut_dot import LutDot, LutInstruction, lut_intrinsic
 from apq_tvm.tensorize.x86.lut import INSTRUCTIONS
 
-NAMES = {
-    "vpermb": "lut_bcq{}A8_vpermb_r16m{}",
-    "pshufb": "lut_bcq{}A8_pshufb_r32m{}",
-    "permps512": "lut_bcq{}A32_permps512_r16m{}",
-    "permps256": "lut_bcq{}A32_permps256_r8m{}",
-}
+NAMES = ("vpermb", "pshufb", "permps512", "permps256")
 
 SHAPES = ((1, 1), (31, 33), (32, 64), (65, 100), (77, 300), (100, 31))
 """(N, K) with edges of row blocks, halves of them, units and groups."""
@@ -42,12 +37,12 @@ def acts(instruction: str) -> int:
 @pytest.mark.parametrize("instruction", NAMES)
 def test_kernels(instruction: str, bits: int, m_tile: int) -> None:
     """Groups, tails of N and K, rows of x and epilogues take turns."""
-    turn = bits + list(NAMES).index(instruction)
+    turn = bits + NAMES.index(instruction)
     n, k = SHAPES[turn % len(SHAPES)]
     scheme = bcq.scheme_of(bits, (32, -1, 128, 64, 256)[turn % 5], acts(instruction))
     bias, residual = bool(turn & 1), bool(turn & 2)
     spec = LinearSpec(n, k, scheme, bias, "relu" if bias else "", residual)
-    case = Case(kernel_named(NAMES[instruction].format(bits, m_tile)), spec, seed=turn)
+    case = Case(kernel_of(instruction, bits, m_tile), spec, seed=turn)
     for m in range(m_tile, 6):
         case.check(m)
 
@@ -56,23 +51,11 @@ def test_kernels(instruction: str, bits: int, m_tile: int) -> None:
 @pytest.mark.parametrize("instruction", NAMES)
 def test_random_decisions(instruction: str, seed: int) -> None:
     """On a layer large enough to run in parallel, with and without whole row blocks."""
-    seed += list(NAMES).index(instruction)
+    seed += NAMES.index(instruction)
     scheme = bcq.scheme_of(2, (64, -1)[seed & 1], acts(instruction))
     spec = LinearSpec((320, 331)[seed % 2], 256, scheme)
-    kernel = kernel_named(NAMES[instruction].format(2, (1, 2, 4)[seed % 3]))
-    Case(kernel, spec, _Once(Random(seed)), seed).check(4 + seed % 2)
-
-
-class _Once:
-    """Answers every question as it did the first time: function and schedule ask the same."""
-
-    def __init__(self, more: Random) -> None:
-        self._more, self._answers = more, {}  # type: ignore[var-annotated]
-
-    def __call__(self, name: str, choices: Any) -> Any:
-        if name not in self._answers:
-            self._answers[name] = self._more(name, choices)
-        return self._answers[name]
+    kernel = kernel_of(instruction, 2, (1, 2, 4)[seed % 3])
+    Case(kernel, spec, Random(seed), seed).check(4 + seed % 2)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +70,7 @@ class _Once:
 )
 def test_integer_tables(instruction: str, k: int, group: int) -> None:
     spec = LinearSpec(8, k, bcq.scheme_of(2, group))
-    case = Case(kernel_named(NAMES[instruction].format(2, 1)), spec)
+    case = Case(kernel_of(instruction, 2, 1), spec)
     x = np.random.default_rng(k).normal(size=(3, k)).astype(np.float32)
     x[1] *= 1e-30
     x[2, : k // 2] = 0
@@ -111,7 +94,7 @@ def test_error_of_integer_tables_is_bounded(instruction: str, group: int) -> Non
     """Against the decoded weights, with an outlier among the activations."""
     bits, n, k = 3, 48, 512
     case = Case(
-        kernel_named(NAMES[instruction].format(bits, 1)),
+        kernel_of(instruction, bits, 1),
         LinearSpec(n, k, bcq.scheme_of(bits, group)),
     )
     x = np.random.default_rng(0).normal(size=(4, k)).astype(np.float32)
@@ -131,9 +114,7 @@ def test_error_of_integer_tables_is_bounded(instruction: str, group: int) -> Non
 
 @pytest.mark.parametrize("instruction", ("permps512", "permps256"))
 def test_float_tables_are_exact(instruction: str) -> None:
-    case = Case(
-        kernel_named(NAMES[instruction].format(4, 1)), LinearSpec(40, 300, bcq.scheme_of(4, 64, 32))
-    )
+    case = Case(kernel_of(instruction, 4, 1), LinearSpec(40, 300, bcq.scheme_of(4, 64, 32)))
     x = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32)
     exact = x.astype(np.float64) @ case.dense.T
     np.testing.assert_allclose(case.run(x)[0], exact, rtol=0, atol=2e-6 * np.abs(exact).max())
@@ -143,7 +124,7 @@ def test_float_tables_are_exact(instruction: str) -> None:
 @pytest.mark.parametrize("instruction", NAMES)
 def test_not_finite_activations_do_not_hide(instruction: str, bad: float) -> None:
     spec = LinearSpec(33, 64, bcq.scheme_of(2, 32, acts(instruction)))
-    case = Case(kernel_named(NAMES[instruction].format(2, 1)), spec)
+    case = Case(kernel_of(instruction, 2, 1), spec)
     x = np.ones((2, 64), np.float32)
     x[1, 40] = bad
     y, _ = case.run(x)
@@ -180,10 +161,8 @@ def test_every_profile_has_a_kernel(profile: Any) -> None:
     """Table lookups from AVX2 on; else the generic kernel."""
     for act_bits in (8, 32):
         spec = LinearSpec(5, 40, bcq.scheme_of(3, 32, act_bits))
-        fits = [
-            k.name for k in linear_kernels() if k.family in ("", "bcq") and _fits(k, spec, profile)
-        ]
-        assert fits and fits[0].startswith("lut_") == ("avx2" in profile.features)
+        fits = [k for k in linear_kernels() if k.family in ("", "bcq") and _fits(k, spec, profile)]
+        assert fits and (fits[0].kind == "lut") == ("avx2" in profile.features)
 
 
 def _fits(kernel: Any, spec: LinearSpec, profile: Any) -> bool:
@@ -195,7 +174,7 @@ def _fits(kernel: Any, spec: LinearSpec, profile: Any) -> bool:
 
 
 def test_kernels_say_why_they_decline() -> None:
-    kernel = kernel_named("lut_bcq4A8_vpermb_r16m4")
+    kernel = kernel_of("vpermb", 4, 4)
     znver4 = find_profile("znver4")
     with pytest.raises(NotApplicable, match="4 rows of 4 planes do not fit the registers"):
         kernel.check(LinearSpec(8, 64, bcq.scheme_of(4)), znver4)

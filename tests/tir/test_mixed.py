@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from lut_cases import compiled_here
 from mixed_cases import MixedCase
 
@@ -30,8 +29,8 @@ SPELLINGS = ("mixed24", "mixed24o1", "mixed24r50", "mixed24o0", "mixed24r10o0.5"
 def profile_for(kernel: LinearKernel) -> DeviceProfile:
     """A profile that has the kernel's instruction and vectors; skips if this machine has not."""
     host = find_profile("host")
-    names = {"vpdpbusd512": "icelake-client", "vpdpbusd256": "alderlake", "maddubs": "znver3"}
-    wanted = find_profile(names[kernel.name.split("_")[2]])
+    names = {"vpdpbusd512": "icelake-client", "vpdpbusd256": "alderlake", "maddubs": "x86-64-v3"}
+    wanted = find_profile(names[kernel.instruction.name])
     if not wanted.features - {"vaes"} <= host.features:
         pytest.skip(f"{host.name} is no {wanted.name}")
     return wanted
@@ -39,9 +38,16 @@ def profile_for(kernel: LinearKernel) -> DeviceProfile:
 
 def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-    kernel.schedule(sch, kernel.choose(spec, profile, decide))
-    return compiled_here(sch.mod["main"], profile)
+    return compiled_here(kernel.scheduled(kernel.choose(spec, profile, decide)), profile)
+
+
+def kernel_of(instruction: str, m_tile: int) -> LinearKernel:
+    (found,) = (
+        kernel
+        for kernel in MIXED_KERNELS
+        if (kernel.instruction.name, kernel.m_tile) == (instruction, m_tile)
+    )
+    return found
 
 
 def by_name(kernel: LinearKernel) -> str:
@@ -51,61 +57,48 @@ def by_name(kernel: LinearKernel) -> str:
 @pytest.mark.parametrize("kernel", MIXED_KERNELS, ids=by_name)
 def test_shapes_and_formats(kernel: LinearKernel) -> None:
     """The M tiles of one instruction share out the formats; N, K and M go through their edges."""
-    profile, first = profile_for(kernel), M_TILES.index(kernel.m_min)
+    profile, first = profile_for(kernel), M_TILES.index(kernel.m_tile)
     for i in range(first, len(SPELLINGS), 2):
         n, k = SHAPES[(i + first) % len(SHAPES)]
         spec = LinearSpec(n, k, parse_scheme(SPELLINGS[i]), bias=bool(i & 1))
-        case = MixedCase(spec, profile, seed=i)
+        case = MixedCase(kernel, spec, profile, seed=i)
         function = compiled(kernel, spec, profile, Defaults())
-        for m in range(kernel.m_min, 6):
+        for m in range(kernel.m_tile, 6):
             case.check(function, m)
 
 
 @pytest.mark.parametrize("activation,residual", [("gelu", True), ("silu", False)])
 def test_epilogues(activation: str, residual: bool) -> None:
-    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    kernel = kernel_of("maddubs", 1)
     profile = profile_for(kernel)
     spec = LinearSpec(45, 64, parse_scheme("mixed24o1"), True, activation, residual)
-    MixedCase(spec, profile).check(compiled(kernel, spec, profile, Defaults()), 2)
-
-
-class _Replay:
-    """Answers given before, and new ones from `more`."""
-
-    def __init__(self, answers: dict[str, Any], more: Decide) -> None:
-        self.answers, self.more = answers, more
-
-    def __call__(self, name: str, choices: tuple[Any, ...]) -> Any:
-        return self.answers[name] if name in self.answers else self.more(name, choices)
+    MixedCase(kernel, spec, profile).check(compiled(kernel, spec, profile, Defaults()), 2)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("end", ("maddubs_r8m1", "maddubs_r8m2", "vpdpbusd512_r16m1"))
-def test_random_decisions(end: str, seed: int) -> None:
+@pytest.mark.parametrize("instruction,m_tile", [("maddubs", 1), ("maddubs", 2), ("vpdpbusd512", 1)])
+def test_random_decisions(instruction: str, m_tile: int, seed: int) -> None:
     """On a layer large enough to run in parallel, with a ragged last stream."""
-    kernel = next(k for k in MIXED_KERNELS if k.name.endswith(end))
-    profile, decide = profile_for(kernel), Random(seed)
+    kernel = kernel_of(instruction, m_tile)
+    profile = profile_for(kernel)
     spec = LinearSpec(280, 256, parse_scheme(("mixed24", "mixed24r50")[seed & 1]))
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-    kernel.schedule(sch, kernel.choose(spec, profile, _Replay(dict(decide.taken), decide)))
-    MixedCase(spec, profile, seed).check(
-        compiled_here(sch.mod["main"], profile), kernel.m_min + seed
-    )
+    function = compiled(kernel, spec, profile, Random(seed))
+    MixedCase(kernel, spec, profile, seed).check(function, m_tile + seed)
 
 
 def test_fewer_activation_bits() -> None:
-    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    kernel = kernel_of("maddubs", 1)
     profile = profile_for(kernel)
     spec = LinearSpec(24, 80, parse_scheme("mixed24A4"))
-    MixedCase(spec, profile).check(compiled(kernel, spec, profile, Defaults()), 2)
+    MixedCase(kernel, spec, profile).check(compiled(kernel, spec, profile, Defaults()), 2)
 
 
 def test_extreme_codes_do_not_saturate() -> None:
     """All codes and sub-scales at their largest, all activations at 127: the int16 sums hold."""
-    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    kernel = kernel_of("maddubs", 1)
     profile = profile_for(kernel)
     spec = LinearSpec(8, 64, parse_scheme("mixed24o0"))
-    case = MixedCase(spec, profile)
+    case = MixedCase(kernel, spec, profile)
     arrays = case.largest()
     x = np.full((1, 64), 127, np.float32)
     y = np.zeros((1, 8), np.float32)
@@ -118,10 +111,10 @@ def test_extreme_codes_do_not_saturate() -> None:
 @pytest.mark.parametrize("value", (np.nan, np.inf))
 @pytest.mark.parametrize("column", (3, 70))
 def test_activations_that_are_not_finite_show(value: float, column: int) -> None:
-    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    kernel = kernel_of("maddubs", 1)
     profile = profile_for(kernel)
     spec = LinearSpec(24, 72, parse_scheme("mixed24o0"))
-    case = MixedCase(spec, profile)
+    case = MixedCase(kernel, spec, profile)
     x = np.ones((2, 72), np.float32)
     x[1, column] = value
     y = np.zeros((2, 24), np.float32)
@@ -131,10 +124,10 @@ def test_activations_that_are_not_finite_show(value: float, column: int) -> None
 
 
 def test_zero_activations_give_the_bias() -> None:
-    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("maddubs_r8m1"))
+    kernel = kernel_of("maddubs", 1)
     profile = profile_for(kernel)
     spec = LinearSpec(24, 72, parse_scheme("mixed24"), bias=True)
-    case = MixedCase(spec, profile)
+    case = MixedCase(kernel, spec, profile)
     y = np.zeros((1, 24), np.float32)
     operands = case.prepared(np.zeros((1, 72), np.float32))
     function = compiled(kernel, spec, profile, Defaults())
@@ -146,7 +139,8 @@ def test_zero_activations_give_the_bias() -> None:
 def test_generic_kernel_adds_outliers(text: str) -> None:
     profile = find_profile("x86-64")
     spec = LinearSpec(21, 100, parse_scheme(text), bias=True)
-    case = MixedCase(LinearSpec(21, 100, parse_scheme(text[:-3]), bias=True), profile)
+    rounded = LinearSpec(21, 100, parse_scheme(text[:-3]), bias=True)
+    case = MixedCase(MIXED_KERNELS[-1], rounded, profile)
     function = compiled(GENERIC_KERNELS[0], spec, profile, Defaults())
     x = case.rng.standard_normal((3, 100)).astype(np.float32)
     y = np.full((3, 21), np.nan, np.float32)
@@ -157,7 +151,7 @@ def test_generic_kernel_adds_outliers(text: str) -> None:
 
 
 def test_refusals_have_reasons() -> None:
-    kernel = next(k for k in MIXED_KERNELS if k.name.endswith("vpdpbusd512_r16m1"))
+    kernel = kernel_of("vpdpbusd512", 1)
     wide, narrow = find_profile("znver4"), find_profile("znver3")
     for spec, profile, reason in (
         (LinearSpec(8, 64, parse_scheme("W4A8")), wide, "mixed24, not W4A8"),
@@ -173,12 +167,14 @@ def test_refusals_have_reasons() -> None:
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_devices_with_avx2_get_no_slow_kernel(profile: DeviceProfile) -> None:
     spec = LinearSpec(32, 64, parse_scheme("mixed24"))
-    names = [choice.kernel for choice in choose(spec, linear_kernels(), profile, "layer7")]
+    by_name = {kernel.name: kernel for kernel in linear_kernels()}
+    chosen = [by_name[c.kernel] for c in choose(spec, linear_kernels(), profile, "layer7")]
     if "avx2" in profile.features:
-        assert [name[-2:] for name in names] == ["m1", "m2", "m4"]
-        assert all(name.startswith("mixed_24A8_") for name in names)
+        assert [(k.kind, k.family, k.m_tile) for k in chosen] == [
+            ("gemv", "mixed", m) for m in (1, 2, 4)
+        ]
     else:
-        assert names == ["generic_decode"]
+        assert chosen == [GENERIC_KERNELS[0]]
 
 
 def test_every_kernel_is_listed_and_some_profile_has_it() -> None:
