@@ -16,6 +16,7 @@ import numpy as np
 
 from apq_tvm.errors import BadInput, OutputExists
 from apq_tvm.evaluate import Batch, read_inputs, split
+from apq_tvm.extras import require
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import Array, ImportedModel
 
@@ -89,6 +90,7 @@ def calibrate(
     started = time.perf_counter()
     if not reuse:
         check_output(output, force)
+    require("torch")
     progress = progress or Silent()
     with progress.stage("import"):
         imported = import_onnx(model)

@@ -15,6 +15,7 @@ from apq_tvm.evaluation.compare import Comparison, read_calls
 from apq_tvm.evaluation.inputs import Batch, check_batch, read_inputs, split
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.runners import call_module, call_session, open_session, specs_of
+from apq_tvm.extras import require
 from apq_tvm.module import load_module
 from apq_tvm.progress import Progress, Silent
 
@@ -76,7 +77,10 @@ def evaluate(
     ------
     BadInput
         Anything given does not fit.
+    MissingPackage
+        onnxruntime is not installed.
     """
+    require("onnxruntime")
     progress = progress or Silent()
     package = load_module(module)
     session = open_session(against)
@@ -143,6 +147,7 @@ def evaluate_scheme(
     from apq_tvm.evaluation.schemes import SchemeEvaluator
     from apq_tvm.onnx_import import import_onnx
 
+    require("torch")
     progress = progress or Silent()
     with progress.stage("import"):
         imported = import_onnx(model)

@@ -76,7 +76,8 @@ def learn_codes(
     Raises
     ------
     ApqError
-        See `apq_tvm.quantizers.blockwise.learn`; the scales of `method` cannot be kept.
+        See `apq_tvm.quantizers.blockwise.learn`; the scales of `method` cannot be kept; torch is
+        not installed.
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize

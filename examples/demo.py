@@ -22,6 +22,7 @@ import apq_tvm
 from apq_tvm.bench.model import bench_model
 from apq_tvm.console import Bars, megabytes, print_table
 from apq_tvm.evaluate import evaluate
+from apq_tvm.extras import require
 from apq_tvm.inspect import inspect
 
 POOLED = "461"
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/demo"), help="folder to write")
     parser.add_argument("--seconds", type=float, default=6.0, help="per speed measurement")
     options = parser.parse_args()
+    require("onnxruntime")
     onnx = demo_model.find()
     options.output.mkdir(parents=True, exist_ok=True)
     print(f"{onnx.name}: {megabytes(onnx.stat().st_size)}")

@@ -16,6 +16,7 @@ from apq_tvm.bench.memory import measure_memory
 from apq_tvm.bench.timing import Candidate, interleave
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluate import Batch, call_module, open_session, read_inputs, specs_of
+from apq_tvm.extras import require
 from apq_tvm.module import load_module
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import Array, TensorSpec
@@ -118,14 +119,10 @@ def quantize_with_onnxruntime(model: Path, folder: Path) -> Path:
     Raises
     ------
     BadInput
-        onnxruntime is missing or refuses the model.
+        ONNX Runtime refuses the model.
     """
-    try:
-        from onnxruntime.quantization import quantize_dynamic
-    except ImportError as error:
-        raise BadInput(
-            "comparing with ONNX Runtime needs it installed: pip install 'apq-tvm[bench]'"
-        ) from error
+    from onnxruntime.quantization import quantize_dynamic
+
     output = folder / "int8.onnx"
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)  # it advises on preprocessing through the root
@@ -183,8 +180,11 @@ def bench_model(
     Raises
     ------
     BadInput
-        Anything given does not fit, or onnxruntime is missing.
+        Anything given does not fit.
+    MissingPackage
+        onnxruntime is not installed.
     """
+    require("onnxruntime")
     progress = progress or Silent()
     package = load_module(module)
     with progress.stage("bench", 4), tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:

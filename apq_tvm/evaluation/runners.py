@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadInput
+from apq_tvm.extras import require
 from apq_tvm.types import Array, TensorSpec
 
 
@@ -23,14 +24,13 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
     Raises
     ------
     BadInput
-        onnxruntime is not installed, or it cannot read the file.
+        ONNX Runtime cannot read the file.
+    MissingPackage
+        onnxruntime is not installed.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise BadInput(
-            "comparing with ONNX Runtime needs it installed: pip install 'apq-tvm[bench]'"
-        ) from error
+    require("onnxruntime")
+    import onnxruntime
+
     if isinstance(model, Path) and not model.is_file():
         raise BadInput(f"{model}: no such file")
     options = onnxruntime.SessionOptions()

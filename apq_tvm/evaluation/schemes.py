@@ -44,7 +44,9 @@ class SchemeEvaluator:
     Raises
     ------
     BadInput
-        The inputs or the calibration do not fit the model, or torch is not installed.
+        The inputs or the calibration do not fit the model.
+    MissingPackage
+        torch is not installed.
     """
 
     def __init__(

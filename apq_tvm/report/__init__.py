@@ -12,6 +12,7 @@ from apq_tvm.errors import ApqError, BadInput, OutputExists, OutputFailed
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.results import Results, run_key, write_text
 from apq_tvm.evaluation.schemes import SchemeEvaluator
+from apq_tvm.extras import require
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import METHODS
@@ -78,16 +79,16 @@ def make_report(
     OutputExists
         An output is there and `force` is not set.
     ApqError
-        A scheme cannot be read, or none could be measured; anything given does not fit.
+        A scheme cannot be read, or none could be measured; anything given does not fit; torch or
+        matplotlib is not installed.
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.report.page import page
-    from apq_tvm.report.plots import check_matplotlib
     from apq_tvm.report.timing import time_modules
 
     progress = progress or Silent()
     check_outputs([output, *([json_output] if json_output else [])], force)
-    check_matplotlib()
+    require("matplotlib", "torch")
     asked = {name: read_scheme(name) for name in dict.fromkeys(schemes)}
     if not asked:
         raise BadInput("name one scheme at least, for example --schemes W8A8,W4A8g32")

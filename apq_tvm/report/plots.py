@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from apq_tvm.errors import BadInput
-
 Axes = Any  # matplotlib is imported inside functions
 Results = Sequence[Mapping[str, Any]]
 
@@ -25,20 +23,6 @@ SMALLEST = 1e-9
 
 SMALLEST_EXCESS = 1e-4
 """And perplexities that are no worse than the float model's here."""
-
-
-def check_matplotlib() -> None:
-    """Say at once if plots cannot be drawn.
-
-    Raises
-    ------
-    BadInput
-        matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise BadInput("plots need matplotlib: pip install 'apq-tvm[report]'") from error
 
 
 def label(result: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,36 @@ def test_exit_codes(
     assert result.stdout == ""
     assert text in result.stderr
     assert "Traceback" not in result.stderr
+
+
+MISSING = (
+    ("onnxruntime", "bench", ("bench", "linear")),
+    ("onnxruntime", "bench", ("bench", "model", "absent", "--against", "m.onnx")),
+    ("onnxruntime", "bench", ("eval", "absent", "--against", "m.onnx", "--inputs", "i.npz")),
+    ("torch", "calibrate", ("eval", "m.onnx", "--scheme", "W8A8", "--inputs", "i.npz")),
+    ("torch", "calibrate", ("calibrate", "m.onnx", "--inputs", "i.npz", "-o", "c")),
+    (
+        "torch",
+        "calibrate",
+        ("calibrate", "m.onnx", "--inputs", "i.npz", "-o", "c", "--statistics", "s", "--learn",
+         "abq", "--scheme", "W8A8"),
+    ),
+    ("torch", "calibrate", ("report", "m.onnx", "--inputs", "i", "--schemes", "W8A8", "-o", "r")),
+    ("matplotlib", "report", ("report", "m.onnx", "--inputs", "i", "--schemes", "W8A8", "-o", "r")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("package", "extra", "words"), MISSING, ids=lambda v: str(v)[:40])
+def test_missing_extras_are_said_before_the_work(
+    package: str, extra: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the files named is there: whatever is read before the check is noticed."""
+    monkeypatch.setattr(pipeline, "plan", failing(AssertionError("work was done")))
+    monkeypatch.setitem(sys.modules, package, None)
+    result = run(*words)
+    assert result.exit_code == 1, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert f"needs {package}: pip install 'apq-tvm[{extra}]'" in line
 
 
 def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # <- pipeline <- cli. A module may import its own rank and those below; the longest prefix counts.
 RANKS = {
     "apq_tvm.errors": 0,
+    "apq_tvm.extras": 0,
     "apq_tvm.types": 0,
     "apq_tvm.progress": 0,
     "apq_tvm.formats": 1,
@@ -64,6 +65,7 @@ SEPARATE = {
     "apq_tvm.onnx_import": {"apq_tvm.errors", "apq_tvm.types", "apq_tvm.formats"},
     "apq_tvm.quantizers": {
         "apq_tvm.errors",
+        "apq_tvm.extras",
         "apq_tvm.types",
         "apq_tvm.progress",
         "apq_tvm.formats",
