@@ -18,7 +18,7 @@ from apq_tvm.errors import BadInput, OutputExists
 from apq_tvm.evaluate import Batch, read_inputs, split
 from apq_tvm.extras import require
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import Array, ImportedModel
+from apq_tvm.types import AnyPath, Array, ImportedModel
 
 if TYPE_CHECKING:
     from apq_tvm.quantizers.calibration_file import CalibrationFile
@@ -32,9 +32,9 @@ SAVE_SECONDS = 60.0
 
 
 def calibrate(
-    model: Path,
-    inputs: Path,
-    output: Path,
+    model: AnyPath,
+    inputs: AnyPath,
+    output: AnyPath,
     *,
     nsamples: int | None = None,
     hessian: bool = True,
@@ -49,11 +49,11 @@ def calibrate(
 
     Parameters
     ----------
-    model : Path
+    model : str or path
         The ONNX file.
-    inputs : Path
+    inputs : str or path
         npz of arrays by input name, batch first (`apq_tvm.evaluate.read_inputs`).
-    output : Path
+    output : str or path
         The safetensors file to write. An unfinished run leaves ``<output>.partial`` beside it, from
         which the same command goes on.
     nsamples : int, optional
@@ -87,7 +87,7 @@ def calibrate(
     from apq_tvm.quantizers.calibrate import finish
     from apq_tvm.quantizers.calibration_file import CalibrationFile, load, save
 
-    started = time.perf_counter()
+    started, output = time.perf_counter(), Path(output)
     if not reuse:
         check_output(output, force)
     require("torch")
@@ -99,7 +99,7 @@ def calibrate(
     calls, count = read_calls(imported, inputs, nsamples, rows)
     run = {
         "sha256": imported.sha256,
-        "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
+        "inputs": hashlib.sha256(Path(inputs).read_bytes()).hexdigest(),
         "samples": count,
         "rows": rows,
         "hessian": hessian,
@@ -144,7 +144,7 @@ def _collect(
     return state, resumed
 
 
-def _report(output: Path, file: CalibrationFile, started: float, resumed: int) -> dict[str, Any]:
+def _report(output: AnyPath, file: CalibrationFile, started: float, resumed: int) -> dict[str, Any]:
     layers = file.calibration.layers
     return {
         "output": str(output),
@@ -157,7 +157,7 @@ def _report(output: Path, file: CalibrationFile, started: float, resumed: int) -
     }
 
 
-def known_statistics(model: Path, statistics: Path) -> dict[str, Any]:
+def known_statistics(model: AnyPath, statistics: AnyPath) -> dict[str, Any]:
     """What `calibrate` reports, of a finished calibration file.
 
     Raises
@@ -171,7 +171,7 @@ def known_statistics(model: Path, statistics: Path) -> dict[str, Any]:
     return _report(statistics, load(statistics, import_onnx(model)), time.perf_counter(), 0)
 
 
-def check_output(output: Path, force: bool) -> None:
+def check_output(output: AnyPath, force: bool) -> None:
     """Refuse to replace a file unasked.
 
     Raises
@@ -179,12 +179,12 @@ def check_output(output: Path, force: bool) -> None:
     OutputExists
         It is there.
     """
-    if output.exists() and not force:
+    if Path(output).exists() and not force:
         raise OutputExists(f"{output} exists; use --force to replace it")
 
 
 def read_calls(
-    model: ImportedModel, inputs: Path, nsamples: int | None, rows: int
+    model: ImportedModel, inputs: AnyPath, nsamples: int | None, rows: int
 ) -> tuple[list[Batch], int]:
     """Read calibration inputs, checked, as calls of at most `rows` batch entries.
 
@@ -228,7 +228,7 @@ def leading(call: Mapping[str, Array]) -> int:
     return max((len(a) for a in call.values() if a.ndim), default=1)
 
 
-def check_finite(batch: Mapping[str, Array], where: Path) -> None:
+def check_finite(batch: Mapping[str, Array], where: AnyPath) -> None:
     """Refuse NaN and infinity.
 
     Raises
@@ -333,7 +333,7 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
         raise BadInput(f"{path} is damaged: {error} is missing; delete it") from error
 
 
-def read_calibration(path: Path, model: ImportedModel) -> CalibrationFile:
+def read_calibration(path: AnyPath, model: ImportedModel) -> CalibrationFile:
     """Read a calibration file and check that it is of a model.
 
     Raises

@@ -7,7 +7,6 @@ compiled module: it quantizes the model and runs it in torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from apq_tvm.evaluation.agreement import Agreement, row_cosine, rows_of
@@ -18,6 +17,7 @@ from apq_tvm.evaluation.runners import call_module, call_session, open_session, 
 from apq_tvm.extras import require
 from apq_tvm.module import load_module
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import AnyPath
 
 __all__ = [
     "Agreement",
@@ -37,9 +37,9 @@ __all__ = [
 
 
 def evaluate(
-    module: Path,
-    against: Path,
-    inputs: Path,
+    module: AnyPath,
+    against: AnyPath,
+    inputs: AnyPath,
     *,
     rows: int = 32,
     language: Language | None = None,
@@ -50,11 +50,11 @@ def evaluate(
 
     Parameters
     ----------
-    module : Path
+    module : str or path
         Folder of the compiled module.
-    against : Path
+    against : str or path
         The float ONNX file.
-    inputs : Path
+    inputs : str or path
         npz of inputs (`read_inputs`).
     rows : int
         Batch entries per call; a larger batch is cut. Language models get windows of tokens.
@@ -101,14 +101,14 @@ def evaluate(
 
 
 def evaluate_scheme(
-    model: Path,
+    model: AnyPath,
     scheme: str,
-    inputs: Path,
+    inputs: AnyPath,
     *,
     method: str = "rtn",
     rows: int = 32,
     language: Language | None = None,
-    calibration: Path | None = None,
+    calibration: AnyPath | None = None,
     tensor_types: Mapping[str, str] | None = None,
     layers: bool = True,
     progress: Progress | None = None,
@@ -117,17 +117,17 @@ def evaluate_scheme(
 
     Parameters
     ----------
-    model : Path
+    model : str or path
         The float ONNX file.
     scheme : str
         ``W4A8g32``, or any-precision at some of its bits: ``anyprec3-8@4``.
-    inputs : Path
+    inputs : str or path
         npz of inputs (`read_inputs`).
     method : str
         How codes are chosen (`apq_tvm.quantizers.calibrated.METHODS`).
     rows, language, progress
         As for `evaluate`.
-    calibration : Path, optional
+    calibration : str or path, optional
         File of ``apq-tvm calibrate``.
     tensor_types : mapping of str to str, optional
         As `apq_tvm.compile` takes it.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadInput
 from apq_tvm.inspect import by_reason, rows_range, shorten
 from apq_tvm.module import read_manifest
+from apq_tvm.types import AnyPath
 
 
-def explain(path: Path, layer: str | None = None) -> dict[str, Any]:
+def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     """List, for each layer, the kernels it got and the reasons why others were turned down.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
         Folder of the compiled module.
     layer : str or None
         Regular expression that selects layers by name; None takes all.

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.module import read_manifest
+from apq_tvm.types import AnyPath
 
 
-def inspect(path: Path) -> dict[str, Any]:
+def inspect(path: AnyPath) -> dict[str, Any]:
     """Describe the compiled module in folder `path` without running any of its code.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
 
     Returns
     -------
@@ -27,6 +28,7 @@ def inspect(path: Path) -> dict[str, Any]:
     BadInput
         The folder is no compiled module.
     """
+    path = Path(path)
     manifest = read_manifest(path)
     files = {
         str(f.relative_to(path)): f.stat().st_size

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from apq_tvm.calibrate import read_calls
 from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import AnyPath
 
 if TYPE_CHECKING:
     from apq_tvm.quantizers.blockwise import Run
@@ -22,10 +23,10 @@ EPOCHS = {"abq": 10, "finetune": 2, "distill": 2}
 
 
 def learn_codes(
-    model: Path,
-    inputs: Path,
-    statistics: Path,
-    output: Path,
+    model: AnyPath,
+    inputs: AnyPath,
+    statistics: AnyPath,
+    output: AnyPath,
     *,
     kind: str,
     scheme: str,
@@ -41,11 +42,11 @@ def learn_codes(
 
     Parameters
     ----------
-    model, inputs : Path
+    model, inputs : str or path
         As for `apq_tvm.calibrate.calibrate`.
-    statistics : Path
+    statistics : str or path
         A calibration file of the model.
-    output : Path
+    output : str or path
         The file to write: what `statistics` holds, and what was learned. An unfinished run leaves
         ``<output>.learning`` beside it, from which the same call goes on with the next block.
     kind : str
@@ -85,7 +86,7 @@ def learn_codes(
     from apq_tvm.quantizers.calibration_file import CalibrationFile, load, save
     from apq_tvm.quantizers.learned import Learned, from_arrays, to_arrays
 
-    started = time.perf_counter()
+    started, output = time.perf_counter(), Path(output)
     progress = progress or Silent()
     if kind in KINDS and kind != "distill" and method not in ("rtn", "gptq"):
         raise BadInput(
@@ -109,7 +110,7 @@ def learn_codes(
     )
     about = {
         "sha256": imported.sha256,
-        "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
+        "inputs": hashlib.sha256(Path(inputs).read_bytes()).hexdigest(),
         "options": [kind, scheme, dict(tensor_types or {}), method, count, epochs, rows, rate],
     }
     partial = output.with_name(f"{output.name}.learning")

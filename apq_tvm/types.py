@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+AnyPath = str | os.PathLike[str]
+"""What every function takes where a user names a file or folder."""
 
 WEIGHT_INPUT = {"apq.Linear": 1, "apq.Embedding": 0}
 """Which input of a node that can be quantized is its weight."""

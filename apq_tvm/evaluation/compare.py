@@ -22,7 +22,7 @@ from apq_tvm.evaluation.language import (
     windows,
 )
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import Array, TensorSpec
+from apq_tvm.types import AnyPath, Array, TensorSpec
 
 Run = Callable[[Batch], Mapping[str, Array]]
 """One call's inputs to outputs by name."""
@@ -48,13 +48,13 @@ class Calls:
 
 
 def read_calls(
-    path: Path, inputs: Sequence[TensorSpec], rows: int, language: Language | None
+    path: AnyPath, inputs: Sequence[TensorSpec], rows: int, language: Language | None
 ) -> Calls:
     """Read an npz of inputs and cut it into calls.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
     inputs : sequence of TensorSpec
         What the model takes.
     rows : int

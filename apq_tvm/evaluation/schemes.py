@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadScheme
@@ -14,7 +13,7 @@ from apq_tvm.evaluation.layers import bits_per_weight, layer_errors
 from apq_tvm.evaluation.simulate import Simulation
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import ImportedModel, QuantizedModel
+from apq_tvm.types import AnyPath, ImportedModel, QuantizedModel
 
 
 class SchemeEvaluator:
@@ -23,13 +22,13 @@ class SchemeEvaluator:
     Parameters
     ----------
     model : ImportedModel
-    inputs : Path
+    inputs : str or path
         npz of inputs.
     rows : int
         Batch entries of a call.
     language : Language or None
         Score logits too.
-    calibration : Path or None
+    calibration : str, path or None
         File of ``apq-tvm calibrate``.
     tensor_types : mapping of str to str, optional
         As `apq_tvm.compile` takes it.
@@ -52,11 +51,11 @@ class SchemeEvaluator:
     def __init__(
         self,
         model: ImportedModel,
-        inputs: Path,
+        inputs: AnyPath,
         *,
         rows: int = 32,
         language: Language | None = None,
-        calibration: Path | None = None,
+        calibration: AnyPath | None = None,
         tensor_types: Mapping[str, str] | None = None,
         layers: bool = True,
         activations: bool = True,

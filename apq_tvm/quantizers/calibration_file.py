@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputFailed
-from apq_tvm.types import Array, Calibration, ImportedModel, LayerStats
+from apq_tvm.types import AnyPath, Array, Calibration, ImportedModel, LayerStats
 
 VERSION = "1"
 
@@ -41,7 +41,7 @@ class CalibrationFile:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+def write_arrays(path: AnyPath, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file whole or not at all.
 
     Raises
@@ -51,6 +51,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str,
     """
     from safetensors.numpy import save_file
 
+    path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         stored = {name: np.asarray(array, order="C") for name, array in arrays.items()}
@@ -61,7 +62,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str,
         raise OutputFailed(f"{path} could not be written: {error}") from error
 
 
-def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+def read_arrays(path: AnyPath) -> tuple[dict[str, Array], dict[str, str]]:
     """Read a safetensors file.
 
     Raises
@@ -71,6 +72,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    path = Path(path)
     if not path.is_file():
         raise BadInput(f"{path}: no such calibration file; make one with apq-tvm calibrate")
     try:
@@ -81,12 +83,12 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         raise BadInput(f"{path} is no readable safetensors file: {error}") from error
 
 
-def save(path: Path, file: CalibrationFile) -> None:
+def save(path: AnyPath, file: CalibrationFile) -> None:
     """Write a calibration file.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
     file : CalibrationFile
 
     Raises
@@ -125,7 +127,7 @@ def save(path: Path, file: CalibrationFile) -> None:
     write_arrays(path, arrays, metadata)
 
 
-def read(path: Path) -> CalibrationFile:
+def read(path: AnyPath) -> CalibrationFile:
     """Read a calibration file.
 
     Raises
@@ -193,7 +195,7 @@ def check_model(calibration: Calibration, model: ImportedModel, where: str) -> N
             )
 
 
-def load(path: Path, model: ImportedModel) -> CalibrationFile:
+def load(path: AnyPath, model: ImportedModel) -> CalibrationFile:
     """Read a calibration file and check that it belongs to a model.
 
     Raises

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats import parse_scheme
@@ -14,7 +13,7 @@ from apq_tvm.quantizers.calibration_file import load
 from apq_tvm.quantizers.codebook_file import load_codebooks
 from apq_tvm.quantizers.learned import Learned, from_arrays
 from apq_tvm.quantizers.plan import planned_layers, quantize, scheme_of_weights
-from apq_tvm.types import Calibration, ImportedModel, QuantizedModel, Scheme
+from apq_tvm.types import AnyPath, Calibration, ImportedModel, QuantizedModel, Scheme
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Guidance:
 
     Parameters
     ----------
-    calibration : Path or None
+    calibration : str, path or None
         File of ``apq-tvm calibrate``.
     method : str
         One of `apq_tvm.quantizers.calibrated.METHODS`.
@@ -31,16 +30,16 @@ class Guidance:
         Bits per weight to meet by choosing a scheme for every layer.
     candidates : tuple of str
         Schemes to choose from; integers of all widths and groups if none are given.
-    codebooks : Path or None
+    codebooks : str, path or None
         File of ``apq-tvm codebooks``, for schemes such as cb3; without it they are learned on the
         model itself.
     """
 
-    calibration: Path | None = None
+    calibration: AnyPath | None = None
     method: str = "rtn"
     target_bpw: float | None = None
     candidates: Sequence[str] = ()
-    codebooks: Path | None = None
+    codebooks: AnyPath | None = None
 
 
 def quantize_guided(

@@ -13,7 +13,7 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.inspect import bits_per_weight
 from apq_tvm.module import load_module, read_manifest
 from apq_tvm.progress import Progress
-from apq_tvm.types import Array
+from apq_tvm.types import AnyPath, Array
 
 
 def module_widths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
@@ -24,7 +24,7 @@ def module_widths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def time_modules(
-    modules: Sequence[Path],
+    modules: Sequence[AnyPath],
     sha256: str,
     call: Mapping[str, Array],
     threads: int | None,
@@ -35,7 +35,7 @@ def time_modules(
 
     Parameters
     ----------
-    modules : sequence of Path
+    modules : sequence of str or path
         Folders of compiled modules; none gives None.
     sha256 : str
         Of the ONNX file they must be of.
@@ -64,7 +64,7 @@ def time_modules(
 
     candidates, about = {}, {}
     count = threads
-    for path in modules:
+    for path in map(Path, modules):
         manifest = read_manifest(path)
         if manifest.get("onnx_sha256", sha256) != sha256:
             raise BadInput(f"{path} is compiled from another ONNX file than the report's")

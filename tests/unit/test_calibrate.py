@@ -156,6 +156,29 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         read(tmp_path / "c")
 
 
+def test_files_may_be_named_by_str(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    import apq_tvm
+    from apq_tvm.calibrate import calibrate, known_statistics
+    from apq_tvm.evaluate import evaluate_scheme
+    from apq_tvm.learn import learn_codes
+    from apq_tvm.pipeline import plan
+    from apq_tvm.report import make_report
+
+    model, data = map(str, llama)
+    out, page = str(tmp_path / "c"), str(tmp_path / "r.html")
+    report = calibrate(model, data, out)
+    assert known_statistics(model, out)["layers"] == report["layers"] == 15
+    learned = str(tmp_path / "l")
+    learn_codes(model, data, out, learned, kind="abq", scheme="W3A8", epochs=1)
+    guidance = apq_tvm.Guidance(calibration=learned, method="learned")
+    chosen = plan(model, target="znver3", scheme="W3A8", guidance=guidance)
+    assert any("learned (abq)" in note for note in chosen.quantized.notes.values())
+    assert evaluate_scheme(model, "W4A8", data, calibration=out, method="gptq")["outputs"]
+    made = make_report(model, data, ["W8A8"], page, json_output=f"{page}.json", calibration=out)
+    assert Path(page).is_file() and Path(f"{page}.json").is_file()
+    assert made["calibration"] == out
+
+
 def test_missing_file_and_existing_output(llama: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such calibration file"):
         read(tmp_path / "none")
