@@ -137,9 +137,21 @@ def _print_report(report: Mapping[str, Any]) -> None:
         _print_layers(report["layers"])
     else:
         title = f"{report['module']} against {report['against']}"
-    if report["outputs"]:
+    outputs = report["outputs"].items()
+    floats = [_output_row(name, result) for name, result in outputs if "equal" not in result]
+    if floats:
         columns = ("output", "cosine mean", "cosine min", "max abs error", "rows")
-        print_table(title, columns, map(_output_row, report["outputs"].items()), columns[1:])
+        print_table(title, columns, floats, columns[1:])
+    integers = [
+        (name, f"{result['equal']:.4%}", result["numbers"], f"{result['max_abs_error']:.3g}")
+        for name, result in outputs
+        if "equal" in result
+    ]
+    if integers:
+        names = ("output", "equal", "numbers", "max abs error")
+        print_table(
+            "integer outputs" if floats else f"{title}: integers", names, integers, names[1:]
+        )
     if report["language"]:
         score = report["language"]
         print_table(
@@ -150,8 +162,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
         )
 
 
-def _output_row(item: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
-    name, result = item
+def _output_row(name: str, result: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         name,
         f"{result['cosine_mean']:.6f}",

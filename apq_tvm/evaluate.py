@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from apq_tvm.evaluation.agreement import Agreement, row_cosine, rows_of
+from apq_tvm.evaluation.agreement import Agreement, IntegerAgreement, row_cosine, rows_of
 from apq_tvm.evaluation.compare import Comparison, read_calls
 from apq_tvm.evaluation.inputs import Batch, check_batch, read_inputs, split
 from apq_tvm.evaluation.language import Language
@@ -22,6 +22,7 @@ from apq_tvm.types import AnyPath
 __all__ = [
     "Agreement",
     "Batch",
+    "IntegerAgreement",
     "Language",
     "call_module",
     "check_batch",
@@ -68,8 +69,9 @@ def evaluate(
     Returns
     -------
     dict
-        ``outputs``: per output what `Agreement.summary` gives; cosines are between rows of ours
-        and of ONNX Runtime, over unmasked tokens where the model has an attention mask.
+        ``outputs``: per output what `Agreement.summary` gives, or `IntegerAgreement.summary` of
+        integers; cosines are between rows of ours and of ONNX Runtime, over unmasked tokens where
+        the model has an attention mask.
         ``language``: what `LanguageScore.summary` gives, or None; the logits are not among the
         outputs then.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputFailed
-from apq_tvm.evaluation.agreement import Agreement
+from apq_tvm.evaluation.agreement import Agreement, IntegerAgreement, agreement_of
 from apq_tvm.evaluation.inputs import MASK_NAME, Batch, read_inputs, split
 from apq_tvm.evaluation.language import (
     Language,
@@ -96,7 +96,7 @@ class Comparison:
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        self.agreements: dict[str, Agreement] = {}
+        self.agreements: dict[str, Agreement | IntegerAgreement] = {}
         self.score = LanguageScore() if calls.language else None
         self.logits = ""
 
@@ -118,8 +118,9 @@ class Comparison:
         for name, value in reference.items():
             if name == self.logits:
                 continue
-            agreement = self.agreements.setdefault(name, Agreement(name))
-            agreement.add(ours[name], value, mask)
+            if name not in self.agreements:
+                self.agreements[name] = agreement_of(name, value)
+            self.agreements[name].add(ours[name], value, mask)
         if language is not None and self.score is not None:
             ids = batch[language.tokens]
             counted = predicted(ids, mask)
@@ -130,8 +131,8 @@ class Comparison:
                 self.score.add(here, there, ids[row, 1:][keep])
 
     def summary(self) -> dict[str, Any]:
-        """``outputs``: by name what `Agreement` sums up; ``language``: what `LanguageScore` does,
-        and ``logits``, the output scored; None if it was not asked for."""
+        """``outputs``: by name what `Agreement` or `IntegerAgreement` sums up; ``language``: what
+        `LanguageScore` does, and ``logits``, the output scored; None if it was not asked for."""
         score = self.score.summary() if self.score else None
         return {
             "outputs": {name: a.summary() for name, a in self.agreements.items()},

@@ -46,8 +46,8 @@ class TorchGraph:
         if missing:
             listed = "; ".join(f"{op}: {', '.join(names)}" for op, names in sorted(missing.items()))
             raise UnsupportedModel(
-                f"calibration runs the model in torch and does not know {listed}; compile without "
-                "calibration"
+                "calibrate, eval --scheme and report run the model in torch, which does not know "
+                f"{listed} here; compile without calibration, and eval the module"
             )
         self.model = model
         self.weights: Values = {name: as_tensor(w) for name, w in model.weights.items()}

@@ -153,5 +153,9 @@ def _divergence(result: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _distance(result: Mapping[str, Any]) -> tuple[float, str]:
-    cosines = [output["cosine_mean"] for output in result["outputs"].values()]
-    return max(1 - sum(cosines) / len(cosines), SMALLEST), "1 - cosine, mean over outputs"
+    outputs = result["outputs"].values()
+    cosines = [output["cosine_mean"] for output in outputs if "cosine_mean" in output]
+    if not cosines:  # labels alone
+        equal = [output["equal"] for output in outputs]
+        return max(1 - sum(equal) / len(equal), SMALLEST), "share that differs, mean over outputs"
+    return max(1 - sum(cosines) / len(cosines), SMALLEST), "1 - cosine, mean over float outputs"
