@@ -145,10 +145,20 @@ def _no_compiler(wanted: Sequence[str], arch: str, triple: str, cross: bool) -> 
             f"({_install(arch, triple, cross)}) or name one with --cc"
         )
     named = " ".join(wanted) or "cc, gcc or clang"
+    if wanted and "/" in wanted[0]:
+        found = _ndk_clang(Path(wanted[0]))
+        remedy = f"this NDK's is {found}" if found else f"({_install(arch, triple, cross)})"
+        return BuildError(f"no C compiler: {wanted[0]} is no program; {remedy}")
     return BuildError(
         f"no C compiler: {named} is not on PATH. Install one ({_install(arch, triple, cross)}), or "
         "name one with --cc or CC"
     )
+
+
+def _ndk_clang(path: Path) -> Path | None:
+    """The compiler of the NDK that a wrong path points into, such as ``$NDK/bin/clang``."""
+    inside = (f for up in path.parents for f in up.glob("toolchains/llvm/prebuilt/*/bin/clang"))
+    return next(inside, None)
 
 
 def _install(arch: str, triple: str, cross: bool) -> str:
@@ -170,9 +180,16 @@ def _check_libc(tools: Toolchain, arch: str, triple: str) -> None:
 
 def _tool(cc: Sequence[str], name: str, arch: str, cross: bool) -> str:
     own = _first_line([*cc, f"-print-prog-name={name}"])
-    if cross:  # this machine's own tools know no other architecture, LLVM's know all
+    if cross:
+        # This machine's own tools know no other architecture, LLVM's know all. A clang of the NDK
+        # has those beside it, but gives what it finds on PATH for the others' names.
         llvm = _first_line([*cc, f"-print-prog-name=llvm-{name}"])
-        names = [own if "/" in own else "", f"{arch}-linux-gnu-{name}", llvm, f"llvm-{name}"]
+        names = [
+            llvm if "/" in llvm else "",
+            own if "/" in own and own != shutil.which(name) else "",
+            f"{arch}-linux-gnu-{name}",
+            f"llvm-{name}",
+        ]
     else:
         names = [own, name, f"llvm-{name}"]
     for found in map(shutil.which, filter(None, names)):

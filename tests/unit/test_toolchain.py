@@ -119,6 +119,25 @@ def test_android_wrapper_is_found_by_its_name(bin: Path) -> None:
         find_toolchain(ANDROID)
 
 
+def test_clang_of_the_ndk_brings_its_own_tools(bin: Path, tmp_path: Path) -> None:
+    """Asked for objcopy it names this machine's, on PATH, which knows no other architecture."""
+    folder = tmp_path / "ndk" / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
+    folder.mkdir(parents=True)
+    clang = fake(folder, "clang", "Android clang version 18", f"{OTHER}-unknown-linux-android24")
+    text = clang.read_text()
+    asked = 'for last; do :; done; echo "${last#*=}"'
+    assert asked in text
+    answer = f"""for last; do :; done; name=${{last#*=}}
+    case $name in llvm-*) echo {folder}/$name;; *) echo {bin}/$name;; esac"""
+    clang.write_text(text.replace(asked, answer))
+    for name in ("objcopy", "ar", "nm"):
+        (folder / f"llvm-{name}").symlink_to(bin / name)
+    tools = find_toolchain(ANDROID, cc=str(clang))
+    assert tools.objcopy == str(folder / "llvm-objcopy") and tools.nm == str(folder / "llvm-nm")
+    with pytest.raises(BuildError, match=f"bin/clang is no program; this NDK's is {clang}"):
+        find_toolchain(ANDROID, cc=str(tmp_path / "ndk" / "bin" / "clang"))
+
+
 def test_llvm_tools_serve_where_no_others_are(bin: Path) -> None:
     fake(bin, "clang", "clang version 18", GNU)
     for name in ("objcopy", "ar", "nm"):
