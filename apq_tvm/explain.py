@@ -9,6 +9,7 @@ from typing import Any
 from apq_tvm.errors import BadInput
 from apq_tvm.inspect import by_reason, rows_range, shorten
 from apq_tvm.module import read_manifest
+from apq_tvm.nearest import nearest
 from apq_tvm.types import AnyPath
 
 
@@ -51,8 +52,11 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
 
     report = {"module": str(path), **chosen(manifest)}
     if layer and not report["layers"]:
-        names = ", ".join(entry["name"] for entry in manifest["layers"][:5])
-        raise BadInput(f"no layer of {path} matches {layer!r}; it begins with: {names}")
+        names = [entry["name"] for entry in manifest["layers"]]
+        raise BadInput(
+            f"no layer of {path} matches {layer!r}; nearest are "
+            f"{', '.join(nearest(layer, names)) or 'none'}"
+        )
     if "variants" in manifest:
         report["variants"] = [chosen(variant) for variant in manifest["variants"]]
     return report

@@ -11,6 +11,7 @@ import numpy as np
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats import codebook, embedding_scheme, parse_scheme
+from apq_tvm.nearest import nearest
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import Method
 from apq_tvm.quantizers.codebook_file import Books, codebooks_for
@@ -257,9 +258,12 @@ def _layers(
                     chosen = embedding_scheme(scheme)
         yield _Layer(node.name, weight, chosen, note, kept)
     if unused:
+        names = [node.name for node in model.nodes if _weight_of(node)]
+        words = ", ".join(map(repr, sorted(unused)))
+        close = ", ".join(dict.fromkeys(name for p in sorted(unused) for name in nearest(p, names)))
         raise BadScheme(
-            f"tensor type {', '.join(map(repr, sorted(unused)))} matches no linear layer or "
-            f"embedding of {model.name}; `inspect` lists their names"
+            f"tensor type {words} matches no linear layer or embedding of {model.name}; nearest "
+            f"are {close or 'none'}; compile --dry-run lists all"
         )
 
 

@@ -31,7 +31,7 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -261,23 +261,46 @@ def set_precision(bits: int, layers: str | None = None) -> None:
     Raises
     ------
     InputError
-        A layer has no such bits, no layer has bits to choose, or the expression matches none.
+        A layer has no such bits, no layer has bits to choose, or the expression is none or matches
+        no layer.
     """
     bits = operator.index(bits)
     if layers is None:
         _library.check(_library.call("set_precision", None, ctypes.c_int32(bits)))
         return
-    chosen = [name for name in precisions() if re.search(layers, name)]
-    if not chosen:
-        names = ", ".join(precisions()) or "none"
-        raise InputError(f"{layers!r} matches no layer whose bits can be chosen; there are {names}")
     ranges = manifest["precisions"]
+    if not ranges:
+        raise InputError(
+            f"no layer of {_library.name} has bits to choose; a scheme like anyprec3-8 gives them"
+        )
+    try:
+        chosen = [name for name in ranges if re.search(layers, name)]
+    except re.error as error:
+        raise InputError(f"layers={layers!r} is no regular expression: {error}") from error
+    if not chosen:
+        raise InputError(
+            f"{layers!r} matches no layer whose bits can be chosen; nearest of {len(ranges)} are "
+            f"{', '.join(_nearest(layers, ranges))}; precisions() has all"
+        )
     for name in chosen:
         if not ranges[name][0] <= bits <= ranges[name][1]:
             least, most = ranges[name]
             raise InputError(f"bits={bits}: layer '{name}' has {least} to {most}")
     for name in chosen:
         _library.check(_library.call("set_precision", name.encode(), ctypes.c_int32(bits)))
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
+    """Three names that have most of the pattern's text in them, in its order."""
+    from difflib import SequenceMatcher
+
+    matcher = SequenceMatcher(None, b=pattern, autojunk=False)
+
+    def shared(name: str) -> int:
+        matcher.set_seq1(name)
+        return sum(block.size for block in matcher.get_matching_blocks() if block.size > 1)
+
+    return sorted(names, key=shared, reverse=True)[:3]
 
 
 def precisions() -> dict[str, int]:

@@ -90,7 +90,7 @@ def test_explain_gives_reasons(module: Path) -> None:
 def test_explain_of_no_layer_is_an_error(module: Path) -> None:
     result = run("explain", module, "--layer", "nothing")
     assert result.exit_code == 1
-    assert "matches 'nothing'; it begins with: query, key" in result.stderr
+    assert "matches 'nothing'; nearest are query, key" in result.stderr
     assert "no regular expression" in run("explain", module, "--layer", "(").stderr
 
 

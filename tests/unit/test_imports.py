@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = {
     "apq_tvm.errors": 0,
     "apq_tvm.extras": 0,
+    "apq_tvm.nearest": 0,
     "apq_tvm.types": 0,
     "apq_tvm.progress": 0,
     "apq_tvm.formats": 1,
@@ -67,6 +68,7 @@ SEPARATE = {
     "apq_tvm.quantizers": {
         "apq_tvm.errors",
         "apq_tvm.extras",
+        "apq_tvm.nearest",
         "apq_tvm.types",
         "apq_tvm.progress",
         "apq_tvm.formats",

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from apq_tvm.cli import app
 from apq_tvm.formats import FORMATS, GROUP_SIZES
+from apq_tvm.onnx_import import import_onnx
 from apq_tvm.schedules.devices import PROFILES
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
@@ -49,6 +50,15 @@ def test_readme_names_every_command() -> None:
         "compile", "inspect", "explain", "eval", "bench", "targets", "formats", "calibrate",
         "codebooks", "report",
     }  # fmt: skip
+
+
+@pytest.mark.model
+def test_layers_that_are_named_are_the_demo_models(demo_onnx: Path) -> None:
+    patterns = re.findall(r'layers=r"([^"]+)"', README)
+    names = [node.name for node in import_onnx(demo_onnx).nodes if node.op == "apq.Linear"]
+    assert patterns and names
+    for pattern in patterns:
+        assert any(re.search(pattern, name) for name in names), f"{pattern} matches none of {names}"
 
 
 def test_folders_exist() -> None:
