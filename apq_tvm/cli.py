@@ -98,7 +98,7 @@ def inspect(module: Module, json: Json = False) -> None:
         print_table("other functions", ("function", "scheduled by"), rows)
     print_table("files", ("file", "bytes"), report["files"].items(), right=("bytes",))
     print(
-        f"{report['bits_per_weight']} bits per weight in {len(layers)} layers, "
+        f"{inspector.bits_line(report)} in {len(layers)} layers, "
         f"package {megabytes(report['package_bytes'])}"
     )
 

@@ -157,6 +157,7 @@ def compile_command(
         sysroot=sysroot or "",
         progress=Bars(),
     )
+    from apq_tvm.inspect import bits_line
     from apq_tvm.inspect import inspect as describe
 
     report = describe(result.path)
@@ -166,7 +167,7 @@ def compile_command(
     share = report["package_bytes"] / max(model.stat().st_size, 1)
     stderr().print(
         f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "
-        f"{report['bits_per_weight']} bits per weight, "
+        f"{bits_line(report)}, "
         f"{time.perf_counter() - started:.1f} s",
         markup=False,
     )
@@ -174,14 +175,15 @@ def compile_command(
 
 def _report_plan(plan: Any, json: bool) -> None:
     """Print what ``--dry-run`` found: the layers as the manifest would list them."""
-    from apq_tvm.inspect import LAYER_COLUMNS, bits_per_weight, layer_rows
-    from apq_tvm.manifest import describe_layers, describe_variants
+    from apq_tvm.inspect import LAYER_COLUMNS, bits_line, layer_rows, stored_bits
+    from apq_tvm.manifest import describe_layers, describe_stored, describe_variants
 
-    layers = describe_layers(plan)
+    layers, stored = describe_layers(plan), describe_stored(plan.quantized)
     report = {
         "dry_run": True,
         "target": plan.profile.name,
-        "bits_per_weight": bits_per_weight(layers),
+        **stored_bits({"stored": stored}),
+        "stored": stored,
         "layers": layers,
         **describe_variants(plan),
     }
@@ -190,7 +192,7 @@ def _report_plan(plan: Any, json: bool) -> None:
         return
     print_table(f"plan for {plan.profile.name}", LAYER_COLUMNS, layer_rows(layers))
     print_kernels(report)
-    print(f"{report['bits_per_weight']} bits per weight; nothing was written")
+    print(f"{bits_line(report)}; nothing was written")
 
 
 def print_kernels(report: Mapping[str, Any]) -> None:

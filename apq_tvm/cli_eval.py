@@ -131,7 +131,8 @@ def _print_report(report: Mapping[str, Any]) -> None:
     if "scheme" in report:
         title = f"{report['scheme']} on {report['model']}"
         print(
-            f"{title}: {report['bits_per_weight']:.4g} bits per weight in linear layers, "
+            f"{title}: {report['bits_per_weight']:.4g} bits per weight, "
+            f"{report['linear_bits_per_weight']:.4g} in linear layers, "
             f"{report['embedding_bits_per_weight']:.4g} in embeddings (0: float)"
         )
         _print_layers(report["layers"])

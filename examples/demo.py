@@ -23,7 +23,7 @@ from apq_tvm.bench.model import bench_model
 from apq_tvm.console import Bars, megabytes, print_table
 from apq_tvm.evaluate import evaluate
 from apq_tvm.extras import require
-from apq_tvm.inspect import inspect
+from apq_tvm.inspect import bits_line, inspect
 
 POOLED = "461"
 """The sentence embedding, [batch, 384], among the model's outputs."""
@@ -65,7 +65,7 @@ def compile_all(onnx: Path, folder: Path) -> None:
             f"{variant.name}: {variant.scheme}, {time.perf_counter() - started:.1f} s, "
             f"{megabytes(report['package_bytes'])}, "
             f"{report['package_bytes'] / onnx.stat().st_size:.1%} of the ONNX file, "
-            f"{report['bits_per_weight']} bits per weight"
+            f"{bits_line(report)}"
         )
 
 

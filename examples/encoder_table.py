@@ -107,7 +107,7 @@ def measure(encoder: Encoder, folder: Path, inputs: Path, data: Path) -> dict[st
                     result = evaluator.evaluate(scheme, method if file else "rtn")
                     kept.put(name, result)
                 error = result["outputs"][encoder.output]["relative_error"]
-                table[scheme] |= {"bits": result["bits_per_weight"], column: error}
+                table[scheme] |= {"bits": result["linear_bits_per_weight"], column: error}
     return table
 
 

@@ -173,7 +173,7 @@ def models(folder: Path, seconds: float) -> tuple[str, str]:
         accuracy.append(
             (
                 f"`{scheme}`",
-                f"{report['bits_per_weight']:.2f}",
+                f"{report['quantized_bits_per_weight']:.2f}",
                 f"{report['package_bytes'] / 1e6:.1f} MB",
                 f"{report['package_bytes'] / onnx.stat().st_size:.1%}",
                 f"{outputs[POOLED]['cosine_mean']:.5f}",

@@ -9,10 +9,11 @@ from typing import Any
 from apq_tvm.errors import BadScheme
 from apq_tvm.evaluation.compare import Reference, read_calls
 from apq_tvm.evaluation.language import Language
-from apq_tvm.evaluation.layers import bits_per_weight, layer_errors
+from apq_tvm.evaluation.layers import layer_errors
 from apq_tvm.evaluation.simulate import Simulation
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.stored import storage
 from apq_tvm.types import AnyPath, ImportedModel, QuantizedModel
 
 
@@ -122,8 +123,9 @@ class SchemeEvaluator:
         Returns
         -------
         dict
-            ``scheme``, ``method``, ``bits_per_weight`` (of linear layers),
-            ``embedding_bits_per_weight`` (0 if they are float), ``weight_error`` and
+            ``scheme``, ``method``, ``bits_per_weight`` (of all that is stored, as ``inspect``
+            counts), ``linear_bits_per_weight`` and ``embedding_bits_per_weight`` (of quantized
+            layers, 0 if none), ``weight_error`` and
             ``output_error`` (means over linear layers, None where not measured), ``outputs``,
             ``language`` (`Comparison.summary`), ``layers`` (`layer_errors`), ``seconds`` by step.
 
@@ -148,12 +150,14 @@ class SchemeEvaluator:
             with self.progress.stage("layers"):
                 batches = self.calls.batches
                 layers = layer_errors(quantized, batches, bits, self.activations)
+        stored = storage(quantized, bits)
         linear = [layer for layer in layers if layer["op"] == "apq.Linear"]
         return {
             "scheme": scheme,
             "method": method,
-            "bits_per_weight": bits_per_weight(quantized, bits),
-            "embedding_bits_per_weight": bits_per_weight(quantized, bits, "apq.Embedding"),
+            "bits_per_weight": stored.all.bits,
+            "linear_bits_per_weight": stored.linear.bits,
+            "embedding_bits_per_weight": stored.embedding.bits,
             "weight_error": _mean([layer["weight_error"] for layer in linear]),
             "output_error": _mean([layer["output_error"] for layer in linear]),
             **summary,

@@ -76,8 +76,9 @@ def overview_note(document: Mapping[str, Any]) -> str:
             " KL in nats"
         )
     parts.append(
+        "bits per weight count all that is stored, float weights, scales and tables included; "
         "weights are decoded and activations rounded as the scheme says, in torch; errors of "
-        "layers are means over linear layers"
+        "layers are means over linear layers",
     )
     return escape("; ".join(parts) + ".")
 
@@ -91,7 +92,8 @@ def overview_table(schemes: Sequence[Mapping[str, Any]]) -> str:
         for name, result in s["outputs"].items()
     }
     scored = schemes[0]["language"] is not None
-    columns = ["scheme", "bits per weight", "embedding bits", "weight error", "output error"]
+    columns = ["scheme", "bits per weight", "in linear layers", "in embeddings", "weight error",
+               "output error"]  # fmt: skip
     if scored:
         columns += ["perplexity", "of float", "KL mean", "KL max", "same top token"]
     columns += [
@@ -103,10 +105,11 @@ def overview_table(schemes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _overview_row(s: Mapping[str, Any], outputs: Mapping[str, str], scored: bool) -> list[str]:
-    embedding = s["embedding_bits_per_weight"]
+    linear, embedding = s["linear_bits_per_weight"], s["embedding_bits_per_weight"]
     row = [
         label(s),
         f"{s['bits_per_weight']:.3f}",
+        f"{linear:.3f}" if linear else "float",
         f"{embedding:.3f}" if embedding else "float",
         _number(s["weight_error"]),
         _number(s["output_error"]),

@@ -103,11 +103,11 @@ def quality_plot(results: Results) -> dict[str, str]:
             for result in results:
                 value, title = panel(result)
                 family = (result["scheme"].partition("@")[0], result["method"])
-                points[family].append((result["bits_per_weight"], value, label(result)))
+                points[family].append((result["linear_bits_per_weight"], value, label(result)))
                 axes.set_ylabel(title)
             _points(axes, points)
             axes.set_yscale("log")
-            axes.set_xlabel("bits per weight, tables and scales included")
+            axes.set_xlabel("bits per weight of linear layers, tables and scales included")
 
     return draw(paint, 4.6)
 

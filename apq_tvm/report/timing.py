@@ -10,7 +10,7 @@ from typing import Any
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluation.runners import call_module
 from apq_tvm.formats import parse_scheme
-from apq_tvm.inspect import bits_per_weight
+from apq_tvm.inspect import stored_bits
 from apq_tvm.module import load_module, read_manifest
 from apq_tvm.progress import Progress
 from apq_tvm.types import AnyPath, Array
@@ -76,7 +76,7 @@ def time_modules(
             name = f"{path.name}@{width}" if width else path.name
             call_module(package, call, width)  # refused inputs are said before anything is timed
             candidates[name] = Candidate(_repeat(partial(call_module, package, call, width)))
-            bits = float(width) or bits_per_weight(manifest["layers"])
+            bits = float(width) or stored_bits(manifest)["bits_per_weight"]
             about[name] = {"module": str(path), "scheme": " ".join(schemes), "width": width,
                            "bits": bits}  # fmt: skip
     with progress.stage("time"):

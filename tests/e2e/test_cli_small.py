@@ -89,6 +89,27 @@ def test_inspect_and_explain_know_the_layers(folder: Path) -> None:
         assert apq(command, "small_w8", cwd=folder).stdout.count("W8A8g32") >= 1
 
 
+def test_every_command_counts_the_same_bits(folder: Path) -> None:
+    """Those of the file itself: biases are floats, and nothing else is stored."""
+    module = report("inspect", "small_w8", cwd=folder)
+    weights, biases = 2 * WIDTH * 2 * WIDTH, 2 * WIDTH
+    bits = round((8.5 * weights + 32 * biases) / (weights + biases), 4)
+    assert (module["bits_per_weight"], module["quantized_bits_per_weight"]) == (bits, 8.5)
+    assert (
+        f"{bits} bits per weight (8.5 in quantized layers)"
+        in apq("inspect", "small_w8", cwd=folder).stdout
+    )
+    assert (
+        module["stored"]["bytes"] <= module["weights"]["bytes"] < 1.01 * module["stored"]["bytes"]
+    )
+    words = ("small.onnx", "--scheme", "W8A8g32")
+    plan = report("compile", *words, "--dry-run", cwd=folder)
+    assert (plan["bits_per_weight"], plan["quantized_bits_per_weight"]) == (bits, 8.5)
+    tried = report("eval", *words, "--inputs", "in.npz", cwd=folder)
+    assert round(tried["bits_per_weight"], 4) == bits
+    assert (tried["linear_bits_per_weight"], tried["embedding_bits_per_weight"]) == (8.5, 0)
+
+
 def test_module_runs_without_tvm(folder: Path) -> None:
     code = (
         "import sys, numpy, small_w8\n"

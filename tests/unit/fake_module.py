@@ -59,6 +59,12 @@ MANIFEST = {
     "features": ["avx2", "avx512vnni"],
     "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", "seq", 4]}],
     "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", "seq", 4]}],
+    "stored": {
+        "weights": 3 * 64 * 32,
+        "bytes": 2 * 64 * 32 * 9 // 16 + 64 * 32 * 4,
+        "quantized_weights": 2 * 64 * 32,
+        "quantized_bytes": 2 * 64 * 32 * 9 // 16,
+    },
     "layers": [
         layer("query"),
         layer("key"),

@@ -78,6 +78,13 @@ def test_inspect_shows_the_manifest(module: Path) -> None:
         assert word in text, word
 
 
+def test_modules_that_count_layers_alone_are_refused(module: Path) -> None:
+    path = module / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "stored": None}))
+    result = run("inspect", module)
+    assert result.exit_code == 1 and "compile it again" in result.stderr
+
+
 def test_explain_gives_reasons(module: Path) -> None:
     report = json.loads(run("explain", module, "--layer", "^q", "--json").stdout)
     (layer,) = report["layers"]
