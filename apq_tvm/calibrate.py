@@ -290,6 +290,7 @@ def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:
         arrays[f"power.{value}"] = np.array(sums.power)
         if sums.hessian is not None:
             arrays[f"hessian.{value}"] = sums.hessian
+    arrays |= {f"table.{node}": np.array(power) for node, power in state.tables.items()}
     arrays["calls"] = np.array(state.calls)
     write_arrays(path, arrays, {"run": json.dumps(run)})
 
@@ -328,7 +329,10 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
             for name in names
         }
         fisher = {k.removeprefix("fisher."): a for k, a in arrays.items() if k[:7] == "fisher."}
-        return State(int(arrays["calls"]), sums, fisher)
+        tables = {
+            k.removeprefix("table."): float(a) for k, a in arrays.items() if k[:6] == "table."
+        }
+        return State(int(arrays["calls"]), sums, fisher, tables)
     except KeyError as error:
         raise BadInput(f"{path} is damaged: {error} is missing; delete it") from error
 

@@ -38,11 +38,18 @@ MethodOption = Annotated[
 ]
 TargetBpw = Annotated[
     float | None,
-    typer.Option(min=0.1, help="Choose every layer's scheme: bits per weight.", show_default=False),
+    typer.Option(
+        min=0.1,
+        help="Bits per weight of all that is stored, embeddings and floats too: every layer and "
+        "table gets a scheme.",
+        show_default=False,
+    ),
 ]
 Candidate = Annotated[
     list[str] | None,
-    typer.Option(metavar="SCHEME", help="Choice for --target-bpw; may be repeated."),
+    typer.Option(
+        metavar="SCHEME", help="Choice for --target-bpw (tables: integers); may be repeated."
+    ),
 ]
 Codebooks = Annotated[
     Path | None,

@@ -233,7 +233,7 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Statistics of a model's linear layers on calibration inputs.
+    """Statistics of a model's linear layers and embedding tables on calibration inputs.
 
     Parameters
     ----------
@@ -243,11 +243,15 @@ class Calibration:
         Of the ONNX file they were taken from.
     sensitivity : str
         What the weights' importance is, for reports: ``"E[x^2] of the layer's input"``.
+    tables : mapping of str to float
+        By the name of the ``apq.Embedding`` node: what `LayerStats.importance` is for layers. Empty
+        where that was not measured.
     """
 
     layers: Mapping[str, LayerStats]
     sha256: str
     sensitivity: str
+    tables: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

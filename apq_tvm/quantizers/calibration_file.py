@@ -123,6 +123,7 @@ def save(path: AnyPath, file: CalibrationFile) -> None:
         "importance": json.dumps(
             {node: stats.importance for node, stats in file.calibration.layers.items()}
         ),
+        "tables": json.dumps(dict(file.calibration.tables)),
     }
     write_arrays(path, arrays, metadata)
 
@@ -156,7 +157,8 @@ def read(path: AnyPath) -> CalibrationFile:
             )
             for node, value in layers.items()
         }
-        calibration = Calibration(stats, metadata["sha256"], metadata["sensitivity"])
+        tables = {n: float(v) for n, v in json.loads(metadata.get("tables", "{}")).items()}
+        calibration = Calibration(stats, metadata["sha256"], metadata["sensitivity"], tables)
     except (KeyError, ValueError, TypeError) as error:
         raise BadInput(f"{path} is damaged: {error!r} is missing or wrong; make it anew") from error
     extra = {name: array for name, array in arrays.items() if name.startswith("learned.")}

@@ -193,10 +193,10 @@ def planned_layers(
     }
 
 
-def scheme_of_weights(
+def scheme_of_layers(
     model: ImportedModel, default: Scheme | None, tensor_types: Mapping[str, str]
 ) -> dict[str, Scheme]:
-    """Scheme of every weight that `quantize` would quantize.
+    """Scheme of every layer that `quantize` would quantize.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def scheme_of_weights(
         See `quantize`.
     """
     layers = _layers(model, default, tensor_types)
-    return {layer.weight: layer.scheme for layer in layers if layer.scheme is not None}
+    return {layer.node: layer.scheme for layer in layers if layer.scheme is not None}
 
 
 def _prepare(

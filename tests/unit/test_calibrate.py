@@ -120,6 +120,33 @@ def test_fisher_is_the_squared_gradient(llama: tuple[Path, Path]) -> None:
     np.testing.assert_allclose(known.layers[name].fisher, expected, rtol=1e-3, atol=1e-12)
 
 
+def test_tables_matter_as_much_as_their_rows_gradients(tmp_path: Path) -> None:
+    """Per token, as layers do: one row of positions serves a whole batch."""
+    from apq_tvm.quantizers.calibrate import collect, finish
+    from apq_tvm.quantizers.result_loss import next_token_loss
+
+    words, places, w = rand(20, 8), rand(16, 8, seed=1), rand(8, 20, seed=2)
+    nodes = [("Gather", "words input_ids", "word"), ("Gather", "places positions", "place"),
+             ("Add", "word place", "x"), ("MatMul", "x w", "logits")]  # fmt: skip
+    inputs = {"input_ids": ("int64", ["n", "s"]), "positions": ("int64", ["s"])}
+    weights = {"words": words, "places": places, "w": w}
+    model = import_onnx(save(build(nodes, inputs, "logits", weights), tmp_path))
+    ids = np.random.default_rng(0).integers(0, 20, (8, 16))
+    call = {"input_ids": ids, "positions": np.arange(16)}
+    word, place = (torch.from_numpy(table) for table in (words[ids], places))
+    loss = next_token_loss(
+        (word.requires_grad_() + place.requires_grad_()) @ torch.from_numpy(w),
+        torch.from_numpy(ids), None,
+    )  # fmt: skip
+    loss.backward()
+    found = finish(model, collect(model, [call])).tables
+    for name, rows in (("n_word", word), ("n_place", place)):
+        assert rows.grad is not None
+        assert found[name] == pytest.approx(float(rows.grad.square().sum()) / (8 * 16 * 8))
+    assert finish(model, collect(model, [call], fisher=True)).tables == pytest.approx(found)
+    assert not finish(model, collect(model, [call], weigh=False)).tables
+
+
 def test_loss_ignores_padding() -> None:
     from apq_tvm.quantizers.result_loss import next_token_loss
 
@@ -141,6 +168,7 @@ def test_files_round_trip_and_belong_to_a_model(llama: tuple[Path, Path], tmp_pa
         for key in ("mean_square", "mean", "absmax", "hessian", "fisher"):
             np.testing.assert_array_equal(getattr(stats, key), getattr(twin, key))
         assert (stats.samples, stats.importance) == (twin.samples, twin.importance)
+    assert file.calibration.tables and file.calibration.tables == again.calibration.tables
     with pytest.raises(BadInput, match="another model"):
         load(tmp_path / "c", replace(model, sha256="0" * 64))
     bad = {n: replace(s, mean=s.mean[:3]) for n, s in file.calibration.layers.items()}
@@ -253,6 +281,8 @@ def test_interrupted_runs_resume(
         twin = parts.calibration.layers[layer]
         assert stats.hessian is not None and twin.hessian is not None
         np.testing.assert_allclose(stats.hessian, twin.hessian, rtol=1e-5, atol=1e-7)
+    assert bool(whole.calibration.tables) == weigh
+    assert parts.calibration.tables == pytest.approx(whole.calibration.tables)
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq", "smoothquant"])
