@@ -34,6 +34,11 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def say(text: str) -> None:
+    """One line on standard error, as long as it is: logs are searched by line."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def print_json(document: Any) -> None:
     """Write the one JSON document of a command to standard output.
 
@@ -140,7 +145,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             )
             if os.environ.get("APQ_TRACEBACK"):
                 traceback.print_exc()
-        print(text, file=sys.stderr, flush=True)
+        say(text)
         raise SystemExit(code)
 
     return wrapped
