@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from apq_tvm.cli.console import Bars, print_json, reports_errors, stderr
+from apq_tvm.cli.console import Bars, print_json, reports_errors, say
 
 
 @reports_errors
@@ -132,12 +132,11 @@ def calibrate_command(
         print_json(report)
         return
     if learn is not None:
-        stderr().print(
+        say(
             f"learned {report['learned']} layers as {scheme} in {report['learn_seconds']} s; "
             "use them with compile --method learned"
         )
-    stderr().print(
+    say(
         f"{output}: {report['layers']} layers on {report['samples']} samples, {report['rows']} "
-        f"rows; sensitivity: {report['sensitivity']}; {report['seconds']} s",
-        markup=False,
+        f"rows; sensitivity: {report['sensitivity']}; {report['seconds']} s"
     )

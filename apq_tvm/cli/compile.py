@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, stderr
+from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, say
 from apq_tvm.errors import BadScheme
 
 Model = Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)]
@@ -172,11 +172,10 @@ def compile_command(
         print_json(report)
         return
     share = report["package_bytes"] / max(model.stat().st_size, 1)
-    stderr().print(
+    say(
         f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "
         f"{bits_line(report)}, "
-        f"{time.perf_counter() - started:.1f} s",
-        markup=False,
+        f"{time.perf_counter() - started:.1f} s"
     )
 
 

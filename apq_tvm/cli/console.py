@@ -39,6 +39,11 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def say(text: str) -> None:
+    """One line on standard error, as long as it is: logs are searched by line."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def print_json(document: Any) -> None:
     """Write the one JSON document of a command to standard output.
 
@@ -151,7 +156,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
             code, text = EXIT_SIGNAL + number, f"{name}; {UNTOUCHED}"
         with suppress(OSError):  # the terminal may be gone
-            print(text, file=sys.stderr, flush=True)
+            say(text)
         raise SystemExit(code)
 
     return wrapped

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors, stderr
+from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors, say
 from apq_tvm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -266,9 +266,9 @@ def report(
         force=force,
         progress=Bars(),
     )
-    stderr().print(f"{output}: {len(document['schemes'])} schemes", markup=False)
+    say(f"{output}: {len(document['schemes'])} schemes")
     for name, reason in document["failed"].items():
-        stderr().print(f"left out {name}: {reason}", markup=False)
+        say(f"left out {name}: {reason}")
 
 
 def mount(app: typer.Typer) -> None:
