@@ -17,10 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i32, i64, neon
+from apq_tvm.tensorize.exprs import i32, i64, neon, prefetch
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS, BalanceUnit
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.pairs.unit_dot import prefetch
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, whole
-from apq_tvm.tensorize.pairs.unit_dot import prefetch
+from apq_tvm.tensorize.exprs import i64, prefetch, whole
 from apq_tvm.tensorize.registry import register
 
 TILE_K = 16

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, operand, whole
+from apq_tvm.tensorize.exprs import i64, operand, prefetch, whole
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS, LutUnit
-from apq_tvm.tensorize.pairs.unit_dot import prefetch
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
