@@ -1,13 +1,14 @@
 """Which cases of a large product `make test` runs: enough for every value of every parameter.
 
 A test of hundreds of cases is a product of a few lists. `make test` takes cases, in order, that
-have a value no case before them had; `make test-all` (``--all-cases``) takes them all. Tests of a
-few cases, whose rows somebody chose, always run whole.
+have a value no case before them had, of a record a field; `make test-all` (``--all-cases``) takes
+them all. Tests of a few cases, whose rows somebody chose, always run whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import dataclasses
+from collections.abc import Hashable, Iterable, Iterator
 
 import pytest
 
@@ -51,14 +52,21 @@ def new_values(cases: Iterable[tuple[tuple[str, Hashable], ...]]) -> list[bool]:
 
 
 def _values(item: pytest.Item) -> tuple[tuple[str, Hashable], ...]:
-    """Parameters and values of a case; what cannot be hashed counts by identity."""
+    """Parameters and values of a case; of a record (a kernel, a scheme) each of its fields."""
     params = getattr(item, "callspec").params  # noqa: B009
-    return tuple((name, _key(value)) for name, value in params.items())
+    return tuple(pair for name, value in params.items() for pair in _pairs(name, value))
 
 
-def _key(value: object) -> Hashable:
+def _pairs(name: str, value: object) -> Iterator[tuple[str, Hashable]]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            if not callable(inner):
+                yield from _pairs(f"{name}.{field.name}", inner)
+        return
     try:
         hash(value)
     except TypeError:
-        return id(value)
-    return (type(value), value)
+        yield name, id(value)
+    else:
+        yield name, (type(value), value)
