@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputExists
-from apq_tvm.evaluate import Batch, read_inputs, split
+from apq_tvm.evaluation.inputs import Batch, read_inputs, split
 from apq_tvm.extras import require
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.signals import deferred
 from apq_tvm.types import AnyPath, Array, ImportedModel
 
 if TYPE_CHECKING:
-    from apq_tvm.quantizers.calibration_file import CalibrationFile
-    from apq_tvm.quantizers.row_sums import State
+    from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile
+    from apq_tvm.quantizers.inputs.row_sums import State
 
 NSAMPLES = 128
 """Batch entries used unless told otherwise, as in GPTQ and ABQ-LLM."""
@@ -84,8 +83,8 @@ def calibrate(
         output exists or cannot be written.
     """
     from apq_tvm.onnx_import import import_onnx
-    from apq_tvm.quantizers.calibrate import finish
-    from apq_tvm.quantizers.calibration_file import CalibrationFile, load, save
+    from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
+    from apq_tvm.quantizers.inputs.statistics import finish
 
     started, output = time.perf_counter(), Path(output)
     if not reuse:
@@ -126,7 +125,7 @@ def _collect(
     progress: Progress,
 ) -> tuple[State, int]:
     """Sums over all calls, and how many of these an interrupted run had done."""
-    from apq_tvm.quantizers.calibrate import collect
+    from apq_tvm.quantizers.inputs.statistics import collect
 
     state = read_state(partial, run)
     resumed = state.calls
@@ -166,7 +165,7 @@ def known_statistics(model: AnyPath, statistics: AnyPath) -> dict[str, Any]:
         It is damaged or of another model.
     """
     from apq_tvm.onnx_import import import_onnx
-    from apq_tvm.quantizers.calibration_file import load
+    from apq_tvm.quantizers.inputs.calibration_file import load
 
     return _report(statistics, load(statistics, import_onnx(model)), time.perf_counter(), 0)
 
@@ -245,40 +244,28 @@ def check_finite(batch: Mapping[str, Array], where: AnyPath) -> None:
 
 @contextmanager
 def saved_on_exit(partial: Path, run: Mapping[str, Any]) -> Iterator[Callable[[State], None]]:
-    """Give a checkpoint that saves now and then, and at Ctrl-C.
+    """Give a checkpoint that saves now and then, and when a signal asks to stop.
 
     Sums are whole only between two calls of the model, so that the first Ctrl-C waits for the
     checkpoint; a second one stops at once, and what was saved before stays.
     """
     saved = time.monotonic()
-    asked: list[int] = []
+    with deferred() as signalled:
 
-    def interrupt(*_: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(1)
+        def checkpoint(now: State) -> None:
+            nonlocal saved
+            if signalled.asked or time.monotonic() - saved > SAVE_SECONDS:
+                write_state(partial, run, now)
+                saved = time.monotonic()
+            if signalled.asked:
+                signalled.stop()
 
-    def checkpoint(now: State) -> None:
-        nonlocal saved
-        if asked or time.monotonic() - saved > SAVE_SECONDS:
-            write_state(partial, run, now)
-            saved = time.monotonic()
-        if asked:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield checkpoint  # signals go to the main thread
-        return
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
         yield checkpoint
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:
     """Save an unfinished run."""
-    from apq_tvm.quantizers.calibration_file import write_arrays
+    from apq_tvm.quantizers.inputs.calibration_file import write_arrays
 
     arrays: dict[str, Array] = {f"fisher.{node}": f for node, f in state.fisher.items()}
     for value, sums in state.sums.items():
@@ -303,8 +290,8 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
     BadInput
         The file is of another run or damaged.
     """
-    from apq_tvm.quantizers.calibration_file import read_arrays
-    from apq_tvm.quantizers.row_sums import State, Sums
+    from apq_tvm.quantizers.inputs.calibration_file import read_arrays
+    from apq_tvm.quantizers.inputs.row_sums import State, Sums
 
     if not path.exists():
         return State()
@@ -335,16 +322,3 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
         return State(int(arrays["calls"]), sums, fisher, tables)
     except KeyError as error:
         raise BadInput(f"{path} is damaged: {error} is missing; delete it") from error
-
-
-def read_calibration(path: AnyPath, model: ImportedModel) -> CalibrationFile:
-    """Read a calibration file and check that it is of a model.
-
-    Raises
-    ------
-    BadInput
-        See `apq_tvm.quantizers.calibration_file.load`.
-    """
-    from apq_tvm.quantizers.calibration_file import load
-
-    return load(path, model)

@@ -78,8 +78,14 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _decided(kernel: Mapping[str, Any]) -> str:
+    """What its schedule decided, as text: ``"streams=4, ahead=0"``."""
+    decisions = kernel.get("decisions", {})
+    return ", ".join(f"{name}={answer}" for name, answer in decisions.items()) or "default"
+
+
 def _story(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    got = [f"{rows_range(k)}: {k['kernel']} ({k['schedule']})" for k in entry["kernels"]]
+    got = [f"{rows_range(k)}: {k['kernel']} ({_decided(k)})" for k in entry["kernels"]]
     why = [
         f"not {shorten(names)}: {reason}" for reason, names in by_reason(entry["rejected"]).items()
     ]

@@ -15,8 +15,8 @@ from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import AnyPath
 
 if TYPE_CHECKING:
-    from apq_tvm.quantizers.blockwise import Run
-    from apq_tvm.quantizers.learned import Learned
+    from apq_tvm.quantizers.learn.learned import Learned
+    from apq_tvm.quantizers.learn.learning_run import Run
 
 EPOCHS = {"abq": 10, "finetune": 2, "distill": 2}
 """Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
@@ -65,7 +65,7 @@ def learn_codes(
     epochs : int, optional
         Passes over the inputs; `EPOCHS` if not said.
     rate : float, optional
-        Learning rate of ``"distill"`` (`apq_tvm.quantizers.distill.RATE`).
+        Learning rate of ``"distill"`` (`apq_tvm.quantizers.learn.distill.RATE`).
     progress : Progress, optional
 
     Returns
@@ -77,14 +77,15 @@ def learn_codes(
     Raises
     ------
     ApqError
-        See `apq_tvm.quantizers.blockwise.learn`; the scales of `method` cannot be kept; torch is
-        not installed.
+        See `apq_tvm.quantizers.learn.blockwise.learn`; the scales of `method` cannot be kept; torch
+        is not installed.
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
-    from apq_tvm.quantizers.blockwise import KINDS, Run, learn
-    from apq_tvm.quantizers.calibration_file import CalibrationFile, load, save
-    from apq_tvm.quantizers.learned import Learned, from_arrays, to_arrays
+    from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
+    from apq_tvm.quantizers.learn.blockwise import learn
+    from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
+    from apq_tvm.quantizers.learn.learning_run import KINDS, Run
 
     started, output = time.perf_counter(), Path(output)
     progress = progress or Silent()
@@ -143,8 +144,8 @@ def learn_codes(
 
 def write_learning(path: Path, about: Mapping[str, Any], run: Run) -> None:
     """Save the blocks that are done."""
-    from apq_tvm.quantizers.calibration_file import write_arrays
-    from apq_tvm.quantizers.learned import to_arrays
+    from apq_tvm.quantizers.inputs.calibration_file import write_arrays
+    from apq_tvm.quantizers.learn.learned import to_arrays
 
     arrays, metadata = to_arrays(run.learned)
     write_arrays(path, arrays, {**metadata, "run": json.dumps(about), "done": str(run.done)})
@@ -158,8 +159,8 @@ def read_learning(path: Path, about: Mapping[str, Any]) -> tuple[Learned | None,
     BadInput
         The file is of another run or damaged.
     """
-    from apq_tvm.quantizers.calibration_file import read_arrays
-    from apq_tvm.quantizers.learned import from_arrays
+    from apq_tvm.quantizers.inputs.calibration_file import read_arrays
+    from apq_tvm.quantizers.learn.learned import from_arrays
 
     if not path.exists():
         return None, 0

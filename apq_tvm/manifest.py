@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from apq_tvm import formats
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.stored import storage
 from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, QuantizedModel, ScheduledModel
@@ -32,14 +34,14 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         "features": sorted(plan.profile.features),
         "onnx_sha256": plan.quantized.model.sha256,
         "stored": describe_stored(plan.quantized),
-        "layers": describe_layers(plan),
+        "layers": describe_layers(plan, scheduled[0]),
         "functions": [
-            {"name": name, "schedule": rule}
-            for name, rule in sorted(scheduled[0].schedules.items())
+            {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
+            for name, made in sorted(scheduled[0].schedules.items())
             if name not in scheduled[0].lowered.linears
         ],
     }
-    return {**described, **describe_variants(plan)}
+    return {**described, **describe_variants(plan, scheduled)}
 
 
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:
@@ -53,13 +55,19 @@ def describe_stored(quantized: QuantizedModel) -> dict[str, int]:
     }
 
 
-def describe_layers(plan: KernelPlan) -> list[dict[str, Any]]:
+def describe_layers(
+    plan: KernelPlan, scheduled: ScheduledModel | None = None
+) -> list[dict[str, Any]]:
     """``layers``: `describe_layer` of every layer that was planned."""
     nodes = {node.name: node for node in plan.quantized.model.nodes}
-    return [describe_layer(plan, nodes[name]) for name in plan.choices]
+    linears = scheduled.lowered.linears.values() if scheduled else ()
+    decided = {(made.kernel.name, made.choice.spec): made.choice.decisions for made in linears}
+    return [describe_layer(plan, nodes[name], decided) for name in plan.choices]
 
 
-def describe_variants(plan: KernelPlan) -> dict[str, Any]:
+def describe_variants(
+    plan: KernelPlan, scheduled: Sequence[ScheduledModel] = ()
+) -> dict[str, Any]:
     """``variants`` of a library for several devices; nothing for one."""
     if not plan.variants:
         return {}
@@ -67,14 +75,16 @@ def describe_variants(plan: KernelPlan) -> dict[str, Any]:
         {
             "target": variant.profile.name,
             "features": sorted(variant.profile.features),
-            "layers": describe_layers(variant),
+            "layers": describe_layers(variant, made),
         }
-        for variant in plan.variants
+        for variant, made in zip_longest(plan.variants, scheduled)
     ]
     return {"variants": variants}
 
 
-def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
+def describe_layer(
+    plan: KernelPlan, node: Node, decided: Mapping[tuple[str, LinearSpec], Mapping[str, Any]]
+) -> dict[str, Any]:
     """One entry of ``layers``: format, size and kernels of one layer.
 
     Parameters
@@ -82,17 +92,20 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
     plan : KernelPlan
     node : Node
         An ``apq.Linear`` or ``apq.Embedding``.
+    decided : mapping
+        (kernel, problem) → its decisions; empty before anything is scheduled.
 
     Returns
     -------
     dict
         Keys ``name, op, n, k, scheme, details, epilogue, bits_per_weight, bytes, layout, kernels,
         rejected`` and ``note``. `bytes` counts codes, scales, zeros and tables without the layout's
-        padding; ``bits`` of a kernel is the width it is for, 0 where there is no choice.
+        padding; ``bits`` of a kernel is the width it is for, 0 where there is no choice;
+        ``decisions`` what was decided for it.
     """
     quantized = plan.quantized
     choices = plan.choices[node.name]
-    is_linear = node.op == "apq.Linear"
+    spec = linear_spec(quantized, node) if node.op == "apq.Linear" else None
     weight = quantized.model.weights[node.inputs[WEIGHT_INPUT[node.op]]]
     tensor = quantized.tensors.get(quantized.layers.get(node.name, ""))
     n, k = weight.shape
@@ -104,7 +117,7 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
         "k": k,
         "scheme": str(tensor.scheme) if tensor else "float",
         "details": dict(formats.details(tensor)) if tensor else {},
-        "epilogue": "+".join(epilogue(linear_spec(quantized, node))) if is_linear else "",
+        "epilogue": "+".join(epilogue(spec)) if spec else "",
         "bits_per_weight": round(nbytes * 8 / weight.size, 4),
         "bytes": nbytes,
         "layout": choices[0].layout,
@@ -114,7 +127,7 @@ def describe_layer(plan: KernelPlan, node: Node) -> dict[str, Any]:
                 "m_min": c.m_min,
                 "m_max": c.m_max,
                 "kernel": c.kernel,
-                "schedule": "default",
+                "decisions": dict(decided.get((c.kernel, spec), {})) if spec else {},
             }
             for c in choices
         ],

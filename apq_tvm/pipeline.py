@@ -11,8 +11,8 @@ from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import AnyPath, CompiledModule, KernelPlan, ScheduledModel, Scheme
 
 if TYPE_CHECKING:
-    from apq_tvm.codegen.toolchain import Toolchain
-    from apq_tvm.ops.linear_spec import LinearSpec
+    from apq_tvm.codegen.build.toolchain import Toolchain
+    from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.quantizers.guided import Guidance
     from apq_tvm.schedules.decide import Decide
 
@@ -113,12 +113,13 @@ def compile(
         `apq_tvm.Guidance`: a calibration file, how codes are chosen by it, a budget of bits per
         weight to meet.
     triple : str
-        System to compile for, by default GNU/Linux: ``"aarch64-linux-android24"``.
+        System to compile for, ``"aarch64-linux-android24"`` or ``"x86_64-linux-musl"``, by default
+        GNU/Linux; the C compiler must have its C library.
     layout : str
-        Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm_layouts`).
+        Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm.layouts`).
     cc, sysroot : str
         C compiler for `target`, where the one found by itself will not do, and the folder of the
-        target's headers and libraries (`apq_tvm.codegen.toolchain`).
+        target's headers and libraries (`apq_tvm.codegen.build.toolchain`).
     progress : Progress, optional
 
     Returns
@@ -130,8 +131,8 @@ def compile(
     ApqError
         Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
     """
-    from apq_tvm.codegen.package import check_name, check_output
-    from apq_tvm.codegen.toolchain import find_toolchain
+    from apq_tvm.codegen.build.toolchain import find_toolchain
+    from apq_tvm.codegen.package.folder import check_name, check_output
     from apq_tvm.schedules.devices import find_profile
 
     stopwatch = _Stopwatch()
@@ -140,7 +141,7 @@ def compile(
     check_output(output, force)
     # A missing compiler is said before the work, not after it.
     mtriple = str(find_profile(target, triple, layout).target["mtriple"])
-    tools = find_toolchain(mtriple, cc, sysroot)
+    tools = find_toolchain(mtriple, cc, sysroot, exact=bool(triple))
     chosen = plan(
         model,
         target=target,
@@ -203,7 +204,7 @@ def _schedule(chosen: KernelPlan, progress: Progress, stopwatch: _Stopwatch) -> 
     with progress.stage("lower"):
         lowered = lower(packed, by_name(linear_kernels(chosen.profile)), default_decisions)
     stopwatch.lap("lower")
-    scheduled = schedule(lowered, default_decisions, progress)
+    scheduled = schedule(lowered, progress)
     stopwatch.lap("schedule")
     return scheduled
 

@@ -1,7 +1,7 @@
 """How long work tells its user where it stands, without knowing how that is shown.
 
-Stages get a `Progress` and call it; the command line shows bars (`apq_tvm.console`), the Python API
-is `Silent` unless given another.
+Stages get a `Progress` and call it; the command line shows bars (`apq_tvm.cli.console`), the Python
+API is `Silent` unless given another.
 """
 
 from __future__ import annotations

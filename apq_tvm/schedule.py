@@ -1,52 +1,54 @@
-"""``schedule``: every PrimFunc gets a schedule, and its name is kept for ``inspect``."""
+"""``schedule``: every PrimFunc gets a schedule; what was decided is kept for the manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from apq_tvm.progress import Progress
-from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.lets import spill_lets
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.types import LoweredModel, ScheduledModel
+from apq_tvm.schedules.decide import Defaults, Recording
+from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rules import schedule_function, schedule_preparation
+from apq_tvm.types import LoweredModel, Scheduled, ScheduledModel
 
 
-def schedule(
-    lowered: LoweredModel, decide: Callable[[str, Any], Any], progress: Progress
-) -> ScheduledModel:
+def schedule(lowered: LoweredModel, progress: Progress) -> ScheduledModel:
     """Schedule every PrimFunc of the module.
 
     Parameters
     ----------
     lowered : LoweredModel
-    decide : callable
-        ``(kernel name, LinearSpec) -> Decide``; must answer as it did for `lower`.
     progress : Progress
 
     Returns
     -------
     ScheduledModel
     """
-    profile = lowered.packed.plan.profile
-    target = tvm.target.Target(dict(profile.target))
+    target = tvm.target.Target(dict(lowered.packed.plan.profile.target))
     funcs = [(gv, f) for gv, f in lowered.mod.functions.items() if isinstance(f, tirx.PrimFunc)]
     mod = tvm.IRModule(dict(lowered.mod.functions))
-    names: dict[str, str] = {}
+    made: dict[str, Scheduled] = {}
     with progress.stage("schedule", len(funcs)), target:
         for gv, func in funcs:
-            linear = lowered.linears.get(gv.name_hint)
-            if linear is not None:
-                sch = s_tir.Schedule(func)
-                name = linear.kernel.name
-                linear.kernel.schedule(sch, linear.spec, profile, decide(name, linear.spec))
-                scheduled = sch.mod["main"]
-            else:
-                scheduled, name = schedule_function(func, profile, Defaults())
+            scheduled, made[gv.name_hint] = _schedule(lowered, gv.name_hint, func)
             mod.update_func(gv, spill_lets(scheduled))
-            names[gv.name_hint] = name
             progress.advance(gv.name_hint)
-    return ScheduledModel(lowered, mod, names)
+    return ScheduledModel(lowered, mod, made)
+
+
+def _schedule(lowered: LoweredModel, name: str, func: Any) -> tuple[Any, Scheduled]:
+    """One function as the module holds it (names of its own), scheduled."""
+    linear = lowered.linears.get(name)
+    if linear is not None:
+        sch = tvm.s_tir.Schedule(func)
+        linear.kernel.schedule(sch, linear.choice)
+        return sch.mod["main"], Scheduled(linear.kernel.name, linear.choice.decisions)
+    profile, decide = lowered.packed.plan.profile, Recording(Defaults())
+    preparation = lowered.preparations.get(name)
+    if preparation is not None:
+        scheduled, rule = schedule_preparation(preparation, func, profile, decide)
+    else:
+        scheduled, rule = schedule_function(func, profile, decide)
+    return scheduled, Scheduled(rule, decide.taken)

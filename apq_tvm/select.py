@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from apq_tvm import formats
 from apq_tvm.codegen.layouts import embedding_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.types import DeviceProfile, KernelChoice, KernelPlan, Node, QuantizedModel
 
 if TYPE_CHECKING:
-    from apq_tvm.schedules.linear_kernel import LinearKernel
+    from apq_tvm.schedules.linear.kernel import LinearKernel
 
 
 def linear_spec(quantized: QuantizedModel, node: Node) -> LinearSpec:

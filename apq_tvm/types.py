@@ -1,7 +1,8 @@
 """The types that travel between stages: frozen dataclasses over numpy, free of tvm, onnx and torch.
 
 ``ImportedModel`` → ``QuantizedModel`` → ``KernelPlan`` → ``PackedModel`` → ``LoweredModel`` →
-``ScheduledModel`` → ``CompiledModule``. Each carries what the next stage needs (README, "Stages").
+``ScheduledModel`` → ``CompiledModule``. Each carries what the next stage needs: see
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -305,7 +306,7 @@ class DeviceProfile:
         most preferred first. The profile's own facts are then those of the last, which all have.
     interleaving : str
         Layout of integer weights where the user asked for one, rows x bytes, such as ``"4x8"``
-        (`apq_tvm.schedules.arm_layouts`); ``""`` leaves it to what was measured.
+        (`apq_tvm.schedules.arm.layouts`); ``""`` leaves it to what was measured.
     """
 
     name: str
@@ -427,7 +428,9 @@ class LoweredModel:
     variants : mapping of str to tuple of Variant
         PrimFunc name in a Relax call → what runs instead, ordered by width, then by `m_max`.
     linears : mapping of str to LinearFunc
-        PrimFunc name → the kernel and problem it was made for (`apq_tvm.lower.linear`).
+        PrimFunc name → the kernel it is of and what was decided (`apq_tvm.lower.linear`).
+    preparations : mapping of str to Preparation
+        PrimFunc name → what kernels want done to x (`apq_tvm.schedules.linear.kernel`).
     """
 
     packed: PackedModel
@@ -435,6 +438,15 @@ class LoweredModel:
     params: Mapping[str, Array]
     variants: Mapping[str, tuple[Variant, ...]]
     linears: Mapping[str, Any]
+    preparations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """How one PrimFunc came to its schedule: the rule's or kernel's name, and what was decided."""
+
+    rule: str
+    decisions: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -445,13 +457,13 @@ class ScheduledModel:
     ----------
     lowered : LoweredModel
     mod : tvm.IRModule
-    schedules : mapping of str to str
-        PrimFunc name → which rule scheduled it and from where (``"default"`` or a log).
+    schedules : mapping of str to Scheduled
+        By PrimFunc name.
     """
 
     lowered: LoweredModel
     mod: Any
-    schedules: Mapping[str, str]
+    schedules: Mapping[str, Scheduled]
 
 
 @dataclass(frozen=True)

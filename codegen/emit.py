@@ -13,11 +13,13 @@ from typing import Any
 import tvm
 
 from apq_tvm import __version__
-from apq_tvm.codegen.graph import Graph, total_weight_bytes
-from apq_tvm.codegen.graph_c import Device, WeightsFile, graph_source, tables_source
-from apq_tvm.codegen.kernels import build_kernels, cpu_flags
-from apq_tvm.codegen.library import check_kernels, compile_sources, link_library
-from apq_tvm.codegen.package import (
+from apq_tvm.codegen.build.kernels import build_kernels, cpu_flags
+from apq_tvm.codegen.build.library import check_kernels, compile_sources, link_library
+from apq_tvm.codegen.build.toolchain import Toolchain, find_toolchain
+from apq_tvm.codegen.graph.c_source import Device, WeightsFile, graph_source, tables_source
+from apq_tvm.codegen.graph.plain import Graph, total_weight_bytes
+from apq_tvm.codegen.graph.read_relax import prepare, read_graph
+from apq_tvm.codegen.package.folder import (
     MANIFEST_FORMAT,
     RUNTIME,
     check_name,
@@ -28,9 +30,7 @@ from apq_tvm.codegen.package import (
     template_values,
     write_package,
 )
-from apq_tvm.codegen.read_relax import prepare, read_graph
-from apq_tvm.codegen.toolchain import Toolchain, find_toolchain
-from apq_tvm.codegen.weights import write_weights
+from apq_tvm.codegen.package.weights import write_weights
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import Array, CompiledModule, DeviceProfile, ScheduledModel
 
@@ -54,8 +54,8 @@ def emit(
     scheduled : ScheduledModel
         ``mod`` holds Relax ``main`` at the level of ``call_tir`` and every kernel. Attributes read:
         ``tir_var_upper_bound`` of ``main`` (symbol name → largest value), and of a PrimFunc
-        ``apq.work`` (`apq_tvm.codegen.work`), ``apq.layer``, ``apq.ids_arg``, ``apq.id_rows``
-        (`apq_tvm.codegen.read_relax`).
+        ``apq.work`` (`apq_tvm.codegen.graph.work`), ``apq.layer``, ``apq.ids_arg``, ``apq.id_rows``
+        (`apq_tvm.codegen.graph.read_relax`).
     output : Path
         The folder; its name is the module's name.
     manifest_extra : mapping
@@ -81,14 +81,15 @@ def emit(
     BuildError
         TVM or the C compiler failed, or there is none.
     OutputExists, OutputFailed
-        See `apq_tvm.codegen.package`; the old output is intact.
+        See `apq_tvm.codegen.package.folder`; the old output is intact.
     """
     progress = progress or Silent()
     started = time.perf_counter()
     name = check_name(output)
     check_output(output, force)
     models = (scheduled, *alternatives)
-    tools = tools or find_toolchain(str(_profile(scheduled).target.get("mtriple", "")))
+    triple = str(_profile(scheduled).target.get("mtriple", ""))
+    tools = tools or find_toolchain(triple, exact=False)
     with (
         progress.stage("emit", len(STEPS)),
         staged(output, force) as folder,
@@ -111,16 +112,16 @@ def emit(
             sources.append(work / f"graph_{part.device.number}.c")
             source = graph_source(name, __version__, part.graph, mine, part.device)
             sources[-1].write_text(source)
-        compiled = compile_sources(tools, [*sources, *sorted(RUNTIME.glob("*.c"))], work)
-        kernels = [path for part in parts for path in part.build(work)]
-        check_kernels(tools, kernels)
-        progress.advance("library")
-        link_library(tools, name, [*compiled(), *kernels], work, folder)
+        sources += sorted(RUNTIME.glob("*/*.c"))
+        with compile_sources(tools, sources, work) as compiled:
+            kernels = [path for part in parts for path in part.build(work)]
+            check_kernels(tools, kernels)
+            progress.advance("library")
+            link_library(tools, name, [*compiled(), *kernels], work, folder)
         progress.advance("package")
         write_package(folder, name, values)
         manifest = {
             **_manifest(name, parts, weights, merged, _profile(scheduled), tools),
-            "schedules": dict(scheduled.schedules),
             **manifest_extra,
         }
         seconds = round(time.perf_counter() - started, 3)
@@ -203,6 +204,7 @@ def _manifest(
             "system": tools.system,
             "machine": tools.arch,
             "triple": tools.machine,
+            "libc": tools.libc,
             "cpu_flags": list(parts[-1].device.cpu_flags),
             "devices": {p.device.target: list(p.device.cpu_flags) for p in parts},
             "threads": "OpenMP, looked up at run time; one thread without it",

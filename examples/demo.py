@@ -20,7 +20,7 @@ import sentences
 
 import apq_tvm
 from apq_tvm.bench.model import bench_model
-from apq_tvm.console import Bars, megabytes, print_table
+from apq_tvm.cli.console import Bars, megabytes, print_table
 from apq_tvm.evaluate import evaluate
 from apq_tvm.extras import require
 from apq_tvm.inspect import bits_line, inspect

@@ -1,4 +1,4 @@
-"""The schemes of the README's SmolLM2 table on two sentence encoders, fp32 to begin with.
+"""The schemes of SmolLM2's table in docs/accuracy.md on two sentence encoders, fp32 to begin with.
 
 It shows which of SmolLM2's gaps are that model's own, whose weights come from a 4-bit file. Printed
 is the relative error of sentence embeddings against float32 on ``sentences.json``, mean pooled, for
@@ -29,7 +29,7 @@ import sentences
 import smollm2_text
 
 from apq_tvm.calibrate import calibrate
-from apq_tvm.console import Bars
+from apq_tvm.cli.console import Bars
 from apq_tvm.errors import ApqError
 from apq_tvm.evaluation.results import Results, run_key, write_text
 from apq_tvm.evaluation.schemes import SchemeEvaluator

@@ -21,7 +21,7 @@ import numpy as np
 import smollm2
 import smollm2_text
 
-from apq_tvm.console import Bars
+from apq_tvm.cli.console import Bars
 from apq_tvm.errors import ApqError
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.results import Results, run_key, write_text
@@ -41,8 +41,8 @@ SCHEMES = (
     "mixed24", "W2*A8g128", "W2*A8", "bcq2g128", "bcq3g128", "bcq4g128",
     "cb2", "cb3", "cb4", "nl4", "W2s", "W3s",
 )  # fmt: skip
-"""What the README lists. ``SCHEME:METHOD`` chooses codes by another method, with --calibration;
-``SCHEME:learned`` takes what ``apq-tvm calibrate --learn`` left in that file."""
+"""Rounded without calibration. ``SCHEME:METHOD`` chooses codes by another method, with
+--calibration; ``SCHEME:learned`` takes what ``apq-tvm calibrate --learn`` left in that file."""
 
 CALIBRATED = ("W3A8:gptq", "W3A8g128:gptq", "W4A8g128:gptq", "W4A8g128:awq", "W8A8:smoothquant",
               "mixed24:gptq")  # fmt: skip

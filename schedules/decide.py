@@ -22,14 +22,38 @@ class Decide(Protocol):
 
 
 class Defaults:
-    """Always the first choice; `taken` records what was asked and answered."""
-
-    def __init__(self) -> None:
-        self.taken: dict[str, object] = {}
+    """Always the first choice."""
 
     def __call__(self, name: str, choices: Sequence[T]) -> T:
-        self.taken[name] = choices[0]
         return choices[0]
+
+
+class Recording:
+    """Passes questions on; a name is asked once, and both sides are kept.
+
+    Parameters
+    ----------
+    decide : Decide
+        Who answers.
+
+    Attributes
+    ----------
+    taken : dict of str to object
+        The answers.
+    alternatives : dict of str to tuple
+        What they were chosen from.
+    """
+
+    def __init__(self, decide: Decide) -> None:
+        self._decide = decide
+        self.taken: dict[str, object] = {}
+        self.alternatives: dict[str, tuple[object, ...]] = {}
+
+    def __call__(self, name: str, choices: Sequence[T]) -> T:
+        assert name not in self.taken, f"{name} is asked twice"
+        choice = self._decide(name, choices)
+        self.taken[name], self.alternatives[name] = choice, tuple(choices)
+        return choice
 
 
 class Random:

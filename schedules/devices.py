@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from apq_tvm.errors import BadTarget
-from apq_tvm.schedules import arm, x86
+from apq_tvm.schedules.arm import profiles as arm
+from apq_tvm.schedules.x86 import profiles as x86
 from apq_tvm.types import DeviceProfile
 
 if TYPE_CHECKING:
-    from apq_tvm.schedules.linear_kernel import LinearKernel
+    from apq_tvm.schedules.linear.kernel import LinearKernel
 
 PROFILES: tuple[DeviceProfile, ...] = (*x86.PROFILES, *arm.PROFILES, arm.AUTO)
 
@@ -29,7 +31,7 @@ def find_profile(name: str = "host", triple: str = "", layout: str = "") -> Devi
         To compile for another system of the same architecture: ``"aarch64-linux-android24"``.
     layout : str
         Of integer weights on 64-bit Arm: ``"4x4"``, ``"4x8"`` or ``"8x8"``, by default the one that
-        was measured to be fastest (`apq_tvm.schedules.arm_layouts`).
+        was measured to be fastest (`apq_tvm.schedules.arm.layouts`).
 
     Raises
     ------
@@ -45,10 +47,10 @@ def find_profile(name: str = "host", triple: str = "", layout: str = "") -> Devi
     arch, _, system = triple.partition("-")
     if arch != profile.arch:
         raise BadTarget(f"--triple {triple} is not of {profile.name}, which is {profile.arch}")
-    if "linux" not in system.split("-"):
+    if not re.fullmatch(r"(\w+-)?linux(-gnu|-musl|-android\d*)?", system):
         raise BadTarget(
             f"--triple {triple}: modules are for Linux and Android, such as "
-            f"{arch}-linux-gnu or {arch}-linux-android24"
+            f"{arch}-linux-gnu, {arch}-linux-musl or {arch}-linux-android24"
         )
     return _with_triple(profile, triple)
 

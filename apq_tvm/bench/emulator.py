@@ -13,8 +13,8 @@ import numpy as np
 from apq_tvm.bench.clib import TYPE_CODES
 from apq_tvm.bench.trace import INSTALL as INSTALL
 from apq_tvm.bench.trace import Symbol, Trace, functions, run, symbols, trace
-from apq_tvm.codegen.kernels import build_kernels
-from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.codegen.build.kernels import build_kernels
+from apq_tvm.codegen.package.folder import COMMON
 from apq_tvm.errors import BuildError
 from apq_tvm.types import Array, DeviceProfile
 
@@ -57,7 +57,7 @@ class Program:
         self._command = [*emulator(profile.arch, cpu), str(self.path)]
         source = Path(__file__).with_suffix(".c")
         command = [
-            COMPILERS[profile.arch], "-O1", "-static", f"-I{RUNTIME}", f"-DKERNEL=__tvm_ffi_{name}",
+            COMPILERS[profile.arch], "-O1", "-static", f"-I{COMMON}", f"-DKERNEL=__tvm_ffi_{name}",
             str(source), *map(str, objects), "-lm", "-o", str(self.path),
         ]  # fmt: skip
         run(command)

@@ -47,7 +47,7 @@ def bench_static(
     target : str
         A 64-bit Arm device.
     layout : str
-        Of integer weights, if not the device's own (`apq_tvm.schedules.arm_layouts`).
+        Of integer weights, if not the device's own (`apq_tvm.schedules.arm.layouts`).
     against : sequence of str
         ``FILE[:symbol]``: libraries of ggml whose products are judged beside ours.
     keep : str or path, optional

@@ -19,7 +19,7 @@ from apq_tvm.types import Array, DeviceProfile, KernelChoice
 
 if TYPE_CHECKING:
     from apq_tvm.bench.emulator import Program
-    from apq_tvm.schedules.linear_kernel import LinearKernel
+    from apq_tvm.schedules.linear.kernel import Preparation
 
 SVE_VECTORS = {"neoverse-v1": 2}
 """Length of an SVE vector of a core in 16 bytes, where it is not 1."""
@@ -98,6 +98,7 @@ class StaticLayer:
         from apq_tvm.bench.rivals import relative_error
         from apq_tvm.schedules.decide import Defaults
         from apq_tvm.schedules.devices import linear_kernels
+        from apq_tvm.schedules.graph.lets import spill_lets
         from apq_tvm.select import by_name
 
         spec, profile = self._spec, self._profile
@@ -105,33 +106,25 @@ class StaticLayer:
         x = np.random.default_rng(m).standard_normal((m, spec.k)).astype(np.float32)
         operands: list[Array] = [x]
         prepared = None
-        preparation = kernel.prepare(spec, profile, Defaults())
+        choice = kernel.choose(spec, profile, Defaults())
+        preparation = kernel.prepare(choice)
         if preparation is not None:
             weights = [self._packed[array] for array in preparation.weights]
             operands = outputs(preparation.func, 1 + len(weights), m)
-            program = self._program(preparation.key, lambda: self._prepare(preparation.func))
+            program = self._program(preparation.key, lambda: self._prepare(preparation))
             prepared = self._cost(program, [x, *weights], operands)
-        program = self._program(name, lambda: self._schedule(kernel))
+        program = self._program(name, lambda: spill_lets(kernel.scheduled(choice)))
         y = np.zeros((m, spec.n), np.float32)
         cost = self._cost(program, [*operands, *self._packed.values()], [y])
         return cost, prepared, relative_error(y, x, self._dense(bits))[0]
 
-    def _prepare(self, func: Any) -> Any:
+    def _prepare(self, preparation: Preparation) -> Any:
         from apq_tvm.schedules.decide import Defaults
-        from apq_tvm.schedules.lets import spill_lets
-        from apq_tvm.schedules.rules import schedule_function
+        from apq_tvm.schedules.graph.lets import spill_lets
+        from apq_tvm.schedules.graph.rules import schedule_preparation
 
-        return spill_lets(schedule_function(func, self._profile, Defaults())[0])
-
-    def _schedule(self, kernel: LinearKernel) -> Any:
-        import tvm
-
-        from apq_tvm.schedules.decide import Defaults
-        from apq_tvm.schedules.lets import spill_lets
-
-        sch = tvm.s_tir.Schedule(kernel.func(self._spec, self._profile, Defaults()))
-        kernel.schedule(sch, self._spec, self._profile, Defaults())
-        return spill_lets(sch.mod["main"])
+        func = preparation.func
+        return spill_lets(schedule_preparation(preparation, func, self._profile, Defaults())[0])
 
     def _dense(self, bits: int) -> NDArray[np.float64]:
         """What the codes mean."""
@@ -166,7 +159,7 @@ def outputs(func: Any, inputs: int, m: int) -> list[Array]:
     """
     from tvm import sym, tirx
 
-    from apq_tvm.schedules.exprs import substitute
+    from apq_tvm.schedules.graph.exprs import substitute
 
     rows, simplify = func.params[0].shape[0], sym.Analyzer().simplify
     made = []

@@ -69,9 +69,9 @@ class SchemeEvaluator:
         self.calls = read_calls(inputs, model.inputs, rows, language)
         self.file: Any = None
         if calibration is not None:
-            from apq_tvm.calibrate import read_calibration
+            from apq_tvm.quantizers.inputs.calibration_file import load
 
-            self.file = read_calibration(calibration, model)
+            self.file = load(calibration, model)
         plain = Simulation(QuantizedModel(model, {}, {}))
         names = [spec.name for spec in model.outputs]
         self.reference = Reference(self.calls, plain.run, names, keep)
@@ -175,6 +175,6 @@ def _mean(values: list[float]) -> float | None:
 
 def _learned(file: Any) -> Any:
     """What a calibration file holds of ``apq-tvm calibrate --learn``; None if nothing."""
-    from apq_tvm.quantizers.learned import from_arrays
+    from apq_tvm.quantizers.learn.learned import from_arrays
 
     return from_arrays(file.extra, file.notes)

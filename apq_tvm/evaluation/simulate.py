@@ -24,7 +24,7 @@ from apq_tvm.types import (
 Tensor = Any  # torch is imported inside functions
 
 TINY = 2.0**-100
-"""Largest magnitudes below this count as zero, as in `apq_tvm.ops.quantize_activations`."""
+"""Largest magnitudes below this count as zero, as in `apq_tvm.ops.activations.quantize`."""
 
 
 def width(tensor: QuantizedTensor, bits: int) -> int:
@@ -118,7 +118,7 @@ class Simulation:
     """
 
     def __init__(self, quantized: QuantizedModel, bits: int = 0, activations: bool = True) -> None:
-        from apq_tvm.quantizers.torch_graph import TorchGraph
+        from apq_tvm.quantizers.torch.graph import TorchGraph
 
         self.graph = TorchGraph(decoded_model(quantized, bits))
         self.schemes = {

@@ -74,7 +74,7 @@ def lower(
         mod = import_graph(model, converters, params, hidden, variables, symbols)
         linears.finish()
         mod = _fuse(mod)
-    return LoweredModel(packed, mod, params, linears.variants, linears.funcs)
+    return LoweredModel(packed, mod, params, linears.variants, linears.funcs, linears.preparations)
 
 
 def _params(packed: PackedModel) -> tuple[dict[str, Array], dict[str, dict[str, str]]]:

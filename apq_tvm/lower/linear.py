@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from tvm import relax
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.exprs import substitute
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.graph.exprs import substitute
 from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.decide import Decide
-    from apq_tvm.schedules.linear_kernel import LinearKernel, Preparation
+    from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LinearFunc:
     """What the schedule stage needs to know of one linear PrimFunc."""
 
     kernel: LinearKernel
-    spec: LinearSpec
+    choice: Choice
     params: tuple[Any, ...] = ()
 
 
@@ -50,6 +50,8 @@ class LinearLowering:
     ----------
     funcs : dict of str to LinearFunc
         By PrimFunc name.
+    preparations : dict of str to Preparation
+        By PrimFunc name.
     variants : dict of str to tuple of Variant
         As in `LoweredModel.variants`.
     """
@@ -67,7 +69,7 @@ class LinearLowering:
         self._param_vars = param_vars
         self._entry: dict[tuple[LinearSpec, str], _Entry] = {}
         self._prepared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self._preparations: dict[str, Preparation] = {}
+        self.preparations: dict[str, Preparation] = {}
         self._needed: dict[str, set[tuple[int, int]]] = {}
         self._vars: dict[str, relax.GlobalVar] = {}
         self.funcs: dict[str, LinearFunc] = {}
@@ -124,16 +126,16 @@ class LinearLowering:
 
     def _add_kernel(self, bb: relax.BlockBuilder, choice: KernelChoice, spec: LinearSpec) -> _Made:
         kernel = self._kernels[choice.kernel]
-        decide = self._decide(kernel.name, spec)
         name = f"{kernel.name}_{spec_suffix(spec)}"
         if name not in self.funcs:
-            func = kernel.func(spec, self._plan.profile, decide)
+            decided = kernel.choose(spec, self._plan.profile, self._decide(kernel.name, spec))
+            func = kernel.func(decided)
             # A global symbol keeps variants, which no Relax call names, from dead code elimination.
             self._vars[name] = bb.add_func(func.with_attr("global_symbol", name), name)
-            self.funcs[name] = LinearFunc(kernel, spec, tuple(func.params))
-        preparation = kernel.prepare(spec, self._plan.profile, decide)
+            self.funcs[name] = LinearFunc(kernel, decided, tuple(func.params))
+        preparation = kernel.prepare(self.funcs[name].choice)
         if preparation is not None:
-            preparation = self._preparations.setdefault(preparation.key, preparation)
+            preparation = self.preparations.setdefault(preparation.key, preparation)
             self._needed.setdefault(preparation.key, set()).add((choice.m_min, choice.m_max))
         return _Made(choice, name, self.funcs[name].params, preparation)
 

@@ -18,12 +18,12 @@ from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.formats import details
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.ops.batch_matmul import batch_matmul
-from apq_tvm.ops.elementwise import gelu
-from apq_tvm.ops.embedding import embedding
-from apq_tvm.ops.layernorm import layernorm
-from apq_tvm.ops.scan import cumsum
-from apq_tvm.ops.softmax import softmax
+from apq_tvm.ops.graph.batch_matmul import batch_matmul
+from apq_tvm.ops.graph.elementwise import gelu
+from apq_tvm.ops.graph.embedding import embedding
+from apq_tvm.ops.graph.layernorm import layernorm
+from apq_tvm.ops.graph.scan import cumsum
+from apq_tvm.ops.graph.softmax import softmax
 from apq_tvm.types import ImportedModel, Node, PackedModel
 
 

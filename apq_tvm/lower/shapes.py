@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.onnx_import.dims import evaluate
-from apq_tvm.ops.append_cache import append_cache
+from apq_tvm.ops.graph.append_cache import append_cache
 from apq_tvm.types import Node
 
 OPAQUE = 8

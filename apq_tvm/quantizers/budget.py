@@ -22,7 +22,7 @@ from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats import embedding_scheme, parse_scheme
 from apq_tvm.formats.families import dequantize, nbytes
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.error_feedback import damage
+from apq_tvm.quantizers.feedback.error_feedback import damage
 from apq_tvm.quantizers.registry import prepare, quantize_tensor
 from apq_tvm.quantizers.stored import Stored
 from apq_tvm.types import Calibration, ImportedModel, LayerStats, QuantizedTensor, Scheme

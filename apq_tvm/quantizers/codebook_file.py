@@ -16,8 +16,8 @@ from apq_tvm.errors import ApqError, BadInput, BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.codebook import NAME, check_codebooks, codebook_count
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.calibration_file import read_arrays, write_arrays
-from apq_tvm.quantizers.codebook_learn import learn
+from apq_tvm.quantizers.families.codebook_learn import learn
+from apq_tvm.quantizers.inputs.calibration_file import read_arrays, write_arrays
 from apq_tvm.types import AnyPath, ImportedModel, Scheme
 
 VERSION = "1"

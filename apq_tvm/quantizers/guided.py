@@ -17,9 +17,9 @@ from apq_tvm.quantizers.budget import (
     sample_rows,
     stored_bits,
 )
-from apq_tvm.quantizers.calibration_file import load
 from apq_tvm.quantizers.codebook_file import load_codebooks
-from apq_tvm.quantizers.learned import Learned, from_arrays
+from apq_tvm.quantizers.inputs.calibration_file import load
+from apq_tvm.quantizers.learn.learned import Learned, from_arrays
 from apq_tvm.quantizers.plan import planned_layers, quantize, scheme_of_layers
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.quantizers.stored import Stored, float_weights

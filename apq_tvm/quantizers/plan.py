@@ -15,8 +15,8 @@ from apq_tvm.nearest import nearest
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import Method
 from apq_tvm.quantizers.codebook_file import Books, codebooks_for
-from apq_tvm.quantizers.learned import Learned
-from apq_tvm.quantizers.registry import QUANTIZERS, prepare
+from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.registry import prepare, quantizer_of
 from apq_tvm.types import (
     WEIGHT_INPUT,
     Calibration,
@@ -218,7 +218,7 @@ def _prepare(
     """What the layers of one scheme share, such as codebooks."""
     if codebooks is not None and scheme.family == codebook.NAME:
         return codebooks_for(codebooks, scheme)
-    if QUANTIZERS[scheme.family].prepare is None:
+    if quantizer_of(scheme).prepare is None:
         return None
     names = dict.fromkeys(
         layer.weight for layer in layers if layer.scheme == scheme and not layer.kept

@@ -24,7 +24,7 @@ from apq_tvm.codegen.layouts.spans import SpanLayout
 from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.errors import PackError
-from apq_tvm.tensorize.unit import UNIT_K
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.types import Scheme
 
 __all__ = [
@@ -111,7 +111,10 @@ def default_layout(scheme: Scheme | None, details: Details, vector_bytes: int) -
         found = layout.choose(scheme, details, vector_bytes)
         if found is not None:
             return found
-    raise PackError(f"no layout holds {scheme or 'float32'} weights")
+    raise PackError(
+        f"no layout holds {scheme or 'float32'} weights; their family needs one among "
+        "apq_tvm.codegen.layouts.LAYOUTS"
+    )
 
 
 def embedding_layout(scheme: Scheme) -> InterleavedLayout:

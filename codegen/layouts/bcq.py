@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.formats import bcq
-from apq_tvm.tensorize.lut_unit import BYTE_ROWS, UNIT_K, LutUnit
+from apq_tvm.tensorize.meaning.binary_codes import BYTE_ROWS, UNIT_K, LutUnit
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 ROWS = (8, 16, BYTE_ROWS)
@@ -133,15 +133,13 @@ class BcqLayout(GroupedRows):
         Raises
         ------
         PackError
-            If the scheme does not fit the layout.
-        BadScheme
-            If the tensor's arrays do not fit its scheme.
+            If the tensor does not fit its scheme or the scheme does not fit the layout.
         """
         scheme = tensor.scheme
         mine = ("bcq", self.bits, self.group_size)
         if (scheme.family, scheme.bits, scheme.group_size) != mine:
             raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
-        bcq.check(tensor, name)
+        check_tensor(tensor, name)
         n, k = tensor.codes.shape
         codes = np.zeros((self.row_blocks(n) * self.rows, self.padded_k(k)), np.uint8)
         codes[:n, :k] = tensor.codes

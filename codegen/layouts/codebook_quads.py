@@ -1,8 +1,8 @@
 """The layout ``cb{bits}c4g16r4q64`` for vectors of 16 bytes: four codebooks, quads of 64 k.
 
-``codes`` [NB, Q, 32 * bits] of quads (`apq_tvm.tensorize.lookup_books` draws them), ``scales``
-float16 [NB, S, 4], ``subs`` [NB, S, 32], ``index`` [NB, S, 16]: byte ``4 (q % 4) + r`` has the
-codebooks of the four groups of row r, quad q; ``table`` uint8 as in
+``codes`` [NB, Q, 32 * bits] of quads (`apq_tvm.tensorize.meaning.codebook_quads` draws them),
+``scales`` float16 [NB, S, 4], ``subs`` [NB, S, 32], ``index`` [NB, S, 16]: byte ``4 (q % 4) + r``
+has the codebooks of the four groups of row r, quad q; ``table`` uint8 as in
 `apq_tvm.codegen.layouts.codebook`. K is padded to whole quads, the arrays by span to whole spans.
 """
 
@@ -16,13 +16,13 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.codegen.layouts.spans import Arrays, Expr
-from apq_tvm.errors import BadScheme, PackError
+from apq_tvm.errors import PackError
 from apq_tvm.formats import codebook
-from apq_tvm.tensorize import lookup_books as books
+from apq_tvm.tensorize.meaning import codebook_quads as books
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 Bytes = NDArray[np.uint8]
@@ -92,14 +92,9 @@ class CodebookQuads(CodebookLayout):
         PackError
             If the tensor does not fit its scheme or the scheme does not fit the layout.
         """
-        from apq_tvm.formats import check_tensor
-
         if self.choose(tensor.scheme, (), 16) != self:
             raise PackError(f"{name}: layout {self.name} cannot hold scheme {tensor.scheme}")
-        try:
-            check_tensor(tensor, name)
-        except BadScheme as reason:
-            raise PackError(str(reason)) from None
+        check_tensor(tensor, name)
         k, spans = tensor.codes.shape[1], self.spans(tensor.codes.shape[1])
         table = tensor.tables["codebooks"].astype(np.int16).ravel() + self.offset
         arrays: dict[str, Array] = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apq_tvm.tensorize.unit import UNIT_K
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.types import Array
 
 

@@ -22,9 +22,9 @@ row r, k = 8o + i. So 16 bytes are 2 rows x 8 k, an operand of smmla; all else i
 
 ``W{bits}r4k4s`` has the top bit of every byte inverted. sdot takes its bytes signed: of a raw byte
 it then multiplies ``byte - 128``, so that the topmost part of a field needs no unpacking at all
-(`apq_tvm.tensorize.arm_fold`); an arithmetic shift right gives it centred. ``W{bits}r4k4t`` too has
+(`apq_tvm.tensorize.arm.fold`); an arithmetic shift right gives it centred. ``W{bits}r4k4t`` too has
 it inverted, and has no fields: most codes of 3, 5, 6 and 7 bits lie whole in the top bits of a byte
-(`apq_tvm.tensorize.whole_codes`).
+(`apq_tvm.tensorize.meaning.whole_codes`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from apq_tvm.codegen.layouts.checks import check_array, check_packed
 from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
-from apq_tvm.tensorize.unit import UNIT_K, Unit, centred_code, decode
-from apq_tvm.tensorize.whole_codes import WIDTHS, pieces
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, centred_code, decode
+from apq_tvm.tensorize.meaning.whole_codes import WIDTHS, pieces
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 ROWS = (1, 4, 8, 16)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.formats.mixed import GROUP
-from apq_tvm.tensorize.mixed_unit import SUB_MASKS, SUB_SHIFTS, TRIPLE, ZERO_SHIFTS, words_at
+from apq_tvm.tensorize.meaning.mixed import SUB_MASKS, SUB_SHIFTS, TRIPLE, ZERO_SHIFTS, words_at
 from apq_tvm.types import Array
 
 VECTORS = 4

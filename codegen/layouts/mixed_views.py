@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.formats.mixed import SUPER
-from apq_tvm.tensorize.mixed_unit import TRIPLE, triple_word, words_at
+from apq_tvm.tensorize.meaning.mixed import TRIPLE, triple_word, words_at
 
 Expr = Any  # tvm is untyped
 Arrays = Mapping[str, Any]

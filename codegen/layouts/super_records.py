@@ -1,7 +1,7 @@
 """The layout ``W{bits}sr{R}c64`` of uniform super-blocks: one stream of records a row block.
 
-``records`` uint8 [NB, bytes] (`apq_tvm.tensorize.super_records` draws them). Columns past K have
-sub-scale and minimum 0.
+``records`` uint8 [NB, bytes] (`apq_tvm.tensorize.meaning.super_records` draws them). Columns past K
+have sub-scale and minimum 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.codegen.layouts.spans import Arrays, Expr
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.formats.superblock import GROUP, NAME, SUPER
-from apq_tvm.tensorize.super_records import CHUNK, GROUPS, Records, high_bit
+from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUPS, Records, high_bit
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 Bytes = NDArray[np.uint8]

@@ -12,8 +12,8 @@ from typing import Any
 from tvm import te, tirx
 
 from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
-from apq_tvm.tensorize.unit import UNIT_K, decode
-from apq_tvm.tensorize.whole_codes import pieces
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K, decode
+from apq_tvm.tensorize.meaning.whole_codes import pieces
 
 
 def pack_functions(layout: InterleavedLayout, n: int, k: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ of the model. ``run`` may be called from several threads at once; each call has 
 Every error has the name of the offending tensor in it::
 
     ModuleError
-    ├── LoadError          the library cannot be loaded
+    ├── LoadError          the library cannot be loaded; an ImportError
     │   ├── WrongMachine     it was compiled for another system or for CPU features this one lacks
     │   └── BadWeights       weights.safetensors is missing, truncated, altered or of another build
     ├── InputError         an input is missing, unknown, or of the wrong type, rank, shape or value
@@ -67,8 +67,11 @@ class ModuleError(Exception):
     """Base of every error of a compiled module."""
 
 
-class LoadError(ModuleError):
-    """The library cannot be loaded."""
+class LoadError(ModuleError, ImportError):
+    """The library cannot be loaded: what ``import`` of the package raises."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, name=__name__, path=__file__)
 
 
 class WrongMachine(LoadError):
@@ -142,6 +145,16 @@ def _system() -> str:
     return "android" if hasattr(sys, "getandroidapilevel") else sys.platform
 
 
+def _libc() -> str:
+    """This Python's C library, as triples call it."""
+    if _system() == "android":
+        return "android"
+    try:
+        return "gnu" if os.confstr("CS_GNU_LIBC_VERSION") else "musl"
+    except (OSError, ValueError):
+        return "musl"
+
+
 class _Library:
     """The loaded library, its open handle, and contexts that no call is using."""
 
@@ -157,10 +170,16 @@ class _Library:
         path = folder / f"lib{self.name}.so"
         try:
             self.c = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise LoadError(f"{path} cannot be loaded: {error}") from error
-        for function in ("last_error", "target", "version"):
-            self._function(function).restype = ctypes.c_char_p
+            for function in ("last_error", "target", "version"):
+                self._function(function).restype = ctypes.c_char_p
+        except (OSError, AttributeError) as error:  # no library, or another module's
+            text = f"{path} cannot be loaded: {error}"
+            if info["libc"] != _libc():
+                raise WrongMachine(
+                    f"{text}; it is linked with the C library {info['libc']}, and this Python with "
+                    f"{_libc()}: compile the model with --triple {here[1]}-linux-{_libc()}"
+                ) from error
+            raise LoadError(text) from error
         self.run_c = self._function("run_bits")
         self.shape_c = self._function("output_shape")
         self.handle = ctypes.c_void_p()
@@ -201,6 +220,9 @@ def _read_manifest() -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
+    needed = {"inputs", "outputs", "library", "precisions"}
+    if not isinstance(loaded, dict) or not needed <= loaded.keys():
+        raise LoadError(f"{path} is not a compiled module's; copy or compile the module again")
     return loaded
 
 
@@ -287,7 +309,7 @@ def set_precision(bits: int, layers: str | None = None) -> None:
             least, most = ranges[name]
             raise InputError(f"bits={bits}: layer '{name}' has {least} to {most}")
     for name in chosen:
-        _library.check(_library.call("set_precision", name.encode(), ctypes.c_int32(bits)))
+        _library.check(_library.call("set_precision", _c_text(name), ctypes.c_int32(bits)))
 
 
 def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
@@ -305,7 +327,12 @@ def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
 
 def precisions() -> dict[str, int]:
     """Bits at present of every layer whose bits can be chosen."""
-    return {name: _library.call("precision", name.encode()) for name in manifest["precisions"]}
+    return {name: _library.call("precision", _c_text(name)) for name in manifest["precisions"]}
+
+
+def _c_text(name: str) -> bytes:
+    """A name as the library spells it: a NUL would end it."""
+    return name.encode().replace(b"\0", b"\xc0\x80")
 
 
 def verify() -> None:

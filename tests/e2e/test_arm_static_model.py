@@ -15,7 +15,7 @@ import apq_tvm
 from apq_tvm.bench.static_mca import find_analyser
 from apq_tvm.bench.static_module import RUNTIME, bench_static_module
 from apq_tvm.bench.trace import INSTALL, QEMU
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 from apq_tvm.errors import ApqError, BadInput, BadTarget
 
 

@@ -1,4 +1,4 @@
-"""The demo model through the command line: size, accuracy and ranking that the README promises."""
+"""The demo model through the command line: size, accuracy and ranking that docs/accuracy.md has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMISES = [
 
 
 def apq(*words: object, cwd: Path) -> dict[str, object]:
-    command = [sys.executable, "-c", "from apq_tvm.cli import main; main()", *map(str, words)]
+    command = [sys.executable, "-c", "from apq_tvm.cli.main import main; main()", *map(str, words)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, "--json"], capture_output=True, text=True, env=env, cwd=cwd, timeout=600

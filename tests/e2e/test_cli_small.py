@@ -21,7 +21,7 @@ WIDTH = 64
 
 def apq(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``apq-tvm`` in a process of its own."""
-    command = [sys.executable, "-c", "from apq_tvm.cli import main; main()", *map(str, words)]
+    command = [sys.executable, "-c", "from apq_tvm.cli.main import main; main()", *map(str, words)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=600)
 
@@ -206,13 +206,55 @@ def test_errors_name_the_culprit(words: tuple[str, ...], message: str, folder: P
     assert not (folder / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("number", "step", "exit_code"),
+    [(signal.SIGTERM, "link_library", 143), (signal.SIGHUP, "write_package", 129)],
+)
+def test_a_signal_leaves_nothing_behind(
+    folder: Path, tmp_path: Path, number: signal.Signals, step: str, exit_code: int
+) -> None:
+    """Neither beside the output nor in the folder of temporary files.
+
+    It comes twice, as from ``timeout``; the second one must not stop the cleaning up.
+    """
+    code = f"""
+import os, signal
+from apq_tvm.codegen import emit, package
+signal.signal({number:d}, signal.SIG_DFL)  # a test in the background may hand on that it is ignored
+plain, remove = emit.{step}, package.shutil.rmtree
+def stop(*given, **options):
+    os.kill(os.getpid(), {number:d})
+    return plain(*given, **options)
+def again(*given, **options):
+    os.kill(os.getpid(), {number:d})
+    return remove(*given, **options)
+emit.{step}, package.shutil.rmtree = stop, again
+from apq_tvm.cli import main
+main()
+"""
+    temporary, made = tmp_path / "tmp", tmp_path / "made"
+    temporary.mkdir()
+    words = ("compile", str(folder / "small.onnx"), "-o", str(made / "module"), "--json")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        timeout=600,
+    )
+    assert done.returncode == exit_code, done.stderr
+    assert done.stderr.endswith(f"{number.name}; what was there before is untouched\n")
+    assert done.stdout == ""
+    assert list(temporary.iterdir()) == [] and list(made.iterdir()) == []
+
+
 def test_interrupt_leaves_the_old_output(folder: Path) -> None:
     report("compile", "small.onnx", "-o", "kept", "--scheme", "W8A8", cwd=folder)
     before = sorted(folder.rglob("*"))
     manifest = (folder / "kept" / "manifest.json").read_bytes()
     # A test run in the background hands on that interrupts are ignored.
     heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code = heeded + "from apq_tvm.cli import main; main()"
+    code = heeded + "from apq_tvm.cli.main import main; main()"
     words = ("compile", "small.onnx", "-o", "kept", "--scheme", "W4A8", "--force")
     with subprocess.Popen(
         [sys.executable, "-c", code, *words],

@@ -13,12 +13,12 @@ from linear_cases import RELATIVE_ERROR
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.formats import dequantize, parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
-from apq_tvm.schedules.arm_codebook import LOOKUP_KERNELS
+from apq_tvm.schedules.arm.codebook import LOOKUP_KERNELS
 from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 
@@ -37,8 +37,8 @@ def scheme_of(name: str) -> Scheme:
 
 def record(name: str, m_tile: int, instruction: str = "sdot") -> LinearKernel:
     family = scheme_of(name).family
-    wanted = f"{family}_A8_{instruction}_r4m{m_tile}"
-    return next(k for k in LOOKUP_KERNELS if k.name == wanted)
+    wanted = family, instruction, m_tile
+    return next(k for k in LOOKUP_KERNELS if (k.family, k.instruction.name, k.m_tile) == wanted)
 
 
 @cache
@@ -64,9 +64,9 @@ class Layer:
         self.layout: Any = kernel.layout(self.spec, profile)
         self._packed = list(self.layout.pack(tensor).arrays.values())
         self._weight = dequantize(tensor).astype(np.float64)
-        preparation = kernel.prepare(self.spec, profile, Defaults())
+        preparation = kernel.prepare(kernel.choose(self.spec, profile, Defaults()))
         assert preparation is not None
-        prepare, _ = schedule_function(preparation.func, profile, Defaults())
+        prepare, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
         folders = [folder / name for name in ("prepare", "multiply")]
         for each in folders:
             each.mkdir(parents=True)

@@ -16,10 +16,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tir"))
 from linear_cases import Case
 
 from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL, Program
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile
 
 _CC, _QEMU = COMPILERS["aarch64"], EMULATORS["aarch64"]
@@ -42,8 +42,8 @@ def scheduled(
     """The kernel's PrimFunc for a layer; `NotApplicable` if it declines."""
     decide = decide or Defaults()
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, decide)
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+    kernel.schedule(sch, kernel.choose(spec, profile, decide))
     return sch.mod["main"]
 
 

@@ -8,10 +8,10 @@ import pytest
 import tvm
 
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS
+from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS
 
 ROWS = 8
 
@@ -21,8 +21,8 @@ def assembly(name: str, target: str) -> str:
     kernel = next(k for k in ANYPREC_KERNELS if k.name == name)
     profile = find_profile(target)
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
-    kernel.schedule(sch, spec, profile, Defaults())
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
+    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
     built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
     return str(built.inspect_source("asm"))
 

@@ -13,10 +13,10 @@ from test_anyprec import RELATIVE_ERROR, SHAPES, integer_weights, quantized, ran
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import details, parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_anyprec import ANYPREC_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.anyprec import ANYPREC_KERNELS
 from apq_tvm.schedules.devices import find_profile, linear_kernels
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import QuantizedTensor
 
 ROWS = 8

@@ -14,12 +14,12 @@ from test_arm_anyprec import TARGETS, record
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import details, parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_decoded import DECODED_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.decoded import DECODED_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.tensorize.planes import QUAD
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.tensorize.meaning.planes import QUAD
 from apq_tvm.types import QuantizedTensor
 
 Array = Any
@@ -98,9 +98,10 @@ def test_preparation(tmp_path: Path) -> None:
     profile, group, k = find_profile("graviton2"), 64, 80
     scheme = parse_scheme(f"anyprec1-8A8g{group}")
     spec = LinearSpec(8, k, scheme, details=(("channels", 1),))
-    preparation = record("gemv", 4, "sdot").prepare(spec, profile, Defaults())
+    kernel = record("gemv", 4, "sdot")
+    preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
     assert preparation is not None
-    func, _ = schedule_function(preparation.func, profile, Defaults())
+    func, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
     program = Program(func, profile, tmp_path)
     x = np.random.default_rng(0).normal(size=(3, k)).astype(np.float32)
     want = spread(x, group)

@@ -11,10 +11,10 @@ from balance_cases import Layer
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.formats.balance import balance_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_balance import ARM_BALANCE_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.balance import ARM_BALANCE_KERNELS
 from apq_tvm.schedules.devices import find_profile, linear_kernels
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile
 

@@ -13,14 +13,14 @@ from linear_cases import RELATIVE_ERROR, dequantized, quantized_weight
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_bitserial import AHEADS, ARM_BITSERIAL_KERNELS
-from apq_tvm.schedules.bitserial import bitserial_kernel
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.bitserial import AHEADS, ARM_BITSERIAL_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile, linear_kernels
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.bitserial import bitserial_kernel
 from apq_tvm.select import choose
-from apq_tvm.tensorize.arm_bitserial import UADDLP, UDOT, bitserial_intrinsic
+from apq_tvm.tensorize.arm.bitserial import UADDLP, UDOT, bitserial_intrinsic
 from apq_tvm.types import Scheme
 
 CASES = (
@@ -52,9 +52,9 @@ def test_kernels(
     scheme = Scheme(q, zeros, p, group > 0 and m_tile == 1, group)
     spec = LinearSpec(n, k, scheme)
     kernel = bitserial_kernel(isa, bitserial_intrinsic, q, m_tile, AHEADS)
-    preparation = kernel.prepare(spec, profile, Defaults())
+    preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
     assert preparation is not None
-    func, rule = schedule_function(preparation.func, profile, Defaults())
+    func, rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
     assert rule == "aarch64_quantize_planes"
     cpu = target if target in ("cortex-a53", "cortex-a72") else "max"
     folders = [tmp_path / name for name in ("planes", "kernel")]

@@ -9,7 +9,7 @@ import pytest
 from arm_lookup_cases import Layer, loop_of, quantized, record, scheme_of
 from arm_tools import assembly, count, needs_qemu, scheduled
 
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.types import QuantizedTensor
 

@@ -16,13 +16,13 @@ from test_anyprec import integer_weights, random_tensor
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, details, parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
-from apq_tvm.schedules.arm_decoded import DECODED_KERNELS
+from apq_tvm.schedules.arm.decoded import DECODED_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import QuantizedTensor
 
 Array = Any
@@ -75,9 +75,9 @@ class Layer:
             rows = np.repeat(np.arange(n), np.diff(tables["row_start"]))
             self._outliers[rows, tables["columns"]] = tables["outliers"]
             self._weight -= self._outliers
-        preparation = kernel.prepare(self.spec, profile, Defaults())
+        preparation = kernel.prepare(kernel.choose(self.spec, profile, Defaults()))
         assert preparation is not None
-        prepare, _ = schedule_function(preparation.func, profile, Defaults())
+        prepare, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
         folders = [folder / name for name in ("prepare", "multiply")]
         for each in folders:
             each.mkdir(parents=True)

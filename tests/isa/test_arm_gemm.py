@@ -13,13 +13,13 @@ from linear_cases import quantized_activations
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.gemm_centred import MAGIC
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_gemm import ARM_GEMM_KERNELS, PAIRED_GEMM_KERNELS, prepare_rows
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.centred import MAGIC
+from apq_tvm.schedules.arm.gemm import ARM_GEMM_KERNELS, PAIRED_GEMM_KERNELS, prepare_rows
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.linear.kernel import LinearKernel
 
 Array = Any
 

@@ -12,14 +12,14 @@ from arm_tools import Program, needs_qemu
 from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_weight
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.folded_linear import chunk_units, fold_of
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_gemv import SDOT_KERNELS
+from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.gemv import SDOT_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.tensorize.fold import Fold
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.types import QuantizedTensor, Scheme
 
 Array = Any
@@ -37,11 +37,11 @@ class Layer:
         profile, decide = find_profile(target, layout="4x4"), Defaults()
         kernel = kernel_of(spec.scheme.bits, m_tile)
         kernel.check(spec, profile)
-        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-        kernel.schedule(sch, spec, profile, decide)
-        preparation = kernel.prepare(spec, profile, decide)
+        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+        kernel.schedule(sch, kernel.choose(spec, profile, decide))
+        preparation = kernel.prepare(kernel.choose(spec, profile, decide))
         assert preparation is not None
-        prepare, name = schedule_function(preparation.func, profile, decide)
+        prepare, name = schedule_preparation(preparation, preparation.func, profile, decide)
         assert name == "aarch64_fold_activations"
         for part in ("kernel", "prepare"):
             (folder / part).mkdir(parents=True)

@@ -7,8 +7,8 @@ import re
 import pytest
 from arm_tools import assembly, count, scheduled
 
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_gemv import SDOT_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.gemv import SDOT_KERNELS
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.types import Scheme
 

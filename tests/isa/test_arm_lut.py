@@ -16,12 +16,12 @@ from apq_tvm.codegen.layouts import default_layout
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_lut import ARM_LUT_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.lut import ARM_LUT_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile
 
 
@@ -111,9 +111,9 @@ def test_eight_operations_per_vector_of_keys(bits: int, target: str) -> None:
 def test_tables_are_rounded_without_conversions() -> None:
     profile = find_profile("graviton2")
     spec = LinearSpec(64, 512, bcq.scheme_of(2, 128))
-    preparation = kernel_of(2, 1).prepare(spec, profile, Defaults())
+    preparation = kernel_of(2, 1).prepare(kernel_of(2, 1).choose(spec, profile, Defaults()))
     assert preparation is not None
-    func, rule = schedule_function(preparation.func, profile, Defaults())
+    func, rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
     source = assembly(func, profile)
     assert rule == "aarch64_lut_tables" and isinstance(func, tvm.tirx.PrimFunc)
     assert count(source, "fcvt[a-z]+|frint[a-z]|fminnm") == 0

@@ -13,10 +13,10 @@ from mixed_cases import MixedCase
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_mixed import ARM_MIXED_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.mixed import ARM_MIXED_KERNELS
 from apq_tvm.schedules.devices import find_profile, linear_kernels
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile
 

@@ -11,12 +11,12 @@ import pytest
 from arm_tools import assembly, count, inner_loop, needs_qemu
 
 from apq_tvm.bench.emulator import Program
-from apq_tvm.ops.batch_matmul import batch_matmul
-from apq_tvm.ops.layernorm import layernorm
-from apq_tvm.ops.softmax import softmax
+from apq_tvm.ops.graph.batch_matmul import batch_matmul
+from apq_tvm.ops.graph.layernorm import layernorm
+from apq_tvm.ops.graph.softmax import softmax
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_function
 
 RNG = np.random.default_rng(0)
 QK = (("B", "S", 3, 8), ("B", "T", 3, 8), (0, 2, 1, 3), (0, 2, 3, 1), None)

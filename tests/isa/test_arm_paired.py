@@ -14,13 +14,13 @@ from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_wei
 from apq_tvm.bench.static_layer import outputs
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.paired_activations import activation_bytes
-from apq_tvm.schedules.arm_paired import PAIRED_KERNELS
+from apq_tvm.ops.activations.paired import activation_bytes
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.paired import PAIRED_KERNELS
 from apq_tvm.schedules.decide import Recorded
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.tensorize.fold import Fold
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.types import QuantizedTensor
 
 Array = Any
@@ -38,9 +38,9 @@ class Layer:
         layout = "8x8" if "r8" in name else "4x8"
         profile, decide = find_profile(I8MM, layout=layout), Recorded(choices)
         kernel.check(spec, profile)
-        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-        kernel.schedule(sch, spec, profile, decide)
-        preparation = kernel.prepare(spec, profile, decide)
+        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+        kernel.schedule(sch, kernel.choose(spec, profile, decide))
+        preparation = kernel.prepare(kernel.choose(spec, profile, decide))
         assert preparation is not None
         self.spec, self.layout, self._func = spec, kernel.layout(spec, profile), preparation.func
         self.m_tile = int(name[-1])
@@ -50,7 +50,7 @@ class Layer:
         for part in ("kernel", "prepare"):
             (folder / part).mkdir(parents=True)
         self._kernel = Program(sch.mod["main"], profile, folder / "kernel")
-        scheduled, _ = schedule_function(preparation.func, profile, decide)
+        scheduled, _ = schedule_preparation(preparation, preparation.func, profile, decide)
         self._prepare = Program(scheduled, profile, folder / "prepare")
 
     def run(self, x: Array, weight: QuantizedTensor, *extra: Array) -> tuple[Array, Array, Array]:

@@ -6,8 +6,8 @@ import pytest
 from arm_tools import assembly, count, inner_loop, scheduled
 
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_paired import PAIRED_KERNELS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.paired import PAIRED_KERNELS
 from apq_tvm.schedules.devices import find_profile
 
 CASES = (

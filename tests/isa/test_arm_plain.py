@@ -8,9 +8,9 @@ import pytest
 from arm_tools import ArmCase, needs_qemu
 
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.plain_linear import PLAIN_KERNELS
+from apq_tvm.schedules.linear.plain import PLAIN_KERNELS
 
 TARGETS = ("graviton2", "cortex-a53")
 

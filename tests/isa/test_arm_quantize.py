@@ -12,8 +12,8 @@ from arm_tools import assembly, count, needs_qemu
 from apq_tvm.bench.emulator import Program
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.quantize import quantize_func
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.linear.quantize import quantize_func
 
 
 def quantize(k: int, act: int, weight: int, target: str, bits: int = 8) -> Any:

@@ -18,10 +18,10 @@ from apq_tvm.bench.static import bench_static
 from apq_tvm.bench.static_ggml import call, find_products
 from apq_tvm.bench.static_mca import find_analyser
 from apq_tvm.bench.trace import INSTALL, QEMU, executed, functions, symbols, trace
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 from apq_tvm.errors import ApqError, BadInput
 from apq_tvm.formats import parse_scheme
-from apq_tvm.schedules import arm
+from apq_tvm.schedules.arm import profiles as arm
 
 pytestmark = [
     needs_cross,

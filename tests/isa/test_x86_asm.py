@@ -7,11 +7,11 @@ import re
 import pytest
 import tvm
 
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_gemv import GEMV_KERNELS
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.gemv import GEMV_KERNELS
 from apq_tvm.types import Scheme
 
 SPILLS = {
@@ -37,9 +37,8 @@ TARGETS = (
 def assembly(kernel: LinearKernel, target: str, scheme: Scheme) -> str:
     spec, profile = LinearSpec(512, 512, scheme), find_profile(target)
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
-    kernel.schedule(sch, spec, profile, Defaults())
-    built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
+    func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
+    built = tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))
     return str(built.inspect_source("asm"))
 
 

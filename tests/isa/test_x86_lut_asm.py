@@ -8,10 +8,10 @@ import pytest
 import tvm
 
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.x86_lut import LUT_KERNELS
+from apq_tvm.schedules.x86.lut import LUT_KERNELS
 
 LOOKUPS = (
     ("lut_bcq{}A8_pshufb_r32m1", "znver3", "vpshufb", "ymm", 8),
@@ -31,8 +31,8 @@ def test_lookups(
     acts, profile = 8 if "A8" in name else 32, find_profile(target)
     spec = LinearSpec(1024, 512, bcq.scheme_of(bits, 128, acts))
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
-    kernel.schedule(sch, spec, profile, Defaults())
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
+    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
     built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
     loop = max(
         re.split(r"(?m)^\.LBB", str(built.inspect_source("asm"))),

@@ -14,9 +14,9 @@ from lut_cases import compiled_here
 from apq_tvm.codegen.layouts import BalanceLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Recorded
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor
 
 
@@ -50,8 +50,8 @@ class Layer:
         except NotApplicable as reason:
             pytest.skip(f"{kernel.name}: {reason}")
         decide = Recorded(decisions or {})
-        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-        kernel.schedule(sch, spec, profile, decide)
+        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+        kernel.schedule(sch, kernel.choose(spec, profile, decide))
         self.kernel = compiled(sch.mod["main"], profile)
         self.spec = spec
         layout = kernel.layout(spec, profile)

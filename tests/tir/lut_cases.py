@@ -12,13 +12,14 @@ from linear_cases import ACTIVATIONS, aligned
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.lut_tables import span_width
+from apq_tvm.formats.arrays import group_count
+from apq_tvm.ops.activations.lut_tables import span_width
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.schedules.x86_lut import LUT_KERNELS
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.lut import LUT_KERNELS
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 Array = Any
@@ -30,7 +31,7 @@ SIGNS = (np.arange(16)[:, None] >> np.arange(4) & 1) * 2.0 - 1
 def weights(n: int, k: int, scheme: Scheme, seed: int = 0) -> QuantizedTensor:
     """Random codes, scales and offsets."""
     rng = np.random.default_rng(seed)
-    groups = bcq.groups_of(k, scheme.group_size)
+    groups = group_count(k, scheme.group_size)
     return QuantizedTensor(
         rng.integers(0, 1 << scheme.bits, (n, k), dtype=np.uint8),
         rng.uniform(0.001, 0.02, (n, groups, scheme.bits)).astype(np.float16),
@@ -102,12 +103,12 @@ class Case:
             kernel.check(spec, profile)
         except NotApplicable as reason:
             pytest.skip(f"{kernel.name}: {reason}")
-        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-        kernel.schedule(sch, spec, profile, decide)
+        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+        kernel.schedule(sch, kernel.choose(spec, profile, decide))
         self._kernel = compiled(sch.mod["main"], profile)
-        preparation = kernel.prepare(spec, profile, decide)
+        preparation = kernel.prepare(kernel.choose(spec, profile, decide))
         assert preparation is not None
-        func, self.rule = schedule_function(preparation.func, profile, Defaults())
+        func, self.rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
         self._tabulate = compiled(func, profile)
         self._outputs = list(preparation.func.params)[1:]
         self.spec, self.layout = spec, kernel.layout(spec, profile)

@@ -11,11 +11,11 @@ from lut_cases import compiled_here
 
 from apq_tvm.formats import dequantize
 from apq_tvm.formats.mixed import dense_part
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.mixed import mixed_layout, mixed_preparation
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.mixed import mixed_layout, mixed_preparation
 from apq_tvm.types import DeviceProfile, QuantizedTensor
 
 RELATIVE_ERROR = 3e-6
@@ -47,7 +47,7 @@ class MixedCase:
         self.most = (1 << (spec.scheme.act_bits - 1)) - 1
         preparation = mixed_preparation(spec, profile, Defaults())
         assert preparation is not None and preparation.weights == ("permutation",)
-        scheduled, name = schedule_function(preparation.func, profile, Defaults())
+        scheduled, name = schedule_preparation(preparation, preparation.func, profile, Defaults())
         assert name == f"{profile.arch}_mixed_activations"
         self.outputs = list(preparation.func.params)[2:]
         self.prepare = built(scheduled, profile)

@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 from apq_tvm.schedules.decide import Decide, Defaults
-from apq_tvm.schedules.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.types import DeviceProfile
 
 

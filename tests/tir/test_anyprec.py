@@ -15,12 +15,12 @@ from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, details, parse_scheme
 from apq_tvm.formats.anyprec import channels_of, integer_table, snap, table_name
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS, M_TILES
-from apq_tvm.tensorize.x86_planes import (
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, M_TILES
+from apq_tvm.tensorize.x86.planes import (
     INSTRUCTIONS,
     PlanesInstruction,
     planes_dot_intrinsic,
@@ -80,8 +80,8 @@ def profile_for(kernel: LinearKernel) -> DeviceProfile:
 
 def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile) -> Any:
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
-    kernel.schedule(sch, spec, profile, Defaults())
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
+    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
     return tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
 
 

@@ -11,14 +11,14 @@ from linear_cases import aligned
 from test_anyprec import compiled, integer_weights, profile_for, random_tensor, same_halves
 
 from apq_tvm.formats import details
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.schedules.x86_anyprec import ANYPREC_KERNELS, M_TILES
-from apq_tvm.tensorize.planes import QUAD
-from apq_tvm.tensorize.x86_planes import (
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, M_TILES
+from apq_tvm.tensorize.meaning.planes import QUAD
+from apq_tvm.tensorize.x86.planes import (
     INSTRUCTIONS,
     PlanesInstruction,
     planes_dot_intrinsic,
@@ -45,9 +45,9 @@ def prepared(
     """(xq, xs, xsum) of the kernel's own preparation, against what the scheme says."""
     scheme = spec.scheme
     assert scheme is not None
-    preparation = kernel.prepare(spec, profile, Defaults())
+    preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
     assert preparation is not None
-    func, _ = schedule_function(preparation.func, profile, Defaults())
+    func, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
     target = tvm.target.Target(dict(profile.target))
     run = tvm.tirx.build(func.with_attr("global_symbol", "main"), target=target)["main"]
     group = scheme.act_group

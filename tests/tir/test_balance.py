@@ -16,16 +16,16 @@ from apq_tvm.codegen.layouts import BalanceLayout, default_layout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize
 from apq_tvm.formats.balance import balance_scheme
-from apq_tvm.ops.decode_linear import decode_linear
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.decode import decode_linear
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.x86 import PROFILES, linear_kernels
-from apq_tvm.schedules.x86_balance import BALANCE_KERNELS
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.balance import BALANCE_KERNELS
+from apq_tvm.schedules.x86.profiles import PROFILES, linear_kernels
 from apq_tvm.select import choose
-from apq_tvm.tensorize.x86_balance import balance_intrinsic
-from apq_tvm.tensorize.x86_balance_codes import INSTRUCTIONS, digits_intrinsic
+from apq_tvm.tensorize.x86.balance import balance_intrinsic
+from apq_tvm.tensorize.x86.balance_codes import INSTRUCTIONS, digits_intrinsic
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
 GROUPS = (-1, 32, 64, 128)
@@ -160,8 +160,8 @@ def test_the_instructions_are_there(name: str, target: str, counts: dict[str, in
     kernel = next(k for k in BALANCE_KERNELS if k.name == name)
     profile, spec = find_profile(target), LinearSpec(96, 256, balance_scheme(8, 128))
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
-    kernel.schedule(sch, spec, profile, Defaults())
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
+    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
     built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
     source = str(built.inspect_source("asm"))
     for mnemonic, least in counts.items():

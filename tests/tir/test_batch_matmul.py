@@ -13,7 +13,7 @@ pytest.importorskip("tvm")
 from scheduled import AVX2, PROFILES, compiled, normal
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.batch_matmul import batch_matmul
+from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.schedules.decide import Random
 
 TOLERANCE = 1e-6  # per term of the sum, times its size

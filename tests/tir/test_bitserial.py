@@ -15,18 +15,18 @@ from scheduled import compiled
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.quantize_planes import quantize_planes
+from apq_tvm.ops.activations.planes import quantize_planes
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.quantize import quantize_func
-from apq_tvm.schedules.rules import schedule_function
-from apq_tvm.schedules.x86 import linear_kernels
-from apq_tvm.schedules.x86_bitserial import BITSERIAL_KERNELS, FASTER_UP_TO, FORCED_KERNELS
+from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.quantize import quantize_func
+from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS, FASTER_UP_TO, FORCED_KERNELS
+from apq_tvm.schedules.x86.profiles import linear_kernels
 from apq_tvm.select import choose
-from apq_tvm.tensorize.bitserial import term
-from apq_tvm.tensorize.x86_bitserial import INSTRUCTIONS, bitserial_intrinsic
+from apq_tvm.tensorize.meaning.bitserial import term
+from apq_tvm.tensorize.x86.bitserial import INSTRUCTIONS, bitserial_intrinsic
 from apq_tvm.types import DeviceProfile, Scheme
 
 RELATIVE_ERROR = 2e-6
@@ -53,13 +53,13 @@ class Layer:
         profile = profile_of(kernel)
         kernel.check(spec, profile)
         decide = Recorded(decisions or {})
-        sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-        kernel.schedule(sch, spec, profile, decide)
+        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+        kernel.schedule(sch, kernel.choose(spec, profile, decide))
         target = tvm.target.Target(dict(profile.target))
         self.kernel = tvm.tirx.build(sch.mod, target=target)["main"]
-        preparation = kernel.prepare(spec, profile, Defaults())
+        preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
         assert preparation is not None
-        func, _ = schedule_function(preparation.func, profile, Defaults())
+        func, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
         module = tvm.IRModule({"f": func.with_attr("global_symbol", "f")})
         self.prepare = tvm.tirx.build(module, target=target)["f"]
         self.outputs = list(preparation.func.params)[1:]
@@ -256,8 +256,8 @@ def test_what_it_cannot_compute_is_declined(scheme: Scheme, target: str, reason:
 
 def assembly(kernel: LinearKernel, target: str, scheme: Scheme) -> str:
     profile, spec = find_profile(target), LinearSpec(64, 512, scheme)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, Defaults()))
-    kernel.schedule(sch, spec, profile, Defaults())
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
+    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
     built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
     return str(built.inspect_source("asm"))
 

@@ -7,11 +7,11 @@ import tvm
 
 from apq_tvm.codegen.layouts import InterleavedLayout, default_layout
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.decode_linear import decode_linear
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.decode import decode_linear
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.generic_linear import GENERIC_KERNELS, schedule_decode
+from apq_tvm.schedules.linear.generic import GENERIC_KERNELS, schedule_decode
 from tests.tir.linear_cases import Case, build
 
 PAIRED = ("W4A32g32", "W3zA32g64", "W8A32", "W2zA32g16")

@@ -13,7 +13,7 @@ from scheduled import AVX2, PROFILES, compiled, normal
 
 from apq_tvm.codegen.layouts import default_layout, embedding_layout
 from apq_tvm.formats import dequantize, details, parse_scheme
-from apq_tvm.ops.embedding import embedding
+from apq_tvm.ops.graph.embedding import embedding
 from apq_tvm.schedules.decide import Random
 from apq_tvm.types import QuantizedTensor, Scheme
 

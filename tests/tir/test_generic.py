@@ -17,7 +17,7 @@ from tvm import relax, tirx  # noqa: E402
 from tvm.relax.frontend.onnx import from_onnx  # noqa: E402
 
 from apq_tvm.schedules.decide import Decide, Defaults, Random  # noqa: E402
-from apq_tvm.schedules.rules import schedule_function  # noqa: E402
+from apq_tvm.schedules.graph.rules import schedule_function  # noqa: E402
 
 TOLERANCE = 1e-6  # per value of size 1 and per term of a sum of up to 100
 SIZES = (

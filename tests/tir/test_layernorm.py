@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 
 from scheduled import AVX2, PROFILES, compiled, normal
 
-from apq_tvm.ops.layernorm import layernorm
+from apq_tvm.ops.graph.layernorm import layernorm
 from apq_tvm.schedules.decide import Random
 
 TOLERANCE = 5e-6  # relative to results of size 1 to 5

@@ -10,7 +10,7 @@ import tvm
 
 from apq_tvm.codegen.layouts import ROWS, InterleavedLayout
 from apq_tvm.codegen.layouts.tir import pack_functions, unpack_functions
-from apq_tvm.tensorize.whole_codes import WIDTHS
+from apq_tvm.tensorize.meaning.whole_codes import WIDTHS
 from apq_tvm.types import QuantizedTensor, Scheme
 
 SHAPES = ((1, 1), (7, 31), (8, 32), (17, 97))

@@ -11,7 +11,7 @@ tvm = pytest.importorskip("tvm")
 from tvm import te, tirx  # noqa: E402
 
 from apq_tvm.ops import math  # noqa: E402
-from apq_tvm.schedules.lets import spill_lets  # noqa: E402
+from apq_tvm.schedules.graph.lets import spill_lets  # noqa: E402
 
 
 def nested(value: Any) -> Any:

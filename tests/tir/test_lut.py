@@ -12,16 +12,16 @@ from tvm.s_tir import TensorIntrin
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.ops.lut_tables import table_error_bound
+from apq_tvm.ops.activations.lut_tables import table_error_bound
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Random
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.x86 import PROFILES, linear_kernels
-from apq_tvm.schedules.x86_lut import LUT_KERNELS
+from apq_tvm.schedules.x86.lut import LUT_KERNELS
+from apq_tvm.schedules.x86.profiles import PROFILES, linear_kernels
 from apq_tvm.select import choose
-from apq_tvm.tensorize.lut_dot import LutDot, LutInstruction, lut_intrinsic
-from apq_tvm.tensorize.lut_unit import LutUnit
-from apq_tvm.tensorize.x86_lut import INSTRUCTIONS
+from apq_tvm.tensorize.meaning.binary_codes import LutUnit
+from apq_tvm.tensorize.pairs.lut_dot import LutDot, LutInstruction, lut_intrinsic
+from apq_tvm.tensorize.x86.lut import INSTRUCTIONS
 
 NAMES = {
     "vpermb": "lut_bcq{}A8_vpermb_r16m{}",
@@ -215,6 +215,6 @@ def test_many_rows_with_float_tables_are_decoded() -> None:
             spec = LinearSpec(64, 64, bcq.scheme_of(3, 32, act_bits))
             plan = choose(spec, linear_kernels(), find_profile(target), "layer")
             last = plan[-1]
-            assert last.kernel.startswith("lut_" if act_bits == 8 else "gemm_decoded_")
+            assert last.kernel.startswith("lut_" if act_bits == 8 else "gemm_decodedA32_")
             assert all(choice.kernel.startswith("lut_") for choice in plan[:-1])
             assert act_bits == 8 or last.m_min == 32

@@ -12,14 +12,14 @@ from mixed_cases import MixedCase
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults, Random
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.generic_linear import GENERIC_KERNELS
-from apq_tvm.schedules.linear_kernel import LinearKernel
-from apq_tvm.schedules.mixed import M_TILES
-from apq_tvm.schedules.x86 import PROFILES, linear_kernels
-from apq_tvm.schedules.x86_mixed import MIXED_KERNELS
+from apq_tvm.schedules.linear.generic import GENERIC_KERNELS
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.mixed import M_TILES
+from apq_tvm.schedules.x86.mixed import MIXED_KERNELS
+from apq_tvm.schedules.x86.profiles import PROFILES, linear_kernels
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile
 
@@ -39,8 +39,8 @@ def profile_for(kernel: LinearKernel) -> DeviceProfile:
 
 def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, decide)
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+    kernel.schedule(sch, kernel.choose(spec, profile, decide))
     return compiled_here(sch.mod["main"], profile)
 
 
@@ -86,8 +86,8 @@ def test_random_decisions(end: str, seed: int) -> None:
     kernel = next(k for k in MIXED_KERNELS if k.name.endswith(end))
     profile, decide = profile_for(kernel), Random(seed)
     spec = LinearSpec(280, 256, parse_scheme(("mixed24", "mixed24r50")[seed & 1]))
-    sch = tvm.s_tir.Schedule(kernel.func(spec, profile, decide))
-    kernel.schedule(sch, spec, profile, _Replay(dict(decide.taken), decide))
+    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
+    kernel.schedule(sch, kernel.choose(spec, profile, _Replay(dict(decide.taken), decide)))
     MixedCase(spec, profile, seed).check(
         compiled_here(sch.mod["main"], profile), kernel.m_min + seed
     )

@@ -9,12 +9,11 @@ import pytest
 import tvm
 from gemm_cases import quantize_reference
 from scheduled import PROFILES
-from tvm import s_tir
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.quantize_activations import quantize_activations
+from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.schedules.decide import Decide, Defaults, Random
-from apq_tvm.schedules.quantize import quantize_func, schedule_quantize
+from apq_tvm.schedules.linear.quantize import quantize_func, schedule_quantize
 from apq_tvm.types import DeviceProfile
 
 GROUPS = [(32, 32), (-1, -1), (-1, 32), (16, 16), (-1, 16), (64, 64), (128, 128), (256, 256)]
@@ -25,9 +24,8 @@ def run(
 ) -> tuple[Any, Any, Any]:
     decide = decide or Defaults()
     func = quantize_func(x.shape[1], act, weight, profile, decide)
-    sch = s_tir.Schedule(func)
-    schedule_quantize(sch, profile, decide)
-    module = tvm.IRModule({"f": sch.mod["main"].with_attr("global_symbol", "f")})
+    func = schedule_quantize(func, profile, decide)
+    module = tvm.IRModule({"f": func.with_attr("global_symbol", "f")})
     kernel = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))["f"]
     m, k = x.shape
     step = max(32, weight)

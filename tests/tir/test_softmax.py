@@ -12,7 +12,7 @@ pytest.importorskip("tvm")
 from scheduled import AVX2, PROFILES, compiled, normal
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.softmax import softmax
+from apq_tvm.ops.graph.softmax import softmax
 from apq_tvm.schedules.decide import Random
 
 TOLERANCE = 5e-7  # of probabilities, which are at most 1

@@ -9,7 +9,7 @@ pytest.importorskip("tvm")
 
 from test_softmax import AVX2, TOLERANCE, compiled, reference
 
-from apq_tvm.ops.softmax import softmax
+from apq_tvm.ops.graph.softmax import softmax
 
 
 @pytest.mark.parametrize("columns", [1, 7, 8, 9, 33])

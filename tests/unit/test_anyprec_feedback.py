@@ -13,7 +13,7 @@ from apq_tvm.errors import BadScheme
 from apq_tvm.formats import check_tensor, dequantize, details, parse_scheme
 from apq_tvm.formats.anyprec import alone, channels_of, choose_channels, table_name
 from apq_tvm.quantizers import quantize_tensor
-from apq_tvm.quantizers.anyprec_feedback import (
+from apq_tvm.quantizers.feedback.anyprec import (
     DEPTH,
     WEIGHT,
     descend_widths,
@@ -22,8 +22,8 @@ from apq_tvm.quantizers.anyprec_feedback import (
     one_width,
     refit_widths,
 )
-from apq_tvm.quantizers.error_feedback import feedback_of
-from apq_tvm.quantizers.refit import row_errors
+from apq_tvm.quantizers.feedback.error_feedback import feedback_of
+from apq_tvm.quantizers.feedback.refit import row_errors
 from apq_tvm.types import QuantizedTensor, Scheme
 
 

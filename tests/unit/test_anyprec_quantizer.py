@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from apq_tvm.errors import BadScheme, UnsupportedModel
 from apq_tvm.formats import bits_per_weight, check_tensor, dequantize, parse_scheme
 from apq_tvm.quantizers import quantize_tensor
-from apq_tvm.quantizers.anyprec import WIDTH_WEIGHT
+from apq_tvm.quantizers.families.anyprec import WIDTH_WEIGHT
 from apq_tvm.types import LayerStats, Scheme
 
 

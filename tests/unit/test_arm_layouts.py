@@ -6,8 +6,8 @@ import pytest
 
 from apq_tvm.errors import BadTarget, NotApplicable
 from apq_tvm.formats import parse_scheme
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.arm_layouts import (
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.layouts import (
     INTERLEAVINGS,
     LOSS,
     PLAIN,

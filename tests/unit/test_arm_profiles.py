@@ -11,7 +11,7 @@ from tvm.target import codegen
 
 from apq_tvm.bench.linear import bench_linear
 from apq_tvm.errors import BadTarget
-from apq_tvm.schedules import arm
+from apq_tvm.schedules.arm import profiles as arm
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.types import DeviceProfile
 

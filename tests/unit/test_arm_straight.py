@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apq_tvm.tensorize.arm_straight import Straight, Value, together
+from apq_tvm.tensorize.arm.written.straight import Straight, Value, together
 
 Step = tuple[int, int, int]
 

@@ -15,7 +15,7 @@ from apq_tvm.bench.static_ggml import BLOCK, CODES, find_products, interleave, p
 from apq_tvm.bench.static_loops import Body, bodies, branch_target
 from apq_tvm.bench.static_mca import assembly, find_analyser
 from apq_tvm.bench.trace import Instruction, Trace
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 from apq_tvm.errors import ApqError, BadInput
 from apq_tvm.formats import parse_scheme
 from apq_tvm.schedules.devices import find_profile

@@ -14,8 +14,8 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import check_tensor, dequantize
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize_tensor
-from apq_tvm.quantizers.calibration_file import read
-from apq_tvm.quantizers.error_feedback import output_error
+from apq_tvm.quantizers.feedback.error_feedback import output_error
+from apq_tvm.quantizers.inputs.calibration_file import read
 from apq_tvm.types import LayerStats
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
@@ -45,7 +45,7 @@ def correlated(k: int, seed: int) -> LayerStats:
     "text", ["W3A8", "W3zA8g16", "nl4", "cb3", "W2*A8g32", "mixed24", "bcq2g32", "anyprec3-5"]
 )
 def test_codes_suit_the_new_statistics(text: str) -> None:
-    from apq_tvm.quantizers.block_feedback import codes_anew
+    from apq_tvm.quantizers.learn.block_feedback import codes_anew
 
     scheme = parse_scheme(text)
     assert scheme is not None
@@ -63,7 +63,7 @@ def test_codes_suit_the_new_statistics(text: str) -> None:
 
 
 def test_codes_that_are_better_already_stay() -> None:
-    from apq_tvm.quantizers.block_feedback import codes_anew
+    from apq_tvm.quantizers.learn.block_feedback import codes_anew
 
     scheme = parse_scheme("W4A8")
     assert scheme is not None
@@ -75,7 +75,7 @@ def test_codes_that_are_better_already_stay() -> None:
 
 
 def test_a_layer_without_input_is_named() -> None:
-    from apq_tvm.quantizers.block_feedback import codes_anew
+    from apq_tvm.quantizers.learn.block_feedback import codes_anew
 
     scheme = parse_scheme("W4A8")
     assert scheme is not None
@@ -88,9 +88,9 @@ def test_a_layer_without_input_is_named() -> None:
 
 def test_rows_weigh_as_in_calibration(files: tuple[Path, Path, Path]) -> None:
     from apq_tvm.progress import Silent
-    from apq_tvm.quantizers.block_feedback import row_weights
-    from apq_tvm.quantizers.calibrate import collect
-    from apq_tvm.quantizers.torch_graph import TorchGraph
+    from apq_tvm.quantizers.inputs.statistics import collect
+    from apq_tvm.quantizers.learn.block_feedback import row_weights
+    from apq_tvm.quantizers.torch.graph import TorchGraph
 
     model = import_onnx(files[0])
     calls = [{"input_ids": ids[None]} for ids in tiny_llama.ids(3, 16)]
@@ -109,9 +109,10 @@ def test_rows_weigh_as_in_calibration(files: tuple[Path, Path, Path]) -> None:
 def test_finetuning_after_feedback_resumes_as_if_not_interrupted(
     files: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from apq_tvm.quantizers import blockwise, quantize
-    from apq_tvm.quantizers.calibration_file import load
-    from apq_tvm.quantizers.learned import from_arrays
+    from apq_tvm.quantizers import quantize
+    from apq_tvm.quantizers.inputs.calibration_file import load
+    from apq_tvm.quantizers.learn import blockwise
+    from apq_tvm.quantizers.learn.learned import from_arrays
 
     finetune(files, "W3A8", tmp_path / "whole")
     plain, seen = blockwise.train, []
@@ -141,7 +142,7 @@ def test_finetuning_after_feedback_resumes_as_if_not_interrupted(
 
 
 def test_the_biases_make_good_the_new_mean_error() -> None:
-    from apq_tvm.quantizers.block_feedback import codes_anew
+    from apq_tvm.quantizers.learn.block_feedback import codes_anew
 
     scheme = parse_scheme("W3A8")
     assert scheme is not None

@@ -14,8 +14,8 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import FAMILIES, check_tensor, dequantize
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize, quantize_tensor
-from apq_tvm.quantizers.calibration_file import load, read
-from apq_tvm.quantizers.learned import Learned, from_arrays, to_arrays
+from apq_tvm.quantizers.inputs.calibration_file import load, read
+from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
 from apq_tvm.types import ImportedModel, QuantizedModel
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 
 def float_logits(model: ImportedModel, ids: np.ndarray) -> np.ndarray:
-    from apq_tvm.quantizers.torch_graph import TorchGraph
+    from apq_tvm.quantizers.torch.graph import TorchGraph
 
     with torch.no_grad():
         return np.asarray(TorchGraph(model).run({"input_ids": ids})["logits"].numpy())
@@ -36,9 +36,9 @@ def float_logits(model: ImportedModel, ids: np.ndarray) -> np.ndarray:
 
 def logits(quantized: QuantizedModel, ids: np.ndarray) -> np.ndarray:
     """Of the quantized model, activations rounded as at run time."""
-    from apq_tvm.quantizers.torch_graph import TorchGraph
-    from apq_tvm.quantizers.torch_ops import F
-    from apq_tvm.quantizers.torch_round import fake_activations
+    from apq_tvm.quantizers.torch.graph import TorchGraph
+    from apq_tvm.quantizers.torch.ops import F
+    from apq_tvm.quantizers.torch.round import fake_activations
 
     weights = {key: dequantize(tensor) for key, tensor in quantized.tensors.items()}
 
@@ -94,7 +94,7 @@ def test_learning_comes_closer_to_the_float_model(
 
 @pytest.mark.parametrize("family", [f.examples[0] for f in FAMILIES if f.name != "anyprec"])
 def test_decoders_mean_what_the_family_means(family: str) -> None:
-    from apq_tvm.quantizers.torch_decode import Decoder
+    from apq_tvm.quantizers.torch.decode import Decoder
 
     scheme = parse_scheme(family)
     assert scheme is not None
@@ -123,7 +123,7 @@ def test_decoders_mean_what_the_family_means(family: str) -> None:
 
 @pytest.mark.parametrize("text", ["W1A8g16", "W2A8", "W3zA8g32", "W4A8g32", "W8A8", "W2*A8g32"])
 def test_learned_rounding_starts_and_ends_as_the_format(text: str) -> None:
-    from apq_tvm.quantizers.torch_round import LearnedRounding
+    from apq_tvm.quantizers.torch.round import LearnedRounding
 
     scheme = parse_scheme(text)
     assert scheme is not None
@@ -143,7 +143,7 @@ def test_learned_rounding_starts_and_ends_as_the_format(text: str) -> None:
 
 def test_rounding_has_the_straight_through_gradient() -> None:
     """d(s * clamp(round(w / s)))/dw is 1 inside the range and 0 outside; by hand."""
-    from apq_tvm.quantizers.torch_round import through
+    from apq_tvm.quantizers.torch.round import through
 
     w = torch.tensor([0.2, 0.7, 9.0], requires_grad=True)
     value = through(w, torch.round(w)).clamp(-2, 2)
@@ -153,7 +153,7 @@ def test_rounding_has_the_straight_through_gradient() -> None:
 
 
 def test_activations_are_rounded_per_token_or_group() -> None:
-    from apq_tvm.quantizers.torch_round import fake_activations
+    from apq_tvm.quantizers.torch.round import fake_activations
 
     x = torch.tensor([[1.0, 0.5, 100.0, 3.0] + [0.0] * 14])
     token, group = parse_scheme("W4A8"), parse_scheme("W4A8g16")
@@ -171,7 +171,7 @@ def test_activations_are_rounded_per_token_or_group() -> None:
 def test_learning_resumes_after_an_interruption(
     files: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from apq_tvm.quantizers import blockwise
+    from apq_tvm.quantizers.learn import blockwise
 
     learned(files, "W3A8", "abq", "rtn", tmp_path / "whole")
     plain, seen = blockwise.train, []

@@ -212,7 +212,7 @@ def test_fisher_information_weighs_candidates(
     model = tiny_llama.load(tmp_path)
     calls = [{"input_ids": tiny_llama.ids(2, 16, seed)} for seed in range(2)]
     pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
-    from apq_tvm.quantizers.calibrate import collect, finish
+    from apq_tvm.quantizers.inputs.statistics import collect, finish
 
     calibration = finish(model, collect(model, calls, fisher=True))
     layers = {n.name: n.inputs[1] for n in model.nodes if n.op == "apq.Linear"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from apq_tvm.errors import BadInput, BadScheme, OutputExists
 from apq_tvm.formats.families import dequantize
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize
-from apq_tvm.quantizers.calibration_file import CalibrationFile, load, read
-from apq_tvm.quantizers.calibration_file import save as save_file
+from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, read
+from apq_tvm.quantizers.inputs.calibration_file import save as save_file
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
 
@@ -80,7 +81,7 @@ def test_statistics_by_hand(tmp_path: Path) -> None:
 
 def test_rows_are_weighed_by_gradients(llama: tuple[Path, Path], tmp_path: Path) -> None:
     """The last token of a sequence predicts nothing: its gradient, and so its weight, is 0."""
-    from apq_tvm.quantizers.calibrate import collect, finish
+    from apq_tvm.quantizers.inputs.statistics import collect, finish
 
     model = import_onnx(llama[0])
     ids = tiny_llama.ids(8, 16)
@@ -99,9 +100,9 @@ def test_rows_are_weighed_by_gradients(llama: tuple[Path, Path], tmp_path: Path)
 
 
 def test_fisher_is_the_squared_gradient(llama: tuple[Path, Path]) -> None:
-    from apq_tvm.quantizers.calibrate import collect, finish
-    from apq_tvm.quantizers.result_loss import next_token_loss
-    from apq_tvm.quantizers.torch_graph import TorchGraph
+    from apq_tvm.quantizers.inputs.statistics import collect, finish
+    from apq_tvm.quantizers.learn.result_loss import next_token_loss
+    from apq_tvm.quantizers.torch.graph import TorchGraph
 
     model = import_onnx(llama[0])
     ids = tiny_llama.ids(2, 40)
@@ -122,8 +123,8 @@ def test_fisher_is_the_squared_gradient(llama: tuple[Path, Path]) -> None:
 
 def test_tables_matter_as_much_as_their_rows_gradients(tmp_path: Path) -> None:
     """Per token, as layers do: one row of positions serves a whole batch."""
-    from apq_tvm.quantizers.calibrate import collect, finish
-    from apq_tvm.quantizers.result_loss import next_token_loss
+    from apq_tvm.quantizers.inputs.statistics import collect, finish
+    from apq_tvm.quantizers.learn.result_loss import next_token_loss
 
     words, places, w = rand(20, 8), rand(16, 8, seed=1), rand(8, 20, seed=2)
     nodes = [("Gather", "words input_ids", "word"), ("Gather", "places positions", "place"),
@@ -148,7 +149,7 @@ def test_tables_matter_as_much_as_their_rows_gradients(tmp_path: Path) -> None:
 
 
 def test_loss_ignores_padding() -> None:
-    from apq_tvm.quantizers.result_loss import next_token_loss
+    from apq_tvm.quantizers.learn.result_loss import next_token_loss
 
     logits = torch.randn(1, 4, 5)
     ids = torch.tensor([[1, 2, 3, 4]])
@@ -251,11 +252,27 @@ def test_nan_and_a_missing_loss_are_named(tmp_path: Path) -> None:
         run(model, data, tmp_path / "c")
 
 
-@pytest.mark.parametrize("weigh", [False, True])
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as in a command."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "weigh"),
+    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)],
+)
 def test_interrupted_runs_resume(
-    llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weigh: bool
+    llama: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    handled: None,
+    number: int,
+    weigh: bool,
 ) -> None:
-    from apq_tvm.quantizers import calibrate as work
+    from apq_tvm.quantizers.inputs import statistics as work
 
     run(*llama, tmp_path / "whole", rows=1, weigh=weigh)
     name = "_count_gradients" if weigh else "_count_inputs"
@@ -264,7 +281,7 @@ def test_interrupted_runs_resume(
     def interrupted(*given: Any) -> None:
         seen.append(1)
         if len(seen) == 5:  # in the middle of the fifth call, which must count once
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         plain(*given)
 
     monkeypatch.setattr(work, name, interrupted)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from tvm.script import tirx as T
 
-from apq_tvm.codegen.check_calls import check_call
-from apq_tvm.codegen.graph import Place, Tensor
+from apq_tvm.codegen.graph.check_calls import check_call
+from apq_tvm.codegen.graph.plain import Place, Tensor
 from apq_tvm.errors import BuildError
 
 

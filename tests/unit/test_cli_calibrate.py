@@ -10,7 +10,7 @@ import pytest
 import tiny_llama
 from typer.testing import CliRunner
 
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 
 pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
 

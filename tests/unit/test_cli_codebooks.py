@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 from apq_tvm.quantizers.codebook_file import load_codebooks
 from tests.onnx_models import build, save
 

@@ -11,14 +11,14 @@ from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats import dequantize, parse_scheme
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.progress import Silent
-from apq_tvm.quantizers.calibration_file import write_arrays
 from apq_tvm.quantizers.codebook_file import (
     codebooks_for,
     learn_codebooks,
     load_codebooks,
     save_codebooks,
 )
-from apq_tvm.quantizers.codebook_learn import learn
+from apq_tvm.quantizers.families.codebook_learn import learn
+from apq_tvm.quantizers.inputs.calibration_file import write_arrays
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import Scheme
 from tests.onnx_models import build, save

@@ -12,8 +12,8 @@ from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import check_tensor, dequantize
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize
-from apq_tvm.quantizers.calibration_file import load
-from apq_tvm.quantizers.learned import Learned, from_arrays
+from apq_tvm.quantizers.inputs.calibration_file import load
+from apq_tvm.quantizers.learn.learned import Learned, from_arrays
 from apq_tvm.types import ImportedModel, QuantizedModel
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
@@ -30,7 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps are taken here, so they are large."""
-    from apq_tvm.quantizers import distill
+    from apq_tvm.quantizers.learn import distill
 
     monkeypatch.setattr(distill, "RATE", 1e-2)
 
@@ -122,7 +122,7 @@ def test_tuning_follows_block_wise_learning(files: Files, tmp_path: Path) -> Non
 
 
 def test_tuning_resumes_after_an_epoch(files: Files) -> None:
-    from apq_tvm.quantizers.blockwise import Run, learn
+    from apq_tvm.quantizers.learn.blockwise import Run, learn
 
     model = import_onnx(files[0])
     calibration = load(files[2], model).calibration

@@ -14,8 +14,8 @@ import pytest
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from apq_tvm.codegen.c_expr import c_expr
-from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.codegen.graph.c_expr import c_expr
+from apq_tvm.codegen.package.folder import COMMON
 from apq_tvm.errors import UnsupportedModel
 
 BINARY: tuple[Callable[[Any, Any], Any], ...] = (
@@ -76,10 +76,10 @@ def test_c_agrees_with_tvm(tmp_path: Path) -> None:
         lines.append(f"int64_t e{i}(int64_t a, int64_t b) {{ return {text}; }}")
     source, library = tmp_path / "e.c", tmp_path / "e.so"
     source.write_text("\n".join(lines) + "\n")
-    files = [str(source), str(RUNTIME / "graph_support.c"), str(RUNTIME / "errors.c")]
+    files = [str(source), str(COMMON / "graph_support.c"), str(COMMON / "errors.c")]
     stub = tmp_path / "stub.c"
     stub.write_text('#include "apq_runtime.h"\nvoid apq_set_tasks(int32_t n) { (void)n; }\n')
-    command = ["cc", "-shared", "-fPIC", "-fwrapv", f"-I{RUNTIME}", *files, str(stub)]
+    command = ["cc", "-shared", "-fPIC", "-fwrapv", f"-I{COMMON}", *files, str(stub)]
     subprocess.run([*command, "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
     compared = 0
@@ -101,8 +101,8 @@ def test_division_by_zero_does_not_trap(tmp_path: Path) -> None:
         "int64_t z(int64_t a, int64_t b) { return apq_floordiv(a, b) + apq_floormod(a, b)\n"
         "    + apq_truncdiv(a, b) + apq_truncmod(a, b); }\n"
     )
-    files = [str(source), str(RUNTIME / "graph_support.c"), str(RUNTIME / "errors.c")]
-    command = ["cc", "-shared", "-fPIC", f"-I{RUNTIME}", *files, "-o", str(library)]
+    files = [str(source), str(COMMON / "graph_support.c"), str(COMMON / "errors.c")]
+    command = ["cc", "-shared", "-fPIC", f"-I{COMMON}", *files, "-o", str(library)]
     subprocess.run(command, check=True)
     z = ctypes.CDLL(str(library)).z
     z.restype, z.argtypes = ctypes.c_int64, [ctypes.c_int64] * 2

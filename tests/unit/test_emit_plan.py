@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apq_tvm.codegen.package import RUNTIME
+from apq_tvm.codegen.package.folder import COMMON
 
 ALIGNMENT = 64
 Buffer = tuple[int, int, int]  # first call, last call, bytes
@@ -19,7 +19,7 @@ Buffer = tuple[int, int, int]  # first call, last call, bytes
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("plan") / "plan.so"
-    source = str(RUNTIME / "plan.c")
+    source = str(COMMON / "plan.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", str(path)], check=True)
     loaded = ctypes.CDLL(str(path))
     loaded.apq_plan.restype = loaded.apq_live_bytes.restype = ctypes.c_size_t

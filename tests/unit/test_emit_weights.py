@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from apq_tvm.codegen.package import RUNTIME
-from apq_tvm.codegen.weights import _TYPES, ALIGNMENT, checksum, write_weights
+from apq_tvm.codegen.package.folder import COMMON
+from apq_tvm.codegen.package.weights import _TYPES, ALIGNMENT, checksum, write_weights
 
 
 @pytest.fixture(scope="module")
 def c_checksum(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("sum") / "sum.so"
-    files = [str(RUNTIME / f) for f in ("weights.c", "errors.c")]
+    files = [str(COMMON / f) for f in ("weights.c", "errors.c")]
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", *files, "-o", str(path)], check=True)
     function = ctypes.CDLL(str(path)).apq_checksum
     function.restype = ctypes.c_uint64

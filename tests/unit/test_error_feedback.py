@@ -13,8 +13,8 @@ from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import FAMILIES, check_tensor, dequantize
 from apq_tvm.quantizers import quantize_tensor
-from apq_tvm.quantizers.error_feedback import MAX_DAMPING, feedback_of, output_error, walk
-from apq_tvm.quantizers.gptq import feedback_codes, layer_feedback, quantize_fed_back
+from apq_tvm.quantizers.feedback.error_feedback import MAX_DAMPING, feedback_of, output_error, walk
+from apq_tvm.quantizers.feedback.gptq import feedback_codes, layer_feedback, quantize_fed_back
 from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
 
 ONES = np.ones(48, np.float32)

@@ -12,8 +12,8 @@ from onnx_models import build, rand, run_node, save
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.onnx_import.reference import run_reference
 from apq_tvm.progress import Silent
-from apq_tvm.quantizers.folds import apply_fold, find_folds, replace_weights
-from apq_tvm.quantizers.scaling import scale_model, smooth_scale
+from apq_tvm.quantizers.inputs.folds import apply_fold, find_folds, replace_weights
+from apq_tvm.quantizers.inputs.scaling import scale_model, smooth_scale
 from apq_tvm.types import Calibration, ImportedModel, LayerStats, Scheme
 
 

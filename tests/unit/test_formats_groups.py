@@ -21,7 +21,7 @@ from apq_tvm.formats import (
 )
 from apq_tvm.formats.codebook import codebook_count
 from apq_tvm.formats.nonlinear import MAX_VALUE, TABLE
-from apq_tvm.quantizers.nonlinear import derive_table
+from apq_tvm.quantizers.families.nonlinear import derive_table
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import LayerStats, Scheme
 

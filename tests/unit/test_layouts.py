@@ -23,7 +23,7 @@ from apq_tvm.codegen.layouts import (
     weight_layout,
 )
 from apq_tvm.errors import PackError
-from apq_tvm.tensorize.whole_codes import WIDTHS, pieces
+from apq_tvm.tensorize.meaning.whole_codes import WIDTHS, pieces
 from apq_tvm.types import PackedTensor, QuantizedTensor, Scheme
 
 BITS = range(1, 9)

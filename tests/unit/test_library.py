@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from apq_tvm.codegen.library import check_kernels
-from apq_tvm.codegen.toolchain import Toolchain, find_toolchain, run
+from apq_tvm.codegen.build.library import check_kernels
+from apq_tvm.codegen.build.toolchain import Toolchain, find_toolchain, run
 from apq_tvm.errors import BuildError
 from apq_tvm.schedules.devices import find_profile
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[c
 
 
 def test_dlc_has_both_terms() -> None:
-    from apq_tvm.quantizers.losses import dlc_loss
+    from apq_tvm.quantizers.learn.losses import dlc_loss
 
     one, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]])
     assert float(dlc_loss(one, 3 * one, 2 * one)) == pytest.approx(0.0, abs=1e-6)
@@ -21,7 +21,7 @@ def test_dlc_has_both_terms() -> None:
 
 
 def test_akl_goes_both_ways() -> None:
-    from apq_tvm.quantizers.losses import akl_loss
+    from apq_tvm.quantizers.learn.losses import akl_loss
 
     p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.9, 0.1]])
     forward = 0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)
@@ -34,7 +34,7 @@ def test_akl_goes_both_ways() -> None:
 
 
 def test_length_is_relative() -> None:
-    from apq_tvm.quantizers.losses import length_loss
+    from apq_tvm.quantizers.learn.losses import length_loss
 
     full = torch.tensor([[3.0, 4.0], [300.0, 400.0]])
     assert float(length_loss(full * 1.1, full)) == pytest.approx(0.01, rel=1e-4)

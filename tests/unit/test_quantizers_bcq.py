@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from apq_tvm.errors import BadScheme, UnsupportedModel
 from apq_tvm.formats import bcq, check_tensor, dequantize
-from apq_tvm.quantizers import rtn
-from apq_tvm.quantizers.bcq import _Groups, _Planes
+from apq_tvm.quantizers.families import rtn
+from apq_tvm.quantizers.families.bcq import _Groups, _Planes
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import LayerStats, Scheme
 

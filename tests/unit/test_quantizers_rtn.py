@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 from apq_tvm.errors import BadScheme, UnsupportedModel
 from apq_tvm.formats import FORMATS, IntegerFormat, dequantize, format_of, parse_scheme
 from apq_tvm.formats.scheme import GROUP_SIZES
-from apq_tvm.quantizers import rtn
-from apq_tvm.quantizers.rtn import quantize_tensor
+from apq_tvm.quantizers.families import rtn
+from apq_tvm.quantizers.families.rtn import quantize_tensor
 from apq_tvm.types import QuantizedTensor, Scheme
 
 GROUPS = (*GROUP_SIZES, -1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from apq_tvm.formats.families import check_tensor, dequantize
 from apq_tvm.quantizers import quantize_tensor
-from apq_tvm.quantizers.weighted import quantize_weighted
+from apq_tvm.quantizers.families.weighted import quantize_weighted
 from apq_tvm.types import LayerStats, Scheme
 
 

@@ -16,7 +16,7 @@ import pytest
 from onnx_models import build
 from typer.testing import CliRunner
 
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 from apq_tvm.errors import ApqError, BadInput, BadScheme, OutputExists, OutputFailed
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.schemes import SchemeEvaluator

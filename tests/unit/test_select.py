@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from apq_tvm.errors import NotApplicable, UnsupportedModel
-from apq_tvm.ops.linear_spec import LinearSpec
-from apq_tvm.schedules.linear_kernel import LinearKernel
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.linear.kernel import Instruction, LinearKernel
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile, Scheme
 
@@ -33,7 +33,8 @@ def kernel(
         raise AssertionError("selection must not build kernels")
 
     layout_of: Any = lambda spec, profile: Layout(layout)  # noqa: E731
-    return LinearKernel(name, m_min, m_max, check, layout_of, unused, unused)
+    nothing = Instruction("", (), 0)
+    return LinearKernel(name, "", 0, nothing, m_min, check, layout_of, unused, unused, m_max=m_max)
 
 
 def ranges(*kernels: LinearKernel) -> list[tuple[str, int, int]]:

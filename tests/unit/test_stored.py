@@ -10,7 +10,7 @@ import pytest
 from onnx_models import build, rand, save
 from typer.testing import CliRunner
 
-from apq_tvm.cli import app
+from apq_tvm.cli.main import app
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize
 from apq_tvm.quantizers.stored import Stored, storage

@@ -14,7 +14,7 @@ from onnx_models import build, rand, save
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.quantizers.blocks import find_blocks
+from apq_tvm.quantizers.learn.blocks import find_blocks
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
 
@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 
 
 def compare(path: Path, feeds: dict[str, np.ndarray]) -> None:
-    from apq_tvm.quantizers.torch_graph import TorchGraph
+    from apq_tvm.quantizers.torch.graph import TorchGraph
 
     graph = TorchGraph(import_onnx(path))
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_rounded_activations_agree_with_onnxruntime(tmp_path: Path, along: str) 
 
 def test_gradients_pass_rounded_activations(tmp_path: Path) -> None:
     """Else no layer before a QuantizeLinear would be calibrated."""
-    from apq_tvm.quantizers.calibrate import collect, finish
+    from apq_tvm.quantizers.inputs.statistics import collect, finish
 
     nodes = [
         ("MatMul", "x w", "h"),
@@ -133,7 +133,7 @@ def test_gradients_pass_rounded_activations(tmp_path: Path) -> None:
 
 
 def test_unknown_operators_are_refused_by_name(tmp_path: Path) -> None:
-    from apq_tvm.quantizers.torch_graph import TorchGraph
+    from apq_tvm.quantizers.torch.graph import TorchGraph
 
     model = build(
         [("Conv", "x w", "y", {"kernel_shape": [1]})],
@@ -146,7 +146,7 @@ def test_unknown_operators_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_gradients_agree_with_differences(tmp_path: Path) -> None:
-    from apq_tvm.quantizers.torch_graph import TorchGraph
+    from apq_tvm.quantizers.torch.graph import TorchGraph
 
     model = tiny_llama.load(tmp_path)
     graph = TorchGraph(model)
@@ -174,7 +174,7 @@ def test_gradients_agree_with_differences(tmp_path: Path) -> None:
 
 
 def test_blocks_are_cut_at_residuals(tmp_path: Path) -> None:
-    from apq_tvm.quantizers.torch_graph import TorchGraph
+    from apq_tvm.quantizers.torch.graph import TorchGraph
 
     model = tiny_llama.load(tmp_path)
     blocks = find_blocks(model)

@@ -1,0 +1,1 @@
+"""The command ``apq-tvm``: one file per command, over the Python API."""

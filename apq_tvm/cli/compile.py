@@ -1,0 +1,210 @@
+"""``apq-tvm compile``: an ONNX model becomes a module folder, or only a plan of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, say
+from apq_tvm.errors import BadScheme
+
+Model = Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Folder to write.", show_default=False)
+]
+Target = Annotated[str, typer.Option(help="Device, see: apq-tvm targets.")]
+SchemeOption = Annotated[str, typer.Option(help="Of every layer, see: apq-tvm formats.")]
+TensorType = Annotated[
+    list[str] | None,
+    typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
+]
+Search = Annotated[
+    bool, typer.Option(help="Search scales for least error, or only round from the maximum.")
+]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(help="File of apq-tvm calibrate: importance of weights.", show_default=False),
+]
+MethodOption = Annotated[
+    str,
+    typer.Option(
+        help="rtn, gptq, awq, smoothquant, awq+gptq, smoothquant+gptq or learned; see "
+        "--calibration."
+    ),
+]
+TargetBpw = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        help="Bits per weight of all that is stored, embeddings and floats too: every layer and "
+        "table gets a scheme.",
+        show_default=False,
+    ),
+]
+Candidate = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SCHEME", help="Choice for --target-bpw (tables: integers); may be repeated."
+    ),
+]
+Codebooks = Annotated[
+    Path | None,
+    typer.Option(help="File of apq-tvm codebooks, for cb2 to cb4.", show_default=False),
+]
+Triple = Annotated[
+    str | None,
+    typer.Option(
+        help="System to compile for, such as aarch64-linux-android24.", show_default=False
+    ),
+]
+LayoutOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of integer weights on 64-bit Arm: 4x4, 4x8 or 8x8; by default as measured.",
+        show_default=False,
+    ),
+]
+Compiler = Annotated[
+    str | None, typer.Option(help="C compiler for the target.", show_default=False)
+]
+Sysroot = Annotated[
+    str | None,
+    typer.Option(help="Folder of the target's headers and libraries.", show_default=False),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Choose formats and kernels, write nothing.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+
+def parse_tensor_types(words: list[str]) -> dict[str, str]:
+    """Read repeated ``--tensor-type REGEX=SCHEME``; the scheme stands after the last ``=``.
+
+    Raises
+    ------
+    BadScheme
+        A word has no ``=`` or nothing on one side of it.
+    """
+    types = {}
+    for word in words:
+        pattern, equals, scheme = word.rpartition("=")
+        if not equals or not pattern or not scheme:
+            raise BadScheme(
+                f"--tensor-type {word!r} is not REGEX=SCHEME, such as 'attention.*=W8A8' "
+                "or 'classifier=float'"
+            )
+        types[pattern] = scheme
+    return types
+
+
+@reports_errors
+def compile_command(
+    model: Model,
+    output: Output = None,
+    target: Target = "host",
+    scheme: SchemeOption = "W4A8g32",
+    tensor_type: TensorType = None,
+    search: Search = True,
+    calibration: CalibrationOption = None,
+    method: MethodOption = "rtn",
+    target_bpw: TargetBpw = None,
+    candidate: Candidate = None,
+    codebooks: Codebooks = None,
+    triple: Triple = None,
+    layout: LayoutOption = None,
+    cc: Compiler = None,
+    sysroot: Sysroot = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Compile an ONNX model into a module folder.
+
+    The folder is a Python package and an embeddable C library in one.
+    """
+    from apq_tvm import pipeline
+    from apq_tvm.quantizers.guided import Guidance
+
+    types = parse_tensor_types(tensor_type or [])
+    guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()), codebooks)
+    if dry_run:
+        plan = pipeline.plan(
+            model,
+            target=target,
+            scheme=scheme,
+            tensor_types=types,
+            search=search,
+            guidance=guidance,
+            triple=triple or "",
+            layout=layout or "",
+            progress=Bars(),
+        )
+        _report_plan(plan, json)
+        return
+    if output is None:
+        raise typer.BadParameter("say where to write", param_hint="--output")
+    started = time.perf_counter()
+    result = pipeline.compile(
+        model,
+        output,
+        target=target,
+        scheme=scheme,
+        tensor_types=types,
+        force=force,
+        search=search,
+        guidance=guidance,
+        triple=triple or "",
+        layout=layout or "",
+        cc=cc or "",
+        sysroot=sysroot or "",
+        progress=Bars(),
+    )
+    from apq_tvm.inspect import bits_line
+    from apq_tvm.inspect import inspect as describe
+
+    report = describe(result.path)
+    if json:
+        print_json(report)
+        return
+    share = report["package_bytes"] / max(model.stat().st_size, 1)
+    say(
+        f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "
+        f"{bits_line(report)}, "
+        f"{time.perf_counter() - started:.1f} s"
+    )
+
+
+def _report_plan(plan: Any, json: bool) -> None:
+    """Print what ``--dry-run`` found: the layers as the manifest would list them."""
+    from apq_tvm.inspect import LAYER_COLUMNS, bits_line, layer_rows, stored_bits
+    from apq_tvm.manifest import describe_layers, describe_stored, describe_variants
+
+    layers, stored = describe_layers(plan), describe_stored(plan.quantized)
+    report = {
+        "dry_run": True,
+        "target": plan.profile.name,
+        **stored_bits({"stored": stored}),
+        "stored": stored,
+        "layers": layers,
+        **describe_variants(plan),
+    }
+    if json:
+        print_json(report)
+        return
+    print_table(f"plan for {plan.profile.name}", LAYER_COLUMNS, layer_rows(layers))
+    print_kernels(report)
+    print(f"{bits_line(report)}; nothing was written")
+
+
+def print_kernels(report: Mapping[str, Any]) -> None:
+    """One table, or one per device where the library chooses between several."""
+    from apq_tvm.inspect import devices, kernel_rows
+
+    for target, layers in devices(report):
+        title = f"kernels on {target}" if "variants" in report else "kernels"
+        print_table(title, ("", "rows and kernel"), kernel_rows(layers))

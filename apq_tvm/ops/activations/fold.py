@@ -1,0 +1,276 @@
+"""Dynamic quantization of activations to int8 and folded, as `apq_tvm.tensorize.meaning.fold` says.
+
+Scales are of a whole row or of one group of weights; what belongs to them (zero groups, NaN,
+infinities) is as in `apq_tvm.ops.activations.quantize`. A scale keeps 22 bits, so that MAGIC times
+it is exact.
+
+What the kernel of a chunk starts from is computed here, once for all rows of the weights:
+
+- ``(MAGIC_BITS >> shift) - C`` as the integer sum; C is what the sum of unsigned codes is too large
+  by. In units of the lowest place it is a fraction where activations are folded, rounded to nearest
+  even: an error of at most half the step of *one* activation times one step of a code, per chunk.
+- ``-MAGIC xs`` for the conversion to float.
+
+Results are unrolled for vectors of 4; a schedule has nothing to choose but the rows of a task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.ops.activations.quantize import TINY, argument
+from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
+from apq_tvm.tensorize.exprs import f32, i64, whole
+from apq_tvm.tensorize.meaning.fold import MAGIC, MAGIC_BITS
+from apq_tvm.tensorize.meaning.interleaved import VECTORS
+from apq_tvm.tensorize.pairs.folded_dot import STARTS
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+_MOST = 127.0
+_SCALE_BITS = ~3
+"""Mask of a float32 pattern that leaves 22 significant bits."""
+
+
+def fold_activations(
+    k: int, layout: InterleavedLayout, per_token: bool, copies: int, row_block: int = 1
+) -> PrimFunc:
+    """Quantize rows of float32 activations for `apq_tvm.ops.few_rows.folded`.
+
+    Parameters
+    ----------
+    k : int
+        Columns of x.
+    layout : InterleavedLayout
+        Of the weights: it says how codes are stored and which of them share a scale.
+    per_token : bool
+        True for one scale per row, False for one per group of the weights.
+    copies : int
+        Row blocks that the kernel reads at once.
+    row_block : int
+        Rows in one parallel task.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x f32 [M, K], xq i8 [M, Kp], starts f32 [M, chunks, copies, 8], factors f32 [M, chunks,
+        4 or 8])``.
+    """
+    return FoldActivations(k, layout, per_token, copies, row_block).build()
+
+
+class FoldActivations:
+    """Emits the PrimFunc; where results are stored may be overridden."""
+
+    name = "fold_activations"
+
+    def __init__(
+        self,
+        k: int,
+        layout: InterleavedLayout,
+        per_token: bool,
+        copies: int,
+        row_block: int,
+        unfolded: bool = False,
+    ) -> None:
+        self.k, self.padded = k, layout.padded_k(k)
+        self.fold = replace(fold_of(layout), unfolded=unfolded)
+        self.chunk = UNIT_K * chunk_units(layout, k)
+        self.group = self.padded if per_token else layout.group_width(k)
+        self.copies, self.row_block = copies, row_block
+
+    def build(self) -> PrimFunc:
+        """The whole PrimFunc."""
+        m = tirx.Var("m", "int64")
+        rows = self.row_block
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name(self.name)
+            attributes = {"apq.op": "fold_activations", "op_pattern": 8, "tirx.noalias": True}
+            b.func_attr(attributes)
+            x = argument("x", (m, self.k), "float32")
+            slots = self.declare(m)
+            tasks = (slots + i64(rows - 1)) // i64(rows)
+            with b.sblock("root"):
+                b.reads()
+                b.writes()
+                with b.serial(0, tasks) as t, b.sblock("task"):
+                    task = b.axis.spatial(tasks, t)
+                    b.reads(x[0:m, 0 : self.k])
+                    b.writes(whole(self.xq))
+                    first = b.bind(task * i64(rows))
+                    mine = b.bind(tirx.min(i64(rows), slots - first))
+                    with b.serial(0, mine) as r:
+                        self._row(first + r, self.source(first + r, m), x)
+        return builder.get()
+
+    def declare(self, m: Expr) -> Expr:
+        """Declare the results; how many rows of them there are."""
+        chunks = self.padded // self.chunk
+        self.xq = argument("xq", (m, self.padded), "int8")
+        self.starts = argument("starts", (m, chunks, self.copies, STARTS), "float32")
+        self.factors = argument("factors", (m, chunks, self.fold.factors), "float32")
+        return m
+
+    def source(self, row: Expr, m: Expr) -> Expr:
+        """The row of x that a row of results is of."""
+        return row
+
+    def store_codes(self, row: Expr, k: Expr, fours: list[Expr]) -> None:
+        """Store the codes of 16 columns from `k` on, int32 [4] each."""
+        lanes = [tirx.const(lane, "int32") for lane in range(16)]
+        sixteen = tirx.Shuffle(fours, lanes).astype("int8x16")
+        b.buffer_store(self.xq, sixteen, [row, _ramp(k, 16)])
+
+    def store_floats(self, target: Buffer, lead: list[Expr], index: int, value: Expr) -> None:
+        """Store one float, as often as vectors of sums want it."""
+        b.buffer_store(target, _four(value), [*lead, _lanes(index)])
+
+    def _row(self, row: Expr, source_row: Expr, x: Buffer) -> None:
+        source = _Row(x, source_row)
+        if self.padded != self.k:
+            copy = b.sblock_alloc_buffer((self.padded,), "float32", align=64)
+            with b.serial(0, i64(self.padded)) as c:
+                value = tirx.if_then_else(c < i64(self.k), x[source_row, c], f32(0.0))
+                b.buffer_store(copy, value, [c])
+            source = _Row(copy, None)
+        largest = b.sblock_alloc_buffer((4,), "int32", align=16)
+        scale = b.sblock_alloc_buffer((2,), "float32", align=16)
+        with b.serial(0, i64(self.padded // self.group)) as g:
+            first = g * i64(self.group)
+            b.buffer_store(largest, _four(tirx.const(0, "int32")), [_lanes(0)])
+            with b.serial(0, i64(self.group // UNIT_K)) as u:
+                self._largest(source, first + u * i64(UNIT_K), largest)
+            self._scale(largest, scale)
+            with b.serial(0, i64(self.group // self.chunk)) as c:
+                chunk = g * i64(self.group // self.chunk) + c
+                self._chunk(source, row, chunk, scale)
+
+    def _largest(self, source: _Row, first: Expr, largest: Buffer) -> None:
+        """Largest pattern of |x_t - 2^-w x_(t+1)|: NaN above infinity."""
+        step, top = self.fold.vectors, largest[_lanes(0)]
+        for j in range(VECTORS):
+            value = source.four(first, j)
+            if j + step < VECTORS:
+                above = source.four(first, j + step)
+                value = _fma(above, _four(f32(-(2.0**-self.fold.width))), value)
+            pattern = tirx.reinterpret("int32x4", value)
+            size = tirx.bitwise_and(pattern, _four(tirx.const(0x7FFFFFFF, "int32")))
+            top = tirx.max(top, size)
+        b.buffer_store(largest, top, [_lanes(0)])
+
+    def _scale(self, largest: Buffer, scale: Buffer) -> None:
+        """scale[0] = xs, scale[1] = 127 / largest; both 0 for a group that counts as zero."""
+        reduce = "llvm.vector.reduce.smax.v4i32"
+        pattern = tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(0)])
+        size = tirx.reinterpret("float32", pattern)
+        tiny = size < f32(TINY)
+        kept = tirx.bitwise_and(
+            tirx.reinterpret("int32", size * f32(1 / _MOST)), tirx.const(_SCALE_BITS, "int32")
+        )
+        xs = tirx.Select(tiny, f32(0.0), tirx.reinterpret("float32", kept))
+        b.buffer_store(scale, xs, [0])
+        b.buffer_store(scale, tirx.Select(tiny, f32(0.0), f32(_MOST) / size), [1])
+
+    def _chunk(self, source: _Row, row: Expr, chunk: Expr, scale: Buffer) -> None:
+        fold = self.fold
+        parts = len(fold.places)
+        sums = b.sblock_alloc_buffer((parts, 4), "int32", align=16)
+        for part in range(parts):
+            b.buffer_store(sums, _four(tirx.const(0, "int32")), [part, _lanes(0)])
+        with b.serial(0, i64(self.chunk // UNIT_K)) as u:
+            self._codes(source, row, chunk * i64(self.chunk) + u * i64(UNIT_K), scale, sums)
+        add = "llvm.vector.reduce.add.v4i32"
+        totals = [
+            tirx.call_llvm_pure_intrin("int32", add, sums[part, _lanes(0)]) for part in range(parts)
+        ]
+        xs = scale[0] * f32(2.0**-fold.shift)
+        for copy in range(self.copies):
+            start = tirx.const(MAGIC_BITS >> fold.shift, "int32") - self._correction(totals)
+            lead = [row, chunk, i64(copy)]
+            self.store_floats(self.starts, lead, 0, tirx.reinterpret("float32", start))
+            self.store_floats(self.starts, lead, 4, xs * f32(-MAGIC))
+        self.store_floats(self.factors, [row, chunk], 0, xs)
+        if fold.zeros:
+            total = tirx.reinterpret("float32", _weighted(totals, fold.weights))
+            self.store_floats(self.factors, [row, chunk], 4, total)
+
+    def _codes(self, source: _Row, row: Expr, first: Expr, scale: Buffer, sums: Buffer) -> None:
+        """Codes of one unit, and their sums by part."""
+        fold = self.fold
+        values = b.sblock_alloc_buffer((VECTORS, 4), "float32", align=16)  # x', exact in float32
+        codes = b.sblock_alloc_buffer((VECTORS, 4), "int32", align=16)
+        for j in reversed(range(VECTORS)):
+            value = source.four(first, j) * _four(scale[1])
+            above, step = j + fold.vectors, _four(f32(2.0**-fold.width))
+            if above < VECTORS:
+                value = _fma(values[above, _lanes(0)], -step, value)
+            rounded = _nearest(value)
+            b.buffer_store(values, rounded, [j, _lanes(0)])
+            b.buffer_store(codes, rounded.astype("int32x4"), [j, _lanes(0)])
+            part = fold.part(j)
+            total = sums[part, _lanes(0)] + codes[j, _lanes(0)]
+            b.buffer_store(sums, total, [part, _lanes(0)])
+            if above < VECTORS and fold.part(j):
+                meant = _fma(values[above, _lanes(0)], step, values[j, _lanes(0)])
+                b.buffer_store(values, meant, [j, _lanes(0)])
+        for j in range(0, VECTORS, 4):
+            fours = [codes[j + i, _lanes(0)] for i in range(4)]
+            self.store_codes(row, first + 4 * j, fours)
+
+    def _correction(self, totals: list[Expr]) -> Expr:
+        """C, rounded to nearest even."""
+        fold = self.fold
+        value = _weighted(totals, fold.corrections)
+        if not fold.shift:
+            return value
+        shift, one = tirx.const(fold.shift, "int32"), tirx.const(1, "int32")
+        odd = tirx.bitwise_and(tirx.shift_right(value, shift), one)
+        half = tirx.const((1 << (fold.shift - 1)) - 1, "int32")
+        return tirx.shift_right(value + half + odd, shift)
+
+
+class _Row:
+    """One row of x, of a matrix or alone."""
+
+    def __init__(self, buffer: Buffer, row: Expr | None) -> None:
+        self._buffer, self._lead = buffer, [] if row is None else [row]
+
+    def four(self, first: Expr, vector: int) -> Expr:
+        """float32 [4]."""
+        return self._buffer[(*self._lead, _ramp(first + i64(4 * vector), 4))]
+
+
+def _weighted(totals: list[Expr], weights: tuple[int, ...]) -> Expr:
+    value: Expr = tirx.const(0, "int32")
+    for total, weight in zip(totals, weights, strict=True):
+        if weight:
+            value = value + total * tirx.const(weight, "int32")
+    return value
+
+
+def _nearest(value: Expr) -> Expr:
+    return tirx.call_llvm_pure_intrin("float32x4", "llvm.roundeven.v4f32", value)
+
+
+def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
+    return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma.v4f32", x, y, z)
+
+
+def _four(value: Expr) -> Expr:
+    return tirx.Broadcast(value, 4)
+
+
+def _ramp(first: Expr, lanes: int) -> Expr:
+    return tirx.Ramp(first, i64(1), lanes)
+
+
+def _lanes(first: int) -> Expr:
+    return _ramp(i64(first), 4)

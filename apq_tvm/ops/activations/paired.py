@@ -1,0 +1,116 @@
+"""Folded activations in the order of `apq_tvm.tensorize.pairs.paired_dot`.
+
+Pair p has rows 2p and 2p + 1; of an odd M the last pair has the last two rows, so that one row is
+in two pairs. Tiles of M then need no predicate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.ops.activations.fold import FoldActivations
+from apq_tvm.ops.activations.quantize import argument
+from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.pairs.folded_dot import STARTS
+from apq_tvm.tensorize.pairs.paired_dot import BYTES, activation_bytes
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+
+def fold_alone(
+    k: int, layout: InterleavedLayout, per_token: bool, copies: int, row_block: int
+) -> PrimFunc:
+    """Quantize rows of float32 activations, each of which meets the weights alone.
+
+    Parameters are those of `apq_tvm.ops.activations.fold.fold_activations`.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        As there, with ``xq i8 [M, 2 Kp + 16]``: 8 zeros before every 8 codes, and 16 at the end.
+    """
+    return _Alone(k, layout, per_token, copies, row_block).build()
+
+
+def fold_pairs(
+    k: int,
+    layout: InterleavedLayout,
+    per_token: bool,
+    copies: int,
+    row_block: int,
+    unfolded: bool,
+) -> PrimFunc:
+    """Quantize rows of float32 activations in pairs, M >= 2.
+
+    Parameters are those of `apq_tvm.ops.activations.fold.fold_activations`, and whether activations
+    are not folded.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        As there, with P = ceil(M / 2) for M, ``xq i8 [P, 2 Kp]``: 8 codes of a row, 8 of the other.
+        Of 4 equal floats 2 are the first row's, 2 the other's.
+    """
+    return _Pairs(k, layout, per_token, copies, row_block, unfolded).build()
+
+
+class _Alone(FoldActivations):
+    name = "fold_alone"
+
+    def declare(self, m: Expr) -> Expr:
+        chunks = self.padded // self.chunk
+        self.xq = argument("xq", (m, activation_bytes(self.padded, 1)), "int8")
+        self.starts = argument("starts", (m, chunks, self.copies, STARTS), "float32")
+        self.factors = argument("factors", (m, chunks, self.fold.factors), "float32")
+        return m
+
+    def store_codes(self, row: Expr, k: Expr, fours: list[Expr]) -> None:
+        zeros = tirx.Broadcast(tirx.const(0, "int32"), 8)
+        lanes = [tirx.const((8 + i) % 16, "int32") for i in range(16)]
+        for half in range(2):
+            sixteen = tirx.Shuffle([*fours[2 * half : 2 * half + 2], zeros], lanes)
+            first = k * 2 + half * BYTES
+            b.buffer_store(self.xq, sixteen.astype("int8x16"), [row, _ramp(first, 16)])
+
+    def _row(self, row: Expr, source_row: Expr, x: Buffer) -> None:
+        super()._row(row, source_row, x)
+        none = tirx.Broadcast(tirx.const(0, "int8"), BYTES)
+        b.buffer_store(self.xq, none, [row, _ramp(i64(2 * self.padded), BYTES)])
+
+
+class _Pairs(FoldActivations):
+    name = "fold_pairs"
+
+    def declare(self, m: Expr) -> Expr:
+        chunks = self.padded // self.chunk
+        pairs = (m + i64(1)) // i64(2)
+        self.xq = argument("xq", (pairs, activation_bytes(self.padded, 2)), "int8")
+        self.starts = argument("starts", (pairs, chunks, self.copies, STARTS), "float32")
+        self.factors = argument("factors", (pairs, chunks, self.fold.factors), "float32")
+        return pairs * i64(2)
+
+    def source(self, row: Expr, m: Expr) -> Expr:
+        return tirx.min(row // i64(2) * i64(2), m - i64(2)) + row % i64(2)
+
+    def store_codes(self, row: Expr, k: Expr, fours: list[Expr]) -> None:
+        lanes = [tirx.const(i, "int32") for i in range(8)]
+        for half in range(2):
+            eight = tirx.Shuffle(fours[2 * half : 2 * half + 2], lanes)
+            first = k * 2 + half * BYTES + row % i64(2) * 8
+            b.buffer_store(self.xq, eight.astype("int8x8"), [row // i64(2), _ramp(first, 8)])
+
+    def store_floats(self, target: Buffer, lead: list[Expr], index: int, value: Expr) -> None:
+        row, *rest = lead
+        first = row % i64(2) * 2 + index
+        both = tirx.Broadcast(value, 2)
+        b.buffer_store(target, both, [row // i64(2), *rest, _ramp(first, 2)])
+
+
+def _ramp(first: Expr, lanes: int) -> Expr:
+    return tirx.Ramp(first, i64(1), lanes)

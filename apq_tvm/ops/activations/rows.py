@@ -1,0 +1,149 @@
+"""Dynamic quantization of activations for GEMMs on Arm: rows interleaved as vectors want them.
+
+Scales, codes and sums are those of `apq_tvm.ops.activations.quantize`. They are stored as the
+operands of `apq_tvm.tensorize.meaning.centred`: 16 bytes are 2 rows x 8 columns for smmla, 4 rows x
+4 columns for sdot by lane, and a scale or sum stands in the lanes of a vector that its row has.
+Rows past M are zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
+from apq_tvm.tensorize.exprs import i64
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+
+def quantize_rows(
+    k: int,
+    act_group: int,
+    weight_group: int,
+    lanes: int,
+    row_block: int,
+    bits: int,
+    together: int,
+    meant: bool = False,
+    copy: bool = False,
+) -> PrimFunc:
+    """Quantize rows of float32 activations and interleave them.
+
+    Parameters
+    ----------
+    k, act_group, weight_group, lanes, row_block, bits : int
+        As `apq_tvm.ops.activations.quantize.quantize_activations`.
+    together : int
+        R, rows in a vector: 2 or 4.
+    meant : bool
+        Whether sums are float32: of what codes mean, where they have their own scales.
+    copy : bool
+        Whether x itself is wanted beside.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga, 4], xsum [B, Gw, 4], [xf
+        f32 [M, K]])``, M dynamic, B = ceil(M / R), xsum int32 or float32.
+
+    Raises
+    ------
+    NotApplicable
+        The groups do not divide each other.
+    """
+    padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
+    return _Rows(
+        k, padded, width, sum_width, min(lanes, sum_width), row_block, bits, together, meant, copy
+    ).build()
+
+
+class _Rows(Quantize):
+    name = "quantize_rows"
+
+    def __init__(
+        self,
+        k: int,
+        padded: int,
+        width: int,
+        sum_width: int,
+        lanes: int,
+        row_block: int,
+        bits: int,
+        together: int,
+        meant: bool,
+        copy: bool,
+    ) -> None:
+        super().__init__(k, padded, width, sum_width, lanes, row_block, bits)
+        self.together, self.run = i64(together), 16 // together
+        self.copies, self.meant, self.copy = 4 // together, meant, copy
+
+    def _blocks(self, m: Expr) -> Expr:
+        return (m + (self.together - i64(1))) // self.together
+
+    def declare_codes(self, m: Expr) -> Buffer:
+        shape = (self._blocks(m), self.padded // self.run, int(self.together), self.run)
+        return argument("xq", shape, "int8")
+
+    def declare_factors(self, name: str, m: Expr, groups: int, dtype: str) -> Buffer:
+        dtype = "float32" if self.meant else dtype
+        return argument(name, (self._blocks(m), groups, 4), dtype)
+
+    def declare_more(self, m: Expr) -> None:
+        if self.copy:
+            self.xf = argument("xf", (m, self.k), "float32")
+
+    def _row(self, row: Expr) -> None:
+        super()._row(row)
+        if self.copy:
+            lanes = max(n for n in (16, 8, 4, 2, 1) if self.k % n == 0)
+            with b.serial(0, self.k // lanes) as c, b.vectorized(0, lanes) as e, b.sblock("copy"):
+                column = b.axis.spatial(self.k, c * lanes + e)
+                b.reads(self.x[row, column])
+                b.writes(self.xf[row, column])
+                b.buffer_store(self.xf, self.x[row, column], [row, column])
+
+    def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
+        first = row % self.together * i64(self.copies)
+        if self.meant and target.same_as(self.xsum):
+            value = value.astype("float32")
+            if self.width == self.sum_width:
+                value = value * self.xs[row // self.together, group, first]
+        for lane in range(self.copies):
+            b.buffer_store(target, value, [row // self.together, group, first + i64(lane)])
+
+    def kept(self, target: Buffer, row: Expr, group: Expr) -> Any:
+        return target[row // self.together, group, 0:4]
+
+    def store_codes(self, row: Expr, chunk: Expr, codes: Buffer, suffix: str) -> None:
+        parts, run = self.lanes // self.run, self.run
+        with b.grid(parts, run) as loops, b.sblock(f"store{suffix}"):
+            part, e = b.axis.remap("SS", loops)
+            at = [row // self.together, chunk * parts + part, row % self.together, e]
+            b.reads(codes[part * run + e])
+            b.writes(self.xq[tuple(at)])
+            b.buffer_store(self.xq, codes[part * run + e].astype("int8"), at)
+
+    def pad_rows(self, m: Expr, end: Expr) -> None:
+        """Zeros for the rows of the last block that are past M."""
+        last, there = m // self.together, m % self.together
+        with b.If(tirx.And(end == m, there != i64(0))), b.Then():
+            missing = b.bind(self.together - there)
+            with b.grid(self.padded // self.run, missing, self.run) as loops, b.sblock("no_codes"):
+                k, row, e = b.axis.remap("SSS", loops)
+                at = [last, k, there + row, e]
+                b.reads()
+                b.writes(self.xq[tuple(at)])
+                b.buffer_store(self.xq, tirx.const(0, "int8"), at)
+            for name, target in (("scales", self.xs), ("sums", self.xsum)):
+                lanes = missing * i64(self.copies)
+                with b.grid(target.shape[1], lanes) as loops, b.sblock(f"no_{name}"):
+                    g, lane = b.axis.remap("SS", loops)
+                    at = [last, g, there * i64(self.copies) + lane]
+                    b.reads()
+                    b.writes(target[tuple(at)])
+                    b.buffer_store(target, tirx.const(0, target.dtype), at)

@@ -1,0 +1,1 @@
+"""Linear layers for many rows of x: panels of decoded weights, used again and again."""

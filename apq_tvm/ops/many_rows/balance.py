@@ -1,0 +1,105 @@
+"""Large-M ``W2*`` layers: codes are taken apart to bytes once a panel.
+
+A panel is one row block of `apq_tvm.codegen.layouts.balance`: its three thirds are the panel's
+three vectors of columns. The rest is `apq_tvm.ops.many_rows.interleaved`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import UNIT_K, BalanceLayout
+from apq_tvm.formats.balance import CENTRE, TRIPLE
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.bytes import ByteGemm
+from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.balance import VECTORS, digit, triple
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+
+class BalanceGemm(ByteGemm):
+    """A panel is one row block of the layout: its thirds are the panel's vectors."""
+
+    def __init__(self, spec: LinearSpec, layout: BalanceLayout, blocking: GemmBlocking) -> None:
+        assert blocking.vectors == TRIPLE
+        k = spec.k
+        super().__init__(
+            spec, layout, blocking, layout.lanes, layout.group_width(k), layout.padded_groups(k)
+        )
+        # The last panel may have vectors past N: they are computed, but not stored.
+        self.shared_columns = self.row_blocks % TRIPLE != 0
+
+    @property
+    def _block(self) -> Expr:
+        """Row block of the layout."""
+        return self.panel // i64(TRIPLE)
+
+    def row_block(self, j: Expr) -> Expr:
+        """Vector of L columns of the panel's third j, past the end in the last panel."""
+        return self.panel + j
+
+    def fill_units(self, kb: Expr) -> None:
+        """The thirds of a unit are decoded together."""
+        bl, layout, codes = self.blocking, self.layout, self.weights["codes"]
+        units = bl.k_block // UNIT_K
+        with b.serial(0, self.count(units, self.k // UNIT_K, kb)) as u0, b.sblock("unit"):
+            u = b.axis.spatial(units, u0)
+            b.reads()
+            b.writes()
+            if bl.prefetch:
+                block, unit = self.following(kb, self._block, 1, u)
+                self.prefetch_lines(lambda byte: codes[block, unit, byte], layout.unit_bytes)
+            self.decode_unit(kb, i64(0), u)
+
+    def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
+        layout, codes = self.layout, self.weights["codes"]
+        at = kb * (self.blocking.k_block // UNIT_K) + u
+        with b.grid(TRIPLE, VECTORS, self.lanes, 4) as loops, b.sblock("digits"):
+            part, v, r, i = b.axis.remap("SSSS", loops)
+            b.reads(codes[self._block, at, 0 : layout.unit_bytes])
+            target = [part, u * VECTORS + v, r, i]
+            b.writes(self.decoded[tuple(target)])
+            code = triple(
+                lambda byte: codes[self._block, at, byte], layout.vector_bytes, v, r * 4 + i
+            )
+            b.buffer_store(self.decoded, digit(code, part).astype("uint8"), target)
+
+    def of_group(self, name: str, j: Expr, group: Expr, r: Expr) -> Expr:
+        return self.weights[name][self._block, group, j * self.lanes + r]
+
+    def offset(self, j: Expr, group: Expr, r: Expr) -> Expr:
+        return tirx.const(CENTRE, "int32")
+
+    def _write_vector(self, name: str, results: Buffer, m: Expr, j: Expr, lanes: int) -> None:
+        if self.shared_columns and name == "store":
+            with b.If(self.row_block(j) < i64(self.row_blocks)), b.Then():
+                super()._write_vector(name, results, m, j, lanes)
+        else:
+            super()._write_vector(name, results, m, j, lanes)
+
+
+def balance_gemm(spec: LinearSpec, layout: BalanceLayout, blocking: GemmBlocking) -> PrimFunc:
+    """Linear layer with integer activations, as `apq_tvm.ops.few_rows.balance.balance_linear`.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+        With integer activations.
+    layout : BalanceLayout
+    blocking : GemmBlocking
+        Of three vectors.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, Kp/gw], codes, scales, [bias], [residual],
+        y)``, M >= m_tile; codes are taken apart in the block ``digits``.
+    """
+    return BalanceGemm(spec, layout, blocking).build()

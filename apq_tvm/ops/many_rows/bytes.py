@@ -1,0 +1,234 @@
+"""What large-M layers share whose panels hold unsigned bytes: int8 activations times bytes.
+
+A panel's codes become bytes once; what they are too large by is taken off by sums of activations.
+Subclasses say how a unit is decoded, and what belongs to a group.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import UNIT_K
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
+from apq_tvm.tensorize.exprs import i64, prefetch_line
+from apq_tvm.tensorize.meaning.interleaved import decode
+from apq_tvm.tensorize.meaning.tile import add_code
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+
+class ByteGemm(GemmTask):
+    """Sums stay int32 for whole-row scales, else they become float32 after every group.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+        With integer activations.
+    layout : Layout
+        Of a family: subclasses know which.
+    blocking : GemmBlocking
+    lanes : int
+        Columns of a vector.
+    group, groups : int
+        Width of the groups of K, and how many there are.
+    """
+
+    halves = False
+    """Whether codes are decoded into two planes of nibbles."""
+
+    by_groups = False
+    """Whether sums become float32 after every group even where there is one."""
+
+    def __init__(
+        self,
+        spec: LinearSpec,
+        layout: Any,
+        blocking: GemmBlocking,
+        lanes: int,
+        group: int,
+        groups: int,
+    ) -> None:
+        super().__init__(spec, blocking, lanes, layout.padded_k(spec.k))
+        assert spec.scheme is not None
+        self.layout, self.group, self.groups = layout, group, groups
+        self.whole = groups == 1 and not self.by_groups
+        self.token_scale = spec.scheme.act_group == -1 or self.whole
+        if self.whole:
+            self.sum_dtype = "int32"
+
+    def declare(self) -> None:
+        spec, act = self.spec, 1 if self.token_scale else self.groups
+        self.xq = argument("xq", (self.m, self.k), "int8", 4)
+        self.xs = argument("xs", (self.m, act), "float32", 4)
+        self.xsum = argument("xsum", (self.m, self.groups), "int32", 4)
+        self.weights = {
+            name: argument(name, shape, dtype, 64)
+            for name, (shape, dtype) in self.layout.shapes(spec.n, spec.k).items()
+        }
+
+    def scratch(self) -> None:
+        bl = self.blocking
+        planes = (2,) if self.halves else ()
+        shape = (bl.vectors, bl.k_block // 4, *planes, self.lanes, 4)
+        self.decoded = b.sblock_alloc_buffer(shape, "uint8", align=64)
+        if not self.whole:
+            self.scales = self.per_group("float32")
+
+    def per_group(self, dtype: str) -> Buffer:
+        """Scratch for one value per column and group of the panel."""
+        bl = self.blocking
+        shape = (bl.vectors, bl.k_block // self.group, self.lanes)
+        return b.sblock_alloc_buffer(shape, dtype, align=64)
+
+    def fill(self, kb: Expr) -> None:
+        self.fill_units(kb)
+        if not self.whole:
+            per_block = self.blocking.k_block // self.group
+            self.fill_groups(self.count(per_block, self.groups, kb), kb * per_block)
+
+    def fill_units(self, kb: Expr) -> None:
+        """Decode the panel's units of K block `kb`, and prefetch those that come next."""
+        bl = self.blocking
+        units = bl.k_block // UNIT_K
+        mine = self.count(units, self.k // UNIT_K, kb)
+        with b.grid(bl.vectors, mine) as (j0, u0), b.sblock("unit"):
+            j, u = b.axis.spatial(bl.vectors, j0), b.axis.spatial(units, u0)
+            b.reads()
+            b.writes()
+            if bl.prefetch:
+                self.prefetch(kb, j, u)
+            self.decode_unit(kb, j, u)
+
+    @abstractmethod
+    def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
+        """Decode unit u of the K block for vector j of the panel's columns to `decoded`."""
+
+    def fill_groups(self, mine: Any, first: Expr) -> None:
+        """Fill `scales` with those of `mine` groups from `first` on."""
+        self.fill_group("scales", self.scales, mine, first)
+
+    def fill_group(self, name: str, target: Buffer, mine: Any, first: Expr) -> None:
+        """Fill `target` with the values of a packed array."""
+        with self.stage(name, self.blocking.vectors, mine, self.lanes) as (j, g, r):
+            value = self.of_group(name, j, first + g, r)
+            b.reads(value)
+            b.writes(target[j, g, r])
+            b.buffer_store(target, value.astype(target.dtype), [j, g, r])
+
+    def of_group(self, name: str, j: Expr, group: Expr, r: Expr) -> Expr:
+        """Element of a packed array of groups, of the panel's column (j, r)."""
+        return self.weights[name][self.row_block(j), group, r]
+
+    def decode_codes(
+        self,
+        kb: Expr,
+        j: Expr,
+        u: Expr,
+        byte_of: Callable[[Expr], Expr] = lambda code: code,
+        plane: int | None = None,
+    ) -> None:
+        """Decode a unit (`apq_tvm.tensorize.meaning.interleaved`): bytes are `byte_of` its codes.
+
+        They go to one `plane` of two if there are `halves`.
+        """
+        codes, unit = self.weights["codes"], self.layout.unit
+        block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
+        with self.stage("decode_high" if plane else "decode", 8, unit.vector_bytes) as (v, e):
+            b.reads(codes[block, at, 0 : unit.nbytes])
+            code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
+            target = [j, u * 8 + v, *([] if plane is None else [plane]), e // 4, e % 4]
+            b.writes(self.decoded[tuple(target)])
+            b.buffer_store(self.decoded, byte_of(code), target)
+
+    def prefetch(self, kb: Expr, j: Expr, u: Expr) -> None:
+        """Prefetch the unit in this place of the next K block, or of the next panel's first one.
+
+        A prefetch never faults, so the address may lie past the end of the weights.
+        """
+        codes = self.weights["codes"]
+        block, unit = self.following(kb, self.row_block(j), self.blocking.vectors, u)
+        self.prefetch_lines(lambda byte: codes[block, unit, byte], int(codes.shape[2]))
+
+    def following(self, kb: Expr, block: Expr, step: int, u: Expr) -> tuple[Expr, Expr]:
+        """Row block and unit that come a K block later; a panel is `step` row blocks."""
+        units = self.blocking.k_block // UNIT_K
+        last = kb == self.k_blocks - 1
+        unit = u + tirx.Select(last, tirx.const(0, "int32"), (kb + 1) * units)
+        return block + tirx.Select(last, i64(step), i64(0)), unit
+
+    @staticmethod
+    def prefetch_lines(place: Any, nbytes: int) -> None:
+        """Prefetch `nbytes` from ``place(0)`` on into all levels of cache."""
+        for line in range(0, nbytes, 64):
+            prefetch_line(place(line))
+
+    @abstractmethod
+    def offset(self, j: Expr, group: Expr, r: Expr) -> Expr:
+        """What decoded bytes of a group of the K block are too large by, int32."""
+
+    def term(self, dot: Expr, m: Expr, j: Expr, group: Expr, absolute: Expr, r: Expr) -> Expr:
+        """What a group's sum adds to the float32 sum; `group` counts within the K block."""
+        factor = self.scales[j, group, r]
+        if not self.token_scale:
+            factor = factor * self.xs[self.row + m, absolute]
+        return dot * factor
+
+    def multiply(self, kb: Expr, sums: Buffer) -> None:
+        bl = self.blocking
+        if self.whole:
+            steps = self.count(bl.k_block // bl.k_step, self.k // bl.k_step, kb)
+            self._dots(kb, tirx.const(0, "int32"), steps, sums)
+            return
+        shape = (bl.m_tile, bl.vectors, self.lanes)
+        dots = b.sblock_alloc_buffer(shape, "int32", align=64)
+        per_block = bl.k_block // self.group
+        with b.serial(0, self.count(per_block, self.groups, kb)) as g, b.sblock("group"):
+            group = b.axis.opaque(per_block, g)
+            b.reads()
+            b.writes()
+            absolute = kb * per_block + group
+            with self.stage("start", *shape) as (m, j, r):
+                total = self.xsum[self.row + m, absolute]
+                b.reads(total)
+                b.writes(dots[m, j, r])
+                start = tirx.const(0, "int32") - self.offset(j, group, r) * total
+                b.buffer_store(dots, start, [m, j, r])
+            self._dots(kb, group * self.group, self.group // bl.k_step, dots)
+            with self.stage("sum", *shape) as (m, j, r):
+                # `sums` is left out of the reads: TVM would not vectorize a running sum.
+                b.reads(dots[m, j, r])
+                b.writes(sums[m, j, r])
+                dot = dots[m, j, r].astype("float32")
+                term = self.term(dot, m, j, group, absolute, r)
+                b.buffer_store(sums, sums[m, j, r] + term, [m, j, r])
+
+    def _dots(self, kb: Expr, first: Expr, steps: Any, dots: Buffer) -> None:
+        bl = self.blocking
+        kinds, extents = bl.tile(self.lanes).axes(True)
+        with b.serial(0, steps) as s, b.grid(*extents) as loops, b.sblock("dot"):
+            step = b.axis.spatial(steps, s)
+            m, j, r, k, i = b.axis.remap(kinds, loops)
+            x = self.xq[self.row + m, kb * bl.k_block + first + step * bl.k_step + k * 4 + i]
+            at = first // 4 + step * (bl.k_step // 4) + k
+            code = lambda *plane: self.decoded[(j, at, *plane, r, i)]  # noqa: E731
+            add_code(dots, (m, j, r), x, code, self.halves)
+
+    def whole_offset(self, j: Expr, r: Expr) -> Expr:
+        """`offset` where rows have one scale, and the sums are of the whole K."""
+        return self.offset(j, i64(0), r)
+
+    def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
+        row = self.row + m
+        if not self.whole:
+            return value * self.xs[row, i64(0)] if self.token_scale else value
+        zero = self.whole_offset(j, r)
+        centred = (value - zero * self.xsum[row, i64(0)]).astype("float32")
+        scale = self.of_group("scales", j, i64(0), r).astype("float32")
+        return centred * (scale * self.xs[row, i64(0)])

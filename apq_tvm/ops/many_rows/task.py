@@ -1,0 +1,283 @@
+"""``y = act(x Wᵀ + b) + residual`` for many rows of x, as unscheduled TensorIR.
+
+A *task* is a block of rows of x by a panel of `vectors` x R columns; tasks are independent. It
+walks K in blocks of `k_block`: the panel's packed weights are decoded once into a scratch that
+stays in cache, and every tile of `m_tile` rows is multiplied with it. Sums of a tile wait in
+another scratch between K blocks. There are no predicates in the inner loops:
+
+- M is covered by tiles of `m_tile` rows; the last one starts at ``M - m_tile`` and repeats rows.
+  M must be at least `m_tile`.
+- Past the last row block of W a panel repeats it; those columns are written twice with one value.
+- Loops over K run to the block's own end, so any K works.
+
+The tile's shape is part of the PrimFunc because TensorIR cannot split a dynamic M without
+predicates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.ops import math
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.tile import Tile
+
+STAGES = "apq.stages"
+"""Annotation of the root block: names of the blocks whose innermost loop is one vector."""
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
+
+
+@dataclass(frozen=True)
+class GemmBlocking:
+    """Tile and cache block sizes.
+
+    Parameters
+    ----------
+    m_tile : int
+        Rows of x in a micro-kernel.
+    vectors : int
+        Vectors of R columns in a micro-kernel: a panel.
+    k_step : int
+        K of a micro-kernel; divides the group and `k_block`, or K for float weights.
+    k_block : int
+        K of a decoded panel, a multiple of 32 and of the group.
+    m_tiles : int
+        Tiles of rows in a task.
+    prefetch : bool
+        Whether packed codes are prefetched a K block ahead.
+    """
+
+    m_tile: int
+    vectors: int
+    k_step: int
+    k_block: int
+    m_tiles: int
+    prefetch: bool = False
+
+    def tile(self, lanes: int) -> Tile:
+        """A micro-kernel of vectors of so many columns."""
+        return Tile(self.m_tile, self.vectors, lanes, self.k_step)
+
+    @property
+    def rows(self) -> int:
+        """Rows of x in a task."""
+        return self.m_tile * self.m_tiles
+
+
+def _ceil(a: Expr, divisor: int) -> Expr:
+    return (a + i64(divisor - 1)) // i64(divisor)
+
+
+def argument(name: str, shape: tuple[Any, ...], dtype: str, align: int) -> Buffer:
+    """Declare the next buffer argument, aligned to `align` bytes."""
+    extents = [i64(s) if isinstance(s, int) else s for s in shape]
+    return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
+
+
+class GemmTask(ABC):
+    """The loops that all GEMMs share; subclasses declare operands and fill the stages."""
+
+    def __init__(self, spec: LinearSpec, blocking: GemmBlocking, lanes: int, k: int) -> None:
+        self.spec, self.blocking, self.lanes, self.k = spec, blocking, lanes, k
+        self.row_blocks = -(-spec.n // lanes)
+        self.panels = -(-self.row_blocks // blocking.vectors)
+        self.k_blocks = -(-k // blocking.k_block)
+        self.sum_dtype = "float32"
+        self.tile_shape: tuple[int, ...] = blocking.tile(lanes).sums
+        self.parts = 1  # of a tile, whose sums wait for each other
+        self.shared_columns = False  # True where two panels may compute a column: the later stores
+        self.stages: list[str] = []
+
+    @abstractmethod
+    def declare(self) -> None:
+        """Declare x and the weights, in the order of the calling convention."""
+
+    def scratch(self) -> None:  # noqa: B027 - not every GEMM needs any
+        """Allocate what a task keeps between tiles."""
+
+    def fill(self, kb: Expr) -> None:  # noqa: B027 - float weights are their own panel
+        """Fill the panel of K block `kb`."""
+
+    @abstractmethod
+    def multiply(self, kb: Expr, sums: Buffer) -> None:
+        """Add the K block's products to the tile's sums."""
+
+    def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
+        """Turn a sum into an element of x Wᵀ."""
+        return value
+
+    def build(self) -> PrimFunc:
+        """The PrimFunc: blocks ``task``, ``k_block``, ``tile`` and their stages."""
+        spec, bl = self.spec, self.blocking
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name("gemm")
+            b.func_attr({"apq.op": "linear", "op_pattern": 8, "tirx.noalias": True})
+            self.m = tirx.Var("m", "int64")
+            self.declare()
+            whole = (self.m, spec.n)
+            self.bias = argument("bias", (spec.n,), "float32", 4) if spec.bias else None
+            self.residual = argument("residual", whole, "float32", 4) if spec.residual else None
+            self.y = argument("y", whole, "float32", 4)
+            tasks = _ceil(self.m, bl.rows) * i64(self.panels)
+            with b.sblock("root"):
+                b.reads()
+                b.writes()
+                with b.serial(0, tasks) as t, b.sblock("task"):
+                    task = b.axis.spatial(tasks, t)
+                    b.reads()
+                    b.writes(self.y[0 : self.m, 0 : spec.n])
+                    self._task(task)
+                b.sblock_attr({STAGES: self.stages})
+        return builder.get()
+
+    def _task(self, task: Expr) -> None:
+        bl = self.blocking
+        self.first_row = b.bind(task // i64(self.panels) * i64(bl.rows))
+        self.panel = b.bind(task % i64(self.panels) * i64(bl.vectors))
+        tiles = b.bind(_ceil(tirx.min(i64(bl.rows), self.m - self.first_row), bl.m_tile))
+        self.scratch()
+        self.waiting: Buffer | None = None
+        if self.k_blocks > 1 or self.parts > 1:
+            shape = (bl.m_tiles, *self.tile_shape)
+            self.waiting = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
+            with self.stage("clear", tiles, *shape[1:]) as (t, m, j, r):
+                b.writes(self.waiting[t, m, j, r])
+                b.buffer_store(self.waiting, tirx.const(0, self.sum_dtype), [t, m, j, r])
+        with b.serial(0, self.k_blocks) as kb, b.sblock("k_block"):
+            vkb = b.axis.opaque(self.k_blocks, kb)
+            b.reads()
+            b.writes()
+            self.fill(vkb)
+            with b.serial(0, tiles) as t, b.sblock("tile"):
+                vt = b.axis.spatial(tiles, t)
+                b.reads()
+                b.writes()
+                self._tile(vkb, vt)
+
+    def _tile(self, kb: Expr, tile: Expr) -> None:
+        self.row = b.bind(self.tile_row(self.first_row + tile * i64(self.blocking.m_tile)))
+        self.sum_tile(kb, tile)
+
+    def sum_tile(self, kb: Expr, tile: Expr) -> None:
+        """Sums of one tile: those of earlier K blocks, what this one adds, where they go."""
+        shape = self.tile_shape
+        sums = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
+        waiting = self.waiting
+        with self.stage("load", *shape) as at:
+            b.writes(sums[at])
+            value: Expr = tirx.const(0, self.sum_dtype)
+            if waiting is not None:
+                value = waiting[(tile, *at)]
+            b.reads(*[value] if waiting is not None else [])
+            b.buffer_store(sums, value, list(at))
+        self.multiply(kb, sums)
+        if waiting is None:
+            self.store(sums)
+            return
+        with b.If(kb == self.k_blocks - 1):
+            with b.Then():
+                self.store(sums)
+            with b.Else(), self.stage("wait", *shape) as at:
+                b.reads(sums[at])
+                b.writes(waiting[(tile, *at)])
+                b.buffer_store(waiting, sums[at], [tile, *at])
+
+    def tile_row(self, row: Expr) -> Expr:
+        """First row of the tile that is to hold `row`: the last tile ends at M."""
+        return tirx.min(row, self.m - i64(self.blocking.m_tile))
+
+    def store(self, sums: Buffer) -> None:
+        """Write the tile: out of registers, or by way of a buffer where that takes much code.
+
+        Registers have constant indices, so a copy of the epilogue for every vector of the tile.
+        """
+        shape = self.tile_shape
+        if not (self.spec.n % self.lanes or self.shared_columns or self.spec.activation):
+            with self.stage("store", *shape) as (m, j, r):
+                b.reads(sums[m, j, r])
+                self._write(m, j, r, self.result(m, j, r, sums[m, j, r]))
+            return
+        results = b.sblock_alloc_buffer(shape, "float32", align=64)
+        with self.stage("spill", *shape) as (m, j, r):
+            b.reads(sums[m, j, r])
+            b.writes(results[m, j, r])
+            b.buffer_store(results, self.result(m, j, r, sums[m, j, r]), [m, j, r])
+        self.store_rows(lambda m, j, r: results[m, j, r], shape[0])
+
+    def store_rows(self, results: Callable[[Expr, Expr, Expr], Expr], rows: Any) -> None:
+        """Write the first `rows` rows of the tile, whose elements `results` gives."""
+        tail, vectors = self.spec.n % self.lanes, self.blocking.vectors
+        with b.grid(rows, vectors) as (m0, j0), b.sblock("vector"):
+            m, j = b.axis.spatial(rows, m0), b.axis.spatial(vectors, j0)
+            b.reads()
+            b.writes()
+            with b.If(self.stored(j)), b.Then():
+                if tail:
+                    last = i64(self.row_blocks - 1)
+                    with b.If(self.row_block(j) == last), b.Then():
+                        self._write_vector("store_tail", results, m, j, tail)
+                    with b.If(self.row_block(j) < last), b.Then():
+                        self._write_vector("store", results, m, j, self.lanes)
+                else:
+                    self._write_vector("store", results, m, j, self.lanes)
+
+    def stored(self, j: Expr) -> Expr:
+        """Whether the panel's vector j is written: where two panels share it, by the later one."""
+        return self.row_block(j) >= self.panel
+
+    def _write_vector(
+        self, name: str, results: Callable[[Expr, Expr, Expr], Expr], m: Expr, j: Expr, lanes: int
+    ) -> None:
+        with self.stage(name, lanes) as (r,):
+            b.reads(results(m, j, r))
+            self._write(m, j, r, results(m, j, r))
+
+    def _write(self, m: Expr, j: Expr, r: Expr, value: Expr) -> None:
+        """The epilogue of one element of x Wᵀ."""
+        row, col = self.row + m, self.row_block(j) * i64(self.lanes) + r
+        if self.bias is not None:
+            value = value + self.bias[col]
+        value = math.activation(self.spec.activation, value)
+        if self.residual is not None:
+            value = value + self.residual[row, col]
+        b.writes(self.y[row, col])
+        b.buffer_store(self.y, value, [row, col])
+
+    def row_block(self, j: Expr) -> Expr:
+        """Row block of W of the panel's vector j: past the end the last one again."""
+        index = self.panel + j
+        if self.row_blocks % self.blocking.vectors:
+            return tirx.min(index, i64(self.row_blocks - 1))
+        return index
+
+    def count(self, per_block: int, total: int, kb: Expr) -> Any:
+        """Of `total` things along K, `per_block` to a K block: how many block `kb` has."""
+        if total % per_block == 0:
+            return per_block
+        return tirx.min(i64(per_block), i64(total) - kb * i64(per_block))
+
+    @contextmanager
+    def stage(self, name: str, *extents: Any) -> Iterator[tuple[Expr, ...]]:
+        """A loop nest over `extents` around a block with one spatial axis for each."""
+        self.stages.append(name)
+        with b.sblock(f"{name}_stage"):
+            b.reads()
+            b.writes()
+            with b.grid(*extents) as loops, b.sblock(name):
+                loops = [loops] if len(extents) == 1 else loops
+                yield tuple(
+                    b.axis.spatial(extent, loop)
+                    for extent, loop in zip(extents, loops, strict=True)
+                )

@@ -1,0 +1,1 @@
+"""Codes chosen with error feedback, and scales and codes that take turns after it."""

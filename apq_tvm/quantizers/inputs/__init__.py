@@ -1,0 +1,1 @@
+"""What layers read: statistics, calibration files, and scales per input channel."""

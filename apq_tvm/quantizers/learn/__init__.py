@@ -1,0 +1,1 @@
+"""Learning codes and scales in torch, block by block and end to end."""

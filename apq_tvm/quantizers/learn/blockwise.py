@@ -1,0 +1,180 @@
+"""Learning block by block: ABQ-LLM's calibration, and finetuning of every format's float arrays.
+
+Blocks are learned in order, each fed by the blocks before it as they were quantized (ABQ-LLM, AAAI
+2025, section 3.2; OmniQuant, ICLR 2024). ``abq`` learns, for integers and W2*, balance vectors
+(scales per input channel, folded as `folds` can), clipping of every group, and for down_proj of the
+first and last block a compensation a·bᵀ (eq. (3)) that is folded in before rounding. ``finetune``
+learns the scales and offsets of any format (`torch_decode`); where it starts from error feedback it
+first chooses the block's codes anew for what the blocks before it give (`block_feedback`). Both
+learn biases.
+The loss is DLC + AKL (eq. (5)) and the error of length that cosines do not see.
+
+A third kind, ``distill``, trains all layers at once afterwards
+(`apq_tvm.quantizers.learn.distill`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from apq_tvm.errors import BadInput
+from apq_tvm.formats.families import dequantize
+from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.inputs.folds import find_folds
+from apq_tvm.quantizers.learn.block_feedback import feed_back, row_weights
+from apq_tvm.quantizers.learn.block_training import layers_of, train, with_block
+from apq_tvm.quantizers.learn.blocks import Block, find_blocks
+from apq_tvm.quantizers.learn.distill import distill, tuned_widths
+from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.learn.learning_run import KINDS, Fed, Run, Streams, tables_of
+from apq_tvm.quantizers.learn.result_loss import mask_of
+from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor
+from apq_tvm.quantizers.torch.ops import F, Tensor, torch
+from apq_tvm.quantizers.torch.round import fake_activations
+from apq_tvm.types import Node, QuantizedModel
+
+
+def learn(
+    run: Run, checkpoint: Callable[[Run], None] | None = None, progress: Progress | None = None
+) -> Learned:
+    """Learn every block that is not done yet.
+
+    Parameters
+    ----------
+    run : Run
+        Changed in place: `done` and `learned` grow.
+    checkpoint : callable, optional
+        Called with `run` after every block.
+    progress : Progress, optional
+
+    Returns
+    -------
+    Learned
+
+    Raises
+    ------
+    BadInput
+        If there is no such kind, or no block has a quantized layer.
+    BadScheme
+        If ``abq`` is asked of another format than integers and W2*.
+    UnsupportedModel
+        If the model does not run in torch.
+    """
+    if run.kind not in KINDS:
+        raise BadInput(f"--learn {run.kind!r}: one of {', '.join(KINDS)} is possible")
+    if run.kind == "distill":
+        return distill(run, checkpoint, progress)
+    graph = TorchGraph(run.model)
+    blocks = find_blocks(run.model)
+    if not any(name in run.quantized.layers for block in blocks for name in block.layers):
+        raise BadInput(f"{run.model.name} has no block with a quantized layer: nothing to learn")
+    tables = _tables(run.quantized)
+    progress = progress or Silent()
+    streams = _begin(graph, run)
+    if run.feeds_back and run.kind == "finetune" and run.done < len(blocks):
+        names = {name for block in blocks[run.done :] for name in block.layers}
+        streams.weights = row_weights(graph, run.calls, names, progress)
+    folds = find_folds(run.model)[0] if run.kind == "abq" else []
+    with progress.stage(f"learn {run.kind}", len(blocks)):
+        for at, block in enumerate(blocks):
+            progress.advance(block.output)
+            targets = _targets(graph, block, streams, tables)
+            if at >= run.done:
+                ends = at in (0, len(blocks) - 1)
+                fed = feed_back(run, graph, block, streams, tables) if streams.weights else Fed()
+                layers = layers_of(run, block, folds, ends, fed)
+                if layers:
+                    torch.manual_seed(at)  # a run that was interrupted goes on as if it was not
+                    train(graph, block, layers, streams, targets, tables, run.epochs)
+                    run.learned = with_block(run.learned, layers, folds, run.model)
+                run.done = at + 1
+                if checkpoint is not None:
+                    checkpoint(run)
+            _advance(graph, block, run, streams, targets, tables)
+    return run.learned
+
+
+def _tables(quantized: QuantizedModel) -> Values:
+    """Embedding tables as they were quantized, by weight name."""
+    tables = {}
+    for node in quantized.model.nodes:
+        key = quantized.layers.get(node.name)
+        if node.op == "apq.Embedding" and key is not None:
+            tables[node.inputs[0]] = as_tensor(dequantize(quantized.tensors[key]))
+    return tables
+
+
+def _begin(graph: TorchGraph, run: Run) -> Streams:
+    started = [graph.begin(call) for call in run.calls]
+    values = [dict(v) for v, _ in started]
+    masks = [mask_of(graph.model, call) for call in run.calls]
+    symbols = [sizes for _, sizes in started]
+    widths = tuned_widths(tensor.scheme for tensor in run.quantized.tensors.values())
+    turns = [widths[i % len(widths)] for i in range(len(values))]
+    return Streams(values, [dict(v) for v in values], symbols, masks, turns)
+
+
+def _targets(
+    graph: TorchGraph, block: Block, streams: Streams, tables: Values
+) -> list[tuple[Values, Tensor]]:
+    """Per call what the float block gives: all of it fed floats, its output fed quantized values.
+
+    Embeddings of the first block are quantized only on the quantized side.
+    """
+    keep = {*block.live, block.output, *block.attention}
+    results = []
+    with torch.no_grad():
+        for full, quantized, symbols in zip(
+            streams.full, streams.quantized, streams.symbols, strict=True
+        ):
+            plain = graph.run_nodes(block.nodes, full, symbols, keep)
+            mixed = graph.run_nodes(
+                block.nodes, quantized, symbols, {block.output}, weights=tables_of(block, tables)
+            )
+            results.append((plain, mixed[block.output]))
+    return results
+
+
+def _advance(
+    graph: TorchGraph,
+    block: Block,
+    run: Run,
+    streams: Streams,
+    targets: Sequence[tuple[Values, Tensor]],
+    tables: Values,
+) -> None:
+    """Move both streams behind a block."""
+    known = {name: t for name, t in run.learned.tensors.items() if name in block.layers}
+    decoded = {
+        bits: {
+            name: as_tensor(dequantize(t, bits if t.scheme.min_bits else 0))
+            for name, t in known.items()
+        }
+        for bits in sorted(set(streams.widths))
+    }
+    changed = {key: as_tensor(array) for key, array in run.learned.weights.items()}
+    # A copy of the nodes that read changed weights under names of their own.
+    nodes, weights = [], dict(tables_of(block, tables))
+    for node in block.nodes:
+        inputs = list(node.inputs)
+        for (name, index), array in changed.items():
+            if name == node.name:
+                inputs[index] = f"{name}:{index}"
+                weights[inputs[index]] = array
+        nodes.append(replace(node, inputs=tuple(inputs)))
+
+    def product(bits: int, node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        if node.name not in known:
+            return F.linear(x, w, bias)
+        x = fake_activations(x, known[node.name].scheme)
+        return F.linear(x, decoded[bits][node.name], bias)
+
+    with torch.no_grad():
+        for i, (full, _) in enumerate(targets):
+            at_width = partial(product, streams.widths[i])
+            streams.full[i] = {name: full[name] for name in block.live if name in full}
+            streams.quantized[i] = graph.run_nodes(
+                nodes, streams.quantized[i], streams.symbols[i], block.live, at_width, weights
+            )

@@ -1,0 +1,1 @@
+"""The normalised graph and every decoder in torch, for gradients."""

@@ -1,0 +1,138 @@
+"""Decoding with gradients to the float arrays of every family, codes fixed.
+
+A family names which entry each weight reads (`apq_tvm.formats.places`), and how it enters follows
+from its own decoding (`apq_tvm.quantizers.feedback.places`): nothing of any format is written here.
+Widths of an any-precision tensor each have arrays of their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.errors import BadScheme
+from apq_tvm.formats.families import dequantize, family_of
+from apq_tvm.formats.places import Place, array_of, filled
+from apq_tvm.quantizers.feedback.places import factors, places_of
+from apq_tvm.quantizers.torch.ops import Tensor, torch
+from apq_tvm.types import Array, QuantizedTensor
+
+F32 = NDArray[np.float32]
+
+
+class Decoder:
+    """A tensor whose float arrays can be learned, at every width apart.
+
+    Parameters
+    ----------
+    tensor : QuantizedTensor
+        Its codes stay, and what widths share.
+    name : str
+        Layer, for errors.
+
+    Raises
+    ------
+    BadScheme
+        If the family names no float arrays, or decodes otherwise than their places say.
+    """
+
+    def __init__(self, tensor: QuantizedTensor, name: str) -> None:
+        self.tensor = tensor
+        narrow = family_of(tensor.scheme).one_width
+        self.widths = {
+            bits: _Width(narrow(tensor, bits) if bits else tensor, name)
+            for bits in tensor.scheme.widths
+        }
+
+    def parameters(self) -> list[Tensor]:
+        """What can be learned, of all widths."""
+        return [step for width in self.widths.values() for step in width.steps.values()]
+
+    def weight(self, bits: int = 0) -> Tensor:
+        """Decoded weight [N, K] at a width, the widest if 0."""
+        return self.widths[bits or max(self.widths)].weight()
+
+    def finish(self, _: Tensor | None = None) -> QuantizedTensor:
+        """The tensor with what was learned, in float16."""
+        arrays: dict[str, Array] = {}
+        with torch.no_grad():
+            for width in self.widths.values():
+                arrays |= {key: width.value(key).numpy() for key in width.start}
+        return filled(self.tensor, arrays)
+
+
+class _Width:
+    """Arrays of one width and their steps, of which a step of 1 is their mean size."""
+
+    def __init__(self, tensor: QuantizedTensor, name: str) -> None:
+        self.scheme, self.settled = tensor.scheme, family_of(tensor.scheme).settled
+        self.places = places_of(tensor)
+        if not self.places:
+            raise BadScheme(
+                f"layer {name!r}: {tensor.scheme} has no float arrays that can be learned"
+            )
+        names = dict.fromkeys(place.name for place in self.places)
+        self.start = {key: array_of(tensor, key).astype(np.float32) for key in names}
+        fixed, found = factors(tensor, self.places)
+        self.fixed = torch.from_numpy(fixed) if fixed.any() else None
+        self.factors = [torch.from_numpy(_by_row(factor)) for factor in found]
+        # Steps of one size suit all arrays: each is learned relative to its own mean size.
+        self.units = {key: _unit(value) for key, value in self.start.items()}
+        self.steps = {
+            key: torch.zeros(value.shape, requires_grad=True) for key, value in self.start.items()
+        }
+        with torch.no_grad():
+            off = (self.weight() - torch.from_numpy(dequantize(tensor))).abs().max()
+        if float(off) > 1e-3 * max(float(self.factors[0].abs().max()), 1e-3):
+            raise BadScheme(f"layer {name!r}: {tensor.scheme} is not linear in its scales")
+
+    def weight(self) -> Tensor:
+        """Decoded weight [N, K]."""
+        arrays = {key: self.value(key) for key in self.start}
+        total = self.fixed
+        for place, factor in zip(self.places, self.factors, strict=True):
+            array = arrays[place.name]
+            array = array if place.plane is None else array[..., place.plane]
+            part = _read(array, place) * factor
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def value(self, key: str) -> Tensor:
+        """An array as it is stored, with gradients to its steps."""
+        start = torch.from_numpy(self.start[key])
+        value = start + self.steps[key] * self.units[key]
+        # What was not negative stays so: formats may rely on it.
+        value = value.clamp_min(0) if bool((start >= 0).all()) else value
+        stored = self.settled(value.detach().half().numpy(), self.scheme)
+        return value + (torch.from_numpy(stored).float() - value).detach()
+
+
+def _read(array: Tensor, place: Place) -> Tensor:
+    """The entry of an array that each weight reads, [N, K] or what broadcasts to it."""
+    if place.columns.ndim == 1:
+        return _spread(_spread(array, place.columns, 1), place.rows, 0)
+    index = torch.from_numpy(place.columns).long()
+    return torch.gather(_spread(array, place.rows, 0).expand(len(index), -1), 1, index)
+
+
+def _by_row(factor: F32) -> F32:
+    """[N, 1] of a factor that is the same along rows: widths are many, and each has its own."""
+    return factor[:, :1].copy() if bool((factor == factor[:, :1]).all()) else factor
+
+
+def _unit(value: F32) -> float:
+    return max(float(np.abs(value).mean()), 1e-8)
+
+
+def _spread(array: Tensor, index: Array, axis: int) -> Tensor:
+    """``array`` at `index` along an axis; groups of one size by repeating, of which the gradient
+    is a plain sum."""
+    size, count = array.shape[axis], len(index)
+    if size == 1:
+        return array
+    step = int(np.searchsorted(index, 1)) or 1
+    if (index == np.arange(count) // step).all():
+        repeated = array.repeat_interleave(step, axis) if step > 1 else array
+        return repeated.narrow(axis, 0, count)
+    return array.index_select(axis, torch.from_numpy(index))

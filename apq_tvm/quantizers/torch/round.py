@@ -1,0 +1,178 @@
+"""Roundings with gradients: straight through (Bengio et al. 2013), clipping ranges learnable.
+
+ABQ-LLM learns, per group of weights, how far the largest and the smallest weight are clipped
+(AAAI 2025, eq. (1): W_max = a max(W), W_min = b min(W)); steps and zero points follow from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.errors import BadScheme
+from apq_tvm.formats.families import family_of
+from apq_tvm.formats.integer import MAX_SCALE
+from apq_tvm.quantizers.torch.ops import F, Tensor, torch
+from apq_tvm.types import QuantizedTensor, Scheme
+
+LEAST_STEP = 2.0**-24
+"""Smallest float16: groups of zeros get it."""
+
+
+def through(value: Tensor, rounded: Tensor) -> Tensor:
+    """`rounded` forward, the gradient of `value` backward."""
+    return value + (rounded - value).detach()
+
+
+def fake_activations(x: Tensor, scheme: Scheme) -> Tensor:
+    """x as the kernels round it at run time: symmetric, one scale per token or group.
+
+    Parameters
+    ----------
+    x : Tensor [..., K]
+    scheme : Scheme
+        Float activations are left alone.
+
+    Returns
+    -------
+    Tensor [..., K]
+    """
+    if not scheme.integer_acts:
+        return x
+    top = max((1 << (scheme.act_bits - 1)) - 1, 1)
+    k = x.shape[-1]
+    group = k if scheme.act_group == -1 else scheme.act_group
+    parts = F.pad(x.float(), (0, -k % group)).unflatten(-1, (-1, group))
+    step = (parts.detach().abs().amax(-1, keepdim=True) / top).clamp_min(1e-30)
+    rounded = torch.round(parts / step).clamp(-top, top) * step
+    return through(parts, rounded).flatten(-2)[..., :k]
+
+
+class LearnedRounding:
+    """Rounds one layer's weight with learnable clipping.
+
+    Parameters
+    ----------
+    start : QuantizedTensor
+        Of codes on an even grid: its scales are where learning starts.
+    w : Tensor [N, K]
+        What `start` stands for.
+    name : str
+        Layer, for errors.
+
+    Attributes
+    ----------
+    upper, lower : Tensor [N, G]
+        Of the clipping; without zero points only `upper` counts.
+
+    Raises
+    ------
+    BadScheme
+        If the family's codes are not on an even grid.
+    """
+
+    def __init__(self, start: QuantizedTensor, w: Tensor, name: str) -> None:
+        scheme = start.scheme
+        levels = family_of(scheme).levels(scheme)
+        whole = levels is not None and (levels.even or levels.signs)
+        if levels is None or not whole or not (levels.values[0] < 0 or scheme.zero_points):
+            raise BadScheme(
+                f"layer {name!r}: --learn abq learns codes on an even grid (integers, W2*), not "
+                f"{scheme}; use --learn finetune"
+            )
+        self.scheme, self.name, self.k = scheme, name, w.shape[1]
+        self.size = self.k if scheme.group_size == -1 else min(scheme.group_size, self.k)
+        self.signs, self.zeros = levels.signs, scheme.zero_points
+        self.low, self.high = levels.values[0], levels.values[-1]
+        step = torch.from_numpy(start.scales.astype(np.float32))
+        self.sign = torch.where(step < 0, -1.0, 1.0)
+        parts = self._parts(w)
+        if self.zeros and start.zeros is not None:
+            zero = torch.from_numpy(start.zeros.astype(np.float32))
+            top, bottom = parts.amax(-1).clamp_min(0), parts.amin(-1).clamp_max(0)
+            self.upper = _ratio(step * (self.high - zero), top)
+            self.lower = _ratio(-step * zero, bottom)
+        else:
+            self.upper = _ratio(step.abs() * self._reach(), self._size(parts))
+            self.lower = torch.ones_like(self.upper)
+        for parameter in (self.upper, self.lower):
+            parameter.requires_grad_()
+
+    def parameters(self) -> list[Tensor]:
+        """What can be learned."""
+        return [self.upper, self.lower] if self.zeros else [self.upper]
+
+    def weight(self, w: Tensor) -> Tensor:
+        """Decoded weight [N, K] of float weight `w`, with gradients to `w` and the parameters."""
+        return self._round(w)[0]
+
+    def finish(self, w: Tensor) -> QuantizedTensor:
+        """Codes and float16 scales of `w` as learned.
+
+        Raises
+        ------
+        BadScheme
+            If a scale exceeds float16.
+        """
+        with torch.no_grad():
+            _, code, step, zero = self._round(w)
+            if float(step.abs().max()) > MAX_SCALE:
+                raise BadScheme(f"layer {self.name!r}: a learned scale exceeds {MAX_SCALE:.0f}")
+            return QuantizedTensor(
+                _numpy(code.flatten(1)[:, : self.k], np.uint8),
+                _numpy(step, np.float16),
+                _numpy(zero, np.uint8) if self.zeros else None,
+                self.scheme,
+            )
+
+    def _reach(self) -> float:
+        """Steps from 0 to the end of the range."""
+        return 1.0 if self.signs else float(-self.low)
+
+    def _size(self, parts: Tensor) -> Tensor:
+        return parts.abs().mean(-1) if self.signs else parts.abs().amax(-1)
+
+    def _parts(self, w: Tensor) -> Tensor:
+        """[N, K] -> [N, G, size]; the last group is filled with zeros."""
+        return F.pad(w, (0, -self.k % self.size)).unflatten(1, (-1, self.size))
+
+    def _round(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Decoded weight, codes [N, G, size], steps and zero points [N, G]."""
+        parts = self._parts(w)
+        if self.zeros:
+            top = self.upper * parts.amax(-1).clamp_min(0)
+            bottom = self.lower * parts.amin(-1).clamp_max(0)
+            step = _half((top - bottom) / self.high)
+            exact = -bottom / step
+            zero = through(exact, torch.round(exact)).clamp(self.low, self.high)
+        else:
+            step = _half(self.upper.abs() * self._size(parts) / self._reach()) * self.sign
+            zero = torch.zeros_like(step)
+        u, s, z = parts, step[..., None], zero[..., None]
+        if self.signs:
+            level = through(torch.tanh(u / s), torch.where(u > 0, 1.0, -1.0))
+            code = (level > 0).to(u.dtype)
+        else:
+            exact = u / s + z
+            code = through(exact, torch.round(exact)).clamp(self.low, self.high)
+            level = code - z
+            code = code - (0 if self.zeros else self.low)
+        return (level * s).flatten(1)[:, : self.k], code, step, zero
+
+
+def _half(step: Tensor) -> Tensor:
+    """A step as float16 holds it, never 0."""
+    step = step.clamp_min(LEAST_STEP)
+    return through(step, step.half().float())
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b where b is not 0, else 1."""
+    return torch.where(b.abs() > 1e-12, a / torch.where(b == 0, 1.0, b), 1.0).detach().clone()
+
+
+def _numpy(tensor: Tensor, dtype: type) -> NDArray[Any]:
+    values = tensor.detach().numpy()
+    return np.ascontiguousarray(np.rint(values) if dtype is np.uint8 else values).astype(dtype)

@@ -1,0 +1,1 @@
+"""Object files and libraries: TVM's LLVM code generator and the C compiler."""

@@ -1,0 +1,138 @@
+"""From C sources and the kernels' object file to ``lib<name>.so`` and ``lib<name>.a``.
+
+Everything is first linked into one relocatable object whose internal names are made local, so that
+any number of modules can be linked into one program or loaded into one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from apq_tvm.codegen.build.toolchain import Toolchain, run
+from apq_tvm.errors import BuildError
+
+# What the module's own runtime provides of TVM's; any other symbol of TVM's runtime that kernels
+# call means an operation that needs TVM.
+_PROVIDED = frozenset(
+    {
+        "TVMFFIErrorSetRaisedFromCStrParts",
+        "__TVMBackendAllocWorkspace",
+        "__TVMBackendFreeWorkspace",
+        "__TVMBackendParallelLaunch",
+    }
+)
+_C_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fwrapv", "-pthread", "-ffunction-sections")
+_LINK_FLAGS = ("-Wl,--no-undefined", "-Wl,-z,relro", "-Wl,-z,noexecstack", "-Wl,-s")
+# What templates/module.h.in declares.
+API_FUNCTIONS = (
+    "close",
+    "context_create",
+    "context_destroy",
+    "has_openmp",
+    "last_error",
+    "memory",
+    "num_threads",
+    "open",
+    "output_shape",
+    "run",
+    "set_num_threads",
+    "precision",
+    "set_precision",
+    "run_bits",
+    "verify",
+    "target",
+    "version",
+)
+
+
+def check_kernels(tools: Toolchain, kernels: Sequence[Path]) -> None:
+    """Refuse kernels that call into TVM's runtime beyond what the module's own runtime provides.
+
+    Raises
+    ------
+    BuildError
+        Naming the functions.
+    """
+    foreign = set()
+    # One file a call: for several, nm prints titles with their paths, which may spell anything.
+    symbols = [line for path in kernels for line in run([tools.nm, str(path)]).splitlines()]
+    for line in symbols:
+        kind, symbol = line.split()[-2:]
+        own = symbol in _PROVIDED or (kind in "TtW" and symbol.startswith("__tvm_ffi_"))
+        if ("TVM" in symbol or "tvm" in symbol) and kind in "UVWvw" and not own:
+            foreign.add(symbol)
+    if foreign:
+        raise BuildError(f"kernels call TVM runtime functions: {', '.join(sorted(foreign))}")
+
+
+@contextmanager
+def compile_sources(
+    tools: Toolchain, sources: Sequence[Path], work: Path
+) -> Iterator[Callable[[], list[Path]]]:
+    """Compile C files while the body runs; nothing writes into `work` any more when it is left.
+
+    Parameters
+    ----------
+    tools : Toolchain
+    sources : sequence of Path
+        Their folders are searched for headers.
+    work : Path
+        Folder of the object files.
+
+    Yields
+    ------
+    callable
+        Waits for the compiler and returns the object files, or raises BuildError with its output.
+    """
+    includes = [f"-I{folder}" for folder in sorted({str(s.parent) for s in sources})]
+    objects = [work / f"{source.stem}.o" for source in sources]
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
+        jobs = [
+            pool.submit(run, [*tools.cc, *_C_FLAGS, *includes, "-c", str(source), "-o", str(path)])
+            for source, path in zip(sources, objects, strict=True)
+        ]
+
+        def wait() -> list[Path]:
+            for job in jobs:
+                job.result()
+            return objects
+
+        yield wait
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def link_library(
+    tools: Toolchain, name: str, objects: Sequence[Path], work: Path, output: Path
+) -> None:
+    """Link object files into the shared and the static library.
+
+    Parameters
+    ----------
+    tools : Toolchain
+    name : str
+        Exported are ``{name}_{function}`` for `API_FUNCTIONS` and nothing else.
+    objects : sequence of Path
+    work : Path
+        Folder for intermediate files.
+    output : Path
+        Folder that receives ``lib{name}.so`` and ``lib{name}.a``.
+
+    Raises
+    ------
+    BuildError
+        The linker failed; its output is in the message.
+    """
+    whole, local = work / f"{name}_all.o", work / f"{name}.o"
+    run([*tools.cc, "-nostdlib", "-r", *map(str, objects), "-o", str(whole)])
+    keep = [f"--keep-global-symbol={name}_{function}" for function in API_FUNCTIONS]
+    run([tools.objcopy, "--strip-debug", *keep, str(whole), str(local)])
+    flags = ["-shared", f"-Wl,-soname,lib{name}.so", *_LINK_FLAGS, *tools.link_flags]
+    shared = output / f"lib{name}.so"
+    run([*tools.cc, *flags, str(local), *tools.link_libraries, "-o", str(shared)])
+    run([tools.ar, "rcsD", str(output / f"lib{name}.a"), str(local)])

@@ -1,0 +1,123 @@
+"""What a kernel call needs besides its arguments: its symbols, its checks, its estimated work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.sym import Analyzer
+
+from apq_tvm.codegen.graph.bounds import Lookup, Reach
+from apq_tvm.codegen.graph.c_expr import c_expr
+from apq_tvm.codegen.graph.plain import Condition, IdCheck, Place, Tensor
+from apq_tvm.codegen.graph.work import work_of
+from apq_tvm.errors import UnsupportedModel
+
+
+def symbols_at(func: Any, args: Sequence[Tensor | str]) -> dict[Any, str]:
+    """Give the C expressions of a function's symbols: its arguments' dimensions and integers."""
+    names: dict[Any, str] = {}
+    for param, arg in zip(func.params, args, strict=True):
+        if isinstance(arg, str):
+            names[param] = arg
+            continue
+        for dim, text in zip(param.shape, arg.dims, strict=False):
+            if isinstance(dim, tirx.Var):
+                names.setdefault(dim, text)
+    return names
+
+
+def id_checks(func: Any, kernel: str, lookups: Sequence[Lookup]) -> tuple[IdCheck, ...]:
+    """List the ids to check before a call.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        With attributes ``apq.id_rows`` and ``apq.ids_arg`` (an int, or equally long lists) and
+        ``apq.layer`` (the name in the message), its ids may be negative, as in ONNX.
+    kernel : str
+        Names the layer where the attributes are missing.
+    lookups : sequence of Lookup
+        What `apq_tvm.codegen.graph.bounds` found; used where the attributes are missing.
+    """
+    attrs = func.attrs or {}
+    if "apq.id_rows" not in attrs:
+        return tuple(IdCheck(kernel, found.ids, 0, found.rows) for found in lookups)
+    layer = str(attrs["apq.layer"])
+    args, rows = (_ints(attrs[key]) for key in ("apq.ids_arg", "apq.id_rows"))
+    return tuple(IdCheck(layer, a, -r, r) for a, r in zip(args, rows, strict=True))
+
+
+def _ints(value: Any) -> list[int]:
+    if isinstance(value, int | tirx.IntImm):
+        return [int(value)]
+    return [int(v) for v in value]
+
+
+def shape_limits(
+    kernel: str, found: Sequence[Reach], names: Mapping[Any, str]
+) -> tuple[dict[str, int], list[Condition]]:
+    """Turn accesses that may leave their argument into conditions on the input shapes.
+
+    Parameters
+    ----------
+    kernel : str
+        For the message.
+    found : sequence of Reach
+        Those that depend on data or on inner variables are skipped: no shape tells about them.
+    names : mapping of tvm.tirx.Var to str
+        `symbols_at` the call.
+
+    Returns
+    -------
+    dict of str to int
+        C expression of a dimension → its largest value, where the condition is as simple as that.
+    list of Condition
+        The others.
+    """
+    limits: dict[str, int] = {}
+    conditions = []
+    for reach in found:
+        try:
+            needed = c_expr(Analyzer().simplify(reach.highest + 1), names)
+            extent = c_expr(reach.extent, names)
+        except UnsupportedModel:
+            continue
+        if extent.isdigit():
+            limits[needed] = min(limits.get(needed, int(extent)), int(extent))
+        else:
+            message = (
+                f"these input shapes do not fit together: {kernel} would read element {needed} of "
+                f"an axis of {extent}"
+            )
+            conditions.append(Condition(f"{needed} <= {extent}", message))
+    return limits, conditions
+
+
+def call_work(
+    func: Any, args: Sequence[Tensor | str], names: Mapping[Any, str], looks_up: bool
+) -> str:
+    """Write the C estimate of a call's work (`apq_tvm.codegen.graph.work`).
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+    args : sequence of Tensor or str
+    names : mapping of tvm.tirx.Var to str
+        `symbols_at` the call.
+    looks_up : bool
+        Whether weights are tables, of which only some rows are read.
+    """
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    touched = [
+        _product([str(t.itemsize), *t.dims])
+        for t in tensors
+        if not (looks_up and t.place is Place.WEIGHT)
+    ]
+    elements = _product(tensors[-1].dims) if tensors else "0"
+    return work_of(func, names, elements, " + ".join(touched) or "0")
+
+
+def _product(factors: Sequence[str]) -> str:
+    return " * ".join(factors) or "1"

@@ -1,0 +1,395 @@
+"""From Relax ``main`` to `apq_tvm.codegen.graph.plain.Graph`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import ir, relax, tirx
+
+from apq_tvm.codegen.graph.bounds import find_accesses
+from apq_tvm.codegen.graph.c_expr import c_expr
+from apq_tvm.codegen.graph.calls import call_work, id_checks, shape_limits, symbols_at
+from apq_tvm.codegen.graph.check_calls import check_call
+from apq_tvm.codegen.graph.plain import (
+    Array,
+    Buffer,
+    Call,
+    Condition,
+    Graph,
+    Place,
+    Port,
+    Precision,
+    Symbol,
+    Tensor,
+    place_outputs,
+)
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.types import TensorSpec, Variant
+
+# A constant of up to this many bytes is written into the C source, others go to the weights file.
+SMALL_CONSTANT_BYTES = 256
+DTYPES = frozenset(
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
+)
+
+
+def prepare(scheduled: Any, unscheduled: Any) -> Any:
+    """Take a scheduled module to the form `read_graph` reads: allocations and kernel calls.
+
+    Parameters
+    ----------
+    scheduled : tvm.IRModule
+        Relax ``main`` of ``call_tir`` and PrimFuncs.
+    unscheduled : tvm.IRModule
+        The same PrimFuncs before scheduling, in which mere reshapes can still be recognised.
+
+    Returns
+    -------
+    tvm.IRModule
+        Without dataflow blocks; PrimFunc calls write tensors that ``builtin.alloc_tensor`` made.
+        Memory planning is left to the runtime, which knows the sizes.
+    """
+    t = relax.transform
+    plain = {v.name_hint: f for v, f in unscheduled.functions.items()}
+    functions = {
+        v: plain.get(v.name_hint, f) if isinstance(f, tirx.PrimFunc) else f
+        for v, f in scheduled.functions.items()
+    }
+    passes = [t.RewriteDataflowReshape(), t.DeadCodeElimination()]
+    mod = tvm.ir.transform.Sequential(passes)(tvm.IRModule(functions))
+    mod = tvm.IRModule({**scheduled.functions, mod.get_global_var("main"): mod["main"]})
+    passes = [t.ToNonDataflow(), t.RemovePurityChecking(), t.CallTIRRewrite()]
+    return tvm.ir.transform.Sequential(passes)(mod)
+
+
+def read_graph(
+    mod: Any,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    params: Mapping[str, Array],
+    variants: Mapping[str, tuple[Variant, ...]],
+    unscheduled: Any,
+) -> Graph:
+    """Read a prepared module.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        What `prepare` gave.
+    inputs, outputs : sequence of TensorSpec
+        The ONNX signature; ``main`` takes the inputs first.
+    params : mapping of str to ndarray
+        ``main``'s further parameters, in order.
+    variants : mapping of str to tuple of Variant
+        As in `apq_tvm.types.LoweredModel`.
+    unscheduled : tvm.IRModule
+        The module before scheduling, in which accesses are checked
+        (`apq_tvm.codegen.graph.bounds`).
+
+    Returns
+    -------
+    Graph
+
+    Raises
+    ------
+    UnsupportedModel
+        Anything left that is not a kernel call, a reshape or a tuple (all of them are named);
+        a shape that depends on data; an output that is not a tensor; an unknown dtype.
+    """
+    return _Reader(mod, params, variants, unscheduled).read(inputs, outputs)
+
+
+def _c_name(name: str, taken: set[str]) -> str:
+    """A C name for a symbol; the prefix keeps it apart from every other name of the source."""
+    base = "s_" + re.sub(r"\W", "_", name, flags=re.ASCII)
+    unique, n = base, 1
+    while unique in taken:
+        unique, n = f"{base}_{n}", n + 1
+    taken.add(unique)
+    return unique
+
+
+class _Reader:
+    """Walks the bindings of ``main`` once; `values` maps Relax variables to what they hold."""
+
+    def __init__(
+        self, mod: Any, params: Mapping[str, Array], variants: Mapping[str, Any], unscheduled: Any
+    ) -> None:
+        self.mod = mod
+        self.unscheduled = unscheduled
+        self.accesses = {
+            v.name_hint: find_accesses(f)
+            for v, f in unscheduled.functions.items()
+            if isinstance(f, tirx.PrimFunc)
+        }
+        self.main = mod["main"]
+        self.params = params
+        self.variants = variants
+        self.graph = Graph()
+        self.names: dict[Any, str] = {}  # symbol → C expression
+        self.values: dict[Any, Any] = {}  # Relax variable → Tensor or tuple of values
+        self.by_content: dict[str, str] = {}  # hash of an array → its name among the weights
+        self.leftovers: list[str] = []
+
+    def read(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Graph:
+        variables = list(self.main.params)
+        if len(variables) != len(inputs) + len(self.params):
+            raise UnsupportedModel(
+                f"main takes {len(variables)} parameters, but the model has {len(inputs)} inputs "
+                f"and {len(self.params)} weights"
+            )
+        self._read_inputs(variables[: len(inputs)], inputs)
+        weights = zip(variables[len(inputs) :], self.params.items(), strict=True)
+        for variable, (name, array) in weights:
+            self.values[variable] = self._weight(name, array)
+        for block in self.main.body.blocks:
+            for binding in block.bindings:
+                self._bind(binding)
+        if self.leftovers:
+            raise UnsupportedModel(
+                "these operations have no kernel: " + ", ".join(sorted(set(self.leftovers)))
+            )
+        self._read_outputs(self._value(self.main.body.body), outputs)
+        place_outputs(self.graph)
+        return self.graph
+
+    # ---- signature ----
+
+    def _read_inputs(self, variables: Sequence[Any], specs: Sequence[TensorSpec]) -> None:
+        taken: set[str] = set()
+        limits = (self.main.attrs or {}).get("tir_var_upper_bound", {})
+        symbols: list[Symbol] = []
+        for number, (variable, spec) in enumerate(zip(variables, specs, strict=True)):
+            for axis, dim in enumerate(self._tensor_type(variable, spec.name).shape):
+                if isinstance(dim, tirx.Var) and dim not in self.names:
+                    self.names[dim] = _c_name(dim.name, taken)
+                    shown = spec.shape[axis] if axis < len(spec.shape) else dim.name
+                    limit = limits.get(dim.name)
+                    symbols.append(
+                        Symbol(
+                            self.names[dim],
+                            str(shown),
+                            number,
+                            axis,
+                            None if limit is None else int(limit),
+                        )
+                    )
+        ports = []
+        for number, (variable, spec) in enumerate(zip(variables, specs, strict=True)):
+            kind = self._tensor_type(variable, spec.name)
+            dims = self._dims(kind.shape)
+            self.values[variable] = Tensor(Place.INPUT, number, _dtype(kind.dtype, spec.name), dims)
+            shown_dims = tuple(
+                str(d) for d in (spec.shape if len(spec.shape) == len(dims) else dims)
+            )
+            empty = -1 if spec.may_be_empty is None else spec.may_be_empty
+            ports.append(Port(spec.name, _dtype(kind.dtype, spec.name), dims, shown_dims, empty))
+        self.graph.inputs = tuple(ports)
+        self.graph.symbols = tuple(symbols)
+
+    def _tensor_type(self, variable: Any, name: str) -> Any:
+        kind = variable.ty
+        if not isinstance(kind, relax.TensorType) or kind.shape is None:
+            raise UnsupportedModel(f"'{name}' is not a tensor of known rank but {kind}")
+        return kind
+
+    def _read_outputs(self, value: Any, specs: Sequence[TensorSpec]) -> None:
+        values = value if isinstance(value, tuple) else (value,)
+        if len(values) != len(specs):
+            raise UnsupportedModel(
+                f"main returns {len(values)} values, but the model has {len(specs)} outputs"
+            )
+        ports = []
+        for tensor, spec in zip(values, specs, strict=True):
+            if not isinstance(tensor, Tensor):
+                raise UnsupportedModel(f"output '{spec.name}' is not a tensor (a shape or a tuple)")
+            same_rank = len(spec.shape) == len(tensor.dims)
+            shown = tuple(str(d) for d in (spec.shape if same_rank else tensor.dims))
+            ports.append(Port(spec.name, tensor.dtype, tensor.dims, shown))
+        self.graph.outputs = tuple(ports)
+        self.graph.results = tuple(values)
+
+    # ---- arrays ----
+
+    def _weight(self, name: str, array: Array) -> Tensor:
+        """An array as a weight, stored once however often its content appears."""
+        array = np.asarray(array)
+        dims = tuple(str(d) for d in array.shape)
+        dtype = _dtype(str(array.dtype), name)
+        digest = hashlib.sha256(
+            np.ascontiguousarray(array).view(np.uint8).data if array.ndim else array.tobytes()
+        )
+        key = f"{digest.hexdigest()}:{dtype}:{array.shape}"
+        if key not in self.by_content:
+            self.by_content[key] = name
+            self.graph.weights[name] = array
+        return Tensor(Place.WEIGHT, self.by_content[key], dtype, dims)
+
+    def _constant(self, array: Array) -> Tensor:
+        dtype = _dtype(str(array.dtype), "a constant")
+        digest = hashlib.sha256(array.tobytes() + f"{dtype}{array.shape}".encode()).hexdigest()[:12]
+        if array.nbytes > SMALL_CONSTANT_BYTES:
+            return self._weight(f"const.{digest}", array)
+        name = f"c_{digest}"
+        self.graph.constants[name] = array
+        return Tensor(Place.CONSTANT, name, dtype, tuple(str(d) for d in array.shape))
+
+    # ---- bindings ----
+
+    def _dims(self, shape: Any) -> tuple[str, ...]:
+        return tuple(c_expr(d, self.names) for d in shape)
+
+    def _value(self, expr: Any) -> Any:
+        if expr in self.values:
+            return self.values[expr]
+        if isinstance(expr, ir.expr.GenericConst):
+            return self._constant(_as_numpy(expr))
+        if isinstance(expr, ir.expr.Tuple):
+            return tuple(self._value(f) for f in expr.fields)
+        if isinstance(expr, ir.expr.TupleGetItem):
+            value = self._value(expr.tuple_value)
+            return value[expr.index] if isinstance(value, tuple) else None
+        return None
+
+    def _bind(self, binding: Any) -> None:
+        value = binding.value
+        if isinstance(binding, relax.MatchCast):
+            self._match_cast(binding)
+        elif isinstance(value, ir.expr.Call):
+            self._call(binding.var, value)
+        elif isinstance(value, relax.If):
+            self.leftovers.append("If")
+        else:
+            self.values[binding.var] = self._value(value)
+
+    def _match_cast(self, binding: Any) -> None:
+        value = self._value(binding.value)
+        wanted = binding.ty
+        if not isinstance(value, Tensor) or not isinstance(wanted, relax.TensorType):
+            self.leftovers.append("match_cast")
+            return
+        if wanted.shape is not None:
+            for have, want in zip(value.dims, wanted.shape, strict=True):
+                if isinstance(want, tirx.Var) and want not in self.names:
+                    self.names[want] = f"({have})"
+                elif c_expr(want, self.names) != have:
+                    text = c_expr(want, self.names)
+                    message = f"a dimension of {binding.var.name} must be {text}, but is {have}"
+                    self.graph.conditions.append(Condition(f"({have}) == ({text})", message))
+        self.values[binding.var] = value
+
+    def _call(self, variable: Any, call: Any) -> None:
+        if isinstance(call.op, ir.GlobalVar):
+            self._kernel_call(call)
+            return
+        op = str(getattr(call.op, "name", call.op))
+        if op == "relax.builtin.alloc_tensor":
+            kind = self._tensor_type(variable, variable.name)
+            dims = self._dims(call.args[0].values)
+            dtype = _dtype(kind.dtype, variable.name)
+            self.values[variable] = Tensor(Place.BUFFER, len(self.graph.buffers), dtype, dims)
+            self.graph.buffers.append(Buffer(variable.name, dtype, dims))
+        elif op == "relax.reshape" and isinstance(self._value(call.args[0]), Tensor):
+            source = self._value(call.args[0])
+            dims = self._dims(self._tensor_type(variable, variable.name).shape)
+            self.values[variable] = Tensor(source.place, source.key, source.dtype, dims)
+        else:
+            extern = [a for a in call.args if isinstance(a, relax.ExternFunc)]
+            target = extern[0] if extern else call.op
+            self.leftovers.append(str(getattr(target, "global_symbol", op)))
+
+    def _kernel_call(self, call: Any) -> None:
+        name = call.op.name_hint
+        func = self.mod[name] if call.op in self.mod.functions else None
+        choices = tuple(self.variants.get(name, ()))
+        wanted = [choice.func for choice in choices if choice.func]
+        missing = [name for name in wanted if name not in _function_names(self.mod)]
+        if func is None or missing:
+            raise UnsupportedModel(
+                f"kernel {name} or one of its variants {missing} is not in the module"
+            )
+        args: list[Tensor | str] = []
+        for arg in call.args:
+            value = self._value(arg)
+            if isinstance(value, Tensor):
+                args.append(value)
+            elif value is not None:
+                raise UnsupportedModel(f"kernel {name}: argument {arg} is a tuple")
+            else:
+                args.append(c_expr(arg, self.names))
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        # Of a linear layer the result has M rows, whatever its activations were made to.
+        op = str(func.attrs["apq.op"]) if func.attrs and "apq.op" in func.attrs else ""
+        of = tensors[-1 if op in ("linear", "dispatch") else 0] if tensors else None
+        rows = of.dims[0] if of is not None and of.dims else "1"
+        written = [a.key for a in args if isinstance(a, Tensor) and a.place is Place.BUFFER]
+        result = self.graph.buffers[int(written[-1])].name if written else ""
+        reaches, lookups = self.accesses.get(name, ((), ()))
+        names = symbols_at(self.unscheduled[name], args) if reaches else {}
+        self._limit(*shape_limits(name, reaches, names))
+        checks = id_checks(func, name, lookups)
+        run, taken = func, args
+        for choice in reversed(choices):
+            if choice.func:
+                run = self.mod[choice.func]
+                taken = [args[i] for i in choice.args] if choice.args is not None else args
+                check_call(choice.func, run, taken)
+        if not choices:
+            check_call(name, func, args)
+        self.graph.calls.append(
+            Call(
+                kernel=name,
+                variants=choices,
+                rows=rows,
+                args=tuple(args),
+                work=call_work(run, taken, symbols_at(run, taken), bool(checks)),
+                id_checks=checks,
+                comment=f"{result} = {name}",
+                precision=self._precision(choices, args),
+            )
+        )
+
+    def _precision(self, choices: Sequence[Variant], args: Sequence[Tensor | str]) -> int:
+        """Number of the layer's run-time precision, -1 if it has none."""
+        widths = [choice.width for choice in choices if choice.width]
+        if not widths:
+            return -1
+        # Weight parameters are called {layer}.{array} (`apq_tvm.lower`).
+        weights = (a for a in args if isinstance(a, Tensor) and a.place is Place.WEIGHT)
+        layer = str(next(weights).key).rpartition(".")[0]
+        mine = Precision(layer, min(widths), max(widths))
+        if mine not in self.graph.precisions:
+            self.graph.precisions.append(mine)
+        return self.graph.precisions.index(mine)
+
+    def _limit(self, limits: Mapping[str, int], conditions: Sequence[Condition]) -> None:
+        """Take note of what a kernel asks of the input shapes."""
+        for dimension, limit in limits.items():
+            symbol = next((s for s in self.graph.symbols if s.c_name == dimension), None)
+            if symbol is not None:
+                symbol.limit = limit if symbol.limit is None else min(limit, symbol.limit)
+            else:
+                message = f"these input shapes are too large: {dimension} must be at most {limit}"
+                self.graph.conditions.append(Condition(f"{dimension} <= {limit}", message))
+        self.graph.conditions += conditions
+
+
+def _function_names(mod: Any) -> set[str]:
+    return {v.name_hint for v in mod.get_global_vars()}
+
+
+def _dtype(dtype: Any, name: str) -> str:
+    if str(dtype) not in DTYPES:
+        raise UnsupportedModel(f"'{name}' has type {dtype}; known are {', '.join(sorted(DTYPES))}")
+    return str(dtype)
+
+
+def _as_numpy(constant: Any) -> NDArray[Any]:
+    array: NDArray[Any] = constant.value.numpy()
+    return array

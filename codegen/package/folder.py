@@ -1,0 +1,197 @@
+"""The folder of a compiled module: written aside, then moved into place whole."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from apq_tvm.codegen.graph.c_text import comment
+from apq_tvm.codegen.graph.plain import Graph, Port
+from apq_tvm.errors import OutputExists, OutputFailed
+
+HERE = Path(__file__).resolve().parents[1]
+TEMPLATES = HERE / "templates"
+RUNTIME = HERE / "runtime"
+COMMON = RUNTIME / "common"
+# Identifies the layout of manifest.json and of the folder.
+MANIFEST_FORMAT = "apq_tvm-module-1"
+
+
+def check_name(output: Path) -> str:
+    """Return the module name that a folder gives: it must import in Python and compile in C.
+
+    Raises
+    ------
+    OutputFailed
+        Not an ASCII identifier, a Python keyword, or a name the runtime uses itself.
+    """
+    name = output.name
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
+        suggestion = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("0123456789") or "model"
+        raise OutputFailed(
+            f"'{name}' cannot be imported in Python: a module's folder must be named like a "
+            "variable, e.g. "
+            f"{suggestion if not keyword.iskeyword(suggestion) else suggestion + '_'}"
+        )
+    if name == "apq":
+        raise OutputFailed("'apq' is the prefix of the C runtime; name the folder differently")
+    return name
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Refuse to overwrite, or to replace by force what is no compiled module.
+
+    Raises
+    ------
+    OutputExists
+        Something is there and `force` is not given, or it is not a module.
+    """
+    if not output.exists() and not output.is_symlink():
+        return
+    if not force:
+        raise OutputExists(f"{output} exists already; choose another name or pass --force")
+    manifest = output / "manifest.json"
+    try:
+        ours = json.loads(manifest.read_text()).get("format") == MANIFEST_FORMAT
+    except (OSError, ValueError, AttributeError):
+        ours = False
+    if not ours and not (output.is_dir() and not any(output.iterdir())):
+        raise OutputExists(
+            f"{output} is not a compiled module, so it is not replaced even with --force; "
+            "remove it first"
+        )
+
+
+@contextmanager
+def staged(output: Path, force: bool) -> Iterator[Path]:
+    """Give a folder beside `output` to write into; it becomes `output` if nothing fails.
+
+    Yields
+    ------
+    Path
+        An empty folder on the same file system.
+
+    Raises
+    ------
+    OutputExists
+        See `check_output`.
+    OutputFailed
+        Writing failed (disk full, no permission); `output` is as it was.
+    """
+    check_output(output, force)
+    temporary: Path | None = None
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+        temporary.chmod(0o755)
+        fresh = temporary / "new"
+        fresh.mkdir()
+        yield fresh
+        _swap(fresh, output, temporary / "old")
+    except OSError as error:
+        raise OutputFailed(
+            f"{output} could not be written: {error.strerror or error}; what was there before is "
+            "intact"
+        ) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(fresh: Path, output: Path, old: Path) -> None:
+    """Two renames; if the second fails, or a signal comes between them, the first is undone."""
+    try:
+        if output.exists() or output.is_symlink():
+            output.rename(old)
+        fresh.rename(output)
+    except BaseException:
+        if (old.exists() or old.is_symlink()) and not output.exists():
+            old.rename(output)
+        raise
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace every ``@KEY@`` of a template file by its value.
+
+    Parameters
+    ----------
+    template : str
+        File name in ``templates/``.
+    values : mapping of str to str
+    """
+    text = (TEMPLATES / template).read_text()
+    return re.sub(r"@([A-Z_]+)@", lambda m: values[m.group(1)], text)
+
+
+def template_values(
+    name: str, version: str, graph: Graph, libraries: Sequence[str] = ()
+) -> dict[str, str]:
+    """Build the values of every ``@KEY@`` that the header, CMake and pkg-config templates use.
+
+    Parameters
+    ----------
+    name, version : str
+    graph : Graph
+    libraries : sequence of str
+        What the library is linked with, as linker options.
+    """
+    ranks = [len(p.dims) for p in (*graph.inputs, *graph.outputs)]
+    return {
+        "NAME": name,
+        "UPPER": name.upper(),
+        "VERSION": version,
+        "LIBS": " ".join(libraries),
+        "SIGNATURE": "\n".join(
+            [*_signature("input", graph.inputs), *_signature("output", graph.outputs)]
+        ),
+        "NUM_INPUTS": str(len(graph.inputs)),
+        "NUM_OUTPUTS": str(len(graph.outputs)),
+        "MAX_RANK": str(max([*ranks, 1])),
+        "DLPACK": (COMMON / "apq_dlpack.h").read_text(),
+    }
+
+
+def _signature(kind: str, ports: Sequence[Port]) -> list[str]:
+    lines = []
+    for number, port in enumerate(ports):
+        text = f"{kind} {number}: {port.name} {port.dtype} [{', '.join(port.shown)}]"
+        lines.append(f" *   {comment(text)}")
+    return lines
+
+
+def write_package(folder: Path, name: str, values: Mapping[str, str]) -> None:
+    """Write the files that need no build: ``__init__.py``, header, CMake and pkg-config.
+
+    Parameters
+    ----------
+    folder : Path
+    name : str
+    values : mapping of str to str
+        Of `template_values`.
+    """
+    shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")
+    for template, target in (
+        ("module.h.in", f"{name}.h"),
+        ("config.cmake.in", f"{name}Config.cmake"),
+        ("module.pc.in", f"{name}.pc"),
+    ):
+        (folder / target).write_text(fill(template, values))
+
+
+def port_entries(ports: Sequence[Port]) -> list[dict[str, Any]]:
+    """Describe inputs or outputs for manifest.json: name, dtype, shape (a str is a symbol)."""
+    return [
+        {
+            "name": p.name,
+            "dtype": p.dtype,
+            "shape": [int(d) if d.lstrip("-").isdigit() else d for d in p.shown],
+        }
+        for p in ports
+    ]

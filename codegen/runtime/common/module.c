@@ -1,0 +1,459 @@
+/* Handles own weights, contexts own memory; a run checks its arguments, plans and runs the graph. */
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "apq_runtime.h"
+
+/* Plans a context keeps, one per set of symbol values; the one unused for longest is replaced. */
+enum { PLANS = 8 };
+
+struct apq_handle {
+  const apq_module *module;
+  apq_weights weights;
+  atomic_int threads;
+  atomic_int *bits; /* of every layer whose bits can be chosen */
+};
+
+typedef struct {
+  int ready;
+  uint64_t used; /* run number */
+  int64_t *symbols, *in_dims, *out_dims;
+  size_t *bytes, *offsets;
+  size_t arena;
+} plan;
+
+/* A block that only grows. */
+typedef struct {
+  unsigned char *data;
+  size_t bytes;
+} region;
+
+struct apq_context {
+  const apq_handle *handle;
+  uint64_t runs;
+  plan plans[PLANS];
+  plan *last; /* of the last run */
+  region arena, staging;
+  int32_t *order;
+  int64_t *symbols;
+  int32_t *bits;
+  void **inputs, **outputs, **buffers;
+};
+
+/* What every public function answers to a NULL that it cannot do without. */
+static int is_null(const char *what) { return apq_fail(APQ_BAD_INPUT, "%s is NULL", what); }
+
+/* ---- handle ---- */
+
+int apq_open(const apq_module *const *modules, const char *weights_path, apq_handle **out) {
+  const apq_module *m;
+  if (out == NULL) return is_null("where the handle is to be written");
+  *out = NULL;
+  if (weights_path == NULL) return is_null("the path of the weights file");
+  int rc = apq_choose(modules, &m);
+  if (rc != APQ_OK) return rc;
+  apq_handle *h = calloc(1, sizeof *h + (size_t)m->num_precisions * sizeof(atomic_int));
+  if (h == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a handle", m->name);
+  h->module = m;
+  h->bits = (atomic_int *)(h + 1);
+  for (int32_t i = 0; i < m->num_precisions; i++) atomic_init(&h->bits[i], m->precisions[i].most);
+  rc = apq_weights_open(m, weights_path, &h->weights);
+  if (rc != APQ_OK) {
+    free(h);
+    return rc;
+  }
+  (void)apq_has_openmp();
+  atomic_init(&h->threads, apq_default_threads());
+  *out = h;
+  return APQ_OK;
+}
+
+void apq_close(apq_handle *h) {
+  if (h == NULL) return;
+  apq_weights_close(&h->weights);
+  free(h);
+}
+
+const char *apq_target(const apq_handle *h) {
+  if (h != NULL) return h->module->target;
+  (void)is_null("the handle");
+  return "";
+}
+
+int apq_verify(const apq_handle *h) {
+  if (h == NULL) return is_null("the handle");
+  const apq_module *m = h->module;
+  uint64_t sum = apq_checksum(h->weights.data + m->header_bytes, h->weights.bytes - m->header_bytes);
+  if (sum == m->data_checksum) return APQ_OK;
+  return apq_fail(APQ_BAD_WEIGHTS, "the weights of %s were altered: checksum %016llx, expected %016llx",
+                  m->name, (unsigned long long)sum, (unsigned long long)m->data_checksum);
+}
+
+int apq_set_num_threads(apq_handle *h, int32_t threads) {
+  if (h == NULL) return is_null("the handle");
+  if (threads < 1 || threads > APQ_MAX_THREADS) {
+    return apq_fail(APQ_BAD_INPUT, "number of threads is %d, wanted 1 to %d", (int)threads,
+                    APQ_MAX_THREADS);
+  }
+  atomic_store(&h->threads, threads);
+  return APQ_OK;
+}
+
+int32_t apq_num_threads(const apq_handle *h) {
+  if (h == NULL) return is_null("the handle");
+  return apq_usable_threads(atomic_load(&((apq_handle *)(uintptr_t)h)->threads));
+}
+
+/* ---- bits at run time ---- */
+
+static int check_bits(const apq_module *m, const apq_precision *p, int32_t bits) {
+  if (bits >= p->least && bits <= p->most) return APQ_OK;
+  return apq_fail(APQ_BAD_INPUT, "bits=%d: layer '%s' of %s has %d to %d", (int)bits, p->layer, m->name,
+                  (int)p->least, (int)p->most);
+}
+
+/* Fails unless every layer that is meant (NULL: all) can have so many bits. */
+static int check_all_bits(const apq_module *m, const char *layer, int32_t bits) {
+  int32_t found = 0;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    const apq_precision *p = &m->precisions[i];
+    if (layer != NULL && strcmp(layer, p->layer) != 0) continue;
+    int rc = check_bits(m, p, bits);
+    if (rc != APQ_OK) return rc;
+    found++;
+  }
+  if (found > 0) return APQ_OK;
+  if (layer != NULL) {
+    return apq_fail(APQ_BAD_INPUT, "%s has no layer '%s' whose bits can be chosen", m->name, layer);
+  }
+  return apq_fail(APQ_BAD_INPUT, "bits=%d: no layer of %s has bits to choose; compile it with a scheme such as anyprec3-8",
+                  (int)bits, m->name);
+}
+
+int apq_set_precision(apq_handle *h, const char *layer, int32_t bits) {
+  if (h == NULL) return is_null("the handle");
+  const apq_module *m = h->module;
+  int rc = check_all_bits(m, layer, bits);
+  if (rc != APQ_OK) return rc;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    if (layer == NULL || strcmp(layer, m->precisions[i].layer) == 0) atomic_store(&h->bits[i], bits);
+  }
+  return APQ_OK;
+}
+
+int32_t apq_get_precision(const apq_handle *h, const char *layer) {
+  if (h == NULL) return is_null("the handle");
+  if (layer == NULL) return is_null("the layer's name");
+  const apq_module *m = h->module;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    if (strcmp(layer, m->precisions[i].layer) == 0) return atomic_load(&h->bits[i]);
+  }
+  return 0;
+}
+
+/* ---- context ---- */
+
+static int grow(region *r, size_t bytes, const char *what) {
+  if (bytes <= r->bytes) return APQ_OK;
+  void *fresh = NULL;
+  free(r->data);
+  r->data = NULL;
+  r->bytes = 0;
+  if (posix_memalign(&fresh, APQ_ALIGNMENT, bytes) != 0) {
+    return apq_fail(APQ_NO_MEMORY, "no memory for %llu bytes of %s", (unsigned long long)bytes, what);
+  }
+  r->data = fresh;
+  r->bytes = bytes;
+  return APQ_OK;
+}
+
+/* Cuts `count` items of `size` bytes from a zeroed block; all sizes here are multiples of 4. */
+static void *cut(unsigned char **at, int32_t count, size_t size) {
+  void *taken = *at;
+  *at += (size_t)count * size;
+  return taken;
+}
+
+int apq_context_create(const apq_handle *h, apq_context **out) {
+  if (out == NULL) return is_null("where the context is to be written");
+  *out = NULL;
+  if (h == NULL) return is_null("the handle");
+  const apq_module *m = h->module;
+  int32_t values = m->num_inputs + m->num_outputs + m->num_buffers;
+  size_t plan_bytes = 8 * (size_t)(m->num_symbols + m->input_dims + m->output_dims) +
+                      2 * sizeof(size_t) * (size_t)m->num_buffers;
+  size_t total = sizeof(apq_context) + PLANS * plan_bytes + 8 * (size_t)m->num_symbols +
+                 sizeof(void *) * (size_t)values +
+                 sizeof(int32_t) * (size_t)(2 * m->num_buffers + m->num_precisions);
+  apq_context *c = *out = calloc(1, total);
+  if (c == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a context", m->name);
+  c->handle = h;
+  unsigned char *at = (unsigned char *)(c + 1);
+  for (int32_t i = 0; i < PLANS; i++) {
+    plan *p = &c->plans[i];
+    p->symbols = cut(&at, m->num_symbols, 8);
+    p->in_dims = cut(&at, m->input_dims, 8);
+    p->out_dims = cut(&at, m->output_dims, 8);
+    p->bytes = cut(&at, m->num_buffers, sizeof(size_t));
+    p->offsets = cut(&at, m->num_buffers, sizeof(size_t));
+  }
+  c->symbols = cut(&at, m->num_symbols, 8);
+  c->inputs = cut(&at, m->num_inputs, sizeof(void *));
+  c->outputs = cut(&at, m->num_outputs, sizeof(void *));
+  c->buffers = cut(&at, m->num_buffers, sizeof(void *));
+  c->order = cut(&at, 2 * m->num_buffers, sizeof(int32_t));
+  c->bits = cut(&at, m->num_precisions, sizeof(int32_t));
+  return APQ_OK;
+}
+
+void apq_context_destroy(apq_context *c) {
+  if (c == NULL) return;
+  free(c->arena.data);
+  free(c->staging.data);
+  free(c);
+}
+
+int apq_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes) {
+  if (c == NULL) return is_null("the context");
+  if (arena_bytes == NULL || live_bytes == NULL) return is_null("where bytes are to be written");
+  const apq_module *m = c->handle->module;
+  *arena_bytes = c->arena.bytes + c->staging.bytes;
+  *live_bytes = c->last == NULL ? 0 : apq_live_bytes(m->num_buffers, m->lifetimes, c->last->bytes);
+  return APQ_OK;
+}
+
+/* ---- arguments ---- */
+
+/* Writes "(2, 17)" or, with names, "(batch_size, 384)". */
+static void write_shape(char *text, size_t size, int32_t ndim, const int64_t *dims,
+                        const char *const *names) {
+  size_t used = (size_t)snprintf(text, size, "(");
+  for (int32_t i = 0; i < ndim && used < size; i++) {
+    const char *comma = i == 0 ? "" : ", ";
+    if (names != NULL) {
+      used += (size_t)snprintf(text + used, size - used, "%s%s", comma, names[i]);
+    } else {
+      used += (size_t)snprintf(text + used, size - used, "%s%lld", comma, (long long)dims[i]);
+    }
+  }
+  if (used < size) snprintf(text + used, size - used, ")");
+}
+
+static int bad_shape(const char *kind, const apq_value *want, const DLTensor *t, const char *why) {
+  char got[256], wanted[512];
+  write_shape(got, sizeof got, t->ndim, t->shape, NULL);
+  write_shape(wanted, sizeof wanted, want->ndim, NULL, want->dims);
+  return apq_fail(APQ_BAD_INPUT, "%s '%s' has shape %s, wanted %s%s", kind, want->name, got, wanted, why);
+}
+
+/* Type, device and rank: what does not depend on other tensors. */
+static int check_tensor(const char *kind, const apq_value *want, const DLTensor *t) {
+  if (t->device.device_type != kDLCPU) {
+    return apq_fail(APQ_BAD_INPUT, "%s '%s' is on DLPack device type %d, wanted memory of the CPU", kind,
+                    want->name, (int)t->device.device_type);
+  }
+  if (t->dtype.code != want->dtype.code || t->dtype.bits != want->dtype.bits || t->dtype.lanes != 1) {
+    return apq_fail(APQ_BAD_INPUT, "%s '%s' has DLPack type code %d with %d bits, wanted code %d with %d",
+                    kind, want->name, t->dtype.code, t->dtype.bits, want->dtype.code, want->dtype.bits);
+  }
+  if (t->shape == NULL && t->ndim > 0) {
+    return apq_fail(APQ_BAD_INPUT, "%s '%s' has %d dimensions, but its shape is NULL", kind, want->name,
+                    (int)t->ndim);
+  }
+  if (t->ndim != want->ndim) return bad_shape(kind, want, t, "");
+  return APQ_OK;
+}
+
+/* What kernels never see: an empty input, or one without memory. A cache may be empty. */
+static int check_filled(const apq_value *want, const DLTensor *t) {
+  int empty = 0;
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (t->shape[i] == 0 && i == want->may_be_empty) {
+      empty = 1;
+    } else if (t->shape[i] <= 0) {
+      return bad_shape("input", want, t, "; no dimension may be zero");
+    }
+  }
+  if (empty) return APQ_OK;
+  if (t->data == NULL) return apq_fail(APQ_BAD_INPUT, "input '%s' has no data", want->name);
+  return APQ_OK;
+}
+
+static int check_dims(const char *kind, const apq_value *want, const DLTensor *t, const int64_t *dims) {
+  for (int32_t i = 0; i < want->ndim; i++) {
+    if (t->shape[i] != dims[i]) {
+      char expected[256], why[320];
+      write_shape(expected, sizeof expected, want->ndim, dims, NULL);
+      snprintf(why, sizeof why, ", here %s", expected);
+      return bad_shape(kind, want, t, why);
+    }
+  }
+  return APQ_OK;
+}
+
+/* The plan for these inputs, made if it is not there; every input is checked. */
+static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
+  const apq_module *m = c->handle->module;
+  int rc;
+  if (inputs == NULL && m->num_inputs > 0) return is_null("the array of inputs");
+  for (int32_t i = 0; i < m->num_inputs; i++) {
+    if ((rc = check_tensor("input", &m->inputs[i], &inputs[i])) != APQ_OK) return rc;
+    if ((rc = check_filled(&m->inputs[i], &inputs[i])) != APQ_OK) return rc;
+  }
+  for (int32_t i = 0; i < m->num_symbols; i++) {
+    c->symbols[i] = inputs[m->symbols[i].input].shape[m->symbols[i].axis];
+  }
+  plan *p = NULL, *oldest = &c->plans[0];
+  for (int32_t i = 0; i < PLANS && p == NULL; i++) {
+    plan *q = &c->plans[i];
+    if (q->ready && memcmp(q->symbols, c->symbols, 8 * (size_t)m->num_symbols) == 0) p = q;
+    if (q->used < oldest->used) oldest = q;
+  }
+  if (p == NULL) {
+    p = oldest;
+    p->ready = 0;
+    if (c->last == p) c->last = NULL;
+    rc = m->shapes(c->symbols, p->in_dims, p->out_dims, p->bytes);
+    if (rc != APQ_OK) return rc;
+    p->arena = apq_plan(m->num_buffers, m->lifetimes, p->bytes, p->offsets, c->order);
+    memcpy(p->symbols, c->symbols, 8 * (size_t)m->num_symbols);
+    p->ready = 1;
+  }
+  p->used = ++c->runs;
+  const int64_t *dims = p->in_dims;
+  for (int32_t i = 0; i < m->num_inputs; dims += m->inputs[i].ndim, i++) {
+    if ((rc = check_dims("input", &m->inputs[i], &inputs[i], dims)) != APQ_OK) return rc;
+  }
+  *out = p;
+  return APQ_OK;
+}
+
+static size_t bytes_of(const DLTensor *t) {
+  size_t bytes = t->dtype.bits / 8;
+  for (int32_t i = 0; i < t->ndim; i++) bytes *= (size_t)t->shape[i];
+  return bytes;
+}
+
+/* What a copy of the tensor takes up in the staging block. */
+static size_t stage_of(const DLTensor *t) {
+  return (bytes_of(t) + APQ_ALIGNMENT - 1) / APQ_ALIGNMENT * APQ_ALIGNMENT;
+}
+
+static int contiguous(const DLTensor *t) {
+  int64_t step = 1;
+  for (int32_t i = t->ndim - 1; t->strides != NULL && i >= 0; i--) {
+    if (t->shape[i] != 1 && t->strides[i] != step) return 0;
+    step *= t->shape[i];
+  }
+  return 1;
+}
+
+static unsigned char *address(const DLTensor *t) {
+  return (unsigned char *)t->data + t->byte_offset;
+}
+
+static int ready_to_use(const DLTensor *t) {
+  return contiguous(t) && (uintptr_t)address(t) % APQ_ALIGNMENT == 0;
+}
+
+/* Copies a tensor of any strides to contiguous memory; returns the end of what it wrote. */
+static unsigned char *gather(unsigned char *to, const unsigned char *from, const DLTensor *t,
+                             int32_t axis) {
+  size_t item = t->dtype.bits / 8;
+  if (axis == t->ndim) {
+    memcpy(to, from, item);
+    return to + item;
+  }
+  for (int64_t i = 0; i < t->shape[axis]; i++) {
+    to = gather(to, from + i * t->strides[axis] * (int64_t)item, t, axis + 1);
+  }
+  return to;
+}
+
+/* Fills the context's pointers; what is not aligned or not contiguous goes through `staging`. */
+static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DLTensor *outputs) {
+  const apq_module *m = c->handle->module;
+  size_t staged = 0;
+  for (int32_t i = 0; i < m->num_inputs; i++) {
+    staged += ready_to_use(&inputs[i]) ? 0 : stage_of(&inputs[i]);
+  }
+  for (int32_t i = 0; i < m->num_outputs; i++) {
+    staged += ready_to_use(&outputs[i]) ? 0 : stage_of(&outputs[i]);
+  }
+  int rc = grow(&c->staging, staged, "copies of unaligned tensors");
+  if (rc == APQ_OK) rc = grow(&c->arena, p->arena, "working memory");
+  if (rc != APQ_OK) return rc;
+  unsigned char *next = c->staging.data;
+  for (int32_t i = 0; i < m->num_inputs; i++) {
+    const DLTensor *t = &inputs[i];
+    c->inputs[i] = address(t);
+    if (ready_to_use(t)) continue;
+    if (contiguous(t)) {
+      memcpy(next, address(t), bytes_of(t));
+    } else {
+      (void)gather(next, address(t), t, 0);
+    }
+    c->inputs[i] = next;
+    next += stage_of(t);
+  }
+  for (int32_t i = 0; i < m->num_outputs; i++) {
+    c->outputs[i] = ready_to_use(&outputs[i]) ? address(&outputs[i]) : next;
+    next += ready_to_use(&outputs[i]) ? 0 : stage_of(&outputs[i]);
+  }
+  for (int32_t i = 0; i < m->num_buffers; i++) c->buffers[i] = c->arena.data + p->offsets[i];
+  return APQ_OK;
+}
+
+int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int64_t *shape) {
+  if (c == NULL) return is_null("the context");
+  if (shape == NULL) return is_null("where the shape is to be written");
+  const apq_module *m = c->handle->module;
+  if (index < 0 || index >= m->num_outputs) {
+    return apq_fail(APQ_BAD_INPUT, "output %d does not exist, %s has %d", (int)index, m->name,
+                    (int)m->num_outputs);
+  }
+  plan *p;
+  int rc = find_plan(c, inputs, &p);
+  if (rc != APQ_OK) return rc;
+  const int64_t *dims = p->out_dims;
+  for (int32_t i = 0; i < index; i++) dims += m->outputs[i].ndim;
+  memcpy(shape, dims, 8 * (size_t)m->outputs[index].ndim);
+  return APQ_OK;
+}
+
+int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int32_t bits) {
+  if (c == NULL) return is_null("the context");
+  const apq_module *m = c->handle->module;
+  plan *p;
+  int rc = bits == 0 ? APQ_OK : check_all_bits(m, NULL, bits);
+  if (rc == APQ_OK) rc = find_plan(c, inputs, &p);
+  if (rc != APQ_OK) return rc;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    c->bits[i] = bits == 0 ? atomic_load(&c->handle->bits[i]) : bits;
+  }
+  if (outputs == NULL && m->num_outputs > 0) return is_null("the array of outputs");
+  const int64_t *dims = p->out_dims;
+  for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
+    if ((rc = check_tensor("output", &m->outputs[i], &outputs[i])) != APQ_OK) return rc;
+    if ((rc = check_dims("output", &m->outputs[i], &outputs[i], dims)) != APQ_OK) return rc;
+    if (outputs[i].data == NULL && bytes_of(&outputs[i]) > 0) {
+      return apq_fail(APQ_BAD_INPUT, "output '%s' has no data", m->outputs[i].name);
+    }
+    if (!contiguous(&outputs[i])) {
+      return apq_fail(APQ_BAD_INPUT, "output '%s' is not contiguous", m->outputs[i].name);
+    }
+  }
+  if ((rc = place(c, p, inputs, outputs)) != APQ_OK) return rc;
+  c->last = p;
+  apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
+                     apq_num_threads(c->handle)};
+  rc = m->graph(&frame);
+  for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {
+    const DLTensor *t = &outputs[i];
+    if (c->outputs[i] != address(t)) memcpy(address(t), c->outputs[i], bytes_of(t));
+  }
+  return rc;
+}

@@ -1,0 +1,1 @@
+"""64-bit Arm: device profiles, the table of linear kernels, and one file per family of kernels."""

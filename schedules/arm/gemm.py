@@ -1,0 +1,280 @@
+"""Default schedules of large-M linear layers on Arm, and their kernel records.
+
+A task's panel of decoded weights (8 or 12 columns) stays in L1, its activations in L2; sums of a
+tile stay in registers: 8 rows x 6 columns are 12 int32 and 12 float32 vectors of the 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm.s_tir import ScheduleError
+
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.ops.activations.rows import quantize_rows
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.centred import MOST_GROUPS
+from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
+from apq_tvm.ops.many_rows.integer import centred_gemm, integer_groups
+from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.schedules.arm.layouts import PAIRED_BITS, check_layout, in_pairs
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.checks import check_integer, interleaved
+from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
+from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
+from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
+from apq_tvm.tensorize.arm.gemm import (
+    SDOT,
+    SMMLA,
+    SMULL,
+    GemmInstruction,
+    centred_intrinsic,
+)
+from apq_tvm.tensorize.arm.gemm_panel import rows_intrinsic, scales_intrinsic, unpack_intrinsic
+from apq_tvm.tensorize.meaning.centred import CentredTile, largest_byte
+from apq_tvm.types import DeviceProfile
+
+LANES = 4
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Rows of x and blocks of 4 columns of a tile, and the parts it is summed in."""
+
+    m: int
+    vectors: int
+    parts: int = 1
+
+    def tile(self, k_step: int, pairs: bool) -> CentredTile:
+        """A part, as micro-kernels compute it."""
+        return CentredTile(self.m, self.vectors * (2 if pairs else 1) // self.parts, k_step, pairs)
+
+
+_TILE_STAGES = ("load", "wait", "start", "sum", "spill")
+
+
+def blocking(
+    spec: LinearSpec,
+    weights: CentredGroups,
+    profile: DeviceProfile,
+    shape: TileShape,
+    decide: Decide,
+    unit_k: int = UNIT_K,
+) -> GemmBlocking:
+    """The decisions of an integer GEMM: ``k_block``, ``k_step``, ``rows`` (of a task).
+
+    Weights are decoded by units of `unit_k` columns.
+    """
+    group, kp, whole = weights.group, weights.k, weights.whole
+    step = unit_k if whole else max(unit_k, group)
+    # A panel takes up to half of L1, three quarters where its scales are few beside it; where sums
+    # run on over a K block, it has 32 groups at most.
+    assert spec.scheme is not None
+    quarters = 3 if group >= 128 else 2
+    most = quarters * profile.l1_bytes // (4 * LANES * shape.vectors * weights.planes)
+    if spec.scheme.act_group == -1 and not whole:
+        most = min(most, group * MOST_GROUPS)
+    sizes = tuple(size for size in (4096, 2048, 1024) if size <= most)
+    k_block = even_block(kp, step, decide("k_block", (*sizes, 512)))
+    # A whole group in one stretch of code: LLVM overlaps its scales with the products around it.
+    wanted = decide("k_step", (32, 64) if whole else (128, 64, 32))
+    stretch = k_block if whole else group
+    k_step = max(s for s in (16, 32, 64, 128) if s <= wanted and stretch % s == 0)
+    if whole and kp % k_step:
+        k_step = UNIT_K
+    rows = decide("rows", (128, 64, 256))
+    return GemmBlocking(shape.m, shape.vectors, k_step, k_block, -(-rows // shape.m))
+
+
+def schedule_centred(sch: Any, tile: CentredTile, micro: str, scales: str = "float16") -> None:
+    """Parallel tasks, tensorized scales and products, sums in registers.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+    tile : CentredTile
+    micro : str
+        Intrinsic of the products.
+    scales : str
+        What factors in pairs are made of (`scales_intrinsic`).
+    """
+    schedule_stages(sch, _TILE_STAGES)
+    if tile.pairs:
+        tensorize(sch, "spread_scales", scales_intrinsic(scales), 2)
+        for loop in sch.get_loops(sch.get_sblock("rows_of")):
+            sch.unroll(loop)
+        tensorize(sch, "rows", rows_intrinsic(), 2)
+    else:
+        for name, loops in (("scale", 0), ("scale_minima", -2)):
+            scaled = _find(sch, name)
+            for loop in sch.get_loops(scaled)[loops:] if scaled is not None else ():
+                sch.unroll(loop)
+    sch.unroll(sch.get_loops(sch.get_sblock("vector"))[-1])
+    tensorize(sch, "dot", micro, 5)
+
+
+def _find(sch: Any, block: str) -> Any:
+    """A block that only grouped schemes have."""
+    try:
+        return sch.get_sblock(block)
+    except ScheduleError:
+        return None
+
+
+def tensorize(sch: Any, block: str, intrinsic: str, axes: int) -> None:
+    """Replace the innermost `axes` loops around a block."""
+    sch.tensorize(sch.get_loops(sch.get_sblock(block))[-axes], intrinsic)
+
+
+def prepare_rows(
+    spec: LinearSpec, together: int, meant: bool = False, copy: bool = False
+) -> Preparation:
+    """``(xq, xs, xsum, [xf])`` of `apq_tvm.ops.activations.rows`."""
+    scheme = spec.scheme
+    assert scheme is not None
+    groups = (scheme.act_group, scheme.group_size)
+    named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
+    bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
+    rows = max(1, ELEMENTS_PER_TASK // spec.k)
+    func = quantize_rows(spec.k, *groups, 32, rows, scheme.act_bits, together, meant, copy)
+    more = ("_meant" if meant else "") + ("_copy" if copy else "")
+    return Preparation(f"quantize_rows{together}_k{spec.k}_{named}{bits}{more}", func)
+
+
+def _single_loads(profile: DeviceProfile) -> bool:
+    """Whether LLVM leaves loads unpaired, which takes fewer registers at once: longer stretches of
+    code then need none of the stack."""
+    return "+slow-paired-128" in profile.target.get("mattr", ())
+
+
+def _three_wide(profile: DeviceProfile) -> bool:
+    """Whether slots are short and ``ldr q`` takes two: Neoverse N1 and its kin."""
+    return profile.macs_per_cycle.get("sdot") == 32 and "i8mm" not in profile.features
+
+
+def tuning(
+    weights: CentredGroups, profile: DeviceProfile, pairs: bool, parts: int, decide: Decide
+) -> CentredTuning:
+    """The decisions ``stretch`` and ``loaded``."""
+    choices: tuple[int, ...] = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
+    loaded: tuple[int, ...] = (-1, 0)
+    if _three_wide(profile):
+        choices = (32, 64, 128, 256)
+        # Slots and vector pipes are equally short; a long group hardly has starts.
+        loaded = (1, 0, -1) if weights.group <= 64 else (0, 1, -1)
+    if weights.planes > 1:
+        # Planes read the same x, which LLVM would keep in registers from one to the next.
+        choices = tuple(sorted(choices, key=lambda size: size > weights.group))
+    return CentredTuning(pairs, parts, decide("stretch", choices), decide("loaded", loaded))
+
+
+def micro_kernel(
+    instruction: GemmInstruction,
+    tile: CentredTile,
+    largest: int,
+    profile: DeviceProfile,
+    decide: Decide,
+) -> str:
+    """The decision ``ld1``, and the intrinsic's name."""
+    multiple = decide("ld1", (True, False) if _three_wide(profile) else (False, True))
+    return centred_intrinsic(instruction, tile, largest, multiple)
+
+
+def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
+    """The tile of a kernel; grouped schemes hold an int32 and a float32 sum per element."""
+    if instruction is SMMLA and m_tile == 8:
+        return TileShape(8, 2) if whole else TileShape(8, 3, 2)
+    return TileShape(m_tile, 1 if instruction is SMULL else 2)
+
+
+def centred_kernel(
+    instruction: GemmInstruction,
+    bits: int,
+    m_tile: int,
+    m_min: int,
+    layout_of: Callable[[LinearSpec], InterleavedLayout],
+    interleaving: str,
+) -> LinearKernel:
+    """The record of one integer GEMM on weights of a layout, called `interleaving` in its name."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        check_integer(spec, profile, bits, instruction.features, LANES)
+        check_layout(spec, profile, layout_of(spec))
+
+    def weights_of(spec: LinearSpec) -> CentredGroups:
+        return integer_groups(layout_of(spec), spec.k)
+
+    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+        weights = weights_of(spec)
+        shape = _tile(instruction, m_tile, weights.whole)
+        bl = blocking(spec, weights, profile, shape, decide)
+        tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
+        return centred_gemm(spec, layout_of(spec), bl, tuned)
+
+    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+        layout, weights = layout_of(spec), weights_of(spec)
+        shape = _tile(instruction, m_tile, weights.whole)
+        k_step = blocking(spec, weights, profile, shape, decide).k_step
+        tile = shape.tile(k_step, instruction.pairs)
+        largest = largest_byte(bits, layout.zero_points)
+        micro = micro_kernel(instruction, tile, largest, profile, decide)
+        wide = layout.zero_points and layout.bits == 8
+        zeros = layout.zero_points and not wide
+        unit = layout.unit if layout.rows == LANES else layout.half_unit
+        unpack = unpack_intrinsic(unit, tile.pairs, zeros)
+        tensorize(sch, "unpack", unpack, 4 if tile.pairs else 3)
+        schedule_centred(sch, tile, micro)
+        if wide and tile.pairs:
+            tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
+
+    return legacy(
+        f"gemm_W{bits}A8_{instruction.name}_{interleaving}m{m_tile}",
+        m_min,
+        -1,
+        check,
+        lambda spec, _: layout_of(spec),
+        func,
+        schedule,
+        bits,
+        prepare=lambda spec, profile, decide: prepare_rows(spec, 2 if instruction.pairs else 4),
+    )
+
+
+_M_MIN = {(SMMLA, 8): 7, (SMMLA, 4): 3, (SDOT, 4): 9, (SMULL, 4): 2}
+"""(instruction, tile) -> fewest rows of x. Half of a pair may be missing; rows past M are computed
+and dropped. Where smmla and sdot take over from `apq_tvm.schedules.arm.gemv`, which stores no
+panel, by MACs per cycle of whole calls of W4A8g32 (llvm-mca 22): V1 with M = 8 47 against 41, N1
+with M = 8 15.0 against 15.4 and with M = 16 17.6."""
+
+_PAIRED_MIN = 25
+"""Fewest rows of x from which decoding a panel beats decoding for every 8 of them: on V2, and for
+long groups on V1; of W4A8g32 V1 has 64 MACs per cycle with and 68 without a panel at M = 32, and
+69 and 68 at M = 128."""
+
+ARM_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
+    centred_kernel(
+        instruction,
+        bits,
+        m_tile,
+        m_min,
+        lambda spec: interleaved(spec, LANES),
+        f"r{LANES}",
+    )
+    for (instruction, m_tile), m_min in _M_MIN.items()
+    for bits in range(1, 9)
+)
+"""In order of preference; those for 7 rows and more before the kernels for few rows."""
+
+MANY_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min >= 7)
+SOME_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min < 7)
+
+PAIRED_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
+    centred_kernel(SMMLA, bits, 8, _PAIRED_MIN, partial(in_pairs, rows=rows), f"r{rows}k8")
+    for rows in (4, 8)
+    for bits in PAIRED_BITS
+    if rows == 4 or bits != 3
+)
+"""On weights in runs of 8 k, which take no zips: before the kernels without a panel."""

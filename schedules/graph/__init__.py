@@ -1,0 +1,1 @@
+"""Schedules of what is no linear layer, and the loop rewrites they are made of."""

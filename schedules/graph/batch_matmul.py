@@ -1,0 +1,371 @@
+"""Batched float32 matrix product: register tiles over packed panels.
+
+Each task is one panel of ``NR`` columns of one matrix of the batch. The panel of the right operand
+is copied, transposed where needed, into a small scratch ``[KC, NR]`` padded with zeros; then blocks
+of ``MR`` rows run down it with ``MR x NR`` accumulators in registers. Rows left over go through
+blocks of half the height, so no row is computed twice and nothing is predicated; columns left over
+are stored under a mask. The roles of the operands are exchanged if the result's rows are
+contiguous.
+
+Register tiles after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+(2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import sym, tirx
+
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.graph.loops import parallel_when
+from apq_tvm.schedules.graph.lowering import finish
+from apq_tvm.schedules.graph.panel import Flat, Tile, bind_all, is_const, loop, pack_panel, strides
+from apq_tvm.tensorize.exprs import i64
+from apq_tvm.types import DeviceProfile
+
+Expr = Any
+Stmt = Any
+
+
+def micro_kernel(
+    tile: Tile,
+    rows: int,
+    depth: Expr,
+    left: Callable[[int, Expr], Expr],
+    panel: Any,
+    along: Callable[[int, Expr], Expr] | None = None,
+) -> tuple[list[Stmt], Callable[[int, int], Expr], Any]:
+    """Accumulate ``rows x tile.cols`` over `depth`.
+
+    Parameters
+    ----------
+    tile : Tile
+    rows : int
+        Of this block, at most ``tile.rows``.
+    depth : PrimExpr
+    left : callable
+        (row, k) → scalar.
+    panel : Buffer
+        Flat ``[tile.depth, tile.cols]``.
+    along : callable, optional
+        (row, k) → vector of ``tile.lanes`` consecutive k, for devices that multiply by a lane.
+
+    Returns
+    -------
+    list of Stmt, callable, Buffer
+        The loops over k; (row, vector) → index of an accumulator vector; the accumulators, which
+        the caller allocates and initialises.
+    """
+    acc = tirx.decl_buffer((rows * tile.cols,), "float32", "acc")
+
+    def place(row: int, vector: int) -> Expr:
+        at = row * tile.cols + vector * tile.lanes
+        return tirx.Ramp(tirx.const(at, "int32"), tirx.const(1, "int32"), tile.lanes)
+
+    def step(k: Expr, factor: Callable[[int], Expr]) -> Stmt:
+        out: list[Stmt] = []
+        cols: list[Expr] = []
+        for v in range(tile.vectors):
+            at = tirx.Ramp(k * i64(tile.cols) + i64(v * tile.lanes), i64(1), tile.lanes)
+            value = tirx.BufferLoad(panel, [at])
+            var = tirx.Var(f"b{v}", str(value.ty))
+            out.append(tirx.Bind(var, value))
+            cols.append(var)
+        for r in range(rows):
+            scalar = tirx.Var(f"a{r}", f"float32x{tile.lanes}")
+            out.append(tirx.Bind(scalar, factor(r)))
+            for v in range(tile.vectors):
+                at = place(r, v)
+                value = tirx.BufferLoad(acc, [at]) + scalar * cols[v]
+                out.append(tirx.BufferStore(acc, value, [at]))
+        return tirx.stmt_seq(*out)
+
+    def one(k: Expr) -> Stmt:
+        return step(k, lambda r: tirx.Broadcast(left(r, k), tile.lanes))
+
+    if along is None:
+        return [loop(depth, one)], place, acc
+    load = along
+
+    def several(block: Expr) -> Stmt:
+        first = block * i64(tile.lanes)
+        binds, vectors = bind_all([load(r, first) for r in range(rows)], "left")
+        lanes = [[tirx.const(i, "int32")] * tile.lanes for i in range(tile.lanes)]
+        steps = [
+            step(first + i64(i), lambda r, i=i: tirx.Shuffle([vectors[r]], lanes[i]))  # type: ignore[misc]
+            for i in range(tile.lanes)
+        ]
+        return tirx.stmt_seq(*binds, *steps)
+
+    simplify = sym.Analyzer().simplify
+    blocks = simplify(depth // i64(tile.lanes))
+    done = simplify(blocks * i64(tile.lanes))
+    rest = loop(simplify(depth - done), lambda k: one(done + k))
+    return [loop(blocks, several), rest], place, acc
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """One product in terms of flat buffers: `left` is (m, k), `right` (k, n), `out` (m, n)."""
+
+    m: Expr
+    n: Expr
+    k: Expr
+    left: Flat
+    right: Flat
+    out: Flat
+    right_layout: str
+    left_runs: bool
+    """Whether a row of `left` is contiguous and the device multiplies by a lane."""
+
+
+def _batch_indices(task: Expr, batch: Sequence[Expr]) -> list[Expr]:
+    out: list[Expr] = []
+    for extent in reversed(list(batch)):
+        if is_const(extent, 1):
+            out.insert(0, i64(0))
+        else:
+            out.insert(0, task % extent)
+            task = task // extent
+    return out
+
+
+def _views(func: Any) -> tuple[list[Stmt], list[Any]]:
+    """Flat views of the arguments."""
+    out: list[Stmt] = []
+    views: list[Any] = []
+    for p in func.params:
+        size: Any = i64(1)
+        for extent in p.shape:
+            size = size * extent
+        view = tirx.decl_buffer((size,), p.dtype, f"{p.name}_flat", data=p.data)
+        out.append(tirx.DeclBuffer(view, data=p.data))
+        views.append(view)
+    return out, views
+
+
+class _Layout:
+    """Where the logical axes of one operand lie in memory."""
+
+    def __init__(self, param: Any, order: Sequence[int]) -> None:
+        self.order = list(order)
+        self.shape = [param.shape[p] for p in self.order]
+        steps = strides(param.shape)
+        self.strides = [steps[p] for p in self.order]
+        self.contiguous = self.order.index(len(self.order) - 1)
+
+    def offset(self, batch: Sequence[Expr], batch_shape: Sequence[Expr]) -> Expr:
+        """Offset of one matrix; broadcast axes add nothing."""
+        own = len(self.order) - 2
+        used = list(batch)[len(batch) - own :]
+        total: Any = i64(0)
+        for index, extent, step in zip(used, self.shape[:-2], self.strides[:-2], strict=True):
+            if not is_const(extent, 1):
+                total = total + index * step
+        return total
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    out = [0] * len(order)
+    for position, axis in enumerate(order):
+        out[axis] = position
+    return out
+
+
+def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Schedule `apq_tvm.ops.graph.batch_matmul.batch_matmul`.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+    profile : DeviceProfile
+    decide : Decide
+        ``rows`` and ``vectors`` of the register tile, ``depth`` of the panel, ``parallel_least``
+        (multiply-adds worth a second thread).
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+    wide = profile.vector_registers >= 32
+    tile = Tile(
+        rows=decide("rows", (8, 6, 12, 4) if wide else (6, 4, 5)),
+        vectors=decide("vectors", (2, 1)),
+        lanes=profile.vector_bytes // 4,
+        depth=decide("depth", (128, 64, 256)),
+    )
+    views_decl, views = _views(func)
+    a = _Layout(func.params[0], [int(p) for p in func.attrs["apq.perm_a"]])
+    b = _Layout(func.params[1], [int(p) for p in func.attrs["apq.perm_b"]])
+    # The output's permutation goes from the product to memory; its inverse names the product's
+    # axes.
+    y = _Layout(func.params[2], _inverse([int(p) for p in func.attrs["apq.perm_out"]]))
+    batch_shape = y.shape[:-2]
+    rank = len(y.shape)
+
+    swap = y.contiguous == rank - 2
+    count: Any = i64(1)
+    for extent in batch_shape:
+        count = count * extent
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    if swap:
+        m, n = n, m
+    panels = sym.Analyzer().simplify((n + i64(tile.cols - 1)) // i64(tile.cols))
+
+    def task(t: Expr) -> Stmt:
+        batch = _batch_indices(t // panels, batch_shape)
+        offsets = [layout.offset(batch, batch_shape) for layout in (a, b, y)]
+        binds, bases = bind_all(offsets, "base")
+
+        def flat(which: int, layout: _Layout, row: int, col: int) -> Flat:
+            rs, cs = layout.strides[row], layout.strides[col]
+            return Flat(views[which], lambda i, j: bases[which] + i * rs + j * cs)
+
+        if swap:
+            left, right, out = flat(1, b, -1, -2), flat(0, a, -1, -2), flat(2, y, -1, -2)
+            along, down = (len(a.order) - 2, len(a.order) - 1), a.contiguous
+        else:
+            left, right, out = flat(0, a, -2, -1), flat(1, b, -2, -1), flat(2, y, -2, -1)
+            along, down = (len(b.order) - 1, len(b.order) - 2), b.contiguous
+        layout = "rows" if down == along[0] else "columns" if down == along[1] else "strided"
+        runs = a.contiguous == len(a.order) - 1
+        if swap:
+            runs = b.contiguous == len(b.order) - 2
+        by_lane = runs and profile.arch == "aarch64"
+        problem = _Problem(m, n, k, left, right, out, layout, by_lane)
+        dense = y.contiguous >= rank - 2
+        return tirx.stmt_seq(*binds, _panel(problem, tile, t % panels, dense))
+
+    body = loop(count * panels, task, tirx.ForKind.PARALLEL)
+    scheduled = func.with_body(tirx.stmt_seq(*views_decl, body))
+    least = decide("parallel_least", (1 << 18, 1 << 16, 1 << 20))
+    return finish(parallel_when(scheduled, count * m * n * k, least))
+
+
+def _panel(p: _Problem, tile: Tile, index: Expr, dense: bool) -> Stmt:
+    """One panel of columns: pack, then all blocks of rows, for each slice of the depth."""
+    first = index * i64(tile.cols)
+    if is_const(p.n) and int(p.n) % tile.cols == 0:
+        cols: Any = i64(tile.cols)
+    else:
+        cols = tirx.min(i64(tile.cols), p.n - first)
+    one_slice = is_const(p.k) and int(p.k) <= tile.depth
+    panel_size = (int(p.k) if one_slice else tile.depth) * tile.cols
+    panel = tirx.decl_buffer((panel_size,), "float32", "panel")
+
+    def slice_of(start: Expr, depth: Expr) -> Stmt:
+        parts: list[Stmt] = [
+            pack_panel(tile, panel, p.right, first, cols, start, depth, p.right_layout)
+        ]
+        done: Any = i64(0)
+        rows = tile.rows
+        while rows:
+            blocks = (p.m - done) // i64(rows)
+            origin = done
+
+            def block(i: Expr, rows: int = rows, origin: Any = origin) -> Stmt:
+                at = (origin + i * i64(rows), first, cols, start, depth)
+                return _block(p, tile, rows, panel, *at, dense=dense, continued=not one_slice)
+
+            parts.append(loop(sym.Analyzer().simplify(blocks), block))
+            done = sym.Analyzer().simplify(done + blocks * i64(rows))
+            rows = 4 if rows > 4 else rows // 2
+        return tirx.stmt_seq(*parts)
+
+    if one_slice:
+        work = slice_of(i64(0), p.k)
+    else:
+        slices = tirx.max(i64(1), (p.k + i64(tile.depth - 1)) // i64(tile.depth))
+        work = loop(
+            slices,
+            lambda s: slice_of(
+                s * i64(tile.depth), tirx.min(i64(tile.depth), p.k - s * i64(tile.depth))
+            ),
+        )
+    return tirx.stmt_seq(tirx.AllocBuffer(panel), work)
+
+
+def _block(
+    p: _Problem, tile: Tile, rows: int, panel: Any, row: Expr, first: Expr, cols: Expr,
+    start: Expr, depth: Expr, *, dense: bool, continued: bool,
+) -> Stmt:  # fmt: skip
+    """One block of rows of one panel; later slices of the depth add to what is there."""
+
+    def along(r: int, k: Expr) -> Expr:
+        run = p.left.run(row + i64(r), start + k, tile.lanes)
+        return tirx.BufferLoad(p.left.buffer, [run])
+
+    steps, place, acc = micro_kernel(
+        tile,
+        rows,
+        depth,
+        lambda r, k: p.left.at(row + i64(r), start + k),
+        panel,
+        along if p.left_runs else None,
+    )
+    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
+    grid = [(r, v) for r in range(rows) for v in range(tile.vectors)]
+    begin = tirx.stmt_seq(*(tirx.BufferStore(acc, zero, [place(r, v)]) for r, v in grid))
+
+    def run(r: int, v: int) -> Expr:
+        return p.out.run(row + i64(r), first + i64(v * tile.lanes), tile.lanes)
+
+    def mask(v: int) -> Expr:
+        lane = tirx.Ramp(i64(v * tile.lanes), i64(1), tile.lanes)
+        return tirx.LT(lane, tirx.Broadcast(cols, tile.lanes))
+
+    def store(r: int, v: int, part: bool) -> Stmt:
+        value = tirx.BufferLoad(acc, [place(r, v)])
+        if not part:
+            return tirx.BufferStore(p.out.buffer, value, [run(r, v)])
+        return tirx.Evaluate(tirx.op.masked_store(p.out.buffer, value, run(r, v), mask(v)))
+
+    def resume(r: int, v: int, part: bool) -> Stmt:
+        if not part:
+            value = tirx.BufferLoad(p.out.buffer, [run(r, v)])
+        else:
+            kind = f"float32x{tile.lanes}"
+            value = tirx.op.masked_load(kind, p.out.buffer, run(r, v), mask(v))
+        return tirx.BufferStore(acc, value, [place(r, v)])
+
+    edge = tirx.decl_buffer((rows * tile.cols,), "float32", "edge")
+
+    def scatter(back: bool) -> Stmt:
+        """Element by element, from or to a copy: the sums keep constant indices."""
+
+        def one(r: Expr, j: Expr) -> Stmt:
+            at, here = p.out.index(row + r, first + j), r * i64(tile.cols) + j
+            if back:
+                return tirx.BufferStore(edge, tirx.BufferLoad(p.out.buffer, [at]), [here])
+            return tirx.BufferStore(p.out.buffer, tirx.BufferLoad(edge, [here]), [at])
+
+        source, target = (edge, acc) if back else (acc, edge)
+        copies = [
+            tirx.BufferStore(target, tirx.BufferLoad(source, [place(r, v)]), [place(r, v)])
+            for r, v in grid
+        ]
+        each = loop(i64(rows), lambda r: loop(cols, lambda j: one(r, j)))
+        return tirx.stmt_seq(*((each, *copies) if back else (*copies, each)))
+
+    def whole_or_part(access: Callable[[int, int, bool], Stmt]) -> Stmt:
+        whole = tirx.stmt_seq(*(access(r, v, False) for r, v in grid))
+        if is_const(cols, tile.cols):
+            return whole
+        # Masked stores cost some 20 cycles each on AVX2: only the last panel needs them.
+        part = tirx.stmt_seq(*(access(r, v, True) for r, v in grid))
+        if not tile.masks:
+            part = scatter(access is resume)
+        return tirx.IfThenElse(cols >= i64(tile.cols), whole, part)
+
+    if dense:
+        end = [whole_or_part(store)]
+        again = whole_or_part(resume)
+    else:
+        end = [scatter(False)]
+        again = scatter(True)
+    if continued:
+        begin = tirx.IfThenElse(start > 0, again, begin)
+    return tirx.stmt_seq(tirx.AllocBuffer(acc), tirx.AllocBuffer(edge), begin, *steps, *end)

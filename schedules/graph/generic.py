@@ -1,0 +1,131 @@
+"""Schedules for whatever Relax legalizes: elementwise chains, reductions, data movement, pooling.
+
+Three steps, none of which knows an operator's name:
+
+1. on blocks: producers are inlined, the steps of a row operation (softmax, normalization) move into
+   one loop over its rows, and reductions get the loop order that runs along memory;
+2. on lowered loops: neighbouring loops that run along memory become one, outer ones run in parallel
+   where the work is worth it;
+3. innermost loops are vectorized.
+
+What does not fit a step skips it; the function stays correct. The name says what became of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.graph.blocks import (
+    arrange_loops,
+    child_blocks,
+    inline_producers,
+    is_plain,
+    is_reduction,
+    share_rows,
+)
+from apq_tvm.schedules.graph.exprs import uses
+from apq_tvm.schedules.graph.loops import (
+    chunk,
+    collapse,
+    elements,
+    fuse_outer,
+    is_straight,
+    nest,
+    parallel_when,
+    rebuild,
+    reuse_outputs,
+)
+from apq_tvm.schedules.graph.lowering import expand_math, finish, lower_blocks
+from apq_tvm.schedules.graph.register_tile import register_tile
+from apq_tvm.schedules.graph.split_guards import split_guards
+from apq_tvm.schedules.graph.tile_transpose import tile_transpose
+from apq_tvm.schedules.graph.vectorize import vectorize_loops
+from apq_tvm.types import DeviceProfile
+
+
+def schedule_generic(func: Any, profile: DeviceProfile, decide: Decide) -> tuple[Any, str]:
+    """Schedule any PrimFunc.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Made of blocks, as LegalizeOps and FuseTIR leave it; others are only lowered.
+    profile : DeviceProfile
+    decide : Decide
+        ``chunk`` (elements of a task), ``unroll`` (vectors per iteration), ``parallel_least``
+        (elements worth a second thread).
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc, str
+        The function and what it is: "elementwise", "reduction", "rows", or "serial" where blocks
+        hold something else than one store (sorting, scatter, loops to a condition).
+    """
+    sch = s_tir.Schedule(func)
+    blocks = child_blocks(sch)
+    if not blocks or not all(is_plain(sch, b) for b in blocks):
+        return _serial(func, profile, decide), "serial"
+    inline_producers(sch, func.params)
+    shared = share_rows(sch, func.params)
+    reduces = any(is_reduction(sch, b) for b in child_blocks(sch))
+    for block in child_blocks(sch):
+        arrange_loops(sch, block, shared)
+    lowered = reuse_outputs(expand_math(lower_blocks(sch.mod["main"])))
+    size = decide("chunk", (4096, 1024, 16384))
+    wide = profile.vector_registers >= 32
+    rows = decide("rows", (8, 6, 4) if wide else (6, 4))
+    vectors = decide("vectors", (2, 1))
+
+    def arrange(part: Any) -> Any:
+        tiled = register_tile(part, profile.vector_bytes // 4, rows, vectors)
+        if tiled is None:
+            part = collapse(part)
+            tiled = tile_transpose(part)
+        return _parallel(part, size) if tiled is None else tiled
+
+    body = split_guards(tirx.stmt_seq(*(arrange(part) for part in _parts(lowered.body))))
+    lowered = vectorize_loops(
+        lowered.with_body(body), profile.vector_bytes, decide("unroll", (2, 1, 4))
+    )
+    work = sum((elements(p) for p in func.params), tirx.const(0, "int64"))
+    least = decide("parallel_least", (65536, 16384, 262144))
+    name = "rows" if shared else "reduction" if reduces else "elementwise"
+    return finish(parallel_when(lowered, work, least)), name
+
+
+def _parts(body: Any) -> list[Any]:
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _serial(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    lowered = expand_math(lower_blocks(func))
+    return finish(vectorize_loops(lowered, profile.vector_bytes, decide("unroll", (1, 2))))
+
+
+def _parallel(part: Any, size: int) -> Any:
+    """Spread one nest over the threads: chunks of a single loop, else its outer loops."""
+    loops, body = nest(part)
+    if not loops:
+        return part
+    if is_straight(body):
+        if _reduced(body, loops[0]):
+            return part
+        if len(loops) == 1:
+            constant = isinstance(loops[0].extent, tirx.IntImm) and int(loops[0].extent) <= size
+            return part if constant else chunk(loops[0], size)
+        outer = [loop for loop in loops[:-1] if not _reduced(body, loop)]
+        if len(outer) < len(loops) - 1:
+            outer = outer[: next(i for i, x in enumerate(loops) if _reduced(body, x))]
+    else:
+        outer = loops
+    # Dividing out indices for every short inner loop would cost more than it spreads.
+    keep = len(outer) if len(outer) <= 2 else len(outer) - 1
+    return fuse_outer(outer[:keep], rebuild(loops[keep:], body))
+
+
+def _reduced(body: Any, loop: Any) -> bool:
+    """True if iterations of `loop` store to the same place."""
+    return any(not uses(s.indices[0], loop.loop_var) for s in _parts(body))

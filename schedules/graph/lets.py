@@ -1,0 +1,90 @@
+"""Let expressions become stack slots, which TVM's simplifier does not look through.
+
+TVM 0.27's simplifier puts the value of a ``Let``, and of the statement ``Bind``, back wherever the
+variable stands, and so does LLVM code generation before it asks for bounds. The functions of
+`apq_tvm.ops.math` use values several times and nest, so each level multiplies the work:
+``erf(tanh(log(exp(x))))`` kept the compiler busy for minutes. LLVM keeps the slots in registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from apq_tvm.schedules.graph.exprs import call_name, collect, uses
+
+
+def spill_lets(func: Any) -> Any:
+    """Store the value of every ``Let`` in a slot of its own, in front of the store that reads it.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Scheduled.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Functions with loops that TVM has yet to vectorize are left as they are: a slot would be one
+        lane wide. So are stores whose ``Let`` stands inside an ``if_then_else``: what the condition
+        guards must not be computed before it.
+    """
+    if any(loop.kind == tirx.ForKind.VECTORIZED for loop in collect(func.body, tirx.For)):
+        return func
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.BufferStore, _spill_store)))
+
+
+def _spill_store(store: Any) -> Any:
+    if _guards_a_let(store.value):
+        return store
+    found: list[tuple[Any, Any]] = []
+
+    def take(let: Any) -> Any:
+        if not any(let.var.same_as(var) for var, _ in found):
+            found.append((let.var, let.value))
+        return let.body
+
+    value = tvm_ffi.structural_map(store.value, (tirx.Let, take))
+    before: list[Any] = []
+    loads: list[tuple[Any, Any]] = []
+
+    def read_slots(expr: Any) -> Any:
+        def read(var: Any) -> Any:
+            return next((load for known, load in loads if known.same_as(var)), var)
+
+        return tvm_ffi.structural_map(expr, (tirx.Var, read))
+
+    for var, bound in _by_use(found):
+        scalar, lanes = _scalar_and_lanes(bound)
+        slot = tirx.decl_buffer((lanes,), scalar, var.name)
+        zero = tirx.const(0, "int32")
+        at = tirx.Ramp(zero, tirx.const(1, "int32"), lanes) if lanes > 1 else zero
+        before += [tirx.AllocBuffer(slot), tirx.BufferStore(slot, read_slots(bound), [at])]
+        loads.append((var, tirx.BufferLoad(slot, [at])))
+    if not before:
+        return store
+    return tirx.stmt_seq(
+        *before, tirx.BufferStore(store.buffer, read_slots(value), list(store.indices))
+    )
+
+
+def _scalar_and_lanes(value: Any) -> tuple[str, int]:
+    scalar, _, lanes = str(value.ty).partition("x")
+    return scalar, int(lanes or 1)
+
+
+def _by_use(found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Every binding after those it uses."""
+    ordered: list[tuple[Any, Any]] = []
+    while found:
+        ready = [b for b in found if not any(uses(b[1], other) for other, _ in found)]
+        ordered += ready
+        found = [b for b in found if not any(b[0].same_as(done) for done, _ in ready)]
+    return ordered
+
+
+def _guards_a_let(value: Any) -> bool:
+    guards = [c for c in collect(value, ir.Call) if call_name(c) == "if_then_else"]
+    return any(collect(guard, tirx.Let) for guard in guards)

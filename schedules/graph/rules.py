@@ -1,0 +1,85 @@
+"""Which schedule each PrimFunc gets: our own operations by name, everything else generic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from apq_tvm.schedules.arm.activations import schedule_bundles
+from apq_tvm.schedules.arm.gemv import schedule_fold
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
+from apq_tvm.schedules.graph.embedding import schedule_embedding
+from apq_tvm.schedules.graph.generic import schedule_generic
+from apq_tvm.schedules.graph.layernorm import schedule_layernorm
+from apq_tvm.schedules.graph.softmax import schedule_softmax
+from apq_tvm.schedules.linear.bitserial import schedule_planes
+from apq_tvm.schedules.linear.mixed import schedule_mixed_activations
+from apq_tvm.schedules.linear.quantize import schedule_quantize
+from apq_tvm.types import DeviceProfile
+
+if TYPE_CHECKING:
+    from apq_tvm.schedules.linear.kernel import Preparation
+
+Rule = Callable[[Any, DeviceProfile, Decide], Any]
+
+
+RULES: dict[str, Rule] = {
+    "batch_matmul": schedule_batch_matmul,
+    "embedding": schedule_embedding,
+    "fold_activations": schedule_fold,
+    "layernorm": schedule_layernorm,
+    "mixed_activations": schedule_mixed_activations,
+    "quantize_bundles": schedule_bundles,
+    "quantize_activations": schedule_quantize,
+    "quantize_rows": schedule_quantize,
+    "quantize_spread": schedule_quantize,
+    "quantize_planes": schedule_planes,
+    "softmax": schedule_softmax,
+}
+"""``apq.op`` of a PrimFunc → its schedule. A new family is a file and a line here."""
+
+
+def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tuple[Any, str]:
+    """Schedule one PrimFunc that is no quantized linear layer.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Of `apq_tvm.ops`, or out of Relax's LegalizeOps, FuseOps and FuseTIR.
+    profile : DeviceProfile
+    decide : Decide
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc, str
+        The scheduled function with its attributes kept, and the name ``inspect`` shows:
+        ``x86_64_softmax``, ``generic_elementwise``, ...
+    """
+    op = str(func.attrs["apq.op"]) if func.attrs is not None and "apq.op" in func.attrs else ""
+    if op == "dispatch":  # never runs: its variants do (`apq_tvm.lower.linear`)
+        return func, "dispatch"
+    rule = RULES.get(op)
+    if rule is not None:
+        return rule(func, profile, decide), f"{profile.arch}_{op}"
+    scheduled, kind = schedule_generic(func, profile, decide)
+    return scheduled, f"generic_{kind}"
+
+
+def schedule_preparation(
+    preparation: Preparation, func: Any, profile: DeviceProfile, decide: Decide
+) -> tuple[Any, str]:
+    """Schedule what a kernel wants done to x, by its own schedule, as `schedule_function` does.
+
+    Parameters
+    ----------
+    preparation : Preparation
+    func : tvm.tirx.PrimFunc
+        ``preparation.func``, as the module holds it.
+    profile : DeviceProfile
+    decide : Decide
+    """
+    if preparation.schedule is None:
+        return schedule_function(func, profile, decide)
+    scheduled = preparation.schedule(func, profile, decide)
+    return scheduled, f"{profile.arch}_{func.attrs['apq.op']}"

@@ -1,0 +1,107 @@
+"""What linear kernels ask before they take a layer; each refusal is a reason `explain` prints."""
+
+from __future__ import annotations
+
+from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.types import DeviceProfile, Scheme
+
+_INT32_MAX = 2**31 - 1
+_ACT_MAX = 127
+
+
+def scheme_of(spec: LinearSpec, bits: int) -> Scheme:
+    """The layer's scheme.
+
+    Raises
+    ------
+    NotApplicable
+        The weights are float32 or of other bits than the kernel's.
+    """
+    if spec.scheme is None:
+        raise NotApplicable("the layer's weights are float32")
+    if spec.scheme.family != "int":
+        raise NotApplicable(f"is for uniform integers, not {spec.scheme}")
+    if spec.scheme.bits != bits:
+        raise NotApplicable(f"is for W{bits}, not {spec.scheme}")
+    return spec.scheme
+
+
+def check_float(spec: LinearSpec) -> None:
+    """Decline quantized weights.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    if spec.scheme is not None:
+        raise NotApplicable(f"is for float32 weights, not {spec.scheme}")
+
+
+def check_features(profile: DeviceProfile, features: tuple[str, ...], lanes: int) -> None:
+    """Decline a device without any of `features`, or whose vectors hold fewer int32 lanes.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    if features and not profile.features & set(features):
+        raise NotApplicable(f"needs {' or '.join(features)}; {profile.name} has none of it")
+    if profile.vector_bytes < 4 * lanes:
+        have = 8 * profile.vector_bytes
+        raise NotApplicable(f"needs {32 * lanes}-bit vectors; {profile.name} has {have}-bit ones")
+
+
+def interleaved(spec: LinearSpec, lanes: int) -> InterleavedLayout:
+    """The layout of a quantized layer whose kernel works on `lanes` rows at once."""
+    scheme = spec.scheme
+    assert scheme is not None
+    return InterleavedLayout.of_lanes(scheme, lanes)
+
+
+def check_integer(
+    spec: LinearSpec, profile: DeviceProfile, bits: int, features: tuple[str, ...], lanes: int
+) -> None:
+    """Decline what an integer dot product of `bits`-bit codes cannot compute on the device.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    scheme = scheme_of(spec, bits)
+    if not scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {scheme}")
+    check_features(profile, features, lanes)
+    check_int32(spec, lanes)
+
+
+def check_dequantized(
+    spec: LinearSpec, profile: DeviceProfile, bits: int, features: tuple[str, ...], lanes: int
+) -> None:
+    """Decline what a float dot product with decoded codes cannot compute on the device.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    scheme = scheme_of(spec, bits)
+    if scheme.integer_acts:
+        raise NotApplicable(f"is for float activations, not {scheme}")
+    check_features(profile, features, lanes)
+
+
+def check_int32(spec: LinearSpec, lanes: int) -> None:
+    """Decline a group so wide that int32 cannot hold every possible sum of it.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    layout = interleaved(spec, lanes)
+    # |Σ code x|, and |zero Σ x| where the zero point is at most the largest code
+    width, largest = layout.group_width(spec.k), (1 << layout.bits) - 1
+    if 2 * width * largest * _ACT_MAX > _INT32_MAX:
+        raise NotApplicable(
+            f"K={spec.k}: {width} products of W{layout.bits} codes may exceed int32; use groups"
+        )

@@ -1,0 +1,183 @@
+"""Kernels that stream packed integer weights through once, for any vector instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.ops.linear.interleaved import packed_linear
+from apq_tvm.ops.linear.nest import Blocking
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.checks import check_dequantized, interleaved
+from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice, Instruction, LinearKernel
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.pairs.float_dot import float_dot_intrinsic
+from apq_tvm.types import DeviceProfile
+
+M_TILES = (4, 2, 1)
+"""Rows of x that share a decoded weight vector; a kernel is for at least that many rows."""
+
+Streams = Callable[[Decide, InterleavedLayout, LinearSpec, int], int]
+"""Decides how many row blocks are read at once; the last argument is the M tile."""
+
+Aheads = Callable[[InterleavedLayout, int], tuple[int, ...]]
+"""Bytes ahead that weights may be prefetched, none to decide for none; for a layout and M tile."""
+
+
+def schedule_gemv(
+    sch: Any,
+    blocking: Blocking,
+    intrinsic: str,
+    whole: bool,
+    unroll: int = 1,
+    parallel: bool = True,
+) -> None:
+    """Schedule a PrimFunc of `apq_tvm.ops.linear.interleaved`: one task per bundle of row blocks.
+
+    Per tile of rows of x: sums to zero; over the spans of K, dot products of every stream by
+    `intrinsic`, then their scales; the epilogue.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+    blocking : Blocking
+        Of the PrimFunc.
+    intrinsic : str
+        Registered name.
+    whole : bool
+        True if N is a multiple of the lanes; if not, the store has no loop over lanes.
+    unroll : int
+        Units per iteration within a span.
+    parallel : bool
+        Whether bundles are shared among threads.
+    """
+    store, scale, dot = (sch.get_sblock(name) for name in ("store", "scale", "dot"))
+    tile, bundle, stream, *row = sch.get_loops(store)
+    if whole:
+        sch.vectorize(row.pop())
+    sch.reorder(bundle, tile, stream)
+    if parallel:
+        sch.parallel(bundle)
+    unroll_all(sch, stream, *row)
+
+    pair_axes = 1 if blocking.per_unit > 1 else 0
+    sch.compute_at(scale, tile, preserve_unit_loops=True)
+    loops = sch.get_loops(scale)[-(3 + len(row) + pair_axes) :]
+    stream, *row, lane, span = loops[: len(loops) - pair_axes]
+    pair = loops[len(loops) - pair_axes :]
+    sch.reorder(span, stream, *row, *pair, lane)
+    unroll_all(sch, stream, *row, *pair)
+    sch.vectorize(lane)
+
+    # Spans of several units run all streams side by side; single units finish one after another,
+    # which needs fewer registers.
+    at = span if blocking.units > 1 else stream
+    sch.compute_at(dot, at, preserve_unit_loops=True)
+    count = 5 + pair_axes + len(row)
+    stream, *inner, unit, vector, four = sch.get_loops(dot)[-count:]
+    sch.reorder(unit, stream, *inner, vector, four)
+    if unroll > 1:
+        unit, part = sch.split(unit, [None, unroll])
+        sch.unroll(part)
+    init = sch.decompose_reduction(dot, unit)
+    stream_init, *inner_init, lane_init = sch.get_loops(init)[-(count - 3) :]
+    unroll_all(sch, stream, stream_init, *inner_init)
+    sch.vectorize(lane_init)
+    sch.tensorize(inner[0], intrinsic)
+
+    init = sch.decompose_reduction(scale, span)
+    *outer, lane = sch.get_loops(init)[-(2 + len(row)) :]
+    unroll_all(sch, *outer)
+    sch.vectorize(lane)
+    names = {sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))}
+    if "pad" in names:
+        _, column = sch.get_loops(sch.get_sblock("pad"))
+        sch.vectorize(sch.split(column, [None, 8])[1])
+
+
+def unroll_all(sch: Any, *loops: Any) -> None:
+    """Unroll every one of `loops`."""
+    for loop in loops:
+        sch.unroll(loop)
+
+
+def gemv_kernel(
+    instruction: Instruction,
+    bits: int,
+    act_bits: int,
+    m_tile: int,
+    check: Callable[[LinearSpec, DeviceProfile], None],
+    meaning: Callable[[InterleavedLayout], UnitDot],
+    intrinsic: Callable[[UnitDot, int], str],
+    streams_of: Streams,
+    aheads_of: Aheads,
+) -> LinearKernel:
+    """The record of a kernel for M >= m_tile, of `apq_tvm.ops.linear.interleaved`.
+
+    Parameters
+    ----------
+    instruction : Instruction
+    bits, act_bits, m_tile, check
+        As in `LinearKernel`.
+    meaning : callable
+        What a unit of a layout is multiplied to.
+    intrinsic : callable
+        Registers and names that product for a prefetch distance.
+    streams_of, aheads_of : callable
+    """
+    lanes = instruction.lanes
+
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Blocking:
+        layout = interleaved(spec, lanes)
+        streams = streams_of(decide, layout, spec, m_tile)
+        blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
+        aheads = aheads_of(layout, m_tile)
+        if aheads:
+            decide("ahead", aheads)
+        decide("unroll", tuple(u for u in (1, 2, 4) if blocking.units % u == 0))
+        return blocking
+
+    def func(choice: Choice) -> Any:
+        layout = interleaved(choice.spec, lanes)
+        return packed_linear(choice.spec, layout, choice.plan, meaning(layout))
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        spec = choice.spec
+        dot = meaning(interleaved(spec, lanes))
+        chosen = intrinsic(dot, choice.decisions.get("ahead", 0))
+        whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= PARALLEL_WEIGHTS
+        schedule_gemv(sch, choice.plan, chosen, whole, choice["unroll"], parallel)
+
+    return LinearKernel(
+        "gemv",
+        f"W{bits}",
+        act_bits,
+        instruction,
+        m_tile,
+        check=check,
+        layout=lambda spec, profile: interleaved(spec, lanes),
+        func=func,
+        schedule=schedule,
+        ask=ask,
+        bits=bits,
+        m_named=m_tile,
+    )
+
+
+def float_kernel(
+    instruction: Instruction, bits: int, m_tile: int, streams_of: Streams, aheads_of: Aheads
+) -> LinearKernel:
+    """The record of one kernel with float activations for M >= m_tile."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        check_dequantized(spec, profile, bits, instruction.features, instruction.lanes)
+
+    def meaning(layout: InterleavedLayout) -> UnitDot:
+        return UnitDot(layout.unit, m_tile, "float32", zeros=layout.zero_points)
+
+    product = float_dot_intrinsic
+    return gemv_kernel(
+        instruction, bits, 16, m_tile, check, meaning, product, streams_of, aheads_of
+    )

@@ -1,0 +1,235 @@
+"""The record of one kernel for quantized (or float) linear layers, as a device's table lists it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from apq_tvm.schedules.decide import Decide, Defaults, Recording
+
+if TYPE_CHECKING:
+    from apq_tvm.codegen.layouts import WeightLayout
+    from apq_tvm.ops.linear.spec import LinearSpec
+    from apq_tvm.types import DeviceProfile
+
+PARALLEL_WEIGHTS = 1 << 16
+"""Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
+30 weights a nanosecond."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to x f32 [M, K] before a kernel reads it.
+
+    Parameters
+    ----------
+    key : str
+        Name of the PrimFunc. Kernels with one key, in layers that read one x, share the call.
+    func : tvm.tirx.PrimFunc
+        ``(x, *weights, *outputs)``, whose outputs are the kernel's first arguments, unscheduled.
+    weights : tuple of str
+        Packed arrays of the layer that it reads too.
+    schedule : callable
+        ``(func, profile, decide)`` → the scheduled PrimFunc. None: as its attribute ``apq.op`` says
+        (`apq_tvm.schedules.graph.rules`).
+    """
+
+    key: str
+    func: Any
+    weights: tuple[str, ...] = ()
+    schedule: Callable[[Any, DeviceProfile, Decide], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What the inner loop of a kernel is made of.
+
+    Parameters
+    ----------
+    name : str
+        Part of the kernel's name: ``vpdpbusd512``, ``sdot``; ``""`` for plain loops.
+    features : tuple of str
+        LLVM features it needs, all of them; of ``a|b`` either.
+    lanes : int
+        Rows of the weights that lie side by side in a vector, of the layout it wants; 0 for any.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    lanes: int
+
+    def lacks(self, features: frozenset[str]) -> list[str]:
+        """What it needs that is not among the `features` of a device."""
+        return [need for need in self.features if not features & set(need.split("|"))]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Everything that was decided for one kernel on one layer; asked once, read by all.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+    profile : DeviceProfile
+    decisions : mapping of str to object
+        What was answered.
+    alternatives : mapping of str to tuple
+        What could have been answered, the default first: the space a tuner searches.
+    plan : object
+        What follows from the answers: a blocking, a layout; the family's own.
+    """
+
+    spec: LinearSpec
+    profile: DeviceProfile
+    decisions: Mapping[str, Any]
+    alternatives: Mapping[str, tuple[Any, ...]]
+    plan: Any = None
+    decide: Decide = field(default_factory=Defaults, compare=False, repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.decisions[name]
+
+
+def prepare_activations(choice: Choice) -> Preparation | None:
+    """``(xq, xs, xsum)`` of `apq_tvm.ops.activations.quantize`; x itself for float activations."""
+    from apq_tvm.schedules.linear.quantize import quantize_func, schedule_quantize
+
+    spec, scheme = choice.spec, choice.spec.scheme
+    if scheme is None or not scheme.integer_acts:
+        return None
+    groups = (scheme.act_group, scheme.group_size)
+    named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
+    bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
+    func = quantize_func(spec.k, *groups, choice.profile, Defaults(), scheme.act_bits)
+    # Arm's bundles have a rule of their own.
+    bundles = func.attrs["apq.op"] == "quantize_bundles"
+    schedule = None if bundles else schedule_quantize
+    return Preparation(f"quantize_k{spec.k}_{named}{bits}", func, schedule=schedule)
+
+
+def nothing_decided(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+    """For kernels without decisions."""
+
+
+@dataclass(frozen=True)
+class LinearKernel:
+    """One way to compute ``y = act(x Wᵀ + b) + residual`` on a device.
+
+    Parameters
+    ----------
+    kind : str
+        How: ``gemv`` streams the weights through once, ``gemm`` decodes panels of them, ``lut``
+        looks activations up, ``bitserial`` multiplies planes, ``plain`` and ``generic`` need no
+        instruction. First part of the name.
+    weights : str
+        Weights in the name: ``W4``, ``F32``, ``anyprec3``, ``bcq2``, ``mixed24``, ``W2star``.
+    act_bits : int
+        Of the activations it reads: 8 for int8, 16 or 32 for float32, 0 where weights are float.
+    instruction : Instruction
+    m_tile : int
+        Rows of x that it reads at least: the caller keeps it from fewer.
+    check : callable
+        Raises `NotApplicable` with the reason if the kernel cannot compute the layer on the device.
+    layout : callable
+        How the weights must lie; the same for every kernel of a layer on a device.
+    func : callable
+        `Choice` → the unscheduled PrimFunc, M dynamic.
+    schedule : callable
+        Schedules that PrimFunc in place, by the same `Choice`.
+    ask : callable
+        Asks for every decision, once; returns `Choice.plan`.
+    prepare : callable
+        What x needs first; None is returned where the kernel takes x as it is.
+    bits : int or None
+        Weight bits it is for, None for any or for float weights. Kernels of other bits or families
+        are no alternative for a layer, so nobody is told why they were not chosen.
+    family : str
+        Of the formats it is for; ``""`` for any.
+    width : int
+        Bits it is for, where a scheme leaves them to be chosen at run time; else 0.
+    run : int
+        Consecutive k of a row in the layout, where the name must tell; else 0.
+    m_named : int
+        The M tile in the name; 0 where there is none or it is decided.
+    m_min, m_max : int
+        Rows of x it is chosen for (-1 is no limit), measured; `m_min` 0 is `m_tile`.
+    """
+
+    kind: str
+    weights: str
+    act_bits: int
+    instruction: Instruction
+    m_tile: int
+    check: Callable[[LinearSpec, DeviceProfile], None]
+    layout: Callable[[LinearSpec, DeviceProfile], WeightLayout]
+    func: Callable[[Choice], Any]
+    schedule: Callable[[Any, Choice], None]
+    ask: Callable[[LinearSpec, DeviceProfile, Decide], Any] = nothing_decided
+    prepare: Callable[[Choice], Preparation | None] = prepare_activations
+    bits: int | None = None
+    family: str = "int"
+    width: int = 0
+    run: int = 0
+    m_named: int = 0
+    m_min: int = 0
+    m_max: int = -1
+    old_name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.m_min == 0:
+            object.__setattr__(self, "m_min", self.m_tile)
+
+    @property
+    def name(self) -> str:
+        """``{kind}_{weights}A{act bits}_{instruction}_r{lanes}[k{run}][m{M tile}]``.
+
+        As ``gemv_W4A8_maddubs_r8m1``. What does not apply is left out: float weights have no ``A``.
+        """
+        if self.old_name:
+            return self.old_name
+        operands = self.weights + (f"A{self.act_bits}" if self.act_bits else "")
+        parts = (self.kind, operands, self.instruction.name)
+        sizes = (("r", self.instruction.lanes), ("k", self.run), ("m", self.m_named))
+        tile = "".join(f"{letter}{size}" for letter, size in sizes if size)
+        return "_".join(filter(None, (*parts, tile)))
+
+    def choose(self, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Choice:
+        """Ask `decide` for everything that this kernel leaves open for a layer."""
+        asked = Recording(decide)
+        plan = self.ask(spec, profile, asked)
+        return Choice(spec, profile, asked.taken, asked.alternatives, plan, decide)
+
+    def scheduled(self, choice: Choice) -> Any:
+        """The PrimFunc as a module holds it, scheduled."""
+        from tvm import s_tir
+
+        sch = s_tir.Schedule(self.func(choice))
+        self.schedule(sch, choice)
+        return sch.mod["main"]
+
+
+def legacy(
+    name: str,
+    m_min: int,
+    m_max: int,
+    check: Any,
+    layout: Any,
+    func: Any,
+    schedule: Any,
+    bits: int | None = None,
+    family: str = "int",
+    width: int = 0,
+    prepare: Any = None,
+) -> LinearKernel:
+    """A kernel whose functions still ask for their decisions themselves."""
+    made: Any = prepare_activations
+    if prepare is not None:
+        made = lambda c: prepare(c.spec, c.profile, c.decide)  # noqa: E731
+    return LinearKernel(
+        name.split("_")[0], "", 0, Instruction("", (), 1), m_min, check, layout,
+        lambda c: func(c.spec, c.profile, c.decide),
+        lambda sch, c: schedule(sch, c.spec, c.profile, c.decide),
+        prepare=made, bits=bits, family=family, width=width, m_min=m_min, m_max=m_max,
+        old_name=name,
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Default schedule of the quantization of activations: one group at a time in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir
+
+from apq_tvm.ops.activations.bundles import quantize_bundles
+from apq_tvm.ops.activations.quantize import quantize_activations
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
+from apq_tvm.types import DeviceProfile
+
+ELEMENTS_PER_TASK = 16384
+"""Activations in a parallel task: a few microseconds, what a launch costs at least."""
+
+
+def quantize_func(
+    k: int,
+    act_group: int,
+    weight_group: int,
+    profile: DeviceProfile,
+    decide: Decide,
+    bits: int = 8,
+) -> Any:
+    """The unscheduled PrimFunc with this device's choices.
+
+    Parameters
+    ----------
+    k, act_group, weight_group : int
+        As in `apq_tvm.ops.activations.quantize.quantize_activations`.
+    profile : DeviceProfile
+    decide : Decide
+        ``lanes``: columns in a vector; ``task``: activations in a parallel task.
+    bits : int
+        Of one activation.
+    """
+    lanes = decide("lanes", (32, 16))
+    task = decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4))
+    if profile.arch == "aarch64" and bits > 1:
+        return quantize_bundles(k, act_group, weight_group, max(1, task // k), bits)
+    return quantize_activations(k, act_group, weight_group, lanes, max(1, task // k), bits)
+
+
+def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Schedule `apq_tvm.ops.activations.quantize` and what stores codes in another way.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+    profile : DeviceProfile
+    decide : Decide
+        ``unroll``: vectors per iteration where a group has several.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+    sch = s_tir.Schedule(func)
+    unroll = decide("unroll", (4, 2, 1, 8))
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    sch.parallel(task)
+    for suffix in group_suffixes(sch):
+        schedule_group(sch, suffix, unroll)
+    return sch.mod["main"]
+
+
+def group_suffixes(sch: Any) -> list[str]:
+    """Suffixes of the blocks of the kinds of groups there are: whole ones, those past K."""
+    return [s for s, block in (("", "group"), ("_tail", "tail_group")) if _has(sch, block)]
+
+
+def _has(sch: Any, block: str) -> bool:
+    children = sch.get_child_blocks(sch.get_sblock("row"))
+    return any(str(sch.get(child).name_hint) == block for child in children)
+
+
+def schedule_group(
+    sch: Any, suffix: str, unroll: int, stores: tuple[str, ...] = ("store",)
+) -> None:
+    """Vectorize the steps of one kind of group; `stores` are the blocks that keep its codes."""
+    largest = sch.get_sblock(f"largest{suffix}")
+    chunks, lane = sch.get_loops(largest)
+    sch.vectorize(lane)  # before its init leaves it: then it is no reduction block any more
+    sch.decompose_reduction(largest, chunks)
+    for name in ("clear", "code", *stores, "add"):
+        sch.vectorize(sch.get_loops(sch.get_sblock(f"{name}{suffix}"))[-1])
+    # The scale of signs is a mean: a float32 sum.
+    dtype = str(sch.get(sch.get_sblock(f"top{suffix}")).writes[0].source.dtype)
+    top = ("top", "add" if dtype == "float32" else "max", dtype)
+    for name, operation, dtype in (top, ("total", "add", "int32")):
+        block = sch.get_sblock(f"{name}{suffix}")
+        (loop,) = sch.get_loops(block)
+        lanes = int(sch.get(loop).extent)
+        sch.decompose_reduction(block, loop)
+        sch.tensorize(loop, reduce_intrinsic(operation, lanes, dtype))
+    (chunk,) = sch.get_loops(sch.get_sblock(f"chunk{suffix}"))
+    extent = int(sch.get(chunk).extent)
+    factor = max(f for f in range(1, unroll + 1) if extent % f == 0)
+    if factor > 1:
+        sch.unroll(sch.split(chunk, [None, factor])[1])

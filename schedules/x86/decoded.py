@@ -1,0 +1,63 @@
+"""Kernels for many rows of x and weights in any format: a panel decoded to float32, then FMA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.codegen.layouts import WeightLayout, default_layout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.decoded import decoded_gemm
+from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.checks import check_features
+from apq_tvm.schedules.linear.gemm_stages import even_block
+from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
+from apq_tvm.schedules.x86.instructions import FMA
+from apq_tvm.schedules.x86.tiles import M_MIN as TALLEST
+from apq_tvm.schedules.x86.tiles import float_k_step, schedule_float_gemm
+from apq_tvm.types import DeviceProfile
+
+M_MIN = 16
+"""Fewest rows of x for which decoding a panel to floats is meant to pay."""
+
+
+def _layout(spec: LinearSpec, profile: DeviceProfile) -> WeightLayout:
+    return default_layout(spec.scheme, spec.details, profile.vector_bytes)
+
+
+def _blocking(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
+    m_tile, vectors = decide("tile", ((4, 3), (5, 2), (3, 4)))
+    k_block = even_block(spec.k, 8, decide("k_block", (128, 64, 256, 512)))
+    k_step = float_k_step(spec.k, k_block, decide)
+    # Decoding costs more than elsewhere: as many rows as the L2 cache holds share a panel.
+    return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", (64, 32, 128, 16)))
+
+
+def decoded_kernel(lanes: int, width: int) -> LinearKernel:
+    """The record of one kernel for one run-time width, 0 for formats without a choice."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        if spec.scheme is None:
+            raise NotApplicable("the layer's weights are float32")
+        check_features(profile, FMA[lanes].features, lanes)
+        rows = _layout(spec, profile).rows
+        if rows % lanes:
+            raise NotApplicable(f"the layout has blocks of {rows} rows, no multiple of {lanes}")
+
+    def func(choice: Choice) -> Any:
+        layout = _layout(choice.spec, choice.profile)
+        return decoded_gemm(choice.spec, layout, choice.plan, lanes, width)
+
+    return LinearKernel(
+        "gemm", f"decoded{width or ''}", 32, FMA[lanes], TALLEST,
+        check=check, layout=_layout, func=func,
+        schedule=lambda sch, choice: schedule_float_gemm(sch, choice.plan, lanes),
+        ask=_blocking, prepare=lambda choice: None, family="", width=width, m_min=M_MIN,
+    )  # fmt: skip
+
+
+DECODED_KERNELS: tuple[LinearKernel, ...] = tuple(
+    decoded_kernel(lanes, width) for lanes in (16, 8) for width in range(9)
+)
+"""In order of preference; before `GENERIC_KERNELS`, after what families have of their own."""

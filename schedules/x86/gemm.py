@@ -1,0 +1,162 @@
+"""Default schedules and search spaces of large-M linear layers on x86, and their kernel records.
+
+A task's panel of decoded weights stays in L1, its activations in L2; the accumulators of a tile
+stay in registers (`apq_tvm.schedules.x86.tiles`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.float import dequantized_gemm, float_gemm
+from apq_tvm.ops.many_rows.interleaved import integer_gemm
+from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.checks import (
+    check_dequantized,
+    check_features,
+    check_float,
+    check_integer,
+    interleaved,
+)
+from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
+from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
+from apq_tvm.schedules.x86.instructions import FMA, dot_record
+from apq_tvm.schedules.x86.tiles import (
+    M_MIN,
+    float_k_step,
+    integer_tiles,
+    micro_kernel,
+    schedule_float_gemm,
+)
+from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction
+from apq_tvm.tensorize.x86.gemm import (
+    dequantize_intrinsic,
+    integer_gemm_intrinsic,
+    splits_codes,
+)
+from apq_tvm.types import DeviceProfile
+
+FLOAT_M_TILES = (4, 2, 1)
+"""Tiles of the float kernels; each needs that many rows."""
+
+
+def integer_blocking(
+    spec: LinearSpec, layout: InterleavedLayout, instruction: DotInstruction, decide: Decide
+) -> GemmBlocking:
+    """The decisions of an integer GEMM.
+
+    ``tile``, ``k_block``, ``k_step``, ``m_tiles`` (rows of a task), ``prefetch``.
+    """
+    group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
+    whole = group == kp
+    m_tile, vectors = decide("tile", integer_tiles(instruction, whole, layout.bits))
+    step = UNIT_K if whole else max(UNIT_K, group)
+    k_block = even_block(kp, step, decide("k_block", (256, 512, 384, 1024, 2048)))
+    steps = [s for s in (32, 64, 128) if k_block % s == 0 and (whole or group % s == 0)]
+    k_step = decide("k_step", tuple(steps) if steps else (min(group, UNIT_K),))
+    if whole and kp % k_step:
+        k_step = UNIT_K
+    m_tiles, ahead = decide("m_tiles", (32, 16, 64, 8)), decide("prefetch", (True, False))
+    return GemmBlocking(m_tile, vectors, k_step, k_block, m_tiles, ahead)
+
+
+def dequantized_blocking(
+    spec: LinearSpec, layout: InterleavedLayout, decide: Decide
+) -> GemmBlocking:
+    """The decisions of a GEMM with float activations and integer weights."""
+    m_tile, vectors = decide("tile", ((4, 3), (5, 2), (3, 4)))
+    k_block = even_block(layout.padded_k(spec.k), UNIT_K, decide("k_block", (128, 64, 256, 512)))
+    k_step = float_k_step(spec.k, k_block, decide)
+    return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", (32, 16, 64, 8)))
+
+
+def float_blocking(spec: LinearSpec, lanes: int, m_tile: int, decide: Decide) -> GemmBlocking:
+    """The decisions of a float GEMM whose M tile is fixed by the kernel."""
+    blocks = -(-spec.n // lanes)
+    wanted = decide("vectors", {4: (3, 2, 1), 2: (6, 4, 3), 1: (8, 4, 6, 12)}[m_tile])
+    target = spec.k if m_tile == 1 else decide("k_block", (256, 128, 512, 1024))
+    k_step = decide("k_step", tuple(s for s in (8, 4, 2, 1) if spec.k % s == 0))
+    k_block = even_block(spec.k, k_step, target)
+    m_tiles = 1 if m_tile == 1 else decide("m_tiles", (32, 16, 64, 8))
+    return GemmBlocking(m_tile, min(wanted, blocks), k_step, k_block, m_tiles)
+
+
+def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
+    """The record of one integer GEMM."""
+    lanes = instruction.rows
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        check_integer(spec, profile, bits, instruction.features, lanes)
+
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
+        return integer_blocking(spec, interleaved(spec, lanes), instruction, decide)
+
+    def func(choice: Choice) -> Any:
+        layout = interleaved(choice.spec, lanes)
+        return integer_gemm(choice.spec, layout, choice.plan, splits_codes(instruction, bits))
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        schedule_stages(sch)
+        tile = choice.plan.tile(lanes)
+        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits), 5)
+
+    return LinearKernel(
+        "gemm", f"W{bits}", 8, dot_record(instruction), M_MIN,
+        check=check, layout=lambda spec, profile: interleaved(spec, lanes),
+        func=func, schedule=schedule, ask=ask, bits=bits,
+    )  # fmt: skip
+
+
+def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
+    """The record of one GEMM with float activations and integer weights."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        check_dequantized(spec, profile, bits, FMA[lanes].features, lanes)
+
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
+        return dequantized_blocking(spec, interleaved(spec, lanes), decide)
+
+    def func(choice: Choice) -> Any:
+        return dequantized_gemm(choice.spec, interleaved(choice.spec, lanes), choice.plan)
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        schedule_float_gemm(sch, choice.plan, lanes)
+        halves = interleaved(choice.spec, lanes).group_size == 16
+        for block in ("convert0", "convert1") if halves else ("convert0",):
+            sch.tensorize(sch.get_loops(sch.get_sblock(block))[-2], dequantize_intrinsic(lanes))
+
+    return LinearKernel(
+        "gemm", f"W{bits}", 16, FMA[lanes], M_MIN,
+        check=check, layout=lambda spec, profile: interleaved(spec, lanes),
+        func=func, schedule=schedule, ask=ask, bits=bits,
+    )  # fmt: skip
+
+
+def float_kernel(lanes: int, m_tile: int) -> LinearKernel:
+    """The record of one float32 linear kernel."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        check_float(spec)
+        check_features(profile, FMA[lanes].features, lanes)
+
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
+        return float_blocking(spec, lanes, m_tile, decide)
+
+    return LinearKernel(
+        "gemm", "F32", 0, FMA[lanes], m_tile,
+        check=check, layout=lambda spec, profile: FloatLayout(lanes),
+        func=lambda choice: float_gemm(choice.spec, FloatLayout(lanes), choice.plan),
+        schedule=lambda sch, choice: schedule_float_gemm(sch, choice.plan, lanes),
+        ask=ask, m_named=m_tile,
+    )  # fmt: skip
+
+
+GEMM_KERNELS: tuple[LinearKernel, ...] = (
+    *(integer_kernel(instruction, bits) for instruction in INSTRUCTIONS for bits in range(1, 9)),
+    *(dequantized_kernel(bits, lanes) for lanes in (16, 8) for bits in range(1, 9)),
+    *(float_kernel(lanes, m_tile) for lanes in (16, 8) for m_tile in FLOAT_M_TILES),
+)
+"""In order of preference."""

@@ -1,0 +1,188 @@
+"""Scaled dot products of packed codes with folded activations by sdot: 4 rows, by lane.
+
+Sources: Arm Architecture Reference Manual, DDI 0487: SDOT (by element), FCVTL, FMLA; LLVM's
+IntrinsicsAArch64.td for ``llvm.aarch64.neon.sdot``.
+
+Per 4 rows x 32 k of W4 that is 4 ``and``, 8 sdot, 1 ``shl``, 1 ``fcvtl`` and 2 ``fmla``:
+
+- An int32 sum starts at the pattern of `MAGIC` (and at what symmetric codes are off by), so that it
+  *is* the float MAGIC + sum at the end.
+- ``c = -MAGIC xs`` is exact, because xs is given in 22 bits. ``c + xs (MAGIC + sum)`` is one
+  ``fmla`` with one rounding, ``y + scale c`` the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.arm.codes import repeated, unpacked
+from apq_tvm.tensorize.arm.written.loads import MODULE, load_vectors
+from apq_tvm.tensorize.meaning.fold import Fold
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
+from apq_tvm.tensorize.meaning.whole_codes import whole_place
+from apq_tvm.tensorize.pairs.folded_dot import FoldedDot, FoldedOperands, folded_pair
+from apq_tvm.tensorize.registry import register
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+Load = Callable[[FoldedOperands, int, int], Expr]
+"""uint8 [16]: bytes of a unit's codes by the unit's number in the chunk and their own."""
+
+
+def folded_intrinsic(fold: Fold, m: int, units: int, together: bool = False) -> str:
+    """Register (once) and name the product of one chunk.
+
+    Parameters
+    ----------
+    fold : Fold
+        Of a unit of 4 rows.
+    m : int
+        Rows of x; codes are unpacked once for all of them.
+    units : int
+        Of the chunk.
+    together : bool
+        Whether codes are loaded two or four vectors at a time
+        (`apq_tvm.tensorize.arm.written.loads`).
+    """
+    unit = fold.unit
+    name = f"apq_sdot_fold_{m}x{unit.rows}x{UNIT_K * units}_s8u{unit.bits}f32"
+    name += ("_t" if unit.whole else "") + ("_z" if fold.zeros else "")
+    name += "_ld1" if together else ""
+
+    def implement(o: FoldedOperands) -> None:
+        if together:
+            with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", MODULE):
+                _implement(o, _load_together)
+        else:
+            _implement(o, _load)
+
+    return register(name, lambda: folded_pair(FoldedDot(fold, m, units), implement))
+
+
+def _implement(o: FoldedOperands, load: Load) -> None:
+    if o.dot.fold.unit.whole:
+        places = _sums_of_whole(o, load)
+    else:
+        places = [_sums(o, load, i) for i in range(o.dot.m)]
+    scale = o.scales.vload([0], "float16x4").astype("float32x4")
+    for i, total in enumerate(places):
+        at = _at(o, i)
+        if o.zeros is not None:
+            zero = o.zeros.vload([0], "uint8x4").astype("int32x4")
+            total = total - zero * tirx.reinterpret("int32x4", _four(o.factors, o.lead(i, 1), 4))
+        total = tirx.reinterpret("float32x4", total)
+        scaled = _fma(total, _four(o.factors, o.lead(i, 1), 0), _four(o.starts, o.lead(i, 2), 4))
+        b.buffer_store(o.acc, _fma(scale, scaled, o.acc[tuple(at)]), at)
+
+
+def _four(buffer: Buffer, lead: tuple[Expr, ...], index: int) -> Expr:
+    return buffer.vload([*lead, index], "float32x4")
+
+
+def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
+    """x y + z, rounded once: TVM's own multiply and add would be two operations."""
+    return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma.v4f32", x, y, z)
+
+
+def _sums(o: FoldedOperands, load: Load, row: int) -> Expr:
+    """int32 [4]: pattern of a float, MAGIC + 2^shift Σ."""
+    dot, fold = o.dot, o.dot.fold
+    total = tirx.reinterpret("int32x4", _four(o.starts, o.lead(row, 2), 0))
+    for part, place in enumerate(fold.places):
+        if part:
+            width = tirx.Broadcast(tirx.const(place - fold.places[part - 1], "int32"), 4)
+            total = tirx.shift_left(total, width)
+        apart = dot.units > 1 and part > 0
+        mine = tirx.Broadcast(tirx.const(0, "int32"), 4) if apart else total
+        for unit in range(dot.units):
+            for vector in fold.members(part):
+                mine = _sdot(mine, _codes(o, load, unit, vector), _four_k(o, row, unit, vector))
+        total = total + mine if apart else mine
+    return total
+
+
+def _sums_of_whole(o: FoldedOperands, load: Load) -> list[Expr]:
+    """As `_sums`, of every row; unit by unit, because bytes are wanted at several places."""
+    fold, lanes = o.dot.fold, tirx.Ramp(0, 1, 4)
+    sums = b.alloc_buffer((o.dot.m, len(fold.places), 4), "int32", align=16)
+    for i in range(o.dot.m):
+        for part in range(len(fold.places)):
+            start = tirx.Broadcast(tirx.const(0, "int32"), 4)
+            if not part:
+                start = tirx.reinterpret("int32x4", _four(o.starts, o.lead(i, 2), 0))
+            b.buffer_store(sums, start, [i, part, lanes])
+    for unit in range(o.dot.units):
+        for vector in range(VECTORS):
+            part, codes = fold.part(vector), _codes(o, load, unit, vector)
+            for i in range(o.dot.m):
+                total = sums.vload([i, part, 0], "int32x4")
+                total = _sdot(total, codes, _four_k(o, i, unit, vector))
+                b.buffer_store(sums, total, [i, part, lanes])
+    results = []
+    for i in range(o.dot.m):
+        result = sums.vload([i, 0, 0], "int32x4")
+        for part, (below, place) in enumerate(pairwise(fold.places), 1):
+            width = tirx.Broadcast(tirx.const(place - below, "int32"), 4)
+            result = tirx.shift_left(result, width) + sums.vload([i, part, 0], "int32x4")
+        results.append(result)
+    return results
+
+
+def _sdot(total: Expr, codes: Expr, x: Expr) -> Expr:
+    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    return tirx.call_llvm_pure_intrin("int32x4", name, total, codes, x)
+
+
+def _codes(o: FoldedOperands, load: Load, unit: int, vector: int) -> Expr:
+    """int8 [16]: what stands for one vector of the unit (see `apq_tvm.tensorize.meaning.fold`)."""
+    fold = o.dot.fold
+    if fold.unit.whole and fold.part(vector):
+        bits = fold.unit.bits
+        mask = ((1 << bits) - 1) << whole_place(bits, vector)
+        byte = tirx.bitwise_and(load(o, unit, vector % bits), repeated(mask))
+        return tirx.reinterpret("int8x16", byte)
+    if not fold.raw or fold.unit.whole:
+        codes = unpacked(fold.unit, partial(load, o, unit), vector, fold.doubled)
+        return tirx.reinterpret("int8x16", codes)
+    part, width = fold.part(vector), fold.width
+    byte = load(o, unit, vector % width)
+    mask = (1 << width * (part + 1)) - 1
+    if mask < 255:
+        byte = tirx.bitwise_and(byte, repeated(mask))
+    return tirx.reinterpret("int8x16", byte)
+
+
+def _load(o: FoldedOperands, unit: int, index: int) -> Expr:
+    lead = [unit] if o.dot.units > 1 else []
+    return o.codes.vload([*lead, 16 * index], "uint8x16")
+
+
+def _load_together(o: FoldedOperands, unit: int, index: int) -> Expr:
+    """LLVM makes one load of equal ones."""
+    bits = o.dot.fold.unit.bits
+    count = next((n for n in (4, 2) if bits % n == 0), 1)
+    if count == 1:
+        return _load(o, unit, index)
+    lead = [tirx.const(unit, "int64")] if o.dot.units > 1 else []
+    first = tirx.const(16 * (index // count * count), "int64")
+    address = tirx.address_of(o.codes[(*lead, first)])
+    return load_vectors(address, count)[index % count]
+
+
+def _four_k(o: FoldedOperands, row: int, unit: int, vector: int) -> Expr:
+    """int8 [16]: activations of k = 4 * vector .. + 3, which sdot takes by lane."""
+    at = UNIT_K * unit + 16 * (vector // 4)
+    sixteen = tirx.reinterpret("int32x4", o.x.vload([*o.lead(row), at], "int8x16"))
+    lane = [tirx.const(vector % 4, "int32")] * 4
+    return tirx.reinterpret("int8x16", tirx.Shuffle([sixteen], lane))
+
+
+def _at(o: FoldedOperands, row: int) -> list[Expr]:
+    zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
+    return [*o.lead(row), tirx.Ramp(zero, one, 4)]

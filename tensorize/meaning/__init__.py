@@ -1,0 +1,1 @@
+"""What packed operands mean, for any instruction set."""

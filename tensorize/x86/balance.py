@@ -1,0 +1,185 @@
+"""Dot products of one unit of ``W2*`` codes (3L rows x 32 k, three rows in 7 bits), on x86.
+
+``acc[i, part, r] += Σ_k digit(code[r, k], part) x[i, k]``, digits 0..4 (`tensorize.balance`).
+Codes c are taken apart as `apq_tvm.tensorize.x86.balance_codes` says. Where that takes divisions,
+the digits are not needed: with T0 = Σ c x, T1 = Σ (c // 5) x and T2 = Σ (c // 25) x the sums of
+the digits are T0 - 5 T1, T1 - 5 T2 and T2.
+
+int16 sums of ``vpmaddubsw``: 2 * 124 * 127 = 31496 for c, one instruction; 2 * 24 * 127 = 6096
+for c // 5, 5 of them; 2 * 4 * 127 = 1016 for c // 25, all 8 of a unit.
+
+Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, PMADDUBSW, PMADDWD, PBLENDVB,
+VPERMI2B, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.tensorize.exprs import i64, prefetch_line
+from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS, BalanceUnit
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K
+from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.x86.balance_codes import BalanceInstruction, Codes
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+FIFTH_SUMS = 4
+"""``vpmaddubsw`` results of c // 5 that are summed in int16: at most 5 (above), half of a unit."""
+
+
+def balance_intrinsic(instruction: BalanceInstruction, m: int = 1, ahead: int = 0) -> str:
+    """Register (once) and name the dot product of one unit.
+
+    Parameters
+    ----------
+    instruction : BalanceInstruction
+    m : int
+        Rows of x; codes are taken apart once for all of them.
+    ahead : int
+        Bytes ahead of the unit to prefetch, 0 for none.
+
+    Returns
+    -------
+    str
+        The intrinsic's name; operands codes uint8 [28L], x int8 [m, 32] ([32] for one row) and
+        acc int32 [m, 3, L] ([3, L]).
+    """
+    rows = PARTS * instruction.lanes
+    name = f"apq_{instruction.name}_{m}x{rows}x{UNIT_K}_s8t5s32" + (f"_pf{ahead}" if ahead else "")
+    unit = _Unit(instruction, m, ahead)
+    return register(name, lambda: (unit.member(False), unit.member(True)))
+
+
+class _Unit(Codes, BalanceUnit):
+    """Emits the pair of one intrinsic."""
+
+    def __init__(self, instruction: BalanceInstruction, m: int, ahead: int) -> None:
+        Codes.__init__(self, instruction)
+        BalanceUnit.__init__(self, instruction.lanes, m)
+        self.ahead = ahead
+
+    def instructions(self) -> None:
+        """Emit the instructions."""
+        self._prefetch()
+        if not self.isa.vnni:
+            self._multiply_maddubs()
+            return
+        stored = [self.load(j) for j in range(STORED)]
+        if self.isa.tables:
+            self._look_up([*stored, self.pooled(stored)])
+        else:
+            codes = [self.masked(vector, 0x7F) for vector in stored]
+            self._multiply_vnni([*codes, self.pooled(stored)])
+
+    def _prefetch(self) -> None:
+        """A prefetch never faults, so the address may lie past the end of the weights."""
+
+        for line in range(0, STORED * self.size if self.ahead else 0, 64):
+            prefetch_line(self.codes[i64(self.ahead + line)])
+
+    def _activations(self, row: int, vector: int) -> Expr:
+        """int8 [4L]: k = 4 * vector .. + 3 of one row, repeated for every row of weights."""
+        from tvm import tirx
+
+        four = tirx.reinterpret("int32", self.x.vload([*self.lead(row), i64(4 * vector)], "int8x4"))
+        return tirx.reinterpret(f"int8x{self.size}", tirx.Broadcast(four, self.isa.lanes))
+
+    def _dp(self, total: Expr, codes: Expr, x: Expr) -> Expr:
+        return self.call(
+            f"avx512.vpdpbusd.{8 * self.size}", f"int32x{self.isa.lanes}", total, codes, x
+        )
+
+    def _look_up(self, vectors: list[Expr]) -> None:
+        from tvm.tirx.script.builder import ir as b
+
+        at = [[self.sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
+        sums = [[self.acc[tuple(index)] for index in row] for row in at]
+        for part in range(PARTS):
+            for j, vector in enumerate(vectors):
+                codes = self.digit(vector, part)
+                for i in range(self.m):
+                    sums[i][part] = self._dp(sums[i][part], codes, self._activations(i, j))
+        for i in range(self.m):
+            for part in range(PARTS):
+                b.buffer_store(self.acc, sums[i][part], at[i][part])
+
+    def _store(self, row: int, totals: list[Expr]) -> None:
+        """Add what the digits' sums are, from T0, T1 and T2."""
+        from tvm.tirx.script.builder import ir as b
+
+        for part, total in enumerate(totals):
+            index = self.sums_at(row, part)
+            b.buffer_store(self.acc, self.acc[tuple(index)] + total, index)
+
+    def _multiply_vnni(self, codes: list[Expr]) -> None:
+        from tvm import tirx
+
+        lanes = self.isa.lanes
+        zero = tirx.Broadcast(tirx.const(0, "int32"), lanes)
+        five = tirx.Broadcast(tirx.const(5, "int32"), lanes)
+        sums = [[zero] * PARTS for _ in range(self.m)]
+        for j, code in enumerate(codes):
+            parts = (code, *self.quotients(code))
+            for i in range(self.m):
+                x = self._activations(i, j)
+                sums[i] = [self._dp(s, p, x) for s, p in zip(sums[i], parts, strict=True)]
+        for i, (t0, t1, t2) in enumerate(sums):
+            self._store(i, [t0 - t1 * five, t1 - t2 * five, t2])
+
+    def _multiply_maddubs(self) -> None:
+        """One code vector after the other, so that few are live: there are 16 registers."""
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        ramp = tirx.Ramp(i64(0), i64(1), 16)
+        # Sums of c // 5 and c // 25 for every row of x; indexed by constants, so in registers.
+        words = b.alloc_buffer((self.m, 2, 16), "int16", align=32)
+        pooled = b.alloc_buffer((self.size,), "uint8", align=32)
+        bytes_at = [tirx.Ramp(i64(0), i64(1), self.size)]
+
+        def products(code: Expr, j: int) -> None:
+            fifth, last = self.quotients(code)
+            for i in range(self.m):
+                x = self._activations(i, j)
+                self._accumulate(i, 0, self._widen(self.maddubs(code, x)))
+                for which, codes in ((0, fifth), (1, last)):
+                    at = [i64(i), i64(which), ramp]
+                    value = self.maddubs(codes, x)
+                    if j % (FIFTH_SUMS if which == 0 else VECTORS):
+                        value = words[tuple(at)] + value
+                    b.buffer_store(words, value, at)
+            if j % FIFTH_SUMS == FIFTH_SUMS - 1:
+                self._flush(words, 0, 1)
+
+        for j in range(STORED):
+            vector = self.load(j)
+            bit = self.masked(self.shift(vector, STORED - j), 1 << j)
+            if j:
+                bit = pooled.vload([i64(0)], f"uint8x{self.size}") | bit
+            b.buffer_store(pooled, bit, bytes_at)
+            products(self.masked(vector, 0x7F), j)
+        products(pooled.vload([i64(0)], f"uint8x{self.size}"), STORED)
+        self._flush(words, 1, 2)
+
+    def _widen(self, words: Expr, times: int = 1) -> Expr:
+        from tvm import tirx
+
+        factor = tirx.Broadcast(tirx.const(times, "int16"), 16)
+        return self.call("avx2.pmadd.wd", "int32x8", words, factor)
+
+    def _accumulate(self, row: int, part: int, term: Expr) -> None:
+        from tvm.tirx.script.builder import ir as b
+
+        index = self.sums_at(row, part)
+        b.buffer_store(self.acc, self.acc[tuple(index)] + term, index)
+
+    def _flush(self, words: Buffer, which: int, part: int) -> None:
+        """Add sums of ``c // 5^part``: the digit's own, and -5 times them to the one below."""
+        from tvm import tirx
+
+        for i in range(self.m):
+            total = words[i64(i), i64(which), tirx.Ramp(i64(0), i64(1), 16)]
+            self._accumulate(i, part, self._widen(total))
+            self._accumulate(i, part - 1, self._widen(total, -5))

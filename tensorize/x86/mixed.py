@@ -1,0 +1,143 @@
+"""Products of ``mixed24`` tiles with int8 activations on x86: what the instructions are.
+
+`apq_tvm.tensorize.meaning.mixed` has the meaning. Zero points and sub-scales go through
+``vpmaddwd``, whose 32-bit lanes hold one small number in the low half: z times -Σ x starts the sum,
+and the sum, which fits 16 bits, is multiplied by u. So a group costs one conversion and one FMA per
+vector. Sources: Intel 64 and IA-32 Software Developer's Manual, volume 2, PMADDUBSW, PMADDWD,
+VPDPBUSD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from apq_tvm.tensorize.exprs import i64, llvm
+from apq_tvm.tensorize.meaning.mixed import (
+    SUB_MASKS,
+    SUB_SHIFTS,
+    TILE_K,
+    TRIPLE,
+    ZERO_SHIFTS,
+    MixedInstruction,
+    MixedOperands,
+    words_at,
+)
+from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOTS
+from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
+
+Expr = Any  # tvm is untyped
+
+
+def _narrow(instruction: DotInstruction, o: MixedOperands) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    assert o.minus is not None and o.scale is not None and o.plus is not None
+    rows, m = o.dot.rows, o.dot.m
+    lanes = tirx.Ramp(i64(0), i64(1), rows)
+    words = o.codes.vload([i64(words_at(rows))], f"uint8x{2 * rows}")
+    words = tirx.reinterpret(f"uint16x{rows}", words).astype(f"int32x{rows}")
+    at = [o.row(i64(i), lanes) for i in range(m)]
+    sums = [o.acc[tuple(index)] for index in at]
+    for tile in range(TRIPLE):
+        load = o.codes.vload([i64(tile * 4 * rows)], f"uint8x{4 * rows}")
+        codes = [_bits(load, 2 * v, 3) for v in range(4)]
+        zero = _lanes(words, ZERO_SHIFTS[tile], 3)
+        plus = tirx.Broadcast(o.plus[i64(tile)], rows)
+        level = _lanes(words, SUB_SHIFTS[tile], SUB_MASKS[tile]) + plus
+        for i in range(m):
+            minus = tirx.Broadcast(o.minus[tuple(o.row(i64(i), i64(tile)))], rows)
+            x = [_four_k(o, i, tile * TILE_K + 4 * v) for v in range(4)]
+            total = _dot(instruction, _pairs(zero, minus), codes, x)
+            term = _pairs(total, level).astype(f"float32x{rows}")
+            sums[i] = sums[i] + term * tirx.Broadcast(o.scale[i64(tile)], rows)
+    for index, total in zip(at, sums, strict=True):
+        b.buffer_store(o.acc, total, index)
+
+
+def _wide(instruction: DotInstruction, o: MixedOperands) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    rows = o.dot.rows
+    loads = [o.codes.vload([i64(4 * rows * i)], f"uint8x{4 * rows}") for i in range(2)]
+    codes = [_bits(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
+    lanes = tirx.Ramp(i64(0), i64(1), rows)
+    at = [o.row(i64(i), lanes) for i in range(o.dot.m)]
+    totals = [
+        _dot(instruction, o.acc[tuple(index)], codes, [_four_k(o, i, 4 * v) for v in range(4)])
+        for i, index in enumerate(at)
+    ]
+    for index, total in zip(at, totals, strict=True):
+        b.buffer_store(o.acc, total, index)
+
+
+def _dot(
+    instruction: DotInstruction, start: Expr, codes: Sequence[Expr], x: Sequence[Expr]
+) -> Expr:
+    """int32 [R]: start + Σ code x over four vectors."""
+    from tvm import tirx
+
+    rows = instruction.rows
+    if instruction is MADDUBS:
+        # 15 * 127 * 2 * 4 = 15240: int16 holds the sum of the four.
+        words: Expr = None
+        for code, four in zip(codes, x, strict=True):
+            part = llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", code, four)
+            words = part if words is None else words + part
+        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+        return start + llvm("int32x8", "llvm.x86.avx2.pmadd.wd", words, ones)
+    total = start
+    for code, four in zip(codes, x, strict=True):
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * rows}"
+        total = llvm(f"int32x{rows}", name, total, code, four)
+    return total
+
+
+def _pairs(a: Expr, b: Expr) -> Expr:
+    """Products of int32 lanes that fit 16 bits, one of them not negative."""
+    from tvm import tirx
+
+    rows = 16 if str(a.ty).endswith("16") else 8
+    name = "llvm.x86.avx512.pmaddw.d.512" if rows == 16 else "llvm.x86.avx2.pmadd.wd"
+    halves = [tirx.reinterpret(f"int16x{2 * rows}", value) for value in (a, b)]
+    return llvm(f"int32x{rows}", name, *halves)
+
+
+def _lanes(words: Expr, shift: int, mask: int) -> Expr:
+    """Bits of int32 lanes."""
+    from tvm import tirx
+
+    rows = 16 if str(words.ty).endswith("16") else 8
+    if shift:
+        words = tirx.shift_right(words, tirx.Broadcast(tirx.const(shift, "int32"), rows))
+    return tirx.bitwise_and(words, tirx.Broadcast(tirx.const(mask, "int32"), rows))
+
+
+def _bits(load: Expr, shift: int, mask: int) -> Expr:
+    """Bits of bytes; shifted in 16-bit lanes, since x86 has no 8-bit shift."""
+    from tvm import tirx
+
+    size = 64 if str(load.ty).endswith("64") else 32
+    if shift:
+        amount = tirx.Broadcast(tirx.const(shift, "uint16"), size // 2)
+        words = tirx.shift_right(tirx.reinterpret(f"uint16x{size // 2}", load), amount)
+        load = tirx.reinterpret(f"uint8x{size}", words)
+    return tirx.bitwise_and(load, tirx.Broadcast(tirx.const(mask, "uint8"), size))
+
+
+def _four_k(o: MixedOperands, row: int, k: int) -> Expr:
+    """int8 [4R]: four activations, repeated for every row of weights."""
+    from tvm import tirx
+
+    four = tirx.reinterpret("int32", o.x.vload(o.row(i64(row), i64(k)), "int8x4"))
+    return tirx.reinterpret(f"int8x{4 * o.dot.rows}", tirx.Broadcast(four, o.dot.rows))
+
+
+INSTRUCTIONS = tuple(
+    MixedInstruction(dot.name, dot.rows, dot.features, partial(_narrow, dot), partial(_wide, dot))
+    for dot in DOTS
+)
+"""In order of preference."""
