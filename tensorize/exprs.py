@@ -7,6 +7,12 @@ from typing import Any
 Expr = Any  # tvm is untyped
 Buffer = Any
 
+MAGIC = 1.5 * 2.0**23
+"""Added to it, a float32 below 2^22 rounds to an integer: there the unit is 1."""
+
+MAGIC_BITS = 0x4B400000
+"""The pattern of `MAGIC`: an integer below 2^22 added to it gives that of the float sum."""
+
 
 def i64(value: int) -> Expr:
     """An int64 constant: all extents and indices of the PrimFuncs are int64."""
@@ -27,6 +33,13 @@ def f32(value: float) -> Expr:
     from tvm import tirx
 
     return tirx.const(value, "float32")
+
+
+def magnitude_bits(value: Expr) -> Expr:
+    """The pattern of a float32 without its sign: orders like the magnitude, NaN above infinity."""
+    from tvm import tirx
+
+    return tirx.bitwise_and(tirx.reinterpret("int32", value), i32(0x7FFFFFFF))
 
 
 def whole(buffer: Buffer) -> Any:
