@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from apq_tvm.formats.scheme import parse_scheme
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.pipeline import compile
+    from apq_tvm.quantizers.guided import Guidance
     from apq_tvm.types import CompiledModule, Scheme
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 _HOME = {
     "ApqError": "apq_tvm.errors",
     "CompiledModule": "apq_tvm.types",
+    "Guidance": "apq_tvm.quantizers.guided",
     "Scheme": "apq_tvm.types",
     "compile": "apq_tvm.pipeline",
     "import_onnx": "apq_tvm.onnx_import",
@@ -31,12 +33,17 @@ _HOME = {
 __all__ = [
     "ApqError",
     "CompiledModule",
+    "Guidance",
     "Scheme",
     "__version__",
     "compile",
     "import_onnx",
     "parse_scheme",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

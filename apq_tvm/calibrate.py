@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputExists
-from apq_tvm.evaluate import Batch, read_inputs, split
+from apq_tvm.evaluation.inputs import Batch, read_inputs, split
+from apq_tvm.extras import require
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import Array, ImportedModel
+from apq_tvm.signals import deferred
+from apq_tvm.types import AnyPath, Array, ImportedModel
 
 if TYPE_CHECKING:
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile
@@ -31,9 +31,9 @@ SAVE_SECONDS = 60.0
 
 
 def calibrate(
-    model: Path,
-    inputs: Path,
-    output: Path,
+    model: AnyPath,
+    inputs: AnyPath,
+    output: AnyPath,
     *,
     nsamples: int | None = None,
     hessian: bool = True,
@@ -48,11 +48,11 @@ def calibrate(
 
     Parameters
     ----------
-    model : Path
+    model : str or path
         The ONNX file.
-    inputs : Path
+    inputs : str or path
         npz of arrays by input name, batch first (`apq_tvm.evaluate.read_inputs`).
-    output : Path
+    output : str or path
         The safetensors file to write. An unfinished run leaves ``<output>.partial`` beside it, from
         which the same command goes on.
     nsamples : int, optional
@@ -86,9 +86,10 @@ def calibrate(
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
     from apq_tvm.quantizers.inputs.statistics import finish
 
-    started = time.perf_counter()
+    started, output = time.perf_counter(), Path(output)
     if not reuse:
         check_output(output, force)
+    require("torch")
     progress = progress or Silent()
     with progress.stage("import"):
         imported = import_onnx(model)
@@ -97,7 +98,7 @@ def calibrate(
     calls, count = read_calls(imported, inputs, nsamples, rows)
     run = {
         "sha256": imported.sha256,
-        "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
+        "inputs": hashlib.sha256(Path(inputs).read_bytes()).hexdigest(),
         "samples": count,
         "rows": rows,
         "hessian": hessian,
@@ -142,7 +143,7 @@ def _collect(
     return state, resumed
 
 
-def _report(output: Path, file: CalibrationFile, started: float, resumed: int) -> dict[str, Any]:
+def _report(output: AnyPath, file: CalibrationFile, started: float, resumed: int) -> dict[str, Any]:
     layers = file.calibration.layers
     return {
         "output": str(output),
@@ -155,7 +156,7 @@ def _report(output: Path, file: CalibrationFile, started: float, resumed: int) -
     }
 
 
-def known_statistics(model: Path, statistics: Path) -> dict[str, Any]:
+def known_statistics(model: AnyPath, statistics: AnyPath) -> dict[str, Any]:
     """What `calibrate` reports, of a finished calibration file.
 
     Raises
@@ -169,7 +170,7 @@ def known_statistics(model: Path, statistics: Path) -> dict[str, Any]:
     return _report(statistics, load(statistics, import_onnx(model)), time.perf_counter(), 0)
 
 
-def check_output(output: Path, force: bool) -> None:
+def check_output(output: AnyPath, force: bool) -> None:
     """Refuse to replace a file unasked.
 
     Raises
@@ -177,12 +178,12 @@ def check_output(output: Path, force: bool) -> None:
     OutputExists
         It is there.
     """
-    if output.exists() and not force:
+    if Path(output).exists() and not force:
         raise OutputExists(f"{output} exists; use --force to replace it")
 
 
 def read_calls(
-    model: ImportedModel, inputs: Path, nsamples: int | None, rows: int
+    model: ImportedModel, inputs: AnyPath, nsamples: int | None, rows: int
 ) -> tuple[list[Batch], int]:
     """Read calibration inputs, checked, as calls of at most `rows` batch entries.
 
@@ -226,7 +227,7 @@ def leading(call: Mapping[str, Array]) -> int:
     return max((len(a) for a in call.values() if a.ndim), default=1)
 
 
-def check_finite(batch: Mapping[str, Array], where: Path) -> None:
+def check_finite(batch: Mapping[str, Array], where: AnyPath) -> None:
     """Refuse NaN and infinity.
 
     Raises
@@ -243,35 +244,23 @@ def check_finite(batch: Mapping[str, Array], where: Path) -> None:
 
 @contextmanager
 def saved_on_exit(partial: Path, run: Mapping[str, Any]) -> Iterator[Callable[[State], None]]:
-    """Give a checkpoint that saves now and then, and at Ctrl-C.
+    """Give a checkpoint that saves now and then, and when a signal asks to stop.
 
     Sums are whole only between two calls of the model, so that the first Ctrl-C waits for the
     checkpoint; a second one stops at once, and what was saved before stays.
     """
     saved = time.monotonic()
-    asked: list[int] = []
+    with deferred() as signalled:
 
-    def interrupt(*_: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(1)
+        def checkpoint(now: State) -> None:
+            nonlocal saved
+            if signalled.asked or time.monotonic() - saved > SAVE_SECONDS:
+                write_state(partial, run, now)
+                saved = time.monotonic()
+            if signalled.asked:
+                signalled.stop()
 
-    def checkpoint(now: State) -> None:
-        nonlocal saved
-        if asked or time.monotonic() - saved > SAVE_SECONDS:
-            write_state(partial, run, now)
-            saved = time.monotonic()
-        if asked:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield checkpoint  # signals go to the main thread
-        return
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
         yield checkpoint
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:
@@ -288,6 +277,7 @@ def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:
         arrays[f"power.{value}"] = np.array(sums.power)
         if sums.hessian is not None:
             arrays[f"hessian.{value}"] = sums.hessian
+    arrays |= {f"table.{node}": np.array(power) for node, power in state.tables.items()}
     arrays["calls"] = np.array(state.calls)
     write_arrays(path, arrays, {"run": json.dumps(run)})
 
@@ -326,19 +316,9 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
             for name in names
         }
         fisher = {k.removeprefix("fisher."): a for k, a in arrays.items() if k[:7] == "fisher."}
-        return State(int(arrays["calls"]), sums, fisher)
+        tables = {
+            k.removeprefix("table."): float(a) for k, a in arrays.items() if k[:6] == "table."
+        }
+        return State(int(arrays["calls"]), sums, fisher, tables)
     except KeyError as error:
         raise BadInput(f"{path} is damaged: {error} is missing; delete it") from error
-
-
-def read_calibration(path: Path, model: ImportedModel) -> CalibrationFile:
-    """Read a calibration file and check that it is of a model.
-
-    Raises
-    ------
-    BadInput
-        See `apq_tvm.quantizers.inputs.calibration_file.load`.
-    """
-    from apq_tvm.quantizers.inputs.calibration_file import load
-
-    return load(path, model)

@@ -8,6 +8,7 @@
     ├── BadScheme            a scheme, format or group size that does not exist or does not fit
     ├── BadTarget            an unknown device name
     ├── BadInput             data given to ``eval`` or ``bench`` does not fit the model
+    ├── MissingPackage       a package of an extra is not installed: onnxruntime, torch, matplotlib
     ├── NotApplicable        one rule or kernel declines one layer; never reaches a user
     ├── PackError            codes do not fit the layout they are packed into
     ├── BuildError           TVM, the C compiler or the linker failed
@@ -43,6 +44,10 @@ class BadTarget(ApqError):
 
 class BadInput(ApqError):
     """Data given to a command does not fit the model."""
+
+
+class MissingPackage(ApqError):
+    """A package that one of apq-tvm's extras installs is not there."""
 
 
 class NotApplicable(ApqError):

@@ -7,20 +7,22 @@ compiled module: it quantizes the model and runs it in torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from apq_tvm.evaluation.agreement import Agreement, row_cosine, rows_of
+from apq_tvm.evaluation.agreement import Agreement, IntegerAgreement, row_cosine, rows_of
 from apq_tvm.evaluation.compare import Comparison, read_calls
 from apq_tvm.evaluation.inputs import Batch, check_batch, read_inputs, split
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.runners import call_module, call_session, open_session, specs_of
+from apq_tvm.extras import require
 from apq_tvm.module import load_module
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import AnyPath
 
 __all__ = [
     "Agreement",
     "Batch",
+    "IntegerAgreement",
     "Language",
     "call_module",
     "check_batch",
@@ -36,9 +38,9 @@ __all__ = [
 
 
 def evaluate(
-    module: Path,
-    against: Path,
-    inputs: Path,
+    module: AnyPath,
+    against: AnyPath,
+    inputs: AnyPath,
     *,
     rows: int = 32,
     language: Language | None = None,
@@ -49,11 +51,11 @@ def evaluate(
 
     Parameters
     ----------
-    module : Path
+    module : str or path
         Folder of the compiled module.
-    against : Path
+    against : str or path
         The float ONNX file.
-    inputs : Path
+    inputs : str or path
         npz of inputs (`read_inputs`).
     rows : int
         Batch entries per call; a larger batch is cut. Language models get windows of tokens.
@@ -67,8 +69,9 @@ def evaluate(
     Returns
     -------
     dict
-        ``outputs``: per output what `Agreement.summary` gives; cosines are between rows of ours
-        and of ONNX Runtime, over unmasked tokens where the model has an attention mask.
+        ``outputs``: per output what `Agreement.summary` gives, or `IntegerAgreement.summary` of
+        integers; cosines are between rows of ours and of ONNX Runtime, over unmasked tokens where
+        the model has an attention mask.
         ``language``: what `LanguageScore.summary` gives, or None; the logits are not among the
         outputs then.
 
@@ -76,7 +79,10 @@ def evaluate(
     ------
     BadInput
         Anything given does not fit.
+    MissingPackage
+        onnxruntime is not installed.
     """
+    require("onnxruntime")
     progress = progress or Silent()
     package = load_module(module)
     session = open_session(against)
@@ -97,14 +103,14 @@ def evaluate(
 
 
 def evaluate_scheme(
-    model: Path,
+    model: AnyPath,
     scheme: str,
-    inputs: Path,
+    inputs: AnyPath,
     *,
     method: str = "rtn",
     rows: int = 32,
     language: Language | None = None,
-    calibration: Path | None = None,
+    calibration: AnyPath | None = None,
     tensor_types: Mapping[str, str] | None = None,
     layers: bool = True,
     progress: Progress | None = None,
@@ -113,17 +119,17 @@ def evaluate_scheme(
 
     Parameters
     ----------
-    model : Path
+    model : str or path
         The float ONNX file.
     scheme : str
         ``W4A8g32``, or any-precision at some of its bits: ``anyprec3-8@4``.
-    inputs : Path
+    inputs : str or path
         npz of inputs (`read_inputs`).
     method : str
         How codes are chosen (`apq_tvm.quantizers.calibrated.METHODS`).
     rows, language, progress
         As for `evaluate`.
-    calibration : Path, optional
+    calibration : str or path, optional
         File of ``apq-tvm calibrate``.
     tensor_types : mapping of str to str, optional
         As `apq_tvm.compile` takes it.
@@ -143,6 +149,7 @@ def evaluate_scheme(
     from apq_tvm.evaluation.schemes import SchemeEvaluator
     from apq_tvm.onnx_import import import_onnx
 
+    require("torch")
     progress = progress or Silent()
     with progress.stage("import"):
         imported = import_onnx(model)

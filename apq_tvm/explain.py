@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadInput
 from apq_tvm.inspect import by_reason, rows_range, shorten
 from apq_tvm.module import read_manifest
+from apq_tvm.nearest import nearest
+from apq_tvm.types import AnyPath
 
 
-def explain(path: Path, layer: str | None = None) -> dict[str, Any]:
+def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     """List, for each layer, the kernels it got and the reasons why others were turned down.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
         Folder of the compiled module.
     layer : str or None
         Regular expression that selects layers by name; None takes all.
@@ -51,8 +52,11 @@ def explain(path: Path, layer: str | None = None) -> dict[str, Any]:
 
     report = {"module": str(path), **chosen(manifest)}
     if layer and not report["layers"]:
-        names = ", ".join(entry["name"] for entry in manifest["layers"][:5])
-        raise BadInput(f"no layer of {path} matches {layer!r}; it begins with: {names}")
+        names = [entry["name"] for entry in manifest["layers"]]
+        raise BadInput(
+            f"no layer of {path} matches {layer!r}; nearest are "
+            f"{', '.join(nearest(layer, names)) or 'none'}"
+        )
     if "variants" in manifest:
         report["variants"] = [chosen(variant) for variant in manifest["variants"]]
     return report
@@ -74,8 +78,14 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _decided(kernel: Mapping[str, Any]) -> str:
+    """What its schedule decided, as text: ``"streams=4, ahead=0"``."""
+    decisions = kernel.get("decisions", {})
+    return ", ".join(f"{name}={answer}" for name, answer in decisions.items()) or "default"
+
+
 def _story(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    got = [f"{rows_range(k)}: {k['kernel']} ({k['schedule']})" for k in entry["kernels"]]
+    got = [f"{rows_range(k)}: {k['kernel']} ({_decided(k)})" for k in entry["kernels"]]
     why = [
         f"not {shorten(names)}: {reason}" for reason, names in by_reason(entry["rejected"]).items()
     ]

@@ -6,27 +6,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from apq_tvm.errors import BadInput
 from apq_tvm.module import read_manifest
+from apq_tvm.types import AnyPath
 
 
-def inspect(path: Path) -> dict[str, Any]:
+def inspect(path: AnyPath) -> dict[str, Any]:
     """Describe the compiled module in folder `path` without running any of its code.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
 
     Returns
     -------
     dict
-        The manifest, with ``path``, ``bits_per_weight`` of all layers together, ``package_bytes``
-        and ``files`` (name → bytes) added.
+        The manifest, with ``path``, ``bits_per_weight`` of all weights that are stored,
+        ``quantized_bits_per_weight`` of those in codes (0 if none), ``package_bytes`` and ``files``
+        (name → bytes) added.
 
     Raises
     ------
     BadInput
         The folder is no compiled module.
     """
+    path = Path(path)
     manifest = read_manifest(path)
     files = {
         str(f.relative_to(path)): f.stat().st_size
@@ -36,17 +40,40 @@ def inspect(path: Path) -> dict[str, Any]:
     return {
         **manifest,
         "path": str(path),
-        "bits_per_weight": bits_per_weight(manifest["layers"]),
+        **stored_bits(manifest),
         "package_bytes": sum(files.values()),
         "files": files,
     }
 
 
-def bits_per_weight(layers: Sequence[Mapping[str, Any]]) -> float:
-    """Bits per weight of all layers together, scales and zero points included."""
-    weights = sum(layer["n"] * layer["k"] for layer in layers)
-    nbytes = sum(layer["bytes"] for layer in layers)
-    return round(8 * nbytes / weights, 4) if weights else 0.0
+def stored_bits(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """``bits_per_weight`` of everything that is stored, float weights included, and
+    ``quantized_bits_per_weight``, of what is in codes; scales and zero points count in both.
+
+    Raises
+    ------
+    BadInput
+        The manifest does not say; earlier versions of apq_tvm counted layers only.
+    """
+    stored = manifest.get("stored")
+    if stored is None:
+        raise BadInput(
+            "the module is from an earlier version of apq-tvm, which did not count float weights; "
+            "compile it again"
+        )
+
+    def bits(part: str) -> float:
+        weights = stored[f"{part}weights"]
+        return round(8 * stored[f"{part}bytes"] / weights, 4) if weights else 0.0
+
+    return {"bits_per_weight": bits(""), "quantized_bits_per_weight": bits("quantized_")}
+
+
+def bits_line(report: Mapping[str, Any]) -> str:
+    """What `stored_bits` found, as text."""
+    quantized = report["quantized_bits_per_weight"]
+    rest = f"{quantized} in quantized layers" if quantized else "no layer is quantized"
+    return f"{report['bits_per_weight']} bits per weight ({rest})"
 
 
 def rows_range(kernel: Mapping[str, Any]) -> str:

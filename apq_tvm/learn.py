@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 from apq_tvm.calibrate import read_calls
 from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import AnyPath
 
 if TYPE_CHECKING:
-    from apq_tvm.quantizers.learn.blockwise import Run
     from apq_tvm.quantizers.learn.learned import Learned
+    from apq_tvm.quantizers.learn.learning_run import Run
 
 EPOCHS = {"abq": 10, "finetune": 2, "distill": 2}
 """Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
 
 
 def learn_codes(
-    model: Path,
-    inputs: Path,
-    statistics: Path,
-    output: Path,
+    model: AnyPath,
+    inputs: AnyPath,
+    statistics: AnyPath,
+    output: AnyPath,
     *,
     kind: str,
     scheme: str,
@@ -41,11 +42,11 @@ def learn_codes(
 
     Parameters
     ----------
-    model, inputs : Path
+    model, inputs : str or path
         As for `apq_tvm.calibrate.calibrate`.
-    statistics : Path
+    statistics : str or path
         A calibration file of the model.
-    output : Path
+    output : str or path
         The file to write: what `statistics` holds, and what was learned. An unfinished run leaves
         ``<output>.learning`` beside it, from which the same call goes on with the next block.
     kind : str
@@ -76,15 +77,17 @@ def learn_codes(
     Raises
     ------
     ApqError
-        See `apq_tvm.quantizers.learn.blockwise.learn`; the scales of `method` cannot be kept.
+        See `apq_tvm.quantizers.learn.blockwise.learn`; the scales of `method` cannot be kept; torch
+        is not installed.
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
-    from apq_tvm.quantizers.learn.blockwise import KINDS, Run, learn
+    from apq_tvm.quantizers.learn.blockwise import learn
     from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
+    from apq_tvm.quantizers.learn.learning_run import KINDS, Run
 
-    started = time.perf_counter()
+    started, output = time.perf_counter(), Path(output)
     progress = progress or Silent()
     if kind in KINDS and kind != "distill" and method not in ("rtn", "gptq"):
         raise BadInput(
@@ -108,7 +111,7 @@ def learn_codes(
     )
     about = {
         "sha256": imported.sha256,
-        "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
+        "inputs": hashlib.sha256(Path(inputs).read_bytes()).hexdigest(),
         "options": [kind, scheme, dict(tensor_types or {}), method, count, epochs, rows, rate],
     }
     partial = output.with_name(f"{output.name}.learning")

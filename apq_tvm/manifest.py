@@ -8,6 +8,7 @@ from typing import Any
 
 from apq_tvm import formats
 from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.quantizers.stored import storage
 from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, QuantizedModel, ScheduledModel
 
@@ -24,14 +25,15 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
     Returns
     -------
     dict
-        ``target``, ``features``, ``layers``, ``functions``, ``onnx_sha256``; where there are
-        several devices also ``variants``, a list of ``target``, ``features`` and ``layers`` of
-        each. ``layers`` and ``functions`` are then those of the first.
+        ``target``, ``features``, ``stored``, ``layers``, ``functions``, ``onnx_sha256``; where
+        there are several devices also ``variants``, a list of ``target``, ``features`` and
+        ``layers`` of each. ``layers`` and ``functions`` are then those of the first.
     """
     described = {
         "target": plan.profile.name,
         "features": sorted(plan.profile.features),
         "onnx_sha256": plan.quantized.model.sha256,
+        "stored": describe_stored(plan.quantized),
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
@@ -40,6 +42,17 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         ],
     }
     return {**described, **describe_variants(plan, scheduled)}
+
+
+def describe_stored(quantized: QuantizedModel) -> dict[str, int]:
+    """``stored``: ``weights`` and ``bytes`` of all there is, ``quantized_*`` of what is coded."""
+    stored = storage(quantized)
+    return {
+        "weights": stored.all.weights,
+        "bytes": stored.all.nbytes,
+        "quantized_weights": stored.quantized.weights,
+        "quantized_bytes": stored.quantized.nbytes,
+    }
 
 
 def describe_layers(

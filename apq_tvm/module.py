@@ -11,9 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from apq_tvm.errors import BadInput
+from apq_tvm.types import AnyPath
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: AnyPath) -> dict[str, Any]:
     """Read ``manifest.json`` of the compiled module in folder `path`; no code of it is run.
 
     Raises
@@ -21,6 +22,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     BadInput
         The folder is no compiled module, or its manifest is damaged.
     """
+    path = Path(path)
     file = path / "manifest.json"
     if not path.is_dir():
         raise BadInput(f"{path}: no such folder; make one with: apq-tvm compile MODEL -o {path}")
@@ -35,7 +37,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def load_module(path: Path) -> ModuleType:
+def load_module(path: AnyPath) -> ModuleType:
     """Import the package in folder `path` without touching ``sys.path``.
 
     Two folders of one name may be loaded side by side: each gets a name of its own, made of the
@@ -46,6 +48,7 @@ def load_module(path: Path) -> ModuleType:
     BadInput
         The folder is no compiled module, or its library does not load on this machine.
     """
+    path = Path(path)
     read_manifest(path)
     resolved = path.resolve()
     digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:12]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import CompiledModule, KernelPlan, ScheduledModel, Scheme
+from apq_tvm.types import AnyPath, CompiledModule, KernelPlan, ScheduledModel, Scheme
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.build.toolchain import Toolchain
@@ -32,7 +31,7 @@ class _Stopwatch:
 
 
 def plan(
-    model: str | os.PathLike[str],
+    model: AnyPath,
     *,
     target: str = "host",
     scheme: str | Scheme = "W4A8g32",
@@ -77,8 +76,8 @@ def plan(
 
 
 def compile(
-    model: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    model: AnyPath,
+    output: AnyPath,
     *,
     target: str = "host",
     scheme: str | Scheme = "W4A8g32",
@@ -96,9 +95,9 @@ def compile(
 
     Parameters
     ----------
-    model : path
+    model : str or path
         The ONNX file.
-    output : path
+    output : str or path
         The folder to write; its last part is the package's name, so it must be an identifier.
     target : str
         A device of ``apq-tvm targets``.
@@ -111,9 +110,11 @@ def compile(
     search : bool
         Search scales for least error; False rounds from the maximum.
     guidance : Guidance, optional
-        A calibration file, how codes are chosen by it, a budget of bits per weight to meet.
+        `apq_tvm.Guidance`: a calibration file, how codes are chosen by it, a budget of bits per
+        weight to meet.
     triple : str
-        System to compile for, by default GNU/Linux: ``"aarch64-linux-android24"``.
+        System to compile for, ``"aarch64-linux-android24"`` or ``"x86_64-linux-musl"``, by default
+        GNU/Linux; the C compiler must have its C library.
     layout : str
         Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm.layouts`).
     cc, sysroot : str
@@ -140,7 +141,7 @@ def compile(
     check_output(output, force)
     # A missing compiler is said before the work, not after it.
     mtriple = str(find_profile(target, triple, layout).target["mtriple"])
-    tools = find_toolchain(mtriple, cc, sysroot)
+    tools = find_toolchain(mtriple, cc, sysroot, exact=bool(triple))
     chosen = plan(
         model,
         target=target,
@@ -158,7 +159,7 @@ def compile(
 
 def build(
     chosen: KernelPlan,
-    output: str | os.PathLike[str],
+    output: AnyPath,
     *,
     force: bool = False,
     tools: Toolchain | None = None,

@@ -1,11 +1,13 @@
 """The types that travel between stages: frozen dataclasses over numpy, free of tvm, onnx and torch.
 
 ``ImportedModel`` → ``QuantizedModel`` → ``KernelPlan`` → ``PackedModel`` → ``LoweredModel`` →
-``ScheduledModel`` → ``CompiledModule``. Each carries what the next stage needs (README, "Stages").
+``ScheduledModel`` → ``CompiledModule``. Each carries what the next stage needs: see
+docs/architecture.md.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+AnyPath = str | os.PathLike[str]
+"""What every function takes where a user names a file or folder."""
 
 WEIGHT_INPUT = {"apq.Linear": 1, "apq.Embedding": 0}
 """Which input of a node that can be quantized is its weight."""
@@ -229,7 +234,7 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Statistics of a model's linear layers on calibration inputs.
+    """Statistics of a model's linear layers and embedding tables on calibration inputs.
 
     Parameters
     ----------
@@ -239,11 +244,15 @@ class Calibration:
         Of the ONNX file they were taken from.
     sensitivity : str
         What the weights' importance is, for reports: ``"E[x^2] of the layer's input"``.
+    tables : mapping of str to float
+        By the name of the ``apq.Embedding`` node: what `LayerStats.importance` is for layers. Empty
+        where that was not measured.
     """
 
     layers: Mapping[str, LayerStats]
     sha256: str
     sensitivity: str
+    tables: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -290,6 +299,12 @@ class DeviceProfile:
         Where the figures come from.
     in_order : bool
         True if instructions issue in program order: schedules must keep loads ahead of their uses.
+    issue_width : int
+        Slots for operations in a cycle, 0 where nobody knows.
+    vector_pipes : int
+        Pipes that multiply and add vectors of 16 bytes, 0 where nobody knows.
+    paired_loads : bool
+        True if compilers may make one instruction of two vector loads: it costs no more than both.
     macs_per_cycle : mapping of str to int
         int8 multiply-adds per cycle of one core, by instruction: ``"sdot"``, ``"smmla"``.
     variants : tuple of DeviceProfile
@@ -310,6 +325,9 @@ class DeviceProfile:
     l2_bytes: int
     sources: tuple[str, ...]
     in_order: bool = False
+    issue_width: int = 0
+    vector_pipes: int = 0
+    paired_loads: bool = True
     macs_per_cycle: Mapping[str, int] = field(default_factory=dict)
     variants: tuple[DeviceProfile, ...] = ()
     interleaving: str = ""

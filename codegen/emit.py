@@ -88,7 +88,8 @@ def emit(
     name = check_name(output)
     check_output(output, force)
     models = (scheduled, *alternatives)
-    tools = tools or find_toolchain(str(_profile(scheduled).target.get("mtriple", "")))
+    triple = str(_profile(scheduled).target.get("mtriple", ""))
+    tools = tools or find_toolchain(triple, exact=False)
     with (
         progress.stage("emit", len(STEPS)),
         staged(output, force) as folder,
@@ -111,11 +112,12 @@ def emit(
             sources.append(work / f"graph_{part.device.number}.c")
             source = graph_source(name, __version__, part.graph, mine, part.device)
             sources[-1].write_text(source)
-        compiled = compile_sources(tools, [*sources, *sorted(RUNTIME.glob("*/*.c"))], work)
-        kernels = [path for part in parts for path in part.build(work)]
-        check_kernels(tools, kernels)
-        progress.advance("library")
-        link_library(tools, name, [*compiled(), *kernels], work, folder)
+        sources += sorted(RUNTIME.glob("*/*.c"))
+        with compile_sources(tools, sources, work) as compiled:
+            kernels = [path for part in parts for path in part.build(work)]
+            check_kernels(tools, kernels)
+            progress.advance("library")
+            link_library(tools, name, [*compiled(), *kernels], work, folder)
         progress.advance("package")
         write_package(folder, name, values)
         manifest = {
@@ -202,6 +204,7 @@ def _manifest(
             "system": tools.system,
             "machine": tools.arch,
             "triple": tools.machine,
+            "libc": tools.libc,
             "cpu_flags": list(parts[-1].device.cpu_flags),
             "devices": {p.device.target: list(p.device.cpu_flags) for p in parts},
             "threads": "OpenMP, looked up at run time; one thread without it",

@@ -22,7 +22,8 @@ import apq_tvm
 from apq_tvm.bench.model import bench_model
 from apq_tvm.cli.console import Bars, megabytes, print_table
 from apq_tvm.evaluate import evaluate
-from apq_tvm.inspect import inspect
+from apq_tvm.extras import require
+from apq_tvm.inspect import bits_line, inspect
 
 POOLED = "461"
 """The sentence embedding, [batch, 384], among the model's outputs."""
@@ -64,7 +65,7 @@ def compile_all(onnx: Path, folder: Path) -> None:
             f"{variant.name}: {variant.scheme}, {time.perf_counter() - started:.1f} s, "
             f"{megabytes(report['package_bytes'])}, "
             f"{report['package_bytes'] / onnx.stat().st_size:.1%} of the ONNX file, "
-            f"{report['bits_per_weight']} bits per weight"
+            f"{bits_line(report)}"
         )
 
 
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/demo"), help="folder to write")
     parser.add_argument("--seconds", type=float, default=6.0, help="per speed measurement")
     options = parser.parse_args()
+    require("onnxruntime")
     onnx = demo_model.find()
     options.output.mkdir(parents=True, exist_ok=True)
     print(f"{onnx.name}: {megabytes(onnx.stat().st_size)}")

@@ -1,4 +1,4 @@
-"""The schemes of the README's SmolLM2 table on two sentence encoders, fp32 to begin with.
+"""The schemes of SmolLM2's table in docs/accuracy.md on two sentence encoders, fp32 to begin with.
 
 It shows which of SmolLM2's gaps are that model's own, whose weights come from a 4-bit file. Printed
 is the relative error of sentence embeddings against float32 on ``sentences.json``, mean pooled, for
@@ -107,7 +107,7 @@ def measure(encoder: Encoder, folder: Path, inputs: Path, data: Path) -> dict[st
                     result = evaluator.evaluate(scheme, method if file else "rtn")
                     kept.put(name, result)
                 error = result["outputs"][encoder.output]["relative_error"]
-                table[scheme] |= {"bits": result["bits_per_weight"], column: error}
+                table[scheme] |= {"bits": result["linear_bits_per_weight"], column: error}
     return table
 
 

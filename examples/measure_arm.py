@@ -1,11 +1,12 @@
-"""The README's tables of Arm kernels, as Markdown on standard output.
+"""Measures what ``docs/speed-arm.md`` shows: kernels for Arm, judged without Arm.
 
 Needs ``make arm-tools``; takes about half an hour, and the figures do not depend on the machine's
 load: ``python examples/measure_arm.py libggml-cpu-armv8.2_2.so libggml-cpu-armv8.6_1.so``. The
 rival's libraries come with npm's @node-llama-cpp/linux-arm64. Layers have 4096 inputs; the figures
-by format are of 512 outputs, which changes shares of the peak by a few thousandths.
+by format are of 512 outputs, which changes shares of the peak by a few thousandths. Rows are kept
+in ``docs/measured/*.json``, and the tables are written anew.
 
-``python examples/measure_arm.py layouts graviton3 graviton4 neoverse-n2`` prints instead what the
+``python examples/measure_arm.py layouts graviton3 graviton4 neoverse-n2`` measures instead what the
 layouts of integer weights come to on devices, of 256 outputs, and keeps it in ``tuning_logs/``.
 """
 
@@ -15,6 +16,8 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import measured
 
 from apq_tvm import tuning_logs
 from apq_tvm.bench.linear import LinearCase
@@ -40,59 +43,60 @@ LAYOUT_SCHEMES = ("W2A8g32", "W3A8g32", "W4A8g32", "W4A8g128", "W8A8")
 LAYOUT_N = 256
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def by_case(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
     """Our own rows by scheme and M."""
     return {(row["scheme"], row["m"]): row for row in rows if not row["object"]}
 
 
-def share(row: dict[str, Any]) -> str:
-    """MACs per cycle and what that is of the peak."""
-    return f"{row['macs_per_cycle']:.1f} ({row['peak_share']:.0%} {row['peak_instruction']})"
+def figures(row: dict[str, Any], target: str) -> dict[str, Any]:
+    """What is kept of every row."""
+    return {
+        "target": target,
+        "macs_per_cycle": round(row["macs_per_cycle"], 1),
+        "peak_share": round(row["peak_share"], 4),
+        "peak_instruction": row["peak_instruction"],
+    }
 
 
-def shares(cases: Sequence[tuple[str, int]]) -> str:
+def shares(name: str, cases: Sequence[tuple[str, int]]) -> None:
     """MACs per cycle by scheme, M and device."""
     found = {}
     for target in TARGETS:
         rows = [LinearCase(N, K, m, scheme, threads=1) for scheme, m in cases]
         found[target] = by_case(bench_static(rows, target=target, progress=Bars()))
-    return table(
-        ("scheme", "M", *TARGETS),
-        (
-            (f"`{scheme}`", str(m), *(share(found[target][scheme, m]) for target in TARGETS))
-            for scheme, m in cases
-        ),
+    kept = (
+        {"scheme": scheme, "m": m, **figures(found[target][scheme, m], target)}
+        for scheme, m in cases
+        for target in TARGETS
     )
+    measured.store(name, kept)
 
 
-def rivals(libraries: Sequence[str]) -> str:
+def rivals(libraries: Sequence[str]) -> None:
     """W4A8g32, 4096 x 4096, beside ggml's products of the same format."""
-    lines = []
+    kept: dict[tuple[str, int, str], dict[str, Any]] = {}  # libraries share products
     for target in TARGETS:
         # The first library is for cores without smmla.
         mine = libraries if "i8mm" in find_profile(target).features else libraries[:1]
         cases = [LinearCase(K, K, m, "W4A8g32", threads=1) for m in (1, MANY)]
         for row in bench_static(cases, target=target, against=mine, progress=Bars()):
-            case = (target, str(row["m"]), row["kernel"], str(row["instructions"]), share(row))
-            if row["object"]:
-                ratios = (f"{row['instructions_ratio']:.2f}", f"{row['cycles_ratio']:.2f}")
-            else:
-                ratios = ("", "")
-            lines.append((*case, *ratios))
-    columns = ("device", "M", "kernel", "instructions", "MACs/cycle", "ours over its", "in cycles")
-    return table(columns, dict.fromkeys(lines))  # libraries share products
+            ratios = {
+                key: round(row[key], 4) if row["object"] else None
+                for key in ("instructions_ratio", "cycles_ratio")
+            }
+            kept[target, row["m"], row["kernel"]] = {
+                "m": row["m"],
+                "kernel": row["kernel"],
+                "instructions": row["instructions"],
+                **figures(row, target),
+                **ratios,
+            }
+    measured.store("arm_rivals", kept.values())
 
 
-def layouts(targets: Sequence[str]) -> str:
-    """MACs per cycle of integers in every layout, which become the devices' tuning logs."""
+def layouts(targets: Sequence[str]) -> None:
+    """MACs per cycle of integers in every layout: the devices' tuning logs."""
     cases = [LinearCase(LAYOUT_N, K, m, s, threads=1) for s in LAYOUT_SCHEMES for m in ROWS_OF]
-    lines = []
     for target in targets:
         found = {}
         for name in INTERLEAVINGS:
@@ -105,9 +109,6 @@ def layouts(targets: Sequence[str]) -> str:
             for scheme in LAYOUT_SCHEMES
         }
         keep(target, rates)
-        for scheme, by_name in rates.items():
-            lines += [(target, f"`{scheme}`", n, *map(str, of)) for n, of in by_name.items()]
-    return table(("device", "scheme", "layout", *(f"M={m}" for m in ROWS_OF)), lines)
 
 
 def keep(target: str, rates: dict[str, dict[str, list[float]]]) -> None:
@@ -118,17 +119,18 @@ def keep(target: str, rates: dict[str, dict[str, list[float]]]) -> None:
     path.write_text(json.dumps(log, indent=1) + "\n")
 
 
-def main(libraries: Sequence[str]) -> None:
-    """Print every table."""
-    if libraries[:1] == ["layouts"]:
-        print(layouts(libraries[1:]))
-        return
-    print(shares([(scheme, 1) for scheme in DECODE_SCHEMES]), end="\n\n")
-    prefill = [(scheme, m) for scheme in PREFILL_SCHEMES for m in ROWS]
-    prefill += [(scheme, MANY) for scheme in DECODED_SCHEMES]
-    print(shares(prefill), end="\n\n")
-    if libraries:
-        print(rivals(libraries))
+def main(arguments: Sequence[str]) -> None:
+    """Measure, keep the rows, and write the documents' tables."""
+    if arguments[:1] == ["layouts"]:
+        layouts(arguments[1:])
+    else:
+        shares("arm_decode", [(scheme, 1) for scheme in DECODE_SCHEMES])
+        prefill = [(scheme, m) for scheme in PREFILL_SCHEMES for m in ROWS]
+        prefill += [(scheme, MANY) for scheme in DECODED_SCHEMES]
+        shares("arm_prefill", prefill)
+        if arguments:
+            rivals(arguments)
+    measured.render_all()
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ SCHEMES = (
     "mixed24", "W2*A8g128", "W2*A8", "bcq2g128", "bcq3g128", "bcq4g128",
     "cb2", "cb3", "cb4", "nl4", "W2s", "W3s",
 )  # fmt: skip
-"""What the README lists. ``SCHEME:METHOD`` chooses codes by another method, with --calibration;
-``SCHEME:learned`` takes what ``apq-tvm calibrate --learn`` left in that file."""
+"""Rounded without calibration. ``SCHEME:METHOD`` chooses codes by another method, with
+--calibration; ``SCHEME:learned`` takes what ``apq-tvm calibrate --learn`` left in that file."""
 
 CALIBRATED = ("W3A8:gptq", "W3A8g128:gptq", "W4A8g128:gptq", "W4A8g128:awq", "W8A8:smoothquant",
               "mixed24:gptq")  # fmt: skip
@@ -53,7 +53,7 @@ def row_text(result: Mapping[str, Any]) -> list[str]:
     score, method = result["language"], result["method"]
     return [
         f"`{result['scheme']}`" + (f" {method}" if method != "rtn" else ""),
-        f"{result['bits_per_weight']:.3f}",
+        f"{result['linear_bits_per_weight']:.3f}",
         f"{score['perplexity']:.2f}" if score["perplexity"] < 1e5 else f"{score['perplexity']:.1e}",
         f"{score['ratio']:.4f}" if score["ratio"] < 100 else f"{score['ratio']:.3g}",
         f"{score['kl_mean']:.4f}",
@@ -62,9 +62,11 @@ def row_text(result: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(results: Iterable[Mapping[str, Any]]) -> str:
-    """The table, by bits per weight."""
+    """The table, by bits per weight of linear layers."""
     columns = ["scheme", "bits per weight", "perplexity", "of float", "KL", "same top token"]
-    rows = sorted(results, key=lambda r: (-r["bits_per_weight"], r["language"]["perplexity"]))
+    rows = sorted(
+        results, key=lambda r: (-r["linear_bits_per_weight"], r["language"]["perplexity"])
+    )
     lines = [columns, ["---", *["---:"] * 5], *(row_text(r) for r in rows)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     if not rows:

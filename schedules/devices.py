@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apq_tvm.errors import BadTarget
 from apq_tvm.schedules.arm import profiles as arm
@@ -46,10 +48,10 @@ def find_profile(name: str = "host", triple: str = "", layout: str = "") -> Devi
     arch, _, system = triple.partition("-")
     if arch != profile.arch:
         raise BadTarget(f"--triple {triple} is not of {profile.name}, which is {profile.arch}")
-    if "linux" not in system.split("-"):
+    if not re.fullmatch(r"(\w+-)?linux(-gnu|-musl|-android\d*)?", system):
         raise BadTarget(
             f"--triple {triple}: modules are for Linux and Android, such as "
-            f"{arch}-linux-gnu or {arch}-linux-android24"
+            f"{arch}-linux-gnu, {arch}-linux-musl or {arch}-linux-android24"
         )
     return _with_triple(profile, triple)
 
@@ -91,6 +93,11 @@ def _by_name(name: str) -> DeviceProfile:
     names = ["host", *(p.name for p in PROFILES)]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names
     raise BadTarget(f"unknown target {name!r}; nearest: {', '.join(near)} (apq-tvm targets)")
+
+
+def device_rules(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]:
+    """Schedules of PrimFuncs that devices like `profile` alone have, by ``apq.op``."""
+    return arm.rules() if profile.arch == "aarch64" else {}
 
 
 def linear_kernels(profile: DeviceProfile) -> tuple[LinearKernel, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Expr = Any  # tvm is untyped
@@ -59,6 +60,43 @@ def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: 
         offset_factor=1,
         align=align,
     )
+
+
+def loose_operand(
+    name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any = None
+) -> Buffer:
+    """As `operand`, with extents as they are."""
+    from tvm.tirx.script.builder import ir as b
+
+    handle = b.arg(name, b.handle())
+    return b.match_buffer(handle, shape, dtype, strides=strides, align=align, offset_factor=1)
+
+
+def member(
+    operands: Sequence[tuple[Any, ...]], body: Callable[..., None], updated: bool = False
+) -> Any:
+    """PrimFunc of a pair, whose last operand is written, whose others are read.
+
+    Parameters
+    ----------
+    operands : sequence of tuple
+        Arguments of `loose_operand`.
+    body : callable
+        Emits what it does, given the buffers.
+    updated : bool
+        Whether the last operand is read too.
+    """
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("member")
+        buffers = [loose_operand(*declared) for declared in operands]
+        with b.sblock("root"):
+            b.reads(*map(whole, (*buffers[-1:] * updated, *buffers[:-1])))
+            b.writes(whole(buffers[-1]))
+            body(*buffers)
+    return builder.get()
 
 
 def llvm(dtype: str, name: str, *operands: Expr) -> Expr:

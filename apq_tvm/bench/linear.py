@@ -19,6 +19,7 @@ from apq_tvm.bench.rivals import Rival, RivalLayer, parse_against, relative_erro
 from apq_tvm.bench.roofline import measure
 from apq_tvm.bench.timing import Candidate, Timing, cold_copies, interleave
 from apq_tvm.errors import BadTarget
+from apq_tvm.extras import require
 from apq_tvm.formats import dequantize, nbytes_at, parse_at
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.schedules.devices import find_profile
@@ -193,6 +194,7 @@ def bench_linear(
     ApqError
         A scheme, target or rival is unknown, or onnxruntime or a compiler is missing.
     """
+    require("onnxruntime")  # all but this is there, and only rivals, built last, would miss it
     progress = progress or Silent()
     arch = find_profile(target).arch
     if arch != os.uname().machine:

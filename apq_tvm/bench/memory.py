@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadInput
-from apq_tvm.types import Array
+from apq_tvm.types import AnyPath, Array
 
 # Runs with numpy alone. Writing 5 to clear_refs sets the peak back to what is resident now.
 PROBE = """
@@ -46,12 +46,12 @@ print(json.dumps({"peak_rss_bytes": peak, "output_bytes": outputs_bytes, **modul
 """
 
 
-def measure_memory(module: Path, call: Mapping[str, Array], threads: int) -> dict[str, Any]:
+def measure_memory(module: AnyPath, call: Mapping[str, Array], threads: int) -> dict[str, Any]:
     """Measure the peak resident memory that one run adds to a process that imported the module.
 
     Parameters
     ----------
-    module : Path
+    module : str or path
         Folder of the compiled module.
     call : mapping of str to ndarray
         Inputs.
@@ -70,12 +70,21 @@ def measure_memory(module: Path, call: Mapping[str, Array], threads: int) -> dic
     BadInput
         The module refuses the inputs.
     """
+    module = Path(module)
     with tempfile.TemporaryDirectory(prefix="apq-memory-") as folder:
         npz = Path(folder) / "inputs.npz"
         np.savez(npz, *call.values())
         names = json.dumps(list(call))
         done = subprocess.run(
-            [sys.executable, "-c", PROBE, str(module.resolve()), str(npz), str(threads), names],
+            [
+                sys.executable,
+                "-c",
+                PROBE,
+                str(module.resolve()),
+                str(npz),
+                str(threads),
+                names,
+            ],
             capture_output=True,
             text=True,
             check=False,

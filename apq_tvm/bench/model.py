@@ -16,9 +16,10 @@ from apq_tvm.bench.memory import measure_memory
 from apq_tvm.bench.timing import Candidate, interleave
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluate import Batch, call_module, open_session, read_inputs, specs_of
+from apq_tvm.extras import require
 from apq_tvm.module import load_module
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import Array, TensorSpec
+from apq_tvm.types import AnyPath, Array, TensorSpec
 
 BATCH_NAME = re.compile(r"batch|^n$", re.IGNORECASE)
 SEQUENCE_NAME = re.compile(r"seq|len|time|^s$|^t$", re.IGNORECASE)
@@ -102,12 +103,12 @@ def make_inputs(inputs: Sequence[TensorSpec], dims: Mapping[str, int]) -> Batch:
     return batch
 
 
-def quantize_with_onnxruntime(model: Path, folder: Path) -> Path:
+def quantize_with_onnxruntime(model: AnyPath, folder: Path) -> Path:
     """Quantize `model` with ONNX Runtime's own dynamic int8 quantization, default options.
 
     Parameters
     ----------
-    model : Path
+    model : str or path
     folder : Path
         Where the result is written.
 
@@ -118,14 +119,10 @@ def quantize_with_onnxruntime(model: Path, folder: Path) -> Path:
     Raises
     ------
     BadInput
-        onnxruntime is missing or refuses the model.
+        ONNX Runtime refuses the model.
     """
-    try:
-        from onnxruntime.quantization import quantize_dynamic
-    except ImportError as error:
-        raise BadInput(
-            "comparing with ONNX Runtime needs it installed: pip install 'apq-tvm[bench]'"
-        ) from error
+    from onnxruntime.quantization import quantize_dynamic
+
     output = folder / "int8.onnx"
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)  # it advises on preprocessing through the root
@@ -139,13 +136,13 @@ def quantize_with_onnxruntime(model: Path, folder: Path) -> Path:
 
 
 def bench_model(
-    module: Path,
-    against: Path,
+    module: AnyPath,
+    against: AnyPath,
     *,
     batch: int = 1,
     seq: int = 128,
     dims: Mapping[str, int] | None = None,
-    inputs: Path | None = None,
+    inputs: AnyPath | None = None,
     threads: int | None = None,
     bits: Sequence[int] = (),
     budget_s: float = 8.0,
@@ -155,15 +152,15 @@ def bench_model(
 
     Parameters
     ----------
-    module : Path
+    module : str or path
         Folder of the compiled module.
-    against : Path
+    against : str or path
         The float ONNX file.
     batch, seq : int
         Sizes of symbolic dimensions by their names (`resolve_dims`).
     dims : mapping of str to int, optional
         Sizes of other symbolic dimensions.
-    inputs : Path, optional
+    inputs : str or path, optional
         npz of inputs instead of made-up ones; the first call in it is timed.
     threads : int, optional
         For all candidates; default is what the module starts with: all physical cores.
@@ -183,8 +180,11 @@ def bench_model(
     Raises
     ------
     BadInput
-        Anything given does not fit, or onnxruntime is missing.
+        Anything given does not fit.
+    MissingPackage
+        onnxruntime is not installed.
     """
+    require("onnxruntime")
     progress = progress or Silent()
     package = load_module(module)
     with progress.stage("bench", 4), tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:

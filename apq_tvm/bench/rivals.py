@@ -244,7 +244,7 @@ class RivalLayer:
 
     Raises
     ------
-    BadInput
+    MissingPackage
         onnxruntime is not installed.
     """
 

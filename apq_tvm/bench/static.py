@@ -25,7 +25,7 @@ from apq_tvm.bench.trace import check_tools
 from apq_tvm.errors import BadTarget
 from apq_tvm.formats import parse_at
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import DeviceProfile
+from apq_tvm.types import AnyPath, DeviceProfile
 
 
 def bench_static(
@@ -34,7 +34,7 @@ def bench_static(
     target: str,
     layout: str = "",
     against: Sequence[str] = (),
-    keep: Path | None = None,
+    keep: AnyPath | None = None,
     mca: str = "",
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def bench_static(
         Of integer weights, if not the device's own (`apq_tvm.schedules.arm.layouts`).
     against : sequence of str
         ``FILE[:symbol]``: libraries of ggml whose products are judged beside ours.
-    keep : Path, optional
+    keep : str or path, optional
         Folder for the assembly that was judged, one file per kernel and M: it is input of llvm-mca.
     mca : str
         llvm-mca, if not the usual one.
@@ -84,6 +84,7 @@ def bench_static(
     analyser = find_analyser(str(profile.target["mcpu"]), mca)
     rivals = {c: _rivals(against, c.scheme) for c in cases}  # errors before minutes of work
     shared = {"target": profile.name, "model": analyser.model()}
+    keep = Path(keep) if keep is not None else None
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []

@@ -25,7 +25,7 @@ from apq_tvm.errors import BadInput, BadTarget
 from apq_tvm.evaluation.inputs import read_inputs
 from apq_tvm.module import read_manifest
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import Array, TensorSpec
+from apq_tvm.types import AnyPath, Array, TensorSpec
 
 RUNTIME = "runtime and C library"
 """All functions that are no kernels, together."""
@@ -34,12 +34,12 @@ _KERNEL = re.compile(r"(?:__tvm_ffi_)?(.+?)_compute_|__tvm_ffi_(.+)")
 
 
 def bench_static_module(
-    module: Path,
+    module: AnyPath,
     *,
     batch: int = 1,
     seq: int = 128,
     dims: Mapping[str, int] | None = None,
-    inputs: Path | None = None,
+    inputs: AnyPath | None = None,
     bits: int = 0,
     mca: str = "",
     progress: Progress | None = None,
@@ -48,13 +48,13 @@ def bench_static_module(
 
     Parameters
     ----------
-    module : Path
+    module : str or path
         Folder of a module compiled for one 64-bit Arm core.
     batch, seq : int
         Sizes of symbolic dimensions by their names (`resolve_dims`).
     dims : mapping of str to int, optional
         Sizes of other symbolic dimensions.
-    inputs : Path, optional
+    inputs : str or path, optional
         npz of inputs instead of made-up ones; the first call in it is run.
     bits : int
         Width chosen at run time, 0 for what the module starts with.
@@ -88,7 +88,7 @@ def bench_static_module(
     call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
     with progress.stage("static", 2), tempfile.TemporaryDirectory(prefix="apq-static-") as name:
         progress.advance("run")
-        program, cpu = ModuleProgram(module, Path(name)), emulated_cpu(profile)
+        program, cpu = ModuleProgram(Path(module), Path(name)), emulated_cpu(profile)
         _check_call(program, call, cpu, bits, made_up=inputs is None)
         counted = program.trace(call, cpu, bits)
         progress.advance("judge")

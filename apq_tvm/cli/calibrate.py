@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from apq_tvm.cli.console import Bars, print_json, reports_errors, stderr
+from apq_tvm.cli.console import Bars, print_json, reports_errors, say
 
 
 @reports_errors
@@ -81,6 +81,7 @@ def calibrate_command(
     """
     from apq_tvm.calibrate import calibrate, check_output, known_statistics
     from apq_tvm.cli.compile import parse_tensor_types
+    from apq_tvm.extras import require
     from apq_tvm.learn import learn_codes
 
     if (learn is None) != (scheme is None):
@@ -88,6 +89,7 @@ def calibrate_command(
     if known is not None and learn is None:
         raise typer.BadParameter("--statistics goes with --learn", param_hint="--statistics")
     check_output(output, force)
+    require("torch")
     progress = Bars()
     # What learning starts from lies beside the output until learning is done.
     statistics = output if learn is None else output.with_name(f"{output.name}.statistics")
@@ -130,12 +132,11 @@ def calibrate_command(
         print_json(report)
         return
     if learn is not None:
-        stderr().print(
+        say(
             f"learned {report['learned']} layers as {scheme} in {report['learn_seconds']} s; "
             "use them with compile --method learned"
         )
-    stderr().print(
+    say(
         f"{output}: {report['layers']} layers on {report['samples']} samples, {report['rows']} "
-        f"rows; sensitivity: {report['sensitivity']}; {report['seconds']} s",
-        markup=False,
+        f"rows; sensitivity: {report['sensitivity']}; {report['seconds']} s"
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from apq_tvm.cli.console import Bars, print_json, reports_errors, stderr
+from apq_tvm.cli.console import Bars, print_json, reports_errors, say
 from apq_tvm.errors import OutputExists
 
 
@@ -41,4 +41,4 @@ def codebooks_command(
     if json:
         print_json({"output": str(output), "schemes": list(found), "bytes": size})
         return
-    stderr().print(f"{output}: {', '.join(found)}, {size} bytes", markup=False)
+    say(f"{output}: {', '.join(found)}, {size} bytes")

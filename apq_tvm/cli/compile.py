@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, stderr
+from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, say
 from apq_tvm.errors import BadScheme
 
 Model = Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)]
@@ -38,11 +38,18 @@ MethodOption = Annotated[
 ]
 TargetBpw = Annotated[
     float | None,
-    typer.Option(min=0.1, help="Choose every layer's scheme: bits per weight.", show_default=False),
+    typer.Option(
+        min=0.1,
+        help="Bits per weight of all that is stored, embeddings and floats too: every layer and "
+        "table gets a scheme.",
+        show_default=False,
+    ),
 ]
 Candidate = Annotated[
     list[str] | None,
-    typer.Option(metavar="SCHEME", help="Choice for --target-bpw; may be repeated."),
+    typer.Option(
+        metavar="SCHEME", help="Choice for --target-bpw (tables: integers); may be repeated."
+    ),
 ]
 Codebooks = Annotated[
     Path | None,
@@ -157,6 +164,7 @@ def compile_command(
         sysroot=sysroot or "",
         progress=Bars(),
     )
+    from apq_tvm.inspect import bits_line
     from apq_tvm.inspect import inspect as describe
 
     report = describe(result.path)
@@ -164,24 +172,24 @@ def compile_command(
         print_json(report)
         return
     share = report["package_bytes"] / max(model.stat().st_size, 1)
-    stderr().print(
+    say(
         f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "
-        f"{report['bits_per_weight']} bits per weight, "
-        f"{time.perf_counter() - started:.1f} s",
-        markup=False,
+        f"{bits_line(report)}, "
+        f"{time.perf_counter() - started:.1f} s"
     )
 
 
 def _report_plan(plan: Any, json: bool) -> None:
     """Print what ``--dry-run`` found: the layers as the manifest would list them."""
-    from apq_tvm.inspect import LAYER_COLUMNS, bits_per_weight, layer_rows
-    from apq_tvm.manifest import describe_layers, describe_variants
+    from apq_tvm.inspect import LAYER_COLUMNS, bits_line, layer_rows, stored_bits
+    from apq_tvm.manifest import describe_layers, describe_stored, describe_variants
 
-    layers = describe_layers(plan)
+    layers, stored = describe_layers(plan), describe_stored(plan.quantized)
     report = {
         "dry_run": True,
         "target": plan.profile.name,
-        "bits_per_weight": bits_per_weight(layers),
+        **stored_bits({"stored": stored}),
+        "stored": stored,
         "layers": layers,
         **describe_variants(plan),
     }
@@ -190,7 +198,7 @@ def _report_plan(plan: Any, json: bool) -> None:
         return
     print_table(f"plan for {plan.profile.name}", LAYER_COLUMNS, layer_rows(layers))
     print_kernels(report)
-    print(f"{report['bits_per_weight']} bits per weight; nothing was written")
+    print(f"{bits_line(report)}; nothing was written")
 
 
 def print_kernels(report: Mapping[str, Any]) -> None:

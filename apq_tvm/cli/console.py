@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 
 import typer
@@ -19,11 +20,15 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from apq_tvm.errors import ApqError
+from apq_tvm.signals import stopped_by
 
 EXIT_ERROR = 1
 EXIT_UNEXPECTED = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+EXIT_SIGNAL = 128
+"""And the signal's number, as shells count."""
+
+UNTOUCHED = "what was there before is untouched"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +37,11 @@ R = TypeVar("R")
 def stderr() -> Console:
     """A console on the standard error of this moment (tests replace it)."""
     return Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line on standard error, as long as it is: logs are searched by line."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def print_json(document: Any) -> None:
@@ -114,8 +124,9 @@ class Bars:
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Turn exceptions of a command into one readable line and an exit code.
 
-    `ApqError` exits with 1, Ctrl-C with 130, anything else with 2: that is a bug of apq_tvm, and
-    the line says how to see where (``APQ_TRACEBACK=1``). Wrong usage is typer's and exits with 2.
+    `ApqError` exits with 1, a signal as in a shell (Ctrl-C with 130, SIGTERM with 143), anything
+    else with 2: that is a bug of apq_tvm, and the line says how to see where (``APQ_TRACEBACK=1``).
+    Wrong usage is typer's and exits with 2.
     """
 
     @functools.wraps(command)
@@ -131,7 +142,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(EXIT_BROKEN_PIPE) from None
         except KeyboardInterrupt:
-            code, text = EXIT_INTERRUPTED, "interrupted; what was there before is untouched"
+            code, text = EXIT_SIGNAL + signal.SIGINT, f"interrupted; {UNTOUCHED}"
         except Exception as error:
             code = EXIT_UNEXPECTED
             text = (
@@ -140,7 +151,12 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             )
             if os.environ.get("APQ_TRACEBACK"):
                 traceback.print_exc()
-        print(text, file=sys.stderr, flush=True)
+        number = stopped_by()
+        if number:
+            name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
+            code, text = EXIT_SIGNAL + number, f"{name}; {UNTOUCHED}"
+        with suppress(OSError):  # the terminal may be gone
+            say(text)
         raise SystemExit(code)
 
     return wrapped

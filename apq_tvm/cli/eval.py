@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors, stderr
+from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors, say
 from apq_tvm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -131,15 +131,28 @@ def _print_report(report: Mapping[str, Any]) -> None:
     if "scheme" in report:
         title = f"{report['scheme']} on {report['model']}"
         print(
-            f"{title}: {report['bits_per_weight']:.4g} bits per weight in linear layers, "
+            f"{title}: {report['bits_per_weight']:.4g} bits per weight, "
+            f"{report['linear_bits_per_weight']:.4g} in linear layers, "
             f"{report['embedding_bits_per_weight']:.4g} in embeddings (0: float)"
         )
         _print_layers(report["layers"])
     else:
         title = f"{report['module']} against {report['against']}"
-    if report["outputs"]:
+    outputs = report["outputs"].items()
+    floats = [_output_row(name, result) for name, result in outputs if "equal" not in result]
+    if floats:
         columns = ("output", "cosine mean", "cosine min", "max abs error", "rows")
-        print_table(title, columns, map(_output_row, report["outputs"].items()), columns[1:])
+        print_table(title, columns, floats, columns[1:])
+    integers = [
+        (name, f"{result['equal']:.4%}", result["numbers"], f"{result['max_abs_error']:.3g}")
+        for name, result in outputs
+        if "equal" in result
+    ]
+    if integers:
+        names = ("output", "equal", "numbers", "max abs error")
+        print_table(
+            "integer outputs" if floats else f"{title}: integers", names, integers, names[1:]
+        )
     if report["language"]:
         score = report["language"]
         print_table(
@@ -150,8 +163,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
         )
 
 
-def _output_row(item: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
-    name, result = item
+def _output_row(name: str, result: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         name,
         f"{result['cosine_mean']:.6f}",
@@ -254,9 +266,9 @@ def report(
         force=force,
         progress=Bars(),
     )
-    stderr().print(f"{output}: {len(document['schemes'])} schemes", markup=False)
+    say(f"{output}: {len(document['schemes'])} schemes")
     for name, reason in document["failed"].items():
-        stderr().print(f"left out {name}: {reason}", markup=False)
+        say(f"left out {name}: {reason}")
 
 
 def mount(app: typer.Typer) -> None:

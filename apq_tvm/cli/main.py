@@ -25,6 +25,7 @@ from apq_tvm.cli.console import (
 )
 from apq_tvm.cli.eval import mount
 from apq_tvm.cli.static import mount as mount_static
+from apq_tvm.signals import unwind_on_signals
 
 app = typer.Typer(
     name="apq-tvm",
@@ -98,7 +99,7 @@ def inspect(module: Module, json: Json = False) -> None:
         print_table("other functions", ("function", "scheduled by"), rows)
     print_table("files", ("file", "bytes"), report["files"].items(), right=("bytes",))
     print(
-        f"{report['bits_per_weight']} bits per weight in {len(layers)} layers, "
+        f"{inspector.bits_line(report)} in {len(layers)} layers, "
         f"package {megabytes(report['package_bytes'])}"
     )
 
@@ -185,4 +186,5 @@ def explain(
 
 def main() -> None:
     """Entry point of the ``apq-tvm`` command."""
+    unwind_on_signals()
     app()

@@ -1,4 +1,9 @@
-"""Running comparison of two models' outputs: cosine and error, row by row."""
+"""Running comparison of two models' outputs, row by row: cosine and error of floats, equality of
+integers.
+
+Ids, labels and masks are equal or not: how far 7 is from 9 says nothing, and a cosine between ids
+that were only passed through would make a mean over outputs look better than the model is.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from apq_tvm.types import Array
 
 @dataclass
 class Agreement:
-    """Running comparison of one output, row by row, in float64.
+    """Running comparison of one output of floats, row by row, in float64.
 
     Parameters
     ----------
@@ -47,11 +52,7 @@ class Agreement:
             The shapes differ (the module was not compiled from this model), or one side is NaN or
             infinite where the other is not.
         """
-        if ours.shape != reference.shape:
-            raise BadInput(
-                f"output {self.name!r} has shape {ours.shape} in the module but "
-                f"{reference.shape} in the ONNX model: the module is of another model"
-            )
+        _check_shapes(self.name, ours, reference)
         a, b = rows_of(ours, mask), rows_of(reference, mask)
         if not a.size:
             return
@@ -82,6 +83,62 @@ class Agreement:
             "relative_error": relative(self.error2, self.reference2),
             "rows": self.rows,
         }
+
+
+@dataclass
+class IntegerAgreement:
+    """Running comparison of one output of integers or truth values.
+
+    Parameters
+    ----------
+    name : str
+        Of the output.
+    """
+
+    name: str
+    rows: int = 0
+    numbers: int = 0
+    equal: int = 0
+    max_abs_error: float = 0.0
+
+    def add(self, ours: Array, reference: Array, mask: Array | None) -> None:
+        """Compare two arrays of one call; see `Agreement.add`.
+
+        Raises
+        ------
+        BadInput
+            The shapes differ.
+        """
+        _check_shapes(self.name, ours, reference)
+        self.rows += len(rows_of(reference, mask))
+        if mask is not None and reference.shape[:2] == mask.shape:
+            ours, reference = ours[mask != 0], reference[mask != 0]
+        self.numbers += reference.size
+        self.equal += int((ours == reference).sum())
+        error = np.abs(ours.astype(np.float64) - reference.astype(np.float64))
+        self.max_abs_error = max(self.max_abs_error, float(error.max(initial=0.0)))
+
+    def summary(self) -> dict[str, Any]:
+        """Return ``equal``, the share of ``numbers`` that are, ``max_abs_error`` and ``rows``."""
+        return {
+            "equal": self.equal / self.numbers if self.numbers else 1.0,
+            "numbers": self.numbers,
+            "max_abs_error": self.max_abs_error,
+            "rows": self.rows,
+        }
+
+
+def agreement_of(name: str, reference: Array) -> Agreement | IntegerAgreement:
+    """How an output is compared, by the type that the float model gives it."""
+    return IntegerAgreement(name) if reference.dtype.kind in "iub" else Agreement(name)
+
+
+def _check_shapes(name: str, ours: Array, reference: Array) -> None:
+    if ours.shape != reference.shape:
+        raise BadInput(
+            f"output {name!r} has shape {ours.shape} in the module but "
+            f"{reference.shape} in the ONNX model: the module is of another model"
+        )
 
 
 def rows_of(values: Array, mask: Array | None) -> NDArray[np.float64]:

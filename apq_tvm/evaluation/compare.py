@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputFailed
-from apq_tvm.evaluation.agreement import Agreement
+from apq_tvm.evaluation.agreement import Agreement, IntegerAgreement, agreement_of
 from apq_tvm.evaluation.inputs import MASK_NAME, Batch, read_inputs, split
 from apq_tvm.evaluation.language import (
     Language,
@@ -22,7 +22,7 @@ from apq_tvm.evaluation.language import (
     windows,
 )
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import Array, TensorSpec
+from apq_tvm.types import AnyPath, Array, TensorSpec
 
 Run = Callable[[Batch], Mapping[str, Array]]
 """One call's inputs to outputs by name."""
@@ -48,13 +48,13 @@ class Calls:
 
 
 def read_calls(
-    path: Path, inputs: Sequence[TensorSpec], rows: int, language: Language | None
+    path: AnyPath, inputs: Sequence[TensorSpec], rows: int, language: Language | None
 ) -> Calls:
     """Read an npz of inputs and cut it into calls.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
     inputs : sequence of TensorSpec
         What the model takes.
     rows : int
@@ -96,7 +96,7 @@ class Comparison:
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        self.agreements: dict[str, Agreement] = {}
+        self.agreements: dict[str, Agreement | IntegerAgreement] = {}
         self.score = LanguageScore() if calls.language else None
         self.logits = ""
 
@@ -118,8 +118,9 @@ class Comparison:
         for name, value in reference.items():
             if name == self.logits:
                 continue
-            agreement = self.agreements.setdefault(name, Agreement(name))
-            agreement.add(ours[name], value, mask)
+            if name not in self.agreements:
+                self.agreements[name] = agreement_of(name, value)
+            self.agreements[name].add(ours[name], value, mask)
         if language is not None and self.score is not None:
             ids = batch[language.tokens]
             counted = predicted(ids, mask)
@@ -130,8 +131,8 @@ class Comparison:
                 self.score.add(here, there, ids[row, 1:][keep])
 
     def summary(self) -> dict[str, Any]:
-        """``outputs``: by name what `Agreement` sums up; ``language``: what `LanguageScore` does,
-        and ``logits``, the output scored; None if it was not asked for."""
+        """``outputs``: by name what `Agreement` or `IntegerAgreement` sums up; ``language``: what
+        `LanguageScore` does, and ``logits``, the output scored; None if it was not asked for."""
         score = self.score.summary() if self.score else None
         return {
             "outputs": {name: a.summary() for name, a in self.agreements.items()},

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from apq_tvm.errors import BadInput
-from apq_tvm.types import Array, TensorSpec
+from apq_tvm.types import AnyPath, Array, TensorSpec
 
 Batch = dict[str, Array]
 
@@ -19,12 +18,12 @@ TOKENS_NAME = re.compile(r"(^|_|\.)(input_ids|token_ids|tokens)$")
 CALL_NAME = re.compile(r"^(?P<name>.+)__(?P<call>\d+)$")
 
 
-def read_inputs(path: Path, inputs: Sequence[TensorSpec]) -> list[Batch]:
+def read_inputs(path: AnyPath, inputs: Sequence[TensorSpec]) -> list[Batch]:
     """Read an npz of inputs into one dict per call.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
         Arrays by input name, the leading dimension batched. ``name__0``, ``name__1``, ... hold
         several calls of different shapes.
     inputs : sequence of TensorSpec

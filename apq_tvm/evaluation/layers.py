@@ -18,29 +18,6 @@ MAX_ROWS = 1024
 """Rows of activations that outputs are compared on: more change the third digit."""
 
 
-def bits_per_weight(quantized: QuantizedModel, bits: int = 0, op: str = "apq.Linear") -> float:
-    """True bits per weight of a model's quantized layers of a kind: all that is stored counts.
-
-    Parameters
-    ----------
-    quantized : QuantizedModel
-    bits : int
-        Width of any-precision layers: the planes and the table that it reads count.
-    op : str
-        ``"apq.Linear"`` or ``"apq.Embedding"``.
-
-    Returns
-    -------
-    float
-        0 if no layer is quantized. A tensor that layers share counts once.
-    """
-    keys = {quantized.layers[n.name] for n in quantized.model.nodes
-            if n.op == op and n.name in quantized.layers}  # fmt: skip
-    tensors = [quantized.tensors[key] for key in keys]
-    total = sum(t.codes.size for t in tensors)
-    return 8 * sum(nbytes_at(t, width(t, bits)) for t in tensors) / total if total else 0.0
-
-
 def layer_errors(
     quantized: QuantizedModel,
     calls: Sequence[Mapping[str, Array]] = (),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadInput, OutputFailed
+from apq_tvm.files import replacing
 
 
 def run_key(model: str, inputs: Path, **options: Any) -> str:
@@ -51,12 +52,10 @@ def write_text(path: Path, text: str) -> None:
     OutputFailed
         It cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise OutputFailed(f"{path} cannot be written: {error.strerror}") from error
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadInput
-from apq_tvm.types import Array, TensorSpec
+from apq_tvm.extras import require
+from apq_tvm.types import AnyPath, Array, TensorSpec
 
 
-def open_session(model: Path | bytes, threads: int | None = None) -> Any:
+def open_session(model: AnyPath | bytes, threads: int | None = None) -> Any:
     """Open a model in ONNX Runtime on the CPU, without spinning threads.
 
     Parameters
     ----------
-    model : Path or bytes
+    model : str, path or bytes
         ONNX file, or its content.
     threads : int or None
         Threads inside one operator; None leaves ONNX Runtime's own choice.
@@ -23,15 +24,14 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
     Raises
     ------
     BadInput
-        onnxruntime is not installed, or it cannot read the file.
+        ONNX Runtime cannot read the file.
+    MissingPackage
+        onnxruntime is not installed.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise BadInput(
-            "comparing with ONNX Runtime needs it installed: pip install 'apq-tvm[bench]'"
-        ) from error
-    if isinstance(model, Path) and not model.is_file():
+    require("onnxruntime")
+    import onnxruntime
+
+    if not isinstance(model, bytes) and not Path(model).is_file():
         raise BadInput(f"{model}: no such file")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

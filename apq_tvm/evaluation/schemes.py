@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.evaluation.compare import Reference, read_calls
 from apq_tvm.evaluation.language import Language
-from apq_tvm.evaluation.layers import bits_per_weight, layer_errors
+from apq_tvm.evaluation.layers import layer_errors
 from apq_tvm.evaluation.simulate import Simulation
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import ImportedModel, QuantizedModel
+from apq_tvm.quantizers.stored import storage
+from apq_tvm.types import AnyPath, ImportedModel, QuantizedModel
 
 
 class SchemeEvaluator:
@@ -23,13 +23,13 @@ class SchemeEvaluator:
     Parameters
     ----------
     model : ImportedModel
-    inputs : Path
+    inputs : str or path
         npz of inputs.
     rows : int
         Batch entries of a call.
     language : Language or None
         Score logits too.
-    calibration : Path or None
+    calibration : str, path or None
         File of ``apq-tvm calibrate``.
     tensor_types : mapping of str to str, optional
         As `apq_tvm.compile` takes it.
@@ -44,17 +44,19 @@ class SchemeEvaluator:
     Raises
     ------
     BadInput
-        The inputs or the calibration do not fit the model, or torch is not installed.
+        The inputs or the calibration do not fit the model.
+    MissingPackage
+        torch is not installed.
     """
 
     def __init__(
         self,
         model: ImportedModel,
-        inputs: Path,
+        inputs: AnyPath,
         *,
         rows: int = 32,
         language: Language | None = None,
-        calibration: Path | None = None,
+        calibration: AnyPath | None = None,
         tensor_types: Mapping[str, str] | None = None,
         layers: bool = True,
         activations: bool = True,
@@ -67,9 +69,9 @@ class SchemeEvaluator:
         self.calls = read_calls(inputs, model.inputs, rows, language)
         self.file: Any = None
         if calibration is not None:
-            from apq_tvm.calibrate import read_calibration
+            from apq_tvm.quantizers.inputs.calibration_file import load
 
-            self.file = read_calibration(calibration, model)
+            self.file = load(calibration, model)
         plain = Simulation(QuantizedModel(model, {}, {}))
         names = [spec.name for spec in model.outputs]
         self.reference = Reference(self.calls, plain.run, names, keep)
@@ -121,8 +123,9 @@ class SchemeEvaluator:
         Returns
         -------
         dict
-            ``scheme``, ``method``, ``bits_per_weight`` (of linear layers),
-            ``embedding_bits_per_weight`` (0 if they are float), ``weight_error`` and
+            ``scheme``, ``method``, ``bits_per_weight`` (of all that is stored, as ``inspect``
+            counts), ``linear_bits_per_weight`` and ``embedding_bits_per_weight`` (of quantized
+            layers, 0 if none), ``weight_error`` and
             ``output_error`` (means over linear layers, None where not measured), ``outputs``,
             ``language`` (`Comparison.summary`), ``layers`` (`layer_errors`), ``seconds`` by step.
 
@@ -147,12 +150,14 @@ class SchemeEvaluator:
             with self.progress.stage("layers"):
                 batches = self.calls.batches
                 layers = layer_errors(quantized, batches, bits, self.activations)
+        stored = storage(quantized, bits)
         linear = [layer for layer in layers if layer["op"] == "apq.Linear"]
         return {
             "scheme": scheme,
             "method": method,
-            "bits_per_weight": bits_per_weight(quantized, bits),
-            "embedding_bits_per_weight": bits_per_weight(quantized, bits, "apq.Embedding"),
+            "bits_per_weight": stored.all.bits,
+            "linear_bits_per_weight": stored.linear.bits,
+            "embedding_bits_per_weight": stored.embedding.bits,
             "weight_error": _mean([layer["weight_error"] for layer in linear]),
             "output_error": _mean([layer["output_error"] for layer in linear]),
             **summary,

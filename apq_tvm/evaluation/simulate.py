@@ -111,7 +111,7 @@ class Simulation:
 
     Raises
     ------
-    BadInput
+    MissingPackage
         torch is not installed.
     UnsupportedModel
         An operator has no meaning in torch.

@@ -15,7 +15,8 @@ from apq_tvm.formats.families import (
 )
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.integer import FORMATS, IntegerFormat, format_of
-from apq_tvm.formats.scheme import GROUP_SIZES, check_scheme, parse_at, parse_scheme, scheme_names
+from apq_tvm.formats.scheme import check_scheme, parse_at, parse_scheme, scheme_names
+from apq_tvm.formats.spelling import GROUP_SIZES
 
 __all__ = [
     "FAMILIES",

@@ -30,8 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
+from apq_tvm.formats.arrays import check_array, check_codes
 from apq_tvm.formats.family import Family
-from apq_tvm.formats.scheme import check_group, parse_acts
+from apq_tvm.formats.places import Place
+from apq_tvm.formats.spelling import check_group, parse_acts
 from apq_tvm.types import QuantizedTensor, Scheme
 
 F16 = NDArray[np.float16]
@@ -92,6 +94,13 @@ def alone(scheme: Scheme, bits: int) -> Scheme:
     """The scheme of one width by itself, with the same activations and blocks of channels."""
     spelling = re.sub(r"\d-\d", f"{bits}-{bits}", scheme.weights, count=1)
     return replace(scheme, bits=bits, min_bits=bits, weights=spelling)
+
+
+def one_width(tensor: QuantizedTensor, bits: int) -> QuantizedTensor:
+    """The model of `bits` bits by itself: a prefix of the codes, one table."""
+    table = {table_name(bits): tensor.tables[table_name(bits)]}
+    codes = tensor.codes >> np.uint8(tensor.scheme.bits - bits)
+    return QuantizedTensor(codes, tensor.scales, None, alone(tensor.scheme, bits), table)
 
 
 def table_name(bits: int) -> str:
@@ -168,53 +177,35 @@ def snap(centroids: F16) -> F16:
 
 
 def _check(tensor: QuantizedTensor, name: str) -> None:
-    scheme, codes = tensor.scheme, tensor.codes
+    scheme = tensor.scheme
     if scheme.family != "anyprec":
         raise BadScheme(f"{name}: scheme {scheme} is not any-precision")
-    if codes.dtype != np.uint8 or codes.ndim != 2 or codes.size == 0:
-        raise BadScheme(
-            f"{name}: codes are {codes.dtype} {list(codes.shape)}; uint8 [N, K] with N, K >= 1 "
-            "is needed"
-        )
-    n, top = len(codes), (1 << scheme.bits) - 1
-    if int(codes.max()) > top:
-        raise BadScheme(f"{name}: code {int(codes.max())} exceeds {top} of {scheme}")
-    if tensor.zeros is not None:
-        raise BadScheme(f"{name}: scheme {scheme} has no zero points")
-    _check_array(f"{name}: scales", tensor.scales, (n, 1))
+    n, k = check_codes(tensor, name)
+    check_array(f"{name}: scales", tensor.scales, "float16", (n, 1))
     wanted = {table_name(b) for b in scheme.widths}
     if set(tensor.tables) != wanted:
         raise BadScheme(f"{name}: tables are {sorted(tensor.tables)}, not {sorted(wanted)}")
     widest = tensor.tables[table_name(scheme.bits)]
     blocks = len(widest) if widest.ndim == 2 else 0
     for b in scheme.widths:
-        _check_array(f"{name}: {table_name(b)}", tensor.tables[table_name(b)], (blocks, 1 << b))
+        table = tensor.tables[table_name(b)]
+        check_array(f"{name}: {table_name(b)}", table, "float16", (blocks, 1 << b))
     if not blocks or -(-n // channels_of(tensor)) != blocks:
         raise BadScheme(
             f"{name}: {blocks} tables for {n} output channels; ceil({n} / a power of 2) is needed"
         )
-    wanted_channels = choose_channels(n, codes.shape[1], scheme)
+    wanted_channels = choose_channels(n, k, scheme)
     if spelled_channels(scheme) and wanted_channels != channels_of(tensor):
         raise BadScheme(f"{name}: {blocks} tables for {n} output channels are not {scheme}")
 
 
-def _check_array(what: str, array: NDArray[np.float16], shape: tuple[int, ...]) -> None:
-    if array.shape != shape or array.dtype != np.float16:
-        raise BadScheme(
-            f"{what} are {array.dtype} {list(array.shape)}; float16 {list(shape)} is needed"
-        )
-    if not np.isfinite(array).all():
-        raise BadScheme(f"{what}: a value is not finite")
-
-
-def _dequantize(tensor: QuantizedTensor, bits: int) -> F32:
+def _dequantize(tensor: QuantizedTensor) -> F32:
     _check(tensor, "weight")
-    width = bits or tensor.scheme.bits
+    width = tensor.scheme.bits
     table = tensor.tables[table_name(width)].astype(np.float32)
     blocks = np.arange(len(tensor.codes)) // channels_of(tensor)
-    codes = tensor.codes >> (tensor.scheme.bits - width)
     # [N, K] into the flat tables: entry `code` of the row's block
-    index = (blocks << width)[:, None] + codes
+    index = (blocks << width)[:, None] + tensor.codes
     return np.take(table.reshape(-1), index) * tensor.scales.astype(np.float32)
 
 
@@ -222,6 +213,12 @@ def _nbytes(tensor: QuantizedTensor) -> int:
     codes = (tensor.codes.size * tensor.scheme.bits + 7) // 8
     blocks = len(tensor.tables[table_name(tensor.scheme.bits)])
     return codes + tensor.scales.nbytes + blocks * table_bytes(tensor.scheme)
+
+
+def _places(tensor: QuantizedTensor) -> list[Place]:
+    """Centroids of the widest codes; the rows' scales, which all widths share, stay."""
+    rows = np.arange(len(tensor.codes)) // channels_of(tensor)
+    return [Place(table_name(tensor.scheme.bits), rows, tensor.codes)]
 
 
 def _embedding(scheme: Scheme) -> Scheme:
@@ -253,5 +250,8 @@ FAMILY = Family(
     nbytes=_nbytes,
     embedding=_embedding,
     details=lambda tensor: (("channels", channels_of(tensor)),),
+    places=_places,
+    settled=lambda table, scheme: snap(table) if scheme.integer_acts else table,
+    one_width=one_width,
 )
 """Any-precision weights."""

@@ -17,9 +17,9 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.errors import BadScheme
-from apq_tvm.formats.family import Family
-from apq_tvm.formats.scheme import ACT_BITS
+from apq_tvm.formats.family import level_family
+from apq_tvm.formats.levels import Levels
+from apq_tvm.formats.spelling import ACT_BITS
 from apq_tvm.types import QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -37,6 +37,8 @@ TRIPLE_BITS = 7
 
 GROUPS = (32, 64, 128, 256, -1)
 """Weights along K that share a scale. Groups of 16 would spend 1 bit in 3.3 on scales."""
+
+_LEVELS = Levels(tuple(range(-CENTRE, LEVELS - CENTRE)))
 
 WEIGHTS = "W2*"
 """Spelling of the weights' part of a scheme."""
@@ -73,56 +75,6 @@ def parse(word: str) -> Scheme | None:
     return balance_scheme(act, group, per_token)
 
 
-def groups_of(k: int, group_size: int) -> int:
-    """Scales of one row."""
-    return 1 if group_size == -1 else -(-k // group_size)
-
-
-def check(tensor: QuantizedTensor, name: str) -> None:
-    """Refuse a tensor whose arrays do not fit its scheme.
-
-    Raises
-    ------
-    BadScheme
-        With the tensor's name and what is wrong.
-    """
-    scheme, codes = tensor.scheme, tensor.codes
-    if scheme.family != "balance" or scheme.group_size not in GROUPS:
-        raise BadScheme(f"{name}: scheme {scheme} is no {WEIGHTS} with groups of one of {GROUPS}")
-    if codes.dtype != np.uint8 or codes.ndim != 2 or codes.size == 0:
-        raise BadScheme(
-            f"{name}: codes are {codes.dtype} {list(codes.shape)}; uint8 [N, K] with N, K >= 1 "
-            "is needed"
-        )
-    n, k = codes.shape
-    shape = (n, groups_of(k, scheme.group_size))
-    if tensor.scales.shape != shape or tensor.scales.dtype != np.float16:
-        raise BadScheme(
-            f"{name}: scales are {tensor.scales.dtype} {list(tensor.scales.shape)}; "
-            f"float16 {list(shape)} is needed"
-        )
-    if tensor.zeros is not None or tensor.tables:
-        raise BadScheme(f"{name}: {WEIGHTS} has neither zero points nor tables")
-    if int(codes.max()) >= LEVELS:
-        raise BadScheme(f"{name}: code {int(codes.max())} exceeds {LEVELS - 1}")
-
-
-def dequantize(tensor: QuantizedTensor) -> F32:
-    """Decode to float32 [N, K]; exact.
-
-    Raises
-    ------
-    BadScheme
-        If the tensor is not of this format.
-    """
-    check(tensor, "tensor")
-    k, group = tensor.codes.shape[1], tensor.scheme.group_size
-    values = tensor.codes.astype(np.float32) - np.float32(CENTRE)
-    width = k if group == -1 else group
-    values *= np.repeat(tensor.scales.astype(np.float32), width, axis=1)[:, :k]
-    return values
-
-
 def error_bound(absmax: F32) -> F32:
     """Largest |w - decoded| of a group that was rounded from its maximum.
 
@@ -146,13 +98,12 @@ def nbytes(tensor: QuantizedTensor) -> int:
     return (triples * TRIPLE_BITS + 7) // 8 + tensor.scales.nbytes
 
 
-FAMILY = Family(
+FAMILY = level_family(
     name="balance",
     grammar="W2*A{1..8|16|32}[t][g{group}]: five levels -2..2, three weights in 7 bits",
     examples=("W2*A8", "W2*A8g128", "W2*A8g32", "W2*A4tg64", "W2*A16g128"),
     parse=parse,
-    check=check,
-    dequantize=lambda tensor, bits: dequantize(tensor),
+    levels=lambda scheme: _LEVELS,
     nbytes=nbytes,
     embedding=lambda scheme: Scheme(4, group_size=32),
 )

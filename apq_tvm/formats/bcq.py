@@ -14,14 +14,17 @@ group per row), ``bcq2g64A32``.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
+from apq_tvm.formats.arrays import check_codes, group_count, spread
 from apq_tvm.formats.family import Family
-from apq_tvm.formats.integer import MAX_SCALE, check_scale, format_of
-from apq_tvm.formats.scheme import BITS, parse_acts
+from apq_tvm.formats.integer import BITS, MAX_SCALE, check_scale, format_of
+from apq_tvm.formats.places import Place, group_places
+from apq_tvm.formats.spelling import parse_acts
 from apq_tvm.types import QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -66,11 +69,6 @@ def scheme_of(bits: int, group_size: int = -1, act_bits: int = 8) -> Scheme:
     return Scheme(bits, act_bits=act_bits, group_size=group_size, family="bcq", weights=name)
 
 
-def groups_of(k: int, group_size: int) -> int:
-    """Groups of a row of `k` weights; the last one may be short."""
-    return 1 if group_size == -1 else -(-k // group_size)
-
-
 def check(tensor: QuantizedTensor, name: str) -> None:
     """Refuse a tensor whose arrays do not fit its scheme.
 
@@ -79,16 +77,11 @@ def check(tensor: QuantizedTensor, name: str) -> None:
     BadScheme
         With the tensor's name, what is wrong and what is needed.
     """
-    scheme, codes = tensor.scheme, tensor.codes
+    scheme = tensor.scheme
     if scheme.family != "bcq":
         raise BadScheme(f"{name}: scheme {scheme} is not binary-coded")
-    if codes.dtype != np.uint8 or codes.ndim != 2 or codes.size == 0:
-        raise BadScheme(
-            f"{name}: codes are {codes.dtype} {list(codes.shape)}; uint8 [N, K] with N, K >= 1 is "
-            "needed"
-        )
-    n, k = codes.shape
-    groups = groups_of(k, scheme.group_size)
+    n, k = check_codes(tensor, name)
+    groups = group_count(k, scheme.group_size)
     if set(tensor.tables) != {OFFSETS} or tensor.zeros is not None:
         raise BadScheme(f"{name}: {scheme} has one table, {OFFSETS!r}, and no zero points")
     wanted = {"scales": (n, groups, scheme.bits), OFFSETS: (n, groups)}
@@ -100,11 +93,9 @@ def check(tensor: QuantizedTensor, name: str) -> None:
             )
         if not np.isfinite(array).all():
             raise BadScheme(f"{name}: {part} hold NaN or infinity")
-    if int(codes.max()) >> scheme.bits:
-        raise BadScheme(f"{name}: code {int(codes.max())} exceeds {(1 << scheme.bits) - 1}")
 
 
-def dequantize(tensor: QuantizedTensor, bits: int = 0) -> F32:
+def dequantize(tensor: QuantizedTensor) -> F32:
     """Decode to float32 [N, K]: planes from the lowest up, then the offset, in float32.
 
     Raises
@@ -114,17 +105,13 @@ def dequantize(tensor: QuantizedTensor, bits: int = 0) -> F32:
     """
     check(tensor, "tensor")
     k = tensor.codes.shape[1]
-    width = k if tensor.scheme.group_size == -1 else tensor.scheme.group_size
+    size = tensor.scheme.group_size
     values = np.zeros(tensor.codes.shape, np.float32)
     for plane in range(tensor.scheme.bits):
-        scale = _per_weight(tensor.scales[..., plane], width, k)
+        scale = spread(tensor.scales[..., plane].astype(np.float32), k, size)
         values += np.where(tensor.codes >> plane & 1, scale, -scale)
-    return values + _per_weight(tensor.tables[OFFSETS], width, k)
-
-
-def _per_weight(values: NDArray[np.float16], width: int, k: int) -> F32:
-    """[N, G] -> float32 [N, K]."""
-    return np.repeat(values.astype(np.float32), width, axis=1)[:, :k]
+    values += spread(tensor.tables[OFFSETS].astype(np.float32), k, size)
+    return values
 
 
 def from_uniform(tensor: QuantizedTensor, act_bits: int = 8) -> QuantizedTensor:
@@ -167,8 +154,7 @@ def from_uniform(tensor: QuantizedTensor, act_bits: int = 8) -> QuantizedTensor:
     if max(alphas.max(), np.abs(offsets).max()) > MAX_SCALE:
         check_scale(np.full(1, np.inf, np.float32), "tensor", fmt)
     k = tensor.codes.shape[1]
-    width = k if scheme.group_size == -1 else scheme.group_size
-    flip = np.repeat(scale < 0, width, axis=1)[:, :k]
+    flip = spread(scale < 0, k, scheme.group_size)
     return QuantizedTensor(
         np.where(flip, top - tensor.codes, tensor.codes).astype(np.uint8),
         alphas.astype(np.float16),
@@ -178,13 +164,14 @@ def from_uniform(tensor: QuantizedTensor, act_bits: int = 8) -> QuantizedTensor:
     )
 
 
-def _nbytes(tensor: QuantizedTensor) -> int:
-    code_bits = tensor.codes.size * tensor.scheme.bits
-    return (code_bits + 7) // 8 + tensor.scales.nbytes + tensor.tables[OFFSETS].nbytes
-
-
 def _embedding(scheme: Scheme) -> Scheme:
     return Scheme(max(scheme.bits, EMBEDDING_BITS), True, group_size=scheme.group_size)
+
+
+def _places(tensor: QuantizedTensor) -> list[Place]:
+    (per_group,) = group_places(tensor)
+    planes = [replace(per_group, plane=plane) for plane in range(tensor.scales.shape[2])]
+    return [*planes, *group_places(tensor, OFFSETS)]
 
 
 FAMILY = Family(
@@ -197,7 +184,7 @@ FAMILY = Family(
     parse=parse,
     check=check,
     dequantize=dequantize,
-    nbytes=_nbytes,
     embedding=_embedding,
+    places=_places,
 )
 """Binary codes."""

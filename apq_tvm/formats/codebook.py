@@ -32,20 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
+from apq_tvm.formats.arrays import check_array, check_codes, check_tables, group_count, spread
 from apq_tvm.formats.family import Family
-from apq_tvm.formats.scheme import parse_acts
-from apq_tvm.formats.superblock import (
-    SUB_BITS,
-    SUB_MAX,
-    check_array,
-    check_codes,
-    check_tables,
-    embedding_scheme,
-    group_scales,
-    groups,
-    spread,
-    supers,
-)
+from apq_tvm.formats.places import group_places
+from apq_tvm.formats.spelling import parse_acts
+from apq_tvm.formats.superblock import SUB_BITS, SUB_MAX, SUPER, group_scales, supers
 from apq_tvm.types import QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -132,13 +123,13 @@ def check(tensor: QuantizedTensor, name: str) -> None:
     size, count = scheme.group_size, codebook_count(scheme)
     check_tables(tensor, name, "subs", "index", "codebooks")
     check_array(f"{name}: scales", tensor.scales, "float16", (n, supers(k, size)))
-    per_group = (n, groups(k, size))
+    per_group = (n, group_count(k, size))
     check_array(f"{name}: subs", tensor.tables["subs"], "uint8", per_group, SUB_MAX)
     check_array(f"{name}: index", tensor.tables["index"], "uint8", per_group, count - 1)
     check_codebooks(f"{name}: codebooks", tensor.tables["codebooks"], scheme.bits, count)
 
 
-def dequantize(tensor: QuantizedTensor, bits: int = 0) -> F32:
+def dequantize(tensor: QuantizedTensor) -> F32:
     """Decode to float32 [N, K]; exact, since 11 + 4 + 6 bits fit a float32."""
     check(tensor, "tensor")
     k, size, tables = tensor.codes.shape[1], tensor.scheme.group_size, tensor.tables
@@ -166,6 +157,6 @@ FAMILY = Family(
     check=check,
     dequantize=dequantize,
     nbytes=nbytes,
-    embedding=embedding_scheme,
+    places=lambda tensor: group_places(tensor, "scales", tensor.scheme.group_size * SUPER),
 )
 """Codebooks shared by a model."""

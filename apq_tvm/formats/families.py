@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,11 +63,12 @@ def dequantize(tensor: QuantizedTensor, bits: int = 0) -> NDArray[np.float32]:
     BadScheme
         If its arrays do not fit its scheme, or it has no such width.
     """
+    family = family_of(tensor.scheme)
     if bits and bits not in tensor.scheme.widths:
         have = tensor.scheme.widths
         choice = f"{have[0]}..{have[-1]} are possible" if have[0] else "there is no choice of bits"
         raise BadScheme(f"scheme {tensor.scheme} at {bits} bits: {choice}")
-    return family_of(tensor.scheme).dequantize(tensor, bits)
+    return family.dequantize(family.one_width(tensor, bits) if bits else tensor)
 
 
 def nbytes(tensor: QuantizedTensor) -> int:
@@ -79,10 +78,7 @@ def nbytes(tensor: QuantizedTensor) -> int:
 
 def nbytes_at(tensor: QuantizedTensor, bits: int) -> int:
     """Bytes that a product at a run-time width reads: its planes and its table; 0 is all."""
-    if bits:
-        narrow = replace(tensor.scheme, bits=bits, min_bits=bits)
-        tensor = replace(tensor, scheme=narrow)
-    return nbytes(tensor)
+    return nbytes(family_of(tensor.scheme).one_width(tensor, bits) if bits else tensor)
 
 
 def bits_per_weight(tensor: QuantizedTensor) -> float:

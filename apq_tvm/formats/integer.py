@@ -13,17 +13,23 @@ the same). `apq_tvm.quantizers` chooses better codes than the plain rounding of 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme, UnsupportedModel
+from apq_tvm.formats.arrays import group_count, spread
 from apq_tvm.formats.family import Family
-from apq_tvm.formats.scheme import BITS, GRAMMAR, check_scheme, parse_integer
+from apq_tvm.formats.levels import Levels
+from apq_tvm.formats.spelling import ACT_BITS, check_group, either
 from apq_tvm.types import QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
+
+BITS = tuple(range(1, 9))
+"""Weight bits."""
 
 SCALE_BITS = 16
 """Bits of one float16 scale."""
@@ -42,6 +48,8 @@ SCALE_ROUNDING = 2.0**-11
 
 SCALE_ROUNDING_SUBNORMAL = 2.0**-25
 """Largest absolute error of a subnormal float16."""
+
+_PATTERN = re.compile(r"W(\d+)(Z?)A(\d+)(T?)(?:G(\d+))?\Z")
 
 
 @dataclass(frozen=True)
@@ -79,9 +87,13 @@ class IntegerFormat:
         """True for W1, whose codes mean -1 and +1."""
         return self.bits == 1 and not self.zero_points
 
-    def groups(self, k: int, group_size: int) -> int:
-        """Groups of a row: the last one may be short."""
-        return 1 if group_size == -1 else -(-k // group_size)
+    @property
+    def levels(self) -> Levels:
+        """What codes stand for; with zero points, before these are taken from them."""
+        if self.signs_only:
+            return Levels((-1, 1))
+        least = 0 if self.zero_points else -self.zero
+        return Levels(tuple(range(least, least + self.max_code + 1)))
 
     def block_bits(self, group_size: int) -> int:
         """Bits of one block of `group_size` codes, scale and zero point included."""
@@ -91,7 +103,7 @@ class IntegerFormat:
     def bits_per_weight(self, k: int, group_size: int) -> float:
         """Bits per weight of a row of `k` codes, scales and zero points included."""
         per_group = self.block_bits(0)
-        return self.bits + per_group * self.groups(k, group_size) / k
+        return self.bits + per_group * group_count(k, group_size) / k
 
     def error_bound(self, lo: F32, hi: F32) -> F32:
         """Largest |weight - decoded| of `quantize_ref` in a group with extremes `lo` and `hi`.
@@ -129,7 +141,7 @@ class IntegerFormat:
                 "uint8 [N, K] with N, K >= 1 is needed"
             )
         n, k = tensor.codes.shape
-        shape = (n, self.groups(k, scheme.group_size))
+        shape = (n, group_count(k, scheme.group_size))
         if tensor.scales.shape != shape or tensor.scales.dtype != np.float16:
             raise BadScheme(
                 f"{name}: scales are {tensor.scales.dtype} {list(tensor.scales.shape)}; "
@@ -191,11 +203,14 @@ class IntegerFormat:
             If the group size does not exist or a scale overflows float16.
         """
         scheme = Scheme(self.bits, self.zero_points, group_size=group_size)
-        check_scheme(scheme, name)
+        try:
+            check_group(group_size)
+        except ValueError as reason:
+            raise BadScheme(f"{name}: scheme {scheme}: {reason}") from None
         check_weight(weight, name)
         n, k = weight.shape
         size = k if group_size == -1 else group_size
-        groups = self.groups(k, group_size)
+        groups = group_count(k, group_size)
         codes = np.empty((n, k), np.uint8)
         scales = np.empty((n, groups), np.float16)
         zeros = np.empty((n, groups), np.uint8)
@@ -223,20 +238,44 @@ class IntegerFormat:
         """
         self.check(tensor, "tensor")
         k = tensor.codes.shape[1]
-        size = k if tensor.scheme.group_size == -1 else tensor.scheme.group_size
+        size = tensor.scheme.group_size
         values = tensor.codes.astype(np.float32)
         if self.signs_only:
             values = 2 * values - 1
         elif tensor.zeros is None:
             values -= self.zero
         else:
-            values -= np.repeat(tensor.zeros.astype(np.float32), size, axis=1)[:, :k]
-        values *= np.repeat(tensor.scales.astype(np.float32), size, axis=1)[:, :k]
+            values -= spread(tensor.zeros.astype(np.float32), k, size)
+        values *= spread(tensor.scales.astype(np.float32), k, size)
         return values
 
 
 FORMATS = tuple(IntegerFormat(bits, zero) for bits in BITS for zero in (False, True))
 """Every integer format."""
+
+
+def parse_integer(word: str) -> Scheme | None:
+    """Read an upper-case scheme of uniform integers; None if it is none.
+
+    Raises
+    ------
+    ValueError
+        With the reason, if there are no such bits, activations or groups.
+    """
+    match = _PATTERN.match(word)
+    if match is None:
+        return None
+    bits, act = int(match[1]), int(match[3])
+    zero_points, per_token = bool(match[2]), bool(match[4])
+    group = -1 if match[5] is None else int(match[5])
+    if bits not in BITS:
+        raise ValueError(f"weights of {bits} bits; {BITS[0]}..{BITS[-1]} are possible")
+    if act not in ACT_BITS:
+        raise ValueError(f"activations of {act} bits; {either(ACT_BITS)} are possible")
+    check_group(group)
+    if per_token and act > 8:
+        raise ValueError(f"t is for integer activations; A{act} has no activation scales")
+    return Scheme(bits, zero_points, act, per_token and group != -1, group)
 
 
 def format_of(scheme: Scheme) -> IntegerFormat:
@@ -346,20 +385,17 @@ def _span(lo: F32, hi: F32) -> F32:
         return np.asarray(np.maximum(hi, zero) - np.minimum(lo, zero), np.float32)
 
 
-def _nbytes(tensor: QuantizedTensor) -> int:
-    code_bits = tensor.codes.size * tensor.scheme.bits
-    zeros = 0 if tensor.zeros is None else tensor.zeros.size
-    return (code_bits + 7) // 8 + tensor.scales.nbytes + zeros
-
-
 FAMILY = Family(
     name="int",
-    grammar=GRAMMAR,
+    grammar=(
+        "W{bits}[z]A{1..8|16|32}[t][g{group}]: z zero points per group, t one activation scale per "
+        "token, no g one scale per row"
+    ),
     examples=("W4A8g32", "W4zA8g32", "W8A8", "W8A8g32", "W4A16g128", "W3A8g64", "W4A4g32"),
     parse=parse_integer,
     check=lambda tensor, name: format_of(tensor.scheme).check(tensor, name),
-    dequantize=lambda tensor, bits: format_of(tensor.scheme).dequantize_ref(tensor),
-    nbytes=_nbytes,
+    dequantize=lambda tensor: format_of(tensor.scheme).dequantize_ref(tensor),
     embedding=lambda scheme: scheme,
+    levels=lambda scheme: format_of(scheme).levels,
 )
 """Uniform integers."""

@@ -43,8 +43,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
+from apq_tvm.formats.arrays import check_array
 from apq_tvm.formats.family import Family
-from apq_tvm.formats.scheme import parse_acts
+from apq_tvm.formats.places import Place, group_places
+from apq_tvm.formats.spelling import parse_acts
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -211,7 +213,7 @@ def dense_part(tensor: QuantizedTensor) -> F32:
     return values
 
 
-def _dequantize(tensor: QuantizedTensor, bits: int) -> F32:
+def _dequantize(tensor: QuantizedTensor) -> F32:
     _check(tensor, "tensor")
     values = dense_part(tensor)
     values[outlier_rows(tensor), tensor.tables["columns"]] += tensor.tables["outliers"]
@@ -258,13 +260,7 @@ def _check(tensor: QuantizedTensor, name: str) -> None:
         "outliers": (t.get("outliers"), "float16", (sizes.outliers,)),
     }
     for key, (array, dtype, shape) in arrays.items():
-        if array is None or array.dtype != np.dtype(dtype) or array.shape != shape:
-            got = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
-            raise BadScheme(
-                f"{name}: {key} of {scheme} [{n}, {k}] is {got}; {dtype} {list(shape)} is needed"
-            )
-        if dtype == "float16" and not np.isfinite(array).all():
-            raise BadScheme(f"{name}: {key} holds NaN or infinity")
+        check_array(f"{name}: {key} of {scheme} [{n}, {k}]", array, dtype, shape)
     _check_ranges(tensor, sizes, name)
 
 
@@ -315,6 +311,16 @@ def _parse(word: str) -> Scheme | None:
     return Scheme(4, True, acts, family="mixed", weights=str(options))
 
 
+def _places(tensor: QuantizedTensor) -> list[Place]:
+    n, k = tensor.codes.shape
+    places = group_places(tensor, "scales", -1)
+    if not tensor.tables["super_scales"].size:
+        return places
+    narrow = np.cumsum(tensor.tables["wide"] == 0) - 1  # of a 2-bit group: its number among them
+    columns = np.maximum(narrow, 0)[np.arange(k) // GROUP]
+    return [*places, Place("super_scales", np.arange(n) // SUPER, columns)]
+
+
 FAMILY = Family(
     name="mixed",
     grammar=(
@@ -326,7 +332,8 @@ FAMILY = Family(
     check=_check,
     dequantize=_dequantize,
     nbytes=_nbytes,
-    embedding=lambda scheme: Scheme(4, act_bits=scheme.act_bits, group_size=32),
     note=note,
+    places=_places,
+    top_codes=lambda t: np.where(wide_columns(t.tables["wide"], t.codes.shape[1]), 15, 3),
 )
 """2, 4 and 16 bits in one matrix."""

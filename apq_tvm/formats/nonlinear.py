@@ -14,23 +14,10 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-from numpy.typing import NDArray
-
-from apq_tvm.errors import BadScheme
-from apq_tvm.formats.family import Family
-from apq_tvm.formats.scheme import parse_acts
-from apq_tvm.formats.superblock import (
-    check_array,
-    check_codes,
-    check_tables,
-    embedding_scheme,
-    groups,
-    spread,
-)
-from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.formats.family import level_family
+from apq_tvm.formats.levels import Levels
+from apq_tvm.formats.spelling import parse_acts
+from apq_tvm.types import Scheme
 
 NAME = "nl"
 """`Scheme.family`."""
@@ -48,6 +35,8 @@ MAX_VALUE = 63
 
 UNIT = 2.0**-6
 """What the table's values are multiples of, relative to a group's scale."""
+
+LEVELS = Levels(TABLE, UNIT)
 
 _PATTERN = re.compile(r"NL(\d+)(?:G(\d+))?(A\d+)?\Z")
 
@@ -72,42 +61,11 @@ def parse(word: str) -> Scheme | None:
     return Scheme(4, False, parse_acts(match[3] or ""), False, group, NAME, spelling)
 
 
-def check(tensor: QuantizedTensor, name: str) -> None:
-    """Refuse a tensor whose arrays do not fit its scheme.
-
-    Raises
-    ------
-    BadScheme
-    """
-    if tensor.scheme.family != NAME:
-        raise BadScheme(f"{name}: scheme {tensor.scheme} is not {NAME}4")
-    n, k = check_codes(tensor, name)
-    check_tables(tensor, name)
-    shape = (n, groups(k, tensor.scheme.group_size))
-    check_array(f"{name}: scales", tensor.scales, "float16", shape)
-
-
-def dequantize(tensor: QuantizedTensor, bits: int = 0) -> F32:
-    """Decode to float32 [N, K], exact."""
-    check(tensor, "tensor")
-    values = np.array(TABLE, np.float32)[tensor.codes] * np.float32(UNIT)
-    scales = spread(tensor.scales.astype(np.float32), values.shape[1], tensor.scheme.group_size)
-    return np.asarray(values * scales, np.float32)
-
-
-def nbytes(tensor: QuantizedTensor) -> int:
-    """Bytes of codes and scales; the table is part of the format."""
-    return (tensor.codes.size * tensor.scheme.bits + 7) // 8 + tensor.scales.nbytes
-
-
-FAMILY = Family(
+FAMILY = level_family(
     name=NAME,
     grammar="nl4[g{64|128}][A..]: a fixed table of 16 values, one scale per group of 32",
     examples=("nl4", "nl4g64", "nl4g128"),
     parse=parse,
-    check=check,
-    dequantize=dequantize,
-    nbytes=nbytes,
-    embedding=embedding_scheme,
+    levels=lambda scheme: LEVELS,
 )
 """Non-uniform 4-bit weights."""

@@ -14,33 +14,15 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
-from typing import TYPE_CHECKING
 
 from apq_tvm.errors import BadScheme
+from apq_tvm.formats.families import FAMILIES
+from apq_tvm.formats.integer import BITS
+from apq_tvm.formats.spelling import ACT_BITS, GROUP_SIZES, either
 from apq_tvm.types import Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.formats.family import Family
-
-BITS = tuple(range(1, 9))
-"""Weight bits."""
-
-ACT_BITS = (*range(1, 9), 16, 32)
-"""Activation bits: integers quantized at run time, float16, float32."""
-
-GRAMMAR = (
-    "W{bits}[z]A{1..8|16|32}[t][g{group}]: z zero points per group, t one activation scale per "
-    "token, no g one scale per row"
-)
-
-GROUP_SIZES = (16, 32, 64, 128, 256)
-"""Codes along K that may share a scale, besides a whole row."""
 
 FLOAT = "float"
 """Keeps a layer float32."""
-
-_PATTERN = re.compile(r"W(\d+)(Z?)A(\d+)(T?)(?:G(\d+))?\Z")
 
 
 def scheme_names() -> tuple[str, ...]:
@@ -52,14 +34,8 @@ def scheme_names() -> tuple[str, ...]:
         names.append(str(Scheme(bits, zero, act, False, group)))
         if act <= 8 and group != -1:
             names.append(str(Scheme(bits, zero, act, True, group)))
-    others = [name for family in _families() for name in family.examples if family.name != "int"]
+    others = [name for family in FAMILIES for name in family.examples if family.name != "int"]
     return (*names, *others, FLOAT)
-
-
-def _families() -> tuple[Family, ...]:
-    from apq_tvm.formats.families import FAMILIES  # which import this module
-
-    return FAMILIES
 
 
 def parse_scheme(text: str) -> Scheme | None:
@@ -84,7 +60,7 @@ def parse_scheme(text: str) -> Scheme | None:
     if word == FLOAT.upper():
         return None
     try:
-        for family in _families():
+        for family in FAMILIES:
             scheme = family.parse(word)
             if scheme is not None:
                 return scheme
@@ -119,57 +95,6 @@ def parse_at(text: str) -> tuple[Scheme | None, int]:
     return scheme, int(bits)
 
 
-def parse_integer(word: str) -> Scheme | None:
-    """Read an upper-case scheme of uniform integers; None if it is none.
-
-    Raises
-    ------
-    ValueError
-        With the reason, if there are no such bits, activations or groups.
-    """
-    match = _PATTERN.match(word)
-    if match is None:
-        return None
-    bits, act = int(match[1]), int(match[3])
-    zero_points, per_token = bool(match[2]), bool(match[4])
-    group = -1 if match[5] is None else int(match[5])
-    if bits not in BITS:
-        raise ValueError(f"weights of {bits} bits; {BITS[0]}..{BITS[-1]} are possible")
-    if act not in ACT_BITS:
-        raise ValueError(f"activations of {act} bits; {_either(ACT_BITS)} are possible")
-    check_group(group)
-    if per_token and act > 8:
-        raise ValueError(f"t is for integer activations; A{act} has no activation scales")
-    return Scheme(bits, zero_points, act, per_token and group != -1, group)
-
-
-def parse_acts(word: str) -> int:
-    """Activation bits of ``""`` (8) or ``"A32"``, for families with a part of their own before.
-
-    Raises
-    ------
-    ValueError
-        With the reason.
-    """
-    if not word:
-        return 8
-    if not word.startswith("A") or not word[1:].isdigit() or int(word[1:]) not in ACT_BITS:
-        raise ValueError(f"activations {word!r}; A with {_either(ACT_BITS)} are possible")
-    return int(word[1:])
-
-
-def check_group(group: int) -> None:
-    """Refuse a group size that does not exist.
-
-    Raises
-    ------
-    ValueError
-        With the sizes there are.
-    """
-    if group not in (-1, *GROUP_SIZES):
-        raise ValueError(f"groups of {group}; {_either(GROUP_SIZES)} or a whole row are possible")
-
-
 def check_scheme(scheme: Scheme, name: str) -> None:
     """Refuse a `Scheme` built by hand that no scheme string gives.
 
@@ -190,15 +115,11 @@ def check_scheme(scheme: Scheme, name: str) -> None:
         raise BadScheme(f"{name}: {error}") from None
     if scheme.group_size <= 0 and scheme.group_size != -1:
         raise BadScheme(
-            f"{name}: scheme {scheme} has groups of {scheme.group_size}; {_either(GROUP_SIZES)} "
+            f"{name}: scheme {scheme} has groups of {scheme.group_size}; {either(GROUP_SIZES)} "
             "or -1 for a whole row are possible"
         )
     if not same:
         raise BadScheme(f"{name}: {scheme!r} is not what {scheme} means; use parse_scheme")
-
-
-def _either(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values[:-1])) + f" and {values[-1]}"
 
 
 def _bad(text: str, reason: str) -> BadScheme:

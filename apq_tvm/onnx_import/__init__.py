@@ -33,15 +33,14 @@ Importing this package does not import onnx.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from apq_tvm.types import ImportedModel
+from apq_tvm.types import AnyPath, ImportedModel
 
 __all__ = ["import_onnx"]
 
 
-def import_onnx(path: str | os.PathLike[str]) -> ImportedModel:
+def import_onnx(path: AnyPath) -> ImportedModel:
     """Read an ONNX model and normalise it.
 
     Parameters

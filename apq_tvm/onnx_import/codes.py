@@ -20,7 +20,7 @@ import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.formats.integer import MAX_SCALE
-from apq_tvm.formats.scheme import GROUP_SIZES
+from apq_tvm.formats.spelling import GROUP_SIZES
 from apq_tvm.types import Array, Node, QuantizedTensor, Scheme
 
 CODE_BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2}

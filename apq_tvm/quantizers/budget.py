@@ -1,15 +1,15 @@
-"""A scheme for every layer, so that the whole model meets a budget of bits per weight.
+"""A scheme for every layer and table, so that the whole model meets a budget of bits per weight.
 
 Every candidate's error is measured: what it adds to the layer's output, under the calibration's H
-or E[x²], and how much that hurts the model (`error_feedback.damage`). The sum over layers is what
-the choice minimises, a multiple-choice knapsack. All weights that ``apq-tvm inspect`` counts are
-counted; embedding tables are not chosen for, since no matrix product tells their sensitivity: they
-keep the scheme they were given (``--tensor-type``), unless a language model's head shares theirs.
+or E[x²], or to the rows of a table, and how much that hurts the model (`error_feedback.damage`).
+The sum is what the choice minimises, a multiple-choice knapsack. The budget is for all that the
+module stores, as `apq_tvm.quantizers.stored` counts: what is not chosen for takes its share first.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.errors import BadScheme
-from apq_tvm.formats import parse_scheme
+from apq_tvm.errors import BadInput, BadScheme
+from apq_tvm.formats import embedding_scheme, parse_scheme
 from apq_tvm.formats.families import dequantize, nbytes
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.feedback.error_feedback import damage
 from apq_tvm.quantizers.registry import prepare, quantize_tensor
-from apq_tvm.types import Calibration, ImportedModel, LayerStats, Scheme
+from apq_tvm.quantizers.stored import Stored
+from apq_tvm.types import Calibration, ImportedModel, LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
 
@@ -45,18 +46,22 @@ class Item:
 
     Parameters
     ----------
-    nodes : tuple of str
-        Layers that read it.
+    layers, tables : tuple of str
+        Linear layers and embeddings that read it.
     size : int
-        Weights, counted for each layer as ``apq-tvm inspect`` does.
+        Weights.
+    schemes : tuple of Scheme
+        Candidates. An embedding gets `embedding_scheme` of what is chosen.
     bits : tuple of int
         Stored bits, scales and tables included, per candidate.
     errors : tuple of float
         `damage` per candidate.
     """
 
-    nodes: tuple[str, ...]
+    layers: tuple[str, ...]
+    tables: tuple[str, ...]
     size: int
+    schemes: tuple[Scheme, ...]
     bits: tuple[int, ...]
     errors: tuple[float, ...]
 
@@ -68,11 +73,11 @@ class BudgetPlan:
     Parameters
     ----------
     schemes : mapping of str to str
-        Layer → scheme.
+        Layer or embedding → scheme.
     errors : mapping of str to float
-        Layer → `damage`.
+        Layer or embedding → `damage`.
     bits_per_weight : float
-        Over all weights that count.
+        Over all that is stored.
     """
 
     schemes: Mapping[str, str]
@@ -99,7 +104,8 @@ def choose_schemes(
     target: float,
     calibration: Calibration | None,
     progress: Progress | None = None,
-    fixed: Mapping[str, Scheme] | None = None,
+    rest: Stored | None = None,
+    tables: Sequence[str] = (),
 ) -> BudgetPlan:
     """Choose a scheme for every layer.
 
@@ -107,16 +113,19 @@ def choose_schemes(
     ----------
     model : ImportedModel
     layers : mapping of str to str
-        Layer → name of its weight, for all layers to choose for.
+        Linear layer or embedding → name of its weight, for all to choose for.
     candidates : sequence of str
         Schemes.
     target : float
-        Bits per weight, at most, over all these weights.
+        Bits per weight, at most, over these weights and `rest`.
     calibration : Calibration or None
         Without it all inputs count the same.
     progress : Progress, optional
-    fixed : mapping of str to Scheme, optional
-        Names of weights that are counted, but keep their schemes.
+    rest : Stored, optional
+        What the module stores besides; the bytes of a weight's other forms are in it, the weight is
+        not.
+    tables : sequence of str, optional
+        Candidates of weights that embeddings alone read, if not the same.
 
     Returns
     -------
@@ -127,28 +136,33 @@ def choose_schemes(
     BadScheme
         If a candidate is float, or even the smallest ones exceed the target: the message has the
         smallest possible.
+    BadInput
+        If the calibration does not tell how much a table matters.
     """
     schemes = [_candidate(word) for word in candidates]
-    items = _measure_all(model, layers, schemes, calibration, progress or Silent())
-    taken = 0
-    total = sum(item.size for item in items)
-    for weight, scheme in (fixed or {}).items():
-        array = np.asarray(model.weights[weight], np.float32)
-        total += array.size
-        taken += measure(array, (), (scheme,), None, weight).bits[0]
-    budget = int(target * total) - taken
+    others = [_candidate(word) for word in tables] or schemes
+    items = _measure_all(model, layers, schemes, others, calibration, progress or Silent())
+    rest = rest or Stored()
+    total = sum(item.size for item in items) + rest.weights
+    budget = math.floor(target * total + 1e-6) - 8 * rest.nbytes
     choice = solve([i.bits for i in items], [i.errors for i in items], budget)
     if choice is None:
-        least = (sum(min(item.bits) for item in items) + taken) / total
-        kept = f", {len(fixed)} of the weights as they were given" if fixed else ""
+        # Rounded up, so that asking for it works.
+        least = sum(min(item.bits) for item in items) + 8 * rest.nbytes
+        possible = math.ceil(1000 * least / total) / 1000
+        share = 8 * rest.nbytes / total
+        fixed = f", {share:.3f} of it weights that are float or have a scheme" if share else ""
+        fewer = ", or give candidates of fewer bits" if min(s.bits for s in schemes) > 2 else ""
         raise BadScheme(
-            f"{target:g} bits per weight cannot be met: the smallest candidates take {least:.3f} "
-            f"with their scales{kept}; ask for more, or give smaller candidates"
+            f"{target:g} bits per weight cannot be met: the smallest candidates take "
+            f"{possible:.3f} in all, scales included{fixed}; ask for {possible:.3f} or more{fewer}"
         )
+    chosen = list(zip(items, choice, strict=True))
+    picked = {node: (item, c) for item, c in chosen for node in (*item.layers, *item.tables)}
     return BudgetPlan(
-        {n: str(schemes[c]) for i, c in zip(items, choice, strict=True) for n in i.nodes},
-        {n: i.errors[c] for i, c in zip(items, choice, strict=True) for n in i.nodes},
-        (sum(i.bits[c] for i, c in zip(items, choice, strict=True)) + taken) / total,
+        {node: str(item.schemes[c]) for node, (item, c) in picked.items()},
+        {node: item.errors[c] for node, (item, c) in picked.items()},
+        (sum(item.bits[c] for item, c in chosen) + 8 * rest.nbytes) / total,
     )
 
 
@@ -163,69 +177,124 @@ def _measure_all(
     model: ImportedModel,
     layers: Mapping[str, str],
     schemes: Sequence[Scheme],
+    others: Sequence[Scheme],
     calibration: Calibration | None,
     progress: Progress,
 ) -> list[Item]:
     """Every weight that `layers` read, once."""
     stats = calibration.layers if calibration else {}
+    embeddings = {node.name for node in model.nodes if node.op == "apq.Embedding"}
     weights: dict[str, list[str]] = {}
     for node, weight in layers.items():
         weights.setdefault(weight, []).append(node)
-    samples = {weight: _sample(np.asarray(model.weights[weight], np.float32)) for weight in weights}
+    samples = {
+        weight: sample_rows(np.asarray(model.weights[weight], np.float32))
+        for weight, nodes in weights.items()
+        if not embeddings.issuperset(nodes)
+    }
     shared = {scheme: prepare(samples, scheme, calibration, progress) for scheme in schemes}
     items = []
     with progress.stage("sensitivity", len(weights)):
         for weight, nodes in weights.items():
             progress.advance(weight)
-            known = next((stats[node] for node in nodes if node in stats), None)
+            linear = tuple(node for node in nodes if node not in embeddings)
+            tables = tuple(node for node in nodes if node in embeddings)
+            known = next((stats[node] for node in linear if node in stats), None)
             array = np.asarray(model.weights[weight], np.float32)
-            items.append(measure(array, tuple(nodes), schemes, known, weight, shared))
+            reads = _Reads(linear, tables, known, _importance(tables, calibration))
+            items.append(measure(array, reads, schemes if linear else others, weight, shared))
     return items
 
 
+@dataclass(frozen=True)
+class _Reads:
+    """Who reads a weight, and what is known of that; `importance` is summed over the tables."""
+
+    layers: tuple[str, ...]
+    tables: tuple[str, ...]
+    stats: LayerStats | None
+    importance: float
+
+
+def _importance(tables: Sequence[str], calibration: Calibration | None) -> float:
+    """`Calibration.tables` of the tables; 0 where layers have no importance either."""
+    if calibration is None or not any(s.importance for s in calibration.layers.values()):
+        return 0.0
+    unknown = [node for node in tables if node not in calibration.tables]
+    if unknown:
+        raise BadInput(
+            f"the calibration does not tell how much embedding {unknown[0]!r} matters: an earlier "
+            "apq-tvm made it; calibrate anew, or give the table a scheme with --tensor-type"
+        )
+    return sum(calibration.tables[node] for node in tables)
+
+
 def measure(
-    w: F32,
-    nodes: tuple[str, ...],
-    schemes: Sequence[Scheme],
-    stats: LayerStats | None,
-    name: str,
-    shared: Mapping[Scheme, Any] | None = None,
+    w: F32, reads: _Reads, schemes: Sequence[Scheme], name: str, shared: Mapping[Scheme, Any]
 ) -> Item:
     """Bits and error of every candidate for one weight.
 
     Parameters
     ----------
     w : float32 [N, K]
-    nodes : tuple of str
+    reads : _Reads
     schemes : sequence of Scheme
-    stats : LayerStats or None
     name : str
         Of the weight, for errors.
-    shared : mapping of Scheme to object, optional
-        What the model's layers share, such as codebooks; by default learned on this weight.
+    shared : mapping of Scheme to object
+        What the model's layers share, such as codebooks; learned on this weight where there is
+        nothing.
 
     Returns
     -------
     Item
         Errors are of `SAMPLE_ROWS` rows.
     """
-    rows = _sample(w)
+    rows, stats = sample_rows(w), reads.stats
     if stats is not None and stats.fisher is not None:
-        stats = replace(stats, fisher=_sample(stats.fisher))
+        stats = replace(stats, fisher=sample_rows(stats.fisher))
     # Importance is per output: all outputs count. Relative errors are of the whole layer already.
     share = len(w) / len(rows) if stats is not None and stats.importance else 1.0
     bits, errors = [], []
     for scheme in schemes:
-        known = None if shared is None else shared[scheme]
-        tensor = quantize_tensor(rows, scheme, name, stats=stats, shared=known)
-        bits.append(round(8 * nbytes(tensor) * len(w) / len(rows)))
-        errors.append(damage(rows - dequantize(tensor), rows, stats) * share)
-    # As ``apq-tvm inspect`` counts: a weight that layers share counts for each of them.
-    copies = max(len(nodes), 1)
-    return Item(nodes, w.size * copies, tuple(b * copies for b in bits), tuple(errors))
+        forms: dict[Scheme, QuantizedTensor] = {}
+        error = 0.0
+        if reads.layers:
+            tensor = quantize_tensor(rows, scheme, name, stats=stats, shared=shared.get(scheme))
+            forms[scheme] = tensor
+            error += damage(rows - dequantize(tensor), rows, stats) * share
+        if reads.tables:
+            form = embedding_scheme(scheme)
+            tensor = forms[form] if form in forms else quantize_tensor(rows, form, name)
+            forms[form] = tensor
+            error += table_damage(rows - dequantize(tensor), rows, reads.importance)
+        bits.append(sum(stored_bits(form, len(w)) for form in forms.values()))
+        errors.append(error)
+    return Item(reads.layers, reads.tables, w.size, tuple(schemes), tuple(bits), tuple(errors))
 
 
-def _sample(w: F32) -> F32:
+def stored_bits(sample: QuantizedTensor, rows: int) -> int:
+    """Bits of so many rows like those of `sample`."""
+    return math.ceil(8 * nbytes(sample) * rows / len(sample.codes))
+
+
+def table_damage(delta: F32, w: F32, importance: float) -> float:
+    """`damage` of a table: all rows are looked up alike.
+
+    Parameters
+    ----------
+    delta, w : float32 [N, K]
+        What rows are off by, and the rows.
+    importance : float
+        0 if it was not measured: then the error is relative.
+    """
+    error = float(np.square(delta).sum(1).mean())
+    return (
+        error * importance if importance else error / max(float(np.square(w).sum(1).mean()), 1e-30)
+    )
+
+
+def sample_rows(w: F32) -> F32:
     """`SAMPLE_ROWS` rows, evenly spread."""
     at = np.linspace(0, len(w) - 1, SAMPLE_ROWS).astype(int)
     return np.ascontiguousarray(w[np.unique(at)])

@@ -17,7 +17,7 @@ from apq_tvm.quantizers.inputs.calibration_file import check_model
 from apq_tvm.quantizers.inputs.folds import replace_weights
 from apq_tvm.quantizers.inputs.scaling import scale_model
 from apq_tvm.quantizers.learn.learned import Learned
-from apq_tvm.quantizers.registry import QUANTIZERS, quantize_tensor
+from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
 from apq_tvm.types import (
     Array,
     Calibration,
@@ -151,7 +151,7 @@ class Method:
             self.notes[node] = f"learned ({self.learned.kind})"
             return known
         stats = self.stats(node)
-        if stats is not None and QUANTIZERS[scheme.family].feeds_back:
+        if stats is not None and quantizer_of(scheme).feeds_back:
             tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
             if self.feeds_back or stats.hessian is not None:
                 feedback = layer_feedback(stats, weight.shape[1], node)

@@ -18,7 +18,7 @@ from apq_tvm.formats.codebook import NAME, check_codebooks, codebook_count
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.families.codebook_learn import learn
 from apq_tvm.quantizers.inputs.calibration_file import read_arrays, write_arrays
-from apq_tvm.types import ImportedModel, Scheme
+from apq_tvm.types import AnyPath, ImportedModel, Scheme
 
 VERSION = "1"
 
@@ -26,12 +26,12 @@ Books = Mapping[str, NDArray[np.int8]]
 """Spelling of a scheme's weights → its codebooks."""
 
 
-def save_codebooks(path: Path, books: Books, source: str) -> None:
+def save_codebooks(path: AnyPath, books: Books, source: str) -> None:
     """Write codebooks.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
     books : mapping of str to int8 [C, 2^bits]
     source : str
         What they were learned on.
@@ -48,7 +48,7 @@ def save_codebooks(path: Path, books: Books, source: str) -> None:
     write_arrays(path, books, {"apq_codebooks": VERSION, "source": source})
 
 
-def load_codebooks(path: Path) -> dict[str, NDArray[np.int8]]:
+def load_codebooks(path: AnyPath) -> dict[str, NDArray[np.int8]]:
     """Read codebooks, checked.
 
     Raises
@@ -56,7 +56,7 @@ def load_codebooks(path: Path) -> dict[str, NDArray[np.int8]]:
     BadInput
         The file is missing, broken, of another version, or no codebook file.
     """
-    if not path.is_file():
+    if not Path(path).is_file():
         raise BadInput(f"{path}: no such codebook file; make one with apq-tvm codebooks")
     arrays, metadata = read_arrays(path)
     if metadata.get("apq_codebooks") != VERSION:

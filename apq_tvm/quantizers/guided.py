@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+import numpy as np
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.budget import BudgetPlan, choose_schemes, default_candidates
+from apq_tvm.quantizers.budget import (
+    BudgetPlan,
+    choose_schemes,
+    default_candidates,
+    sample_rows,
+    stored_bits,
+)
 from apq_tvm.quantizers.codebook_file import load_codebooks
 from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.learn.learned import Learned, from_arrays
-from apq_tvm.quantizers.plan import planned_layers, quantize, scheme_of_weights
-from apq_tvm.types import Calibration, ImportedModel, QuantizedModel, Scheme
+from apq_tvm.quantizers.plan import planned_layers, quantize, scheme_of_layers
+from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.quantizers.stored import Stored, float_weights
+from apq_tvm.types import (
+    WEIGHT_INPUT,
+    AnyPath,
+    Calibration,
+    ImportedModel,
+    QuantizedModel,
+    Scheme,
+)
 
 
 @dataclass(frozen=True)
@@ -23,24 +39,26 @@ class Guidance:
 
     Parameters
     ----------
-    calibration : Path or None
+    calibration : str, path or None
         File of ``apq-tvm calibrate``.
     method : str
         One of `apq_tvm.quantizers.calibrated.METHODS`.
     target_bpw : float or None
-        Bits per weight to meet by choosing a scheme for every layer.
+        Bits per weight to meet, of all that the module stores, by choosing a scheme for every layer
+        and embedding table.
     candidates : tuple of str
-        Schemes to choose from; integers of all widths and groups if none are given.
-    codebooks : Path or None
+        Schemes to choose from; integers of all widths and groups if none are given. Embedding
+        tables choose among the integers of them, or among those if there is none.
+    codebooks : str, path or None
         File of ``apq-tvm codebooks``, for schemes such as cb3; without it they are learned on the
         model itself.
     """
 
-    calibration: Path | None = None
+    calibration: AnyPath | None = None
     method: str = "rtn"
     target_bpw: float | None = None
     candidates: Sequence[str] = ()
-    codebooks: Path | None = None
+    codebooks: AnyPath | None = None
 
 
 def quantize_guided(
@@ -58,7 +76,7 @@ def quantize_guided(
     model : ImportedModel
     scheme, tensor_types, search, progress
         See `quantize`. With a budget `scheme` says how activations are quantized and whether
-        weights have zero points; layers that `tensor_types` names are not chosen for.
+        weights have zero points; layers and tables that `tensor_types` names are not chosen for.
     guidance : Guidance
 
     Returns
@@ -71,7 +89,7 @@ def quantize_guided(
     BadInput
         If the file is missing, damaged or of another model, or the method needs more than it holds.
     BadScheme
-        If the budget cannot be met; see also `quantize`.
+        If the budget cannot be met: the message says which one can; see also `quantize`.
     """
     progress = progress or Silent()
     calibration: Calibration | None = None
@@ -105,7 +123,7 @@ def plan_budget(
     calibration: Calibration | None,
     progress: Progress,
 ) -> BudgetPlan:
-    """Schemes of the layers that no rule names, to meet ``guidance.target_bpw``.
+    """Schemes of the layers and tables that no rule names, to meet ``guidance.target_bpw``.
 
     Raises
     ------
@@ -117,19 +135,55 @@ def plan_budget(
         raise BadScheme(
             "--target-bpw chooses integer schemes; --scheme float leaves none to choose"
         )
-    free = planned_layers(model, default, tensor_types)
-    linear = {node.inputs[1] for node in model.nodes if node.op == "apq.Linear"}
-    layers = {node: weight for node, weight in free.items() if weight in linear}
+    layers = planned_layers(model, default, tensor_types)
     if not layers:
         raise BadScheme(f"--target-bpw: no layer of {model.name} is left to choose a scheme for")
     candidates = guidance.candidates or default_candidates(default)
+    integers = [c for c in candidates if (s := parse_scheme(c)) and s.family == "int"]
     assert guidance.target_bpw is not None
-    chosen = set(layers.values())
-    fixed = {
-        weight: scheme
-        for weight, scheme in scheme_of_weights(model, default, tensor_types).items()
-        if weight not in chosen
-    }
     return choose_schemes(
-        model, layers, candidates, guidance.target_bpw, calibration, progress, fixed
+        model,
+        layers,
+        candidates,
+        guidance.target_bpw,
+        calibration,
+        progress,
+        stored_besides(model, layers, scheme_of_layers(model, default, tensor_types)),
+        integers or default_candidates(default),
+    )
+
+
+def stored_besides(
+    model: ImportedModel, layers: Mapping[str, str], schemes: Mapping[str, Scheme]
+) -> Stored:
+    """What is stored whatever is chosen for `layers`: floats, and layers that have a scheme.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    layers : mapping of str to str
+        Layer → name of its weight.
+    schemes : mapping of str to Scheme
+        Of every layer that is quantized.
+
+    Returns
+    -------
+    Stored
+        A weight that one of `layers` reads as well adds only the bytes of its other form.
+    """
+    floats = float_weights(model, schemes)
+    forms = {
+        (node.inputs[WEIGHT_INPUT[node.op]], schemes[node.name])
+        for node in model.nodes
+        if node.name in schemes and node.name not in layers
+    }
+    coded = 0
+    for name, scheme in forms:
+        sample = sample_rows(np.asarray(model.weights[name], np.float32))
+        rows = len(model.weights[name])
+        coded += -(-stored_bits(quantize_tensor(sample, scheme, name), rows) // 8)
+    names = {*floats, *(name for name, _ in forms)} - set(layers.values())
+    return Stored(
+        sum(model.weights[name].size for name in names),
+        coded + sum(model.weights[name].nbytes for name in floats),
     )

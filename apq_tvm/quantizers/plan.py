@@ -11,11 +11,12 @@ import numpy as np
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats import codebook, embedding_scheme, parse_scheme
+from apq_tvm.nearest import nearest
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import Method
 from apq_tvm.quantizers.codebook_file import Books, codebooks_for
 from apq_tvm.quantizers.learn.learned import Learned
-from apq_tvm.quantizers.registry import QUANTIZERS, prepare
+from apq_tvm.quantizers.registry import prepare, quantizer_of
 from apq_tvm.types import (
     WEIGHT_INPUT,
     Calibration,
@@ -192,10 +193,10 @@ def planned_layers(
     }
 
 
-def scheme_of_weights(
+def scheme_of_layers(
     model: ImportedModel, default: Scheme | None, tensor_types: Mapping[str, str]
 ) -> dict[str, Scheme]:
-    """Scheme of every weight that `quantize` would quantize.
+    """Scheme of every layer that `quantize` would quantize.
 
     Raises
     ------
@@ -203,7 +204,7 @@ def scheme_of_weights(
         See `quantize`.
     """
     layers = _layers(model, default, tensor_types)
-    return {layer.weight: layer.scheme for layer in layers if layer.scheme is not None}
+    return {layer.node: layer.scheme for layer in layers if layer.scheme is not None}
 
 
 def _prepare(
@@ -217,7 +218,7 @@ def _prepare(
     """What the layers of one scheme share, such as codebooks."""
     if codebooks is not None and scheme.family == codebook.NAME:
         return codebooks_for(codebooks, scheme)
-    if QUANTIZERS[scheme.family].prepare is None:
+    if quantizer_of(scheme).prepare is None:
         return None
     names = dict.fromkeys(
         layer.weight for layer in layers if layer.scheme == scheme and not layer.kept
@@ -257,9 +258,12 @@ def _layers(
                     chosen = embedding_scheme(scheme)
         yield _Layer(node.name, weight, chosen, note, kept)
     if unused:
+        names = [node.name for node in model.nodes if _weight_of(node)]
+        words = ", ".join(map(repr, sorted(unused)))
+        close = ", ".join(dict.fromkeys(name for p in sorted(unused) for name in nearest(p, names)))
         raise BadScheme(
-            f"tensor type {', '.join(map(repr, sorted(unused)))} matches no linear layer or "
-            f"embedding of {model.name}; `inspect` lists their names"
+            f"tensor type {words} matches no linear layer or embedding of {model.name}; nearest "
+            f"are {close or 'none'}; compile --dry-run lists all"
         )
 
 

@@ -2,68 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.progress import Progress
+from apq_tvm.errors import BadScheme
+from apq_tvm.formats.families import family_of
+from apq_tvm.formats.integer import check_weight
+from apq_tvm.formats.scheme import check_scheme
+from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.families import (
     anyprec,
     balance,
     bcq,
     codebook,
     codebook_learn,
+    levels,
     mixed,
-    nonlinear,
     rtn,
     superblock,
     weighted,
 )
+from apq_tvm.quantizers.feedback import anyprec as anyprec_feedback
+from apq_tvm.quantizers.quantizer import QuantContext, Quantizer
 from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class QuantContext:
-    """What a quantizer may use besides the weights.
-
-    Parameters
-    ----------
-    search : bool
-        False asks for the plainest choice: no search for smaller error.
-    stats : LayerStats or None
-        Of the layer's inputs, where the model was calibrated.
-    shared : object
-        What `Quantizer.prepare` returned.
-    """
-
-    search: bool = True
-    stats: LayerStats | None = None
-    shared: Any = None
-
-
-@dataclass(frozen=True)
-class Quantizer:
-    """How one family's codes are chosen.
-
-    Parameters
-    ----------
-    tensor : callable
-        ``(w float32 [N, K], scheme, name, context) -> QuantizedTensor``.
-    prepare : callable or None
-        ``(weights by name, scheme, calibration or None, progress) -> shared``: run once per model
-        and scheme where layers share something, such as codebooks.
-    feeds_back : bool
-        True if `tensor` itself rounds with error feedback where it is given H.
-    """
-
-    tensor: Callable[[F32, Scheme, str, QuantContext], QuantizedTensor]
-    prepare: Callable[[Mapping[str, F32], Scheme, Calibration | None, Progress], Any] | None = None
-    feeds_back: bool = False
 
 
 def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> QuantizedTensor:
@@ -74,15 +40,36 @@ def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> Quanti
 
 QUANTIZERS: Mapping[str, Quantizer] = {
     "int": Quantizer(_integer),
-    "anyprec": Quantizer(anyprec.quantize_anyprec),
+    "anyprec": Quantizer(anyprec.quantize_anyprec, feedback=anyprec_feedback.feed_back),
     "balance": Quantizer(balance.quantize_tensor),
     "bcq": Quantizer(bcq.quantize_tensor),
     "mixed": Quantizer(mixed.quantize, feeds_back=True),
     "cb": Quantizer(codebook.quantize_tensor, codebook_learn.learn),
-    "nl": Quantizer(nonlinear.quantize_tensor),
     "super": Quantizer(superblock.quantize_tensor),
 }
-"""By `Scheme.family`. A new quantizer is a file and a line here."""
+"""By `Scheme.family`. A new quantizer is a file and a line here; families that say their levels
+need none."""
+
+_BY_LEVELS = Quantizer(levels.quantize_tensor)
+
+
+def quantizer_of(scheme: Scheme) -> Quantizer:
+    """How a scheme's codes are chosen.
+
+    Raises
+    ------
+    BadScheme
+        If nothing chooses them.
+    """
+    found = QUANTIZERS.get(scheme.family)
+    if found is None and family_of(scheme).levels(scheme) is not None:
+        found = _BY_LEVELS
+    if found is None:
+        raise BadScheme(
+            f"scheme {scheme}: no quantizer chooses codes of family {scheme.family!r}; it needs a "
+            "line in apq_tvm.quantizers.registry, or levels"
+        )
+    return found
 
 
 def prepare(
@@ -92,7 +79,7 @@ def prepare(
     progress: Progress,
 ) -> Any:
     """What the layers of one scheme share, such as codebooks, learned on their weights; or None."""
-    learn = QUANTIZERS[scheme.family].prepare
+    learn = quantizer_of(scheme).prepare
     return None if learn is None or not weights else learn(weights, scheme, calibration, progress)
 
 
@@ -129,15 +116,11 @@ def quantize_tensor(
     UnsupportedModel
         If `w` is no float32 matrix or holds NaN or infinity.
     BadScheme
-        If the scheme does not exist or does not fit the matrix.
+        If the scheme does not exist or does not fit the matrix, or nothing chooses its codes.
     """
-    from apq_tvm.formats.integer import check_weight
-    from apq_tvm.formats.scheme import check_scheme
-    from apq_tvm.progress import Silent
-
     check_scheme(scheme, name)
     check_weight(w, name)
-    quantizer = QUANTIZERS[scheme.family]
+    quantizer = quantizer_of(scheme)
     if shared is None:
         shared = prepare({name: w}, scheme, None, Silent())
     return quantizer.tensor(w, scheme, name, QuantContext(search, stats, shared))

@@ -12,24 +12,26 @@ from apq_tvm.errors import ApqError, BadInput, OutputExists, OutputFailed
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.results import Results, run_key, write_text
 from apq_tvm.evaluation.schemes import SchemeEvaluator
+from apq_tvm.extras import require
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import METHODS
+from apq_tvm.types import AnyPath
 
 __all__ = ["make_report"]
 
 
 def make_report(
-    model: Path,
-    inputs: Path,
+    model: AnyPath,
+    inputs: AnyPath,
     schemes: Sequence[str],
-    output: Path,
+    output: AnyPath,
     *,
-    json_output: Path | None = None,
+    json_output: AnyPath | None = None,
     language: Language | None = None,
-    calibration: Path | None = None,
+    calibration: AnyPath | None = None,
     tensor_types: Mapping[str, str] | None = None,
-    modules: Sequence[Path] = (),
+    modules: Sequence[AnyPath] = (),
     threads: int | None = None,
     seconds: float = 8.0,
     rows: int = 32,
@@ -40,24 +42,24 @@ def make_report(
 
     Parameters
     ----------
-    model : Path
+    model : str or path
         The float ONNX file.
-    inputs : Path
+    inputs : str or path
         npz of inputs.
     schemes : sequence of str
         ``SCHEME[@BITS][:METHOD]``.
-    output : Path
+    output : str or path
         The HTML file. Until it is complete, ``<output>.partial.json`` holds the finished schemes,
         from which the same call goes on.
-    json_output : Path, optional
+    json_output : str or path, optional
         Gets the figures.
     language : Language, optional
         Score one output as logits.
-    calibration : Path, optional
+    calibration : str or path, optional
         File of ``apq-tvm calibrate``.
     tensor_types : mapping of str to str, optional
         As `apq_tvm.compile` takes it.
-    modules : sequence of Path
+    modules : sequence of str or path
         Compiled modules of this model, to time on the first call of the inputs.
     threads, seconds
         Of the timing.
@@ -78,16 +80,19 @@ def make_report(
     OutputExists
         An output is there and `force` is not set.
     ApqError
-        A scheme cannot be read, or none could be measured; anything given does not fit.
+        A scheme cannot be read, or none could be measured; anything given does not fit; torch or
+        matplotlib is not installed.
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.report.page import page
-    from apq_tvm.report.plots import check_matplotlib
     from apq_tvm.report.timing import time_modules
 
     progress = progress or Silent()
+    inputs, output = Path(inputs), Path(output)
+    json_output = Path(json_output) if json_output else None
+    calibration = Path(calibration) if calibration else None  # whose content `run_key` digests
     check_outputs([output, *([json_output] if json_output else [])], force)
-    check_matplotlib()
+    require("matplotlib", "torch")
     asked = {name: read_scheme(name) for name in dict.fromkeys(schemes)}
     if not asked:
         raise BadInput("name one scheme at least, for example --schemes W8A8,W4A8g32")

@@ -76,29 +76,40 @@ def overview_note(document: Mapping[str, Any]) -> str:
             " KL in nats"
         )
     parts.append(
+        "bits per weight count all that is stored, float weights, scales and tables included; "
         "weights are decoded and activations rounded as the scheme says, in torch; errors of "
-        "layers are means over linear layers"
+        "layers are means over linear layers",
     )
     return escape("; ".join(parts) + ".")
 
 
 def overview_table(schemes: Sequence[Mapping[str, Any]]) -> str:
     """One row a scheme."""
-    outputs = list(dict.fromkeys(name for s in schemes for name in s["outputs"]))
+    # Of integers the share that is equal: a cosine between ids means nothing.
+    outputs = {
+        name: "equal" if "equal" in result else "cosine_mean"
+        for s in schemes
+        for name, result in s["outputs"].items()
+    }
     scored = schemes[0]["language"] is not None
-    columns = ["scheme", "bits per weight", "embedding bits", "weight error", "output error"]
+    columns = ["scheme", "bits per weight", "in linear layers", "in embeddings", "weight error",
+               "output error"]  # fmt: skip
     if scored:
         columns += ["perplexity", "of float", "KL mean", "KL max", "same top token"]
-    columns += [f"cosine of {name}" for name in outputs]
+    columns += [
+        f"{'equal in' if figure == 'equal' else 'cosine of'} {name}"
+        for name, figure in outputs.items()
+    ]
     columns += ["quantize s", "evaluate s"]
     return table(columns, (_overview_row(s, outputs, scored) for s in schemes))
 
 
-def _overview_row(s: Mapping[str, Any], outputs: Sequence[str], scored: bool) -> list[str]:
-    embedding = s["embedding_bits_per_weight"]
+def _overview_row(s: Mapping[str, Any], outputs: Mapping[str, str], scored: bool) -> list[str]:
+    linear, embedding = s["linear_bits_per_weight"], s["embedding_bits_per_weight"]
     row = [
         label(s),
         f"{s['bits_per_weight']:.3f}",
+        f"{linear:.3f}" if linear else "float",
         f"{embedding:.3f}" if embedding else "float",
         _number(s["weight_error"]),
         _number(s["output_error"]),
@@ -113,7 +124,7 @@ def _overview_row(s: Mapping[str, Any], outputs: Sequence[str], scored: bool) ->
             f"{score['kl_max']:.4f}",
             f"{score['top1']:.2%}",
         ]  # fmt: skip
-    row += [f"{s['outputs'][name]['cosine_mean']:.6f}" for name in outputs]
+    row += [f"{s['outputs'][name][figure]:.6f}" for name, figure in outputs.items()]
     return [*row, f"{s['seconds']['quantize']:.1f}", f"{s['seconds']['evaluate']:.1f}"]
 
 

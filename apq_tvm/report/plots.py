@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from apq_tvm.errors import BadInput
-
 Axes = Any  # matplotlib is imported inside functions
 Results = Sequence[Mapping[str, Any]]
 
@@ -25,20 +23,6 @@ SMALLEST = 1e-9
 
 SMALLEST_EXCESS = 1e-4
 """And perplexities that are no worse than the float model's here."""
-
-
-def check_matplotlib() -> None:
-    """Say at once if plots cannot be drawn.
-
-    Raises
-    ------
-    BadInput
-        matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise BadInput("plots need matplotlib: pip install 'apq-tvm[report]'") from error
 
 
 def label(result: Mapping[str, Any]) -> str:
@@ -119,11 +103,11 @@ def quality_plot(results: Results) -> dict[str, str]:
             for result in results:
                 value, title = panel(result)
                 family = (result["scheme"].partition("@")[0], result["method"])
-                points[family].append((result["bits_per_weight"], value, label(result)))
+                points[family].append((result["linear_bits_per_weight"], value, label(result)))
                 axes.set_ylabel(title)
             _points(axes, points)
             axes.set_yscale("log")
-            axes.set_xlabel("bits per weight, tables and scales included")
+            axes.set_xlabel("bits per weight of linear layers, tables and scales included")
 
     return draw(paint, 4.6)
 
@@ -169,5 +153,9 @@ def _divergence(result: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _distance(result: Mapping[str, Any]) -> tuple[float, str]:
-    cosines = [output["cosine_mean"] for output in result["outputs"].values()]
-    return max(1 - sum(cosines) / len(cosines), SMALLEST), "1 - cosine, mean over outputs"
+    outputs = result["outputs"].values()
+    cosines = [output["cosine_mean"] for output in outputs if "cosine_mean" in output]
+    if not cosines:  # labels alone
+        equal = [output["equal"] for output in outputs]
+        return max(1 - sum(equal) / len(equal), SMALLEST), "share that differs, mean over outputs"
+    return max(1 - sum(cosines) / len(cosines), SMALLEST), "1 - cosine, mean over float outputs"

@@ -10,10 +10,10 @@ from typing import Any
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluation.runners import call_module
 from apq_tvm.formats import parse_scheme
-from apq_tvm.inspect import bits_per_weight
+from apq_tvm.inspect import stored_bits
 from apq_tvm.module import load_module, read_manifest
 from apq_tvm.progress import Progress
-from apq_tvm.types import Array
+from apq_tvm.types import AnyPath, Array
 
 
 def module_widths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
@@ -24,7 +24,7 @@ def module_widths(manifest: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def time_modules(
-    modules: Sequence[Path],
+    modules: Sequence[AnyPath],
     sha256: str,
     call: Mapping[str, Array],
     threads: int | None,
@@ -35,7 +35,7 @@ def time_modules(
 
     Parameters
     ----------
-    modules : sequence of Path
+    modules : sequence of str or path
         Folders of compiled modules; none gives None.
     sha256 : str
         Of the ONNX file they must be of.
@@ -64,7 +64,7 @@ def time_modules(
 
     candidates, about = {}, {}
     count = threads
-    for path in modules:
+    for path in map(Path, modules):
         manifest = read_manifest(path)
         if manifest.get("onnx_sha256", sha256) != sha256:
             raise BadInput(f"{path} is compiled from another ONNX file than the report's")
@@ -76,7 +76,7 @@ def time_modules(
             name = f"{path.name}@{width}" if width else path.name
             call_module(package, call, width)  # refused inputs are said before anything is timed
             candidates[name] = Candidate(_repeat(partial(call_module, package, call, width)))
-            bits = float(width) or bits_per_weight(manifest["layers"])
+            bits = float(width) or stored_bits(manifest)["bits_per_weight"]
             about[name] = {"module": str(path), "scheme": " ".join(schemes), "width": width,
                            "bits": bits}  # fmt: skip
     with progress.stage("time"):

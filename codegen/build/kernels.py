@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import tvm
 from tvm import tirx
 from tvm.target import codegen
 
+from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
 
 # LLVM feature → how /proc/cpuinfo spells it, for the extensions LLVM uses on its own or that
@@ -124,16 +124,18 @@ def build_kernels(
         An object file could not be written.
     """
     for name in names:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, flags=re.ASCII):
-            raise BuildError(f"kernel name '{name}' is not a C identifier")
+        identifier(name)
     count = -(-len(names) // _KERNELS_PER_OBJECT)
     shares = [names[i::count] for i in range(count)]
     paths = [folder / f"{prefix}kernels_{i}.o" for i in range(count)]
     # tirx.build leaves the interpreter lock and keeps its state per thread.
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
         jobs = [pool.submit(_build_object, mod, share, target, prefix, checked) for share in shares]
         for path, job in zip(paths, jobs, strict=True):
             path.write_bytes(job.result())
+    finally:
+        pool.shutdown(cancel_futures=True)  # what has not begun need not, once something failed
     return paths
 
 

@@ -7,8 +7,9 @@ any number of modules can be linked into one program or loaded into one process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from apq_tvm.codegen.build.toolchain import Toolchain, run
@@ -68,10 +69,11 @@ def check_kernels(tools: Toolchain, kernels: Sequence[Path]) -> None:
         raise BuildError(f"kernels call TVM runtime functions: {', '.join(sorted(foreign))}")
 
 
+@contextmanager
 def compile_sources(
     tools: Toolchain, sources: Sequence[Path], work: Path
-) -> Callable[[], list[Path]]:
-    """Start compiling C files.
+) -> Iterator[Callable[[], list[Path]]]:
+    """Compile C files while the body runs; nothing writes into `work` any more when it is left.
 
     Parameters
     ----------
@@ -81,26 +83,28 @@ def compile_sources(
     work : Path
         Folder of the object files.
 
-    Returns
-    -------
+    Yields
+    ------
     callable
         Waits for the compiler and returns the object files, or raises BuildError with its output.
     """
     includes = [f"-I{folder}" for folder in sorted({str(s.parent) for s in sources})]
     objects = [work / f"{source.stem}.o" for source in sources]
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
-    jobs = [
-        pool.submit(run, [*tools.cc, *_C_FLAGS, *includes, "-c", str(source), "-o", str(path)])
-        for source, path in zip(sources, objects, strict=True)
-    ]
+    try:
+        jobs = [
+            pool.submit(run, [*tools.cc, *_C_FLAGS, *includes, "-c", str(source), "-o", str(path)])
+            for source, path in zip(sources, objects, strict=True)
+        ]
 
-    def wait() -> list[Path]:
-        with pool:
+        def wait() -> list[Path]:
             for job in jobs:
                 job.result()
-        return objects
+            return objects
 
-    return wait
+        yield wait
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def link_library(

@@ -15,8 +15,9 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer, IntervalSet
 
+from apq_tvm.schedules.graph.exprs import call_name, collect
+
 _LARGEST = (1 << 31) - 1
-_GUARDS = ("if_then_else", "Select", "if ")
 
 
 @dataclass(frozen=True)
@@ -106,5 +107,7 @@ def _blocks(stmt: Any) -> Iterator[Any]:
 
 def _guarded(block: Any) -> bool:
     """Whether the block computes conditions of its own; its declared reads may be too wide then."""
-    text = block.body.script()
-    return any(word in text for word in _GUARDS)
+    body = block.body
+    return any(collect(body, kind) for kind in (tirx.Select, tirx.IfThenElse)) or any(
+        call_name(call) == "if_then_else" for call in collect(body, ir.Call)
+    )

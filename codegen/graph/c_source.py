@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apq_tvm.codegen.graph.c_text import comment, identifier, literal
 from apq_tvm.codegen.graph.plain import Array, Call, Graph, Place, Port, Tensor
 from apq_tvm.types import Variant
 
@@ -29,16 +30,6 @@ class WeightsFile:
     file_bytes: int
     header_checksum: int
     data_checksum: int
-
-
-def c_string(text: str) -> str:
-    """Write a C string literal: printable ASCII kept, other UTF-8 bytes as octal escapes."""
-    out = []
-    for byte in text.encode():
-        char = chr(byte)
-        plain = 32 <= byte < 127 and char not in '"\\?'
-        out.append(char if plain else f"\\{byte:03o}")
-    return '"' + "".join(out) + '"'
 
 
 def dl_dtype(dtype: str) -> str:
@@ -107,7 +98,7 @@ def graph_source(
     buffers = [b for b in graph.buffers if b.first >= 0 and b.output is None]
     numbers = {id(b): i for i, b in enumerate(buffers)}
     parts = [
-        f"/* The graph of {name} on {device.target}, emitted by apq_tvm. */",
+        f"/* The graph of {identifier(name)} on {comment(device.target)}, emitted by apq_tvm. */",
         '#include <string.h>\n\n#include "apq_runtime.h"',
         _kernel_declarations(graph, device.prefix),
         _constants(graph.constants),
@@ -121,9 +112,13 @@ def graph_source(
 
 def _kernel_declarations(graph: Graph, prefix: str) -> str:
     return "\n".join(
-        f"int __tvm_ffi_{prefix}{k}(void *self, const apq_any *args, int32_t n, apq_any *result);"
+        f"int {_symbol(prefix, k)}(void *self, const apq_any *args, int32_t n, apq_any *result);"
         for k in graph.kernels()
     )
+
+
+def _symbol(prefix: str, kernel: str) -> str:
+    return f"__tvm_ffi_{identifier(prefix + kernel)}"
 
 
 def _constants(constants: Mapping[str, Array]) -> str:
@@ -164,13 +159,13 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
         if symbol.limit is not None:
             lines.append(
                 f"  if ({symbol.c_name} > {symbol.limit}) return apq_fail(APQ_BAD_INPUT, "
-                f'"%s is %lld, this model allows at most {symbol.limit}", {c_string(symbol.name)}, '
+                f'"%s is %lld, this model allows at most {symbol.limit}", {literal(symbol.name)}, '
                 f"(long long){symbol.c_name});"
             )
     for condition in graph.conditions:
         lines.append(
             f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", '
-            f"{c_string(condition.message)});"
+            f"{literal(condition.message)});"
         )
     for array, ports in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         dims = [d for p in ports for d in p.dims]
@@ -187,7 +182,7 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
 def _bytes_line(target: str, name: str, dtype: str, dims: Sequence[str]) -> str:
     item = np.dtype(dtype).itemsize
     return (
-        f"  if ((rc = apq_bytes({target}, {c_string(name)}, {item}, {len(dims)}, "
+        f"  if ((rc = apq_bytes({target}, {literal(name)}, {item}, {len(dims)}, "
         f"(const int64_t[]){_dims(dims)})) != APQ_OK) return rc;"
     )
 
@@ -220,10 +215,6 @@ class _Pointers:
         return str(tensor.key)
 
 
-def _comment(text: str) -> str:
-    return text.replace("*/", "* /").replace("/*", "/ *").encode("ascii", "replace").decode()
-
-
 def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
     lines = [
         "static int graph(const apq_frame *frame) {",
@@ -242,8 +233,8 @@ def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
 
 def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> list[str]:
     tensors = [a for a in call.args if isinstance(a, Tensor)]
-    shown = ", ".join(a if isinstance(a, str) else pointers.label(a) for a in call.args)
-    lines = [f"  /* {number}: {_comment(call.comment)}({_comment(shown)}) */", "  {"]
+    shown = ", ".join(a if isinstance(a, str) else comment(pointers.label(a)) for a in call.args)
+    lines = [f"  /* {number}: {comment(call.comment)}({shown}) */", "  {"]
     lines += [f"    const int64_t d{i}[] = {_dims(t.dims)};" for i, t in enumerate(tensors)]
     if tensors:
         lines.append("    DLTensor t[] = {")
@@ -262,7 +253,7 @@ def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> li
     lines.append(f"    const apq_any a[] = {{{', '.join(args)}}};")
     for check in call.id_checks:
         lines.append(
-            f"    if ((rc = apq_check_ids({c_string(check.layer)}, &t[{argument_of[check.arg]}], "
+            f"    if ((rc = apq_check_ids({literal(check.layer)}, &t[{argument_of[check.arg]}], "
             f"{check.lowest}, {check.rows})) != APQ_OK) return rc;"
         )
     lines += _launch_lines(call, len(args), prefix)
@@ -305,8 +296,8 @@ def _variant_lines(variants: Sequence[Variant], count: int, prefix: str) -> list
 
 
 def _launch(prefix: str, kernel: str, args: str, count: int) -> str:
-    function = f"__tvm_ffi_{prefix}{kernel}"
-    return f"rc = apq_call(frame, {c_string(kernel)}, {function}, {args}, {count}, work);"
+    function = _symbol(prefix, kernel)
+    return f"rc = apq_call(frame, {literal(kernel)}, {function}, {args}, {count}, work);"
 
 
 def _copy_line(index: int, graph: Graph, pointers: _Pointers) -> str:
@@ -320,22 +311,22 @@ def _copy_line(index: int, graph: Graph, pointers: _Pointers) -> str:
 def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
     lines = []
     for i, port in enumerate(ports):
-        shown = ", ".join([*(c_string(d) for d in port.shown), "NULL"])
+        shown = ", ".join([*(literal(d) for d in port.shown), "NULL"])
         lines.append(f"static const char *const {name}_dims_{i}[] = {{{shown}}};")
     lines.append(f"static const apq_value {name}[] = {{")
     for i, port in enumerate(ports):
         dtype = dl_dtype(port.dtype)
         rest = f"{len(port.dims)}, {name}_dims_{i}, {port.may_be_empty}"
-        lines.append(f"    {{{c_string(port.name)}, {dtype}, {rest}}},")
+        lines.append(f"    {{{literal(port.name)}, {dtype}, {rest}}},")
     lines += ["    {NULL, {0, 0, 0}, 0, NULL, -1},", "};"]
     return lines
 
 
 def _tables(graph: Graph, lifetimes: Sequence[tuple[int, int]], cpu_flags: Sequence[str]) -> str:
-    flags = ", ".join([*(c_string(f) for f in cpu_flags), "NULL"])
+    flags = ", ".join([*(literal(f) for f in cpu_flags), "NULL"])
     spans = ", ".join(f"{{{first}, {last}}}" for first, last in [*lifetimes, (0, 0)])
-    symbols = [f"    {{{c_string(s.name)}, {s.input}, {s.axis}}}," for s in graph.symbols]
-    precisions = [f"    {{{c_string(p.layer)}, {p.least}, {p.most}}}," for p in graph.precisions]
+    symbols = [f"    {{{literal(s.name)}, {s.input}, {s.axis}}}," for s in graph.symbols]
+    precisions = [f"    {{{literal(p.layer)}, {p.least}, {p.most}}}," for p in graph.precisions]
     return "\n".join(
         [
             *_port_table("input_table", graph.inputs),
@@ -358,9 +349,9 @@ def _module_table(
     name: str, version: str, graph: Graph, weights: WeightsFile, device: Device, buffers: int
 ) -> str:
     fields = {
-        "name": c_string(name),
-        "version": c_string(version),
-        "target": c_string(device.target),
+        "name": literal(name),
+        "version": literal(version),
+        "target": literal(device.target),
         "num_inputs": len(graph.inputs),
         "num_outputs": len(graph.outputs),
         "num_symbols": len(graph.symbols),

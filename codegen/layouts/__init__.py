@@ -111,7 +111,10 @@ def default_layout(scheme: Scheme | None, details: Details, vector_bytes: int) -
         found = layout.choose(scheme, details, vector_bytes)
         if found is not None:
             return found
-    raise PackError(f"no layout holds {scheme or 'float32'} weights")
+    raise PackError(
+        f"no layout holds {scheme or 'float32'} weights; their family needs one among "
+        "apq_tvm.codegen.layouts.LAYOUTS"
+    )
 
 
 def embedding_layout(scheme: Scheme) -> InterleavedLayout:

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
-from apq_tvm.errors import BadScheme, PackError
-from apq_tvm.formats.balance import CENTRE, GROUPS, LEVELS, TRIPLE, TRIPLE_BITS, check
+from apq_tvm.errors import PackError
+from apq_tvm.formats.balance import CENTRE, GROUPS, LEVELS, TRIPLE, TRIPLE_BITS
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
@@ -127,17 +127,12 @@ class BalanceLayout(GroupedRows):
         PackError
             If the tensor does not fit its scheme or the scheme does not fit the layout.
         """
-        try:
-            check(tensor, name)
-        except BadScheme as reason:
-            raise PackError(str(reason)) from None
-        if tensor.scheme.group_size != self.group_size:
+        check_tensor(tensor, name)
+        if (tensor.scheme.family, tensor.scheme.group_size) != ("balance", self.group_size):
             raise PackError(
                 f"{name}: layout {self.name} with group {self.group_size} cannot hold scheme "
                 f"{tensor.scheme}"
             )
-        if not np.isfinite(tensor.scales).all():
-            raise PackError(f"{name}: a scale is not finite")
         n, k = tensor.codes.shape
         blocks, units = self.row_blocks(n), self.padded_k(k) // UNIT_K
         codes = np.full((blocks * self.rows, units * UNIT_K), CENTRE, np.uint8)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
@@ -133,15 +133,13 @@ class BcqLayout(GroupedRows):
         Raises
         ------
         PackError
-            If the scheme does not fit the layout.
-        BadScheme
-            If the tensor's arrays do not fit its scheme.
+            If the tensor does not fit its scheme or the scheme does not fit the layout.
         """
         scheme = tensor.scheme
         mine = ("bcq", self.bits, self.group_size)
         if (scheme.family, scheme.bits, scheme.group_size) != mine:
             raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
-        bcq.check(tensor, name)
+        check_tensor(tensor, name)
         n, k = tensor.codes.shape
         codes = np.zeros((self.row_blocks(n) * self.rows, self.padded_k(k)), np.uint8)
         codes[:n, :k] = tensor.codes

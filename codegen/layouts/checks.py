@@ -1,12 +1,27 @@
-"""What layouts ask of packed arrays before they take them apart."""
+"""What layouts ask of tensors before they pack them, and of packed arrays before they unpack."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from apq_tvm import formats
 from apq_tvm.codegen.layouts.layout import WeightLayout
-from apq_tvm.errors import PackError
-from apq_tvm.types import Array, PackedTensor
+from apq_tvm.errors import BadScheme, PackError
+from apq_tvm.types import Array, PackedTensor, QuantizedTensor
+
+
+def check_tensor(tensor: QuantizedTensor, name: str) -> None:
+    """Refuse a tensor whose arrays do not fit its scheme.
+
+    Raises
+    ------
+    PackError
+        With the tensor's name and what is wrong.
+    """
+    try:
+        formats.check_tensor(tensor, name)
+    except BadScheme as reason:
+        raise PackError(str(reason)) from None
 
 
 def check_packed(packed: PackedTensor, layout: WeightLayout, n: int, k: int) -> None:

@@ -1,4 +1,4 @@
-"""The layouts ``cb{bits}c{C}g{group}r{R}k4`` and ``nl4g{group}r{R}k4``: codes and a table.
+"""The layouts ``cb{bits}c{C}g{group}r{R}k4`` and ``{family}{bits}g{group}r{R}k4``: a table.
 
 ``codes`` [NB, U, 4 * bits * R], ``scales`` float16 [NB, S, R], ``table`` uint8: the codebooks one
 after the other, every centroid raised by the largest there may be, so that none is negative.
@@ -18,8 +18,10 @@ import numpy as np
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.codegen.layouts.spans import Arrays, Expr, SpanLayout
 from apq_tvm.errors import PackError
-from apq_tvm.formats import codebook, nonlinear
+from apq_tvm.formats import codebook, family_of
+from apq_tvm.formats.levels import Levels
 from apq_tvm.formats.superblock import SUB_BITS, SUPER
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
 
@@ -35,7 +37,6 @@ class CodebookLayout(SpanLayout):
 
     codebooks: int = 4
 
-    family: ClassVar[str] = codebook.NAME
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"cb(\d)c(\d+)g(\d+)r(\d+)k4\Z")
     span_groups: ClassVar[int] = SUPER
 
@@ -74,6 +75,11 @@ class CodebookLayout(SpanLayout):
     def name(self) -> str:
         """``cb{bits}c{C}g{group}r{R}k4``."""
         return f"cb{self.bits}c{self.codebooks}g{self.group}r{self.rows}k4"
+
+    @property
+    def family(self) -> str:
+        """Codebooks."""
+        return codebook.NAME
 
     @property
     def entries(self) -> int:
@@ -132,10 +138,20 @@ class CodebookLayout(SpanLayout):
 
 @dataclass(frozen=True)
 class NonlinearLayout(SpanLayout):
-    """How one matrix with the fixed non-uniform table lies in memory."""
+    """How one matrix lies in memory whose codes stand for fixed values, of any family of levels.
 
-    family: ClassVar[str] = nonlinear.NAME
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"nl4g(\d+)r(\d+)k4\Z")
+    Parameters
+    ----------
+    word : str
+        The family, besides the parameters of `SpanLayout`.
+    levels : Levels
+        What its codes stand for.
+    """
+
+    word: str
+    levels: Levels
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\w+?)(\d)g(\d+)r(\d+)k4\Z")
 
     @classmethod
     def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
@@ -149,36 +165,51 @@ class NonlinearLayout(SpanLayout):
         match = cls.pattern.match(name)
         if match is None:
             return None
-        if scheme is None or cls._key(scheme) != (nonlinear.NAME, 4, int(match[1])):
+        found = cls.choose(scheme, details, 4 * int(match[4]))
+        if found is None or found.name != name:
             raise PackError(f"layout {name} cannot hold {scheme or 'float32 weights'}")
-        return cls(4, int(match[2]), scheme.group_size)
+        return found
 
     @classmethod
     def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes."""
-        if scheme is None or scheme.family != nonlinear.NAME:
+        """The layout for a device with such vectors; None for schemes without levels."""
+        levels = None if scheme is None else family_of(scheme).levels(scheme)
+        if scheme is None or levels is None or scheme.zero_points:
             return None
-        return cls(4, max(4, min(16, vector_bytes // 4)), scheme.group_size)
+        if scheme.group_size != UNIT_K // 2 and scheme.group_size % UNIT_K:
+            return None
+        rows = max(4, min(16, vector_bytes // 4))
+        return cls(scheme.bits, rows, scheme.group_size, scheme.family, levels)
 
     @property
     def name(self) -> str:
-        """``nl4g{group}r{R}k4``."""
-        return f"nl4g{self.group}r{self.rows}k4"
+        """``nl4g{group}r{R}k4``: family, bits, group and rows."""
+        return f"{self.word}{self.bits}g{self.group}r{self.rows}k4"
+
+    @property
+    def family(self) -> str:
+        """That of the scheme it was chosen for."""
+        return self.word
 
     @property
     def entries(self) -> int:
         """Values of the table."""
-        return len(nonlinear.TABLE)
+        return len(self.levels.values)
 
     @property
     def offset(self) -> int:
-        """What makes the least value there may be 0."""
-        return nonlinear.MAX_VALUE
+        """What makes the least value 0."""
+        return max(0, -self.levels.values[0])
 
     @property
     def unit_scale(self) -> float:
         """The format's."""
-        return nonlinear.UNIT
+        return self.levels.unit
+
+    @property
+    def table(self) -> list[int]:
+        """The values as they are stored."""
+        return [value + self.offset for value in self.levels.values]
 
     def more_shapes(self, blocks: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shapes of what there is besides codes and scales."""
@@ -186,10 +217,10 @@ class NonlinearLayout(SpanLayout):
 
     def pack_more(self, tensor: QuantizedTensor, k: int) -> dict[str, Array]:
         """The arrays of `more_shapes`."""
-        return {"table": (np.array(nonlinear.TABLE, np.int16) + self.offset).astype(np.uint8)}
+        return {"table": np.array(self.table, np.uint8)}
 
     def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
-        """Inverse of `pack`, exact; another table is refused, since the format has only one.
+        """Inverse of `pack`, exact; another table is refused, since the scheme has only one.
 
         Raises
         ------
@@ -197,6 +228,6 @@ class NonlinearLayout(SpanLayout):
             If the arrays are not this layout's arrays for an [n, k] matrix.
         """
         tensor = super().unpack(packed, n, k, scheme)
-        if packed.arrays["table"].tolist() != [v + self.offset for v in nonlinear.TABLE]:
+        if packed.arrays["table"].tolist() != self.table:
             raise PackError(f"{self.name}: the table is not that of {scheme}")
         return tensor

@@ -16,11 +16,11 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.codegen.layouts.spans import Arrays, Expr
-from apq_tvm.errors import BadScheme, PackError
+from apq_tvm.errors import PackError
 from apq_tvm.formats import codebook
 from apq_tvm.tensorize.meaning import codebook_quads as books
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
@@ -92,14 +92,9 @@ class CodebookQuads(CodebookLayout):
         PackError
             If the tensor does not fit its scheme or the scheme does not fit the layout.
         """
-        from apq_tvm.formats import check_tensor
-
         if self.choose(tensor.scheme, (), 16) != self:
             raise PackError(f"{name}: layout {self.name} cannot hold scheme {tensor.scheme}")
-        try:
-            check_tensor(tensor, name)
-        except BadScheme as reason:
-            raise PackError(str(reason)) from None
+        check_tensor(tensor, name)
         k, spans = tensor.codes.shape[1], self.spans(tensor.codes.shape[1])
         table = tensor.tables["codebooks"].astype(np.int16).ravel() + self.offset
         arrays: dict[str, Array] = {

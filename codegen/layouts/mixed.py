@@ -45,14 +45,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.codegen.layouts.mixed_tiles import MixedTiles
 from apq_tvm.codegen.layouts.mixed_views import MixedRecords, RecordViews, SplitViews
-from apq_tvm.errors import BadScheme, PackError
+from apq_tvm.errors import PackError
 from apq_tvm.formats.mixed import (
     DEFAULT_RATIO,
-    FAMILY,
     GROUP,
     Sizes,
     options_of,
@@ -226,10 +225,7 @@ class MixedLayout:
         """
         if tensor.scheme.weights != self.scheme.weights:
             raise PackError(f"{name}: layout of {self.scheme} cannot hold {tensor.scheme}")
-        try:
-            FAMILY.check(tensor, name)
-        except BadScheme as error:
-            raise PackError(str(error)) from None
+        check_tensor(tensor, name)
         n, k = tensor.codes.shape
         wide = tensor.tables["wide"].astype(bool)
         narrow_codes, wide_codes = self._split(self._padded_codes(tensor), wide, k)

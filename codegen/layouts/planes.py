@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_array, check_packed
+from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
 from apq_tvm.formats.anyprec import channels_of, integer_table, restore_table, table_name
@@ -237,29 +236,10 @@ class PlanesLayout:
         mine = ("anyprec", self.min_bits, self.bits, self.integer)
         if mine != (scheme.family, scheme.min_bits, scheme.bits, scheme.integer_acts):
             raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
-        codes = tensor.codes
-        if codes.ndim != 2 or codes.size == 0 or codes.dtype != np.uint8:
-            raise PackError(
-                f"{name}: codes are {codes.dtype} {list(codes.shape)}; uint8 [N, K] with "
-                "N, K >= 1 is needed"
-            )
-        if int(codes.max()) >> self.bits:
-            raise PackError(f"{name}: code {int(codes.max())} exceeds {self.bits} bits of {scheme}")
-        _check_floats(f"{name}: scales", tensor.scales, (len(codes), 1))
-        count = -(-len(codes) // self.channels)
-        for b in self.widths:
-            table = tensor.tables.get(table_name(b))
-            if table is None:
-                raise PackError(f"{name}: there is no table {table_name(b)}")
-            _check_floats(f"{name}: {table_name(b)}", table, (count, 1 << b))
-        if channels_of(tensor) > self.channels:
+        check_tensor(tensor, name)
+        tables = len(tensor.tables[table_name(self.bits)])
+        if -(-len(tensor.codes) // self.channels) != tables:
             raise PackError(
                 f"{name}: {channels_of(tensor)} channels share a table, {self.channels} in layout "
                 f"{self.name}"
             )
-
-
-def _check_floats(what: str, array: NDArray[np.float16], shape: tuple[int, ...]) -> None:
-    check_array(what, array, shape, "float16")
-    if not np.isfinite(array).all():
-        raise PackError(f"{what}: a value is not finite")

@@ -13,7 +13,6 @@ so that they know properties, not formats::
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +21,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed
+from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
 from apq_tvm.codegen.layouts.layout import Details
-from apq_tvm.errors import BadScheme, PackError
+from apq_tvm.errors import PackError
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
@@ -59,8 +58,6 @@ class SpanLayout(ABC):
     rows: int
     group: int
 
-    family: ClassVar[str] = ""
-    pattern: ClassVar[re.Pattern[str]]
     span_groups: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -81,6 +78,11 @@ class SpanLayout(ABC):
     @abstractmethod
     def name(self) -> str:
         """Name, with all that `parse` does not take from the scheme."""
+
+    @property
+    @abstractmethod
+    def family(self) -> str:
+        """`Scheme.family` of what it holds."""
 
     @property
     def span(self) -> int:
@@ -156,14 +158,9 @@ class SpanLayout(ABC):
         PackError
             With the tensor's name.
         """
-        from apq_tvm.formats import check_tensor
-
         if self._key(tensor.scheme) != (self.family, self.bits, self.group):
             raise PackError(f"{name}: layout {self.name} cannot hold scheme {tensor.scheme}")
-        try:
-            check_tensor(tensor, name)
-        except BadScheme as reason:
-            raise PackError(str(reason)) from None
+        check_tensor(tensor, name)
 
     def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
         """Lay out a quantized matrix; rows and groups past its end have scale 0.

@@ -22,7 +22,6 @@ from apq_tvm.types import Array, QuantizedTensor, Scheme
 class SuperBlockLayout(SpanLayout):
     """How one matrix of uniform super-blocks lies in memory."""
 
-    family: ClassVar[str] = NAME
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"W(\d)sr(\d+)k4\Z")
     span_groups: ClassVar[int] = SUPER
 
@@ -53,6 +52,11 @@ class SuperBlockLayout(SpanLayout):
     def name(self) -> str:
         """``W{bits}sr{R}k4``."""
         return f"W{self.bits}sr{self.rows}k4"
+
+    @property
+    def family(self) -> str:
+        """Uniform super-blocks."""
+        return NAME
 
     @property
     def minima(self) -> bool:

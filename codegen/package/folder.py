@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from apq_tvm.codegen.graph.c_text import comment
 from apq_tvm.codegen.graph.plain import Graph, Port
 from apq_tvm.errors import OutputExists, OutputFailed
 
@@ -105,14 +106,13 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
 
 
 def _swap(fresh: Path, output: Path, old: Path) -> None:
-    """Two renames; if the second fails the first is undone."""
-    replaced = output.exists() or output.is_symlink()
-    if replaced:
-        output.rename(old)
+    """Two renames; if the second fails, or a signal comes between them, the first is undone."""
     try:
+        if output.exists() or output.is_symlink():
+            output.rename(old)
         fresh.rename(output)
-    except OSError:
-        if replaced:
+    except BaseException:
+        if (old.exists() or old.is_symlink()) and not output.exists():
             old.rename(output)
         raise
 
@@ -161,8 +161,8 @@ def template_values(
 def _signature(kind: str, ports: Sequence[Port]) -> list[str]:
     lines = []
     for number, port in enumerate(ports):
-        text = f" *   {kind} {number}: {port.name} {port.dtype} [{', '.join(port.shown)}]"
-        lines.append(text.replace("*/", "* /").encode("ascii", "replace").decode())
+        text = f"{kind} {number}: {port.name} {port.dtype} [{', '.join(port.shown)}]"
+        lines.append(f" *   {comment(text)}")
     return lines
 
 

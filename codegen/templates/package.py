@@ -10,7 +10,7 @@ of the model. ``run`` may be called from several threads at once; each call has 
 Every error has the name of the offending tensor in it::
 
     ModuleError
-    ├── LoadError          the library cannot be loaded
+    ├── LoadError          the library cannot be loaded; an ImportError
     │   ├── WrongMachine     it was compiled for another system or for CPU features this one lacks
     │   └── BadWeights       weights.safetensors is missing, truncated, altered or of another build
     ├── InputError         an input is missing, unknown, or of the wrong type, rank, shape or value
@@ -31,7 +31,7 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,11 @@ class ModuleError(Exception):
     """Base of every error of a compiled module."""
 
 
-class LoadError(ModuleError):
-    """The library cannot be loaded."""
+class LoadError(ModuleError, ImportError):
+    """The library cannot be loaded: what ``import`` of the package raises."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, name=__name__, path=__file__)
 
 
 class WrongMachine(LoadError):
@@ -142,6 +145,16 @@ def _system() -> str:
     return "android" if hasattr(sys, "getandroidapilevel") else sys.platform
 
 
+def _libc() -> str:
+    """This Python's C library, as triples call it."""
+    if _system() == "android":
+        return "android"
+    try:
+        return "gnu" if os.confstr("CS_GNU_LIBC_VERSION") else "musl"
+    except (OSError, ValueError):
+        return "musl"
+
+
 class _Library:
     """The loaded library, its open handle, and contexts that no call is using."""
 
@@ -157,10 +170,16 @@ class _Library:
         path = folder / f"lib{self.name}.so"
         try:
             self.c = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise LoadError(f"{path} cannot be loaded: {error}") from error
-        for function in ("last_error", "target", "version"):
-            self._function(function).restype = ctypes.c_char_p
+            for function in ("last_error", "target", "version"):
+                self._function(function).restype = ctypes.c_char_p
+        except (OSError, AttributeError) as error:  # no library, or another module's
+            text = f"{path} cannot be loaded: {error}"
+            if info["libc"] != _libc():
+                raise WrongMachine(
+                    f"{text}; it is linked with the C library {info['libc']}, and this Python with "
+                    f"{_libc()}: compile the model with --triple {here[1]}-linux-{_libc()}"
+                ) from error
+            raise LoadError(text) from error
         self.run_c = self._function("run_bits")
         self.shape_c = self._function("output_shape")
         self.handle = ctypes.c_void_p()
@@ -201,6 +220,9 @@ def _read_manifest() -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
+    needed = {"inputs", "outputs", "library", "precisions"}
+    if not isinstance(loaded, dict) or not needed <= loaded.keys():
+        raise LoadError(f"{path} is not a compiled module's; copy or compile the module again")
     return loaded
 
 
@@ -261,28 +283,56 @@ def set_precision(bits: int, layers: str | None = None) -> None:
     Raises
     ------
     InputError
-        A layer has no such bits, no layer has bits to choose, or the expression matches none.
+        A layer has no such bits, no layer has bits to choose, or the expression is none or matches
+        no layer.
     """
     bits = operator.index(bits)
     if layers is None:
         _library.check(_library.call("set_precision", None, ctypes.c_int32(bits)))
         return
-    chosen = [name for name in precisions() if re.search(layers, name)]
-    if not chosen:
-        names = ", ".join(precisions()) or "none"
-        raise InputError(f"{layers!r} matches no layer whose bits can be chosen; there are {names}")
     ranges = manifest["precisions"]
+    if not ranges:
+        raise InputError(
+            f"no layer of {_library.name} has bits to choose; a scheme like anyprec3-8 gives them"
+        )
+    try:
+        chosen = [name for name in ranges if re.search(layers, name)]
+    except re.error as error:
+        raise InputError(f"layers={layers!r} is no regular expression: {error}") from error
+    if not chosen:
+        raise InputError(
+            f"{layers!r} matches no layer whose bits can be chosen; nearest of {len(ranges)} are "
+            f"{', '.join(_nearest(layers, ranges))}; precisions() has all"
+        )
     for name in chosen:
         if not ranges[name][0] <= bits <= ranges[name][1]:
             least, most = ranges[name]
             raise InputError(f"bits={bits}: layer '{name}' has {least} to {most}")
     for name in chosen:
-        _library.check(_library.call("set_precision", name.encode(), ctypes.c_int32(bits)))
+        _library.check(_library.call("set_precision", _c_text(name), ctypes.c_int32(bits)))
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
+    """Three names that have most of the pattern's text in them, in its order."""
+    from difflib import SequenceMatcher
+
+    matcher = SequenceMatcher(None, b=pattern, autojunk=False)
+
+    def shared(name: str) -> int:
+        matcher.set_seq1(name)
+        return sum(block.size for block in matcher.get_matching_blocks() if block.size > 1)
+
+    return sorted(names, key=shared, reverse=True)[:3]
 
 
 def precisions() -> dict[str, int]:
     """Bits at present of every layer whose bits can be chosen."""
-    return {name: _library.call("precision", name.encode()) for name in manifest["precisions"]}
+    return {name: _library.call("precision", _c_text(name)) for name in manifest["precisions"]}
+
+
+def _c_text(name: str) -> bytes:
+    """A name as the library spells it: a NUL would end it."""
+    return name.encode().replace(b"\0", b"\xc0\x80")
 
 
 def verify() -> None:

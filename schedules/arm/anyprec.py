@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.linear.anyprec import apart_kernel, gemm_kernel, gemv_kernel
@@ -18,20 +16,14 @@ APART = 7
 """Bits from which on tables of two channels do not fit the registers beside codes."""
 
 
-def _chained_kernel(width: int) -> LinearKernel:
-    """A lookup that waits for the one before it, where others would wait anyway."""
-    kernel = apart_kernel(SDOT_TBX, width)
-
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        if not profile.in_order:
-            raise NotApplicable(f"is for cores that issue in order; {profile.name} does not")
-        kernel.check(spec, profile)
-
-    return replace(kernel, check=check)
+def _check_in_order(spec: LinearSpec, profile: DeviceProfile) -> None:
+    """Decline cores on which a lookup waits for the one before it that others would not."""
+    if not profile.in_order:
+        raise NotApplicable(f"is for cores that issue in order; {profile.name} does not")
 
 
 ANYPREC_KERNELS: tuple[LinearKernel, ...] = tuple(
-    _chained_kernel(width) for width in range(APART, 9)
+    apart_kernel(SDOT_TBX, width, check=_check_in_order) for width in range(APART, 9)
 ) + tuple(
     kernel
     for instruction in INSTRUCTIONS

@@ -7,8 +7,7 @@ Decisions:
 - ``together``: whether one ``ld1`` loads four vectors of its codes.
 
 N1 is out of issue slots before it is out of vector pipes: two streams and ``ld1`` take fewer. V1
-and V2 are out of vector pipes: one stream has no copies. Cores that issue in order take as many
-groups of a non-uniform table at once as `apq_tvm.tensorize.arm.written.nonlinear` has an order for.
+and V2 are out of vector pipes: one stream has no copies.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from apq_tvm.codegen.layouts import (
 )
 from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats import codebook, nonlinear, superblock
 from apq_tvm.ops.activations.extra import quantize_extra
 from apq_tvm.ops.few_rows.lookup_spans import Lookup, lookup_spans
 from apq_tvm.ops.few_rows.spans import SpanBlocking
@@ -34,9 +32,9 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.activations import schedule_bundles
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
-from apq_tvm.schedules.linear.spans import PARALLEL, schedule_spans
+from apq_tvm.schedules.linear.spans import M_TILES, WEIGHTS, check_integer_acts, schedule_spans
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.arm.codebook import book_units_intrinsic
 from apq_tvm.tensorize.arm.codebook_quads import books_intrinsic, books_scaling
@@ -44,11 +42,6 @@ from apq_tvm.tensorize.arm.nonlinear import UNITS_ACTS, UNITS_FACTOR, UNITS_UNIT
 from apq_tvm.tensorize.arm.super_span import super_intrinsic
 from apq_tvm.tensorize.arm.written.codebook import is_written, written_intrinsic
 from apq_tvm.tensorize.arm.written.codebook_asm import Style
-from apq_tvm.tensorize.arm.written.nonlinear import (
-    in_order_units_intrinsic,
-    is_in_order,
-    written_groups,
-)
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD, BookDot
 from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
@@ -56,18 +49,6 @@ from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanDot
 from apq_tvm.tensorize.meaning.nonlinear_span import UnitsDot
 from apq_tvm.tensorize.meaning.super_span import SuperDot
 from apq_tvm.types import DeviceProfile
-
-M_TILES = (4, 2, 1)
-"""Rows of x that share looked up vectors; a kernel is for at least that many rows."""
-
-_FACTORS: dict[type[SpanDot], float | None] = {
-    BookUnitsDot: books_scaling(False).factor,
-    UnitsDot: UNITS_FACTOR,
-    SuperDot: None,
-}
-"""What `extra` multiplies `xs` by; None for the sums of the activations' codes."""
-
-_FACTOR_NAMES = {BookDot: "books", BookUnitsDot: "books", UnitsDot: "units", SuperDot: "sums"}
 
 
 def _layout(spec: LinearSpec) -> SpanLayout:
@@ -77,38 +58,20 @@ def _layout(spec: LinearSpec) -> SpanLayout:
 
 
 def _lookup(layout: SpanLayout, profile: DeviceProfile) -> Lookup:
-    """How a layout that `_check` accepts is computed."""
-    group, entries, offset, bits = layout.group, layout.entries, layout.offset, layout.bits
+    """How a layout is computed."""
     if isinstance(layout, CodebookQuads):
-        scaling = books_scaling("sve" in profile.features)
-
-        def quads(m: int, k: int) -> BookDot:
-            return BookDot(m, k, group, entries, offset, scaling.unit, bits)
-
-        return Lookup(quads, QUAD, scaling.acts)
-
+        books = books_scaling("sve" in profile.features)
+        return Lookup(layout, BookDot, QUAD, books.unit, books.acts, books.factor)
     if isinstance(layout, CodebookLayout):
-        scaling = books_scaling(False)
-
-        def books(m: int, k: int) -> BookUnitsDot:
-            return BookUnitsDot(m, k, group, entries, offset, scaling.unit, bits)
-
-        return Lookup(books, max(UNIT_K, group), scaling.acts)
-
+        books, step = books_scaling(False), max(UNIT_K, layout.group)
+        return Lookup(layout, BookUnitsDot, step, books.unit, books.acts, books.factor)
     if isinstance(layout, SuperBlockLayout):
-
-        def supers(m: int, k: int) -> SuperDot:
-            return SuperDot(m, k, group, entries, offset, 1.0, bits)
-
-        return Lookup(supers, UNIT_K, 1.0)
-
-    def units(m: int, k: int) -> UnitsDot:
-        return UnitsDot(m, k, group, entries, offset, UNITS_UNIT)
-
-    return Lookup(units, UNIT_K, UNITS_ACTS)
+        return Lookup(layout, SuperDot, UNIT_K, 1.0, 1.0, None)
+    return Lookup(layout, UnitsDot, UNIT_K, UNITS_UNIT, UNITS_ACTS, UNITS_FACTOR)
 
 
-def _intrinsic(dot: SpanDot, profile: DeviceProfile, decide: Decide) -> str:
+def _intrinsic(dot: SpanDot, choice: Choice) -> str:
+    profile = choice.profile
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
     longer = sve and "sve2" not in profile.features  # cores with SVE 2 have vectors of 16 bytes
     if fused and is_written(dot):
@@ -122,20 +85,11 @@ def _intrinsic(dot: SpanDot, profile: DeviceProfile, decide: Decide) -> str:
     if isinstance(dot, SuperDot):
         return super_intrinsic(dot, fused, sve)
     assert isinstance(dot, UnitsDot)
-    if fused and profile.in_order and is_in_order(dot):
-        return in_order_units_intrinsic(dot)
-    # LLVM moves the loads of longer groups up, and they do not fit the registers.
-    scarce = _scarce(profile) and dot.m == 1 and dot.units <= 2
-    together = decide("together", (scarce, not scarce))
-    return units_intrinsic(dot, fused, sve, together)
+    return units_intrinsic(dot, fused, sve, choice["together"])
 
 
-def _check(spec: LinearSpec, profile: DeviceProfile, family: str, fused: bool) -> None:
-    scheme = spec.scheme
-    if scheme is None or scheme.family != family:
-        raise NotApplicable(f"is for {family}, not {scheme or 'float32'}")
-    if not scheme.integer_acts:
-        raise NotApplicable(f"is for integer activations, not {scheme}")
+def _check(spec: LinearSpec, profile: DeviceProfile, fused: bool) -> None:
+    check_integer_acts(spec)
     if fused:
         check_features(profile, ("dotprod",), ROWS)
     elif "dotprod" in profile.features:
@@ -144,49 +98,36 @@ def _check(spec: LinearSpec, profile: DeviceProfile, family: str, fused: bool) -
 
 def _scarce(profile: DeviceProfile) -> bool:
     """Whether a core is out of issue slots before it is out of vector pipes, as N1 is."""
-    return not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
+    return not profile.in_order and profile.vector_pipes == 2
 
 
-def _blocking(
-    spec: LinearSpec, layout: SpanLayout, profile: DeviceProfile, m_tile: int, decide: Decide
-) -> SpanBlocking:
+def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide, m_tile: int) -> SpanBlocking:
+    layout, scarce = _layout(spec), _scarce(profile) and m_tile == 1
+    nonlinear = isinstance(layout, NonlinearLayout)
     # Two streams share the loads of x, and copy what their sums begin at.
-    short = m_tile == 1 and isinstance(layout, NonlinearLayout)
-    choices = (2, 1) if short and _scarce(profile) else (1, 2)
+    choices = (2, 1) if nonlinear and scarce else (1, 2)
     streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
-    run = _run(spec, layout, profile) if m_tile == 1 else 1
-    several = isinstance(layout, NonlinearLayout) and run == 1
-    step = decide("step", (2, 1, 4)) if several else 1
-    return SpanBlocking(m_tile, streams, step, run)
+    if not nonlinear:
+        return SpanBlocking(m_tile, streams)
+    # LLVM moves the loads of longer groups up, and they do not fit the registers.
+    short = scarce and layout.group <= 2 * UNIT_K
+    decide("together", (short, not short))
+    return SpanBlocking(m_tile, streams, decide("step", (2, 1, 4)))
 
 
-def _run(spec: LinearSpec, layout: SpanLayout, profile: DeviceProfile) -> int:
-    """Groups of a non-uniform table that written assembly computes at once, or 1."""
-    in_order = profile.in_order and "dotprod" in profile.features
-    if not in_order or not isinstance(layout, NonlinearLayout):
-        return 1
-    run = written_groups(layout.group // UNIT_K, layout.groups(spec.k))
-    dot = _lookup(layout, profile).dot(1, run * layout.span)
-    return run if is_in_order(dot) else 1
-
-
-def _prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
-    layout = _layout(spec)
-    lookup, padded = _lookup(layout, profile), layout.padded_k(spec.k)
-    kind = type(lookup.dot(1, layout.span))
-    sve = kind is BookDot and "sve" in profile.features
-    factor = books_scaling(sve).factor if kind is BookDot else _FACTORS[kind]
-    rows = max(1, ELEMENTS_PER_TASK // spec.k)
-    short = kind is UnitsDot
-    func = quantize_extra(spec.k, padded, layout.group, lookup.acts, factor, rows, short)
-    name = (
-        f"quantize_{_FACTOR_NAMES[kind]}{'_sve' if sve else ''}_k{spec.k}p{padded}g{layout.group}"
-    )
-    return Preparation(name, func)
+def _prepare(choice: Choice) -> Preparation:
+    spec, layout = choice.spec, _layout(choice.spec)
+    lookup, padded = _lookup(layout, choice.profile), layout.padded_k(spec.k)
+    rows, short = max(1, ELEMENTS_PER_TASK // spec.k), lookup.factor == UNITS_FACTOR
+    acts, factor = lookup.acts, lookup.factor
+    func = quantize_extra(spec.k, padded, layout.group, acts, factor, rows, short)
+    named = f"{layout.family}{'_sve' if factor == 0 else ''}"
+    key = f"quantize_{named}_k{spec.k}p{padded}g{layout.group}"
+    return Preparation(key, func, schedule=schedule_extra)
 
 
 def schedule_extra(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """The rule of `apq_tvm.ops.activations.extra`, as `schedule_bundles`."""
+    """Schedule a PrimFunc of `apq_tvm.ops.activations.extra`, as `schedule_bundles`."""
     sch = s_tir.Schedule(schedule_bundles(func, profile, decide))
     for half in range(2):
         sch.vectorize(sch.get_loops(sch.get_sblock(f"spread{half}"))[-1])
@@ -204,39 +145,41 @@ def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
     m_tile : int
     """
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = _layout(spec)
-        blocking = _blocking(spec, layout, profile, m_tile, decide)
-        return lookup_spans(spec, layout, _lookup(layout, profile), blocking)
+    def func(choice: Choice) -> Any:
+        spec, layout = choice.spec, _layout(choice.spec)
+        return lookup_spans(spec, _lookup(layout, choice.profile), choice.plan)
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = _layout(spec)
-        run = _blocking(spec, layout, profile, m_tile, decide).run  # asked as `func` did
-        lookup = _lookup(layout, profile)
-        short = layout.padded_k(spec.k) % layout.span
+    def schedule(sch: Any, choice: Choice) -> None:
+        layout = _layout(choice.spec)
+        lookup = _lookup(layout, choice.profile)
+        short = layout.padded_k(choice.spec.k) % layout.span
 
         def intrinsic(block: str) -> str:
-            k = short if block.startswith("tail") else layout.span * run
-            return _intrinsic(lookup.dot(m_tile, k), profile, decide)
+            k = short if block.startswith("tail") else layout.span
+            return _intrinsic(lookup.dot(m_tile, k), choice)
 
-        schedule_spans(sch, intrinsic, spec.n * spec.k >= PARALLEL)
+        schedule_spans(sch, choice, intrinsic)
 
-    return legacy(
-        name=f"{family}_A8_{'sdot' if fused else 'smull'}_r{ROWS}m{m_tile}",
-        m_min=m_tile,
-        m_max=-1,
-        check=lambda spec, profile: _check(spec, profile, family, fused),
+    return LinearKernel(
+        "gemv",
+        WEIGHTS[family],
+        8,
+        Instruction("sdot" if fused else "smull", ("dotprod",) if fused else (), ROWS),
+        m_tile,
+        check=lambda spec, profile: _check(spec, profile, fused),
         layout=lambda spec, _: _layout(spec),
         func=func,
         schedule=schedule,
+        ask=lambda spec, profile, decide: _ask(spec, profile, decide, m_tile),
         family=family,
+        m_named=m_tile,
         prepare=_prepare,
     )
 
 
 LOOKUP_KERNELS: tuple[LinearKernel, ...] = tuple(
     lookup_kernel(family, fused, m_tile)
-    for family in (codebook.NAME, nonlinear.NAME, superblock.NAME)
+    for family in WEIGHTS
     for fused in (True, False)
     for m_tile in M_TILES
 )

@@ -24,8 +24,8 @@ from apq_tvm.schedules.arm.layouts import PAIRED_BITS, check_layout, in_pairs
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
-from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK, schedule_quantize
 from apq_tvm.tensorize.arm.gemm import (
     SDOT,
     SMMLA,
@@ -141,25 +141,22 @@ def prepare_rows(
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
     func = quantize_rows(spec.k, *groups, 32, rows, scheme.act_bits, together, meant, copy)
     more = ("_meant" if meant else "") + ("_copy" if copy else "")
-    return Preparation(f"quantize_rows{together}_k{spec.k}_{named}{bits}{more}", func)
-
-
-def _single_loads(profile: DeviceProfile) -> bool:
-    """Whether LLVM leaves loads unpaired, which takes fewer registers at once: longer stretches of
-    code then need none of the stack."""
-    return "+slow-paired-128" in profile.target.get("mattr", ())
+    key = f"quantize_rows{together}_k{spec.k}_{named}{bits}{more}"
+    return Preparation(key, func, schedule=schedule_quantize)
 
 
 def _three_wide(profile: DeviceProfile) -> bool:
     """Whether slots are short and ``ldr q`` takes two: Neoverse N1 and its kin."""
-    return profile.macs_per_cycle.get("sdot") == 32 and "i8mm" not in profile.features
+    return (profile.issue_width, profile.vector_pipes, profile.in_order) == (3, 2, False)
 
 
 def tuning(
     weights: CentredGroups, profile: DeviceProfile, pairs: bool, parts: int, decide: Decide
 ) -> CentredTuning:
     """The decisions ``stretch`` and ``loaded``."""
-    choices: tuple[int, ...] = (256, 128, 64, 32) if _single_loads(profile) else (64, 128, 256, 32)
+    # Loads that LLVM leaves unpaired take fewer registers at once: longer stretches of code then
+    # need none of the stack.
+    choices: tuple[int, ...] = (64, 128, 256, 32) if profile.paired_loads else (256, 128, 64, 32)
     loaded: tuple[int, ...] = (-1, 0)
     if _three_wide(profile):
         choices = (32, 64, 128, 256)
@@ -190,89 +187,100 @@ def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
     return TileShape(m_tile, 1 if instruction is SMULL else 2)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    blocking: GemmBlocking
+    tuning: CentredTuning
+    tile: CentredTile
+    micro: str
+
+
 def centred_kernel(
     instruction: GemmInstruction,
     bits: int,
     m_tile: int,
     m_min: int,
     layout_of: Callable[[LinearSpec], InterleavedLayout],
-    interleaving: str,
+    rows: int = LANES,
+    run: int = 0,
 ) -> LinearKernel:
-    """The record of one integer GEMM on weights of a layout, called `interleaving` in its name."""
+    """The record of one integer GEMM on weights of a layout, with blocks of `rows` rows."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, bits, instruction.features, LANES)
         check_layout(spec, profile, layout_of(spec))
 
-    def weights_of(spec: LinearSpec) -> CentredGroups:
-        return integer_groups(layout_of(spec), spec.k)
-
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        weights = weights_of(spec)
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> _Plan:
+        layout = layout_of(spec)
+        weights = integer_groups(layout, spec.k)
         shape = _tile(instruction, m_tile, weights.whole)
         bl = blocking(spec, weights, profile, shape, decide)
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
-        return centred_gemm(spec, layout_of(spec), bl, tuned)
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout, weights = layout_of(spec), weights_of(spec)
-        shape = _tile(instruction, m_tile, weights.whole)
-        k_step = blocking(spec, weights, profile, shape, decide).k_step
-        tile = shape.tile(k_step, instruction.pairs)
+        tile = shape.tile(bl.k_step, instruction.pairs)
         largest = largest_byte(bits, layout.zero_points)
-        micro = micro_kernel(instruction, tile, largest, profile, decide)
+        return _Plan(bl, tuned, tile, micro_kernel(instruction, tile, largest, profile, decide))
+
+    def func(choice: Choice) -> Any:
+        spec, plan = choice.spec, choice.plan
+        return centred_gemm(spec, layout_of(spec), plan.blocking, plan.tuning)
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        layout, tile = layout_of(choice.spec), choice.plan.tile
         wide = layout.zero_points and layout.bits == 8
-        zeros = layout.zero_points and not wide
         unit = layout.unit if layout.rows == LANES else layout.half_unit
-        unpack = unpack_intrinsic(unit, tile.pairs, zeros)
+        unpack = unpack_intrinsic(unit, tile.pairs, layout.zero_points and not wide)
         tensorize(sch, "unpack", unpack, 4 if tile.pairs else 3)
-        schedule_centred(sch, tile, micro)
+        schedule_centred(sch, tile, choice.plan.micro)
         if wide and tile.pairs:
             tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
 
-    return legacy(
-        f"gemm_W{bits}A8_{instruction.name}_{interleaving}m{m_tile}",
-        m_min,
-        -1,
-        check,
-        lambda spec, _: layout_of(spec),
-        func,
-        schedule,
-        bits,
-        prepare=lambda spec, profile, decide: prepare_rows(spec, 2 if instruction.pairs else 4),
+    return LinearKernel(
+        "gemm",
+        f"W{bits}",
+        8,
+        Instruction(instruction.name, instruction.features, rows),
+        m_tile - 1 if instruction.pairs else 1,
+        check=check,
+        layout=lambda spec, _: layout_of(spec),
+        func=func,
+        schedule=schedule,
+        ask=ask,
+        prepare=lambda choice: prepare_rows(choice.spec, 2 if instruction.pairs else 4),
+        bits=bits,
+        run=run,
+        m_named=m_tile,
+        m_min=m_min,
     )
 
 
-_M_MIN = {(SMMLA, 8): 7, (SMMLA, 4): 3, (SDOT, 4): 9, (SMULL, 4): 2}
-"""(instruction, tile) -> fewest rows of x. Half of a pair may be missing; rows past M are computed
-and dropped. Where smmla and sdot take over from `apq_tvm.schedules.arm.gemv`, which stores no
-panel, by MACs per cycle of whole calls of W4A8g32 (llvm-mca 22): V1 with M = 8 47 against 41, N1
-with M = 8 15.0 against 15.4 and with M = 16 17.6."""
+def _kernels(m_min: dict[tuple[GemmInstruction, int], int]) -> tuple[LinearKernel, ...]:
+    return tuple(
+        centred_kernel(instruction, bits, m_tile, fewest, lambda spec: interleaved(spec, LANES))
+        for (instruction, m_tile), fewest in m_min.items()
+        for bits in range(1, 9)
+    )
+
+
+MANY_ROWS = _kernels({(SMMLA, 8): 7, (SDOT, 4): 9})
+"""By (instruction, tile) -> fewest rows of x: before the kernels for few rows.
+
+Half of a pair may be missing; rows past M are computed and dropped. Where smmla and sdot take over
+from `apq_tvm.schedules.arm.gemv`, which stores no panel, by MACs per cycle of whole calls of
+W4A8g32 (llvm-mca 22): V1 with M = 8 47 against 41, N1 with M = 8 15.0 against 15.4 and with M = 16
+17.6."""
+
+SOME_ROWS = _kernels({(SMMLA, 4): 3, (SMULL, 4): 2})
+"""The same, after the kernels for few rows."""
+
+ARM_GEMM_KERNELS = (*MANY_ROWS, *SOME_ROWS)
 
 _PAIRED_MIN = 25
 """Fewest rows of x from which decoding a panel beats decoding for every 8 of them: on V2, and for
 long groups on V1; of W4A8g32 V1 has 64 MACs per cycle with and 68 without a panel at M = 32, and
 69 and 68 at M = 128."""
 
-ARM_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
-    centred_kernel(
-        instruction,
-        bits,
-        m_tile,
-        m_min,
-        lambda spec: interleaved(spec, LANES),
-        f"r{LANES}",
-    )
-    for (instruction, m_tile), m_min in _M_MIN.items()
-    for bits in range(1, 9)
-)
-"""In order of preference; those for 7 rows and more before the kernels for few rows."""
-
-MANY_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min >= 7)
-SOME_ROWS = tuple(kernel for kernel in ARM_GEMM_KERNELS if kernel.m_min < 7)
-
 PAIRED_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
-    centred_kernel(SMMLA, bits, 8, _PAIRED_MIN, partial(in_pairs, rows=rows), f"r{rows}k8")
+    centred_kernel(SMMLA, bits, 8, _PAIRED_MIN, partial(in_pairs, rows=rows), rows, 8)
     for rows in (4, 8)
     for bits in PAIRED_BITS
     if rows == 4 or bits != 3

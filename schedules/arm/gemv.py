@@ -18,36 +18,41 @@ What the decisions mean:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from tvm import s_tir
-
-from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.activations.fold import fold_activations
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of, folded_linear
 from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.arm.chunks import fold_preparation, schedule_chunks, task_rows
 from apq_tvm.schedules.arm.layouts import LANES, check_folded
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import interleaved
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.tensorize.arm.fold import folded_intrinsic
 from apq_tvm.tensorize.arm.written.in_order import in_order_intrinsic
 from apq_tvm.tensorize.arm.written.in_order_asm import STREAMS
+from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
 """Rows of x that share an unpacked weight vector; a kernel is for at least that many rows."""
 
-_PARALLEL = 1 << 16
-"""Weights from which on a second thread pays."""
+SDOT = Instruction("sdot", ("dotprod",), LANES)
 
-_TASK = 16384
-"""Activations in a parallel task."""
+
+@dataclass(frozen=True)
+class _Plan:
+    dot: FoldedDot
+    ordered: bool
+    unroll: int = 1
+    together: bool = False
 
 
 def _wide(profile: DeviceProfile) -> bool:
     """Four vector pipes, as far as anybody knows."""
-    return profile.macs_per_cycle.get("sdot", 0) > 32
+    return profile.vector_pipes >= 4
 
 
 def _streams(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> int:
@@ -55,8 +60,7 @@ def _streams(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Deci
     if m_tile == 4 or (m_tile == 2 and not fold.raw):
         choices: tuple[int, ...] = (1, 2, 4)
     else:
-        pairs = "+slow-paired-128" not in profile.target.get("mattr", ())
-        few = fold.parts == 1 or (pairs and _wide(profile))
+        few = fold.parts == 1 or (profile.paired_loads and _wide(profile))
         choices = (2, 1, 4) if few else (4, 2, 1)
         if fold.unit.whole and fold.unit.bits > 3 and not (profile.in_order or _wide(profile)):
             choices = (1, 2, 4)  # their bytes are wanted again for codes that are split over them
@@ -64,135 +68,80 @@ def _streams(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Deci
     return decide("streams", tuple(s for s in choices if s <= blocks))
 
 
-def _unroll(spec: LinearSpec, m_tile: int, chunks: int, decide: Decide) -> int:
+def _unrolls(dot: FoldedDot, chunks: int) -> tuple[int, ...]:
+    fold, m_tile = dot.fold, dot.m
+    more = dot.units == 1 and (m_tile == 4 or (m_tile == 1 and not fold.zeros))
+    choices = (2, 1) if more and fold.raw and not (fold.unit.whole and m_tile > 1) else (1, 2)
+    return tuple(u for u in choices if chunks % u == 0)
+
+
+def _may_be_ordered(spec: LinearSpec, dot: FoldedDot) -> bool:
+    layout, fold = interleaved(spec, LANES), dot.fold
+    possible = dot.m == 1 and fold.parts > 1 and not fold.zeros
+    possible = possible and layout.row_blocks(spec.n) % STREAMS == 0
+    possible = possible and (dot.units == 1 or fold.parts == 2)
+    return possible and layout.group_size == UNIT_K * dot.units < layout.padded_k(spec.k)
+
+
+def _ask(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> _Plan:
     layout = interleaved(spec, LANES)
-    fold = fold_of(layout)
-    more = chunk_units(layout, spec.k) == 1 and (m_tile == 4 or (m_tile == 1 and not fold.zeros))
-    choices = (2, 1) if more and fold.raw and not (layout.whole and m_tile > 1) else (1, 2)
-    return decide("unroll", tuple(u for u in choices if chunks % u == 0))
-
-
-def _copies(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> int:
+    dot = FoldedDot(fold_of(layout), m_tile, chunk_units(layout, spec.k))
     streams = _streams(spec, profile, m_tile, decide)
     own = profile.in_order or _wide(profile)
-    return decide("copies", (streams, 1) if own else (1, streams))
+    copies = decide("copies", (streams, 1) if own else (1, streams))
+    if _may_be_ordered(spec, dot) and streams == copies == STREAMS:
+        first = profile.in_order
+        if decide("ordered", (first, not first)):
+            return _Plan(dot, True)
+    chunks = layout.padded_k(spec.k) // UNIT_K // dot.units
+    unroll = decide("unroll", _unrolls(dot, chunks))
+    # For one row of x LLVM moves the loads of longer chunks up, and they do not fit the registers.
+    fits = (dot.units <= 2 or m_tile > 1) and not layout.whole
+    scarce = fits and not profile.in_order and profile.vector_pipes == 2
+    return _Plan(dot, False, unroll, decide("together", (scarce, not scarce)))
 
 
-def _ordered(spec: LinearSpec, profile: DeviceProfile, m_tile: int, decide: Decide) -> bool:
-    layout = interleaved(spec, LANES)
-    fold = fold_of(layout)
-    blocks = layout.row_blocks(spec.n)
-    possible = m_tile == 1 and fold.parts > 1 and not fold.zeros and blocks % STREAMS == 0
-    units = chunk_units(layout, spec.k)
-    possible = possible and (units == 1 or fold.parts == 2)
-    possible = possible and layout.group_size == UNIT_K * units < layout.padded_k(spec.k)
-    possible = possible and _streams(spec, profile, m_tile, decide) == STREAMS
-    if not possible or _copies(spec, profile, m_tile, decide) != STREAMS:
-        return False
-    return decide("ordered", (True, False) if profile.in_order else (False, True))
+def _func(choice: Choice) -> Any:
+    plan, layout, own = choice.plan, interleaved(choice.spec, LANES), choice["copies"] > 1
+    return folded_linear(choice.spec, layout, plan.dot, choice["streams"], own, plan.ordered)
 
 
-def _check(spec: LinearSpec, profile: DeviceProfile, bits: int) -> None:
-    check_folded(spec, profile, bits, "dotprod", interleaved(spec, LANES))
-
-
-def _prepare(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
-    layout = interleaved(spec, LANES)
+def _prepare(choice: Choice) -> Preparation:
+    spec, layout, copies = choice.spec, interleaved(choice.spec, LANES), choice["copies"]
     assert spec.scheme is not None
     per_token = spec.scheme.act_group == -1
-    copies = _copies(spec, profile, m_tile, decide)
-    fold = fold_of(layout)
-    rows = max(1, _TASK // spec.k)
-    func = fold_activations(spec.k, layout, per_token, copies, rows)
-    group = f"g{layout.group_size}" if layout.group_size > 0 else "row"
-    alike = fold.raw and not layout.whole
-    codes = f"w{fold.width}" + ("" if alike else f"_W{layout.bits}")
-    key = f"fold_k{spec.k}_{group}_{codes}_x{copies}"
-    key += ("_t" if per_token else "") + ("_z" if fold.zeros else "")
-    return Preparation(key, func)
+    func = fold_activations(spec.k, layout, per_token, copies, task_rows(spec))
+    return fold_preparation(spec, layout, choice.plan.dot, copies, func)
 
 
-def _schedule(
-    m_tile: int, sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide
-) -> None:
-    """One task per bundle of row blocks; per tile of x and chunk, all streams side by side."""
-    layout = interleaved(spec, LANES)
-    store, dot = (sch.get_sblock(name) for name in ("store", "dot"))
-    tile, bundle, stream, *row = sch.get_loops(store)
-    if spec.n % LANES == 0:
-        sch.vectorize(row.pop())
-    sch.reorder(bundle, tile, stream)
-    if spec.n * spec.k >= _PARALLEL:
-        sch.parallel(bundle)
-    for loop in (stream, *row):
-        sch.unroll(loop)
-
-    sch.compute_at(dot, tile, preserve_unit_loops=True)
-    units = chunk_units(layout, spec.k)
-    rows, along = (2 if m_tile > 1 else 1), (3 if units > 1 else 2)
-    stream, *inner = sch.get_loops(dot)[-(2 + rows + along) :]
-    lanes, chunk, within = inner[:rows], inner[rows], inner[rows + 1 :]
-    chunks = int(sch.get(chunk).extent)
-    if _ordered(spec, profile, m_tile, decide):
-        sch.reorder(stream, *lanes, chunk, *within)
-        init = sch.decompose_reduction(dot, stream)
-        outer, lane = sch.get_loops(init)[-2:]
-        sch.unroll(outer)
-        sch.vectorize(lane)
-        sch.tensorize(stream, in_order_intrinsic(fold_of(layout), chunks, units))
-        return
-    sch.reorder(chunk, stream, *lanes, *within)
-    unroll = _unroll(spec, m_tile, chunks, decide)
-    if unroll > 1:
-        chunk, part = sch.split(chunk, [None, unroll])
-        sch.unroll(part)
-    init = sch.decompose_reduction(dot, chunk)
-    *outer, lane = sch.get_loops(init)[-(1 + rows) :]
-    for loop in outer:
-        sch.unroll(loop)
-    sch.vectorize(lane)
-    sch.unroll(stream)
-    # For one row of x LLVM moves the loads of longer chunks up, and they do not fit the registers.
-    fits = (units <= 2 or m_tile > 1) and not layout.whole
-    scarce = fits and not profile.in_order and profile.macs_per_cycle.get("sdot", 0) == 32
-    together = decide("together", (True, False) if scarce else (False, True))
-    sch.tensorize(lanes[0], folded_intrinsic(fold_of(layout), m_tile, units, together))
-
-
-def schedule_fold(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Schedule `apq_tvm.ops.activations.fold.fold_activations`: a rule of `schedules.rules`."""
-    sch = s_tir.Schedule(func)
-    (task,) = sch.get_loops(sch.get_sblock("task"))
-    sch.parallel(task)
-    return sch.mod["main"]
+def _schedule(sch: Any, choice: Choice) -> None:
+    spec, plan = choice.spec, choice.plan
+    dot = plan.dot
+    if plan.ordered:
+        chunks = interleaved(spec, LANES).padded_k(spec.k) // UNIT_K // dot.units
+        intrinsic = in_order_intrinsic(dot.fold, chunks, dot.units)
+    else:
+        intrinsic = folded_intrinsic(dot.fold, dot.m, dot.units, plan.together)
+    schedule_chunks(sch, spec, dot, intrinsic, plan.unroll, whole=plan.ordered)
 
 
 def _kernel(bits: int, m_tile: int) -> LinearKernel:
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        streams = _streams(spec, profile, m_tile, decide)
-        copies = _copies(spec, profile, m_tile, decide)
-        ordered = _ordered(spec, profile, m_tile, decide)
-        return folded_linear(spec, interleaved(spec, LANES), m_tile, streams, copies, ordered)
-
-    def layout(spec: LinearSpec, profile: DeviceProfile) -> InterleavedLayout:
-        return interleaved(spec, LANES)
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        _schedule(m_tile, sch, spec, profile, decide)
-
-    def prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
-        return _prepare(m_tile, spec, profile, decide)
-
-    return legacy(
-        f"gemv_W{bits}A8_sdot_r{LANES}m{m_tile}",
+    return LinearKernel(
+        "gemv",
+        f"W{bits}",
+        8,
+        SDOT,
         m_tile,
-        -1,
-        lambda spec, profile: _check(spec, profile, bits),
-        layout,
-        func,
-        schedule,
-        bits,
-        prepare=prepare,
+        check=lambda spec, profile: check_folded(
+            spec, profile, bits, SDOT, interleaved(spec, LANES)
+        ),
+        layout=lambda spec, _: interleaved(spec, LANES),
+        func=_func,
+        schedule=_schedule,
+        ask=lambda spec, profile, decide: _ask(m_tile, spec, profile, decide),
+        prepare=_prepare,
+        bits=bits,
+        m_named=m_tile,
     )
 
 

@@ -7,19 +7,19 @@ read at a time where several rows of x fill the registers, else two, which share
 
 from __future__ import annotations
 
-from typing import Any
-
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.linear.interleaved import integer_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.gemv import SDOT_KERNELS
 from apq_tvm.schedules.arm.layouts import LANES, check_layout
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemv import M_TILES, float_kernel, gemv_kernel
-from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.tensorize.arm.dot import smull_intrinsic
+from apq_tvm.schedules.linear.kernel import Instruction, LinearKernel
+from apq_tvm.tensorize.arm.dot import smull_intrinsic, smull_meaning
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.types import DeviceProfile
+
+_FMA = Instruction("fma", ("neon",), LANES)
 
 
 def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile: int) -> int:
@@ -27,8 +27,8 @@ def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile
     return decide("streams", tuple(s for s in choices if s <= layout.row_blocks(spec.n)))
 
 
-def _ahead(decide: Decide, layout: InterleavedLayout, m_tile: int) -> int:
-    return 0  # nobody has measured what a prefetch is worth
+def _aheads(layout: InterleavedLayout, m_tile: int) -> tuple[int, ...]:
+    return ()  # nobody has measured what a prefetch is worth
 
 
 def _smull_kernel(bits: int, m_tile: int) -> LinearKernel:
@@ -36,23 +36,18 @@ def _smull_kernel(bits: int, m_tile: int) -> LinearKernel:
         check_integer(spec, profile, bits, ("neon",), LANES)
         check_layout(spec, profile, interleaved(spec, LANES))
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = interleaved(spec, LANES)
-        streams = _streams(decide, layout, spec, m_tile)
-        return integer_linear(spec, layout, m_tile, streams, signed=bits == 8)
+    def meaning(layout: InterleavedLayout) -> UnitDot:
+        return smull_meaning(layout.unit, m_tile)
 
-    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return smull_intrinsic(layout.unit, m_tile)
-
-    name = f"gemv_W{bits}A8_smull_r{LANES}m{m_tile}"
-    return gemv_kernel(name, bits, m_tile, LANES, check, func, intrinsic, _streams, _ahead)
+    smull = Instruction("smull", ("neon",), LANES)
+    return gemv_kernel(smull, bits, 8, m_tile, check, meaning, smull_intrinsic, _streams, _aheads)
 
 
 GEMV_KERNELS: tuple[LinearKernel, ...] = (
     *SDOT_KERNELS,
     *(_smull_kernel(bits, m_tile) for bits in range(1, 9) for m_tile in M_TILES),
     *(
-        float_kernel(LANES, ("neon",), bits, m_tile, _streams, _ahead)
+        float_kernel(_FMA, bits, m_tile, _streams, _aheads)
         for bits in range(1, 9)
         for m_tile in M_TILES
     ),

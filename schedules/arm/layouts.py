@@ -14,6 +14,7 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.linear.checks import check_integer
+from apq_tvm.schedules.linear.kernel import Instruction
 from apq_tvm.tuning_logs import read_layouts
 from apq_tvm.types import DeviceProfile, Scheme
 
@@ -106,7 +107,11 @@ def check_layout(spec: LinearSpec, profile: DeviceProfile, layout: InterleavedLa
 
 
 def check_folded(
-    spec: LinearSpec, profile: DeviceProfile, bits: int, feature: str, layout: InterleavedLayout
+    spec: LinearSpec,
+    profile: DeviceProfile,
+    bits: int,
+    instruction: Instruction,
+    layout: InterleavedLayout,
 ) -> None:
     """Decline what products of folded activations with `layout` cannot compute, or not here.
 
@@ -114,7 +119,7 @@ def check_folded(
     ------
     NotApplicable
     """
-    check_integer(spec, profile, bits, (feature,), LANES)
+    check_integer(spec, profile, bits, instruction.features, LANES)
     scheme = spec.scheme
     assert scheme is not None
     if scheme.act_bits != 8:

@@ -10,16 +10,22 @@ Sources of the figures:
   matrix multiply-accumulate" and "ASIMD multiply, long": instructions per cycle times 16, 32 and 8.
   Cortex-X2 to X4 are counted as their Neoverse siblings V1 to V3, A520 as A510, A53 as LLVM's
   schedule model has it.
+- vector pipes: of the same tables, those that ASIMD dot products are issued to (multiplies, where
+  there are none), two of 8 bytes counted as one
+- issue width: "Dispatch Width" of llvm-mca 22, by whose figures the schedules were chosen; A76 and
+  A78 have the model of A57 there
+- paired loads: LLVM's models; a pair of 16-byte loads costs more than two of them on Cortex-A55, 6
+  cycles instead of 2, and on Neoverse V2, 3 slots of 6 instead of 2
 - DDI 0487, Arm Architecture Reference Manual: FEAT_DotProd, FEAT_I8MM, FEAT_FP16, FEAT_FHM
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apq_tvm.errors import BadTarget
 from apq_tvm.types import DeviceProfile
@@ -40,25 +46,32 @@ _MMLA = _DOT | {"i8mm", "bf16", "fp16fml"}
 _NO_CRYPTO = ("-aes", "-sha2", "-sha3", "-sm4")
 _NO_SVE = ("-sve-bitperm", "-sve2", "-sve")
 
-# Pairs of 16-byte loads cost more than two loads in LLVM's models of these: 6 cycles instead of 2
-# on a Cortex-A55, 3 slots of 6 instead of 2 on a Neoverse V2.
-_NO_PAIRS = ("+slow-paired-128",)
+
+@dataclass(frozen=True)
+class _Core:
+    """What decides how fast a core multiplies; by default nobody knows."""
+
+    macs: Mapping[str, int] = field(default_factory=dict)
+    issue: int = 0
+    pipes: int = 0
 
 
 def _profile(
     name: str,
     mcpu: str,
     features: Iterable[str],
-    macs: Mapping[str, int],
+    core: _Core,
     l1_kb: int,
     l2_kb: int,
     cores: int,
     *sources: str,
     attributes: tuple[str, ...] = (),
     in_order: bool = False,
+    paired_loads: bool = True,
 ) -> DeviceProfile:
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu}
     names = frozenset(features)
+    attributes += () if paired_loads else ("+slow-paired-128",)
     without = () if "sve" in names or names <= _DOT else _NO_SVE
     return DeviceProfile(
         name=name,
@@ -71,68 +84,75 @@ def _profile(
         l2_bytes=l2_kb * _KB,
         sources=tuple(s if s.startswith("https:") else _DOCS + s for s in sources),
         in_order=in_order,
-        macs_per_cycle=dict(macs),
+        issue_width=core.issue,
+        vector_pipes=core.pipes,
+        paired_loads=paired_loads,
+        macs_per_cycle=dict(core.macs),
     )
 
 
-def _macs(sdot: int = 0, smmla: int = 0, smull: int = 8) -> dict[str, int]:
-    """int8 multiply-adds per cycle, of the instructions that the core has."""
-    return {n: v for n, v in (("sdot", sdot), ("smmla", smmla), ("smull", smull)) if v}
+def _core(issue: int, pipes: int, sdot: int = 0, smmla: int = 0, smull: int = 8) -> _Core:
+    """Of int8 multiply-adds per cycle only those of instructions that the core has."""
+    macs = {n: v for n, v in (("sdot", sdot), ("smmla", smmla), ("smull", smull)) if v}
+    return _Core(macs, issue, pipes)
 
 
-_X = _macs(64, 128, 16)
+_UNKNOWN = _Core()
+_V1, _V2, _V3 = (_core(issue, 4, 64, 128, 16) for issue in (8, 6, 10))
+_N1, _N2 = _core(3, 2, 32), _core(5, 2, 32, 64, 16)
+_A510 = _core(3, 2, 32, 64, 16)
 
 GRAVITON4 = _profile(
-    "graviton4", "neoverse-v2", _MMLA | {"sve", "sve2"}, _X, 64, 2048, 96,
-    "102375", "pjdoc466751330-593177", _AWS, attributes=_NO_PAIRS,
+    "graviton4", "neoverse-v2", _MMLA | {"sve", "sve2"}, _V2, 64, 2048, 96,
+    "102375", "pjdoc466751330-593177", _AWS, paired_loads=False,
 )  # fmt: skip
 GRAVITON3 = _profile(
-    "graviton3", "neoverse-v1", _MMLA | {"sve"}, _X, 64, 1024, 64,
+    "graviton3", "neoverse-v1", _MMLA | {"sve"}, _V1, 64, 1024, 64,
     "101427", "pjdoc466751330-9685", _AWS,
 )  # fmt: skip
 GRAVITON2 = _profile(
-    "graviton2", "neoverse-n1", _DOT, _macs(32), 64, 1024, 64,
+    "graviton2", "neoverse-n1", _DOT, _N1, 64, 1024, 64,
     "100616", "pjdoc466751330-9707", _AWS,
 )  # fmt: skip
 I8MM = _profile(
-    "armv8.6-i8mm", "generic", _MMLA - {"bf16"}, {}, 32, 512, 4, _ARM_ARM,
+    "armv8.6-i8mm", "generic", _MMLA - {"bf16"}, _UNKNOWN, 32, 512, 4, _ARM_ARM,
     attributes=("+dotprod", "+fullfp16", "+fp16fml", "+i8mm"),
 )  # fmt: skip
 DOTPROD = _profile(
-    "armv8.2-dotprod", "generic", _DOT, {}, 32, 512, 4, _ARM_ARM,
+    "armv8.2-dotprod", "generic", _DOT, _UNKNOWN, 32, 512, 4, _ARM_ARM,
     attributes=("+dotprod", "+fullfp16"),
 )  # fmt: skip
-ARMV8 = _profile("armv8-a", "generic", _V8, {}, 32, 512, 4, _ARM_ARM)
+ARMV8 = _profile("armv8-a", "generic", _V8, _UNKNOWN, 32, 512, 4, _ARM_ARM)
 
 PROFILES: tuple[DeviceProfile, ...] = (
     GRAVITON4,
     GRAVITON3,
     _profile(
-        "neoverse-n2", "neoverse-n2", _MMLA | {"sve", "sve2"}, _macs(32, 64, 16), 64, 1024, 64,
+        "neoverse-n2", "neoverse-n2", _MMLA | {"sve", "sve2"}, _N2, 64, 1024, 64,
         "102099", "pjdoc466751330-18256",
     ),
     GRAVITON2,
-    _profile("cortex-x4", "cortex-x4", _MMLA, _X, 64, 2048, 1, "102484", "pjdoc1505342170538636"),
-    _profile("cortex-x3", "cortex-x3", _MMLA, _X, 64, 1024, 1, "101593"),
-    _profile("cortex-x2", "cortex-x2", _MMLA, _X, 64, 1024, 1, "101803", "pjdoc466751330-14955"),
-    _profile("cortex-a710", "cortex-a710", _MMLA, _macs(32, 64, 16), 64, 512, 3, "101800"),
-    _profile("cortex-a78", "cortex-a78", _DOT, _macs(32), 64, 512, 4, "101430", "102160"),
+    _profile("cortex-x4", "cortex-x4", _MMLA, _V3, 64, 2048, 1, "102484", "pjdoc1505342170538636"),
+    _profile("cortex-x3", "cortex-x3", _MMLA, _V2, 64, 1024, 1, "101593"),
+    _profile("cortex-x2", "cortex-x2", _MMLA, _V2, 64, 1024, 1, "101803", "pjdoc466751330-14955"),
+    _profile("cortex-a710", "cortex-a710", _MMLA, _N2, 64, 512, 3, "101800"),
+    _profile("cortex-a78", "cortex-a78", _DOT, _N1, 64, 512, 4, "101430", "102160"),
     _profile(
-        "cortex-a76", "cortex-a76", _DOT, _macs(32), 64, 512, 4, "100798", "pjdoc466751330-7215"
+        "cortex-a76", "cortex-a76", _DOT, _N1, 64, 512, 4, "100798", "pjdoc466751330-7215"
     ),
     _profile(
-        "cortex-a520", "cortex-a520", _MMLA, _macs(32, 64, 16), 64, 512, 4, "102517", in_order=True
+        "cortex-a520", "cortex-a520", _MMLA, _A510, 64, 512, 4, "102517", in_order=True
     ),
     _profile(
-        "cortex-a510", "cortex-a510", _MMLA, _macs(32, 64, 16), 64, 512, 4,
+        "cortex-a510", "cortex-a510", _MMLA, _A510, 64, 512, 4,
         "101604", "pjdoc466751330-536816", in_order=True,
     ),
     _profile(
-        "cortex-a55", "cortex-a55", _DOT, _macs(16), 32, 256, 4, "100442", "epm128372",
-        attributes=_NO_PAIRS, in_order=True,
+        "cortex-a55", "cortex-a55", _DOT, _core(2, 1, 16), 32, 256, 4, "100442", "epm128372",
+        in_order=True, paired_loads=False,
     ),
-    _profile("cortex-a72", "cortex-a72", _V8, _macs(), 32, 1024, 4, "100095", "uan0016"),
-    _profile("cortex-a53", "cortex-a53", _V8, _macs(), 32, 512, 4, "ddi0500", in_order=True),
+    _profile("cortex-a72", "cortex-a72", _V8, _core(3, 1), 32, 1024, 4, "100095", "uan0016"),
+    _profile("cortex-a53", "cortex-a53", _V8, _core(2, 1), 32, 512, 4, "ddi0500", in_order=True),
     I8MM,
     DOTPROD,
     ARMV8,
@@ -239,6 +259,13 @@ def recognise(cpuinfo: str) -> DeviceProfile:
         if known and profile.features <= features:
             return replace(profile, cores=len(lists))
     raise BadTarget("this processor has no Advanced SIMD (asimd), which every profile needs")
+
+
+def rules() -> Mapping[str, Callable[..., Any]]:
+    """Schedules of PrimFuncs that only these devices have, by ``apq.op``."""
+    from apq_tvm.schedules.arm.activations import schedule_bundles
+
+    return {"quantize_bundles": schedule_bundles}
 
 
 def linear_kernels() -> tuple[LinearKernel, ...]:

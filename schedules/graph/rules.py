@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvm import s_tir
-
-from apq_tvm.schedules.arm.activations import schedule_bundles
-from apq_tvm.schedules.arm.codebook import schedule_extra
-from apq_tvm.schedules.arm.gemv import schedule_fold
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.devices import device_rules
 from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
 from apq_tvm.schedules.graph.softmax import schedule_softmax
-from apq_tvm.schedules.linear.bitserial import schedule_planes
 from apq_tvm.schedules.linear.quantize import schedule_quantize
 from apq_tvm.types import DeviceProfile
 
@@ -26,27 +21,14 @@ if TYPE_CHECKING:
 Rule = Callable[[Any, DeviceProfile, Decide], Any]
 
 
-def schedule_quantize_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """`schedule_quantize` as a rule."""
-    sch = s_tir.Schedule(func)
-    schedule_quantize(sch, profile, decide)
-    return sch.mod["main"]
-
-
 RULES: dict[str, Rule] = {
     "batch_matmul": schedule_batch_matmul,
     "embedding": schedule_embedding,
-    "fold_activations": schedule_fold,
     "layernorm": schedule_layernorm,
-    "quantize_activations": schedule_quantize_activations,
-    "quantize_bundles": schedule_bundles,
-    "quantize_extra": schedule_extra,
-    "quantize_rows": schedule_quantize_activations,
-    "quantize_spread": schedule_quantize_activations,
-    "quantize_planes": schedule_planes,
+    "quantize_activations": schedule_quantize,
     "softmax": schedule_softmax,
 }
-"""``apq.op`` of a PrimFunc → its schedule. A new family is a file and a line here."""
+"""``apq.op`` of a PrimFunc → its schedule. Beside these are those of a device's own."""
 
 
 def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tuple[Any, str]:
@@ -68,7 +50,7 @@ def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tupl
     op = str(func.attrs["apq.op"]) if func.attrs is not None and "apq.op" in func.attrs else ""
     if op == "dispatch":  # never runs: its variants do (`apq_tvm.lower.linear`)
         return func, "dispatch"
-    rule = RULES.get(op)
+    rule = RULES.get(op) or device_rules(profile).get(op)
     if rule is not None:
         return rule(func, profile, decide), f"{profile.arch}_{op}"
     scheduled, kind = schedule_generic(func, profile, decide)

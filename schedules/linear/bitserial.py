@@ -7,7 +7,7 @@ The loops are those of `apq_tvm.schedules.x86.gemv`; the decisions ``streams``, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from tvm import s_tir
 
@@ -18,14 +18,19 @@ from apq_tvm.ops.few_rows.bitserial import bitserial_blocking, bitserial_linear
 from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.bitserial_faster import check_faster
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemv import schedule_gemv
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
+from apq_tvm.schedules.linear.kernel import (
+    PARALLEL_WEIGHTS,
+    Choice,
+    Instruction,
+    LinearKernel,
+    Preparation,
+)
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK, group_suffixes, schedule_group
 from apq_tvm.schedules.linear.streams import choose_streams
-from apq_tvm.tensorize.arm import bitserial as arm_bitserial
-from apq_tvm.tensorize.x86 import pack_planes as x86_pack_planes
-from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOT_INSTRUCTIONS
+from apq_tvm.tensorize.pairs.bitserial import Popcount
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
@@ -37,31 +42,7 @@ _M_MAX = {1: 1, 2: 3, 4: -1}
 _MANY_PAIRS = 16
 """Pairs of planes from which on one unit is code enough for an intrinsic."""
 
-_PARALLEL = 1 << 16
-
-
-class Popcount(Protocol):
-    """How set bits are counted: an instruction of `apq_tvm.tensorize`."""
-
-    @property
-    def name(self) -> str:
-        """First part of the intrinsics' names."""
-
-    @property
-    def rows(self) -> int:
-        """R of the layout."""
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """LLVM features it needs, any one of them."""
-
-    @property
-    def units(self) -> int:
-        """Most units that one intrinsic call should sum."""
-
-
-Intrinsic = Callable[..., str]
-"""(instruction, unit, planes, units, m, ahead) → registered name."""
+Check = Callable[[LinearSpec, DeviceProfile], None]
 
 
 def check_possible(
@@ -77,19 +58,6 @@ def check_possible(
     assert spec.scheme is not None
     if spec.scheme.group_size == 16:
         raise NotApplicable("groups of 16 are half of the 32 bits that are counted at once")
-    # All kernels of a layer read one layout: that of the device's integer dot product.
-    dot = next(
-        (
-            d
-            for d in DOT_INSTRUCTIONS
-            if profile.features & set(d.features) and profile.vector_bytes >= 4 * d.rows
-        ),
-        None,
-    )
-    if dot is not None and dot.rows != instruction.rows:
-        raise NotApplicable(
-            f"counts in {instruction.rows} rows; {dot.name} wants the weights in {dot.rows}"
-        )
 
 
 def _layout(spec: LinearSpec, instruction: Popcount) -> InterleavedLayout:
@@ -104,104 +72,109 @@ def _units(spec: LinearSpec, layout: InterleavedLayout, instruction: Popcount) -
     return max(u for u in range(1, most + 1) if units % u == 0)
 
 
-def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile: int) -> int:
-    if m_tile == 1:
-        choices: tuple[int, ...] = (2, 1, 4)
-    else:
-        choices = (1, 2)
-    return choose_streams(decide, choices, layout.row_blocks(spec.n))
-
-
-def prepare_planes(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
+def prepare_planes(choice: Choice, instruction: Popcount) -> Preparation:
     """``(planes, xs, xsum)`` of `apq_tvm.ops.activations.planes`."""
-    scheme = spec.scheme
+    spec, scheme = choice.spec, choice.spec.scheme
     assert scheme is not None
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
     func = quantize_planes(spec.k, *groups, rows, scheme.act_bits)
-    return Preparation(f"quantize_planes_k{spec.k}_{named}_A{scheme.act_bits}", func)
+    key = f"quantize_planes_k{spec.k}_{named}_A{scheme.act_bits}"
+    return Preparation(key, func, schedule=planes_schedule(instruction))
 
 
-def schedule_planes(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Schedule the quantization to planes: one group at a time in registers."""
-    sch = s_tir.Schedule(func)
-    (task,) = sch.get_loops(sch.get_sblock("task"))
-    sch.parallel(task)
-    bits = int(func.params[1].shape[1])
-    unroll = decide("unroll", (4, 2, 1))
-    arm = profile.arch == "aarch64"
-    pack = arm_bitserial.pack_intrinsic if arm else x86_pack_planes.pack_intrinsic
-    for suffix in group_suffixes(sch):
-        block = sch.get_sblock(f"pack{suffix}")
-        loops = sch.get_loops(block)[-2 if bits > 1 else -1 :]
-        init = sch.decompose_reduction(block, loops[0])
-        if bits > 1:
-            sch.unroll(sch.get_loops(init)[-1])
-        sch.tensorize(loops[0], pack(bits))
-        schedule_group(sch, suffix, unroll, ("sign",) if bits == 1 else ())
-    return sch.mod["main"]
+def planes_schedule(instruction: Popcount) -> Callable[[Any, DeviceProfile, Decide], Any]:
+    """The schedule of the quantization to planes, packed by an instruction set."""
+
+    def schedule(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+        """One group at a time in registers."""
+        sch = s_tir.Schedule(func)
+        (task,) = sch.get_loops(sch.get_sblock("task"))
+        sch.parallel(task)
+        bits = int(func.params[1].shape[1])
+        unroll = decide("unroll", (4, 2, 1))
+        for suffix in group_suffixes(sch):
+            block = sch.get_sblock(f"pack{suffix}")
+            loops = sch.get_loops(block)[-2 if bits > 1 else -1 :]
+            init = sch.decompose_reduction(block, loops[0])
+            if bits > 1:
+                sch.unroll(sch.get_loops(init)[-1])
+            sch.tensorize(loops[0], instruction.pack(bits))
+            schedule_group(sch, suffix, unroll, ("sign",) if bits == 1 else ())
+        return sch.mod["main"]
+
+    return schedule
 
 
 def bitserial_kernel(
     instruction: Popcount,
-    intrinsic: Intrinsic,
     bits: int,
     m_tile: int,
     aheads: tuple[int, ...],
-    faster: Callable[[LinearSpec], None] | None = None,
+    check: Check | None = None,
+    forced: bool = False,
 ) -> LinearKernel:
     """The record of one kernel for M >= m_tile and activations of any integer bits.
 
     Parameters
     ----------
     instruction : Popcount
-    intrinsic : callable
-        Registers what it makes of a few units.
     bits : int
         Of a weight.
     m_tile : int
     aheads : tuple of int
         Software prefetch distances to try, in bytes.
-    faster : callable, optional
-        Declines layers for which another kernel is faster; without it every possible one is taken.
+    check : callable, optional
+        Declines more layers.
+    forced : bool
+        Whether layers are taken for which another kernel is faster.
     """
 
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+    def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_possible(spec, profile, instruction, bits)
-        if faster is not None:
-            faster(spec)
+        if check is not None:
+            check(spec, profile)
+        if not forced:
+            check_faster(spec, instruction.name, m_tile)
 
-    def blocking(spec: LinearSpec, decide: Decide) -> tuple[Blocking, int]:
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> tuple[Blocking, int]:
         layout = _layout(spec, instruction)
         units = _units(spec, layout, instruction)
-        streams = _streams(decide, layout, spec, m_tile)
-        return bitserial_blocking(spec, layout, m_tile, streams, units), units
-
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        bl, units = blocking(spec, decide)
-        return bitserial_linear(spec, _layout(spec, instruction), m_tile, bl.streams, units)
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        assert spec.scheme is not None
-        bl, units = blocking(spec, decide)
-        unit = _layout(spec, instruction).unit
+        choices = (2, 1, 4) if m_tile == 1 else (1, 2)
+        streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
+        bl = bitserial_blocking(spec, layout, m_tile, streams, units)
+        decide("ahead", aheads)
         wide = instruction.rows == 16 and m_tile == 1
-        ahead = decide("ahead", aheads)
-        product = intrinsic(instruction, unit, spec.scheme.act_bits, units, m_tile, ahead)
         unrolls = (1, 2, 4) if wide or instruction.rows == 4 else (4, 2, 1)
-        unroll = decide("unroll", tuple(u for u in unrolls if bl.units % u == 0))
-        whole, parallel = spec.n % instruction.rows == 0, spec.n * spec.k >= _PARALLEL
-        schedule_gemv(sch, bl, product, whole, unroll, parallel)
+        decide("unroll", tuple(u for u in unrolls if bl.units % u == 0))
+        return bl, units
 
-    return legacy(
-        f"bitserial_W{bits}_{instruction.name}_r{instruction.rows}m{m_tile}",
+    def func(choice: Choice) -> Any:
+        layout = _layout(choice.spec, instruction)
+        return bitserial_linear(choice.spec, layout, *choice.plan)
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        spec, (bl, units) = choice.spec, choice.plan
+        assert spec.scheme is not None
+        unit = _layout(spec, instruction).unit
+        product = instruction.dot(unit, spec.scheme.act_bits, units, m_tile, choice["ahead"])
+        whole, parallel = spec.n % instruction.rows == 0, spec.n * spec.k >= PARALLEL_WEIGHTS
+        schedule_gemv(sch, bl, product, whole, choice["unroll"], parallel)
+
+    return LinearKernel(
+        "bitserial",
+        f"W{bits}",
+        0,
+        Instruction(instruction.name, instruction.features, instruction.rows),
         m_tile,
-        _M_MAX[m_tile],
-        check,
-        lambda spec, _: _layout(spec, instruction),
-        func,
-        schedule,
-        bits,
-        prepare=prepare_planes,
+        check=declines,
+        layout=lambda spec, _: _layout(spec, instruction),
+        func=func,
+        schedule=schedule,
+        ask=ask,
+        prepare=lambda choice: prepare_planes(choice, instruction),
+        bits=bits,
+        m_named=m_tile,
+        m_max=_M_MAX[m_tile],
     )

@@ -28,6 +28,17 @@ def scheme_of(spec: LinearSpec, bits: int) -> Scheme:
     return spec.scheme
 
 
+def check_float(spec: LinearSpec) -> None:
+    """Decline quantized weights.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    if spec.scheme is not None:
+        raise NotApplicable(f"is for float32 weights, not {spec.scheme}")
+
+
 def check_features(profile: DeviceProfile, features: tuple[str, ...], lanes: int) -> None:
     """Decline a device without any of `features`, or whose vectors hold fewer int32 lanes.
 
@@ -40,6 +51,21 @@ def check_features(profile: DeviceProfile, features: tuple[str, ...], lanes: int
     if profile.vector_bytes < 4 * lanes:
         have = 8 * profile.vector_bytes
         raise NotApplicable(f"needs {32 * lanes}-bit vectors; {profile.name} has {have}-bit ones")
+
+
+def check_all_features(profile: DeviceProfile, features: tuple[str, ...], vector: int = 0) -> None:
+    """Decline a device that lacks one of `features`, or whose registers have no `vector` bytes.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    missing = sorted(set(features) - profile.features)
+    if missing:
+        raise NotApplicable(f"needs {' and '.join(missing)}, which {profile.name} lacks")
+    if profile.vector_bytes < vector:
+        have = 8 * profile.vector_bytes
+        raise NotApplicable(f"needs {8 * vector}-bit vectors; {profile.name} has {have}-bit ones")
 
 
 def interleaved(spec: LinearSpec, lanes: int) -> InterleavedLayout:

@@ -17,10 +17,13 @@ def even_block(k: int, step: int, target: int) -> int:
     return -(-steps // blocks) * step
 
 
-def schedule_stages(sch: Any, unrolled: tuple[str, ...] = TILE_STAGES) -> None:
+def schedule_stages(
+    sch: Any, unrolled: tuple[str, ...] = TILE_STAGES, parallel: bool = True
+) -> None:
     """Parallel tasks; every stage a vector wide, the `unrolled` ones in registers."""
     (task,) = sch.get_loops(sch.get_sblock("task"))
-    sch.parallel(task)
+    if parallel:
+        sch.parallel(task)
     stages = [str(name) for name in sch.get(sch.get_sblock("root")).annotations[STAGES]]
     for name in stages:
         *_, lane = loops = sch.get_loops(sch.get_sblock(name))

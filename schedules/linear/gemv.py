@@ -1,4 +1,4 @@
-"""Schedules of GEMVs whose weights are streamed through once, for any vector instruction set."""
+"""Kernels that stream packed integer weights through once, for any vector instruction set."""
 
 from __future__ import annotations
 
@@ -6,31 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.linear.interleaved import float_linear
+from apq_tvm.ops.linear.interleaved import packed_linear
 from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_dequantized, interleaved
-from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
+from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice, Instruction, LinearKernel
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.float_dot import float_dot_intrinsic
 from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
 """Rows of x that share a decoded weight vector; a kernel is for at least that many rows."""
 
-_PARALLEL = 1 << 16
-"""Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
-30 weights a nanosecond."""
-
 Streams = Callable[[Decide, InterleavedLayout, LinearSpec, int], int]
 """Decides how many row blocks are read at once; the last argument is the M tile."""
 
-Ahead = Callable[[Decide, InterleavedLayout, int], int]
-"""Decides how many bytes ahead weights are prefetched; the last argument is the M tile."""
-
-
-def _unroll(decide: Decide, blocking: Blocking) -> int:
-    return decide("unroll", tuple(u for u in (1, 2, 4) if blocking.units % u == 0))
+Aheads = Callable[[InterleavedLayout, int], tuple[int, ...]]
+"""Bytes ahead that weights may be prefetched, none to decide for none; for a layout and M tile."""
 
 
 def schedule_gemv(
@@ -67,13 +60,15 @@ def schedule_gemv(
     sch.reorder(bundle, tile, stream)
     if parallel:
         sch.parallel(bundle)
-    _unroll_all(sch, stream, *row)
+    unroll_all(sch, stream, *row)
 
     pair_axes = 1 if blocking.per_unit > 1 else 0
     sch.compute_at(scale, tile, preserve_unit_loops=True)
-    stream, *row, lane, span, pair = _last(sch, scale, 3 + len(row) + pair_axes, pair_axes)
+    loops = sch.get_loops(scale)[-(3 + len(row) + pair_axes) :]
+    stream, *row, lane, span = loops[: len(loops) - pair_axes]
+    pair = loops[len(loops) - pair_axes :]
     sch.reorder(span, stream, *row, *pair, lane)
-    _unroll_all(sch, stream, *row, *pair)
+    unroll_all(sch, stream, *row, *pair)
     sch.vectorize(lane)
 
     # Spans of several units run all streams side by side; single units finish one after another,
@@ -88,92 +83,101 @@ def schedule_gemv(
         sch.unroll(part)
     init = sch.decompose_reduction(dot, unit)
     stream_init, *inner_init, lane_init = sch.get_loops(init)[-(count - 3) :]
-    _unroll_all(sch, stream, stream_init, *inner_init)
+    unroll_all(sch, stream, stream_init, *inner_init)
     sch.vectorize(lane_init)
     sch.tensorize(inner[0], intrinsic)
 
     init = sch.decompose_reduction(scale, span)
     *outer, lane = sch.get_loops(init)[-(2 + len(row)) :]
-    _unroll_all(sch, *outer)
+    unroll_all(sch, *outer)
     sch.vectorize(lane)
-    if "pad" in {
-        sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))
-    }:
+    names = {sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))}
+    if "pad" in names:
         _, column = sch.get_loops(sch.get_sblock("pad"))
         sch.vectorize(sch.split(column, [None, 8])[1])
 
 
-def _unroll_all(sch: Any, *loops: Any) -> None:
+def unroll_all(sch: Any, *loops: Any) -> None:
+    """Unroll every one of `loops`."""
     for loop in loops:
         sch.unroll(loop)
 
 
-def _last(sch: Any, block: Any, count: int, pairs: int) -> tuple[Any, ...]:
-    """The last `count` loops of a block, the axis of groups in a unit as a list of 0 or 1."""
-    loops = sch.get_loops(block)[-count:]
-    split = len(loops) - pairs
-    return (*loops[:split], loops[split:])
-
-
 def gemv_kernel(
-    name: str,
+    instruction: Instruction,
     bits: int,
+    act_bits: int,
     m_tile: int,
-    lanes: int,
     check: Callable[[LinearSpec, DeviceProfile], None],
-    func: Callable[[LinearSpec, DeviceProfile, Decide], Any],
-    intrinsic: Callable[[InterleavedLayout, int], str],
+    meaning: Callable[[InterleavedLayout], UnitDot],
+    intrinsic: Callable[[UnitDot, int], str],
     streams_of: Streams,
-    ahead_of: Ahead,
+    aheads_of: Aheads,
 ) -> LinearKernel:
     """The record of a kernel for M >= m_tile, of `apq_tvm.ops.linear.interleaved`.
 
     Parameters
     ----------
-    name : str
-    bits, m_tile, lanes : int
-        Lanes are rows of the weights that a vector holds.
-    check : callable
+    instruction : Instruction
+    bits, act_bits, m_tile, check
         As in `LinearKernel`.
-    func : callable
-        As in `LinearKernel`; its streams are those that `streams_of` decides.
+    meaning : callable
+        What a unit of a layout is multiplied to.
     intrinsic : callable
-        Registers and names the dot product for a layout and a prefetch distance.
-    streams_of, ahead_of : callable
+        Registers and names that product for a prefetch distance.
+    streams_of, aheads_of : callable
     """
+    lanes = instruction.lanes
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Blocking:
         layout = interleaved(spec, lanes)
         streams = streams_of(decide, layout, spec, m_tile)
         blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
-        chosen = intrinsic(layout, ahead_of(decide, layout, m_tile))
-        whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= _PARALLEL
-        schedule_gemv(sch, blocking, chosen, whole, _unroll(decide, blocking), parallel)
+        aheads = aheads_of(layout, m_tile)
+        if aheads:
+            decide("ahead", aheads)
+        decide("unroll", tuple(u for u in (1, 2, 4) if blocking.units % u == 0))
+        return blocking
 
-    return legacy(
-        name, m_tile, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
+    def func(choice: Choice) -> Any:
+        layout = interleaved(choice.spec, lanes)
+        return packed_linear(choice.spec, layout, choice.plan, meaning(layout))
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        spec = choice.spec
+        dot = meaning(interleaved(spec, lanes))
+        chosen = intrinsic(dot, choice.decisions.get("ahead", 0))
+        whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= PARALLEL_WEIGHTS
+        schedule_gemv(sch, choice.plan, chosen, whole, choice["unroll"], parallel)
+
+    return LinearKernel(
+        "gemv",
+        f"W{bits}",
+        act_bits,
+        instruction,
+        m_tile,
+        check=check,
+        layout=lambda spec, profile: interleaved(spec, lanes),
+        func=func,
+        schedule=schedule,
+        ask=ask,
+        bits=bits,
+        m_named=m_tile,
     )
 
 
 def float_kernel(
-    lanes: int,
-    features: tuple[str, ...],
-    bits: int,
-    m_tile: int,
-    streams_of: Streams,
-    ahead_of: Ahead,
+    instruction: Instruction, bits: int, m_tile: int, streams_of: Streams, aheads_of: Aheads
 ) -> LinearKernel:
     """The record of one kernel with float activations for M >= m_tile."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_dequantized(spec, profile, bits, features, lanes)
+        check_dequantized(spec, profile, bits, instruction.features, instruction.lanes)
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = interleaved(spec, lanes)
-        return float_linear(spec, layout, m_tile, streams_of(decide, layout, spec, m_tile))
+    def meaning(layout: InterleavedLayout) -> UnitDot:
+        return UnitDot(layout.unit, m_tile, "float32", zeros=layout.zero_points)
 
-    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return float_dot_intrinsic(layout.unit, layout.zero_points, m_tile, ahead)
-
-    name = f"gemv_W{bits}A16_fma_r{lanes}m{m_tile}"
-    return gemv_kernel(name, bits, m_tile, lanes, check, func, intrinsic, streams_of, ahead_of)
+    product = float_dot_intrinsic
+    return gemv_kernel(
+        instruction, bits, 16, m_tile, check, meaning, product, streams_of, aheads_of
+    )

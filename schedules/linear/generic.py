@@ -7,8 +7,7 @@ from typing import Any
 from apq_tvm.codegen.layouts import WeightLayout, default_layout
 from apq_tvm.ops.linear.decode import decode_linear
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
 from apq_tvm.types import DeviceProfile
 
 
@@ -26,6 +25,11 @@ def schedule_decode(sch: Any) -> None:
     if any(str(sch.get(child).name_hint) == "outliers" for child in root):
         sch.compute_at(sch.get_sblock("outliers"), row)
     sch.compute_at(decode, block)
+    vectorize_dot(sch, dot)
+
+
+def vectorize_dot(sch: Any, dot: Any) -> None:
+    """Keep the sums of a vector of lanes in a register along K."""
     *_, lane, k = sch.get_loops(dot)
     sch.reorder(k, lane)
     sch.vectorize(lane)
@@ -36,24 +40,15 @@ def schedule_decode(sch: Any) -> None:
 def decode_kernel(width: int) -> LinearKernel:
     """The kernel for one run-time width, 0 for formats without a choice."""
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        return decode_linear(spec, _layout(spec, profile), width)
+    def func(choice: Choice) -> Any:
+        return decode_linear(choice.spec, _layout(choice.spec, choice.profile), width)
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        schedule_decode(sch)
-
-    return legacy(
-        name=f"generic_decode_b{width}" if width else "generic_decode",
-        m_min=1,
-        m_max=-1,
-        check=lambda spec, profile: None,
-        layout=_layout,
-        func=func,
-        schedule=schedule,
-        family="",
-        width=width,
-        prepare=lambda spec, profile, decide: None,
-    )
+    return LinearKernel(
+        "generic", f"decode{width or ''}", 0, Instruction("", (), 0), 1,
+        check=lambda spec, profile: None, layout=_layout, func=func,
+        schedule=lambda sch, choice: schedule_decode(sch), prepare=lambda choice: None,
+        family="", width=width,
+    )  # fmt: skip
 
 
 GENERIC_KERNELS: tuple[LinearKernel, ...] = tuple(decode_kernel(width) for width in range(9))

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.types import DeviceProfile
 
+PARALLEL_WEIGHTS = 1 << 16
+"""Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
+30 weights a nanosecond."""
+
 
 PARALLEL_WEIGHTS = 1 << 16
 """Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
@@ -51,7 +55,7 @@ class Instruction:
     name : str
         Part of the kernel's name: ``vpdpbusd512``, ``sdot``; ``""`` for plain loops.
     features : tuple of str
-        LLVM features it needs, all of them.
+        LLVM features it needs, all of them; of ``a|b`` either.
     lanes : int
         Rows of the weights that lie side by side in a vector, of the layout it wants; 0 for any.
     """
@@ -59,6 +63,10 @@ class Instruction:
     name: str
     features: tuple[str, ...]
     lanes: int
+
+    def lacks(self, features: frozenset[str]) -> list[str]:
+        """What it needs that is not among the `features` of a device."""
+        return [need for need in self.features if not features & set(need.split("|"))]
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class Choice:
 
 def prepare_activations(choice: Choice) -> Preparation | None:
     """``(xq, xs, xsum)`` of `apq_tvm.ops.activations.quantize`; x itself for float activations."""
-    from apq_tvm.schedules.linear.quantize import quantize_func
+    from apq_tvm.schedules.linear.quantize import quantize_func, schedule_quantize
 
     spec, scheme = choice.spec, choice.spec.scheme
     if scheme is None or not scheme.integer_acts:
@@ -99,7 +107,10 @@ def prepare_activations(choice: Choice) -> Preparation | None:
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
     func = quantize_func(spec.k, *groups, choice.profile, Defaults(), scheme.act_bits)
-    return Preparation(f"quantize_k{spec.k}_{named}{bits}", func)
+    # Arm's bundles have a rule of their own.
+    bundles = func.attrs["apq.op"] == "quantize_bundles"
+    schedule = None if bundles else schedule_quantize
+    return Preparation(f"quantize_k{spec.k}_{named}{bits}", func, schedule=schedule)
 
 
 def nothing_decided(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
@@ -119,7 +130,8 @@ class LinearKernel:
     weights : str
         Weights in the name: ``W4``, ``F32``, ``anyprec3``, ``bcq2``, ``mixed24``, ``W2star``.
     act_bits : int
-        Of the activations it reads: 8 for int8, 16 or 32 for float32, 0 where weights are float.
+        Of the activations it reads: 8 for int8, 16 or 32 for float32, 0 where weights are float or
+        any bits will do.
     instruction : Instruction
     m_tile : int
         Rows of x that it reads at least: the caller keeps it from fewer.

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
+from apq_tvm.codegen.layouts import FloatLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear.interleaved import dense_linear, integer_linear
+from apq_tvm.ops.linear.interleaved import dense_linear, packed_linear
+from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.checks import check_int32, interleaved
-from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
+from apq_tvm.schedules.linear.checks import check_float, check_int32, interleaved
+from apq_tvm.schedules.linear.generic import vectorize_dot
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
 """Rows interleaved: one 128-bit vector, which every x86-64 and every aarch64 has."""
 
-
-def _integer_layout(spec: LinearSpec, profile: DeviceProfile) -> InterleavedLayout:
-    return interleaved(spec, LANES)
+_ANY = Instruction("", (), LANES)
 
 
 def _check_integer(spec: LinearSpec, profile: DeviceProfile) -> None:
@@ -29,11 +29,13 @@ def _check_integer(spec: LinearSpec, profile: DeviceProfile) -> None:
     check_int32(spec, LANES)
 
 
-def _integer(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-    return integer_linear(spec, interleaved(spec, LANES))
+def _integer(choice: Choice) -> Any:
+    spec, layout = choice.spec, interleaved(choice.spec, LANES)
+    blocking = Blocking.of(layout, spec.n, spec.k, 1, 1)
+    return packed_linear(spec, layout, blocking, UnitDot(layout.unit, 1, "int8"))
 
 
-def _schedule_integer(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+def _schedule_integer(sch: Any, choice: Choice) -> None:
     store, scale, dot = (sch.get_sblock(name) for name in ("store", "scale", "dot"))
     tile, bundle, *_ = sch.get_loops(store)
     sch.reorder(bundle, tile)
@@ -42,41 +44,28 @@ def _schedule_integer(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide
     sch.compute_at(dot, tile)
 
 
-def _check_dense(spec: LinearSpec, profile: DeviceProfile) -> None:
-    if spec.scheme is not None:
-        raise NotApplicable(f"is for float32 weights, not {spec.scheme}")
-
-
-def _dense(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-    return dense_linear(spec, FloatLayout(LANES))
-
-
-def _schedule_dense(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
+def _schedule_dense(sch: Any, choice: Choice) -> None:
     store, dot = (sch.get_sblock(name) for name in ("store", "dot"))
     row, block, lane = sch.get_loops(store)
     sch.reorder(block, row)
     sch.parallel(block)
-    (sch.vectorize if spec.n % LANES == 0 else sch.unroll)(lane)
+    (sch.vectorize if choice.spec.n % LANES == 0 else sch.unroll)(lane)
     sch.compute_at(dot, row)
-    *_, lane, k = sch.get_loops(dot)
-    sch.reorder(k, lane)
-    sch.vectorize(lane)
-    *_, lane = sch.get_loops(sch.decompose_reduction(dot, k))
-    sch.vectorize(lane)
+    vectorize_dot(sch, dot)
 
 
 PLAIN_KERNELS: tuple[LinearKernel, ...] = (
-    legacy(
-        "plain_A8_r4", 1, -1, _check_integer, _integer_layout, _integer, _schedule_integer
+    LinearKernel(
+        "plain", "", 8, _ANY, 1,
+        check=_check_integer, layout=lambda spec, profile: interleaved(spec, LANES),
+        func=_integer, schedule=_schedule_integer,
     ),
-    legacy(
-        "plain_F32_r4",
-        1,
-        -1,
-        _check_dense,
-        lambda spec, profile: FloatLayout(LANES),
-        _dense,
-        _schedule_dense,
+    LinearKernel(
+        "plain", "F32", 0, _ANY, 1,
+        check=lambda spec, profile: check_float(spec),
+        layout=lambda spec, profile: FloatLayout(LANES),
+        func=lambda choice: dense_linear(choice.spec, FloatLayout(LANES)),
+        schedule=_schedule_dense,
     ),
-)
+)  # fmt: skip
 """In order of preference."""

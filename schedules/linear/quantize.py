@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import s_tir
+
 from apq_tvm.ops.activations.bundles import quantize_bundles
 from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.schedules.decide import Decide
@@ -41,21 +43,27 @@ def quantize_func(
     return quantize_activations(k, act_group, weight_group, lanes, max(1, task // k), bits)
 
 
-def schedule_quantize(sch: Any, profile: DeviceProfile, decide: Decide) -> None:
-    """Schedule in place.
+def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Schedule `apq_tvm.ops.activations.quantize` and what stores codes in another way.
 
     Parameters
     ----------
-    sch : tvm.s_tir.Schedule
+    func : tvm.tirx.PrimFunc
     profile : DeviceProfile
     decide : Decide
         ``unroll``: vectors per iteration where a group has several.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
     """
+    sch = s_tir.Schedule(func)
     unroll = decide("unroll", (4, 2, 1, 8))
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
     for suffix in group_suffixes(sch):
         schedule_group(sch, suffix, unroll)
+    return sch.mod["main"]
 
 
 def group_suffixes(sch: Any) -> list[str]:

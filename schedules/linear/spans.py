@@ -1,30 +1,52 @@
-"""The schedule of layers in small groups: `apq_tvm.ops.few_rows`'s `spans` and `lookup_spans`."""
+"""What kernels for weights in small groups share: names, checks and the schedule of few rows.
+
+Their loops are `apq_tvm.ops.few_rows`'s `spans`, `lookup_spans` and `super_records`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.ops.few_rows.spans import DOTS, STAGES
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import codebook, nonlinear, superblock
+from apq_tvm.ops.few_rows.spans import DOTS
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.task import STAGES
+from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice
 
-PARALLEL = 1 << 16
-"""Weights from which on a second thread pays."""
+M_TILES = (4, 2, 1)
+"""Rows of x that share a decoded weight vector; a kernel is for at least that many rows."""
+
+WEIGHTS = {codebook.NAME: "cb", nonlinear.NAME: "nl4", superblock.NAME: "Ws"}
+"""Weights of each family in the names of its kernels."""
 
 
-def schedule_spans(sch: Any, intrinsic: Callable[[str], str], parallel: bool) -> None:
+def check_integer_acts(spec: LinearSpec) -> None:
+    """Decline a layer whose activations stay float.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    assert spec.scheme is not None
+    if not spec.scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {spec.scheme}")
+
+
+def schedule_spans(sch: Any, choice: Choice, intrinsic: Callable[[str], str]) -> None:
     """Parallel tasks, stages a vector wide, products by intrinsics.
 
     Parameters
     ----------
     sch : tvm.s_tir.Schedule
+    choice : Choice
     intrinsic : callable
         Name of a block of products to the registered name of what computes it.
-    parallel : bool
-        Whether bundles are shared among threads.
     """
     annotations = sch.get(sch.get_sblock("root")).annotations
     (task,) = sch.get_loops(sch.get_sblock("task"))
-    if parallel:
+    if choice.spec.n * choice.spec.k >= PARALLEL_WEIGHTS:
         sch.parallel(task)
     for name in map(str, annotations[STAGES]):
         *outer, lane = sch.get_loops(sch.get_sblock(name))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
-from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.float import dequantized_gemm, float_gemm
 from apq_tvm.ops.many_rows.interleaved import integer_gemm
@@ -18,17 +17,23 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import (
     check_dequantized,
     check_features,
+    check_float,
     check_integer,
     interleaved,
 )
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
-from apq_tvm.schedules.x86.tiles import M_MIN, float_k_step, integer_tiles, micro_kernel
+from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
+from apq_tvm.schedules.x86.instructions import FMA, dot_record
+from apq_tvm.schedules.x86.tiles import (
+    M_MIN,
+    float_k_step,
+    integer_tiles,
+    micro_kernel,
+    schedule_float_gemm,
+)
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction
 from apq_tvm.tensorize.x86.gemm import (
-    Tile,
     dequantize_intrinsic,
-    float_gemm_intrinsic,
     integer_gemm_intrinsic,
     splits_codes,
 )
@@ -86,75 +91,67 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, bits, instruction.features, lanes)
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = interleaved(spec, lanes)
-        blocking = integer_blocking(spec, layout, instruction, decide)
-        return integer_gemm(spec, layout, blocking, splits_codes(instruction, bits))
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
+        return integer_blocking(spec, interleaved(spec, lanes), instruction, decide)
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        bl = integer_blocking(spec, interleaved(spec, lanes), instruction, decide)
+    def func(choice: Choice) -> Any:
+        layout = interleaved(choice.spec, lanes)
+        return integer_gemm(choice.spec, layout, choice.plan, splits_codes(instruction, bits))
+
+    def schedule(sch: Any, choice: Choice) -> None:
         schedule_stages(sch)
-        tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
+        tile = choice.plan.tile(lanes)
         micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits), 5)
 
-    name = f"gemm_W{bits}A8_{instruction.name}_r{lanes}"
-    return legacy(
-        name, M_MIN, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
-    )
-
-
-_FMA = {8: ("fma", "avx2"), 16: ("avx512f", "avx512vnni")}
+    return LinearKernel(
+        "gemm", f"W{bits}", 8, dot_record(instruction), M_MIN,
+        check=check, layout=lambda spec, profile: interleaved(spec, lanes),
+        func=func, schedule=schedule, ask=ask, bits=bits,
+    )  # fmt: skip
 
 
 def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
     """The record of one GEMM with float activations and integer weights."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_dequantized(spec, profile, bits, _FMA[lanes], lanes)
+        check_dequantized(spec, profile, bits, FMA[lanes].features, lanes)
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = interleaved(spec, lanes)
-        return dequantized_gemm(spec, layout, dequantized_blocking(spec, layout, decide))
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
+        return dequantized_blocking(spec, interleaved(spec, lanes), decide)
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        bl = dequantized_blocking(spec, interleaved(spec, lanes), decide)
-        schedule_stages(sch)
-        halves = interleaved(spec, lanes).group_size == 16
+    def func(choice: Choice) -> Any:
+        return dequantized_gemm(choice.spec, interleaved(choice.spec, lanes), choice.plan)
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        schedule_float_gemm(sch, choice.plan, lanes)
+        halves = interleaved(choice.spec, lanes).group_size == 16
         for block in ("convert0", "convert1") if halves else ("convert0",):
             sch.tensorize(sch.get_loops(sch.get_sblock(block))[-2], dequantize_intrinsic(lanes))
-        micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
 
-    name = f"gemm_W{bits}A16_fma_r{lanes}"
-    return legacy(
-        name, M_MIN, -1, check, lambda spec, _: interleaved(spec, lanes), func, schedule, bits
-    )
+    return LinearKernel(
+        "gemm", f"W{bits}", 16, FMA[lanes], M_MIN,
+        check=check, layout=lambda spec, profile: interleaved(spec, lanes),
+        func=func, schedule=schedule, ask=ask, bits=bits,
+    )  # fmt: skip
 
 
 def float_kernel(lanes: int, m_tile: int) -> LinearKernel:
     """The record of one float32 linear kernel."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        if spec.scheme is not None:
-            raise NotApplicable(f"is for float32 weights, not {spec.scheme}")
-        check_features(profile, _FMA[lanes], lanes)
+        check_float(spec)
+        check_features(profile, FMA[lanes].features, lanes)
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        return float_gemm(spec, FloatLayout(lanes), float_blocking(spec, lanes, m_tile, decide))
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
+        return float_blocking(spec, lanes, m_tile, decide)
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        bl = float_blocking(spec, lanes, m_tile, decide)
-        schedule_stages(sch)
-        micro_kernel(sch, float_gemm_intrinsic(Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)), 4)
-
-    return legacy(
-        f"gemm_F32_fma_r{lanes}m{m_tile}",
-        m_tile,
-        -1,
-        check,
-        lambda spec, _: FloatLayout(lanes),
-        func,
-        schedule,
-    )
+    return LinearKernel(
+        "gemm", "F32", 0, FMA[lanes], m_tile,
+        check=check, layout=lambda spec, profile: FloatLayout(lanes),
+        func=lambda choice: float_gemm(choice.spec, FloatLayout(lanes), choice.plan),
+        schedule=lambda sch, choice: schedule_float_gemm(sch, choice.plan, lanes),
+        ask=ask, m_named=m_tile,
+    )  # fmt: skip
 
 
 GEMM_KERNELS: tuple[LinearKernel, ...] = (

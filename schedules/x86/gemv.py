@@ -14,23 +14,19 @@ What the decisions mean, and why their defaults come first (measured on Zen 4, o
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.linear.interleaved import integer_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.checks import check_integer, interleaved
-from apq_tvm.schedules.linear.gemv import M_TILES as M_TILES
-from apq_tvm.schedules.linear.gemv import float_kernel, gemv_kernel
-from apq_tvm.schedules.linear.gemv import schedule_gemv as schedule_gemv
+from apq_tvm.schedules.linear.checks import check_integer
+from apq_tvm.schedules.linear.gemv import M_TILES, float_kernel, gemv_kernel
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.streams import choose_streams
+from apq_tvm.schedules.x86.instructions import FMA, dot_record
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
 from apq_tvm.types import DeviceProfile
-
-_FLOAT_FEATURES = {16: ("avx512f",), 8: ("fma",), 4: ()}
-"""Lanes of the float kernels -> feature they need; 4 lanes are in every x86-64."""
 
 
 def _fast(layout: InterleavedLayout, m_tile: int) -> bool:
@@ -47,28 +43,21 @@ def _streams(decide: Decide, layout: InterleavedLayout, spec: LinearSpec, m_tile
     return choose_streams(decide, choices, layout.row_blocks(spec.n))
 
 
-def _ahead(decide: Decide, layout: InterleavedLayout, m_tile: int) -> int:
-    fast = _fast(layout, m_tile)
-    return decide("ahead", (0, 4096, 2048, 8192) if fast else (4096, 0, 2048, 8192))
+def _aheads(layout: InterleavedLayout, m_tile: int) -> tuple[int, ...]:
+    return (0, 4096, 2048, 8192) if _fast(layout, m_tile) else (4096, 0, 2048, 8192)
 
 
 def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> LinearKernel:
     """The record of one integer kernel for M >= m_tile."""
-    lanes = instruction.rows
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_integer(spec, profile, bits, instruction.features, lanes)
+        check_integer(spec, profile, bits, instruction.features, instruction.rows)
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = interleaved(spec, lanes)
-        streams = _streams(decide, layout, spec, m_tile)
-        return integer_linear(spec, layout, m_tile, streams, bits == 8 and instruction.signed8)
+    def meaning(layout: InterleavedLayout) -> UnitDot:
+        return instruction.meaning(layout.unit, m_tile)
 
-    def intrinsic(layout: InterleavedLayout, ahead: int) -> str:
-        return dot_intrinsic(instruction, layout.unit, m_tile, ahead)
-
-    name = f"gemv_W{bits}A8_{instruction.name}_r{lanes}m{m_tile}"
-    return gemv_kernel(name, bits, m_tile, lanes, check, func, intrinsic, _streams, _ahead)
+    record, product = dot_record(instruction), partial(dot_intrinsic, instruction)
+    return gemv_kernel(record, bits, 8, m_tile, check, meaning, product, _streams, _aheads)
 
 
 GEMV_KERNELS: tuple[LinearKernel, ...] = (
@@ -79,8 +68,8 @@ GEMV_KERNELS: tuple[LinearKernel, ...] = (
         for m_tile in M_TILES
     ),
     *(
-        float_kernel(lanes, features, bits, m_tile, _streams, _ahead)
-        for lanes, features in _FLOAT_FEATURES.items()
+        float_kernel(instruction, bits, m_tile, _streams, _aheads)
+        for instruction in FMA.values()
         for bits in range(1, 9)
         for m_tile in M_TILES
     ),

@@ -12,29 +12,24 @@ of cache, small pages, one thread; the shape of the loop in C):
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from apq_tvm.codegen.layouts import default_layout
 from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
-from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import superblock
 from apq_tvm.ops.activations.factors import quantize_factors
 from apq_tvm.ops.few_rows.spans import SpanBlocking
 from apq_tvm.ops.few_rows.super_records import records_gemm, records_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.gemm_stages import schedule_stages
-from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation, legacy
+from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
-from apq_tvm.schedules.linear.spans import PARALLEL, schedule_spans
+from apq_tvm.schedules.linear.spans import M_TILES, schedule_spans
 from apq_tvm.schedules.linear.streams import choose_streams
-from apq_tvm.schedules.x86.codebook import span_gemm_blocking, sum_bits
-from apq_tvm.schedules.x86.tiles import M_MIN, micro_kernel
+from apq_tvm.schedules.x86.codebook import gemm_kernel, span_layout, span_record
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.super_records import CHUNK, RecordDot
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction
-from apq_tvm.tensorize.x86.gemm import Tile, integer_gemm_intrinsic
 from apq_tvm.tensorize.x86.super_records import (
     powers,
     records_dot_intrinsic,
@@ -42,103 +37,51 @@ from apq_tvm.tensorize.x86.super_records import (
 )
 from apq_tvm.types import DeviceProfile
 
-M_TILES = (4, 2, 1)
-"""Rows of x that share codes; a kernel is for at least that many rows."""
 
-
-def records_layout(spec: LinearSpec, lanes: int) -> SuperRecordsLayout:
-    """The layout of a layer whose kernel works on `lanes` rows at once."""
-    layout = default_layout(spec.scheme, spec.details, 4 * lanes)
+def _layout(spec: LinearSpec, lanes: int) -> SuperRecordsLayout:
+    layout = span_layout(spec, lanes)
     assert isinstance(layout, SuperRecordsLayout)
     return layout
 
 
-def _check(spec: LinearSpec, profile: DeviceProfile, instruction: DotInstruction) -> None:
-    scheme = spec.scheme
-    if scheme is None or scheme.family != superblock.NAME:
-        raise NotApplicable(f"is for super-blocks, not {scheme or 'float32 weights'}")
-    if not scheme.integer_acts:
-        raise NotApplicable(f"is for integer activations, not {scheme}")
-    check_features(profile, instruction.features, instruction.rows)
-
-
-def _blocking(spec: LinearSpec, layout: SuperRecordsLayout, m: int, decide: Decide) -> SpanBlocking:
-    choices = (2, 1, 4) if m == 1 else (1, 2)
-    streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
-    return SpanBlocking(m, streams)
+def _prepare(choice: Choice, instruction: DotInstruction) -> Preparation:
+    spec, layout = choice.spec, _layout(choice.spec, instruction.rows)
+    twos = powers(instruction, layout.bits)
+    func = quantize_factors(spec.k, layout.group, twos, max(1, ELEMENTS_PER_TASK // spec.k))
+    named = "_".join(str(int(1 / two)) for two in twos)
+    return Preparation(f"quantize_k{spec.k}_g{layout.group}_by_{named}", func)
 
 
 def records_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
     """The record of one kernel for M >= m_tile."""
     lanes = instruction.rows
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = records_layout(spec, lanes)
-        return records_linear(spec, layout, _blocking(spec, layout, m_tile, decide))
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> SpanBlocking:
+        choices = (2, 1, 4) if m_tile == 1 else (1, 2)
+        blocks = _layout(spec, lanes).row_blocks(spec.n)
+        decide("ahead", (4096, 2048, 0, 8192))
+        return SpanBlocking(m_tile, choose_streams(decide, choices, blocks))
 
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = records_layout(spec, lanes)
-        _blocking(spec, layout, m_tile, decide)  # asked as `func` did
-        ahead = decide("ahead", (4096, 2048, 0, 8192))
+    def schedule(sch: Any, choice: Choice) -> None:
+        records, ahead = _layout(choice.spec, lanes).records, choice["ahead"]
 
         def intrinsic(block: str) -> str:
             if block.startswith("scale"):
-                return records_scale_intrinsic(layout.records, m_tile, ahead)
+                return records_scale_intrinsic(records, m_tile, ahead)
             k = CHUNK if block.startswith("dot") else UNIT_K
-            return records_dot_intrinsic(instruction, RecordDot(layout.records, m_tile, k), ahead)
+            return records_dot_intrinsic(instruction, RecordDot(records, m_tile, k), ahead)
 
-        schedule_spans(sch, intrinsic, spec.n * spec.k >= PARALLEL)
+        schedule_spans(sch, choice, intrinsic)
 
-    def prepare(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Preparation:
-        layout = records_layout(spec, lanes)
-        twos = powers(instruction, layout.bits)
-        rows = max(1, ELEMENTS_PER_TASK // spec.k)
-        func = quantize_factors(spec.k, layout.group, twos, rows)
-        named = "_".join(str(int(1 / two)) for two in twos)
-        return Preparation(f"quantize_k{spec.k}_g{layout.group}_by_{named}", func)
-
-    return legacy(
-        name=f"super_A8_{instruction.name}_r{lanes}m{m_tile}",
-        m_min=m_tile,
-        m_max=-1,
-        check=lambda spec, profile: _check(spec, profile, instruction),
-        layout=lambda spec, _: records_layout(spec, lanes),
-        func=func,
-        schedule=schedule,
-        family=superblock.NAME,
-        prepare=prepare,
-    )
-
-
-def gemm_kernel(instruction: DotInstruction) -> LinearKernel:
-    """The record of one GEMM."""
-    lanes = instruction.rows
-
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
-        layout = records_layout(spec, lanes)
-        return records_gemm(spec, layout, span_gemm_blocking(spec, layout, instruction, decide))
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        layout = records_layout(spec, lanes)
-        bl = span_gemm_blocking(spec, layout, instruction, decide)
-        schedule_stages(sch)
-        tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
-        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, sum_bits(layout)), 5)
-
-    return legacy(
-        name=f"gemm_super_A8_{instruction.name}_r{lanes}",
-        m_min=M_MIN,
-        m_max=-1,
-        check=lambda spec, profile: _check(spec, profile, instruction),
-        layout=lambda spec, _: records_layout(spec, lanes),
-        func=func,
-        schedule=schedule,
-        family=superblock.NAME,
-    )
+    return span_record(
+        superblock.NAME, instruction, m_tile, ask=ask, schedule=schedule,
+        func=lambda choice: records_linear(choice.spec, _layout(choice.spec, lanes), choice.plan),
+        prepare=partial(_prepare, instruction=instruction),
+    )  # fmt: skip
 
 
 SUPER_KERNELS: tuple[LinearKernel, ...] = (
-    *map(gemm_kernel, INSTRUCTIONS),
+    *(gemm_kernel(superblock.NAME, instruction, records_gemm) for instruction in INSTRUCTIONS),
     *(records_kernel(instruction, m_tile) for instruction in INSTRUCTIONS for m_tile in M_TILES),
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

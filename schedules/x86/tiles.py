@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.gemm_stages import schedule_stages
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
-from apq_tvm.tensorize.x86.gemm import splits_codes
+from apq_tvm.tensorize.x86.gemm import float_gemm_intrinsic, splits_codes
 
 M_MIN = 5
 """Fewest rows of x of the kernels that decode a panel: measured; no tile of theirs is higher."""
@@ -40,3 +42,9 @@ def micro_kernel(sch: Any, intrinsic: str, axes: int) -> None:
     """Give the products of a tile, the innermost `axes` loops, to an intrinsic."""
     loops = sch.get_loops(sch.get_sblock("dot"))
     sch.tensorize(loops[-axes], intrinsic)
+
+
+def schedule_float_gemm(sch: Any, blocking: GemmBlocking, lanes: int) -> None:
+    """Schedule a GEMM with float activations, but for what fills its panels."""
+    schedule_stages(sch)
+    micro_kernel(sch, float_gemm_intrinsic(blocking.tile(lanes)), 4)

@@ -41,7 +41,7 @@ from apq_tvm.tensorize.arm.span import (
 )
 from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, make_pair
+from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -91,7 +91,7 @@ def book_units_intrinsic(dot: BookUnitsDot, fused: bool) -> str:
             total = totals.vload([row, 0], "float32x4")
             store_sums(o, row, fma(total, scale, sums_of(o, row)))
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: span_pair(dot, implement))
 
 
 def _registers(entries: int) -> list[list[int]]:

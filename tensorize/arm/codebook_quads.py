@@ -45,7 +45,7 @@ from apq_tvm.tensorize.arm.span import (
     x_of,
 )
 from apq_tvm.tensorize.meaning.codebook_quads import BookDot
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, make_pair
+from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -114,7 +114,7 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool, longer: bool = False) 
             with b.Else():
                 _add_quads(o, dot, fused, sve, _Lookups3(o, sve))
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: span_pair(dot, implement))
 
 
 def _add_quads(

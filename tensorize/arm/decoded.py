@@ -27,6 +27,7 @@ from apq_tvm.tensorize.arm.lookup import (
     splat,
     table_lookup,
 )
+from apq_tvm.tensorize.arm.planes import lookups
 from apq_tvm.tensorize.arm.quads import (
     BOOK_ABOVE,
     BOOK_BELOW,
@@ -46,6 +47,7 @@ from apq_tvm.tensorize.meaning.decoded_formats import (
     TableUnit,
 )
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
+from apq_tvm.tensorize.meaning.planes import PlanesStep
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -233,14 +235,10 @@ def _balance(unit: BalanceUnit, pairs: bool, sve: bool, buffers: Buffers, out: B
 
 
 def _planes(unit: PlanesUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
-    from apq_tvm.tensorize.arm.planes import SDOT, SDOT_SVE, lookups
-    from apq_tvm.tensorize.meaning.planes import PlanesUnit as LookupUnit
-
-    width, how = 8 if pairs else 4, SDOT_SVE if sve else SDOT
-    looked = LookupUnit(unit.bits, unit.tables, UNIT_K, _BYTES, 0)
+    width, looked = 8 if pairs else 4, PlanesStep(unit.bits, unit.tables, UNIT_K, _BYTES, 0)
     planes, table = buffers["planes"], buffers["table"]
     for first in range(0, UNIT_K, _BYTES):
-        rows = lookups(how, looked, planes, table, tirx.const(first, "int64"))
+        rows = lookups(looked, planes, table, tirx.const(first, "int64"), sve)
         step = first // width
         if pairs:
             for r in range(0, 8, 2):

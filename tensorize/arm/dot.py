@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.tensorize.arm.codes import unpacked
 from apq_tvm.tensorize.exprs import neon
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit
-from apq_tvm.tensorize.pairs.unit_dot import Operands, UnitDot, make_pair
-from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.pairs.unit_dot import DotBuffers, unit_dot_intrinsic
 
 Expr = Any  # tvm is untyped
 
@@ -35,40 +36,17 @@ SMULL_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 4, 7: 2, 8: 2}
 """bits -> products that are summed in int16 (table above, at most the 8 of a unit)."""
 
 
-def smull_intrinsic(unit: Unit, m: int = 1) -> str:
-    """Register (once) and name the dot product of one unit.
-
-    Parameters
-    ----------
-    unit : Unit
-        Of 4 rows, with inverted top bits; 8-bit codes are taken as ``code - 128``.
-    m : int
-        Rows of x; codes are unpacked once for all of them.
-
-    Returns
-    -------
-    str
-        The intrinsic's name; its operands are those of `UnitDot`: x int8, sums int32.
-    """
-    signed = unit.bits == 8
-    name = f"apq_smull_{m}x{unit.rows}x{UNIT_K}_s8{'s' if signed else 'u'}{unit.bits}s32"
-    name += ("_t" if unit.whole else "") + ("_g16" if unit.groups == 2 else "")
-
-    def product(code: Expr, x: Expr, zero: Expr | None) -> Expr:
-        from tvm import tirx
-
-        centred = code - tirx.const(128, "int32") if signed else code
-        return centred * x.astype("int32")
-
-    def implement(operands: Operands) -> None:
-        for group in range(unit.groups):
-            _smull(operands, group)
-
-    dot = UnitDot(unit, m, "int8", "int32")
-    return register(name, lambda: make_pair(dot, product, implement))
+def smull_meaning(unit: Unit, m: int = 1) -> UnitDot:
+    """The dot product of a unit of 4 rows, with inverted top bits, with `m` rows of x."""
+    return UnitDot(unit, m, "int8", 128 if unit.bits == 8 else 0)
 
 
-def _smull(o: Operands, group: int) -> None:
+def smull_intrinsic(dot: UnitDot, ahead: int = 0) -> str:
+    """Register (once) and name a dot product of `smull_meaning`."""
+    return unit_dot_intrinsic("smull", dot, _smull, ahead)
+
+
+def _smull(o: DotBuffers, group: int) -> None:
     from tvm.tirx.script.builder import ir as b
 
     unit = o.dot.unit
@@ -86,7 +64,7 @@ def _smull(o: Operands, group: int) -> None:
         b.buffer_store(o.acc, o.acc[tuple(at)] + total, at)
 
 
-def _words(o: Operands, row: int, vectors: range, half: int) -> Expr:
+def _words(o: DotBuffers, row: int, vectors: range, half: int) -> Expr:
     """int16 [8]: sums of products of two rows of the weights, four k apart."""
     from tvm import tirx
 
@@ -101,11 +79,9 @@ def _words(o: Operands, row: int, vectors: range, half: int) -> Expr:
     return words
 
 
-def _codes(o: Operands, vector: int) -> Expr:
+def _codes(o: DotBuffers, vector: int) -> Expr:
     """int8 [16]."""
     from tvm import tirx
-
-    from apq_tvm.tensorize.arm.codes import unpacked
 
     def load(index: int) -> Expr:
         return o.codes.vload([tirx.const(16 * index, "int64")], "uint8x16")

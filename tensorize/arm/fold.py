@@ -75,36 +75,58 @@ def _implement(o: FoldedOperands, load: Load) -> None:
         at = _at(o, i)
         if o.zeros is not None:
             zero = o.zeros.vload([0], "uint8x4").astype("int32x4")
-            total = total - zero * tirx.reinterpret("int32x4", _four(o.factors, o.lead(i, 1), 4))
+            factor = four_floats(o.factors, o.lead(i, 1), 4)
+            total = total - zero * tirx.reinterpret("int32x4", factor)
         total = tirx.reinterpret("float32x4", total)
-        scaled = _fma(total, _four(o.factors, o.lead(i, 1), 0), _four(o.starts, o.lead(i, 2), 4))
-        b.buffer_store(o.acc, _fma(scale, scaled, o.acc[tuple(at)]), at)
+        factor = four_floats(o.factors, o.lead(i, 1), 0)
+        scaled = fma(total, factor, four_floats(o.starts, o.lead(i, 2), 4))
+        b.buffer_store(o.acc, fma(scale, scaled, o.acc[tuple(at)]), at)
 
 
-def _four(buffer: Buffer, lead: tuple[Expr, ...], index: int) -> Expr:
+def four_floats(buffer: Buffer, lead: tuple[Expr, ...], index: int) -> Expr:
+    """float32 [4] behind `lead`."""
     return buffer.vload([*lead, index], "float32x4")
 
 
-def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
+def fma(x: Expr, y: Expr, z: Expr) -> Expr:
     """x y + z, rounded once: TVM's own multiply and add would be two operations."""
     return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma.v4f32", x, y, z)
 
 
-def _sums(o: FoldedOperands, load: Load, row: int) -> Expr:
-    """int32 [4]: pattern of a float, MAGIC + 2^shift Σ."""
-    dot, fold = o.dot, o.dot.fold
-    total = tirx.reinterpret("int32x4", _four(o.starts, o.lead(row, 2), 0))
+def sums_by_place(
+    dot: FoldedDot, start: Expr, multiply: Callable[[Expr, int, int], Expr], vectors: int = 1
+) -> Expr:
+    """int32 [4]: pattern of a float, MAGIC + 2^shift Σ.
+
+    Parameters
+    ----------
+    dot : FoldedDot
+    start : PrimExpr
+        float32 [4].
+    multiply : callable
+        Adds products of a unit and a vector of it, or of the `vectors` from there on.
+    vectors : int
+    """
+    fold = dot.fold
+    total = tirx.reinterpret("int32x4", start)
     for part, place in enumerate(fold.places):
-        if part:
+        if part and place > fold.places[part - 1]:
             width = tirx.Broadcast(tirx.const(place - fold.places[part - 1], "int32"), 4)
             total = tirx.shift_left(total, width)
-        apart = dot.units > 1 and part > 0
+        apart = dot.units > 1 and part > 0 and not fold.shifted
         mine = tirx.Broadcast(tirx.const(0, "int32"), 4) if apart else total
         for unit in range(dot.units):
-            for vector in fold.members(part):
-                mine = _sdot(mine, _codes(o, load, unit, vector), _four_k(o, row, unit, vector))
+            for vector in fold.members(part)[::vectors]:
+                mine = multiply(mine, unit, vector)
         total = total + mine if apart else mine
     return total
+
+
+def _sums(o: FoldedOperands, load: Load, row: int) -> Expr:
+    def multiply(total: Expr, unit: int, vector: int) -> Expr:
+        return _sdot(total, _codes(o, load, unit, vector), _four_k(o, row, unit, vector))
+
+    return sums_by_place(o.dot, four_floats(o.starts, o.lead(row, 2), 0), multiply)
 
 
 def _sums_of_whole(o: FoldedOperands, load: Load) -> list[Expr]:
@@ -115,7 +137,7 @@ def _sums_of_whole(o: FoldedOperands, load: Load) -> list[Expr]:
         for part in range(len(fold.places)):
             start = tirx.Broadcast(tirx.const(0, "int32"), 4)
             if not part:
-                start = tirx.reinterpret("int32x4", _four(o.starts, o.lead(i, 2), 0))
+                start = tirx.reinterpret("int32x4", four_floats(o.starts, o.lead(i, 2), 0))
             b.buffer_store(sums, start, [i, part, lanes])
     for unit in range(o.dot.units):
         for vector in range(VECTORS):
@@ -150,8 +172,13 @@ def _codes(o: FoldedOperands, load: Load, unit: int, vector: int) -> Expr:
     if not fold.raw or fold.unit.whole:
         codes = unpacked(fold.unit, partial(load, o, unit), vector, fold.doubled)
         return tirx.reinterpret("int8x16", codes)
+    return raw_codes(fold, partial(load, o, unit), vector)
+
+
+def raw_codes(fold: Fold, load: Callable[[int], Expr], vector: int) -> Expr:
+    """int8 [16]: a vector's part of its bytes with the parts below."""
     part, width = fold.part(vector), fold.width
-    byte = load(o, unit, vector % width)
+    byte = load(vector % width)
     mask = (1 << width * (part + 1)) - 1
     if mask < 255:
         byte = tirx.bitwise_and(byte, repeated(mask))

@@ -40,21 +40,16 @@ class GemmInstruction:
         Of which the device needs one; empty for none.
     pairs : bool
         Order of the sums (`apq_tvm.tensorize.meaning.centred`).
-    macs : int
-        Products in one instruction.
     """
 
     name: str
     features: tuple[str, ...]
     pairs: bool
-    macs: int
 
 
-SMMLA = GemmInstruction("smmla", ("i8mm",), True, 32)
-SDOT = GemmInstruction("sdot", ("dotprod",), False, 16)
-SMULL = GemmInstruction("smull", (), False, 8)
-INSTRUCTIONS = (SMMLA, SDOT, SMULL)
-"""In order of preference."""
+SMMLA = GemmInstruction("smmla", ("i8mm",), True)
+SDOT = GemmInstruction("sdot", ("dotprod",), False)
+SMULL = GemmInstruction("smull", (), False)
 
 
 def centred_intrinsic(

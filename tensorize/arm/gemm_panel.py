@@ -17,7 +17,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.codes import unpacked
+from apq_tvm.tensorize.arm.codes import repeated, unpacked
 from apq_tvm.tensorize.exprs import i32
 from apq_tvm.tensorize.meaning.centred import rows_pair, scales_pair, unpack_pair
 from apq_tvm.tensorize.meaning.interleaved import Unit
@@ -57,10 +57,6 @@ def _shuffle(vectors: list[Expr], lanes: list[int]) -> Expr:
     return tirx.Shuffle(vectors, [i32(lane) for lane in lanes])
 
 
-def _bytes(value: int) -> Expr:
-    return tirx.Broadcast(tirx.const(value, "uint8"), 16)
-
-
 def zipped_words(first: Expr, second: Expr, high: bool) -> Expr:
     """uint8 [16]: zip1 or zip2 of 32-bit lanes."""
     words = [tirx.reinterpret("int32x4", v) for v in (first, second)]
@@ -72,9 +68,9 @@ def _field(packed: Expr, down: int, mask: int) -> Expr:
     """Bits of every byte, moved down (up if negative) and masked, where any others are left."""
     if down:
         move = tirx.shift_right if down > 0 else tirx.shift_left
-        packed = move(packed, _bytes(abs(down)))
+        packed = move(packed, repeated(abs(down)))
     left = 255 >> down if down >= 0 else 255 << -down & 255
-    return packed if left == mask else tirx.bitwise_and(packed, _bytes(mask))
+    return packed if left == mask else tirx.bitwise_and(packed, repeated(mask))
 
 
 def unpacked_code(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> Expr:
@@ -127,7 +123,7 @@ def _fields(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> l
 
         def load(i: int, start: int = size * shift) -> Expr:
             part = codes.vload([start + i * size], _VECTOR)
-            return tirx.bitwise_xor(part, _bytes(0x80)) if unit.inverted else part
+            return tirx.bitwise_xor(part, repeated(0x80)) if unit.inverted else part
 
         mask = ((1 << width) - 1) << shift
         if not pairs:
@@ -137,7 +133,7 @@ def _fields(unit: Unit, pairs: bool, codes: Buffer, vector: int, half: int) -> l
         if width > 1:
             both = load(even % width), load(even % width + 1)
         else:
-            both = load(0), tirx.shift_right(load(0), _bytes(1))
+            both = load(0), tirx.shift_right(load(0), repeated(1))
         zipped = zipped_words(*both, half == 1)
         fields.append(_field(zipped, even // width * width - shift, mask))
     return fields
@@ -161,7 +157,7 @@ def centred_pairs(unit: Unit, codes: Buffer, vector: int, zeros: Expr | None) ->
     def load(index: int) -> Expr:
         return codes.vload([unit.at(index * unit.vector_bytes)], _VECTOR)
 
-    middle = _bytes(1 << (unit.bits - 1))
+    middle = repeated(1 << (unit.bits - 1))
     width, _ = unit.fields[0]
     down = vector // width * width
     if width == unit.bits and width > 1 and down + width == 8:
@@ -172,36 +168,33 @@ def centred_pairs(unit: Unit, codes: Buffer, vector: int, zeros: Expr | None) ->
             signed = tirx.shift_right(tirx.reinterpret("int8x16", code), move)
             code = tirx.reinterpret(_VECTOR, signed)
         return code if zeros is None else code - (zeros - middle)
-    code = unpacked(unit, load, vector)
+    return _centred(unit, unpacked(unit, load, vector), zeros)
+
+
+def _centred(unit: Unit, code: Expr, zeros: Expr | None) -> Expr:
+    """uint8 [16]: codes less their zero points or their middle."""
     if zeros is not None:
         return code - zeros
-    return code + code - _bytes(1) if unit.bits == 1 else code - middle
+    if unit.bits == 1:
+        return code + code - repeated(1)
+    return code - repeated(1 << (unit.bits - 1))
 
 
 def _unpack(unit: Unit, pairs: bool, codes: Buffer, zeros: Buffer | None, out: Buffer) -> None:
-    for vector in range(4 if pairs else 8):
-        per_group = unit.vectors // (2 if pairs else 1)
-        group = [vector // per_group] if unit.groups > 1 else []
-        for half in range(2 if pairs else 1):
-            if unit.run == 8:
-                some = None
-                if zeros is not None:
-                    some = row_bytes(zeros.vload([*group, 0], "uint8x4"), pairs, half)
-                value = centred_pairs(unit, codes, 2 * vector + half, some)
-                at = [vector, half, 0, tirx.Ramp(0, 1, 16)]
-                b.buffer_store(out, tirx.reinterpret("int8x16", value), at)
-                continue
-            code = unpacked_code(unit, pairs, codes, vector, half)
+    halves = 2 if pairs else 1
+    for vector in range(8 // halves):
+        group = [vector // (unit.vectors // halves)] if unit.groups > 1 else []
+        for half in range(halves):
+            some = None
             if zeros is not None:
-                value = code - row_bytes(zeros.vload([*group, 0], "uint8x4"), pairs, half)
-            elif unit.bits == 1:
-                value = code + code - _bytes(1)
+                some = row_bytes(zeros.vload([*group, 0], "uint8x4"), pairs, half)
+            if unit.run == 8:
+                value = centred_pairs(unit, codes, 2 * vector + half, some)
             else:
-                value = code - _bytes(1 << (unit.bits - 1))
-            value = tirx.reinterpret("int8x16", value)
+                value = _centred(unit, unpacked_code(unit, pairs, codes, vector, half), some)
             # 16 bytes over the last two axes, which are contiguous.
-            lead = [vector, half if pairs else 0, 0]
-            b.buffer_store(out, value, [*lead, tirx.Ramp(0, 1, 16)])
+            at = [vector, half, 0, tirx.Ramp(0, 1, 16)]
+            b.buffer_store(out, tirx.reinterpret("int8x16", value), at)
 
 
 def _spread(source: str, values: Buffer, out: Buffer) -> None:

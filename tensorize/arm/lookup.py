@@ -20,16 +20,12 @@ from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import neon
+from apq_tvm.tensorize.exprs import MAGIC, neon
 
 Expr = Any  # tvm is untyped
 
 BYTES = 16
 """Of a vector."""
-
-MAGIC = 0x4B400000
-"""Bits of the float 1.5 * 2^23. As an integer it can be added to up to +-2^22, and the sum's bits
-are the float 1.5 * 2^23 plus the same number: a subtraction takes the place of ``scvtf``."""
 
 
 def splat(value: int | float, dtype: str, lanes: int = BYTES) -> Expr:
@@ -225,8 +221,5 @@ class Dot:
 
 
 def as_float(total: Expr) -> Expr:
-    """float32 [4] of sums that began with `MAGIC`."""
-    import struct
-
-    (magic,) = struct.unpack("<f", struct.pack("<I", MAGIC))
-    return tirx.reinterpret("float32x4", total) - splat(magic, "float32", 4)
+    """float32 [4] of sums that began with `MAGIC_BITS`."""
+    return tirx.reinterpret("float32x4", total) - splat(MAGIC, "float32", 4)

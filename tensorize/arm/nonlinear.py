@@ -37,7 +37,7 @@ from apq_tvm.tensorize.arm.span import (
     x_of,
 )
 from apq_tvm.tensorize.arm.written.loads import MODULE, load_vectors
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, make_pair
+from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.nonlinear_span import UnitsDot
 from apq_tvm.tensorize.registry import register
 
@@ -101,7 +101,7 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool, together: bool = Fals
         with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", MODULE):
             _add_units(o, dot, fused, sve, load)
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: span_pair(dot, implement))
 
 
 def _add_units(

@@ -18,9 +18,11 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.codes import repeated, unpacked
+from apq_tvm.tensorize.arm.fold import fma, four_floats, raw_codes, sums_by_place
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.pairs.paired_dot import BYTES, PairedDot, PairedOperands, paired_pair
+from apq_tvm.tensorize.pairs.folded_dot import FoldedOperands, folded_pair
+from apq_tvm.tensorize.pairs.paired_dot import BYTES, PairedDot
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -36,10 +38,10 @@ def paired_intrinsic(dot: PairedDot) -> str:
     name += ("_z" if dot.fold.zeros else "") + ("_own" if dot.own else "")
     name += "_half" if unit.half else ""
     name += ("_u" if dot.fold.unfolded else "") + (f"_x{dot.blocks}" if dot.blocks > 1 else "")
-    return register(name, lambda: paired_pair(dot, _implement))
+    return register(name, lambda: folded_pair(dot, _implement))
 
 
-def _implement(o: PairedOperands) -> None:
+def _implement(o: FoldedOperands) -> None:
     several = o.dot.pairs > 1 or o.dot.blocks > 1
     totals = _outer_products(o) if o.dot.units > 1 and several else None
     for pair, column in _order(o.dot):
@@ -49,14 +51,14 @@ def _implement(o: PairedOperands) -> None:
             total = totals[pair, column]
         if o.zeros is not None:
             zero = _of_column(o, o.zeros, "uint8", column)
-            sums = tirx.reinterpret("int32x4", _four(o.factors, _lead(o, pair, 1), 4))
+            sums = tirx.reinterpret("int32x4", four_floats(o.factors, o.lead((i64(pair),), 1), 4))
             total = total - zero * sums
         scale = _of_column(o, o.scales, "float16", column)
-        factor = _four(o.factors, _lead(o, pair, 1), 0)
-        start = _four(o.starts, _start(o, pair, column), 4)
-        scaled = _fma(tirx.reinterpret("float32x4", total), factor, start)
+        factor = four_floats(o.factors, o.lead((i64(pair),), 1), 0)
+        start = four_floats(o.starts, _start(o, pair, column), 4)
+        scaled = fma(tirx.reinterpret("float32x4", total), factor, start)
         at = _at(o, pair, column)
-        b.buffer_store(o.acc, _fma(scale, scaled, o.acc[tuple(at)]), at)
+        b.buffer_store(o.acc, fma(scale, scaled, o.acc[tuple(at)]), at)
 
 
 def _order(dot: PairedDot) -> list[tuple[int, int]]:
@@ -71,7 +73,7 @@ def _order(dot: PairedDot) -> list[tuple[int, int]]:
     return [(pair, column) for column in columns for pair in pairs]
 
 
-def _outer_products(o: PairedOperands) -> dict[tuple[int, int], Expr]:
+def _outer_products(o: FoldedOperands) -> dict[tuple[int, int], Expr]:
     """Sums by pair and column, made k by k: operands of a long chunk would not fit registers."""
     dot, fold, lanes = o.dot, o.dot.fold, tirx.Ramp(0, 1, 4)
     places = sorted(set(fold.places))
@@ -81,7 +83,8 @@ def _outer_products(o: PairedOperands) -> dict[tuple[int, int], Expr]:
         for pair, column in order:
             start = tirx.Broadcast(tirx.const(0, "int32"), 4)
             if not place:
-                start = tirx.reinterpret("int32x4", _four(o.starts, _start(o, pair, column), 0))
+                first = four_floats(o.starts, _start(o, pair, column), 0)
+                start = tirx.reinterpret("int32x4", first)
             b.buffer_store(sums, start, [place, pair, column, lanes])
     for unit in range(dot.units):
         for octet in _by_bytes(dot):
@@ -108,7 +111,7 @@ def _by_bytes(dot: PairedDot) -> list[int]:
     return sorted(range(OCTETS), key=lambda octet: (octet % apart, octet))
 
 
-def _of_column(o: PairedOperands, values: Buffer, dtype: str, column: int) -> Expr:
+def _of_column(o: FoldedOperands, values: Buffer, dtype: str, column: int) -> Expr:
     """Values of 4 rows of the block, or of 2 rows as often as there are rows of x."""
     if o.dot.m == 1:
         return _four_rows(o, values, dtype, column)
@@ -117,7 +120,7 @@ def _of_column(o: PairedOperands, values: Buffer, dtype: str, column: int) -> Ex
     return tirx.Shuffle([_four_rows(o, values, dtype, column // 2)], lanes)
 
 
-def _four_rows(o: PairedOperands, values: Buffer, dtype: str, index: int) -> Expr:
+def _four_rows(o: FoldedOperands, values: Buffer, dtype: str, index: int) -> Expr:
     """int32 or float32 [4]: values of 4 rows, of a load of all.
 
     LLVM would shuffle float16 before it converts it, and convert twice.
@@ -135,45 +138,20 @@ def _four_rows(o: PairedOperands, values: Buffer, dtype: str, index: int) -> Exp
     return tirx.call_llvm_pure_intrin(wide, name, tirx.reinterpret("int16x4", four))
 
 
-def _lead(o: PairedOperands, pair: int, axes: int = 0) -> tuple[Expr, ...]:
-    """First indices of what belongs to a pair of rows of x, with `axes` more after them."""
-    return (i64(pair), *([i64(0)] * axes)) if o.dot.lead else ()
-
-
-def _start(o: PairedOperands, pair: int, column: int) -> tuple[Expr, ...]:
+def _start(o: FoldedOperands, pair: int, column: int) -> tuple[Expr, ...]:
     if not o.dot.own:
-        return _lead(o, pair, 2)
-    return (*_lead(o, pair, 1), *([i64(column)] if len(o.starts.shape) > 1 else []))
+        return o.lead((i64(pair),), 2)
+    return (*o.lead((i64(pair),), 1), *([i64(column)] if len(o.starts.shape) > 1 else []))
 
 
-def _four(buffer: Buffer, lead: tuple[Expr, ...], index: int) -> Expr:
-    return buffer.vload([*lead, index], "float32x4")
+def _sums(o: FoldedOperands, pair: int, column: int) -> Expr:
+    def multiply(total: Expr, unit: int, vector: int) -> Expr:
+        return _product(o, total, unit, vector // 2, pair, column)
+
+    return sums_by_place(o.dot, four_floats(o.starts, _start(o, pair, column), 0), multiply, 2)
 
 
-def _fma(x: Expr, y: Expr, z: Expr) -> Expr:
-    """x y + z, rounded once: TVM's own multiply and add would be two operations."""
-    return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma.v4f32", x, y, z)
-
-
-def _sums(o: PairedOperands, pair: int, column: int) -> Expr:
-    """int32 [4]: pattern of a float, MAGIC + 2^shift Σ."""
-    dot, fold = o.dot, o.dot.fold
-    total = tirx.reinterpret("int32x4", _four(o.starts, _start(o, pair, column), 0))
-    for part, place in enumerate(fold.places):
-        if part and place > fold.places[part - 1]:
-            width = tirx.Broadcast(tirx.const(place - fold.places[part - 1], "int32"), 4)
-            total = tirx.shift_left(total, width)
-        apart = dot.units > 1 and part > 0 and not fold.shifted
-        mine = tirx.Broadcast(tirx.const(0, "int32"), 4) if apart else total
-        for unit in range(dot.units):
-            for octet in range(OCTETS):
-                if fold.part(2 * octet) == part:
-                    mine = _product(o, mine, unit, octet, pair, column)
-        total = total + mine if apart else mine
-    return total
-
-
-def _product(o: PairedOperands, total: Expr, unit: int, octet: int, pair: int, column: int) -> Expr:
+def _product(o: FoldedOperands, total: Expr, unit: int, octet: int, pair: int, column: int) -> Expr:
     """Products of 8 k, of one column of a pair; of one row of x those with 4 rows of weights."""
     at = BYTES * (OCTETS * unit + octet)
     if o.dot.m > 1:
@@ -184,8 +162,8 @@ def _product(o: PairedOperands, total: Expr, unit: int, octet: int, pair: int, c
     return total
 
 
-def _x(o: PairedOperands, pair: int, at: int) -> Expr:
-    return o.x.vload([*_lead(o, pair), i64(at)], "int8x16")
+def _x(o: FoldedOperands, pair: int, at: int) -> Expr:
+    return o.x.vload([*o.lead((i64(pair),)), i64(at)], "int8x16")
 
 
 def _smmla(total: Expr, x: Expr, codes: Expr) -> Expr:
@@ -193,7 +171,7 @@ def _smmla(total: Expr, x: Expr, codes: Expr) -> Expr:
     return tirx.call_llvm_pure_intrin("int32x4", name, total, x, codes)
 
 
-def _codes(o: PairedOperands, unit: int, octet: int, column: int) -> Expr:
+def _codes(o: FoldedOperands, unit: int, octet: int, column: int) -> Expr:
     """int8 [16]: what stands for 2 rows x 8 k (see `apq_tvm.tensorize.meaning.fold`)."""
     fold, size = o.dot.fold, o.dot.fold.unit.vector_bytes
     block, column = divmod(column, o.dot.fold.unit.rows // 2)
@@ -210,12 +188,7 @@ def _codes(o: PairedOperands, unit: int, octet: int, column: int) -> Expr:
         return _moved_down(load(vector % fold.shifted), fold.shifted, vector)
     if not fold.raw:
         return tirx.reinterpret("int8x16", unpacked(fold.unit, load, vector, fold.doubled))
-    part, width = fold.part(vector), fold.width
-    byte = load(vector % width)
-    mask = (1 << width * (part + 1)) - 1
-    if mask < 255:
-        byte = tirx.bitwise_and(byte, repeated(mask))
-    return tirx.reinterpret("int8x16", byte)
+    return raw_codes(fold, load, vector)
 
 
 def _moved_down(byte: Expr, width: int, vector: int) -> Expr:
@@ -229,9 +202,9 @@ def _moved_down(byte: Expr, width: int, vector: int) -> Expr:
     return tirx.reinterpret("int8x16", tirx.bitwise_and(byte, repeated((1 << width) - 1)))
 
 
-def _at(o: PairedOperands, pair: int, column: int) -> list[Expr]:
+def _at(o: FoldedOperands, pair: int, column: int) -> list[Expr]:
     if o.dot.m == 1:
         block, column = divmod(column, o.dot.fold.unit.rows // 4)
         lead = [i64(block)] if o.dot.beside else []
         return [*lead, tirx.Ramp(i64(4 * column), i64(1), 4)]
-    return [*_lead(o, pair), i64(column), tirx.Ramp(i64(0), i64(1), 4)]
+    return [*o.lead((i64(pair),)), i64(column), tirx.Ramp(i64(0), i64(1), 4)]

@@ -1,4 +1,4 @@
-"""Lookups and dot products on bitplanes, on Arm: pairs of meaning and instructions.
+"""Lookups and dot products on bitplanes, on Arm.
 
 As `apq_tvm.tensorize.x86.planes`, with registers of 16 bytes. ``tbl`` looks up 16, 32 or 64
 entries in one instruction and gives 0 for an index past them, so that 128 and 256 entries are two
@@ -15,7 +15,6 @@ IntrinsicsAArch64.td for names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +33,9 @@ from apq_tvm.tensorize.arm.lookup import (
     table_lookup,
 )
 from apq_tvm.tensorize.arm.planes_sums import Sums
-from apq_tvm.tensorize.exprs import neon
-from apq_tvm.tensorize.meaning.planes import ROWS, PlanesUnit
-from apq_tvm.tensorize.pairs.planes import (
-    codes_pair,
-    dot_pair,
-    lookup_pair,
-    rows_pair,
-    table_pair,
-)
-from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.exprs import i64, neon
+from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
+from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -54,16 +46,13 @@ _MOST = 64
 
 
 @dataclass(frozen=True)
-class ArmPlanes:
-    """How codes are looked up and multiplied.
+class ArmPlanes(PlanesInstruction):
+    """Lookups in registers of 128 bits.
 
     Parameters
     ----------
-    name : str
-    features : tuple of str
-        LLVM features it needs, all of them.
     fused : bool
-        Whether by ``sdot``, else by ``smull``.
+        Whether products are added by ``sdot``, else by ``smull``.
     sve : bool
         Whether one register is looked up by SVE's instruction.
     chained : bool
@@ -71,107 +60,59 @@ class ArmPlanes:
         its end. That is fewer instructions than ``tbl`` and ``orr``, but waits.
     """
 
-    name: str
-    features: tuple[str, ...]
     fused: bool
-    sve: bool
+    sve: bool = False
     chained: bool = False
 
-    vector = BYTES
-    offset = 0
+    def emit_dot(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
+        planes, table, x, *scales, acc = buffers
+        sums = Sums(self, step, acc, scales, [[r] for r in range(ROWS)])
+        with sums.steps() as steps:
+            for at in steps:
+                xs = x.vload([at], "int8x16")
+                for r, w in enumerate(lookups(step, planes, table, at, self.sve)):
+                    sums.add([r], w, xs)
 
-    def unit(self, bits: int, tables: int, k: int, group: int = 0) -> PlanesUnit:
-        """A unit for this instruction."""
-        return PlanesUnit(bits, tables, k, BYTES, 0, group)
+    def emit_codes(self, step: PlanesStep, *buffers: Buffer) -> None:
+        planes, out = buffers
+        with b.serial(0, i64(step.registers)) as loop:
+            at = loop * i64(BYTES)
+            for r, (index, _) in enumerate(_indices(_registers(step, planes, at))):
+                b.buffer_store(out, index, [r, tirx.Ramp(at, 1, BYTES)])
 
-    def dot(self, bits: int, tables: int, k: int, ahead: int = 0, group: int = 0) -> str:
-        """Register (once) and name the product of one unit with one row of activations."""
-        unit = self.unit(bits, tables, k, group)
-
-        def implement(planes: Buffer, table: Buffer, x: Buffer, *more: Buffer) -> None:
-            *scales, acc = more
-            sums = Sums(self, unit, acc, scales, [[r] for r in range(ROWS)])
+    def emit_table_dot(self, step: PlanesStep, rows: int, *buffers: Buffer) -> None:
+        """The table stays in registers; rows are taken two at a time."""
+        codes, table, x, *scales, acc = buffers
+        for start in range(0, rows, 2):
+            leads = [[r] if rows > 1 else [] for r in range(start, min(start + 2, rows))]
+            sums = Sums(self, step, acc, scales, leads)
             with sums.steps() as steps:
                 for at in steps:
-                    xs = x.vload([at], "int8x16")
-                    for r, w in enumerate(lookups(self, unit, planes, table, at)):
-                        sums.add([r], w, xs)
+                    for lead in leads:
+                        index = codes.vload([*lead, at], "uint8x16")
+                        w = _large_lookup(step, table, [], index, self.chained)
+                        sums.add(lead, w, x.vload([at], "int8x16"))
 
-        return register(f"apq_{self.name}_planes_{unit}", lambda: dot_pair(unit, implement))
+    def emit_lookup(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
+        planes, table, out = buffers
+        with b.serial(0, i64(step.registers)) as loop:
+            at = loop * i64(BYTES)
+            for r, w in enumerate(lookups(step, planes, table, at, self.sve)):
+                value = out.vload([r, at], "uint8x16") + tirx.reinterpret("uint8x16", w)
+                b.buffer_store(out, value, [r, tirx.Ramp(at, 1, BYTES)])
 
-    def codes(self, bits: int, k: int) -> str:
-        """Register (once) and name the putting together of a unit's codes."""
-        unit = self.unit(bits, 1, k)
-
-        def implement(planes: Buffer, out: Buffer) -> None:
-            with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
-                at = loop * tirx.const(BYTES, "int64")
-                registers = [planes.vload([p, 0, at], "uint8x16") for p in reversed(range(bits))]
-                for r, (index, _) in enumerate(_indices(registers)):
-                    b.buffer_store(out, index, [r, tirx.Ramp(at, 1, BYTES)])
-
-        return register(f"apq_{self.name}_codes_{unit}", lambda: codes_pair(unit, implement))
-
-    def table_dot(self, bits: int, rows: int, k: int, group: int = 0) -> str:
-        """Register (once) and name the product of looked up codes of rows that share a table.
-
-        The table stays in registers; rows are taken two at a time.
-        """
-        unit = self.unit(bits, 1, k, group)
-
-        def implement(codes: Buffer, table: Buffer, x: Buffer, *more: Buffer) -> None:
-            *scales, acc = more
-            for start in range(0, rows, 2):
-                leads = [[r] if rows > 1 else [] for r in range(start, min(start + 2, rows))]
-                sums = Sums(self, unit, acc, scales, leads)
-                with sums.steps() as steps:
+    def emit_rows(self, step: PlanesStep, m: int, rows: int, *buffers: Buffer) -> None:
+        w, x, *scales, acc = buffers
+        for first in range(0, step.registers, step.together):
+            steps = range(first * BYTES, (first + step.together) * BYTES, BYTES)
+            for i in range(m):
+                row = [[i, r] for r in range(rows)]
+                sums = Sums(self, step, acc, scales, row)
+                with sums.group(first * BYTES, [i]):
                     for at in steps:
-                        for lead in leads:
-                            index = codes.vload([*lead, at], "uint8x16")
-                            w = _large_lookup(
-                                lambda part: table.vload([part], "int8x16"),
-                                unit,
-                                index,
-                                self.chained,
-                            )
-                            sums.add(lead, w, x.vload([at], "int8x16"))
-
-        name = f"apq_{self.name}_table{rows}_{unit}"
-        return register(name, lambda: table_pair(unit, rows, implement))
-
-    def lookup(self, bits: int, tables: int, k: int, ahead: int = 0) -> str:
-        """Register (once) and name the lookup of one unit."""
-        unit = self.unit(bits, tables, k)
-
-        def implement(planes: Buffer, table: Buffer, out: Buffer) -> None:
-            with b.serial(0, tirx.const(unit.registers, "int64")) as loop:
-                at = loop * tirx.const(BYTES, "int64")
-                for r, w in enumerate(lookups(self, unit, planes, table, at)):
-                    value = out.vload([r, at], "uint8x16") + tirx.reinterpret("uint8x16", w)
-                    b.buffer_store(out, value, [r, tirx.Ramp(at, 1, BYTES)])
-
-        return register(f"apq_{self.name}_lookup_{unit}", lambda: lookup_pair(unit, implement))
-
-    def rows(self, m: int, rows: int, k: int, group: int = 0) -> str:
-        """Register (once) and name the product of looked up bytes with rows of activations."""
-        unit = self.unit(1, 1, k, group)
-
-        def implement(w: Buffer, x: Buffer, *more: Buffer) -> None:
-            *scales, acc = more
-            for first in range(0, unit.registers, unit.together):
-                steps = range(first * BYTES, (first + unit.together) * BYTES, BYTES)
-                for i in range(m):
-                    row = [[i, r] for r in range(rows)]
-                    sums = Sums(self, unit, acc, scales, row)
-                    with sums.group(first * BYTES, [i]):
-                        for at in steps:
-                            for lead in row:
-                                byte = w.vload([lead[1], at], "uint8x16")
-                                value = tirx.reinterpret("int8x16", byte)
-                                sums.add(lead, value, x.vload([i, at], "int8x16"))
-
-        name = f"apq_{self.name}_rows_{m}x{rows}x{k}{unit.suffix}"
-        return register(name, lambda: rows_pair(unit, m, rows, implement))
+                        for lead in row:
+                            value = tirx.reinterpret("int8x16", w.vload([lead[1], at], "uint8x16"))
+                            sums.add(lead, value, x.vload([i, at], "int8x16"))
 
     def multiply(self, before: Expr, w: Expr, x: Expr) -> Expr:
         """Four sums and the products of four columns each."""
@@ -186,12 +127,12 @@ class ArmPlanes:
         return before + neon("int32x4", "saddlp.v4i32.v8i16", pairs)
 
 
-SDOT_SVE = ArmPlanes("sdot_sve", ("dotprod", "sve"), True, True)
-SDOT = ArmPlanes("sdot", ("dotprod",), True, False)
-SDOT_TBX = ArmPlanes("sdot_tbx", ("dotprod",), True, False, True)
+SDOT_SVE = ArmPlanes("sdot_sve", BYTES, 0, ("dotprod", "sve"), True, sve=True)
+SDOT = ArmPlanes("sdot", BYTES, 0, ("dotprod",), True)
+SDOT_TBX = ArmPlanes("sdot_tbx", BYTES, 0, ("dotprod",), True, chained=True)
 """For cores that issue in order, and tables of more than four registers."""
 
-SMULL = ArmPlanes("smull", (), False, False)
+SMULL = ArmPlanes("smull", BYTES, 0, (), False)
 
 INSTRUCTIONS = (SDOT_SVE, SDOT, SMULL)
 """In order of preference."""
@@ -266,41 +207,40 @@ def _upper(planes: list[Expr]) -> list[Expr]:
     return top if bits == 4 else [masked(v, 0x77) for v in top]
 
 
+def _registers(step: PlanesStep, planes: Buffer, at: Expr) -> list[Expr]:
+    """Planes from column `at` on, least significant first."""
+    return [planes.vload([p, 0, at], "uint8x16") for p in reversed(range(step.bits))]
+
+
 def lookups(
-    how: ArmPlanes, unit: PlanesUnit, planes: Buffer, table: Buffer, at: Expr
+    step: PlanesStep, planes: Buffer, table: Buffer, at: Expr, sve: bool = False
 ) -> list[Expr]:
     """int8 [16] centroids of the eight rows."""
-    registers = [planes.vload([p, 0, at], "uint8x16") for p in reversed(range(unit.bits))]
     return [
-        _centroids(how, unit, table, row, index, places)
-        for row, (index, places) in enumerate(_indices(registers))
+        _centroids(step, table, row * step.tables // ROWS, index, places, sve)
+        for row, (index, places) in enumerate(_indices(_registers(step, planes, at)))
     ]
 
 
 def _centroids(
-    how: ArmPlanes,
-    unit: PlanesUnit,
-    table: Buffer,
-    row: int,
-    index: Expr,
-    places: tuple[int, ...],
+    step: PlanesStep, table: Buffer, which: int, index: Expr, places: tuple[int, ...], sve: bool
 ) -> Expr:
-    which, entries = row * unit.tables // ROWS, unit.entries
-    if entries <= BYTES:
-        value = table.vload([which, 0], f"int8x{entries}")
-        codes = [sum((e >> p & 1) << i for i, p in enumerate(places)) for e in range(BYTES)]
-        return table_lookup([shuffled(value, entries, codes)], index, how.sve)
-    return _large_lookup(lambda part: table.vload([which, part], "int8x16"), unit, index)
+    entries = step.entries
+    if entries > BYTES:
+        return _large_lookup(step, table, [which], index)
+    value = table.vload([which, 0], f"int8x{entries}")
+    codes = [sum((e >> p & 1) << i for i, p in enumerate(places)) for e in range(BYTES)]
+    return table_lookup([shuffled(value, entries, codes)], index, sve)
 
 
 def _large_lookup(
-    load: Callable[[int], Expr], unit: PlanesUnit, index: Expr, chained: bool = False
+    step: PlanesStep, table: Buffer, which: list[int], index: Expr, chained: bool = False
 ) -> Expr:
-    """int8 [16] entries of a table of more than one register, which `load` loads."""
+    """int8 [16] entries of a table of more than one register."""
     found: Expr = None
-    for start in range(0, unit.entries, _MOST):
-        parts = range(start, min(start + _MOST, unit.entries), BYTES)
-        tables = [load(part) for part in parts]
+    for start in range(0, step.entries, _MOST):
+        parts = range(start, min(start + _MOST, step.entries), BYTES)
+        tables = [table.vload([*which, part], "int8x16") for part in parts]
         moved = index - splat(start, "uint8") if start else index
         if chained and found is not None:
             moved = tirx.reinterpret("int8x16", moved)

@@ -16,7 +16,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.lookup import BYTES
-from apq_tvm.tensorize.meaning.planes import QUAD, PlanesUnit
+from apq_tvm.tensorize.exprs import i64, llvm
+from apq_tvm.tensorize.meaning.planes import QUAD, PlanesStep
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -35,7 +36,7 @@ class Sums:
     Parameters
     ----------
     how : Multiplier
-    unit : PlanesUnit
+    step : PlanesStep
     acc : Buffer
         Of the sums.
     scales : list of Buffer
@@ -47,23 +48,23 @@ class Sums:
     def __init__(
         self,
         how: Multiplier,
-        unit: PlanesUnit,
+        step: PlanesStep,
         acc: Buffer,
         scales: list[Buffer],
         leads: list[list[int]],
     ) -> None:
-        self._how, self._unit, self._acc, self._scales = how, unit, acc, scales
+        self._how, self._step, self._acc, self._scales = how, step, acc, scales
         self._leads = leads
         self._parts: dict[tuple[int, ...], Expr] = {}
 
     @contextmanager
     def steps(self) -> Iterator[list[Expr]]:
-        """A loop over a unit; columns at which its body's registers begin."""
-        count = self._unit.together
-        with b.serial(0, tirx.const(self._unit.registers // count, "int64")) as loop:
-            first = loop * tirx.const(count * BYTES, "int64")
+        """A loop over a step; columns at which its body's registers begin."""
+        count = self._step.together
+        with b.serial(0, i64(self._step.registers // count)) as loop:
+            first = loop * i64(count * BYTES)
             with self.group(first, []):
-                yield [first + tirx.const(i * BYTES, "int64") for i in range(count)]
+                yield [first + i64(i * BYTES) for i in range(count)]
 
     @contextmanager
     def group(self, first: Expr, row: list[int]) -> Iterator[None]:
@@ -73,9 +74,8 @@ class Sums:
         for lead, part in self._parts.items():
             scale = self._scales[0].vload([*row, first // QUAD], "float32x4")
             before = self._acc.vload([*lead, 0], "float32x4")
-            value = tirx.call_llvm_pure_intrin(
-                "float32x4", "llvm.fma.v4f32", part.astype("float32x4"), scale, before
-            )
+            floats = part.astype("float32x4")
+            value = llvm("float32x4", "llvm.fma.v4f32", floats, scale, before)
             b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
 
     def add(self, lead: list[int], w: Expr, x: Expr) -> None:

@@ -1,8 +1,7 @@
 """Rounding of activations to int8, their sums and largest magnitudes with 16-byte Arm vectors.
 
 Sources: Arm Architecture Reference Manual (DDI 0487), SDOT, SADDLP, SADALP, SMAXP, SMAXV, ADDP,
-ADDV; LLVM's IntrinsicsAArch64.td. Rounding adds 1.5 * 2^23: the sum's unit is 1, so its low bits
-are the nearest integer, ties to even, in two's complement. That takes one operation where
+ADDV; LLVM's IntrinsicsAArch64.td. `apq_tvm.tensorize.meaning.rounding` takes one operation where
 ``frinti``, two bounds and ``fcvtzs`` take four (``fcvtns`` alone: two, at half the rate on N1).
 """
 
@@ -11,48 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.tensorize.exprs import neon
+from apq_tvm.tensorize.exprs import MAGIC, member, neon
+from apq_tvm.tensorize.meaning.rounding import (
+    CODES,
+    bounded,
+    round_loops,
+    sum_loops,
+    tree,
+    tree_loops,
+)
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
 Buffer = Any
-
-CODES = 16
-"""Codes of one vector."""
-
-_MAGIC = 12582912.0  # 1.5 * 2^23
-
-
-def tree(combine: Callable[[Expr, Expr], Expr], terms: list[Expr]) -> Expr:
-    """Neighbours combined, then neighbours of those, as pairwise instructions do."""
-    while len(terms) > 1:
-        terms = [combine(a, c) for a, c in zip(terms[::2], terms[1::2], strict=True)]
-    return terms[0]
-
-
-def round_value(x: Expr, inverse: Expr, bits: int) -> Expr:
-    """int8 expression of the code of one activation: the meaning of `round_intrinsic`.
-
-    Parameters
-    ----------
-    x, inverse : PrimExpr
-        float32; ``|x * inverse| < 2^22`` or NaN.
-    bits : int
-        2..8: codes lie in [-(2^(bits-1) - 1), 2^(bits-1) - 1].
-    """
-    from tvm import tirx
-
-    pattern = tirx.reinterpret("int32", x * inverse + tirx.const(_MAGIC, "float32"))
-    return _bounded(pattern.astype("int8"), bits, lambda v: tirx.const(v, "int8"))
-
-
-def _bounded(code: Expr, bits: int, constant: Callable[[int], Expr]) -> Expr:
-    """Of numbers only a NaN's low bits are out of range."""
-    from tvm import tirx
-
-    most = (1 << (bits - 1)) - 1
-    code = tirx.max(code, constant(-most))
-    return code if bits == 8 else tirx.min(code, constant(most))
 
 
 def round_intrinsic(bits: int) -> str:
@@ -65,27 +35,18 @@ def round_intrinsic(bits: int) -> str:
         def all_(value: Any, dtype: str, lanes: int) -> Expr:
             return tirx.Broadcast(tirx.const(value, dtype), lanes)
 
-        magic, factor = all_(_MAGIC, "float32", 4), tirx.Broadcast(inverse[0], 4)
+        magic, factor = all_(MAGIC, "float32", 4), tirx.Broadcast(inverse[0], 4)
         parts = [x.vload([4 * i], "float32x4") * factor + magic for i in range(4)]
         for dtype in ("int16", "int8"):  # the even elements of two vectors: uzp1
             parts = [_even(a, c, dtype) for a, c in zip(parts[::2], parts[1::2], strict=True)]
-        code = _bounded(parts[0], bits, lambda v: all_(v, "int8", CODES))
+        code = bounded(parts[0], bits, lambda v: all_(v, "int8", CODES))
         b.buffer_store(q, code, [tirx.Ramp(0, 1, CODES)])
 
     def plain(x: Buffer, inverse: Buffer, q: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        with b.serial(0, CODES) as i, b.sblock("round"):
-            e = b.axis.spatial(CODES, i)
-            b.reads(x[e], inverse[0])
-            b.writes(q[e])
-            b.buffer_store(q, round_value(x[e], inverse[0], bits), [e])
+        round_loops("round", lambda e: x[e], inverse[0], lambda e: q[e], bits)
 
     shapes = (("x", (CODES,), "float32"), ("inverse", (1,), "float32"), ("q", (CODES,), "int8"))
-    return register(
-        f"apq_round{bits}_1x1x{CODES}_f32s8",
-        lambda: (_member(shapes, plain), _member(shapes, implement)),
-    )
+    return _register(f"apq_round{bits}_1x1x{CODES}_f32s8", shapes, plain, implement)
 
 
 def sum_intrinsic(dotprod: bool) -> str:
@@ -111,20 +72,11 @@ def sum_intrinsic(dotprod: bool) -> str:
         b.buffer_store(s, value, [tirx.Ramp(0, 1, 4)])
 
     def plain(q: Buffer, s: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        with b.grid(4, 4) as (l0, e0), b.sblock("sum"):
-            lane, e = b.axis.remap("SR", [l0, e0])
-            b.reads(s[lane], q[lane * 4 + e])
-            b.writes(s[lane])
-            b.buffer_store(s, s[lane] + q[lane * 4 + e].astype("int32"), [lane])
+        sum_loops("sum", lambda lane, e: q[lane * 4 + e], lambda lane: s[lane])
 
     shapes = (("q", (CODES,), "int8"), ("s", (4,), "int32"))
-    name = "sdot" if dotprod else "sadalp"
-    return register(
-        f"apq_{name}_1x1x{CODES}_s8s32",
-        lambda: (_member(shapes, plain), _member(shapes, implement)),
-    )
+    name = f"apq_{'sdot' if dotprod else 'sadalp'}_1x1x{CODES}_s8s32"
+    return _register(name, shapes, plain, implement, updated=True)
 
 
 def tree_intrinsic(operation: str) -> str:
@@ -147,19 +99,10 @@ def tree_intrinsic(operation: str) -> str:
         b.buffer_store(y, value, [tirx.Ramp(0, 1, 4)])
 
     def plain(x: Buffer, y: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        with b.serial(0, 4) as g0, b.sblock("tree"):
-            g = b.axis.spatial(4, g0)
-            b.reads(x[g, 0:4])
-            b.writes(y[g])
-            b.buffer_store(y, tree(combine, [x[g, e] for e in range(4)]), [g])
+        tree_loops("tree", combine, x, lambda g: y[g])
 
     shapes = (("x", (4, 4), "int32"), ("y", (4,), "int32"))
-    return register(
-        f"apq_{operation}p_4x1x4_s32s32",
-        lambda: (_member(shapes, plain), _member(shapes, implement)),
-    )
+    return _register(f"apq_{operation}p_4x1x4_s32s32", shapes, plain, implement)
 
 
 def _even(a: Expr, c: Expr, dtype: str) -> Expr:
@@ -171,27 +114,14 @@ def _even(a: Expr, c: Expr, dtype: str) -> Expr:
     return tirx.Shuffle(halves, [tirx.const(i, "int32") for i in range(0, 2 * lanes, 2)])
 
 
-def _at(rows: int, row: int) -> list[int]:
-    return [row, 0] if rows > 1 else [0]
-
-
-def _member(shapes: tuple[tuple[str, tuple[int, ...], str], ...], body: Callable[..., None]) -> Any:
-    """PrimFunc over buffers, the last of which is written, whose block holds `body`."""
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("member")
-        buffers = [
-            b.match_buffer(b.arg(name, b.handle()), shape, dtype, align=4, offset_factor=1)
-            for name, shape, dtype in shapes
-        ]
-        with b.sblock("root"):
-            updated = [] if shapes[-1][0] in ("q", "y") else [buffers[-1]]
-            whole = [
-                buf[tuple(slice(0, e) for e in buf.shape)] for buf in (*updated, *buffers[:-1])
-            ]
-            b.reads(*whole)
-            b.writes(buffers[-1][tuple(slice(0, e) for e in buffers[-1].shape)])
-            body(*buffers)
-    return builder.get()
+def _register(
+    name: str,
+    shapes: tuple[tuple[str, tuple[int, ...], str], ...],
+    plain: Callable[..., None],
+    implement: Callable[..., None],
+    updated: bool = False,
+) -> str:
+    operands = [(*declared, 4) for declared in shapes]
+    return register(
+        name, lambda: (member(operands, plain, updated), member(operands, implement, updated))
+    )

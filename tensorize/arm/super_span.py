@@ -20,7 +20,7 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, make_pair
+from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.super_span import SuperDot
 from apq_tvm.tensorize.registry import register
 
@@ -84,7 +84,7 @@ def super_intrinsic(dot: SuperDot, fused: bool, sve: bool) -> str:
             sums = fma(total, scale, sums_of(o, row))
             store_sums(o, row, sums - least * min_scale)
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: span_pair(dot, implement))
 
 
 def _unit_at(o: SpanOperands, unit: Expr, byte: int) -> list[Expr]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.exprs import i32, i64
-from apq_tvm.tensorize.meaning.product import Load, Meaning, Operand
+from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
 Expr = Any  # tvm is untyped
 

@@ -21,12 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import whole
+from apq_tvm.tensorize.exprs import member
 from apq_tvm.tensorize.meaning.interleaved import Unit, decode
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
+Place = Callable[[Expr, Expr], list[Expr]]
 
 
 @dataclass(frozen=True)
@@ -168,65 +169,52 @@ def unpack_loops(
 
 
 def scales_pair(body: Callable[[Buffer, Buffer], None], source: str) -> tuple[PrimFunc, PrimFunc]:
-    """(desc, impl): ``S[c, r] = V[2c + r % 2]`` as the sums of pairs want factors of 4 rows.
-
-    V is `source` [4] and S float32 [2, 4] for floats, int32 for uint8.
-    """
+    """(desc, impl) of `spread_loops`: V is `source` [4], S float32 [2, 4], int32 for uint8."""
     made = "int32" if source == "uint8" else "float32"
 
     def loops(values: Buffer, out: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        with b.grid(2, 4) as at, b.sblock("spread"):
-            c, r = b.axis.remap("SS", at)
-            value = values[c * 2 + r % 2]
-            b.reads(value)
-            b.writes(out[c, r])
-            b.buffer_store(out, value.astype(made), [c, r])
+        spread_loops("spread", lambda i: values[i], out, lambda c, r: [c, r])
 
     def build(emit: Callable[[Buffer, Buffer], None]) -> PrimFunc:
-        return _function([("v", (4,), source, 4, None), ("s", (2, 4), made, 16, None)], emit)
+        return member([("v", (4,), source, 4, None), ("s", (2, 4), made, 16, None)], emit)
 
     return build(loops), build(body)
 
 
-def rows_pair(body: Callable[[Buffer, Buffer], None]) -> tuple[PrimFunc, PrimFunc]:
-    """(desc, impl): two vectors of sums in pairs as 2 rows of 4, float32.
+def spread_loops(name: str, value: Callable[[Expr], Expr], out: Buffer, at: Place) -> None:
+    """``S[c, r] = V[2c + r % 2]`` as the sums of pairs want factors of 4 rows."""
+    _two_vectors(name, lambda c, r: value(c * 2 + r % 2), out, at)
 
-    ``Y[m, r] = S[r // 2, 2m + r % 2]``
-    """
+
+def rows_pair(body: Callable[[Buffer, Buffer], None]) -> tuple[PrimFunc, PrimFunc]:
+    """(desc, impl) of `rows_loops`, float32."""
 
     def loops(sums: Buffer, out: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        with b.grid(2, 4) as at, b.sblock("rows"):
-            m, r = b.axis.remap("SS", at)
-            value = sums[r // 2, m * 2 + r % 2]
-            b.reads(value)
-            b.writes(out[m, r])
-            b.buffer_store(out, value, [m, r])
+        rows_loops(lambda c, r: sums[c, r], out, lambda m, r: [m, r])
 
     def build(emit: Callable[[Buffer, Buffer], None]) -> PrimFunc:
         out_strides = [_stride("y"), 1] if emit is body else None
         declared = ("y", (2, 4), "float32", 16, out_strides)
-        return _function([("s", (2, 4), "float32", 16, None), declared], emit)
+        return member([("s", (2, 4), "float32", 16, None), declared], emit)
 
     return build(loops), build(body)
 
 
-def _function(operands: list[tuple[Any, ...]], emit: Callable[..., None]) -> PrimFunc:
-    """A PrimFunc whose last operand is written, whose others are read."""
-    from tvm.script.ir_builder import IRBuilder
+def rows_loops(sums: Callable[[Expr, Expr], Expr], out: Buffer, at: Place) -> None:
+    """``Y[m, r] = S[r // 2, 2m + r % 2]``: two vectors of sums in pairs as 2 rows of 4."""
+    _two_vectors("rows", lambda m, r: sums(r // 2, m * 2 + r % 2), out, at)
+
+
+def _two_vectors(name: str, source: Callable[[Expr, Expr], Expr], out: Buffer, at: Place) -> None:
+    """Two vectors of 4, element by element; `at` is where they go."""
     from tvm.tirx.script.builder import ir as b
 
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("intrinsic")
-        buffers = [_operand(*declared) for declared in operands]
-        with b.sblock("root"):
-            b.reads(*(whole(buffer) for buffer in buffers[:-1]))
-            b.writes(whole(buffers[-1]))
-            emit(*buffers)
-    return builder.get()
+    with b.grid(2, 4) as loops, b.sblock(name):
+        vector, r = b.axis.remap("SS", loops)
+        value, place = source(vector, r), at(vector, r)
+        b.reads(value)
+        b.writes(out[tuple(place)])
+        b.buffer_store(out, value.astype(out.dtype), place)
 
 
 def _unpack(
@@ -244,25 +232,18 @@ def _unpack(
     def call(*buffers: Buffer) -> None:
         emit(buffers[0], buffers[1] if zeros else None, buffers[-1])
 
-    return _function(operands, call)
+    return member(operands, call)
 
 
 def _multiply(tile: CentredTile, emit: Callable[..., None], strided: bool) -> PrimFunc:
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    strides = [_stride("a"), 16, 8, 1] if strided and tile.pairs else None
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("gemm")
-        a = _operand("a", tile.activations, "int8", 4, strides)
-        lasting = [16, *((8, 1) if tile.pairs else (4, 1))]
-        w = _operand("b", tile.panel, "int8", 16, [_stride("b"), *lasting] if strided else None)
-        c = _operand("c", tile.sums, "int32", 16, None)
-        with b.sblock("root"):
-            b.reads(whole(c), whole(a), whole(w))
-            b.writes(whole(c))
-            emit(tile, a, w, c)
-    return builder.get()
+    of_x = [_stride("a"), 16, 8, 1] if strided and tile.pairs else None
+    lasting = [16, *((8, 1) if tile.pairs else (4, 1))]
+    operands = (
+        ("a", tile.activations, "int8", 4, of_x),
+        ("b", tile.panel, "int8", 16, [_stride("b"), *lasting] if strided else None),
+        ("c", tile.sums, "int32", 16),
+    )
+    return member(operands, lambda *buffers: emit(tile, *buffers), updated=True)
 
 
 def _multiply_loops(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
@@ -303,10 +284,3 @@ def _stride(name: str) -> Expr:
     from tvm import tirx
 
     return tirx.Var(f"{name}_stride", "int64")
-
-
-def _operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
-    from tvm.tirx.script.builder import ir as b
-
-    handle = b.arg(name, b.handle())
-    return b.match_buffer(handle, shape, dtype, strides=strides, align=align, offset_factor=1)

@@ -138,15 +138,7 @@ def sub_of(byte: Expr, group: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class BookDot(SpanDot):
-    """A span, or the few quads at the end of a row.
-
-    Parameters
-    ----------
-    bits : int
-        2 or 3, besides the parameters of `SpanDot`.
-    """
-
-    bits: int = 2
+    """A span of codes of 2 or 3 bits, or the few quads at the end of a row."""
 
     @property
     def quads(self) -> int:

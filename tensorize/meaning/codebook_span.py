@@ -20,15 +20,7 @@ FIELDS = {2: ((2, 0),), 3: ((2, 0), (1, 2)), 4: ((4, 0),)}
 
 @dataclass(frozen=True)
 class BookUnitsDot(SpanDot):
-    """A span of 16 groups, or the groups at the end of a row.
-
-    Parameters
-    ----------
-    bits : int
-        2, 3 or 4, besides the parameters of `SpanDot`.
-    """
-
-    bits: int = 4
+    """A span of 16 groups of codes of 2, 3 or 4 bits, or the groups at the end of a row."""
 
     @property
     def books(self) -> int:

@@ -32,14 +32,6 @@ from dataclasses import dataclass
 from apq_tvm.tensorize.meaning.interleaved import VECTORS, Unit
 from apq_tvm.tensorize.meaning.whole_codes import places, split_vectors, whole_place
 
-MAGIC = 1.5 * 2**23
-"""Floats from 2^23 to 2^24 have the pattern of `MAGIC_BITS` plus an integer."""
-
-MAGIC_BITS = 0x4B400000
-
-SUM_LIMIT = 1 << 22
-"""A sum of integers below this is the difference of two such floats."""
-
 
 @dataclass(frozen=True)
 class Fold:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
-from apq_tvm.tensorize.meaning.product import Load, Meaning, Operand
+from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
 TILE_K = 16
 """k of one tile."""

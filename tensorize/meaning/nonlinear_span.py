@@ -15,12 +15,7 @@ _NIBBLES = Unit(4, ROWS, ((4, 0),))
 
 @dataclass(frozen=True)
 class UnitsDot(SpanDot):
-    """Units of 4-bit codes; activations and weights share their groups, each of which is a span."""
-
-    @property
-    def spans(self) -> int:
-        """Groups of it."""
-        return self.groups
+    """A group of 4-bit codes, which is a span; activations and weights share their groups."""
 
     @property
     def units(self) -> int:

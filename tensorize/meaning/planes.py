@@ -1,9 +1,12 @@
 """The meaning of kernels on bitplanes: codes of eight rows, looked up in tables, times activations.
 
-A *unit* is `k` bytes of each of b planes (`apq_tvm.codegen.layouts.planes`): bit r of byte k of
+A *step* is `k` bytes of each of b planes (`apq_tvm.codegen.layouts.planes`): bit r of byte k of
 plane p is bit p, counted from the most significant one, of the code of row r, column k. TensorIR
 cannot match an index that depends on data, so the meaning of a lookup is the sum over all entries c
 of ``table[c] where code == c``.
+
+Steps with groups of activations take one more operand before the sums, which are float32: the
+scales of activations, float32 [.., k / 4].
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
+
+from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -24,7 +29,7 @@ QUAD = 4
 
 
 @dataclass(frozen=True)
-class PlanesUnit:
+class PlanesStep:
     """Shape of one step on bitplanes.
 
     Parameters
@@ -77,16 +82,12 @@ class PlanesUnit:
         """Type of a sum."""
         return "float32" if self.group else "int32"
 
-    def table_of(self, row: Expr) -> Expr:
-        """Which of the tables a row uses."""
-        return table_of(row, self.tables)
-
     def __str__(self) -> str:
         return f"b{self.bits}t{self.tables}_{ROWS}x{self.k}{self.suffix}"
 
     @property
     def suffix(self) -> str:
-        """The part of its name that all kinds of units have."""
+        """The part of its name that all kinds of steps have."""
         return f"v{self.vector}" + (f"g{self.group}" if self.group else "")
 
 
@@ -129,78 +130,135 @@ def centroid_if(code: Expr, entry: Expr, centroid: Expr, offset: int) -> Expr:
     return tirx.Select(code == entry.astype("int32"), value, tirx.const(0, "int32"))
 
 
-def dot_axes(unit: PlanesUnit) -> tuple[str, tuple[int, ...]]:
-    """Kinds and extents of a dot product's loops: row, lane, [register,] byte of lane, entry.
-
-    A loop of extent 1 is left out: a tensorized block has none.
-    """
-    registers = (unit.registers,) if unit.registers > 1 else ()
-    return "SSRR" + "R" * len(registers), (ROWS, unit.lanes, *registers, 4, unit.entries)
+def _planes(unit: PlanesStep) -> Operand:
+    return Operand("planes", (unit.bits, 1, unit.k), "uint8", 32, True)
 
 
-def table_axes(unit: PlanesUnit, rows: int) -> tuple[str, tuple[int, ...]]:
-    """As `dot_axes`, of the rows of one table; the first is left out where that is one."""
-    lead = (rows,) if rows > 1 else ()
-    extents = (*lead, unit.lanes, unit.registers, 4, unit.entries)
-    return "S" * (len(lead) + 1) + "RRR", extents
+def _tables(unit: PlanesStep) -> Operand:
+    return Operand("table", (unit.tables, unit.entries), "int8", min(unit.entries, 64), True)
 
 
-def column_of(unit: PlanesUnit, lane: Expr, inner: tuple[Expr, ...]) -> Expr:
-    """Column of ``([register,] byte)`` of a lane."""
-    *register, byte = inner
-    column = lane * 4 + byte
-    return register[0] * unit.vector + column if register else column
+def _factors(unit: PlanesStep, m: int = 0) -> tuple[Operand, ...]:
+    """The operands x and, with groups, its scales: one row, or `m`."""
+    lead = (m,) if m else ()
+    x = Operand("x", (*lead, unit.k), "int8", 4, m > 0)
+    scales = Operand("scales", (*lead, unit.k // QUAD), "float32", 4, m > 0)
+    return (x, scales) if unit.group else (x,)
 
 
-def scaled(term: Expr, scale: Expr | None) -> Expr:
-    """An integer product, times the scale of its activation where that is not left for later."""
-    return term if scale is None else term.astype("float32") * scale
+def _meaning(
+    name: str,
+    operands: tuple[Operand, ...],
+    spatial: tuple[int, ...],
+    reduced: tuple[int, ...],
+    term: Callable[..., Expr],
+    adds: bool = True,
+) -> Meaning:
+    return Meaning(name, operands, spatial, reduced, term, adds, "int32")
 
 
-def dot_body(
-    unit: PlanesUnit,
-    acc: Buffer,
-    acc_at: tuple[Expr, ...],
-    plane: Callable[[int, Expr], Expr],
-    centroid: Callable[[Expr, Expr], Expr],
-    x: Callable[[Expr], Expr],
-    scale: Callable[[Expr], Expr | None],
-    axes: tuple[Expr, ...],
-) -> None:
-    """Store ``acc += centroid[code] * x`` of one row, column and table entry (`dot_axes`)."""
-    from tvm.tirx.script.builder import ir as b
-
-    r, lane, *inner, entry = axes
-    column = column_of(unit, lane, tuple(inner))
-    code = plane_code(lambda p: plane(p, column), r, unit.bits)
-    term = centroid_if(code, entry, centroid(unit.table_of(r), entry), unit.offset)
-    term = term * x(column).astype("int32")
-    term = _inside(unit, column, scaled(term, scale(column)))
-    b.buffer_store(acc, acc[acc_at] + term, list(acc_at))
+def _column(unit: PlanesStep, lane: Expr, register: Expr, byte: Expr) -> Expr:
+    return register * unit.vector + (lane * QUAD + byte)
 
 
-def _inside(unit: PlanesUnit, column: Expr, term: Expr) -> Expr:
-    """`term`, 0 for columns past the unit's."""
+def _product(
+    unit: PlanesStep, weight: Expr, row: Expr, column: Expr, x: Load, *scales: Load
+) -> Expr:
+    """``weight * x`` times, with groups, the scale; 0 for columns past the step's."""
     from tvm import tirx
 
+    term = weight * x(row, column).astype("int32")
+    if scales:
+        term = term.astype("float32") * scales[0](row, column // QUAD)
     if unit.k >= unit.vector:
         return term
     return tirx.if_then_else(column < unit.k, term, tirx.const(0, unit.sums))
 
 
-def rows_body(
-    unit: PlanesUnit,
-    acc: Buffer,
-    at: tuple[Expr, ...],
-    w: Expr,
-    x: Expr,
-    scale: Expr | None,
-    column: Expr,
-) -> None:
-    """Store ``acc += w * x`` of one row, row of x and column."""
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
+def planes_dot(unit: PlanesStep) -> Meaning:
+    """Product of a step with one row of activations.
 
-    byte = w if unit.offset else tirx.reinterpret("int8", w)
-    term = scaled(byte.astype("int32") * x.astype("int32"), scale)
-    b.buffer_store(acc, acc[at] + _inside(unit, column, term), list(at))
+    Operands: planes uint8 [bits, 1, k], tables int8 [tables, 2^bits], x int8 [k], [scales,] sums
+    int32 [8, vector / 4].
+    """
+
+    def term(at: list[Expr], planes: Load, table: Load, *x: Load) -> Expr:
+        row, lane, register, byte, entry = at
+        column = _column(unit, lane, register, byte)
+        code = plane_code(lambda p: planes(p, 0, column), row, unit.bits)
+        centroid = table(table_of(row, unit.tables), entry)
+        return _product(unit, centroid_if(code, entry, centroid, unit.offset), 0, column, *x)
+
+    sums = Operand("acc", (ROWS, unit.lanes), unit.sums, 64)
+    operands = (_planes(unit), _tables(unit), *_factors(unit), sums)
+    return _meaning("dot", operands, sums.shape, (unit.registers, QUAD, unit.entries), term)
+
+
+def planes_lookup(unit: PlanesStep) -> Meaning:
+    """Lookup of a step: planes, tables, out uint8 [8, k], to which centroids are added."""
+
+    def term(at: list[Expr], planes: Load, table: Load) -> Expr:
+        row, column, entry = at
+        code = plane_code(lambda p: planes(p, 0, column), row, unit.bits)
+        centroid = table(table_of(row, unit.tables), entry)
+        return centroid_if(code, entry, centroid, unit.offset).astype("uint8")
+
+    out = Operand("out", (ROWS, unit.k), "uint8", 32, True)
+    operands = (_planes(unit), _tables(unit), out)
+    return _meaning("lookup", operands, out.shape, (unit.entries,), term)
+
+
+def planes_codes(unit: PlanesStep) -> Meaning:
+    """Codes of a step: planes, out uint8 [8, k]."""
+
+    def term(at: list[Expr], planes: Load) -> Expr:
+        row, column = at
+        return plane_code(lambda p: planes(p, 0, column), row, unit.bits).astype("uint8")
+
+    out = Operand("out", (ROWS, unit.k), "uint8", 32, True)
+    return _meaning("codes", (_planes(unit), out), out.shape, (), term, adds=False)
+
+
+def table_dot(unit: PlanesStep, rows: int) -> Meaning:
+    """Lookups of rows that share a table, times one row of activations.
+
+    Operands: codes uint8 [rows, k], table int8 [2^bits], x int8 [k], [scales,] sums int32
+    [rows, vector / 4]; there is no axis of one row.
+    """
+
+    def term(at: list[Expr], codes: Load, table: Load, *x: Load) -> Expr:
+        row, lane, register, byte, entry = at
+        column = _column(unit, lane, register, byte)
+        code = codes(row, column).astype("int32")
+        weight = centroid_if(code, entry, table(entry), unit.offset)
+        return _product(unit, weight, 0, column, *x)
+
+    lead = (rows,) if rows > 1 else ()
+    codes = Operand("codes", (*lead, unit.k), "uint8", 32, rows > 1)
+    table = Operand("table", (unit.entries,), "int8", min(unit.entries, 64))
+    sums = Operand("acc", (*lead, unit.lanes), unit.sums, 16)
+    reduced = (unit.registers, QUAD, unit.entries)
+    operands = (codes, table, *_factors(unit), sums)
+    return _meaning("table_dot", operands, (rows, unit.lanes), reduced, term)
+
+
+def rows_dot(unit: PlanesStep, m: int, rows: int) -> Meaning:
+    """Rows of looked up bytes times rows of activations.
+
+    Operands: w uint8 [rows, k] (signed bytes where there is no offset), x int8 [m, k], [scales,]
+    sums int32 [m, rows, vector / 4].
+    """
+
+    def term(at: list[Expr], w: Load, *x: Load) -> Expr:
+        from tvm import tirx
+
+        i, row, lane, register, byte = at
+        column = _column(unit, lane, register, byte)
+        weight = w(row, column)
+        weight = weight if unit.offset else tirx.reinterpret("int8", weight)
+        return _product(unit, weight.astype("int32"), i, column, *x)
+
+    w = Operand("w", (rows, unit.k), "uint8", 32, True)
+    sums = Operand("acc", (m, rows, unit.lanes), unit.sums, 64)
+    operands = (w, *_factors(unit, m), sums)
+    return _meaning("rows_dot", operands, sums.shape, (unit.registers, QUAD), term)

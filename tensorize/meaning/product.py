@@ -1,42 +1,37 @@
-"""The scaffold of intrinsics: a meaning is written once, for their plain loops and for operators.
+"""The scaffold of a meaning: its pair of PrimFuncs, and its loops over the buffers of an op.
 
-A `Meaning` says which operands there are, over which axes it goes and what is added at each place.
-`pair` makes of it the two halves of an intrinsic; `product` emits its loops in an operator, whose
-buffers stand for the operands by `View`. Both come from one text, so that one tensorizes the other.
-An instruction set adds what `pair` calls `implement`, nothing else.
+An intrinsic's desc and the block that it is to replace are the same loops: over operands of their
+own there, over `View`s of the op's buffers here. A meaning says what is summed; the loops' text is
+`product`'s alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import i64, operand, whole
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
+Expr = Any  # tvm is untyped
 Buffer = Any
-Load = Callable[..., Expr]
+Index = tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of an intrinsic.
+    """A buffer of a pair.
 
     Parameters
     ----------
     name : str
     shape : tuple of int
-        Leading axes of extent 1 may be left out: what a term says about them is dropped.
     dtype : str
     align : int
         Bytes.
     strided : bool
-        Whether the strides of all axes but the innermost are open.
-    compact : int
-        Innermost axes that lie without gaps even so.
+        Whether its first axis may have any stride.
     """
 
     name: str
@@ -44,187 +39,138 @@ class Operand:
     dtype: str
     align: int
     strided: bool = False
-    compact: int = 1
+
+    @property
+    def everywhere(self) -> tuple[slice, ...]:
+        """The index of all of it."""
+        return tuple(slice(0, extent) for extent in self.shape)
+
+    def declare(self) -> Buffer:
+        """The argument of the PrimFunc that is being built."""
+        strides: list[Any] = [f"{self.name}_stride"]
+        for at in range(1, len(self.shape)):
+            inner = 1
+            for extent in self.shape[at + 1 :]:
+                inner *= extent
+            strides.append(i64(inner))
+        found = strides if self.strided else None
+        return operand(self.name, self.shape, self.dtype, self.align, found)
 
 
-@dataclass(frozen=True)
-class Meaning:
-    """What an intrinsic computes.
-
-    Parameters
-    ----------
-    name : str
-    operands : tuple of Operand
-        The last is written, at the place that the spatial axes name.
-    spatial, reduced : tuple of int
-        Extents of its axes. There are no loops of extent 1, which tensorization would not find.
-    term : callable
-        ``(axes, *loads of the operands but the last)`` → what is stored.
-    adds : bool
-        Whether it is added to what is there.
-    index : str
-        Type of its axes.
-    """
-
-    name: str
-    operands: tuple[Operand, ...]
-    spatial: tuple[int, ...]
-    reduced: tuple[int, ...]
-    term: Callable[..., Expr]
-    adds: bool = True
-    index: str = "int64"
-
-
-@dataclass(frozen=True)
 class View:
-    """The part of a buffer that stands for an operand.
+    """An operand as a part of a buffer.
 
     Parameters
     ----------
     buffer : Buffer
-    first : tuple of PrimExpr
-        Where it begins; axes that the operand has not are fixed there.
+    at : PrimExpr or slice
+        Per axis of the buffer: an index, or, where it is an axis of the operand, where that begins
+        (``slice(first, None)``).
     """
 
-    buffer: Buffer
-    first: tuple[Expr, ...]
+    def __init__(self, buffer: Buffer, *at: Any) -> None:
+        self.buffer, self._at = buffer, at
 
-    def at(self, rank: int, axes: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Index of one element of an operand of `rank` axes."""
-        fixed = len(self.first) - rank
-        inner = zip(self.first[fixed:], axes[len(axes) - rank :], strict=True)
-        return (*self.first[:fixed], *(start + axis for start, axis in inner))
+    @classmethod
+    def whole(cls, buffer: Buffer) -> View:
+        """All of a buffer."""
+        return cls(buffer, *[slice(0, None)] * len(buffer.shape))
 
-    def region(self, shape: tuple[int, ...]) -> Any:
-        """All that an operand of `shape` covers."""
-        fixed = len(self.first) - len(shape)
-        inner = zip(self.first[fixed:], shape, strict=True)
-        parts = (slice(start, start + extent) for start, extent in inner)
-        return self.buffer[(*self.first[:fixed], *parts)]
+    def index(self, *inside: Any) -> list[Any]:
+        """Index into the buffer of an element, or of a region where some are slices."""
+        found, left = [], list(inside)
+        for at in self._at:
+            if not isinstance(at, slice):
+                found.append(at)
+                continue
+            each, first = left.pop(0), at.start
+            if isinstance(each, slice):
+                each = slice(first + each.start, first + each.stop)
+            else:
+                each = each if isinstance(first, int) and first == 0 else first + each
+            found.append(each)
+        assert not left, "an index has more axes than its operand"
+        return found
+
+    def __getitem__(self, inside: Any) -> Expr:
+        index = inside if isinstance(inside, tuple) else (inside,)
+        return self.buffer[tuple(self.index(*index))]
+
+    def store(self, value: Expr, at: Index) -> None:
+        """Store one element."""
+        from tvm.tirx.script.builder import ir as b
+
+        b.buffer_store(self.buffer, value, self.index(*at))
 
 
-def product(
-    meaning: Meaning,
-    name: str,
-    views: Callable[..., Sequence[View]],
-    around: Sequence[tuple[Expr, Any]] = (),
-    spatial: Sequence[Any] = (),
-    reduced: Sequence[Any] = (),
-    init: bool | Callable[[Sequence[Expr]], Expr] = False,
-) -> None:
-    """Emit the loops of a meaning.
+Views = Mapping[str, View]
 
-    Parameters
-    ----------
-    meaning : Meaning
-    name : str
-        Of the block.
-    views : callable
-        Gives what stands for the operands, by all the axes that follow.
-    around : sequence of (PrimExpr, int)
-        Variables and extents of loops that are there, whose block this is.
-    spatial, reduced : sequence of int
-        Extents of further loops, each kind around the meaning's own.
-    init : bool or callable
-        Whether sums start from 0; or from what, by the meaning's own spatial axes.
-    """
+
+class Meaning(ABC):
+    """``acc[spatial] += Σ over the reduced axes of a term``."""
+
+    index: ClassVar[str] = "int64"
+    """dtype of the loops."""
+
+    @property
+    @abstractmethod
+    def operands(self) -> tuple[Operand, ...]:
+        """In the order of the pair's arguments; the last one is ``acc``."""
+
+    @property
+    @abstractmethod
+    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the spatial and of the reduced axes."""
+
+    @abstractmethod
+    def term(self, views: Views, at: Index, inner: Index) -> tuple[list[Any], Expr]:
+        """What is read besides ``acc``, and what is added to it."""
+
+
+def row_at(dot: Any, row: int, *index: Any) -> list[Expr]:
+    """Index of one row of x, whose axis is left out where `dot` has one row."""
+    lead = [row] if dot.m > 1 else []
+    return [i64(i) if isinstance(i, int) else i for i in (*lead, *index)]
+
+
+def product(meaning: Meaning, views: Views, name: str) -> None:
+    """The loops around block `name`, over all operands as `views`."""
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    def index(value: int) -> Expr:
-        return tirx.const(value, meaning.index)
-
-    own = [[index(e) for e in extents if e > 1] for extents in (meaning.spatial, meaning.reduced)]
-    parts = [("S", spatial), ("S", own[0]), ("R", reduced), ("R", own[1])]
-    every = [extent for _, extents in parts for extent in extents]
-    with b.grid(*every) as loops, b.sblock(name):
-        loops = [loops] if len(every) == 1 else list(loops)
-        there = [b.axis.spatial(extent, loop) for loop, extent in around]
-        outer, own_spatial, outer_reduced, own_reduced = (
-            _axes(kind, [loops.pop(0) for _ in extents]) for kind, extents in parts
-        )
-        *sources, target = views(*there, *outer, *outer_reduced)
-        inner = iter(own_spatial + own_reduced)
-        extents = (*meaning.spatial, *meaning.reduced)
-        axes = [next(inner) if extent > 1 else index(0) for extent in extents]
-        at = target.at(len(meaning.operands[-1].shape), axes[: len(meaning.spatial)])
-        place = target.buffer[at]
-        regions = [v.region(o.shape) for v, o in zip(sources, meaning.operands, strict=False)]
-        b.reads(*([place] if meaning.adds and not init else []), *regions)
-        b.writes(place)
-        if init:
-            with b.init():
-                zero = tirx.const(0, target.buffer.dtype)
-                start = init(axes[: len(meaning.spatial)]) if callable(init) else zero
-                b.buffer_store(target.buffer, start, list(at))
-        loads = [_load(v, o) for v, o in zip(sources, meaning.operands, strict=False)]
-        value = meaning.term(axes, *loads)
-        b.buffer_store(target.buffer, place + value if meaning.adds else value, list(at))
+    spatial, reduced = meaning.extents
+    extents = [tirx.const(e, meaning.index) for e in (*spatial, *reduced)]
+    with b.grid(*extents) as loops, b.sblock(name):
+        kinds = "S" * len(spatial) + "R" * len(reduced)
+        axes = b.axis.remap(kinds, [loops] if len(extents) == 1 else loops)
+        axes = (axes,) if len(extents) == 1 else tuple(axes)
+        at, inner = axes[: len(spatial)], axes[len(spatial) :]
+        reads, term = meaning.term(views, at, inner)
+        before = views["acc"][at]
+        b.reads(before, *reads)
+        b.writes(before)
+        views["acc"].store(before + term, at)
 
 
-def _axes(kind: str, loops: list[Expr]) -> list[Expr]:
-    from tvm.tirx.script.builder import ir as b
+def make_pair(meaning: Meaning, implement: Callable[..., None]) -> tuple[Any, Any]:
+    """(desc, impl); `implement` emits the instructions for buffers by their operands' names."""
 
-    if not loops:
-        return []
-    axes = b.axis.remap(kind * len(loops), loops)
-    return [axes] if len(loops) == 1 else list(axes)
+    def plain(**buffers: Buffer) -> None:
+        product(meaning, {n: View.whole(buffer) for n, buffer in buffers.items()}, "dot")
 
-
-def _load(view: View, operand: Operand) -> Load:
-    return lambda *axes: view.buffer[view.at(len(operand.shape), axes)]
+    return _member(meaning, plain), _member(meaning, implement)
 
 
-def pair(meaning: Meaning, implement: Callable[..., None]) -> tuple[PrimFunc, PrimFunc]:
-    """(desc, impl) of an intrinsic.
-
-    Parameters
-    ----------
-    meaning : Meaning
-    implement : callable
-        Emits instructions, given the buffers of the operands in their order.
-    """
-
-    def plain(*buffers: Buffer) -> None:
-        views = [View(buffer, (0,) * len(buffer.shape)) for buffer in buffers]
-        product(meaning, meaning.name, lambda: views)
-
-    return _member(meaning, plain, False), _member(meaning, implement, True)
-
-
-def _member(meaning: Meaning, emit: Callable[..., None], strided: bool) -> PrimFunc:
+def _member(meaning: Meaning, body: Callable[..., None]) -> Any:
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
     with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name(meaning.name)
-        buffers = [_argument(o, strided and o.strided) for o in meaning.operands]
+        b.func_name("intrinsic")
+        buffers = {each.name: each.declare() for each in meaning.operands}
+        *inputs, acc = map(whole, buffers.values())
         with b.sblock("root"):
-            *sources, target = (
-                View(buffer, (0,) * len(o.shape)).region(o.shape)
-                for buffer, o in zip(buffers, meaning.operands, strict=True)
-            )
-            b.reads(*([target] if meaning.adds else []), *sources)
-            b.writes(target)
-            emit(*buffers)
+            b.reads(acc, *inputs)
+            b.writes(acc)
+            body(**buffers)
     return builder.get()
-
-
-def _argument(operand: Operand, strided: bool) -> Buffer:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
-    strides = None
-    if strided:
-        opened = len(operand.shape) - operand.compact
-        inner = [prod(operand.shape[axis + 1 :]) for axis in range(opened, len(operand.shape))]
-        names = (f"{operand.name}{axis}" for axis in range(opened))
-        strides = [*(tirx.Var(name, "int64") for name in names), *map(i64, inner)]
-    return b.match_buffer(
-        b.arg(operand.name, b.handle()),
-        [i64(extent) for extent in operand.shape],
-        operand.dtype,
-        strides=strides,
-        offset_factor=1,
-        align=operand.align,
-    )

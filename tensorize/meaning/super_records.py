@@ -22,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, operand, whole
+from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.product import Index, Meaning, Operand, Views, row_at
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -139,7 +140,7 @@ class Records:
 
 
 @dataclass(frozen=True)
-class RecordDot:
+class RecordDot(Meaning):
     """Products of a chunk of a row block with rows of x: two sums per row, before the scales.
 
     Parameters
@@ -160,22 +161,82 @@ class RecordDot:
         """The axis of rows of x, left out where there is one."""
         return (self.m,) if self.m > 1 else ()
 
-    def term(self, load: Load, x: Expr, xs: Expr, which: Expr, r: Expr, k: Expr) -> Expr:
-        """float32 addend of sum `which`: 0 with codes and sub-scales, 1 with minima."""
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """``chunk``, ``x``, ``xs``, ``factors``, which the meaning ignores
+        (`apq_tvm.ops.activations.factors`), and ``acc`` float32 [2, m, R]."""
+        many, groups, rec = self.m > 1, self.k // GROUP, self.records
+        return (
+            Operand("chunk", (rec.chunk,), "uint8", rec.rows),
+            Operand("x", (*self.lead, self.k), "int8", 4, many),
+            Operand("xs", (*self.lead, groups), "float32", 4, many),
+            Operand("factors", (*self.lead, groups, 2), "float32", 4, many),
+            Operand("acc", (2, *self.lead, rec.rows), "float32", 4 * rec.rows),
+        )
+
+    @property
+    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which sum: 0 with codes and sub-scales, 1 with minima; [row of x,] row; k."""
+        return (2, *self.lead, self.records.rows), (self.k,)
+
+    def term(self, views: Views, at: Index, inner: Index) -> tuple[list[Any], Expr]:
+        """float32 addend of a sum."""
         from tvm import tirx
 
-        sub, least = (self.records.small(load, r, k, b).astype("int32") for b in (False, True))
-        first = self.records.code(load, r, k) * sub
+        (which, *m, r), (k,) = at, inner
+        rec, chunk, g = self.records, views["chunk"], (*m, k // i64(GROUP))
+        x, xs = views["x"][(*m, k)], views["xs"][g]
+        reads = [chunk[0 : rec.chunk], x, xs, views["factors"][(*g, slice(0, 2))]]
+
+        def load(byte: Expr) -> Expr:
+            return chunk[byte]
+
+        sub, least = (rec.small(load, r, k, b).astype("int32") for b in (False, True))
+        first = rec.code(load, r, k) * sub
         value = tirx.Select(which == tirx.const(0, str(which.ty)), first, least)
-        return (value * x.astype("int32")).astype("float32") * xs
+        return reads, (value * x.astype("int32")).astype("float32") * xs
+
+
+@dataclass(frozen=True)
+class RecordScale(Meaning):
+    """The end of a super-block: its two totals [2, m, R], scaled, are added to the sums [m, R]."""
+
+    records: Records
+    m: int
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The axis of rows of x, left out where there is one."""
+        return (self.m,) if self.m > 1 else ()
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """``scales``, ``totals`` and ``acc``."""
+        rec, rows = self.records, self.records.rows
+        return (
+            Operand("scales", (rec.scales,), "uint8", rows),
+            Operand("totals", (2, *self.lead, rows), "float32", 4 * rows),
+            Operand("acc", (*self.lead, rows), "float32", 4 * rows),
+        )
+
+    @property
+    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """[Row of x,] row; nothing is summed."""
+        return (*self.lead, self.records.rows), ()
+
+    def term(self, views: Views, at: Index, inner: Index) -> tuple[list[Any], Expr]:
+        """What a super-block adds to a row's sum."""
+        rec, scales, totals = self.records, views["scales"], views["totals"]
+        total, least = (
+            totals[(i, *at)] * rec.scale(lambda byte: scales[byte], at[-1], i == 1)
+            for i in range(2)
+        )
+        return [scales[0 : rec.scales], totals[(slice(0, 2), *at)]], total - least
 
 
 @dataclass(frozen=True)
 class DotOperands:
-    """Buffers of a member: chunk uint8 [bytes], x int8 [m, k], xs float32 [m, k / 16], factors
-    float32 [m, k / 16, 2], which the meaning ignores (`apq_tvm.ops.activations.factors`), acc
-    float32
-    [2, m, R]; m is left out where it is 1."""
+    """Buffers of a member."""
 
     dot: RecordDot
     chunk: Buffer
@@ -186,113 +247,8 @@ class DotOperands:
 
     def at(self, row: int, *index: Any) -> list[Expr]:
         """Index of one row of x."""
-        from tvm import tirx
-
-        lead = [row] if self.dot.m > 1 else []
-        return [tirx.const(i, "int64") if isinstance(i, int) else i for i in (*lead, *index)]
+        return row_at(self.dot, row, *index)
 
     def sums_at(self, which: int, row: int) -> list[Expr]:
         """Index of a vector of sums."""
-        from tvm import tirx
-
-        return [tirx.const(which, "int64"), *self.at(row, 0)]
-
-
-def dot_pair(dot: RecordDot, implement: Callable[[DotOperands], None]) -> tuple[Any, Any]:
-    """(desc, impl) of the products of a chunk."""
-    return _dot_member(dot, _plain_dot), _dot_member(dot, implement)
-
-
-def _dot_member(dot: RecordDot, body: Callable[[DotOperands], None]) -> Any:
-    from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    records, groups = dot.records, dot.k // GROUP
-
-    def strides(name: str, *inner: int) -> Any:
-        ones = [tirx.const(i, "int64") for i in inner]
-        return [f"{name}_stride", *ones] if dot.m > 1 else None
-
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("records_dot")
-        chunk = operand("chunk", (records.chunk,), "uint8", records.rows, None)
-        x = operand("x", (*dot.lead, dot.k), "int8", 4, strides("x", 1))
-        xs = operand("xs", (*dot.lead, groups), "float32", 4, strides("xs", 1))
-        shape = (*dot.lead, groups, 2)
-        factors = operand("factors", shape, "float32", 4, strides("factors", 2, 1))
-        acc = operand("acc", (2, *dot.lead, records.rows), "float32", 4 * records.rows, None)
-        with b.sblock("root"):
-            b.reads(*map(whole, (acc, chunk, x, xs, factors)))
-            b.writes(whole(acc))
-            body(DotOperands(dot, chunk, x, xs, factors, acc))
-    return builder.get()
-
-
-def _plain_dot(o: DotOperands) -> None:
-    from tvm.tirx.script.builder import ir as b
-
-    dot, rows = o.dot, o.dot.records.rows
-    extents = (2, *dot.lead, rows, dot.k)
-    with b.grid(*(i64(e) for e in extents)) as loops, b.sblock("dot"):
-        which, *row, r, k = b.axis.remap("S" * (len(extents) - 1) + "R", loops)
-        at, g = (which, *row, r), (*row, k // i64(GROUP))
-        b.reads(o.acc[at], whole(o.chunk), o.x[(*row, k)], o.xs[g], o.factors[(*g, slice(0, 2))])
-        b.writes(o.acc[at])
-        term = dot.term(lambda byte: o.chunk[byte], o.x[(*row, k)], o.xs[g], which, r, k)
-        b.buffer_store(o.acc, o.acc[at] + term, list(at))
-
-
-@dataclass(frozen=True)
-class ScaleOperands:
-    """Buffers of a member: scales uint8 [4R], totals float32 [2, m, R], acc float32 [m, R]."""
-
-    records: Records
-    m: int
-    scales: Buffer
-    totals: Buffer
-    acc: Buffer
-
-
-def scale_term(records: Records, load: Load, total: Expr, least: Expr, r: Expr) -> Expr:
-    """What a super-block adds to a row's sum."""
-    return total * records.scale(load, r, False) - least * records.scale(load, r, True)
-
-
-def scale_pair(
-    records: Records, m: int, implement: Callable[[ScaleOperands], None]
-) -> tuple[Any, Any]:
-    """(desc, impl) of the end of a super-block: its totals, scaled, are added to the sums."""
-    return _scale_member(records, m, _plain_scale), _scale_member(records, m, implement)
-
-
-def _scale_member(records: Records, m: int, body: Callable[[ScaleOperands], None]) -> Any:
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    lead, rows = (m,) if m > 1 else (), records.rows
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("records_scale")
-        scales = operand("scales", (records.scales,), "uint8", rows, None)
-        totals = operand("totals", (2, *lead, rows), "float32", 4 * rows, None)
-        acc = operand("acc", (*lead, rows), "float32", 4 * rows, None)
-        with b.sblock("root"):
-            b.reads(*map(whole, (acc, scales, totals)))
-            b.writes(whole(acc))
-            body(ScaleOperands(records, m, scales, totals, acc))
-    return builder.get()
-
-
-def _plain_scale(o: ScaleOperands) -> None:
-    from tvm.tirx.script.builder import ir as b
-
-    lead = (o.m,) if o.m > 1 else ()
-    extents = (*lead, o.records.rows)
-    with b.grid(*(i64(e) for e in extents)) as loops, b.sblock("scale"):
-        found = [loops] if len(extents) == 1 else loops
-        at = tuple(b.axis.spatial(i64(e), v) for e, v in zip(extents, found, strict=True))
-        total, least = o.totals[(0, *at)], o.totals[(1, *at)]
-        b.reads(o.acc[at], whole(o.scales), o.totals[(slice(0, 2), *at)])
-        b.writes(o.acc[at])
-        term = scale_term(o.records, lambda byte: o.scales[byte], total, least, at[-1])
-        b.buffer_store(o.acc, o.acc[at] + term, list(at))
+        return [i64(which), *self.at(row, 0)]

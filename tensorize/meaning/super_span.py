@@ -20,15 +20,7 @@ FIELDS = {2: ((2, 0),), 3: ((2, 0), (1, 2))}
 
 @dataclass(frozen=True)
 class SuperDot(SpanDot):
-    """A super-block, or the units at the end of a row.
-
-    Parameters
-    ----------
-    bits : int
-        2 or 3, besides the parameters of `SpanDot`.
-    """
-
-    bits: int = 2
+    """A super-block of codes of 2 or 3 bits, or the units at the end of a row."""
 
     @property
     def codes_unit(self) -> Unit:

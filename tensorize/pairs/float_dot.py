@@ -8,47 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, centred_code
-from apq_tvm.tensorize.pairs.unit_dot import Operands, UnitDot, decoded, make_pair, prefetch
-from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.pairs.unit_dot import DotBuffers, decoded, unit_dot_intrinsic
 
 Expr = Any  # tvm is untyped
 
 
-def float_dot_intrinsic(unit: Unit, zeros: bool, m: int = 1, ahead: int = 0) -> str:
+def float_dot_intrinsic(dot: UnitDot, ahead: int = 0) -> str:
     """Register (once) and name the dot product of one unit with float32 activations.
 
-    Parameters
-    ----------
-    unit : Unit
-    zeros : bool
-        True if there is an operand of zero points.
-    m : int
-        Rows of x; a converted vector is used for all of them.
-    ahead : int
-        Bytes ahead of the unit to prefetch, 0 for none.
-
-    Returns
-    -------
-    str
-        The intrinsic's name; its operands are those of `UnitDot`: x float32, sums float32.
+    A converted vector is used for all rows of x; `ahead` as `unit_dot_intrinsic`.
     """
-    name = f"apq_fma_{m}x{unit.rows}x{UNIT_K}_f32u{unit.bits}{'z' if zeros else ''}f32"
-    name += ("_g16" if unit.groups == 2 else "") + (f"_pf{ahead}" if ahead else "")
-
-    def product(code: Expr, x: Expr, zero: Expr | None) -> Expr:
-        return centred_code(unit, code, zero) * x
-
-    def implement(operands: Operands) -> None:
-        prefetch(operands.codes, unit.nbytes, ahead)
-        for group in range(unit.groups):
-            _group(operands, group)
-
-    dot = UnitDot(unit, m, "float32", "float32", zeros)
-    return register(name, lambda: make_pair(dot, product, implement))
+    return unit_dot_intrinsic("fma", dot, _group, ahead)
 
 
-def _group(o: Operands, group: int) -> None:
+def _group(o: DotBuffers, group: int) -> None:
     """At least four sums in flight: a multiply-add must not wait for the one before it."""
     from tvm.tirx.script.builder import ir as b
 
@@ -72,7 +47,7 @@ def _group(o: Operands, group: int) -> None:
         b.buffer_store(o.acc, total, at[i])
 
 
-def _zero_points(o: Operands, group: int) -> Expr | None:
+def _zero_points(o: DotBuffers, group: int) -> Expr | None:
     """int32 [R], or None where codes are symmetric."""
     from tvm import tirx
 
@@ -106,7 +81,7 @@ def _weights(unit: Unit, codes: Expr, c: int, zero: Expr | None) -> Expr:
     return centred.astype(f"float32x{unit.rows}")
 
 
-def _repeated(o: Operands, row: int, k: int) -> Expr:
+def _repeated(o: DotBuffers, row: int, k: int) -> Expr:
     from tvm import tirx
 
     return tirx.Broadcast(o.x[tuple(o.x_at(row, k))], o.dot.unit.rows)

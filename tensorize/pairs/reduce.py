@@ -12,12 +12,11 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.tensorize.exprs import llvm
+from apq_tvm.tensorize.meaning.reduce import combine, reduce_loop
 from apq_tvm.tensorize.registry import register
 
-_OPERATIONS = {
-    "max": ("llvm.vector.reduce.smax", tirx.max),
-    "add": ("llvm.vector.reduce.add", lambda x, y: x + y),
-}
+_REDUCTIONS = {"max": "llvm.vector.reduce.smax", "add": "llvm.vector.reduce.add"}
 
 
 def reduce_intrinsic(operation: str, lanes: int, dtype: str = "int32") -> str:
@@ -53,7 +52,6 @@ def _halves(vector: Any, lanes: int) -> Any:
 
 
 def _reduce(operation: str, lanes: int, dtype: str, instruction: bool) -> Any:
-    name, combine = _OPERATIONS[operation]
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("reduce")
         x = b.match_buffer(b.arg("x", b.handle()), (lanes,), dtype, align=64, offset_factor=1)
@@ -66,12 +64,8 @@ def _reduce(operation: str, lanes: int, dtype: str, instruction: bool) -> Any:
                 if dtype == "float32":
                     reduced = _halves(vector, lanes)
                 else:
-                    reduced = tirx.call_llvm_pure_intrin("int32", name, vector)
-                b.buffer_store(y, combine(y[0], reduced), [0])
+                    reduced = llvm("int32", _REDUCTIONS[operation], vector)
+                b.buffer_store(y, combine(operation, y[0], reduced), [0])
             else:
-                with b.serial(0, lanes) as i, b.sblock("reduce"):
-                    vi = b.axis.reduce(lanes, i)
-                    b.reads(y[0], x[vi])
-                    b.writes(y[0])
-                    b.buffer_store(y, combine(y[0], x[vi]), [0])
+                reduce_loop("reduce", operation, x, y, start=False)
     return builder.get()

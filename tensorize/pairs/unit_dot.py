@@ -1,9 +1,4 @@
-"""The scaffold of every dot product of one unit: operands, loops of the meaning, names.
-
-``acc[p, i, r] += Σ_k product(code[r, k], x[i, k])`` over the k of group p of a unit of packed
-codes, for rows i of x and rows r of the weights. The group axis is left out where a unit is one
-group, the row axis where there is one row: a tensorized block has no axes of extent 1.
-"""
+"""Pairs of `apq_tvm.tensorize.meaning.unit_dot`: an instruction set gives what one group needs."""
 
 from __future__ import annotations
 
@@ -12,48 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.exprs import i64, operand, prefetch_line, whole
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
 Buffer = Any
-Product = Callable[[Expr, Expr, Expr | None], Expr]
-Body = Callable[["Operands"], None]
 
 
 @dataclass(frozen=True)
-class UnitDot:
-    """Shape of one dot product of a unit.
-
-    Parameters
-    ----------
-    unit : Unit
-    m : int
-        Rows of x.
-    x_dtype, acc_dtype : str
-    zeros : bool
-        True if the product needs the zero points, uint8 [R] or [2, R].
-    """
-
-    unit: Unit
-    m: int
-    x_dtype: str
-    acc_dtype: str
-    zeros: bool = False
-
-    @property
-    def spatial(self) -> tuple[int, ...]:
-        """Shape of the sums."""
-        groups = (self.unit.groups,) if self.unit.groups > 1 else ()
-        return (*groups, *((self.m,) if self.m > 1 else ()), self.unit.rows)
-
-    def split(self, axes: tuple[Expr, ...]) -> tuple[Expr | None, Expr | None, Expr]:
-        """(group or None, row of x or None, row of weights) of an index into the sums."""
-        group = axes[0] if self.unit.groups > 1 else None
-        return group, axes[-2] if self.m > 1 else None, axes[-1]
-
-
-@dataclass(frozen=True)
-class Operands:
+class DotBuffers:
     """Buffers of one pair member: codes uint8 [bytes], x [m, 32] or [32], zeros, sums."""
 
     dot: UnitDot
@@ -75,64 +38,86 @@ class Operands:
         return [i64(row), i64(k)] if self.dot.m > 1 else [i64(k)]
 
 
-def make_pair(dot: UnitDot, product: Product, implement: Body) -> tuple[Any, Any]:
-    """(desc, impl) of a unit's dot product.
+def unit_dot_intrinsic(
+    instruction: str, dot: UnitDot, implement: Callable[[DotBuffers, int], None], ahead: int = 0
+) -> str:
+    """Register (once) and name the dot product of one unit by an instruction.
 
     Parameters
     ----------
+    instruction : str
+        First part of the name.
     dot : UnitDot
-    product : callable
-        ``(code int32, x, zero uint8 or None)`` to a term of the sum, in `acc_dtype`.
     implement : callable
-        Emits the instructions on the operands.
+        Emits the instructions for one group of the unit.
+    ahead : int
+        Bytes ahead of the unit to prefetch, 0 for none.
+
+    Returns
+    -------
+    str
+        ``apq_<instr>_<m>x<n>x<k>_<lhs><rhs><acc>...``; operands are codes, x, [zeros,] sums.
     """
-    return _member(dot, lambda o: _plain_loops(o, product)), _member(dot, implement)
+
+    def instructions(o: DotBuffers) -> None:
+        prefetch(o.codes, dot.unit.nbytes, ahead)
+        for group in range(dot.unit.groups):
+            implement(o, group)
+
+    name = f"apq_{instruction}_{dot}" + (f"_pf{ahead}" if ahead else "")
+    return register(name, lambda: (_member(dot, _plain_loops), _member(dot, instructions)))
 
 
-def _member(dot: UnitDot, body: Body) -> Any:
+def _member(dot: UnitDot, body: Callable[[DotBuffers], None]) -> Any:
     """PrimFunc (codes, x, [zeros,] acc) whose block holds `body`."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
     unit = dot.unit
-
     x_shape = (dot.m, UNIT_K) if dot.m > 1 else (UNIT_K,)
-    with IRBuilder() as builder:
-        with b.prim_func(s_tir=True):
-            b.func_name("dot")
-            codes = operand("codes", (unit.nbytes,), "uint8", unit.vector_bytes, None)
-            row_stride = ["row_stride", i64(1)] if dot.m > 1 else None
-            x = operand("x", x_shape, dot.x_dtype, 4, row_stride)
-            zeros_shape = (unit.groups, unit.rows) if unit.groups > 1 else (unit.rows,)
-            zeros = operand("zeros", zeros_shape, "uint8", unit.rows, None) if dot.zeros else None
-            acc = operand("acc", dot.spatial, dot.acc_dtype, unit.vector_bytes, None)
-            with b.sblock("root"):
-                inputs = [codes, x] if zeros is None else [codes, x, zeros]
-                b.reads(*(whole(buffer) for buffer in (acc, *inputs)))
-                b.writes(whole(acc))
-                body(Operands(dot, codes, x, zeros, acc))
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("dot")
+        codes = operand("codes", (unit.nbytes,), "uint8", unit.vector_bytes, None)
+        row_stride = ["row_stride", i64(1)] if dot.m > 1 else None
+        x = operand("x", x_shape, dot.x_dtype, 4, row_stride)
+        zeros_shape = (unit.groups, unit.rows) if unit.groups > 1 else (unit.rows,)
+        zeros = operand("zeros", zeros_shape, "uint8", unit.rows, None) if dot.zeros else None
+        acc = operand("acc", dot.spatial, dot.acc_dtype, unit.vector_bytes, None)
+        with b.sblock("root"):
+            inputs = [codes, x] if zeros is None else [codes, x, zeros]
+            b.reads(*(whole(buffer) for buffer in (acc, *inputs)))
+            b.writes(whole(acc))
+            body(DotBuffers(dot, codes, x, zeros, acc))
     return builder.get()
 
 
-def _plain_loops(o: Operands, product: Product) -> None:
+def _plain_loops(o: DotBuffers) -> None:
     from tvm.tirx.script.builder import ir as b
 
-    dot, unit = o.dot, o.dot.unit
-    extents = [i64(e) for e in (*dot.spatial, unit.vectors, 4)]
+    dot = o.dot
+    extents = [i64(e) for e in (*dot.spatial, *dot.reduced)]
     with b.grid(*extents) as loops, b.sblock("dot"):
         axes = b.axis.remap("S" * len(dot.spatial) + "RR", loops)
-        at, (j, c) = tuple(axes[:-2]), axes[-2:]
-        group, row, r = dot.split(at)
-        vector = j if group is None else group * i64(unit.vectors) + j
-        lead = () if row is None else (row,)
-        zero_at = (r,) if group is None else (group, r)
-        reads = [o.acc[at], o.codes[0 : unit.nbytes], o.x[(*lead, slice(0, UNIT_K))]]
-        b.reads(*reads, *([] if o.zeros is None else [o.zeros[zero_at]]))
+        at, within = tuple(axes[:-2]), axes[-2:]
+        row = at[-2:-1] if dot.m > 1 else ()
+        zero = None
+        if o.zeros is not None:
+            zero = o.zeros[(*at[: len(o.zeros.shape) - 1], at[-1])]
+        b.reads(
+            o.acc[at],
+            whole(o.codes),
+            o.x[(*row, slice(0, UNIT_K))],
+            *([] if zero is None else [zero]),
+        )
         b.writes(o.acc[at])
-        code = decode(unit, lambda byte: o.codes[byte], vector, r * i64(4) + c)
-        x = o.x[(*lead, vector * i64(4) + c)]
-        zero = None if o.zeros is None else o.zeros[zero_at]
-        b.buffer_store(o.acc, o.acc[at] + product(code, x, zero), list(at))
+        dot.store(
+            o.acc,
+            at,
+            within,
+            lambda byte: o.codes[byte],
+            lambda four, k: o.x[(*row, four * i64(4) + k)],
+            zero,
+        )
 
 
 def prefetch(codes: Buffer, nbytes: int, distance: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from apq_tvm.tensorize.exprs import i64, x86
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, balance_digits
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.meaning.product import pair
+from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
 from apq_tvm.tensorize.exprs import x86
 
 Expr = Any  # tvm is untyped
@@ -43,9 +46,6 @@ class ByteSums:
         By way of buffers, which become registers: the sums are then emitted as they arise, and few
         operands are live at a time.
         """
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         kept, pairs = self._bytes.get((weight, negative), (None, 0))
         if pairs == BYTE_PAIRS:
             self._full.append((weight, negative, kept, pairs))
@@ -67,8 +67,6 @@ class ByteSums:
         return self._total
 
     def _look_up(self, nibbles: Expr) -> Expr:
-        from tvm import tirx
-
         counts = [value.bit_count() for value in range(16)] * 2
         table = tirx.Shuffle(
             [tirx.const(v, "uint8") for v in counts],
@@ -81,8 +79,6 @@ class ByteSums:
 
         ``vpmaddubsw`` takes factors up to 2^6; larger weights go through ``vpmaddwd``.
         """
-        from tvm import tirx
-
         low = min(weight, 6)
         bound = 2 * 8 * pairs << low
         if weight > 6 or self._bound + bound > _INT16_MAX:
@@ -96,8 +92,6 @@ class ByteSums:
             self._flush(1 << (weight - 6))
 
     def _flush(self, factor: int = 1) -> None:
-        from tvm import tirx
-
         if self._words is None:
             return
         times = tirx.Broadcast(tirx.const(factor, "int16"), 16)

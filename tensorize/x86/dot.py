@@ -31,9 +31,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit
-from apq_tvm.tensorize.pairs.unit_dot import Operands, UnitDot, decoded, make_pair, prefetch
-from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.exprs import x86
+from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.pairs.unit_dot import DotBuffers, decoded, unit_dot_intrinsic
 
 Expr = Any  # tvm is untyped
 
@@ -62,6 +63,10 @@ class DotInstruction:
     features: tuple[str, ...]
     signed8: bool
 
+    def meaning(self, unit: Unit, m: int) -> UnitDot:
+        """The dot product of a unit with `m` rows of x."""
+        return UnitDot(unit, m, "int8", 128 if self.signed8 and unit.bits == 8 else 0)
+
 
 MADDUBS = DotInstruction("maddubs", 8, ("avx2",), signed8=True)
 VNNI256 = DotInstruction("vpdpbusd256", 8, ("avxvnni", "avx512vnni"), signed8=False)
@@ -71,46 +76,23 @@ INSTRUCTIONS = (VNNI512, VNNI256, MADDUBS)
 """In order of preference."""
 
 
-def dot_intrinsic(instruction: DotInstruction, unit: Unit, m: int = 1, ahead: int = 0) -> str:
-    """Register (once) and name the dot product of one unit.
+def dot_intrinsic(instruction: DotInstruction, dot: UnitDot, ahead: int = 0) -> str:
+    """Register (once) and name the dot product of one unit with int8 activations.
 
     Parameters
     ----------
     instruction : DotInstruction
-    unit : Unit
-        Its rows must be the instruction's.
-    m : int
-        Rows of x; a decoded vector is used for all of them.
+        Its rows are the unit's.
+    dot : UnitDot
+        As `DotInstruction.meaning` gives it; a decoded vector is used for all rows of x.
     ahead : int
-        Bytes ahead of the unit to prefetch, 0 for none.
-
-    Returns
-    -------
-    str
-        The intrinsic's name; its operands are those of `UnitDot`: x int8, sums int32.
+        As `unit_dot_intrinsic`.
     """
-    signed = instruction.signed8 and unit.bits == 8
-    code = f"s{unit.bits}" if signed else f"u{unit.bits}"
-    name = f"apq_{instruction.name}_{m}x{unit.rows}x{UNIT_K}_s8{code}s32"
-    name += ("_g16" if unit.groups == 2 else "") + (f"_pf{ahead}" if ahead else "")
-
-    def product(code: Expr, x: Expr, zero: Expr | None) -> Expr:
-        from tvm import tirx
-
-        centred = code - tirx.const(128, "int32") if signed else code
-        return centred * x.astype("int32")
-
-    def implement(operands: Operands) -> None:
-        prefetch(operands.codes, unit.nbytes, ahead)
-        accumulate = _maddubs if instruction is MADDUBS else _vnni
-        for group in range(unit.groups):
-            accumulate(operands, group)
-
-    dot = UnitDot(unit, m, "int8", "int32")
-    return register(name, lambda: make_pair(dot, product, implement))
+    accumulate = _maddubs if instruction is MADDUBS else _vnni
+    return unit_dot_intrinsic(instruction.name, dot, accumulate, ahead)
 
 
-def _four_k(o: Operands, row: int, vector: int) -> Expr:
+def _four_k(o: DotBuffers, row: int, vector: int) -> Expr:
     """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row of weights."""
     from tvm import tirx
 
@@ -119,24 +101,23 @@ def _four_k(o: Operands, row: int, vector: int) -> Expr:
     return tirx.reinterpret(f"int8x{unit.vector_bytes}", tirx.Broadcast(four, unit.rows))
 
 
-def _vnni(o: Operands, group: int) -> None:
-    from tvm import tirx
+def _vnni(o: DotBuffers, group: int) -> None:
     from tvm.tirx.script.builder import ir as b
 
     unit = o.dot.unit
-    intrinsic = f"llvm.x86.avx512.vpdpbusd.{8 * unit.vector_bytes}"
+    intrinsic = f"avx512.vpdpbusd.{8 * unit.vector_bytes}"
     at = [o.sums_at(group, i) for i in range(o.dot.m)]
     sums = [o.acc[tuple(index)] for index in at]
     for vector in range(group * unit.vectors, (group + 1) * unit.vectors):
         codes = decoded(unit, o.codes, vector)
         for i in range(o.dot.m):
             x = _four_k(o, i, vector)
-            sums[i] = tirx.call_llvm_pure_intrin(f"int32x{unit.rows}", intrinsic, sums[i], codes, x)
+            sums[i] = x86(f"int32x{unit.rows}", intrinsic, sums[i], codes, x)
     for index, total in zip(at, sums, strict=True):
         b.buffer_store(o.acc, total, index)
 
 
-def _maddubs(o: Operands, group: int) -> None:
+def _maddubs(o: DotBuffers, group: int) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
@@ -159,9 +140,7 @@ def _maddubs(o: Operands, group: int) -> None:
 
 
 def _avx2(name: str, dtype: str, *arguments: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.avx2.{name}", *arguments)
+    return x86(dtype, f"avx2.{name}", *arguments)
 
 
 def _products(unit: Unit, codes: Expr, x: Expr) -> Expr:

@@ -1,13 +1,9 @@
 """Micro-kernels of large-M GEMM on x86: a tile of rows x columns accumulated over one step of k.
 
-Each intrinsic is a pair. Its *desc*, plain loops shared by every instruction, is its meaning::
-
-    C[m, j, r] += sum over k, i of A[m, 4k + i] * B[j, k, r, i]        (integers)
-    C[m, j, r] += sum over k of A[m, k] * B[j, k, r]                   (floats)
-
-j counts vectors of R columns. Its *impl* uses the instruction; its loops are unrolled, so that the
-accumulators (a stack buffer under 1 KB with constant indices) live in registers. How many
-``vpmaddubsw`` results int16 can sum is proved in `apq_tvm.tensorize.x86.dot`.
+Each intrinsic is a pair. Its *desc* is `apq_tvm.tensorize.meaning.tile`. Its *impl* uses the
+instruction; its loops are unrolled, so that the accumulators (a stack buffer under 1 KB with
+constant indices) live in registers. How many ``vpmaddubsw`` results int16 can sum is proved in
+`apq_tvm.tensorize.x86.dot`.
 
 Instructions: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (VPDPBUSD,
 VPMADDUBSW, VPMADDWD, VPSIGNB, VFMADD231PS, VCVTDQ2PS); LLVM names from its IntrinsicsX86.td.
@@ -15,7 +11,7 @@ VPMADDUBSW, VPMADDWD, VPSIGNB, VFMADD231PS, VCVTDQ2PS); LLVM names from its Intr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,38 +19,15 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import llvm
+from apq_tvm.tensorize.exprs import llvm, whole
+from apq_tvm.tensorize.meaning.tile import Tile as Tile
+from apq_tvm.tensorize.meaning.tile import add_code, add_product, dequantize
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, MADDUBS_SUMS, DotInstruction
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Shape of one micro-kernel call.
-
-    Parameters
-    ----------
-    m : int
-        Rows of activations.
-    vectors : int
-        Vectors of columns.
-    lanes : int
-        R, columns in a vector: 8 for 256-bit, 16 for 512-bit registers.
-    k : int
-        Products summed by one call; a multiple of 4 for integers.
-    """
-
-    m: int
-    vectors: int
-    lanes: int
-    k: int
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.vectors * self.lanes}x{self.k}"
 
 
 def splits_codes(instruction: DotInstruction, bits: int) -> bool:
@@ -86,21 +59,18 @@ def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -
     """
     name = f"apq_{instruction.name}_{tile}_s8u8s32"
     if instruction is not MADDUBS:
-        return register(name, lambda: (_integer_pair(tile), _integer_pair(tile, _dp_body)))
+        return register(name, lambda: _pair(tile, "uint8", _dp_body))
     if bits == 8:
-        return register(
-            f"{name}_halves",
-            lambda: (_integer_pair(tile, None, 2), _integer_pair(tile, _halves_body, 2)),
-        )
+        return register(f"{name}_halves", lambda: _pair(tile, "uint8", _halves_body, True))
     sums = min(MADDUBS_SUMS[2 if bits == 1 else bits], tile.k // 4)
     body = partial(_maddubs_body, sums=sums)
-    return register(f"{name}_x{sums}", lambda: (_integer_pair(tile), _integer_pair(tile, body)))
+    return register(f"{name}_x{sums}", lambda: _pair(tile, "uint8", body))
 
 
 def float_gemm_intrinsic(tile: Tile) -> str:
     """Register (once) and name the micro-kernel ``apq_fma{bits}_<m>x<n>x<k>_f32f32f32``."""
     name = f"apq_fma{32 * tile.lanes}_{tile}_f32f32f32"  # 80 columns are 5 zmm or 10 ymm
-    return register(name, lambda: (_float_desc(tile), _float_impl(tile)))
+    return register(name, lambda: _pair(tile, "float32", _float_body))
 
 
 def dequantize_intrinsic(lanes: int) -> str:
@@ -111,7 +81,7 @@ def dequantize_intrinsic(lanes: int) -> str:
     """
     return register(
         f"apq_cvtdq2ps_{lanes}x4_u8f32",
-        lambda: (_dequantize(lanes, False), _dequantize(lanes, True)),
+        lambda: (_dequantize(lanes, _dequantize_loops), _dequantize(lanes, _dequantize_body)),
     )
 
 
@@ -130,10 +100,6 @@ def _ramp(start: Expr, lanes: int) -> Expr:
     return tirx.Ramp(start, 1, lanes)
 
 
-def _whole(buffer: Buffer, shape: tuple[int, ...]) -> Any:
-    return buffer[tuple(slice(0, extent) for extent in shape)]
-
-
 def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool) -> Buffer:
     """A buffer argument; a strided one leaves all strides but the last contiguous ones open."""
     handle = b.arg(name, b.handle())
@@ -147,35 +113,38 @@ def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool) -> Bu
     return b.match_buffer(handle, shape, dtype, strides=strides, align=align, offset_factor=1)
 
 
-def _integer_pair(tile: Tile, body: Any = None, halves: int = 1) -> PrimFunc:
-    """The desc (no body) or one impl of the integer micro-kernel."""
-    quads = tile.k // 4
-    a_shape, c_shape = (tile.m, tile.k), (tile.m, tile.vectors, tile.lanes)
-    b_shape = (tile.vectors, quads, *((2,) if halves == 2 else ()), tile.lanes, 4)
+def _pair(tile: Tile, dtype: str, body: Any, halves: bool = False) -> tuple[PrimFunc, PrimFunc]:
+    """(desc, impl) of a micro-kernel whose panel is uint8 or float32; `body` emits instructions."""
+
+    def loops(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
+        kinds, extents = tile.axes(dtype == "uint8")
+        with b.grid(*extents) as axes, b.sblock("dot"):
+            m, j, r, k, *i = _axes(kinds, extents, axes)
+            if i:
+                code = lambda *plane: w[(j, k, *plane, r, *i)]  # noqa: E731
+                add_code(c, (m, j, r), a[m, k * 4 + i[0]], code, halves)
+            else:
+                add_product(c, (m, j, r), a[m, k], w[j, k, r])
+
+    return _member(tile, dtype, loops, False, halves), _member(tile, dtype, body, True, halves)
+
+
+def _member(
+    tile: Tile, dtype: str, emit: Callable[..., None], strided: bool, halves: bool
+) -> PrimFunc:
+    integers = dtype == "uint8"
+    planes = (2,) if halves else ()
+    inner = (tile.k // 4, *planes, tile.lanes, 4) if integers else (tile.k, tile.lanes)
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("gemm")
-        a = _operand("a", a_shape, "int8", body is not None)
-        w = _operand("b", b_shape, "uint8", body is not None)
-        c = _operand("c", c_shape, "int32", False)
+        a = _operand("a", (tile.m, tile.k), "int8" if integers else dtype, strided)
+        w = _operand("b", (tile.vectors, *inner), dtype, strided)
+        c = _operand("c", tile.sums, "int32" if integers else dtype, False)
         with b.sblock("root"):
-            b.reads(_whole(c, c_shape), _whole(a, a_shape), _whole(w, b_shape))
-            b.writes(_whole(c, c_shape))
-            (body or partial(_integer_loops, halves=halves))(tile, a, w, c)
+            b.reads(whole(c), whole(a), whole(w))
+            b.writes(whole(c))
+            emit(tile, a, w, c)
     return builder.get()
-
-
-def _integer_loops(tile: Tile, a: Buffer, w: Buffer, c: Buffer, halves: int) -> None:
-    extents = (tile.m, tile.vectors, tile.lanes, tile.k // 4, 4)
-    with b.grid(*extents) as loops, b.sblock("dot"):
-        m, j, r, k, i = _axes("SSSRR", extents, loops)
-        codes = [w[j, k, h, r, i] for h in range(2)] if halves == 2 else [w[j, k, r, i]]
-        read = w[j, k, 0:2, r, i] if halves == 2 else codes[0]
-        b.reads(c[m, j, r], a[m, k * 4 + i], read)
-        b.writes(c[m, j, r])
-        code = codes[0].astype("int32")
-        if halves == 2:
-            code = code + codes[1].astype("int32") * tirx.const(16, "int32")
-        b.buffer_store(c, c[m, j, r] + a[m, k * 4 + i].astype("int32") * code, [m, j, r])
 
 
 def _broadcast_quad(a: Buffer, m: Expr, k: Expr, lanes: int, dtype: str) -> Expr:
@@ -253,55 +222,15 @@ def _halves_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
             _accumulate(c, m, j, 8, lambda acc: acc + low + high)
 
 
-def _float_desc(tile: Tile) -> PrimFunc:
-    extents = (tile.m, tile.vectors, tile.lanes, tile.k)
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("gemm")
-        a, w, c = _float_operands(tile, False)
-        with b.sblock("root"):
-            _float_regions(tile, a, w, c)
-            with b.grid(*extents) as loops, b.sblock("dot"):
-                m, j, r, k = _axes("SSSR", extents, loops)
-                b.reads(c[m, j, r], a[m, k], w[j, k, r])
-                b.writes(c[m, j, r])
-                b.buffer_store(c, c[m, j, r] + a[m, k] * w[j, k, r], [m, j, r])
-    return builder.get()
+def _float_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
+    lanes, vector = tile.lanes, f"float32x{tile.lanes}"
+    with b.unroll(tile.k) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
+        # LLVM contracts the product and the sum to vfmadd231ps.
+        product = tirx.Broadcast(a[m, k], lanes) * w.vload([j, k, 0], vector)
+        b.buffer_store(c, c.vload([m, j, 0], vector) + product, [m, j, _ramp(0, lanes)])
 
 
-def _float_operands(tile: Tile, strided: bool) -> tuple[Buffer, Buffer, Buffer]:
-    return (
-        _operand("a", (tile.m, tile.k), "float32", strided),
-        _operand("b", (tile.vectors, tile.k, tile.lanes), "float32", strided),
-        _operand("c", (tile.m, tile.vectors, tile.lanes), "float32", False),
-    )
-
-
-def _float_regions(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    c_shape = (tile.m, tile.vectors, tile.lanes)
-    b.reads(
-        _whole(c, c_shape),
-        _whole(a, (tile.m, tile.k)),
-        _whole(w, (tile.vectors, tile.k, tile.lanes)),
-    )
-    b.writes(_whole(c, c_shape))
-
-
-def _float_impl(tile: Tile) -> PrimFunc:
-    lanes = tile.lanes
-    vector = f"float32x{lanes}"
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("gemm")
-        a, w, c = _float_operands(tile, True)
-        with b.sblock("root"):
-            _float_regions(tile, a, w, c)
-            with b.unroll(tile.k) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-                # LLVM contracts the product and the sum to vfmadd231ps.
-                product = tirx.Broadcast(a[m, k], lanes) * w.vload([j, k, 0], vector)
-                b.buffer_store(c, c.vload([m, j, 0], vector) + product, [m, j, _ramp(0, lanes)])
-    return builder.get()
-
-
-def _dequantize(lanes: int, instruction: bool) -> PrimFunc:
+def _dequantize(lanes: int, emit: Callable[..., None]) -> PrimFunc:
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("dequantize")
         u = _operand("u", (lanes, 4), "uint8", False)
@@ -309,18 +238,16 @@ def _dequantize(lanes: int, instruction: bool) -> PrimFunc:
         scale = _operand("scale", (lanes,), "float32", False)
         out = _operand("f", (4, lanes), "float32", False)
         with b.sblock("root"):
-            b.reads(_whole(u, (lanes, 4)), zero[0:lanes], scale[0:lanes])
-            b.writes(_whole(out, (4, lanes)))
-            if instruction:
-                _dequantize_body(lanes, u, zero, scale, out)
-            else:
-                with b.grid(4, lanes) as (i, r), b.sblock("convert"):
-                    vi, vr = b.axis.remap("SS", [i, r])
-                    value = (u[vr, vi].astype("float32") - zero[vr]) * scale[vr]
-                    b.reads(u[vr, vi], zero[vr], scale[vr])
-                    b.writes(out[vi, vr])
-                    b.buffer_store(out, value, [vi, vr])
+            b.reads(whole(u), whole(zero), whole(scale))
+            b.writes(whole(out))
+            emit(lanes, u, zero, scale, out)
     return builder.get()
+
+
+def _dequantize_loops(lanes: int, u: Buffer, zero: Buffer, scale: Buffer, out: Buffer) -> None:
+    with b.grid(4, lanes) as loops, b.sblock("convert"):
+        i, r = b.axis.remap("SS", loops)
+        dequantize(out, (i, r), u[r, i], zero[r], scale[r])
 
 
 def _dequantize_body(lanes: int, u: Buffer, zero: Buffer, scale: Buffer, out: Buffer) -> None:

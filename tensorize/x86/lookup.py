@@ -18,12 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.tensorize.exprs import llvm
-from apq_tvm.tensorize.pairs.lookup_dot import (
-    LookupDot,
-    LookupOperands,
-    make_decode_pair,
-    make_lookup_pair,
-)
+from apq_tvm.tensorize.meaning.lookup_dot import LookupDot, LookupOperands, LookupValues
+from apq_tvm.tensorize.meaning.product import make_pair
 from apq_tvm.tensorize.pairs.unit_dot import decoded, prefetch
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
@@ -69,7 +65,8 @@ def lookup_intrinsic(
     name += f"_{'vpermb' if permute else 'pshufb'}_t{top}"
     name += ("_g16" if unit.groups == 2 else "") + (f"_pf{ahead}" if ahead else "")
 
-    def implement(o: LookupOperands) -> None:
+    def implement(**buffers: Any) -> None:
+        o = LookupOperands(dot, **buffers)
         prefetch(o.codes, unit.nbytes, ahead)
         tables = _permute_table(o) if permute else _shuffle_tables(o)
         for group in range(unit.groups):
@@ -84,7 +81,7 @@ def lookup_intrinsic(
             else:
                 _vnni(o, group, vectors, value)
 
-    return register(name, lambda: make_lookup_pair(dot, implement))
+    return register(name, lambda: make_pair(dot, implement))
 
 
 def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
@@ -108,7 +105,8 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
     permute = vbmi and unit.rows == 16 and dot.entries > 16
     name = f"apq_{'vpermb' if permute else 'pshufb'}_{unit.rows}x32_lut{unit.bits}b{dot.books}u8"
 
-    def implement(o: LookupOperands) -> None:
+    def implement(**buffers: Any) -> None:
+        o = LookupOperands(dot, **buffers)
         tables = _permute_table(o) if permute else _shuffle_tables(o)
         for group in range(unit.groups):
             book = _book(o, group)
@@ -118,9 +116,8 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
                 value = before + _value(o, tables, permute, vector, book)
                 b.buffer_store(o.acc, value, [vector, 0, tirx.Ramp(0, 1, size)])
 
-    return register(
-        name + ("_g16" if unit.groups == 2 else ""), lambda: make_decode_pair(dot, implement)
-    )
+    name += "_g16" if unit.groups == 2 else ""
+    return register(name, lambda: make_pair(LookupValues(dot), implement))
 
 
 def _shuffle(source: Expr, lanes: int, order: list[int]) -> Expr:

@@ -14,6 +14,8 @@ from typing import Any
 
 from tvm import tirx
 
+from apq_tvm.tensorize.exprs import x86
+
 Expr = Any  # tvm is untyped
 
 
@@ -174,3 +176,15 @@ def nibble_indices(planes: list[Expr]) -> list[Index]:
     # A third plane that was not paired has the bits of odd rows one place higher.
     last = [2 + r % 2 for r in range(8)] if bits == 3 else [2] * 8
     return [Index(masked(_nibble(registers, r), 15), (0, 1, last[r], 3)[:bits]) for r in range(8)]
+
+
+def long_lookup(quarters: list[Expr], index: Expr) -> Expr:
+    """int8 [64]: entries of a table of two or four registers, by an index of 7 or 8 bits."""
+    halves = [
+        x86("int8x64", "avx512.vpermi2var.qi.512", low, index, high)
+        for low, high in zip(quarters[::2], quarters[1::2], strict=True)
+    ]
+    if len(halves) == 1:
+        return halves[0]
+    zero = tirx.Broadcast(tirx.const(0, "int8"), 64)
+    return tirx.Select(tirx.LT(tirx.reinterpret("int8x64", index), zero), halves[1], halves[0])

@@ -15,15 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.product import make_pair, row_at
 from apq_tvm.tensorize.meaning.super_records import (
     GROUP,
     DotOperands,
     RecordDot,
     Records,
-    ScaleOperands,
-    dot_pair,
+    RecordScale,
     high_bit,
-    scale_pair,
 )
 from apq_tvm.tensorize.pairs.unit_dot import prefetch
 from apq_tvm.tensorize.registry import register
@@ -67,7 +66,8 @@ def records_dot_intrinsic(instruction: DotInstruction, dot: RecordDot, ahead: in
     name = f"apq_{instruction.name}_{dot.m}x{rec.rows}x{dot.k}_s8u{rec.bits}records"
     name += f"_pf{ahead}" if ahead else ""
 
-    def implement(o: DotOperands) -> None:
+    def implement(**buffers: Any) -> None:
+        o = DotOperands(dot, **buffers)
         prefetch(o.chunk, rec.chunk, ahead)
         totals = [[_sums(o, which, row) for row in range(dot.m)] for which in range(2)]
         where = places(instruction, rec.bits)
@@ -84,7 +84,7 @@ def records_dot_intrinsic(instruction: DotInstruction, dot: RecordDot, ahead: in
             for row in range(dot.m):
                 _store(o.acc, totals[which][row], o.sums_at(which, row))
 
-    return register(name, lambda: dot_pair(dot, implement))
+    return register(name, lambda: make_pair(dot, implement))
 
 
 def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
@@ -94,30 +94,30 @@ def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
     """
     from tvm import tirx
 
-    rows = records.rows
+    rows, dot = records.rows, RecordScale(records, m)
     name = f"apq_records_scale_{m}x{rows}" + (f"_pf{ahead}" if ahead else "")
 
-    def implement(o: ScaleOperands) -> None:
-        prefetch(o.scales, records.scales, ahead)
+    def implement(scales: Any, totals: Any, acc: Any) -> None:
+        prefetch(scales, records.scales, ahead)
 
         def scale(first: int) -> Expr:
             low, high = (
-                o.scales.vload([i64(at)], f"uint8x{rows}").astype(f"uint16x{rows}")
+                scales.vload([i64(at)], f"uint8x{rows}").astype(f"uint16x{rows}")
                 for at in (first, first + rows)
             )
             up = tirx.shift_left(high, tirx.Broadcast(tirx.const(8, "uint16"), rows))
             half = tirx.reinterpret(f"float16x{rows}", tirx.bitwise_or(low, up))
             return half.astype(f"float32x{rows}")
 
-        for row in range(o.m):
-            at = [i64(row), i64(0)] if o.m > 1 else [i64(0)]
+        for row in range(m):
+            at = row_at(dot, row, 0)
             total, least = (
-                o.totals.vload([i64(which), *at], f"float32x{rows}") for which in range(2)
+                totals.vload([i64(which), *at], f"float32x{rows}") for which in range(2)
             )
-            value = o.acc.vload(at, f"float32x{rows}") + total * scale(0)
-            _store(o.acc, value - least * scale(2 * rows), at)
+            value = acc.vload(at, f"float32x{rows}") + total * scale(0)
+            _store(acc, value - least * scale(2 * rows), at)
 
-    return register(name, lambda: scale_pair(records, m, implement))
+    return register(name, lambda: make_pair(dot, implement))
 
 
 def _floats(o: DotOperands) -> str:

@@ -154,7 +154,7 @@ case " $* " in
   *" -dumpmachine "*) echo aarch64-unknown-linux-android24; exit;;
 esac
 for word; do shift; case $word in --target=*) ;; *) set -- "$@" "$word";; esac; done
-exec {COMPILERS["aarch64"]} "$@"
+exec {COMPILERS["aarch64"]} -D__BIONIC__ "$@"
 """
     )
     fake.chmod(0o755)

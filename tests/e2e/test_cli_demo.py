@@ -1,4 +1,4 @@
-"""The demo model through the command line: size, accuracy and ranking that the README promises."""
+"""The demo model through the command line: size, accuracy and ranking that docs/accuracy.md has."""
 
 from __future__ import annotations
 

@@ -89,6 +89,27 @@ def test_inspect_and_explain_know_the_layers(folder: Path) -> None:
         assert apq(command, "small_w8", cwd=folder).stdout.count("W8A8g32") >= 1
 
 
+def test_every_command_counts_the_same_bits(folder: Path) -> None:
+    """Those of the file itself: biases are floats, and nothing else is stored."""
+    module = report("inspect", "small_w8", cwd=folder)
+    weights, biases = 2 * WIDTH * 2 * WIDTH, 2 * WIDTH
+    bits = round((8.5 * weights + 32 * biases) / (weights + biases), 4)
+    assert (module["bits_per_weight"], module["quantized_bits_per_weight"]) == (bits, 8.5)
+    assert (
+        f"{bits} bits per weight (8.5 in quantized layers)"
+        in apq("inspect", "small_w8", cwd=folder).stdout
+    )
+    assert (
+        module["stored"]["bytes"] <= module["weights"]["bytes"] < 1.01 * module["stored"]["bytes"]
+    )
+    words = ("small.onnx", "--scheme", "W8A8g32")
+    plan = report("compile", *words, "--dry-run", cwd=folder)
+    assert (plan["bits_per_weight"], plan["quantized_bits_per_weight"]) == (bits, 8.5)
+    tried = report("eval", *words, "--inputs", "in.npz", cwd=folder)
+    assert round(tried["bits_per_weight"], 4) == bits
+    assert (tried["linear_bits_per_weight"], tried["embedding_bits_per_weight"]) == (8.5, 0)
+
+
 def test_module_runs_without_tvm(folder: Path) -> None:
     code = (
         "import sys, numpy, small_w8\n"
@@ -183,6 +204,48 @@ def test_errors_name_the_culprit(words: tuple[str, ...], message: str, folder: P
     assert last.startswith("error: ") and message in last
     assert "Traceback" not in done.stderr
     assert not (folder / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "exit_code"),
+    [(signal.SIGTERM, "link_library", 143), (signal.SIGHUP, "write_package", 129)],
+)
+def test_a_signal_leaves_nothing_behind(
+    folder: Path, tmp_path: Path, number: signal.Signals, step: str, exit_code: int
+) -> None:
+    """Neither beside the output nor in the folder of temporary files.
+
+    It comes twice, as from ``timeout``; the second one must not stop the cleaning up.
+    """
+    code = f"""
+import os, signal
+from apq_tvm.codegen import emit, package
+signal.signal({number:d}, signal.SIG_DFL)  # a test in the background may hand on that it is ignored
+plain, remove = emit.{step}, package.shutil.rmtree
+def stop(*given, **options):
+    os.kill(os.getpid(), {number:d})
+    return plain(*given, **options)
+def again(*given, **options):
+    os.kill(os.getpid(), {number:d})
+    return remove(*given, **options)
+emit.{step}, package.shutil.rmtree = stop, again
+from apq_tvm.cli import main
+main()
+"""
+    temporary, made = tmp_path / "tmp", tmp_path / "made"
+    temporary.mkdir()
+    words = ("compile", str(folder / "small.onnx"), "-o", str(made / "module"), "--json")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        timeout=600,
+    )
+    assert done.returncode == exit_code, done.stderr
+    assert done.stderr.endswith(f"{number.name}; what was there before is untouched\n")
+    assert done.stdout == ""
+    assert list(temporary.iterdir()) == [] and list(made.iterdir()) == []
 
 
 def test_interrupt_leaves_the_old_output(folder: Path) -> None:

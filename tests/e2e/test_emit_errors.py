@@ -96,10 +96,14 @@ def te_module(func: Any, params: list[Any], out: Any) -> Any:
     return bb.get()
 
 
-def test_limit_found_in_a_kernel(tmp_path: Path) -> None:
-    """A table of 6 positions read by a loop over the sequence allows sequences of 6."""
-    a = te.placeholder((symbol("n"), symbol("s")), "float32", "a")
-    table = te.placeholder((6,), "float32", "table")
+@pytest.mark.parametrize("dim", ["s", "Selected"])
+def test_limit_found_in_a_kernel(tmp_path: Path, dim: str) -> None:
+    """A table of 6 positions read by a loop over the sequence allows sequences of 6.
+
+    However the model calls it: a name is no ``Select`` that would guard the read.
+    """
+    a = te.placeholder((symbol("n"), symbol(dim)), "float32", "a")
+    table = te.placeholder((6,), "float32", f"{dim}_table")
     func = te.create_prim_func([a, table, te.compute(a.shape, lambda i, j: a[i, j] + table[j])])
     n, s = symbol("n"), symbol("s")
     params = [tensor("x", (n, s), "float32"), tensor("table", (6,), "float32")]

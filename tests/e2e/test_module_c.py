@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from module_helpers import mixed_model, mixed_reference, parallel_scale
+from module_helpers import mixed_model, mixed_reference, parallel_scale, run_python
 
 from apq_tvm.codegen.build.library import API_FUNCTIONS
+from apq_tvm.codegen.build.toolchain import find_toolchain
 from apq_tvm.codegen.emit import emit
 from apq_tvm.codegen.package.folder import RUNTIME
 from apq_tvm.types import CompiledModule
@@ -71,6 +74,49 @@ def test_static(module: CompiledModule, tmp_path: Path) -> None:
     output_of(["cc", *WARNINGS, include, source, archive, *libraries, "-o", str(program)])
     check_output(output_of([str(program), str(module.path / "weights.safetensors")]))
     assert "embedded" not in output_of(["ldd", str(program)])
+
+
+def test_null_is_an_error(module: CompiledModule, tmp_path: Path) -> None:
+    program = tmp_path / "nulls"
+    sources = [f"-I{module.path}", str(EMBED / "nulls.c"), str(module.path / "libembedded.a")]
+    output_of(["cc", *WARNINGS, *sources, "-lm", "-ldl", "-lpthread", "-o", str(program)])
+    output_of([str(program), str(module.path / "weights.safetensors")])
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module whose kernel starts threads."""
+    return emit(parallel_scale(4096, 3.0), tmp_path_factory.mktemp("c") / "scaled", {}).path
+
+
+OPENMP = ("-Wl,-u,GOMP_parallel", "-lgomp")
+OPENMP_THREADS = 2 if ctypes.util.find_library("gomp") else 1
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        ((), OPENMP_THREADS),
+        # glibc cannot load libgomp into a static program: it crashed in its first run.
+        (("-static",), 1),
+        (("-static-pie", "-fPIE"), 1),
+        (("-static", *OPENMP), 2),
+        (("-static-pie", "-fPIE", *OPENMP), 2),
+    ],
+    ids=["dynamic", "static", "static-pie", "static with OpenMP", "static-pie with OpenMP"],
+)
+def test_threads_of_a_static_program(
+    scaled: Path, tmp_path: Path, options: tuple[str, ...], threads: int
+) -> None:
+    for library in ("libc.a", "libgomp.a"):
+        if options and output_of(["cc", f"-print-file-name={library}"]).strip() == library:
+            pytest.skip(f"cc has no {library}")
+    program = tmp_path / "threads"
+    sources = [f"-I{scaled}", str(EMBED / "threads.c"), str(scaled / "libscaled.a")]
+    libraries = [*options, "-lm", "-ldl", "-lpthread"]
+    output_of(["cc", *WARNINGS, *sources, *libraries, "-o", str(program)])
+    done = output_of([str(program), str(scaled / "weights.safetensors")])
+    assert done == f"{threads} threads\n"
 
 
 @pytest.mark.slow
@@ -148,6 +194,24 @@ def test_two_modules_in_one_program(tmp_path: Path) -> None:
     head = ["cc", *WARNINGS, str(source)]
     output_of([*head, *parts, "-lm", "-ldl", "-lpthread", "-o", str(program)])
     assert output_of([str(program)]).split() == ["2", "5"]
+
+
+def test_musl(tmp_path: Path) -> None:
+    """A module for musl runs in programs of musl, and Python says why it does not load."""
+    need("musl-gcc")
+    tools = find_toolchain(f"{os.uname().machine}-linux-musl")
+    folder = emit(mixed_model(), tmp_path / "embedded", {}, tools=tools).path
+    library = str(folder / "libembedded.so")
+    assert " Shared library: [libc.so]" in output_of(["readelf", "-d", library])
+    assert "GLIBC" not in output_of(["readelf", "--dyn-syms", "-V", library])
+    sources = [f"-I{folder}", str(EMBED / "main.c"), str(folder / "libembedded.a")]
+    for options in ((), ("-static",)):
+        program = tmp_path / "with_musl"
+        output_of(["musl-gcc", *WARNINGS, *options, *sources, "-lm", "-o", str(program)])
+        check_output(output_of([str(program), str(folder / "weights.safetensors")]))
+    message = r"is linked with the C library musl, and this Python with gnu: .*--triple"
+    done = run_python("import embedded", tmp_path)
+    assert re.search(f"WrongMachine: .*libembedded.so cannot be loaded: .*{message}", done.stderr)
 
 
 def test_clang_builds_modules_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

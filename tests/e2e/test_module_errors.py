@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import json
 import shutil
 from collections.abc import Callable
@@ -200,6 +201,16 @@ DAMAGES = {
         "LoadError",
         "manifest.json",
     ),
+    "manifest of nothing": (
+        lambda f: (f / "manifest.json").write_text("7"),
+        "LoadError",
+        "manifest.json is not a compiled module's",
+    ),
+    "library of another module": (
+        lambda f: (f / "liberrors_module.so").write_bytes(Path(_ctypes.__file__).read_bytes()),
+        "LoadError",
+        "undefined symbol: errors_module_last_error",
+    ),
     "library cut": (
         lambda f: (f / "liberrors_module.so").write_bytes(b"\x7fELF"),
         "LoadError",
@@ -214,6 +225,7 @@ def test_damaged_module(mixed: CompiledModule, tmp_path: Path, case: str) -> Non
     text = damage(mixed, tmp_path, change)
     assert f"'{kind}'" in text
     assert "'ModuleError'" in text
+    assert "'ImportError'" in text
     assert message in text
 
 
@@ -261,9 +273,9 @@ def test_missing_cpu_feature_is_no_sigill(tmp_path: Path, monkeypatch: pytest.Mo
     code = """
         try:
             import future
-        except Exception as error:
-            print(type(error).__name__, error)
+        except ImportError as error:  # what "import" is expected to raise
+            print(type(error).__name__, error, error.name)
         """
-    assert (
-        "WrongMachine libfuture needs the CPU feature avx9000" in run_python(code, tmp_path).stdout
-    )
+    text = run_python(code, tmp_path).stdout
+    assert "WrongMachine libfuture needs the CPU feature avx9000" in text
+    assert text.endswith(" future\n")

@@ -121,6 +121,10 @@ def test_bits_out_of_range_are_refused(precise: ModuleType, bits: int) -> None:
 def test_layers_that_are_not_there(precise: ModuleType) -> None:
     with pytest.raises(precise.InputError, match=r"'head' matches no layer.*block\.0, block\.1"):
         precise.set_precision(4, layers="head")
+    with pytest.raises(precise.InputError, match=r"nearest of 2 are block\.1, block\.0; prec"):
+        precise.set_precision(4, layers=r"bl[aeiou]ck/[1]|k\.1/")
+    with pytest.raises(precise.InputError, match=r"layers='\(' is no regular expression"):
+        precise.set_precision(4, layers="(")
 
 
 def test_from_c(precise: ModuleType, tmp_path: Path) -> None:
@@ -163,6 +167,8 @@ def test_module_without_choice_refuses_bits(tmp_path: Path) -> None:
     with pytest.raises(module.InputError, match="no layer of fixed has bits to choose"):
         module.run(x=np.zeros((1, 4), np.float32), bits=4)
     assert module.precisions() == {}
+    with pytest.raises(module.InputError, match=r"no layer of fixed has bits to choose.*anyprec"):
+        module.set_precision(4, layers="one")
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 11.0), (2, 11.0), (3, 102.0)])

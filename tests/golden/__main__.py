@@ -29,13 +29,15 @@ def differences(old: dict[str, str], new: dict[str, str]) -> tuple[list[str], di
             came[(_place(key), new[key])].append(key)
     renamed: dict[str, str] = {}
     wrong = [f"changed {key}" for key in old if key in new and old[key] != new[key]]
-    for key in sorted(gone):
+    # Many kernels share a preparation: what it is made for tells no names apart.
+    for key in sorted(gone, key=lambda key: (key.endswith("/prepare"), key)):
         twins = came.get((_place(key), old[key]))
         if twins:
             # Several kernels may come to the same code on one device: the nearest name is meant.
             twin = max(twins, key=lambda k: SequenceMatcher(None, _name(key), _name(k)).ratio())
             twins.remove(twin)
-            renamed[_name(key)] = _name(twin)
+            if not key.endswith("/prepare"):  # which several kernels share
+                renamed.setdefault(_name(key), _name(twin))
         else:
             wrong.append(f"gone {key}")
     wrong += [f"new {key}" for keys in came.values() for key in keys]

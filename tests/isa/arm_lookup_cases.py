@@ -37,8 +37,8 @@ def scheme_of(name: str) -> Scheme:
 
 def record(name: str, m_tile: int, instruction: str = "sdot") -> LinearKernel:
     family = scheme_of(name).family
-    wanted = f"{family}_A8_{instruction}_r4m{m_tile}"
-    return next(k for k in LOOKUP_KERNELS if k.name == wanted)
+    wanted = family, instruction, m_tile
+    return next(k for k in LOOKUP_KERNELS if (k.family, k.instruction.name, k.m_tile) == wanted)
 
 
 @cache

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 
@@ -20,7 +21,8 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.types import DeviceProfile
+from apq_tvm.tensorize.meaning.fold import Fold
+from apq_tvm.types import DeviceProfile, QuantizedTensor
 
 _CC, _QEMU = COMPILERS["aarch64"], EMULATORS["aarch64"]
 
@@ -42,9 +44,7 @@ def scheduled(
     """The kernel's PrimFunc for a layer; `NotApplicable` if it declines."""
     decide = decide or Defaults()
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-    kernel.schedule(sch, kernel.choose(spec, profile, decide))
-    return sch.mod["main"]
+    return kernel.scheduled(kernel.choose(spec, profile, decide))
 
 
 def assembly(func: Any, profile: DeviceProfile) -> str:
@@ -62,6 +62,15 @@ def count(source: str, mnemonic: str) -> int:
 def inner_loop(source: str, mnemonic: str) -> str:
     """The labelled block with the most of an instruction."""
     return max(re.split(r"(?m)^\.LBB", source), key=lambda block: count(block, mnemonic))
+
+
+def rounding(fold: Fold, weight: QuantizedTensor, scales: Any) -> Any:
+    """Bound of what the correction of symmetric folded codes is rounded by: half a step a chunk."""
+    if fold.parts == 1 or fold.zeros:
+        return 0.0
+    per_group = -(-scales.shape[1] // weight.scales.shape[1])
+    repeated = np.repeat(np.abs(weight.scales.astype(np.float64)), per_group, axis=1)
+    return 0.5 * scales @ repeated[:, : scales.shape[1]].T
 
 
 class ArmCase(Case):

@@ -21,9 +21,9 @@ def assembly(name: str, target: str) -> str:
     kernel = next(k for k in ANYPREC_KERNELS if k.name == name)
     profile = find_profile(target)
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
-    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
-    built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
+    func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    built = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))
     return str(built.inspect_source("asm"))
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
-from test_anyprec import RELATIVE_ERROR, SHAPES, integer_weights, quantized, random_tensor
+from test_anyprec import (
+    RELATIVE_ERROR,
+    SHAPES,
+    integer_weights,
+    kernel_of,
+    quantized,
+    random_tensor,
+)
 
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
@@ -29,8 +36,7 @@ TARGETS = {
 
 
 def record(kind: str, bits: int, instruction: str) -> LinearKernel:
-    start = f"{kind}_anyprec{bits}A8_{instruction}_r"
-    return next(k for k in ANYPREC_KERNELS if k.name.startswith(start))
+    return kernel_of(kind, bits, instruction, ANYPREC_KERNELS)
 
 
 def check(
@@ -126,7 +132,7 @@ def test_every_width_has_a_kernel_on_every_core() -> None:
     for target in ("graviton2", "graviton4", "cortex-a53", "cortex-a76"):
         profile, widths = find_profile(target), set()
         for kernel in linear_kernels(profile):
-            if kernel.name.startswith("gemv_anyprec"):
+            if (kernel.kind, kernel.family) == ("gemv", "anyprec"):
                 try:
                     kernel.check(spec, profile)
                 except NotApplicable:

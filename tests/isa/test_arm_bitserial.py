@@ -20,7 +20,7 @@ from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.bitserial import bitserial_kernel
 from apq_tvm.select import choose
-from apq_tvm.tensorize.arm.bitserial import UADDLP, UDOT, bitserial_intrinsic
+from apq_tvm.tensorize.arm.bitserial import UADDLP, UDOT
 from apq_tvm.types import Scheme
 
 CASES = (
@@ -51,7 +51,7 @@ def test_kernels(
     (q, p), profile, m = bits, find_profile(target), 5
     scheme = Scheme(q, zeros, p, group > 0 and m_tile == 1, group)
     spec = LinearSpec(n, k, scheme)
-    kernel = bitserial_kernel(isa, bitserial_intrinsic, q, m_tile, AHEADS)
+    kernel = bitserial_kernel(isa, q, m_tile, AHEADS, forced=True)
     preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
     assert preparation is not None
     func, rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
@@ -94,11 +94,14 @@ def test_chosen_where_fewer_operations(text: tuple[int, int], chosen: tuple[int,
     (q, p), profile = text, find_profile("graviton2")
     spec = LinearSpec(64, 256, Scheme(q, False, p))
     names = [c.kernel for c in choose(spec, linear_kernels(profile), profile, "layer")]
-    mine = [name for name in names if name.startswith("bitserial")]
-    assert mine == [f"bitserial_W{q}_cntudot_r4m{m}" for m in chosen]
+    kernels = {k.name: k for k in ARM_BITSERIAL_KERNELS}
+    mine = [kernels[name] for name in names if name in kernels]
+    assert [(k.bits, k.instruction.name, k.m_tile) for k in mine] == [
+        (q, UDOT.name, m) for m in chosen
+    ]
     if not chosen:
         kernel = next(k for k in ARM_BITSERIAL_KERNELS if k.bits == q)
-        with pytest.raises(NotApplicable, match="integer dot takes fewer cycles"):
+        with pytest.raises(NotApplicable, match="integer dot is faster"):
             kernel.check(spec, profile)
 
 

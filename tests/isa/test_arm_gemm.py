@@ -14,12 +14,12 @@ from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.centred import MAGIC
 from apq_tvm.schedules.arm.gemm import ARM_GEMM_KERNELS, PAIRED_GEMM_KERNELS, prepare_rows
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.graph.rules import schedule_function
+from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.tensorize.meaning.rounding import MAGIC
 
 Array = Any
 
@@ -61,15 +61,19 @@ def kernel_of(name: str) -> LinearKernel:
     return next(kernel for kernel in kernels if kernel.name == name)
 
 
+def case_of(kernel: LinearKernel, spec: LinearSpec) -> GemmCase:
+    case = GemmCase(spec, kernel.layout(spec, find_profile(TARGETS[kernel.instruction.name])))
+    case.together = 2 if kernel.instruction.name == "smmla" else 4
+    return case
+
+
 def check(
     name: str, spec: LinearSpec, rows: tuple[int, ...], folder: Path, cpu: str = "max"
 ) -> None:
     kernel = kernel_of(name)
-    target = TARGETS[name.split("_")[2]]
-    case = GemmCase(spec, kernel.layout(spec, find_profile(target)))
-    case.together = 2 if "smmla" in name else 4
-    layout = "4x8" if "r4k8" in name else "8x8" if "r8k8" in name else "4x4"
-    case.check_under_qemu(kernel, target, rows, folder, cpu, layout)
+    target = TARGETS[kernel.instruction.name]
+    layout = f"{kernel.instruction.lanes}x{kernel.run or 4}"
+    case_of(kernel, spec).check_under_qemu(kernel, target, rows, folder, cpu, layout)
 
 
 SCHEMES = (
@@ -96,7 +100,7 @@ def test_matches_float64_at_edges(name: str, scheme: str, tmp_path: Path) -> Non
     # N: whole panels, a part of one and a ragged vector. K: no multiple of the unit. M: odd, even.
     kernel = kernel_of(name)
     spec = LinearSpec(29, 150, parse_scheme(scheme), bias=True, activation="relu", residual=True)
-    check(name, spec, (kernel.m_min, kernel.m_min + 1, 19), tmp_path)
+    check(name, spec, (kernel.m_tile, kernel.m_tile + 1, 19), tmp_path)
 
 
 @needs_qemu
@@ -142,11 +146,9 @@ def test_several_k_blocks_and_tasks(scheme: str, tmp_path: Path) -> None:
 def test_largest_sums_are_exact(name: str, scheme: str, tmp_path: Path) -> None:
     """All products at their largest, where int16 sums or the float's 2^22 would give way."""
     parsed, kernel = parse_scheme(scheme), kernel_of(name)
-    spec, target = LinearSpec(8, 512, parsed), TARGETS[name.split("_")[2]]
-    layout = kernel.layout(spec, find_profile(target))
-    case = GemmCase(spec, layout)
-    case.together = 2 if "smmla" in name else 4
-    profile = find_profile(target, layout="4x4")
+    spec = LinearSpec(8, 512, parsed)
+    profile = find_profile(TARGETS[kernel.instruction.name], layout="4x4")
+    case, layout = case_of(kernel, spec), kernel.layout(spec, profile)
     program = Program(scheduled(kernel, spec, profile), profile, tmp_path)
     width = parsed.group_size
     for code in (0, (1 << parsed.bits) - 1):
@@ -182,8 +184,7 @@ def test_running_sums_with_unequal_scales(tmp_path: Path) -> None:
     kernel = kernel_of("gemm_W4A8_smmla_r4m8")
     profile = find_profile("graviton3", layout="4x4")
     layout = kernel.layout(spec, profile)
-    case = GemmCase(spec, layout)
-    case.together = 2
+    case = case_of(kernel, spec)
     tensor = _constant(spec, 15)
     tensor.scales[:, ::2] = np.float16(2.0**-10)
     x = np.abs(np.random.default_rng(1).standard_normal((8, 1024))).astype(np.float32)
@@ -201,7 +202,8 @@ def test_running_sums_with_unequal_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("m", "together"), ((4, 2), (7, 2), (6, 4)))
 def test_interleaved_activations(scheme: str, m: int, together: int, tmp_path: Path) -> None:
     spec, profile = LinearSpec(8, 150, parse_scheme(scheme)), find_profile("graviton3")
-    func, _ = schedule_function(prepare_rows(spec, together).func, profile, Defaults())
+    rows = prepare_rows(spec, together)
+    func, _ = schedule_preparation(rows, rows.func, profile, Defaults())
     assert spec.scheme is not None
     layout = kernel_of(f"gemm_W{spec.scheme.bits}A8_smmla_r4m4").layout(spec, profile)
     x = np.random.default_rng(0).standard_normal((m, 150)).astype(np.float32)
@@ -237,7 +239,7 @@ def test_declines_with_a_reason(kernel: LinearKernel) -> None:
         kernel.check(LinearSpec(64, 64, None), find_profile("graviton3"))
     with pytest.raises(NotApplicable, match="integer activations"):
         kernel.check(LinearSpec(64, 64, parse_scheme(f"W{bits}A16")), find_profile("graviton3"))
-    if "smull" not in kernel.name:
+    if kernel.instruction.features:
         with pytest.raises(NotApplicable, match="cortex-a72"):
             spec = LinearSpec(64, 64, parse_scheme(f"W{bits}A8"))
             kernel.check(spec, find_profile("cortex-a72"))

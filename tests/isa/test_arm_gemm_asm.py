@@ -28,11 +28,11 @@ CASES = (
 def test_sums_stay_in_registers(target: str, name: str, scheme: str, dots: int) -> None:
     kernels = (*ARM_GEMM_KERNELS, *PAIRED_GEMM_KERNELS)
     kernel = next(k for k in kernels if k.name == name)
-    profile = find_profile(target, layout="4x8" if "r4k8" in name else "4x4")
+    profile = find_profile(target, layout=f"4x{kernel.run or 4}")
     source = assembly(
         scheduled(kernel, LinearSpec(96, 2048, parse_scheme(scheme)), profile), profile
     )
-    mnemonic = name.split("_")[2]
+    mnemonic = kernel.instruction.name
     block = inner_loop(source, mnemonic)
     label = ".LBB" + block.partition(":")[0]
     loop = block[: block.rindex(label)]  # up to its branch back

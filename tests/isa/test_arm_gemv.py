@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
-from arm_tools import Program, needs_qemu
+from arm_tools import Program, needs_qemu, rounding
 from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_weight
 
 from apq_tvm.errors import NotApplicable
@@ -26,7 +25,7 @@ Array = Any
 
 
 def kernel_of(bits: int, m_tile: int) -> LinearKernel:
-    return next(k for k in SDOT_KERNELS if (k.bits, k.m_min) == (bits, m_tile))
+    return next(k for k in SDOT_KERNELS if (k.bits, k.m_tile) == (bits, m_tile))
 
 
 class Layer:
@@ -37,17 +36,16 @@ class Layer:
         profile, decide = find_profile(target, layout="4x4"), Defaults()
         kernel = kernel_of(spec.scheme.bits, m_tile)
         kernel.check(spec, profile)
-        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-        kernel.schedule(sch, kernel.choose(spec, profile, decide))
-        preparation = kernel.prepare(kernel.choose(spec, profile, decide))
+        choice = kernel.choose(spec, profile, decide)
+        preparation = kernel.prepare(choice)
         assert preparation is not None
         prepare, name = schedule_preparation(preparation, preparation.func, profile, decide)
         assert name == "aarch64_fold_activations"
         for part in ("kernel", "prepare"):
             (folder / part).mkdir(parents=True)
         self.spec, self.layout = spec, kernel.layout(spec, profile)
-        self.copies = int(decide.taken["copies"])  # type: ignore[call-overload]
-        self._kernel = Program(sch.mod["main"], profile, folder / "kernel")
+        self.copies = int(choice["copies"])
+        self._kernel = Program(kernel.scheduled(choice), profile, folder / "kernel")
         self._prepare = Program(prepare, profile, folder / "prepare")
 
     @property
@@ -79,15 +77,6 @@ class Layer:
         y = np.full((len(x), self.spec.n), np.nan, np.float32)
         self._kernel(*self.prepared(x), *packed, *extra, y)
         return y
-
-
-def rounding(layer: Layer, weight: QuantizedTensor, scales: Array) -> Array:
-    """Bound of what the correction of symmetric folded codes is rounded by: half a step a chunk."""
-    if layer.fold.parts == 1 or layer.fold.zeros:
-        return 0.0
-    per_group = -(-scales.shape[1] // weight.scales.shape[1])
-    repeated = np.repeat(np.abs(weight.scales.astype(np.float64)), per_group, axis=1)
-    return 0.5 * scales @ repeated[:, : scales.shape[1]].T
 
 
 CASES = (
@@ -132,7 +121,7 @@ def test_formats_and_tails(case: int, tmp_path: Path) -> None:
         values, scales = layer.activations(xq, factors)
         assert np.abs(xq.astype(int)).max() == 127
         want = values @ dequantized(weight).T
-        bound = rounding(layer, weight, scales) + RELATIVE_ERROR * (1 + np.abs(want).max())
+        bound = rounding(layer.fold, weight, scales) + RELATIVE_ERROR * (1 + np.abs(want).max())
         assert (np.abs(layer.run(x, weight) - want) <= bound).all()
         # every activation is rounded once: within half a step of what it was
         per_step = np.repeat(scales, -(-xq.shape[1] // scales.shape[1]), axis=1)[:, :k]
@@ -151,7 +140,7 @@ def test_epilogue(tmp_path: Path) -> None:
     values, scales = layer.activations(xq, factors)
     want = ACTIVATIONS["gelu_tanh"](values @ dequantized(weight).T + bias) + residual
     # gelu is no steeper than 1.13
-    bound = 1.13 * rounding(layer, weight, scales) + 1e-5
+    bound = 1.13 * rounding(layer.fold, weight, scales) + 1e-5
     assert (np.abs(layer.run(x, weight, bias, residual) - want) <= bound).all()
 
 
@@ -170,7 +159,8 @@ def test_zeros_infinities_and_extremes(tmp_path: Path) -> None:
     assert not np.isfinite(y[4:6]).any()
     values, scales = layer.activations(*(layer.prepared(x[1:4])[i] for i in (0, 2)))
     want = values @ dequantized(weight).T
-    bound = rounding(layer, weight, scales) + RELATIVE_ERROR * np.abs(want).max(1, keepdims=True)
+    largest = np.abs(want).max(1, keepdims=True)
+    bound = rounding(layer.fold, weight, scales) + RELATIVE_ERROR * largest
     assert (np.abs(y[1:4] - want) <= bound).all()
 
 

@@ -20,7 +20,7 @@ SPILLS = {("graviton2", 2): 2}
 
 def loop(bits: int, m_tile: int, target: str, scheme: Scheme) -> str:
     """The loop over chunks: the innermost one with products."""
-    kernel = next(k for k in SDOT_KERNELS if (k.bits, k.m_min) == (bits, m_tile))
+    kernel = next(k for k in SDOT_KERNELS if (k.bits, k.m_tile) == (bits, m_tile))
     profile = find_profile(target, layout="4x4")
     source = assembly(scheduled(kernel, LinearSpec(512, 512, scheme), profile), profile)
     loops = []

@@ -15,7 +15,7 @@ from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.gemv_plain import GEMV_KERNELS
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.tensorize.arm.dot import SMULL_SUMS, smull_intrinsic
+from apq_tvm.tensorize.arm.dot import SMULL_SUMS, smull_intrinsic, smull_meaning
 from apq_tvm.types import Scheme
 
 CASES = (
@@ -66,7 +66,8 @@ def test_meaning(bits: int, group: int) -> None:
     """The plain loops are the product of codes (8 bits: less 128), on this machine."""
     layout = InterleavedLayout(bits, 4, group, inverted=True)
     unit = layout.unit
-    func = TensorIntrin.get(smull_intrinsic(unit)).desc.with_attr("global_symbol", "main")
+    name = smull_intrinsic(smull_meaning(unit))
+    func = TensorIntrin.get(name).desc.with_attr("global_symbol", "main")
     rng = np.random.default_rng(bits)
     packed = rng.integers(0, 256, (1, 1, unit.nbytes), dtype=np.uint8)
     codes = layout._unpack_codes(packed).astype(int) - (128 if bits == 8 else 0)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
-from arm_tools import Program, needs_qemu
+from arm_tools import Program, needs_qemu, rounding
 from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_weight
 
 from apq_tvm.bench.static_layer import outputs
@@ -35,21 +34,20 @@ class Layer:
         self, name: str, spec: LinearSpec, folder: Path, choices: dict[str, object]
     ) -> None:
         kernel = next(kernel for kernel in PAIRED_KERNELS if kernel.name == name)
-        layout = "8x8" if "r8" in name else "4x8"
+        layout = f"{kernel.instruction.lanes}x{kernel.run}"
         profile, decide = find_profile(I8MM, layout=layout), Recorded(choices)
         kernel.check(spec, profile)
-        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-        kernel.schedule(sch, kernel.choose(spec, profile, decide))
-        preparation = kernel.prepare(kernel.choose(spec, profile, decide))
+        choice = kernel.choose(spec, profile, decide)
+        preparation = kernel.prepare(choice)
         assert preparation is not None
         self.spec, self.layout, self._func = spec, kernel.layout(spec, profile), preparation.func
-        self.m_tile = int(name[-1])
+        self.m_tile = kernel.m_named
         raw = self.layout.unit
         assert raw.run == 8
-        self.fold = Fold(raw, self.layout.zero_points, bool(decide.taken.get("unfolded")))
+        self.fold = Fold(raw, self.layout.zero_points, bool(choice.decisions.get("unfolded")))
         for part in ("kernel", "prepare"):
             (folder / part).mkdir(parents=True)
-        self._kernel = Program(sch.mod["main"], profile, folder / "kernel")
+        self._kernel = Program(kernel.scheduled(choice), profile, folder / "kernel")
         scheduled, _ = schedule_preparation(preparation, preparation.func, profile, decide)
         self._prepare = Program(scheduled, profile, folder / "prepare")
 
@@ -82,15 +80,6 @@ class Layer:
         scales = scales.astype(np.float64) * 2.0**self.fold.shift
         values = parts.reshape(m, scales.shape[1], -1) * scales[..., None]
         return values.reshape(m, -1)[:, : self.spec.k], scales
-
-
-def rounding(layer: Layer, weight: QuantizedTensor, scales: Array) -> Array:
-    """Bound of what the correction of symmetric folded codes is rounded by: half a step a chunk."""
-    if layer.fold.parts == 1 or layer.fold.zeros:
-        return 0.0
-    per_group = -(-scales.shape[1] // weight.scales.shape[1])
-    repeated = np.repeat(np.abs(weight.scales.astype(np.float64)), per_group, axis=1)
-    return 0.5 * scales @ repeated[:, : scales.shape[1]].T
 
 
 CASES: tuple[tuple[str, str, int, int, tuple[int, ...], dict[str, object]], ...] = (
@@ -138,7 +127,7 @@ def test_formats_and_tails(case: int, tmp_path: Path) -> None:
         x[0, :5] *= 30
         y, values, scales = layer.run(x, weight)
         want = values @ dequantized(weight).T
-        bound = rounding(layer, weight, scales) + RELATIVE_ERROR * (1 + np.abs(want).max())
+        bound = rounding(layer.fold, weight, scales) + RELATIVE_ERROR * (1 + np.abs(want).max())
         assert (np.abs(y - want) <= bound).all()
         # every activation is rounded once: within half a step of what it was
         width = layer.layout.padded_k(k) // scales.shape[1]

@@ -30,7 +30,8 @@ def test_instructions_of_a_unit(
 ) -> None:
     """One mask or shift for a vector of codes, shifts between parts of folded sums, two fmla."""
     kernel = next(kernel for kernel in PAIRED_KERNELS if kernel.name == name)
-    profile = find_profile(target, layout="8x8" if "r8" in name else "4x8")
+    block, rows = kernel.instruction.lanes, kernel.m_named
+    profile = find_profile(target, layout=f"{block}x{kernel.run}")
     func = scheduled(kernel, LinearSpec(512, 512, parse_scheme(scheme)), profile)
     loop = inner_loop(assembly(func, profile), "smmla")
     loop = loop[: loop.rindex(".LBB" + loop.partition(":")[0])]  # up to its branch back
@@ -38,6 +39,5 @@ def test_instructions_of_a_unit(
     assert units > 0 and count(loop, "smmla") == units * products
     assert count(loop, "and|ushr|sshr") == units * masks
     assert count(loop, "shl") == units * shifts
-    rows, block = int(name[-1]), 8 if "r8" in name else 4
     assert count(loop, "fmla") == units * 2 * rows * block // 4
     assert count(loop, "scvtf|addp|zip1|zip2|str|stp") == 0

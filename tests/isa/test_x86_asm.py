@@ -37,9 +37,8 @@ TARGETS = (
 def assembly(kernel: LinearKernel, target: str, scheme: Scheme) -> str:
     spec, profile = LinearSpec(512, 512, scheme), find_profile(target)
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
-    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
-    built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
+    func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
+    built = tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))
     return str(built.inspect_source("asm"))
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import s_tir
 
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.decide import Decide, Defaults, Recorded
+from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
 
@@ -25,22 +24,17 @@ def build(
     kernel: LinearKernel,
     spec: LinearSpec,
     profile: DeviceProfile,
-    decide: Any = None,
+    decide: Decide | None = None,
     on: DeviceProfile | None = None,
 ) -> tuple[Callable[..., None], str]:
     """The kernel as a callable over numpy arrays (the last is the result), and its assembly.
 
     With `on`, the PrimFunc is left unscheduled and built for that profile: its plain loops.
     """
-    decide = decide or Defaults()
-    func = kernel.func(kernel.choose(spec, profile, decide))
-    sch = s_tir.Schedule(tvm.IRModule({"f": func.with_attr("global_symbol", "f")}))
-    sch.work_on("f")
-    if on is None:
-        replay: Decide = Recorded(dict(decide.taken))
-        kernel.schedule(sch, kernel.choose(spec, profile, replay))
+    choice = kernel.choose(spec, profile, decide or Defaults())
+    func = kernel.scheduled(choice) if on is None else kernel.func(choice)
     target = tvm.target.Target(dict((on or profile).target))
-    module = tvm.tirx.build(sch.mod, target=target)
+    module = tvm.tirx.build(func.with_attr("global_symbol", "f"), target=target)
 
     def call(*arrays: Array) -> None:
         tensors = [tvm.runtime.tensor(a) for a in arrays]

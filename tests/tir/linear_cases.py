@@ -84,9 +84,9 @@ def aligned(array: Array) -> Any:
 def profile_for(kernel: LinearKernel) -> DeviceProfile:
     """The smallest profile that has the kernel's instructions; skips if this machine has not."""
     host = find_profile("host")
-    if "_vpdpbusd" in kernel.name or kernel.name.endswith(("r16m1", "r16m2", "r16m4")):
+    wanted = find_profile("x86-64" if kernel.instruction.lanes == 4 else "x86-64-v3")
+    if kernel.instruction.lacks(wanted.features):
         return host
-    wanted = find_profile("x86-64" if "_r4" in kernel.name else "x86-64-v3")
     if not wanted.features <= host.features:
         pytest.skip(f"{host.name} is no {wanted.name}")
     return wanted
@@ -98,9 +98,8 @@ def build(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide
         kernel.check(spec, profile)
     except NotApplicable as reason:
         pytest.skip(f"{kernel.name}: {reason}")
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-    kernel.schedule(sch, kernel.choose(spec, profile, decide))
-    return tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))["main"]
+    func = kernel.scheduled(kernel.choose(spec, profile, decide))
+    return tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))["main"]
 
 
 class Case:

@@ -12,6 +12,7 @@ from linear_cases import ACTIVATIONS, aligned
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
+from apq_tvm.formats.arrays import group_count
 from apq_tvm.ops.activations.lut_tables import span_width
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
@@ -30,7 +31,7 @@ SIGNS = (np.arange(16)[:, None] >> np.arange(4) & 1) * 2.0 - 1
 def weights(n: int, k: int, scheme: Scheme, seed: int = 0) -> QuantizedTensor:
     """Random codes, scales and offsets."""
     rng = np.random.default_rng(seed)
-    groups = bcq.groups_of(k, scheme.group_size)
+    groups = group_count(k, scheme.group_size)
     return QuantizedTensor(
         rng.integers(0, 1 << scheme.bits, (n, k), dtype=np.uint8),
         rng.uniform(0.001, 0.02, (n, groups, scheme.bits)).astype(np.float16),

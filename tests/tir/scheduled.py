@@ -34,6 +34,11 @@ def compiled(
     """A callable over numpy arrays; the arrays of results are filled in place."""
     scheduled, name = schedule_function(func, profile, decide or Defaults())
     assert name
+    return built(scheduled, profile)
+
+
+def built(scheduled: Any, profile: DeviceProfile) -> Callable[..., None]:
+    """As `compiled`, of a PrimFunc that is scheduled."""
     module = tvm.IRModule({"f": scheduled.with_attr("global_symbol", "f")})
     kernel = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))["f"]
 

@@ -19,14 +19,9 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, M_TILES
-from apq_tvm.tensorize.x86.planes import (
-    INSTRUCTIONS,
-    PlanesInstruction,
-    planes_dot_intrinsic,
-    planes_lookup_intrinsic,
-    rows_dot_intrinsic,
-)
+from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, APART_KERNELS, M_TILES
+from apq_tvm.tensorize.pairs.planes import PlanesInstruction
+from apq_tvm.tensorize.x86.planes import INSTRUCTIONS
 from apq_tvm.types import DeviceProfile, QuantizedTensor
 
 Array = Any
@@ -72,7 +67,8 @@ def quantized(x: Array, width: int) -> tuple[Array, Array, Array]:
 def profile_for(kernel: LinearKernel) -> DeviceProfile:
     """The smallest profile that has the instructions; skips if this machine has not."""
     host = find_profile("host")
-    wanted = find_profile("icelake-client" if "vpermb" in kernel.name else "x86-64-v3")
+    vbmi = "avx512vbmi" in kernel.instruction.features
+    wanted = find_profile("icelake-client" if vbmi else "x86-64-v3")
     if not wanted.features <= host.features:
         pytest.skip(f"{host.name} is no {wanted.name}")
     return wanted
@@ -80,9 +76,16 @@ def profile_for(kernel: LinearKernel) -> DeviceProfile:
 
 def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile) -> Any:
     kernel.check(spec, profile)
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
-    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
-    return tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
+    func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    return tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))
+
+
+def kernel_of(
+    kind: str, width: int, instruction: str, kernels: tuple[LinearKernel, ...] = ANYPREC_KERNELS
+) -> LinearKernel:
+    wanted = kind, width, instruction
+    return next(k for k in kernels if (k.kind, k.width, k.instruction.name) == wanted)
 
 
 def check(
@@ -114,20 +117,19 @@ def check(
 def test_every_width_and_ragged_shapes(kernel: LinearKernel) -> None:
     """Kernels share out the shapes; M goes through 1..5 from the kernel's least."""
     n, k, channels = SHAPES[(kernel.width + kernel.m_min) % len(SHAPES)]
-    if kernel.name.startswith("apart"):  # whole registers; runs and what is left of them
+    if kernel in APART_KERNELS.values():  # whole registers; runs and what is left of them
         k = 1152
     tensor = random_tensor(n, k, "anyprec1-8", channels, kernel.width)
     check(kernel, tensor, tuple(range(kernel.m_min, 6)), epilogue=kernel.width % 2 == 1)
 
 
 @pytest.mark.parametrize("n,k,channels", SHAPES)
-@pytest.mark.parametrize("name", ("gemv_anyprec3A8_{}", "gemm_anyprec5A8_{}"))
+@pytest.mark.parametrize("kind,width", (("gemv", 3), ("gemm", 5)))
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 def test_every_shape(
-    instruction: PlanesInstruction, name: str, n: int, k: int, channels: int
+    instruction: PlanesInstruction, kind: str, width: int, n: int, k: int, channels: int
 ) -> None:
-    start = name.format(instruction.name)
-    kernel = next(k for k in ANYPREC_KERNELS if k.name.startswith(f"{start}_"))
+    kernel = kernel_of(kind, width, instruction.name)
     rows = (kernel.m_min, kernel.m_min + 1)
     check(kernel, random_tensor(n, k, "anyprec2-6", channels), rows, epilogue=True)
 
@@ -135,8 +137,7 @@ def test_every_shape(
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 def test_shared_among_threads(instruction: PlanesInstruction) -> None:
     """A layer large enough to run in parallel, with tables shared across row blocks."""
-    name = f"gemv_anyprec4A8_{instruction.name}_r8m1"
-    kernel = next(k for k in ANYPREC_KERNELS if k.name == name)
+    kernel = kernel_of("gemv", 4, instruction.name)
     check(kernel, random_tensor(280, 256, "anyprec4-5", 32), (1, 2), epilogue=False)
 
 
@@ -149,8 +150,8 @@ def test_instructions_do_what_they_mean(instruction: PlanesInstruction, bits: in
     rng, k, tables = np.random.default_rng(bits), (32, 64)[bits % 2], (1, 2, 4, 8)[bits % 4]
     planes = rng.integers(0, 256, (bits, 1, k)).astype(np.uint8)
     acc = rng.integers(-999, 999, (8, instruction.vector // 4)).astype(np.int32)
-    dot = planes_dot_intrinsic(instruction, bits, tables, k)
-    lookup = planes_lookup_intrinsic(instruction, bits, tables, k)
+    step = instruction.step(bits, tables, k)
+    dot, lookup = instruction.dot(step), instruction.lookup(step)
     for extreme in (False, True):
         table = rng.integers(-127, 128, (tables, 1 << bits)).astype(np.int8)
         x = rng.integers(-127, 128, k).astype(np.int8)
@@ -166,7 +167,7 @@ def test_rows_do_what_they_mean(instruction: PlanesInstruction, k: int) -> None:
     if not set(instruction.features) <= find_profile("host").features:
         pytest.skip(f"this CPU has not {instruction.features}")
     rng, m = np.random.default_rng(k), M_TILES[instruction][0]
-    name = rows_dot_intrinsic(instruction, m, 2, k)
+    name = instruction.rows(instruction.step(1, 1, k), m, 2)
     acc = rng.integers(-999, 999, (m, 2, instruction.vector // 4)).astype(np.int32)
     for most in (0, 1):
         w = rng.integers(-127, 128, (2, k)).astype(np.int8)
@@ -189,10 +190,9 @@ def same_halves(name: str, operands: list[Array], acc: Array) -> None:
 
 
 def test_reasons_to_decline() -> None:
-    kernel = next(k for k in ANYPREC_KERNELS if k.name == "gemv_anyprec3A8_vpermb_r8m1")
+    kernel = kernel_of("gemv", 3, "vpermb")
     host = find_profile("znver4")
     for name, k, reason in (
-        ("anyprec4-8", 64, "for 3 bits"),
         ("anyprec3-8A32", 64, "integer activations"),
         ("anyprec3-8", 1 << 17, "int32"),
     ):

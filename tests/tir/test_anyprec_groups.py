@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import tvm
 from linear_cases import aligned
-from test_anyprec import compiled, integer_weights, profile_for, random_tensor, same_halves
+from test_anyprec import (
+    compiled,
+    integer_weights,
+    kernel_of,
+    profile_for,
+    random_tensor,
+    same_halves,
+)
 
 from apq_tvm.formats import details
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -16,14 +23,10 @@ from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, M_TILES
+from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, APART_KERNELS, M_TILES
 from apq_tvm.tensorize.meaning.planes import QUAD
-from apq_tvm.tensorize.x86.planes import (
-    INSTRUCTIONS,
-    PlanesInstruction,
-    planes_dot_intrinsic,
-    rows_dot_intrinsic,
-)
+from apq_tvm.tensorize.pairs.planes import PlanesInstruction
+from apq_tvm.tensorize.x86.planes import INSTRUCTIONS
 from apq_tvm.types import DeviceProfile, QuantizedTensor
 
 Array = Any
@@ -102,7 +105,7 @@ def check(
 def test_every_width(kernel: LinearKernel) -> None:
     """Kernels share out the shapes, groups and bits of activations."""
     n, k, channels, group = CASES[(kernel.width + kernel.m_min) % len(CASES)]
-    if kernel.name.startswith("apart"):  # whole registers; runs and what is left of them
+    if kernel in APART_KERNELS.values():  # whole registers; runs and what is left of them
         k = 1152
     bits = 8 if kernel.width % 3 else 5
     tensor = random_tensor(n, k, f"anyprec1-8A{bits}g{group}", channels, kernel.width)
@@ -111,13 +114,12 @@ def test_every_width(kernel: LinearKernel) -> None:
 
 
 @pytest.mark.parametrize(("n", "k", "channels", "group"), CASES[::2])
-@pytest.mark.parametrize("name", ("gemv_anyprec4A8_{}", "gemm_anyprec4A8_{}"))
+@pytest.mark.parametrize("kind", ("gemv", "gemm"))
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 def test_every_shape(
-    instruction: PlanesInstruction, name: str, n: int, k: int, channels: int, group: int
+    instruction: PlanesInstruction, kind: str, n: int, k: int, channels: int, group: int
 ) -> None:
-    start = name.format(instruction.name)
-    kernel = next(k for k in ANYPREC_KERNELS if k.name.startswith(f"{start}_"))
+    kernel = kernel_of(kind, 4, instruction.name)
     tensor = random_tensor(n, k, f"anyprec2-6A8g{group}", channels)
     check(kernel, tensor, (max(kernel.m_min, 3),), epilogue=True)
 
@@ -136,9 +138,9 @@ def test_instructions_do_what_they_mean(instruction: PlanesInstruction, group: i
     planes = rng.integers(0, 256, (bits, 1, k)).astype(np.uint8)
     table = (np.sign(rng.integers(-9, 9, (tables, 1 << bits))) * 127).astype(np.int8)
     x = (np.sign(rng.integers(-9, 9, (m, k))) * 127).astype(np.int8)
-    dot = planes_dot_intrinsic(instruction, bits, tables, k, group=group)
+    dot = instruction.dot(instruction.step(bits, tables, k, group))
     start = rng.integers(-99, 99, (8, lanes)).astype(np.float32)
     same_halves(dot, [planes, table, x[0], scales[0]], start)
     w = (rng.integers(-127, 128, (2, k)) + instruction.offset).astype(np.uint8)
-    rows = rows_dot_intrinsic(instruction, m, 2, k, group)
+    rows = instruction.rows(instruction.step(1, 1, k, group), m, 2)
     same_halves(rows, [w, x, scales], rng.integers(-99, 99, (m, 2, lanes)).astype(np.float32))

@@ -11,7 +11,7 @@ import tvm
 from bitserial_cases import codes_reference, unpacked
 from linear_cases import aligned, dequantized, profile_for, quantized_weight
 from scheduled import PROFILES as TARGETS
-from scheduled import compiled
+from scheduled import built, compiled
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.errors import NotApplicable
@@ -20,13 +20,15 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
+from apq_tvm.schedules.linear.bitserial import M_TILES, planes_schedule
+from apq_tvm.schedules.linear.bitserial_faster import FASTER_UP_TO
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.quantize import quantize_func
-from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS, FASTER_UP_TO, FORCED_KERNELS
+from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS, bitserial_x86
 from apq_tvm.schedules.x86.profiles import linear_kernels
 from apq_tvm.select import choose
 from apq_tvm.tensorize.meaning.bitserial import term
-from apq_tvm.tensorize.x86.bitserial import INSTRUCTIONS, bitserial_intrinsic
+from apq_tvm.tensorize.x86.bitserial import INSTRUCTIONS, PSHUFB, VPOPCNT
 from apq_tvm.types import DeviceProfile, Scheme
 
 RELATIVE_ERROR = 2e-6
@@ -38,7 +40,7 @@ GROUPS = (-1, 32, 64, 128)
 
 
 def profile_of(kernel: LinearKernel) -> DeviceProfile:
-    if "vpopcntd" in kernel.name:
+    if kernel.instruction.name == VPOPCNT.name:
         host = find_profile("host")
         if "avx512vpopcntdq" not in host.features:
             pytest.skip(f"{host.name} has no avx512vpopcntdq")
@@ -52,12 +54,11 @@ class Layer:
     def __init__(self, kernel: LinearKernel, spec: LinearSpec, decisions: Any = None) -> None:
         profile = profile_of(kernel)
         kernel.check(spec, profile)
-        decide = Recorded(decisions or {})
-        sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-        kernel.schedule(sch, kernel.choose(spec, profile, decide))
+        choice = kernel.choose(spec, profile, Recorded(decisions or {}))
         target = tvm.target.Target(dict(profile.target))
-        self.kernel = tvm.tirx.build(sch.mod, target=target)["main"]
-        preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
+        scheduled = kernel.scheduled(choice).with_attr("global_symbol", "main")
+        self.kernel = tvm.tirx.build(tvm.IRModule({"main": scheduled}), target=target)["main"]
+        preparation = kernel.prepare(choice)
         assert preparation is not None
         func, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
         module = tvm.IRModule({"f": func.with_attr("global_symbol", "f")})
@@ -95,10 +96,6 @@ class Layer:
         np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=atol)
 
 
-def kernel_named(name: str) -> LinearKernel:
-    return next(k for k in FORCED_KERNELS if k.name == name)
-
-
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q_and_p(q: int, instruction: Any) -> None:
@@ -107,7 +104,7 @@ def test_every_q_and_p(q: int, instruction: Any) -> None:
         group = GROUPS[(q + p) % len(GROUPS)]
         scheme = Scheme(q, bool((q + p) & 1), p, bool(p & 2) and group > 0, group)
         m_tile = (1, 2, 4)[(q + 2 * p) % 3] if q * p <= 8 else 1
-        kernel = kernel_named(f"bitserial_W{q}_{instruction.name}_r{instruction.rows}m{m_tile}")
+        kernel = bitserial_x86(instruction, q, m_tile, forced=True)
         n, k = instruction.rows * 2 + (q + p) % 3 - 1, (127, 128, 161, 256)[(q * p) % 4]
         layer = Layer(kernel, LinearSpec(n, k, scheme))
         for m in (m_tile, 5):
@@ -145,7 +142,7 @@ def test_intrinsic_equals_its_plain_loops(q: int, p: int, instruction: Any) -> N
         pytest.skip(f"this CPU has none of {instruction.features}")
     unit = InterleavedLayout(q, instruction.rows, 32).unit
     m, units = 1 + (q + p) % 2, instruction.units
-    name = bitserial_intrinsic(instruction, unit, p, units, m)
+    name = instruction.dot(unit, p, units, m)
     rng = np.random.default_rng(q)
     many = (units,) if units > 1 else ()
     rows = (m,) if m > 1 else ()
@@ -170,7 +167,7 @@ def test_intrinsic_equals_its_plain_loops(q: int, p: int, instruction: Any) -> N
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("decisions", [{"streams": 2, "unroll": 2}, {"streams": 4, "ahead": 0}])
 def test_decisions_on_a_parallel_layer(instruction: Any, decisions: Any) -> None:
-    kernel = kernel_named(f"bitserial_W2_{instruction.name}_r{instruction.rows}m1")
+    kernel = bitserial_x86(instruction, 2, 1, forced=True)
     spec = LinearSpec(instruction.rows * 9 + 3, 512, Scheme(2, True, 2))
     Layer(kernel, spec, decisions).check(3)
 
@@ -194,7 +191,8 @@ def test_planes_are_the_codes_of_the_integer_kernels(
     compiled(quantize_func(k, act, weight, profile, Defaults(), bits), profile)(x, *plain)
     planes = [np.full((m, bits, kp // 32), 99, np.int32), *(np.full_like(a, 77) for a in plain[1:])]
     planes += [np.full(sums, 99, np.int32)] if bits == 2 else []
-    compiled(quantize_planes(k, act, weight, 2, bits), profile)(x, *planes)
+    func = quantize_planes(k, act, weight, 2, bits)
+    built(planes_schedule(PSHUFB)(func, profile, Defaults()), profile)(x, *planes)
     codes = unpacked(planes[0])
     if bits == 1:
         codes[:, :k] = 2 * codes[:, :k] - 1
@@ -219,10 +217,11 @@ def test_signs_of_nan_and_zero(profile: DeviceProfile) -> None:
 def test_the_selector_takes_bitserial_where_it_is_faster_and_says_why_not_elsewhere() -> None:
     for target in ("znver5", "znver3"):
         profile = find_profile(target)
+        kinds = {k.name: (k.kind, k.bits) for k in linear_kernels()}
         fast = choose(LinearSpec(64, 256, Scheme(1, act_bits=1)), linear_kernels(), profile, "up")
-        assert all(c.kernel.startswith("bitserial_W1_") for c in fast)
+        assert all(kinds[c.kernel] == ("bitserial", 1) for c in fast)
         slow = choose(LinearSpec(64, 256, Scheme(4, act_bits=8)), linear_kernels(), profile, "up")
-        assert not any(c.kernel.startswith("bitserial") for c in slow)
+        assert not any(kinds[c.kernel][0] == "bitserial" for c in slow)
         reasons = dict(slow[0].rejected)
         mine = [reasons[k.name] for k in BITSERIAL_KERNELS if k.bits == 4]
         assert any("integer dot is faster from q*p >=" in reason for reason in mine)
@@ -234,9 +233,9 @@ def test_other_kernels_cover_the_rows_it_declines(q: int, p: int, target: str) -
     profile = find_profile(target)
     choices = choose(LinearSpec(64, 256, Scheme(q, act_bits=p)), linear_kernels(), profile, "up")
     assert next(c.m_min for c in choices) == 1 and choices[-1].m_max == -1
-    last = choices[-1].kernel
+    last = next(k.kind for k in linear_kernels() if k.name == choices[-1].kernel)
     most = FASTER_UP_TO["vpopcntd" if target == "znver5" else "pshufb", 4].get(q, 0)
-    assert last.startswith("bitserial" if p <= most else "gemm_")
+    assert last == ("bitserial" if p <= most else "gemm")
 
 
 @pytest.mark.parametrize(
@@ -249,24 +248,25 @@ def test_other_kernels_cover_the_rows_it_declines(q: int, p: int, target: str) -
 )
 def test_what_it_cannot_compute_is_declined(scheme: Scheme, target: str, reason: str) -> None:
     spec, profile = LinearSpec(64, 256, scheme), find_profile(target)
-    for kernel in (k for k in FORCED_KERNELS if k.bits == scheme.bits):
+    for instruction, m_tile in itertools.product(INSTRUCTIONS, M_TILES):
+        kernel = bitserial_x86(instruction, scheme.bits, m_tile, forced=True)
         with pytest.raises(NotApplicable, match=f"{reason}|none of it|in 16"):
             kernel.check(spec, profile)
 
 
 def assembly(kernel: LinearKernel, target: str, scheme: Scheme) -> str:
     profile, spec = find_profile(target), LinearSpec(64, 512, scheme)
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, Defaults())))
-    kernel.schedule(sch, kernel.choose(spec, profile, Defaults()))
-    built = tvm.tirx.build(sch.mod, target=tvm.target.Target(dict(profile.target)))
+    func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    built = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))
     return str(built.inspect_source("asm"))
 
 
 @pytest.mark.parametrize("p", (1, 2))
 def test_the_instructions_are_there(p: int) -> None:
     scheme = Scheme(2, act_bits=p)
-    wide = assembly(kernel_named("bitserial_W2_vpopcntd_r16m1"), "znver4", scheme)
+    wide = assembly(bitserial_x86(VPOPCNT, 2, 1, forced=True), "znver4", scheme)
     match = "vpxor" if p == 1 else "vpternlog"
     assert wide.count("vpopcntd") >= 2 and match in wide and "zmm" in wide
-    narrow = assembly(kernel_named("bitserial_W2_pshufb_r8m1"), "znver3", scheme)
+    narrow = assembly(bitserial_x86(PSHUFB, 2, 1, forced=True), "znver3", scheme)
     assert narrow.count("vpshufb") >= 4 and "vpxor" in narrow and "zmm" not in narrow

@@ -18,7 +18,6 @@ from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.x86.gemm import GEMM_KERNELS
 from apq_tvm.types import DeviceProfile, Scheme
 
-PROFILE_OF = {"vpdpbusd512": "znver4", "vpdpbusd256": "znver4", "maddubs": "znver3"}
 INSTRUCTION_IN_ASSEMBLY = {
     "vpdpbusd512": r"vpdpbusd\s.*zmm",
     "vpdpbusd256": r"vpdpbusd\s.*ymm",
@@ -28,17 +27,17 @@ INSTRUCTION_IN_ASSEMBLY = {
 
 def profile_of(kernel: LinearKernel) -> DeviceProfile:
     """A profile that the kernel is made for."""
-    for instruction, name in PROFILE_OF.items():
-        if instruction in kernel.name:
-            return find_profile(name)
-    return find_profile("znver4" if "r16" in kernel.name else "znver3")
+    small = find_profile("znver3")
+    return find_profile("znver4") if kernel.instruction.lacks(small.features) else small
 
 
 def needs(kernel: LinearKernel) -> str:
-    """What a machine must have to run the kernel."""
-    if "vpdpbusd" in kernel.name:
-        return "avx512vnni"
-    return "avx512f" if "r16" in kernel.name else "fma"
+    """What a machine must have to run the kernel, as its profile builds it."""
+    return kernel.instruction.features[0].split("|")[-1]
+
+
+def find(name: str) -> LinearKernel:
+    return next(kernel for kernel in GEMM_KERNELS if kernel.name == name)
 
 
 def param(kernel: LinearKernel, *more: Any) -> Any:
@@ -46,9 +45,8 @@ def param(kernel: LinearKernel, *more: Any) -> Any:
 
 
 def base_scheme(kernel: LinearKernel) -> Scheme | None:
-    """The scheme a kernel's name asks for, in groups of 32; None for float weights."""
-    match = re.match(r"gemm_W(\d)A(\d+)_", kernel.name)
-    return Scheme(int(match[1]), act_bits=int(match[2]), group_size=32) if match else None
+    """The scheme a kernel is for, in groups of 32; None for float weights."""
+    return kernel.bits and Scheme(kernel.bits, act_bits=kernel.act_bits, group_size=32)
 
 
 def variants(kernel: LinearKernel) -> list[Scheme | None]:
@@ -92,7 +90,7 @@ def test_matches_the_reference_in_every_scheme(kernel: LinearKernel, scheme: Sch
     check(kernel, spec, (kernel.m_min, kernel.m_min + 1, 21))
 
 
-@pytest.mark.parametrize("kernel", [param(k) for k in GEMM_KERNELS if "W5A" in k.name])
+@pytest.mark.parametrize("kernel", [param(k) for k in GEMM_KERNELS if k.bits == 5])
 def test_plain_loops_mean_the_same_on_any_machine(kernel: LinearKernel) -> None:
     scheme = base_scheme(kernel)
     spec = LinearSpec(19, 70, scheme, bias=True)
@@ -104,7 +102,9 @@ def test_plain_loops_mean_the_same_on_any_machine(kernel: LinearKernel) -> None:
 
 
 TYPICAL = [
-    k for k in GEMM_KERNELS if re.match(r"gemm_(W4A8|W8A8_maddubs|W3A16|F32)", k.name) is not None
+    k
+    for k in GEMM_KERNELS
+    if (k.bits, k.act_bits) in ((4, 8), (3, 16), (None, 0)) or k.name == "gemm_W8A8_maddubs_r8"
 ]
 
 
@@ -126,10 +126,15 @@ def test_edges_of_m(kernel: LinearKernel) -> None:
     check(kernel, LinearSpec(48, 96, base_scheme(kernel), bias=True), (*rows, 127, 128, 129, 300))
 
 
-EPILOGUES = r"gemm_(W4A8_vpdpbusd512_r16|W4A8_maddubs_r8|W3A16_fma_r8|F32_fma_r8m4)$"
+EPILOGUES = (
+    "gemm_W4A8_vpdpbusd512_r16",
+    "gemm_W4A8_maddubs_r8",
+    "gemm_W3A16_fma_r8",
+    "gemm_F32_fma_r8m4",
+)
 
 
-@pytest.mark.parametrize("kernel", [param(k) for k in GEMM_KERNELS if re.match(EPILOGUES, k.name)])
+@pytest.mark.parametrize("kernel", [param(find(name)) for name in EPILOGUES])
 @pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if a])
 def test_epilogues(kernel: LinearKernel, activation: str) -> None:
     spec = LinearSpec(50, 64, base_scheme(kernel), True, activation, True)
@@ -141,7 +146,7 @@ def test_epilogues(kernel: LinearKernel, activation: str) -> None:
     [
         param(k, zero_points, group)
         for k in GEMM_KERNELS
-        if "A8_" in k.name
+        if k.act_bits == 8
         for zero_points in (False, True)
         for group in (32, -1)
     ],
@@ -160,17 +165,17 @@ def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
     check(kernel, spec, (kernel.m_min, 70), Random(seed))
 
 
-@pytest.mark.parametrize("kernel", [param(k) for k in GEMM_KERNELS if "A8_" in k.name])
+@pytest.mark.parametrize("kernel", [param(k) for k in GEMM_KERNELS if k.act_bits == 8])
 def test_inner_loop_is_the_instruction(kernel: LinearKernel) -> None:
     spec = LinearSpec(96, 256, base_scheme(kernel))
     _, assembly = build(kernel, spec, profile_of(kernel))
-    wanted = next(text for name, text in INSTRUCTION_IN_ASSEMBLY.items() if name in kernel.name)
-    assert len(re.findall(wanted, assembly)) >= 32
-    assert "vpdpbusd" not in assembly or "vpdpbusd" in kernel.name
+    name = kernel.instruction.name
+    assert len(re.findall(INSTRUCTION_IN_ASSEMBLY[name], assembly)) >= 32
+    assert "vpdpbusd" not in assembly or name != "maddubs"
 
 
 def test_avx_vnni_without_avx512_builds() -> None:
-    (kernel,) = (k for k in GEMM_KERNELS if k.name.startswith("gemm_W4A8_vpdpbusd256"))
+    kernel = find("gemm_W4A8_vpdpbusd256_r8")
     spec = LinearSpec(96, 256, base_scheme(kernel))
     _, assembly = build(kernel, spec, find_profile("alderlake"))
     assert re.search(r"\{vex\}\s+vpdpbusd\s.*ymm", assembly)
@@ -188,22 +193,20 @@ def test_declines_with_a_reason(kernel: LinearKernel) -> None:
 
 
 def test_declines_sums_that_overflow_int32() -> None:
-    (kernel,) = (k for k in GEMM_KERNELS if k.name.startswith("gemm_W8A8_vpdpbusd512"))
+    kernel = find("gemm_W8A8_vpdpbusd512_r16")
     with pytest.raises(NotApplicable, match="K=70000"):
         kernel.check(LinearSpec(64, 70000, Scheme(8)), find_profile("znver4"))
     kernel.check(LinearSpec(64, 70000, Scheme(8, group_size=64)), find_profile("znver4"))
 
 
 def test_decisions_are_recorded() -> None:
-    (kernel,) = (k for k in GEMM_KERNELS if k.name.startswith("gemm_W4A8_vpdpbusd512"))
-    decide = Defaults()
     spec = LinearSpec(64, 64, Scheme(4, group_size=32))
-    kernel.func(kernel.choose(spec, find_profile("znver4"), decide))
-    assert set(decide.taken) == {"tile", "k_block", "k_step", "m_tiles", "prefetch"}
+    chosen = find("gemm_W4A8_vpdpbusd512_r16").choose(spec, find_profile("znver4"), Defaults())
+    assert set(chosen.decisions) == {"tile", "k_block", "k_step", "m_tiles", "prefetch"}
 
 
 def test_every_element_is_written() -> None:
-    (kernel,) = (k for k in GEMM_KERNELS if k.name == "gemm_F32_fma_r8m4")
+    kernel = find("gemm_F32_fma_r8m4")
     if "fma" not in cpu_features():
         pytest.skip("this CPU has no fma")
     profile = find_profile("znver3")

@@ -26,29 +26,21 @@ FORMATS = tuple(itertools.product((16, 32, 64, -1), (False, True)))
 
 ROW_TAILS, K_TAILS = (-1, 0, 1), (31, 32, 33, 100, 127, 128, 129)
 
-W4 = [k for k in GEMV_KERNELS if "W4" in k.name]
+W4 = [k for k in GEMV_KERNELS if k.bits == 4]
 
 
 def by_name(kernel: LinearKernel) -> str:
     return kernel.name
 
 
-def bits_of(kernel: LinearKernel) -> int:
-    return int(kernel.name.split("_W")[1][0])
-
-
-def act_bits_of(kernel: LinearKernel) -> int:
-    return 8 if "A8" in kernel.name else 16
-
-
 @pytest.mark.parametrize("kernel", GEMV_KERNELS, ids=by_name)
 def test_formats_and_tails(kernel: LinearKernel) -> None:
     """The M tiles of one instruction share out the formats; N, K and M go through their edges."""
-    profile, bits, lanes = profile_for(kernel), bits_of(kernel), lanes_of(kernel)
+    profile, bits, lanes = profile_for(kernel), bits_of(kernel), kernel.instruction.lanes
     first = M_TILES.index(kernel.m_min)
     for i in range(first, len(FORMATS), len(M_TILES)):
         group, zeros = FORMATS[i]
-        scheme = Scheme(bits, zeros, act_bits_of(kernel), group_size=group)
+        scheme = Scheme(bits, zeros, kernel.act_bits, group_size=group)
         n = lanes * (i % 3 + 1) + ROW_TAILS[(i + bits) % 3]
         spec = LinearSpec(n, K_TAILS[(i + bits) % len(K_TAILS)], scheme, bias=bool(i & 1))
         case = Case(spec, kernel.layout(spec, profile), seed=i)
@@ -57,11 +49,12 @@ def test_formats_and_tails(kernel: LinearKernel) -> None:
             case.check(compiled, m)
 
 
-def lanes_of(kernel: LinearKernel) -> int:
-    return int(kernel.name.split("_r")[1].split("m")[0])
+def bits_of(kernel: LinearKernel) -> int:
+    assert kernel.bits is not None
+    return kernel.bits
 
 
-@pytest.mark.parametrize("kernel", [k for k in W4 if "A8" in k.name], ids=by_name)
+@pytest.mark.parametrize("kernel", [k for k in W4 if k.act_bits == 8], ids=by_name)
 def test_per_token_activations(kernel: LinearKernel) -> None:
     spec = LinearSpec(35, 96, Scheme(4, False, 8, per_token=True, group_size=32))
     profile = profile_for(kernel)
@@ -89,36 +82,15 @@ def test_every_epilogue_has_a_reference() -> None:
 def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
     """On a layer large enough to run in parallel."""
     group = (32, 128, -1)[seed % 3]
-    spec = LinearSpec(280, 256, Scheme(4, bool(seed & 1), act_bits_of(kernel), group_size=group))
+    spec = LinearSpec(280, 256, Scheme(4, bool(seed & 1), kernel.act_bits, group_size=group))
     profile = profile_for(kernel)
-    decide = Random(seed)
-    sch = tvm.s_tir.Schedule(kernel.func(kernel.choose(spec, profile, decide)))
-    # The schedule must see the answers that shaped the function.
-    answers = dict(decide.taken)
-    kernel_decide = _Replay(answers, decide)
-    try:
-        kernel.check(spec, profile)
-    except NotApplicable as reason:
-        pytest.skip(str(reason))
-    kernel.schedule(sch, kernel.choose(spec, profile, kernel_decide))
-    target = tvm.target.Target(dict(profile.target))
-    compiled = tvm.tirx.build(sch.mod, target=target)["main"]
+    compiled = build(kernel, spec, profile, Random(seed))
     Case(spec, kernel.layout(spec, profile), seed).check(compiled, kernel.m_min + seed % 3)
-
-
-class _Replay:
-    """Answers given before, and new ones from `more`."""
-
-    def __init__(self, answers: dict[str, object], more: Random) -> None:
-        self._answers, self._more = answers, more
-
-    def __call__(self, name: str, choices: Any) -> Any:
-        return self._answers[name] if name in self._answers else self._more(name, choices)
 
 
 @pytest.mark.parametrize("high", (False, True))
 @pytest.mark.parametrize(
-    "kernel", [k for k in GEMV_KERNELS if "A8" in k.name and k.m_min == 1], ids=by_name
+    "kernel", [k for k in GEMV_KERNELS if (k.act_bits, k.m_tile) == (8, 1)], ids=by_name
 )
 def test_integers_are_exact_at_the_extremes(kernel: LinearKernel, high: bool) -> None:
     """Largest codes times ±127, scales 1: every sum is an integer that float32 holds exactly."""
@@ -181,10 +153,10 @@ def applies(kernel: LinearKernel, spec: LinearSpec, profile: Any) -> bool:
 
 def test_int32_overflow_is_declined_with_the_remedy() -> None:
     spec = LinearSpec(8, 1 << 17, Scheme(8))
-    for kernel in (k for k in linear_kernels() if "A8" in k.name and k.family == "int"):
+    for kernel in (k for k in linear_kernels() if k.act_bits == 8 and k.family == "int"):
         with pytest.raises(NotApplicable):
             kernel.check(spec, find_profile("znver4"))
-    kernel = next(k for k in GEMV_KERNELS if "W8A8_vpdpbusd512" in k.name)
+    kernel = next(k for k in GEMV_KERNELS if k.name == "gemv_W8A8_vpdpbusd512_r16m4")
     with pytest.raises(NotApplicable, match="use groups"):
         kernel.check(spec, find_profile("znver4"))
 

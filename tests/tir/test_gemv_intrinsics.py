@@ -13,6 +13,7 @@ from tvm.s_tir import TensorIntrin
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.float_dot import float_dot_intrinsic
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, MADDUBS_SUMS, DotInstruction, dot_intrinsic
 
@@ -49,8 +50,8 @@ def test_integer_dot(instruction: DotInstruction, bits: int, group: int) -> None
         pytest.skip(f"this CPU has none of {instruction.features}")
     m = 1 + bits % 3
     u = unit(bits, instruction.rows, group)
-    name = dot_intrinsic(instruction, u, m)
-    assert dot_intrinsic(instruction, u, m) == name
+    name = dot_intrinsic(instruction, instruction.meaning(u, m))
+    assert dot_intrinsic(instruction, instruction.meaning(u, m)) == name
     rng = np.random.default_rng(bits)
     shape = (m, 32) if m > 1 else (32,)
     signs = np.resize([127, -127], shape)
@@ -68,7 +69,7 @@ def test_integer_dot(instruction: DotInstruction, bits: int, group: int) -> None
 def test_float_dot(bits: int, group: int, zeros: bool) -> None:
     m, rows = 1 + bits % 3, (4, 8, 16)[bits % 3]
     u = unit(bits, rows, group)
-    name = float_dot_intrinsic(u, zeros, m)
+    name = float_dot_intrinsic(UnitDot(u, m, "float32", zeros=zeros))
     rng = np.random.default_rng(bits)
     operands = [
         rng.integers(0, 256, u.nbytes).astype(np.uint8),

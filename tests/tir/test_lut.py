@@ -193,6 +193,6 @@ def test_many_rows_with_float_tables_are_decoded() -> None:
             spec = LinearSpec(64, 64, bcq.scheme_of(3, 32, act_bits))
             plan = choose(spec, linear_kernels(), find_profile(target), "layer")
             last = plan[-1]
-            assert last.kernel.startswith("lut_" if act_bits == 8 else "gemm_decoded_")
+            assert last.kernel.startswith("lut_" if act_bits == 8 else "gemm_decodedA32_")
             assert all(choice.kernel.startswith("lut_") for choice in plan[:-1])
             assert act_bits == 8 or last.m_min == 32

@@ -9,7 +9,6 @@ import pytest
 import tvm
 from gemm_cases import quantize_reference
 from scheduled import PROFILES
-from tvm import s_tir
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import quantize_activations
@@ -25,9 +24,8 @@ def run(
 ) -> tuple[Any, Any, Any]:
     decide = decide or Defaults()
     func = quantize_func(x.shape[1], act, weight, profile, decide)
-    sch = s_tir.Schedule(func)
-    schedule_quantize(sch, profile, decide)
-    module = tvm.IRModule({"f": sch.mod["main"].with_attr("global_symbol", "f")})
+    func = schedule_quantize(func, profile, decide)
+    module = tvm.IRModule({"f": func.with_attr("global_symbol", "f")})
     kernel = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))["f"]
     m, k = x.shape
     step = max(32, weight)

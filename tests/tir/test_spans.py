@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import s_tir
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats import dequantize, parse_scheme
+from apq_tvm.formats import dequantize, parse_scheme, superblock
 from apq_tvm.ops.activations.factors import quantize_factors
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
@@ -48,12 +47,13 @@ CASES = [
 
 
 def record(family: str, instruction: str, kind: str) -> LinearKernel:
-    for kernel in (*CODEBOOK_KERNELS, *SUPER_KERNELS):
-        gemm = kernel.name.startswith("gemm")
-        if kernel.family == family and instruction in kernel.name:
-            if gemm == (kind == "gemm") and (gemm or kernel.name.endswith(kind)):
-                return kernel
-    raise AssertionError((family, instruction, kind))
+    wanted = ("gemm", 0) if kind == "gemm" else ("gemv", int(kind.removeprefix("m")))
+    return next(
+        kernel
+        for kernel in (*CODEBOOK_KERNELS, *SUPER_KERNELS)
+        if (kernel.family, kernel.instruction.name) == (family, instruction)
+        and (kernel.kind, kernel.m_named) == wanted
+    )
 
 
 def profile(target: str) -> DeviceProfile:
@@ -76,10 +76,9 @@ def built(kernel: LinearKernel, spec: LinearSpec, target: DeviceProfile) -> Any:
         kernel.check(spec, target)
     except NotApplicable as reason:
         pytest.skip(str(reason))
-    sch = s_tir.Schedule(kernel.func(kernel.choose(spec, target, Defaults())))
     with tvm.target.Target(dict(target.target)):
-        kernel.schedule(sch, kernel.choose(spec, target, Defaults()))
-        func = spill_lets(sch.mod["main"]).with_attr("global_symbol", "main")
+        func = kernel.scheduled(kernel.choose(spec, target, Defaults()))
+        func = spill_lets(func).with_attr("global_symbol", "main")
     return tvm.compile(tvm.IRModule({"main": func}), tvm.target.Target(dict(target.target)))
 
 
@@ -96,9 +95,9 @@ def activations(xq: Any, spec: LinearSpec) -> tuple[Any, Any, Any]:
 
 def factors(kernel: LinearKernel, bits: int, xs: Any, xsum: Any) -> list[Any]:
     """What kernels on records take besides."""
-    if not kernel.name.startswith("super_"):
+    if kernel.family != superblock.NAME or kernel.kind != "gemv":
         return []
-    instruction = next(i for i in INSTRUCTIONS if f"_{i.name}_" in kernel.name)
+    instruction = next(i for i in INSTRUCTIONS if i.name == kernel.instruction.name)
     two = np.resize(powers(instruction, bits), xs.shape[1])
     return [np.stack([xs * two, xs * xsum], -1).astype(np.float32)]
 
@@ -138,7 +137,7 @@ def check(
 def test_kernel_computes_the_decoded_weights(name: str, kind: str, instruction: str) -> None:
     tensor = quantized(name)
     kernel = record(tensor.scheme.family, instruction, kind)
-    rows = [kernel.m_min, kernel.m_min + 1, 5 + 2 * kernel.m_min]
+    rows = [kernel.m_tile, kernel.m_tile + 1, 5 + 2 * kernel.m_tile]
     check(kernel, tensor, profile(TARGETS[instruction]), rows)
 
 
@@ -212,7 +211,7 @@ def test_too_many_centroids_are_declined() -> None:
 @pytest.mark.parametrize(("lanes", "target"), [(16, "host"), (8, "znver3")])
 def test_any_layout_is_decoded_for_many_rows(name: str, lanes: int, target: str) -> None:
     tensor, device = quantized(name), profile(target)
-    kernel = next(k for k in DECODED_KERNELS if k.name == f"gemm_decoded_A32_fma_r{lanes}")
+    kernel = next(k for k in DECODED_KERNELS if k.name == f"gemm_decodedA32_fma_r{lanes}")
     spec = LinearSpec(N, K, tensor.scheme)
     mod = built(kernel, spec, device)
     packed = [aligned(a) for a in kernel.layout(spec, device).pack(tensor).arrays.values()]

@@ -45,7 +45,7 @@ def layer(name: str, kernel: str = "apq_vnni_gemv", **more: object) -> dict[str,
         "layout": "W4r16k4",
         "kernels": [
             {"m_min": 1, "m_max": 1, "kernel": kernel, "decisions": {}},
-            {"m_min": 2, "m_max": 15, "kernel": "small", "decisions": {}},
+            {"m_min": 2, "m_max": 15, "kernel": "small", "decisions": {"streams": 2}},
             {"m_min": 16, "m_max": -1, "kernel": "large", "decisions": {}},
         ],
         "rejected": [{"kernel": "faster", "reason": f"K=32 of {name} is too short"}],
@@ -59,6 +59,12 @@ MANIFEST = {
     "features": ["avx2", "avx512vnni"],
     "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", "seq", 4]}],
     "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", "seq", 4]}],
+    "stored": {
+        "weights": 3 * 64 * 32,
+        "bytes": 2 * 64 * 32 * 9 // 16 + 64 * 32 * 4,
+        "quantized_weights": 2 * 64 * 32,
+        "quantized_bytes": 2 * 64 * 32 * 9 // 16,
+    },
     "layers": [
         layer("query"),
         layer("key"),

@@ -86,6 +86,16 @@ def test_peaks_are_of_instructions_the_core_has(profile: DeviceProfile) -> None:
         assert set(profile.macs_per_cycle) == {n for n, f in needs.items() if f in profile.features}
 
 
+@pytest.mark.parametrize("profile", arm.PROFILES, ids=NAMES)
+def test_facts_of_cores(profile: DeviceProfile) -> None:
+    """Of a core they are known, of a level of the architecture not; LLVM is told of loads."""
+    known = profile.target["mcpu"] != "generic"
+    assert (profile.issue_width > 0, profile.vector_pipes > 0) == (known, known)
+    assert profile.paired_loads == ("+slow-paired-128" not in profile.target["mattr"])
+    dot = profile.macs_per_cycle.get("sdot")
+    assert dot in (None, 16 * profile.vector_pipes)
+
+
 def test_in_order_cores() -> None:
     named = {p.name for p in arm.PROFILES if p.in_order}
     assert named == {"cortex-a53", "cortex-a55", "cortex-a510", "cortex-a520"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,16 @@ import pytest
 import tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx_models import build, save
+from onnx_models import build, rand, save
 
-from apq_tvm.errors import BadScheme
-from apq_tvm.formats import bits_per_weight
+from apq_tvm.errors import BadInput, BadScheme
+from apq_tvm.formats import bits_per_weight, parse_scheme
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.progress import Silent
 from apq_tvm.quantizers import budget, quantize
 from apq_tvm.quantizers.guided import Guidance, plan_budget, quantize_guided
+from apq_tvm.quantizers.stored import storage
+from apq_tvm.types import Calibration, ImportedModel, LayerStats
 
 CASES = st.lists(
     st.lists(st.tuples(st.integers(1, 30), st.floats(0, 10)), min_size=1, max_size=4),
@@ -103,6 +106,84 @@ def test_impossible_budgets_are_named(
 ) -> None:
     with pytest.raises(BadScheme, match=words):
         quantize_guided(tiny_llama.load(tmp_path), scheme, {}, guidance)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> ImportedModel:
+    """Most weights are in a table, as in the demo model; one table is too small to quantize."""
+    weights = {"words": rand(300, 32), "kinds": rand(2, 32, seed=1), "w": rand(32, 64, seed=2),
+               "b": rand(64, seed=3), "v": rand(64, 32, seed=4)}  # fmt: skip
+    nodes = [("Gather", "words ids", "word"), ("Gather", "kinds types", "kind"),
+             ("Add", "word kind", "x"), ("MatMul", "x w", "h"), ("Add", "h b", "hb"),
+             ("MatMul", "hb v", "y")]  # fmt: skip
+    inputs = {"ids": ("int64", ["n", "s"]), "types": ("int64", ["n", "s"])}
+    folder = tmp_path_factory.mktemp("encoder")
+    return import_onnx(save(build(nodes, inputs, "y", weights), folder))
+
+
+def calibrated(model: ImportedModel, tables: dict[str, float]) -> Calibration:
+    layers = {
+        node.name: LayerStats(*(np.ones(model.weights[node.inputs[1]].shape[1], np.float32),) * 3,
+                              samples=64, importance=1.0)
+        for node in model.nodes if node.op == "apq.Linear"
+    }  # fmt: skip
+    return Calibration(layers, model.sha256, "", tables)
+
+
+@pytest.mark.parametrize(
+    ("rules", "target"), [({}, 3.7), ({"n_y": "float"}, 8.0), ({"word": "W4A8"}, 5.0)], ids=str
+)
+def test_the_budget_is_for_all_that_is_stored(
+    encoder: ImportedModel, rules: dict[str, str], target: float
+) -> None:
+    """Embeddings were counted at the bits of --scheme, so that 3.2 bits could not be met."""
+    guidance = Guidance(target_bpw=target)
+    plan = plan_budget(encoder, "W4A8g32", rules, guidance, None, Silent())
+    quantized = quantize_guided(encoder, "W4A8g32", rules, guidance, search=False)
+    assert plan.bits_per_weight == pytest.approx(storage(quantized).all.bits, abs=1e-4)
+    assert target - 0.8 < plan.bits_per_weight <= target
+    assert ("n_word" in plan.schemes) == ("word" not in rules)
+
+
+@pytest.mark.parametrize("candidates", [(), ("cb2", "cb3"), ("W8A8", "W4A8g32")], ids=str)
+def test_the_remedy_of_a_budget_works(encoder: ImportedModel, candidates: tuple[str, ...]) -> None:
+    guidance = Guidance(target_bpw=1.0, candidates=candidates)
+    with pytest.raises(BadScheme, match=r"weights that are float.*; ask for \d") as caught:
+        quantize_guided(encoder, "W4A8", {}, guidance)
+    assert ("candidates of fewer bits" in str(caught.value)) == ("W8A8" in candidates)
+    possible = float(re.findall(r"ask for ([\d.]+) or more", str(caught.value))[0])
+    quantized = quantize_guided(encoder, "W4A8", {}, replace(guidance, target_bpw=possible))
+    assert possible - 2e-3 < storage(quantized).all.bits <= possible
+    table = quantized.tensors[quantized.layers["n_word"]].scheme
+    assert table.family == "int" and table.bits == (4 if "W8A8" in candidates else 2)
+
+
+def test_tables_that_matter_get_bits(encoder: ImportedModel) -> None:
+    bits = []
+    for importance in (1e-4, 1.0, 1e4):
+        calibration = calibrated(encoder, {"n_word": importance})
+        plan = plan_budget(encoder, "W4A8g32", {}, Guidance(target_bpw=4.2), calibration, Silent())
+        scheme = parse_scheme(plan.schemes["n_word"])
+        assert scheme is not None
+        bits.append(scheme.bits)
+    assert bits == sorted(bits) and bits[0] < bits[-1]
+
+
+def test_a_calibration_that_knows_no_tables_is_refused(encoder: ImportedModel) -> None:
+    guidance, known = Guidance(target_bpw=4.2), calibrated(encoder, {})
+    with pytest.raises(BadInput, match=r"how much embedding 'n_word' matters.*calibrate anew"):
+        plan_budget(encoder, "W4A8g32", {}, guidance, known, Silent())
+    plan_budget(encoder, "W4A8g32", {"n_word": "W4A8"}, Guidance(target_bpw=6.0), known, Silent())
+
+
+def test_a_table_and_its_head_in_two_forms_take_the_bits_of_both(tmp_path: Path) -> None:
+    """cb3 is for products alone: the same weight is stored once more, in integers."""
+    model = tiny_llama.load(tmp_path)
+    guidance = Guidance(target_bpw=9.5, candidates=("cb2", "cb3"))
+    quantized = quantize_guided(model, "cb3", {}, guidance, search=False)
+    plan = plan_budget(model, "cb3", {}, guidance, None, Silent())
+    assert quantized.layers["lm_head"] != quantized.layers["model.embed_tokens"]
+    assert storage(quantized).all.bits == pytest.approx(plan.bits_per_weight, rel=0.02)
 
 
 def test_codebooks_of_two_and_three_bits_are_mixed(tmp_path: Path) -> None:

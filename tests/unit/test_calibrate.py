@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,33 @@ def test_fisher_is_the_squared_gradient(llama: tuple[Path, Path]) -> None:
     np.testing.assert_allclose(known.layers[name].fisher, expected, rtol=1e-3, atol=1e-12)
 
 
+def test_tables_matter_as_much_as_their_rows_gradients(tmp_path: Path) -> None:
+    """Per token, as layers do: one row of positions serves a whole batch."""
+    from apq_tvm.quantizers.inputs.statistics import collect, finish
+    from apq_tvm.quantizers.learn.result_loss import next_token_loss
+
+    words, places, w = rand(20, 8), rand(16, 8, seed=1), rand(8, 20, seed=2)
+    nodes = [("Gather", "words input_ids", "word"), ("Gather", "places positions", "place"),
+             ("Add", "word place", "x"), ("MatMul", "x w", "logits")]  # fmt: skip
+    inputs = {"input_ids": ("int64", ["n", "s"]), "positions": ("int64", ["s"])}
+    weights = {"words": words, "places": places, "w": w}
+    model = import_onnx(save(build(nodes, inputs, "logits", weights), tmp_path))
+    ids = np.random.default_rng(0).integers(0, 20, (8, 16))
+    call = {"input_ids": ids, "positions": np.arange(16)}
+    word, place = (torch.from_numpy(table) for table in (words[ids], places))
+    loss = next_token_loss(
+        (word.requires_grad_() + place.requires_grad_()) @ torch.from_numpy(w),
+        torch.from_numpy(ids), None,
+    )  # fmt: skip
+    loss.backward()
+    found = finish(model, collect(model, [call])).tables
+    for name, rows in (("n_word", word), ("n_place", place)):
+        assert rows.grad is not None
+        assert found[name] == pytest.approx(float(rows.grad.square().sum()) / (8 * 16 * 8))
+    assert finish(model, collect(model, [call], fisher=True)).tables == pytest.approx(found)
+    assert not finish(model, collect(model, [call], weigh=False)).tables
+
+
 def test_loss_ignores_padding() -> None:
     from apq_tvm.quantizers.learn.result_loss import next_token_loss
 
@@ -141,6 +169,7 @@ def test_files_round_trip_and_belong_to_a_model(llama: tuple[Path, Path], tmp_pa
         for key in ("mean_square", "mean", "absmax", "hessian", "fisher"):
             np.testing.assert_array_equal(getattr(stats, key), getattr(twin, key))
         assert (stats.samples, stats.importance) == (twin.samples, twin.importance)
+    assert file.calibration.tables and file.calibration.tables == again.calibration.tables
     with pytest.raises(BadInput, match="another model"):
         load(tmp_path / "c", replace(model, sha256="0" * 64))
     bad = {n: replace(s, mean=s.mean[:3]) for n, s in file.calibration.layers.items()}
@@ -154,6 +183,29 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "c").write_bytes(content)
     with pytest.raises(BadInput, match=r"safetensors|calibration file"):
         read(tmp_path / "c")
+
+
+def test_files_may_be_named_by_str(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    import apq_tvm
+    from apq_tvm.calibrate import calibrate, known_statistics
+    from apq_tvm.evaluate import evaluate_scheme
+    from apq_tvm.learn import learn_codes
+    from apq_tvm.pipeline import plan
+    from apq_tvm.report import make_report
+
+    model, data = map(str, llama)
+    out, page = str(tmp_path / "c"), str(tmp_path / "r.html")
+    report = calibrate(model, data, out)
+    assert known_statistics(model, out)["layers"] == report["layers"] == 15
+    learned = str(tmp_path / "l")
+    learn_codes(model, data, out, learned, kind="abq", scheme="W3A8", epochs=1)
+    guidance = apq_tvm.Guidance(calibration=learned, method="learned")
+    chosen = plan(model, target="znver3", scheme="W3A8", guidance=guidance)
+    assert any("learned (abq)" in note for note in chosen.quantized.notes.values())
+    assert evaluate_scheme(model, "W4A8", data, calibration=out, method="gptq")["outputs"]
+    made = make_report(model, data, ["W8A8"], page, json_output=f"{page}.json", calibration=out)
+    assert Path(page).is_file() and Path(f"{page}.json").is_file()
+    assert made["calibration"] == out
 
 
 def test_missing_file_and_existing_output(llama: tuple[Path, Path], tmp_path: Path) -> None:
@@ -200,9 +252,25 @@ def test_nan_and_a_missing_loss_are_named(tmp_path: Path) -> None:
         run(model, data, tmp_path / "c")
 
 
-@pytest.mark.parametrize("weigh", [False, True])
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as in a command."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "weigh"),
+    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False)],
+)
 def test_interrupted_runs_resume(
-    llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weigh: bool
+    llama: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    handled: None,
+    number: int,
+    weigh: bool,
 ) -> None:
     from apq_tvm.quantizers.inputs import statistics as work
 
@@ -213,7 +281,7 @@ def test_interrupted_runs_resume(
     def interrupted(*given: Any) -> None:
         seen.append(1)
         if len(seen) == 5:  # in the middle of the fifth call, which must count once
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         plain(*given)
 
     monkeypatch.setattr(work, name, interrupted)
@@ -230,6 +298,8 @@ def test_interrupted_runs_resume(
         twin = parts.calibration.layers[layer]
         assert stats.hessian is not None and twin.hessian is not None
         np.testing.assert_allclose(stats.hessian, twin.hessian, rtol=1e-5, atol=1e-7)
+    assert bool(whole.calibration.tables) == weigh
+    assert parts.calibration.tables == pytest.approx(whole.calibration.tables)
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq", "smoothquant"])

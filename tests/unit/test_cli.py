@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +78,27 @@ def test_inspect_shows_the_manifest(module: Path) -> None:
         assert word in text, word
 
 
+def test_modules_that_count_layers_alone_are_refused(module: Path) -> None:
+    path = module / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "stored": None}))
+    result = run("inspect", module)
+    assert result.exit_code == 1 and "compile it again" in result.stderr
+
+
 def test_explain_gives_reasons(module: Path) -> None:
     report = json.loads(run("explain", module, "--layer", "^q", "--json").stdout)
     (layer,) = report["layers"]
     assert layer["rejected"] == [{"kernel": "faster", "reason": "K=32 of query is too short"}]
     text = run("explain", module).stdout
     assert "not faster: K=32 of query is too short" in text
+    assert "M=2..15: small (streams=2)" in text
     assert "M=16..: large (default)" in text
 
 
 def test_explain_of_no_layer_is_an_error(module: Path) -> None:
     result = run("explain", module, "--layer", "nothing")
     assert result.exit_code == 1
-    assert "matches 'nothing'; it begins with: query, key" in result.stderr
+    assert "matches 'nothing'; nearest are query, key" in result.stderr
     assert "no regular expression" in run("explain", module, "--layer", "(").stderr
 
 
@@ -129,6 +138,36 @@ def test_exit_codes(
     assert "Traceback" not in result.stderr
 
 
+MISSING = (
+    ("onnxruntime", "bench", ("bench", "linear")),
+    ("onnxruntime", "bench", ("bench", "model", "absent", "--against", "m.onnx")),
+    ("onnxruntime", "bench", ("eval", "absent", "--against", "m.onnx", "--inputs", "i.npz")),
+    ("torch", "calibrate", ("eval", "m.onnx", "--scheme", "W8A8", "--inputs", "i.npz")),
+    ("torch", "calibrate", ("calibrate", "m.onnx", "--inputs", "i.npz", "-o", "c")),
+    (
+        "torch",
+        "calibrate",
+        ("calibrate", "m.onnx", "--inputs", "i.npz", "-o", "c", "--statistics", "s", "--learn",
+         "abq", "--scheme", "W8A8"),
+    ),
+    ("torch", "calibrate", ("report", "m.onnx", "--inputs", "i", "--schemes", "W8A8", "-o", "r")),
+    ("matplotlib", "report", ("report", "m.onnx", "--inputs", "i", "--schemes", "W8A8", "-o", "r")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("package", "extra", "words"), MISSING, ids=lambda v: str(v)[:40])
+def test_missing_extras_are_said_before_the_work(
+    package: str, extra: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the files named is there: whatever is read before the check is noticed."""
+    monkeypatch.setattr(pipeline, "plan", failing(AssertionError("work was done")))
+    monkeypatch.setitem(sys.modules, package, None)
+    result = run(*words)
+    assert result.exit_code == 1, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert f"needs {package}: pip install 'apq-tvm[{extra}]'" in line
+
+
 def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APQ_TRACEBACK", "1")
     monkeypatch.setattr(pipeline, "compile", failing(ValueError("oops")))
@@ -163,6 +202,9 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["path"] == str(module)
+    plain = run("compile", __file__, "-o", module)
+    (line,) = [line for line in plain.stderr.splitlines() if line.startswith(str(module))]
+    assert "bits per weight" in line and line.endswith(" s")  # one line, however long the path is
     assert "quantize" in result.stderr and "import" in result.stderr
     del seen["progress"]
     assert seen == {

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apq_tvm.codegen.build.kernels import CPUINFO_FLAGS, cpu_flags
-from apq_tvm.codegen.graph.c_source import c_string, dl_dtype
+from apq_tvm.codegen.graph.c_source import dl_dtype
+from apq_tvm.codegen.graph.c_text import comment, identifier, literal
 from apq_tvm.codegen.graph.read_relax import DTYPES
 from apq_tvm.codegen.package.folder import check_name, staged
-from apq_tvm.errors import OutputExists, OutputFailed
+from apq_tvm.errors import BuildError, OutputExists, OutputFailed
 
 
 @pytest.mark.parametrize("name", ["m", "minilm_w4", "_private", "X9", "int"])
@@ -53,8 +54,18 @@ def test_empty_folder_is_no_loss(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (OSError(5, "Input/output error"), OutputFailed),
+        (KeyboardInterrupt("Input/output error"), KeyboardInterrupt),
+    ],
+)
 def test_old_output_returns_if_the_move_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    seen: type[BaseException],
 ) -> None:
     output = tmp_path / "out"
     with staged(output, force=False) as folder:
@@ -63,11 +74,11 @@ def test_old_output_returns_if_the_move_fails(
 
     def rename(self: Path, target: Path) -> Path:
         if self.name == "new":
-            raise OSError(5, "Input/output error")
+            raise error
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OutputFailed, match="Input/output error"), staged(output, force=True):
+    with pytest.raises(seen, match="Input/output error"), staged(output, force=True):
         pass
     assert (output / "manifest.json").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
@@ -77,7 +88,7 @@ ODD_NAMES = ('"', "\\", "a\nb", "??/", "%s%n", "*/", "é", "日本", "\x01" + "7
 
 
 def test_c_strings(tmp_path: Path) -> None:
-    lines = [f"const char *s{i}(void) {{ return {c_string(t)}; }}" for i, t in enumerate(ODD_NAMES)]
+    lines = [f"const char *s{i}(void) {{ return {literal(t)}; }}" for i, t in enumerate(ODD_NAMES)]
     source, library = tmp_path / "s.c", tmp_path / "s.so"
     source.write_text("\n".join(lines))
     command = ["cc", "-std=c11", "-Wall", "-Werror", "-trigraphs", "-shared", "-fPIC"]
@@ -92,9 +103,37 @@ def test_c_strings(tmp_path: Path) -> None:
 @given(text=st.text(max_size=30))
 @settings(deadline=None)
 def test_c_strings_are_plain_ascii(text: str) -> None:
-    literal = c_string(text)
-    assert literal.isascii()
-    assert "\n" not in literal
+    written = literal(text)
+    assert written.isascii()
+    assert "\n" not in written
+
+
+@given(text=st.text(st.one_of(st.sampled_from("*/\\?\n\r\0 "), st.characters()), max_size=30))
+@settings(deadline=None)
+def test_comments_are_harmless(text: str) -> None:
+    """No character that ends a comment, goes on with the next line, or begins a trigraph."""
+    written = comment(text)
+    assert written.isascii()
+    assert not set("\\?\n\r\0\"'") & set(written)
+    assert "*/" not in written and "/*" not in written
+    assert not written.startswith("*") and not written.endswith("*")
+
+
+def test_comments_are_readable() -> None:
+    for text in ("/model/layers.0/attn/MatMul.codes", "2 * batch + 1", "onnx::MatMul_77 [n, 8]"):
+        assert comment(text) == text
+    assert comment("a*/b\né?") == "a%2A/b%0A%C3%A9%3F"
+
+
+def test_nul_does_not_cut_a_name_short() -> None:
+    assert literal("a\0b") != literal("a\0c")
+    assert literal("a\0b") == '"a\\300\\200b"'
+
+
+@pytest.mark.parametrize("name", ["a b", "a-b", "", "9", "a\n", "é", "x;y"])
+def test_what_is_no_identifier(name: str) -> None:
+    with pytest.raises(BuildError, match="not a C identifier"):
+        identifier(name)
 
 
 def test_dl_types() -> None:

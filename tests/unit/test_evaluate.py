@@ -10,6 +10,7 @@ import pytest
 
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluate import Agreement, evaluate, open_session, read_inputs, row_cosine, split
+from apq_tvm.evaluation.compare import Calls, Comparison
 from apq_tvm.evaluation.runners import call_session
 from apq_tvm.module import load_module, read_manifest
 from apq_tvm.types import TensorSpec
@@ -110,6 +111,22 @@ def test_relative_error_is_of_all_rows_together() -> None:
     agreement.add(np.array([[3.0, 4.0]]), np.array([[3.0, 3.0]]), None)
     agreement.add(np.array([[1.0, 0.0]]), np.array([[1.0, 0.0]]), None)
     assert agreement.summary()["relative_error"] == pytest.approx(np.sqrt(1 / 19))
+
+
+def test_integers_are_equal_or_not() -> None:
+    """Neither their distance nor an angle between them means anything; padding does not count."""
+    ids, mask = np.array([[5, 900, 0], [7, 8, 9]]), np.array([[1, 1, 0], [1, 1, 1]])
+    batch = {"attention_mask": mask, "ids": ids}
+    outputs = {"ids": ids, "label": np.array([[3], [4]]), "known": np.array([True, False])}
+    ours = {**outputs, "ids": np.array([[5, 901, 77], [7, 8, 9]]), "known": np.array([True, True])}
+    comparison = Comparison(Calls((batch,), None, "attention_mask"))
+    for _ in range(2):
+        comparison.add(batch, outputs, ours)
+    found = comparison.summary()["outputs"]
+    assert found["ids"] == {"equal": 0.8, "numbers": 10, "max_abs_error": 1, "rows": 4}
+    assert found["label"]["equal"] == 1 and found["known"]["equal"] == 0.5
+    with pytest.raises(BadInput, match=r"'label' has shape \(1,\).*\(2, 1\)"):
+        comparison.add(batch, outputs, {**ours, "label": np.array([3])})
 
 
 def test_different_shapes_are_refused_by_name() -> None:

@@ -13,13 +13,14 @@ from onnx_models import build
 from apq_tvm.errors import BadInput, BadScheme, OutputFailed
 from apq_tvm.evaluation.compare import Calls, Reference
 from apq_tvm.evaluation.language import Language
-from apq_tvm.evaluation.layers import bits_per_weight, layer_errors, relative
+from apq_tvm.evaluation.layers import layer_errors, relative
 from apq_tvm.evaluation.results import Results, run_key
 from apq_tvm.evaluation.schemes import SchemeEvaluator
 from apq_tvm.evaluation.simulate import Simulation, decoded_model, round_activations
 from apq_tvm.formats import dequantize, parse_scheme
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize
+from apq_tvm.quantizers.stored import storage
 from apq_tvm.types import ImportedModel, QuantizedModel
 
 torch = pytest.importorskip("torch")
@@ -132,7 +133,7 @@ def test_layer_errors_by_hand(model: ImportedModel) -> None:
     assert rows["n_h"]["bits_per_weight"] == 4
     assert rows["n_h"]["shape"] == [WIDTH, WIDTH]
     assert rows["n_x"]["output_error"] is None
-    assert bits_per_weight(quantized) == 4
+    assert storage(quantized).linear.bits == 4
 
 
 def test_bits_of_a_width_are_its_planes_its_table_and_scales(model: ImportedModel) -> None:
@@ -141,8 +142,8 @@ def test_bits_of_a_width_are_its_planes_its_table_and_scales(model: ImportedMode
     for bits in (3, 4, 5, 6):
         size = VOCABULARY * WIDTH * bits / 8 + tensor.scales.nbytes
         size += tensor.tables[f"centroids{bits}"].nbytes
-        assert bits_per_weight(quantized, bits) * VOCABULARY * WIDTH == 8 * size
-    assert bits_per_weight(quantized) > bits_per_weight(quantized, 6) > 6
+        assert storage(quantized, bits).linear.bits * VOCABULARY * WIDTH == 8 * size
+    assert storage(quantized).linear.bits > storage(quantized, 6).linear.bits > 6
 
 
 def test_without_inputs_only_weights_are_measured(model: ImportedModel) -> None:

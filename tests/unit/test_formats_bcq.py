@@ -14,6 +14,7 @@ from apq_tvm.codegen.layouts import BcqLayout, weight_layout
 from apq_tvm.codegen.layouts.bcq import ROWS
 from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.formats import bcq, bits_per_weight, check_tensor, dequantize, parse_scheme
+from apq_tvm.formats.arrays import group_count
 from apq_tvm.formats.integer import format_of
 from apq_tvm.types import PackedTensor, QuantizedTensor, Scheme
 
@@ -23,7 +24,7 @@ BITS, GROUPS = st.integers(1, 8), st.sampled_from((-1, *bcq.GROUPS))
 def random_tensor(n: int, k: int, bits: int, group: int, seed: int = 0) -> QuantizedTensor:
     """Codes, scales and offsets of any size and sign."""
     rng = np.random.default_rng(seed)
-    groups = bcq.groups_of(k, group)
+    groups = group_count(k, group)
     return QuantizedTensor(
         rng.integers(0, 1 << bits, (n, k), dtype=np.uint8),
         rng.normal(size=(n, groups, bits)).astype(np.float16),
@@ -91,7 +92,7 @@ def test_conversion_from_uniform_is_exact(
 ) -> None:
     """Without zero points to the last bit; with them, but for the rounding of z to float16."""
     rng = np.random.default_rng(seed)
-    groups = bcq.groups_of(k, group)
+    groups = group_count(k, group)
     shape = (n, groups)
     scales = (rng.uniform(1, 2, shape) * 2.0**exponent).astype(np.float16)
     scales *= rng.choice((-1, 1), shape).astype(np.float16)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import inspect
 import json
 import operator
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,13 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # <- pipeline <- cli. A module may import its own rank and those below; the longest prefix counts.
 RANKS = {
     "apq_tvm.errors": 0,
+    "apq_tvm.extras": 0,
+    "apq_tvm.nearest": 0,
     "apq_tvm.types": 0,
+    "apq_tvm.files": 0,
     "apq_tvm.progress": 0,
+    "apq_tvm.signals": 0,
     "apq_tvm.formats": 1,
-    "apq_tvm.tensorize": 2,
-    "apq_tvm.tensorize.exprs": 1,
-    "apq_tvm.tensorize.registry": 1,
-    "apq_tvm.tensorize.meaning": 1,
+    "apq_tvm.tensorize": 1,
     "apq_tvm.onnx_import": 2,
     "apq_tvm.quantizers": 2,
     "apq_tvm.codegen.layouts": 2,
@@ -51,7 +54,14 @@ RANKS = {
     "apq_tvm.module": 8,
     "apq_tvm.inspect": 8,
     "apq_tvm.explain": 8,
-    "apq_tvm.cli": 9,
+    "apq_tvm.cli.console": 8,
+    "apq_tvm.cli.listing": 8,
+    "apq_tvm.cli.bench": 9,
+    "apq_tvm.cli.static": 9,
+    "apq_tvm.cli.eval": 9,
+    "apq_tvm.cli.calibrate": 9,
+    "apq_tvm.cli.codebooks": 9,
+    "apq_tvm.cli.main": 9,
     "apq_tvm": 10,
 }
 
@@ -60,12 +70,20 @@ SEPARATE = {
     "apq_tvm.onnx_import": {"apq_tvm.errors", "apq_tvm.types", "apq_tvm.formats"},
     "apq_tvm.quantizers": {
         "apq_tvm.errors",
+        "apq_tvm.extras",
+        "apq_tvm.nearest",
         "apq_tvm.types",
+        "apq_tvm.files",
         "apq_tvm.progress",
         "apq_tvm.formats",
         "apq_tvm.onnx_import",
     },
 }
+
+WINGS = ("x86", "arm", "cuda")
+
+TABLES = {"apq_tvm.schedules.devices"}
+"""Who may know every wing."""
 
 HEAVY = ("tvm", "tvm_ffi", "onnx", "onnxruntime", "torch", "typer", "rich", "numpy")
 
@@ -108,21 +126,66 @@ def runtime_imports(tree: ast.AST, package: str) -> Iterator[str]:
             yield from runtime_imports(node, package)
 
 
-@pytest.mark.parametrize(("name", "path"), sources(), ids=[n for n, _ in sources()])
-def test_imports_run_one_way(name: str, path: Path) -> None:
-    # A generated package's template is not part of apq_tvm: it must not import it at all.
-    template = name.startswith("apq_tvm.codegen.templates.")
-    mine = home(name)
-    for imported in runtime_imports(ast.parse(path.read_text()), name):
-        if not imported.startswith("apq_tvm."):
-            continue
-        assert not template, f"{name} is copied into modules and must not import {imported}"
-        theirs = home(imported)
+def arrows() -> Iterator[tuple[str, str]]:
+    """(module, what it imports of ours) of every module."""
+    for name, path in sources():
+        for imported in runtime_imports(ast.parse(path.read_text()), name):
+            if imported.startswith("apq_tvm."):
+                yield name, imported
+
+
+def test_imports_run_one_way() -> None:
+    wrong = []
+    for name, imported in arrows():
+        mine, theirs = home(name), home(imported)
+        if name.startswith("apq_tvm.codegen.templates."):
+            wrong.append(f"{name} is copied into modules and must not import {imported}")
         if theirs == "apq_tvm":  # a name of the root package, such as __version__
             continue
-        assert RANKS[theirs] <= RANKS[mine], f"{name} imports {imported}, which comes after it"
-        if mine in SEPARATE and theirs != mine:
-            assert theirs in SEPARATE[mine], f"{name} must not import {imported}"
+        if RANKS[theirs] > RANKS[mine]:
+            wrong.append(f"{name} imports {imported}, which comes after it")
+        if mine in SEPARATE and theirs not in {mine, *SEPARATE[mine]}:
+            wrong.append(f"{name} must not import {imported}")
+    assert not wrong, "\n".join(wrong)
+
+
+def wing(module: str) -> str:
+    """The instruction set a module is for, ``""`` for the shared floor."""
+    return next((part for part in module.split(".")[:-1] if part in WINGS), "")
+
+
+def test_wings_are_apart() -> None:
+    """x86 and Arm never import each other, and the floor knows neither; a table names them all."""
+    wrong = [
+        f"{name} imports {imported}"
+        for name, imported in arrows()
+        if wing(imported) not in ("", wing(name)) and name not in TABLES
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def circle_of(arrows: dict[str, set[str]]) -> list[str]:
+    """Modules of one circle, the first one again at the end; none if there is no circle."""
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # An import inside a function counts: it only hides that neither is to be had without the other.
+    modules = dict(sources())
+    arrows: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for imported in runtime_imports(ast.parse(path.read_text()), name):
+            while imported and imported not in modules:  # a name of a module, or nothing of ours
+                imported = imported.rpartition(".")[0]
+            if imported:
+                arrows[name].add(imported)
+    assert sum(map(len, arrows.values())) > len(modules)
+    assert not (circle := circle_of(arrows)), " <- ".join(circle)
+    assert circle_of({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}})[0] in "abc"
 
 
 def test_importing_apq_tvm_is_cheap() -> None:
@@ -143,6 +206,16 @@ def test_help_needs_no_compiler() -> None:
     assert loaded.isdisjoint({"tvm", "tvm_ffi", "onnx", "onnxruntime", "torch"})
 
 
+def test_public_names_are_listed_before_they_are_loaded() -> None:
+    """``dir`` is what completion in a shell and ``help`` go by."""
+    code = "import sys, apq_tvm; print(*dir(apq_tvm)); sys.exit('numpy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert set(apq_tvm.__all__) <= set(done.stdout.split())
+    assert set(apq_tvm.__all__) == {*apq_tvm._HOME, "__version__"}
+
+
 @pytest.mark.parametrize("name", apq_tvm.__all__)
 def test_public_name_exists_and_is_documented(name: str) -> None:
     value = getattr(apq_tvm, name)
@@ -153,6 +226,31 @@ def test_public_name_exists_and_is_documented(name: str) -> None:
 def test_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_here"):
         _ = apq_tvm.nothing_here
+
+
+ENTRIES = (
+    "bench.memory.measure_memory", "bench.model.bench_model", "bench.static.bench_static",
+    "bench.static_module.bench_static_module", "calibrate.calibrate", "calibrate.known_statistics",
+    "evaluate.evaluate", "evaluate.evaluate_scheme",
+    "evaluation.inputs.read_inputs", "evaluation.runners.open_session",
+    "evaluation.schemes.SchemeEvaluator", "explain.explain", "inspect.inspect", "learn.learn_codes",
+    "module.load_module", "module.read_manifest", "onnx_import.import_onnx", "pipeline.build",
+    "pipeline.compile", "pipeline.plan", "quantizers.inputs.calibration_file.load",
+    "quantizers.inputs.calibration_file.save", "quantizers.codebook_file.load_codebooks",
+    "quantizers.codebook_file.save_codebooks", "quantizers.guided.Guidance", "report.make_report",
+)  # fmt: skip
+
+
+def test_files_may_be_named_by_str() -> None:
+    """Annotations say it, so that a type checker agrees; test_calibrate.py passes some."""
+    refused = []
+    for entry in ENTRIES:
+        module, _, name = entry.rpartition(".")
+        function = getattr(importlib.import_module(f"apq_tvm.{module}"), name)
+        for parameter in inspect.signature(function).parameters.values():
+            if re.search(r"\bPath\b", str(parameter.annotation)):
+                refused.append(f"{entry}({parameter})")
+    assert not refused
 
 
 def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
@@ -167,15 +265,18 @@ def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
                         yield f"{node.name}.{inner.name}", inner
 
 
-@pytest.mark.parametrize(("name", "path"), sources(), ids=[n for n, _ in sources()])
-def test_public_definitions_have_docstrings(name: str, path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    if tree.body:
-        assert ast.get_docstring(tree), f"{name} has no module docstring"
-    for label, node in public_definitions(tree):
-        if ast.get_docstring(node) is None:  # unless a base class says what the method does
-            found = operator.attrgetter(label)(importlib.import_module(name))
-            assert "." in label and inspect.getdoc(found), f"{name}.{label} has no docstring"
+def test_public_definitions_have_docstrings() -> None:
+    wrong = []
+    for name, path in sources():
+        tree = ast.parse(path.read_text())
+        if tree.body and not ast.get_docstring(tree):
+            wrong.append(name)
+        for label, node in public_definitions(tree):
+            if ast.get_docstring(node) is None:  # unless a base class says what the method does
+                found = operator.attrgetter(label)(importlib.import_module(name))
+                if "." not in label or not inspect.getdoc(found):
+                    wrong.append(f"{name}.{label}")
+    assert not wrong, "without a docstring: " + ", ".join(wrong)
 
 
 @pytest.mark.parametrize("name", ["apq_tvm.errors"])

@@ -122,6 +122,7 @@ def test_progress_counts_every_tensor_once() -> None:
     (
         ({"nothing": "W8A8"}, "'nothing' matches no linear layer"),
         ({"^add$": "W8A8"}, "'\\^add\\$' matches no linear layer"),
+        ({r"qu[aeiou]r\.y": "W8A8"}, "nearest are [^,]*query, .*; compile --dry-run"),
         ({"(": "W8A8"}, r"'\(' is no regular expression"),
         ({"query": "W9A8"}, "'W9A8'"),
     ),

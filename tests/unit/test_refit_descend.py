@@ -14,7 +14,6 @@ from apq_tvm.formats.families import check_tensor, dequantize
 from apq_tvm.quantizers import quantize_tensor
 from apq_tvm.quantizers.feedback.descend import descend
 from apq_tvm.quantizers.feedback.gptq import improve
-from apq_tvm.quantizers.feedback.places import centroid_places
 from apq_tvm.quantizers.feedback.refit import refit, row_errors
 from apq_tvm.types import QuantizedTensor
 
@@ -89,9 +88,7 @@ def test_centroids_follow_their_members() -> None:
     w = weights(6, 400, "normal")
     tensor = quantized("anyprec2-2A32", w)
     spoilt = {key: table * np.float16(0.9) for key, table in tensor.tables.items()}
-    fitted = refit(
-        w, replace(tensor, tables=spoilt), np.eye(400, dtype=np.float32), centroid_places(tensor)
-    )
+    fitted = refit(w, replace(tensor, tables=spoilt), np.eye(400, dtype=np.float32))
     table = fitted.tables["centroids2"].astype(np.float32)
     blocks = 6 // len(table)
     scale = tensor.scales.astype(np.float32)

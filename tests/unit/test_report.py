@@ -22,6 +22,7 @@ from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.schemes import SchemeEvaluator
 from apq_tvm.report import make_report
 from apq_tvm.report.page import table
+from apq_tvm.report.plots import _distance
 from apq_tvm.report.timing import module_widths
 
 pytest.importorskip("torch")
@@ -122,6 +123,29 @@ def test_without_language_cosines_are_shown(model: Path, tokens: Path, tmp_path:
     cosine = document["schemes"][0]["outputs"]["y"]["cosine_mean"]
     assert float(cells["cosine of y"]) == pytest.approx(cosine, abs=1e-6)
     assert "perplexity" not in cells
+
+
+def test_integer_outputs_are_no_part_of_the_error(tmp_path: Path) -> None:
+    """Ids that are passed through once halved the error that the plot shows."""
+    weight = np.random.default_rng(0).standard_normal((32, 20)).astype(np.float32)
+    nodes = [("MatMul", "x w", "y"), ("Identity", "ids", "same"), ("Cast", "y", "label", {"to": 7})]
+    inputs = {"x": ("float32", ["batch", 32]), "ids": ("int64", ["batch", "seq"])}
+    onnx.save(build(nodes, inputs, "y same label", {"w": weight}), tmp_path / "model.onnx")
+    x = np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32)
+    np.savez(tmp_path / "i.npz", x=x, ids=np.arange(24).reshape(8, 3))
+    document = make_report(
+        tmp_path / "model.onnx", tmp_path / "i.npz", ["W2A8"], tmp_path / "r.html"
+    )
+    (scheme,) = document["schemes"]
+    cells = dict(zip(*Page(tmp_path / "r.html").tables[0], strict=True))
+    assert float(cells["equal in same"]) == 1 and "cosine of label" not in cells
+    distance, title = _distance(scheme)
+    assert distance == pytest.approx(1 - scheme["outputs"]["y"]["cosine_mean"])
+    assert "float outputs" in title
+    text = run("eval", tmp_path / "model.onnx", "--inputs", tmp_path / "i.npz", "--scheme", "W2A8")
+    assert "100.0000%" in text.stdout and "integer outputs" in text.stdout
+    scheme["outputs"] = {"label": {"equal": 0.75}}
+    assert _distance(scheme) == (0.25, "share that differs, mean over outputs")
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, stop: int) -> list[str]:

@@ -189,9 +189,9 @@ def test_slices_are_large_enough() -> None:
 def test_table_is_sorted_by_bits() -> None:
     score = {"tokens": 9, "float_perplexity": 30.0, "kl_mean": 0.5, "top1": 0.9}
     results = [
-        {"scheme": "cb3", "method": "rtn", "bits_per_weight": 3.4,
+        {"scheme": "cb3", "method": "rtn", "linear_bits_per_weight": 3.4,
          "language": {**score, "perplexity": 60.0, "ratio": 2.0}},
-        {"scheme": "W8A8", "method": "gptq", "bits_per_weight": 8.02,
+        {"scheme": "W8A8", "method": "gptq", "linear_bits_per_weight": 8.02,
          "language": {**score, "perplexity": 30.3, "ratio": 1.01}},
     ]  # fmt: skip
     lines = smollm2_table.markdown(results).splitlines()

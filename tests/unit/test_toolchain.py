@@ -19,10 +19,13 @@ ANDROID = f"{OTHER}-linux-android24"
 
 
 def fake(
-    folder: Path, name: str, version: str = "gcc 12", machine: str = GNU, libc: bool = True
+    folder: Path, name: str, version: str = "gcc 12", machine: str = GNU, libc: str | None = None
 ) -> Path:
-    """A compiler that answers questions, and logs how it was called."""
+    """A compiler that answers questions, and logs how it was called; ``""`` is no C library."""
     path = folder / name
+    macros = {"gnu": "__GLIBC__ 2", "android": "__BIONIC__ 1", "musl": "__STDC_HOSTED__ 1"}
+    libc = ("android" if "android" in machine else "gnu") if libc is None else libc
+    headers = f'echo "#define {macros[libc]}"' if libc else "echo no stdlib.h >&2; exit 1"
     path.parent.mkdir(exist_ok=True)
     path.write_text(
         f"""#!/bin/sh
@@ -31,7 +34,7 @@ case " $* " in
   *" --version "*) echo "{version}";;
   *" -dumpmachine "*) echo "{machine}";;
   *" -print-prog-name="*) for last; do :; done; echo "${{last#*=}}";;
-  *" -E "*) {"exit 0" if libc else "echo no stdlib.h >&2; exit 1"};;
+  *" -E "*) {headers};;
 esac
 """
     )
@@ -69,7 +72,7 @@ def test_missing_cross_compiler_says_how_to_install_it(bin: Path) -> None:
 
 
 def test_missing_libc_says_how_to_install_it(bin: Path) -> None:
-    fake(bin, f"{GNU}-gcc", libc=False)
+    fake(bin, f"{GNU}-gcc", libc="")
     with pytest.raises(BuildError, match=r"no C library.*apt-get install.*--sysroot"):
         find_toolchain(GNU)
 
@@ -119,6 +122,25 @@ def test_android_wrapper_is_found_by_its_name(bin: Path) -> None:
         find_toolchain(ANDROID)
 
 
+def test_clang_of_the_ndk_brings_its_own_tools(bin: Path, tmp_path: Path) -> None:
+    """Asked for objcopy it names this machine's, on PATH, which knows no other architecture."""
+    folder = tmp_path / "ndk" / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
+    folder.mkdir(parents=True)
+    clang = fake(folder, "clang", "Android clang version 18", f"{OTHER}-unknown-linux-android24")
+    text = clang.read_text()
+    asked = 'for last; do :; done; echo "${last#*=}"'
+    assert asked in text
+    answer = f"""for last; do :; done; name=${{last#*=}}
+    case $name in llvm-*) echo {folder}/$name;; *) echo {bin}/$name;; esac"""
+    clang.write_text(text.replace(asked, answer))
+    for name in ("objcopy", "ar", "nm"):
+        (folder / f"llvm-{name}").symlink_to(bin / name)
+    tools = find_toolchain(ANDROID, cc=str(clang))
+    assert tools.objcopy == str(folder / "llvm-objcopy") and tools.nm == str(folder / "llvm-nm")
+    with pytest.raises(BuildError, match=f"bin/clang is no program; this NDK's is {clang}"):
+        find_toolchain(ANDROID, cc=str(tmp_path / "ndk" / "bin" / "clang"))
+
+
 def test_llvm_tools_serve_where_no_others_are(bin: Path) -> None:
     fake(bin, "clang", "clang version 18", GNU)
     for name in ("objcopy", "ar", "nm"):
@@ -127,6 +149,49 @@ def test_llvm_tools_serve_where_no_others_are(bin: Path) -> None:
     (bin / "llvm-nm").unlink()
     with pytest.raises(BuildError, match=f"nm is missing.*binutils-{OTHER}"):
         find_toolchain(GNU, cc="clang")
+
+
+MUSL = f"{HOST}-linux-musl"
+
+
+def test_musl_by_the_first_compiler_that_has_it(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the headers: musl-gcc says of itself that it compiles for gnu."""
+    native = f"{HOST}-linux-gnu"
+    fake(bin, "cc", machine=native)
+    fake(bin, "theirs", machine=native, libc="musl")
+    with pytest.raises(BuildError, match=rf"cc has the headers of gnu, .* {MUSL}.*musl-tools"):
+        find_toolchain(MUSL)
+    fake(bin, "musl-gcc", machine=native, libc="musl")
+    assert find_toolchain(MUSL).cc == ("musl-gcc",) and find_toolchain(MUSL).libc == "musl"
+    monkeypatch.setenv("CC", "cc")  # often set for this machine
+    assert find_toolchain(MUSL).cc == ("musl-gcc",)
+    monkeypatch.setenv("CC", "theirs -g")
+    assert find_toolchain(MUSL).cc == ("theirs", "-g")
+    fake(bin, f"{OTHER}-linux-musl-gcc", libc="musl")
+    assert find_toolchain(f"{OTHER}-linux-musl").cc == (f"{OTHER}-linux-musl-gcc",)
+
+
+def test_clang_is_told_musl(bin: Path, tmp_path: Path) -> None:
+    fake(bin, "clang", "clang version 18", MUSL, libc="musl")
+    tools = find_toolchain(MUSL, cc="clang", sysroot=str(tmp_path))
+    assert tools.cc == ("clang", f"--target={MUSL}", f"--sysroot={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("triple", "libc"),
+    (
+        (MUSL, "gnu"),
+        (f"{HOST}-linux-gnu", "musl"),
+        (ANDROID, "gnu"),
+        (f"{OTHER}-linux-musl", "gnu"),
+    ),
+)
+def test_another_c_library_is_refused(bin: Path, triple: str, libc: str) -> None:
+    fake(bin, "mycc", machine=triple.rpartition("-")[0] + "-gnu", libc=libc)
+    message = f"mycc has the headers of {libc}, .*{triple}; .*--sysroot"
+    with pytest.raises(BuildError, match=message):
+        find_toolchain(triple, cc="mycc")
+    assert find_toolchain(triple, cc="mycc", exact=False).libc == libc
 
 
 def test_sysroot_must_be_a_folder(bin: Path) -> None:
@@ -146,6 +211,8 @@ def test_output_of_a_failing_tool_is_shown(bin: Path) -> None:
         ("x86_64-linux-gnu", "is not of graviton3, which is aarch64"),
         ("aarch64-apple-darwin", "modules are for Linux and Android"),
         ("aarch64", "modules are for Linux and Android"),
+        ("aarch64-linux-uclibc", "modules are for Linux and Android"),
+        ("aarch64-linux-gnu_ilp32", "modules are for Linux and Android"),
     ),
 )
 def test_triples_that_no_module_is_for(triple: str, message: str) -> None:

@@ -15,8 +15,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import TINY, Quantize, checked_widths
-from apq_tvm.tensorize.arm.round import CODES, round_value, tree
 from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.rounding import CODES, round_loops, store, sum_loops, tree_loops
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -169,18 +169,18 @@ class Bundles(Quantize):
             column = (start + g) * self.sum_width + c * CODES
             target = first * self.sum_width + column
             factor = (start + g) // parts
-            with b.serial(0, CODES) as e0, b.sblock(f"round{suffix}"):
-                e = b.axis.spatial(CODES, e0)
-                b.reads(x(column + e), inverse[factor])
-                b.writes(self.xq[row, target + e])
-                code = round_value(x(column + e), inverse[factor], self.bits)
-                b.buffer_store(self.xq, code, [row, target + e])
-            with b.grid(4, 4) as (l0, e0), b.sblock(f"dot{suffix}"):
-                lane, e = b.axis.remap("SR", [l0, e0])
-                b.reads(sums[g, lane], self.xq[row, target + lane * 4 + e])
-                b.writes(sums[g, lane])
-                value = self.xq[row, target + lane * 4 + e].astype("int32")
-                b.buffer_store(sums, sums[g, lane] + value, [g, lane])
+            round_loops(
+                f"round{suffix}",
+                lambda e: x(column + e),
+                inverse[factor],
+                lambda e: self.xq[row, target + e],
+                self.bits,
+            )
+            sum_loops(
+                f"dot{suffix}",
+                lambda lane, e: self.xq[row, target + lane * 4 + e],
+                lambda lane: sums[g, lane],
+            )
         _combine(
             f"total{suffix}", lambda a, c: a + c, sums, lambda g: self.xsum[row, first + start + g]
         )
@@ -191,20 +191,14 @@ def _combine(
 ) -> None:
     """``target(g) = combine over lanes of source[g]``: by pairs, or one by one for one group."""
     many, lanes = (int(extent) for extent in source.shape)
-    if many == 1:
-        at = target(i64(0))
-        with b.serial(0, lanes) as e0, b.sblock(name):
-            e = b.axis.reduce(lanes, e0)
-            b.reads(source[0, e])
-            b.writes(at)
-            with b.init():
-                b.buffer_store(at.source, tirx.const(0, "int32"), list(at.indices))
-            b.buffer_store(at.source, combine(at, source[0, e]), list(at.indices))
+    if many > 1:
+        tree_loops(name, combine, source, target)
         return
-    with b.serial(0, many) as g0, b.sblock(name):
-        g = b.axis.spatial(many, g0)
-        at = target(g)
-        b.reads(source[g, 0:lanes])
+    at = target(i64(0))
+    with b.serial(0, lanes) as e0, b.sblock(name):
+        e = b.axis.reduce(lanes, e0)
+        b.reads(source[0, e])
         b.writes(at)
-        value = tree(combine, [source[g, e] for e in range(lanes)])
-        b.buffer_store(at.source, value, list(at.indices))
+        with b.init():
+            store(at, tirx.const(0, "int32"))
+        store(at, combine(at, source[0, e]))

@@ -1,14 +1,13 @@
 """Dynamic quantization of activations with what lookup kernels on Arm add, as unscheduled TensorIR.
 
 Codes, scales and sums are those of `apq_tvm.ops.activations.bundles`. `extra` float32 [M, G, 8] has
-per group four times the start of its sums (`apq_tvm.tensorize.arm.lookup.MAGIC`) and four times
+per group four times the start of its sums (`apq_tvm.tensorize.exprs.MAGIC`) and four times
 the group's scale times a factor, or times the sum of its codes: loads are cheaper than copies.
 Where the factor is to be `MAGIC`'s float, scales keep 22 bits, so that the product is exact.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from tvm import tirx
@@ -16,9 +15,9 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.bundles import Bundles
 from apq_tvm.ops.activations.quantize import argument
-from apq_tvm.tensorize.arm.lookup import MAGIC
-from apq_tvm.tensorize.arm.round import CODES
+from apq_tvm.tensorize.exprs import MAGIC
 from apq_tvm.tensorize.meaning.lookup_span import EXTRA
+from apq_tvm.tensorize.meaning.rounding import CODES
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -86,7 +85,6 @@ class _Extra(Bundles):
 
     def _row(self, row: Expr) -> None:
         super()._row(row)
-        (magic,) = struct.unpack("<f", struct.pack("<I", MAGIC))
         extents = self.padded // self.width, EXTRA // 2
         if self.acts != 1 or self.short:
             with b.serial(0, extents[0]) as g0, b.sblock("scale_acts"):
@@ -107,7 +105,7 @@ class _Extra(Bundles):
                 else:
                     factor = tirx.const(self.factor, "float32")
                 scaled = self.xs[row, g] * factor
-                value = scaled if half else tirx.const(magic, "float32")
+                value = scaled if half else tirx.const(MAGIC, "float32")
                 b.reads()
                 b.writes(self.extra[row, g, half * 4 + i])
                 b.buffer_store(self.extra, value, [row, g, half * 4 + i])

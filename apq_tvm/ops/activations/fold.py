@@ -26,8 +26,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.activations.quantize import TINY, argument
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
-from apq_tvm.tensorize.exprs import f32, i64, whole
-from apq_tvm.tensorize.meaning.fold import MAGIC, MAGIC_BITS
+from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, f32, i64, whole
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
 from apq_tvm.tensorize.pairs.folded_dot import STARTS
 
@@ -71,6 +70,8 @@ class FoldActivations:
     """Emits the PrimFunc; where results are stored may be overridden."""
 
     name = "fold_activations"
+    together = 1
+    """Rows of x in a row of results."""
 
     def __init__(
         self,
@@ -112,12 +113,17 @@ class FoldActivations:
         return builder.get()
 
     def declare(self, m: Expr) -> Expr:
-        """Declare the results; how many rows of them there are."""
-        chunks = self.padded // self.chunk
-        self.xq = argument("xq", (m, self.padded), "int8")
-        self.starts = argument("starts", (m, chunks, self.copies, STARTS), "float32")
-        self.factors = argument("factors", (m, chunks, self.fold.factors), "float32")
-        return m
+        """Declare the results; how many rows of x they hold."""
+        chunks, together = self.padded // self.chunk, i64(self.together)
+        rows = (m + i64(self.together - 1)) // together if self.together > 1 else m
+        self.xq = argument("xq", (rows, self.x_bytes()), "int8")
+        self.starts = argument("starts", (rows, chunks, self.copies, STARTS), "float32")
+        self.factors = argument("factors", (rows, chunks, self.fold.factors), "float32")
+        return rows * together if self.together > 1 else m
+
+    def x_bytes(self) -> int:
+        """Of a row of `xq`."""
+        return self.padded
 
     def source(self, row: Expr, m: Expr) -> Expr:
         """The row of x that a row of results is of."""
@@ -127,7 +133,7 @@ class FoldActivations:
         """Store the codes of 16 columns from `k` on, int32 [4] each."""
         lanes = [tirx.const(lane, "int32") for lane in range(16)]
         sixteen = tirx.Shuffle(fours, lanes).astype("int8x16")
-        b.buffer_store(self.xq, sixteen, [row, _ramp(k, 16)])
+        b.buffer_store(self.xq, sixteen, [row, ramp(k, 16)])
 
     def store_floats(self, target: Buffer, lead: list[Expr], index: int, value: Expr) -> None:
         """Store one float, as often as vectors of sums want it."""
@@ -245,7 +251,7 @@ class _Row:
 
     def four(self, first: Expr, vector: int) -> Expr:
         """float32 [4]."""
-        return self._buffer[(*self._lead, _ramp(first + i64(4 * vector), 4))]
+        return self._buffer[(*self._lead, ramp(first + i64(4 * vector), 4))]
 
 
 def _weighted(totals: list[Expr], weights: tuple[int, ...]) -> Expr:
@@ -268,9 +274,10 @@ def _four(value: Expr) -> Expr:
     return tirx.Broadcast(value, 4)
 
 
-def _ramp(first: Expr, lanes: int) -> Expr:
+def ramp(first: Expr, lanes: int) -> Expr:
+    """Neighbouring elements."""
     return tirx.Ramp(first, i64(1), lanes)
 
 
 def _lanes(first: int) -> Expr:
-    return _ramp(i64(first), 4)
+    return ramp(i64(first), 4)

@@ -22,9 +22,10 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.quantize import argument, reduce_lanes, scale_and_inverse
+from apq_tvm.ops.activations.quantize import argument, scale_and_inverse
 from apq_tvm.tensorize.exprs import MAGIC, f32, i32, i64, magnitude_bits
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, UNIT_K, signs
+from apq_tvm.tensorize.meaning.reduce import reduce_loop
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -191,7 +192,7 @@ class _Span:
             ]
             pattern = tirx.reinterpret("int32", (size[0] + size[1]) + (size[2] + size[3]))
             b.buffer_store(largest, tirx.max(largest[lane], pattern), [lane])
-        reduce_lanes(f"top{self.suffix}", 8, largest, top, tirx.max)
+        reduce_loop(f"top{self.suffix}", "max", largest, top)
         with b.sblock(f"factors{self.suffix}"):
             b.reads(top[0])
             b.writes(inverse[0], scales[row, span])

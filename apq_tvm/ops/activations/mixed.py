@@ -15,8 +15,9 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, Sizes
-from apq_tvm.ops.activations.quantize import argument, reduce_lanes, scale_and_inverse
+from apq_tvm.ops.activations.quantize import argument, scale_and_inverse
 from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits
+from apq_tvm.tensorize.meaning.reduce import reduce_loop
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -143,7 +144,7 @@ class _Quantize:
                 b.writes(largest[lane])
                 value = magnitude_bits(self.x[row, group * GROUP + lane])
                 b.buffer_store(largest, tirx.max(largest[lane], value), [lane])
-        reduce_lanes("top", GROUP, largest, top, tirx.max)
+        reduce_loop("top", "max", largest, top)
         with b.sblock("factors"):
             b.reads(top[0])
             b.writes(inverse[0], self.xs[row, 0])
@@ -190,7 +191,7 @@ class _Quantize:
                 b.reads(codes[lane])
                 b.writes()
                 b.buffer_store(self.xq, codes[lane].astype("int8"), [row, place * GROUP + lane])
-            reduce_lanes(f"total{suffix}", GROUP, codes, total, lambda a, c: a + c)
+            reduce_loop(f"total{suffix}", "add", codes, total)
             with b.sblock(f"sum{suffix}"):
                 b.reads(total[0])
                 b.writes()

@@ -12,10 +12,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import InterleavedLayout
-from apq_tvm.ops.activations.fold import FoldActivations
-from apq_tvm.ops.activations.quantize import argument
+from apq_tvm.ops.activations.fold import FoldActivations, ramp
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.pairs.folded_dot import STARTS
 from apq_tvm.tensorize.pairs.paired_dot import BYTES, activation_bytes
 
 PrimFunc = Any  # tvm is untyped
@@ -63,12 +61,8 @@ def fold_pairs(
 class _Alone(FoldActivations):
     name = "fold_alone"
 
-    def declare(self, m: Expr) -> Expr:
-        chunks = self.padded // self.chunk
-        self.xq = argument("xq", (m, activation_bytes(self.padded, 1)), "int8")
-        self.starts = argument("starts", (m, chunks, self.copies, STARTS), "float32")
-        self.factors = argument("factors", (m, chunks, self.fold.factors), "float32")
-        return m
+    def x_bytes(self) -> int:
+        return activation_bytes(self.padded, 1)
 
     def store_codes(self, row: Expr, k: Expr, fours: list[Expr]) -> None:
         zeros = tirx.Broadcast(tirx.const(0, "int32"), 8)
@@ -76,24 +70,20 @@ class _Alone(FoldActivations):
         for half in range(2):
             sixteen = tirx.Shuffle([*fours[2 * half : 2 * half + 2], zeros], lanes)
             first = k * 2 + half * BYTES
-            b.buffer_store(self.xq, sixteen.astype("int8x16"), [row, _ramp(first, 16)])
+            b.buffer_store(self.xq, sixteen.astype("int8x16"), [row, ramp(first, 16)])
 
     def _row(self, row: Expr, source_row: Expr, x: Buffer) -> None:
         super()._row(row, source_row, x)
         none = tirx.Broadcast(tirx.const(0, "int8"), BYTES)
-        b.buffer_store(self.xq, none, [row, _ramp(i64(2 * self.padded), BYTES)])
+        b.buffer_store(self.xq, none, [row, ramp(i64(2 * self.padded), BYTES)])
 
 
 class _Pairs(FoldActivations):
     name = "fold_pairs"
+    together = 2
 
-    def declare(self, m: Expr) -> Expr:
-        chunks = self.padded // self.chunk
-        pairs = (m + i64(1)) // i64(2)
-        self.xq = argument("xq", (pairs, activation_bytes(self.padded, 2)), "int8")
-        self.starts = argument("starts", (pairs, chunks, self.copies, STARTS), "float32")
-        self.factors = argument("factors", (pairs, chunks, self.fold.factors), "float32")
-        return pairs * i64(2)
+    def x_bytes(self) -> int:
+        return activation_bytes(self.padded, 2)
 
     def source(self, row: Expr, m: Expr) -> Expr:
         return tirx.min(row // i64(2) * i64(2), m - i64(2)) + row % i64(2)
@@ -103,14 +93,10 @@ class _Pairs(FoldActivations):
         for half in range(2):
             eight = tirx.Shuffle(fours[2 * half : 2 * half + 2], lanes)
             first = k * 2 + half * BYTES + row % i64(2) * 8
-            b.buffer_store(self.xq, eight.astype("int8x8"), [row // i64(2), _ramp(first, 8)])
+            b.buffer_store(self.xq, eight.astype("int8x8"), [row // i64(2), ramp(first, 8)])
 
     def store_floats(self, target: Buffer, lead: list[Expr], index: int, value: Expr) -> None:
         row, *rest = lead
         first = row % i64(2) * 2 + index
         both = tirx.Broadcast(value, 2)
-        b.buffer_store(target, both, [row // i64(2), *rest, _ramp(first, 2)])
-
-
-def _ramp(first: Expr, lanes: int) -> Expr:
-    return tirx.Ramp(first, i64(1), lanes)
+        b.buffer_store(target, both, [row // i64(2), *rest, ramp(first, 2)])

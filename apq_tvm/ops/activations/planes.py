@@ -17,7 +17,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
-from apq_tvm.tensorize.meaning.bitserial import packed_bit, plane_axes
+from apq_tvm.tensorize.meaning.bitserial import pack_planes
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -87,13 +88,5 @@ class _Planes(Quantize):
                 b.writes(value[e])
                 one = tirx.const(1, "int32")
                 b.buffer_store(value, tirx.shift_right(codes[e] + one, one), [e])
-        extents = [self.bits, UNIT_K] if self.bits > 1 else [UNIT_K]
-        with b.grid(*extents) as loops, b.sblock(f"pack{suffix}"):
-            t, e = plane_axes(self.bits, loops)
-            at = [row, t, chunk]
-            b.reads(value[e])
-            b.writes(self.xq[tuple(at)])
-            with b.init():
-                b.buffer_store(self.xq, tirx.const(0, "int32"), at)
-            total = self.xq[tuple(at)] + packed_bit(value[e], t, e)
-            b.buffer_store(self.xq, total, at)
+        views = [View(value, (0,)), View(self.xq, (row, 0, chunk))]
+        product(pack_planes(self.bits), f"pack{suffix}", lambda: views, init=True)

@@ -25,6 +25,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
 from apq_tvm.tensorize.exprs import f32, i64, magnitude_bits
+from apq_tvm.tensorize.meaning.reduce import reduce_loop
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -223,9 +224,7 @@ class Quantize:
                 b.buffer_store(largest, total, [e])
             else:
                 b.buffer_store(largest, tirx.max(largest[e], pattern), [e])
-        reduce_lanes(
-            f"top{suffix}", lanes, largest, top, (lambda a, c: a + c) if signs else tirx.max
-        )
+        reduce_loop(f"top{suffix}", "add" if signs else "max", largest, top)
         with b.sblock(f"factors{suffix}"):
             b.reads(top[0])
             b.writes(inverse[0], self.kept(self.xs, row, group))
@@ -292,7 +291,7 @@ class Quantize:
                     b.reads(codes[e])
                     b.writes(sums[e])
                     b.buffer_store(sums, sums[e] + codes[e], [e])
-        reduce_lanes(f"total{suffix}", lanes, sums, total, lambda a, c: a + c)
+        reduce_loop(f"total{suffix}", "add", sums, total)
         with b.sblock(f"sum{suffix}"):
             b.reads(total[0])
             b.writes(self.kept(self.xsum, row, sum_group))
@@ -309,17 +308,6 @@ def scale_and_inverse(size: Expr, most: float) -> tuple[Expr, Expr]:
         tirx.Select(tiny, f32(0.0), size * f32(1 / most)),
         tirx.Select(tiny, f32(0.0), f32(most) / size),
     )
-
-
-def reduce_lanes(name: str, lanes: int, source: Buffer, target: Buffer, combine: Any) -> None:
-    """``target[0] = combine over lanes of source``, from 0."""
-    with b.serial(0, lanes) as e0, b.sblock(name):
-        e = b.axis.reduce(lanes, e0)
-        b.reads(source[e])
-        b.writes(target[0])
-        with b.init():
-            b.buffer_store(target, tirx.const(0, target.dtype), [0])
-        b.buffer_store(target, combine(target[0], source[e]), [0])
 
 
 def argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:

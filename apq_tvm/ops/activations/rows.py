@@ -57,28 +57,15 @@ def quantize_rows(
         The groups do not divide each other.
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
-    return _Rows(
-        k, padded, width, sum_width, min(lanes, sum_width), row_block, bits, together, meant, copy
-    ).build()
+    shape = (k, padded, width, sum_width, min(lanes, sum_width), row_block, bits)
+    return _Rows(*shape, together=together, meant=meant, copy=copy).build()
 
 
 class _Rows(Quantize):
     name = "quantize_rows"
 
-    def __init__(
-        self,
-        k: int,
-        padded: int,
-        width: int,
-        sum_width: int,
-        lanes: int,
-        row_block: int,
-        bits: int,
-        together: int,
-        meant: bool,
-        copy: bool,
-    ) -> None:
-        super().__init__(k, padded, width, sum_width, lanes, row_block, bits)
+    def __init__(self, *shape: int, together: int, meant: bool, copy: bool) -> None:
+        super().__init__(*shape)
         self.together, self.run = i64(together), 16 // together
         self.copies, self.meant, self.copy = 4 // together, meant, copy
 

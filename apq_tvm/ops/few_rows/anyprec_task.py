@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,37 +13,52 @@ from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.formats.anyprec import table_name
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
-from apq_tvm.tensorize.meaning.planes import QUAD, ROWS, PlanesUnit
+from apq_tvm.tensorize.meaning.planes import QUAD, ROWS, PlanesStep
+from apq_tvm.tensorize.meaning.scaffold import View
 
 Expr = Any  # tvm is untyped
 Buffer = Any
 
-UNIT_K = 64
-"""Columns of a unit; a last one may have half."""
+PLANES_K = 64
+"""Columns of a step; a last one may have half."""
 
 
-def unit_group(spec: LinearSpec) -> int:
-    """Columns of a unit that share a scale of activations; 0 where a token has one."""
+def step_group(spec: LinearSpec) -> int:
+    """Columns of a step that share a scale of activations; 0 where a token has one."""
     assert spec.scheme is not None
-    return max(0, min(spec.scheme.act_group, UNIT_K))
+    return max(0, min(spec.scheme.act_group, PLANES_K))
+
+
+def parts_of(k: int, width: int) -> list[tuple[str, int]]:
+    """(suffix of a block's name, columns): whole stretches of `width`, and what is left of K."""
+    whole, rest = divmod(k, width)
+    return ([("", width)] if whole else []) + ([("_tail", rest)] if rest else [])
 
 
 class PlanesTask(GemmTask):
     """Operands, epilogue and horizontal sums."""
 
+    width = PLANES_K
+    """Columns of a stretch."""
+
     def __init__(
-        self, spec: LinearSpec, layout: PlanesLayout, unit: PlanesUnit, m_tile: int, m_tiles: int
+        self,
+        spec: LinearSpec,
+        layout: PlanesLayout,
+        step: PlanesStep,
+        m_tile: int = 1,
+        m_tiles: int = 1,
     ) -> None:
         k = layout.padded_k(spec.k)
-        blocking = GemmBlocking(m_tile, 1, UNIT_K, k, m_tiles)
+        blocking = GemmBlocking(m_tile, 1, PLANES_K, k, m_tiles)
         super().__init__(spec, blocking, ROWS, k)
-        self.layout, self.unit = layout, unit
-        self.sum_dtype = unit.sums
-        self.units, self.tail = divmod(k, UNIT_K)
+        self.layout, self.step = layout, step
+        self.sum_dtype = step.sums
+        self.whole = k // self.width
 
     def declare(self) -> None:
         columns, scales = self.k, 1
-        if self.unit.group:
+        if self.step.group:
             assert self.spec.scheme is not None
             group = self.spec.scheme.act_group
             columns = -(-self.k // group) * group
@@ -54,7 +70,7 @@ class PlanesTask(GemmTask):
             name: argument(name, shape, dtype, 64)
             for name, (shape, dtype) in self.layout.shapes(self.spec.n, self.spec.k).items()
         }
-        self.table = self.weights[table_name(self.unit.bits)]
+        self.table = self.weights[table_name(self.step.bits)]
 
     def first_table(self, block: Expr) -> Expr:
         """The first table that the rows of a block use."""
@@ -62,19 +78,37 @@ class PlanesTask(GemmTask):
             return block * self.layout.tables_per_block
         return block // (self.layout.channels // ROWS)
 
-    def unit_of(self, k: int) -> PlanesUnit:
-        """The unit of `k` columns."""
-        return replace(self.unit, k=k)
+    def step_of(self, k: int) -> PlanesStep:
+        """The step of `k` columns."""
+        return replace(self.step, k=k)
 
-    def scale(self, m: Expr, column: Expr) -> Expr | None:
-        """The scale of an activation of row ``row + m``, where they have groups."""
-        return self.xs[self.row + m, column // QUAD] if self.unit.group else None
+    def stretches(self, emit: Callable[[str, Expr, int], None]) -> None:
+        """Call ``emit(suffix, loop variable, columns)`` in a loop over K, then for the rest."""
+        for suffix, k in parts_of(self.k, self.width):
+            if suffix:
+                emit(suffix, None, k)
+                continue
+            with b.serial(0, self.whole) as u:
+                emit(suffix, u, k)
 
-    def scales_at(self, rows: Any, first: Expr, k: int) -> list[Any]:
-        """Region of the scales that a unit reads."""
-        if not self.unit.group:
-            return []
-        return [self.xs[rows, first // QUAD : first // QUAD + k // QUAD]]
+    def around(self, u: Expr) -> list[tuple[Expr, int]]:
+        """The loop over stretches, as `product` wants it; none around the rest."""
+        return [] if u is None else [(u, self.whole)]
+
+    def first(self, axis: tuple[Expr, ...]) -> Expr:
+        """First column of a stretch by its axis, or of the rest."""
+        return (axis[0] if axis else self.whole) * self.width
+
+    def planes_at(self, first: Expr) -> tuple[View, View]:
+        """Planes and tables of the row block, from a column on."""
+        block = self.row_block(0)
+        planes = View(self.weights["planes"], (0, block, first))
+        return planes, View(self.table, (self.first_table(block), 0))
+
+    def x_at(self, first: Expr) -> tuple[View, ...]:
+        """Activations of the tile and, where they have groups, their scales."""
+        x = View(self.xq, (self.row, first))
+        return (x, View(self.xs, (self.row, first // QUAD))) if self.step.group else (x,)
 
     def clear(self, name: str, sums: Buffer) -> None:
         """Set spread sums to 0."""
@@ -86,7 +120,7 @@ class PlanesTask(GemmTask):
     def add_lanes(self, name: str, sums: Buffer, at: Any, spread: Any) -> None:
         """``sums[at(i)] += Σ_l spread[.., l]``, where ``spread = (buffer, leading extents)``."""
         buffer, lead = spread
-        with b.grid(*lead, self.unit.lanes) as loops, b.sblock(name):
+        with b.grid(*lead, self.step.lanes) as loops, b.sblock(name):
             *i, lane = b.axis.remap("S" * len(lead) + "R", loops)
             where = at(*i)
             b.reads(sums[where], buffer[(*i, lane)])
@@ -95,22 +129,12 @@ class PlanesTask(GemmTask):
 
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         row, block = self.row + m, self.row_block(j)
-        if self.unit.offset:
-            value = value - tirx.const(self.unit.offset, self.sum_dtype) * self.xsum[row, 0]
+        if self.step.offset:
+            value = value - tirx.const(self.step.offset, self.sum_dtype) * self.xsum[row, 0]
         per = self.layout.tables_per_block
         table = self.first_table(block) + (r // (ROWS // per) if per > 1 else 0)
         factor = self.weights["scales"][block, r].astype("float32")
-        factor = factor * self.weights[f"steps{self.unit.bits}"][table]
-        if self.unit.group:
+        factor = factor * self.weights[f"steps{self.step.bits}"][table]
+        if self.step.group:
             return value * factor
         return value.astype("float32") * (factor * self.xs[row, 0])
-
-    def planes_at(self, block: Expr, first: Expr, k: int) -> Any:
-        """Region of the planes that a unit reads."""
-        planes = self.weights["planes"]
-        return planes[0 : self.unit.bits, block, first : first + k]
-
-    def tables_at(self, block: Expr) -> Any:
-        """Region of the tables that a row block uses."""
-        first = self.first_table(block)
-        return self.table[first : first + self.unit.tables, 0 : self.unit.entries]

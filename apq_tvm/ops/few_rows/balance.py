@@ -15,7 +15,7 @@ from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_ins
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.balance import balance_dot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.meaning.product import View, product
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 Expr = Any  # tvm is untyped
 Buffer = Any

@@ -2,11 +2,14 @@
 
 Two plain loop nests: scaled dot products of chunks (`apq_tvm.tensorize.pairs.folded_dot`) and the
 store with its epilogue. Tiles of M and streams of row blocks are those of
-`apq_tvm.ops.linear.nest`.
+`apq_tvm.ops.linear.nest`. Sums of several rows of x in pairs (`apq_tvm.tensorize.pairs.paired_dot`)
+are stored in the order of smmla, 2 rows of x by 2 rows of weights, and put in rows at the end
+(block ``rows``).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -18,7 +21,8 @@ from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.fold import Fold
-from apq_tvm.tensorize.pairs.folded_dot import STARTS, FoldedDot, term
+from apq_tvm.tensorize.meaning.interleaved import HALF
+from apq_tvm.tensorize.pairs.folded_dot import STARTS, Chunk, FoldedDot, chunk_loops, chunk_of
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -39,26 +43,39 @@ def chunk_units(layout: InterleavedLayout, k: int) -> int:
     return next(c for c in CHUNK_UNITS if units % c == 0)
 
 
+def start_copies(dot: FoldedDot, streams: int, own: bool) -> int:
+    """Copies of what a chunk starts from: one, or one for each vector of the sums of all streams.
+
+    Of a dot by lane those of a stream share one.
+    """
+    return streams // dot.blocks * dot.copies if own else 1
+
+
 def folded_linear(
     spec: LinearSpec,
     layout: InterleavedLayout,
-    m_tile: int = 1,
+    dot: FoldedDot,
     streams: int = 1,
-    copies: int = 1,
+    own: bool = False,
     neighbours: bool = False,
 ) -> PrimFunc:
-    """Linear layer with int8 activations prepared by `apq_tvm.ops.activations.fold`.
+    """Linear layer with int8 activations prepared by `apq_tvm.ops.activations.fold` or ``paired``.
 
     Parameters
     ----------
     spec : LinearSpec
         With integer activations and groups of whole units.
     layout : InterleavedLayout
-    m_tile, streams : int
-        As for `apq_tvm.ops.linear.interleaved.integer_linear`.
-    copies : int
-        Of what a chunk starts from: 1, or one for each stream. LLVM loads one only once and copies
-        it between registers, which costs cores an operation that loads are cheaper than.
+        Of 4 rows, or of 8 in runs of 8 that a dot of half units takes in two row blocks.
+    dot : FoldedDot
+        Of a chunk. M is ``dot.m`` at least, for pairs ``dot.m - 1``. Its row blocks, if several,
+        are the streams.
+    streams : int
+        As for `apq_tvm.ops.linear.interleaved.packed_linear`.
+    own : bool
+        Whether there are several copies of what a chunk starts from (`start_copies`). LLVM loads
+        one only once and copies it between registers, which costs cores an operation that loads are
+        cheaper than.
     neighbours : bool
         True if streams read row blocks side by side, which one intrinsic may then have together; a
         stream of its own else reads consecutive ones.
@@ -67,71 +84,110 @@ def folded_linear(
     -------
     tvm.tirx.PrimFunc
         ``(xq i8 [M, Kp], starts f32 [M, chunks, copies, 8], factors f32 [M, chunks, 4 or 8],
-        codes, scales, [zeros], [bias], [residual], y)``, blocks ``dot`` and ``store``.
+        codes, scales, [zeros], [bias], [residual], y)``, blocks ``dot``, ``store`` and, for pairs,
+        ``rows``. In the place of M pairs have ceil(M / 2).
     """
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         operands = Operands(spec)
-        fold, units = fold_of(layout), chunk_units(layout, spec.k)
-        chunks = layout.padded_k(spec.k) // UNIT_K // units
-        xq = operands.declare("xq", (operands.m, layout.padded_k(spec.k)), "int8")
-        starts = operands.declare("starts", (operands.m, chunks, copies, STARTS), "float32")
-        factors = operands.declare("factors", (operands.m, chunks, fold.factors), "float32")
+        padded = layout.padded_k(spec.k)
+        chunks = padded // UNIT_K // dot.units
+        lead = tirx.Var("pairs", "int64") if dot.in_pairs else operands.m
+        xq = operands.declare("xq", (lead, dot.x_bytes(padded)), "int8")
+        copies = start_copies(dot, streams, own)
+        starts = operands.declare("starts", (lead, chunks, copies, STARTS), "float32")
+        factors = operands.declare("factors", (lead, chunks, dot.fold.factors), "float32")
         weights = operands.weights(layout)
+        if dot.fold.unit.half:
+            layout = replace(layout, rows=4)
         bias, residual, y = operands.epilogue()
-        whole = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
-        blocking = Blocking(m_tile, streams, whole.bundles, 1, chunks, units)
-        nest = (_Neighbours if neighbours else _Folded)(spec, layout, blocking, operands.m)
-        sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
-        nest.folded_dot(sums, FoldedDot(fold, m_tile, units), (xq, starts, factors), weights)
+        bundles = Blocking.of(layout, spec.n, spec.k, dot.m, streams).bundles
+        blocking = Blocking(dot.m, streams, bundles, 1, chunks, dot.units)
+        nest = _Folded(spec, layout, blocking, operands.m, dot, neighbours)
+        sums = b.sblock_alloc_buffer([*nest.outer, *map(i64, dot.spatial)], "float32")
+        nest.dot_products(sums, (xq, starts, factors), weights, own)
+        if dot.in_pairs:
+            sums = nest.in_rows(sums)
         nest.store(y, sums, None, bias, residual)
     return builder.get()
 
 
 class _Folded(LinearNest):
-    def folded_dot(
-        self, sums: Buffer, dot: FoldedDot, x: tuple[Buffer, ...], weights: dict[str, Buffer]
+    def __init__(
+        self,
+        spec: LinearSpec,
+        layout: InterleavedLayout,
+        blocking: Blocking,
+        m: Expr,
+        dot: FoldedDot,
+        neighbours: bool,
+    ) -> None:
+        super().__init__(spec, layout, blocking, m)
+        self.dot, self.neighbours = dot, neighbours
+        self.outer = self.sums_shape[: 2 if dot.beside else 3]
+
+    def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
+        if self.neighbours:
+            return bundle * i64(self.blocking.streams) + stream
+        return super()._block_index(bundle, stream)
+
+    def _pair(self, tile: Expr, inner: list[Expr]) -> Expr:
+        """Pair of rows of x; the last tile ends at the last one."""
+        pairs, mine = (self.m + i64(1)) // i64(2), i64(max(1, self.dot.m // 2))
+        first = tirx.min(tile * mine, pairs - mine)
+        return first + inner[0] if inner else first
+
+    def _row(self, tile: Expr, inner: list[Expr]) -> Expr:
+        if not (inner and self.dot.in_pairs):
+            return super()._row(tile, inner)
+        pair = self._pair(tile, [inner[0] // i64(2)])
+        return tirx.min(pair * i64(2), self.m - i64(2)) + inner[0] % i64(2)
+
+    def dot_products(
+        self, sums: Buffer, x: tuple[Buffer, ...], weights: dict[str, Buffer], own: bool
     ) -> None:
         """Σ over chunks of the scaled products."""
-        bl, unit = self.blocking, dot.fold.unit
+        dot, spans = self.dot, self.blocking.spans
         xq, starts, factors = x
         per_group = max(1, self.layout.group_width(self.spec.k) // UNIT_K // dot.units)
         codes = weights["codes"]
-        reduced = [bl.spans, *dot.reduced]
-        kinds = "S" * len(self.sums_shape) + "R" * len(reduced)
-        with b.grid(*self.sums_shape, *map(i64, reduced)) as loops, b.sblock("dot"):
-            axes = b.axis.remap(kinds, loops)
-            target, (chunk, *inner, j, c) = list(axes[: -len(reduced)]), axes[-len(reduced) :]
-            t, nb, s, *row_axis, r = target
-            row, block = self._row(t, row_axis), self._block(nb, s)
-            first = chunk * i64(UNIT_K * dot.units)
-            base = chunk * i64(dot.units)
-            at = base + inner[0] if inner else chunk
-            whole = slice(base, base + i64(dot.units)) if inner else chunk
-            group = chunk // i64(per_group) if bl.spans > per_group else i64(0)
-            mine = [weights[n][block, group, r] for n in ("scales", "zeros") if n in weights]
-            k0 = first + inner[0] * i64(UNIT_K) if inner else first
-            b.reads(
-                codes[block, whole, 0 : unit.nbytes],
-                xq[row, first : first + i64(UNIT_K * dot.units)],
-                starts[row, chunk, s if int(starts.shape[2]) > 1 else 0, 0:STARTS],
-                factors[row, chunk, 0 : dot.fold.factors],
-                *mine,
-            )
-            b.writes(sums[tuple(target)])
-            with b.init():
-                b.buffer_store(sums, tirx.const(0.0, "float32"), target)
-            value = term(
-                dot.fold,
-                lambda byte: codes[block, at, byte],
-                lambda k: xq[row, k0 + k],
+
+        def view(target: list[Expr], chunk: Expr, unit: list[Expr]) -> Chunk:
+            t, nb, s = target[:3]
+            lead, _, r = dot.rows(target[len(self.outer) :])
+            row = (self._pair if dot.in_pairs else self._row)(t, list(lead))
+            none: Any = i64(0) if dot.fold.unit.run == 8 else 0
+            block, start = self._block(nb, s), none
+            if dot.fold.unit.half:
+                half, block = block % i64(2), block // i64(2)
+                r, start = half * i64(4) + r, half * i64(HALF)
+            group = chunk // i64(per_group) if spans > per_group else i64(0)
+            mine: Any = s * i64(dot.copies) if own and not dot.beside else none
+            if dot.copies > 1:
+                mine = slice(mine, mine + i64(dot.copies))
+
+            def code(u: Any, byte: Any) -> Any:
+                if isinstance(byte, slice):
+                    return codes[block, u, start : start + byte.stop]
+                return codes[block, u, start + byte]
+
+            return chunk_of(
+                dot,
+                (chunk, unit),
+                code,
+                lambda byte: xq[row, byte],
+                starts[row, chunk, mine, 0:STARTS],
                 lambda i: factors[row, chunk, i],
-                mine[0],
-                mine[1] if dot.fold.zeros else None,
-                (r, j, c),
+                [weights[n][block, group, r] for n in ("scales", "zeros") if n in weights],
             )
-            b.buffer_store(sums, sums[tuple(target)] + value, target)
 
+        chunk_loops(dot, sums, self.outer, (spans,), view, fresh=True)
 
-class _Neighbours(_Folded):
-    def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
-        return bundle * i64(self.blocking.streams) + stream
+    def in_rows(self, sums: Buffer) -> Buffer:
+        """Sums in pairs as rows of x by rows of the block."""
+        rows = b.sblock_alloc_buffer(self.sums_shape, "float32")
+        with b.grid(*self.sums_shape) as loops, b.sblock("rows"):
+            *target, i, r = b.axis.remap("S" * len(self.sums_shape), loops)
+            pair = [i // i64(2)] if self.dot.lead else []
+            value = sums[(*target, *pair, r // i64(2), i % i64(2) * i64(2) + r % i64(2))]
+            b.buffer_store(rows, value, [*target, i, r])
+        return rows

@@ -27,7 +27,7 @@ from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.exprs import i64, prefetch_line
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, narrow_dot, wide_dot
-from apq_tvm.tensorize.meaning.product import View, product
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -224,11 +224,11 @@ class _Nest:
         place = self.layout.narrow_place(TRIPLE * word)
         views = (
             _view(self.views.narrow(self.block[s], word)),
-            View(xq, (self.first, place * GROUP)),
-            View(minus, (self.first, place)),
-            View(self.scale, (i64(s), t * i64(TRIPLE))),
-            View(self.plus, (i64(s), t * i64(TRIPLE))),
-            View(self.sums, (i64(s), i64(0), i64(0))),
+            _View(xq, (self.first, place * GROUP)),
+            _View(minus, (self.first, place)),
+            _View(self.scale, (i64(s), t * i64(TRIPLE))),
+            _View(self.plus, (i64(s), t * i64(TRIPLE))),
+            _View(self.sums, (i64(s), i64(0), i64(0))),
         )
         meaning = narrow_dot(self.layout.rows, self.blocking.m_tile)
         product(meaning, f"narrow{s}", lambda: views)
@@ -237,8 +237,8 @@ class _Nest:
         place = self.layout.wide_place(group, self.spec.k)
         views = (
             _view(self.views.wide(self.block[s], group)),
-            View(xq, (self.first, place * GROUP)),
-            View(self.fours, (i64(s), i64(0), i64(0))),
+            _View(xq, (self.first, place * GROUP)),
+            _View(self.fours, (i64(s), i64(0), i64(0))),
         )
         product(wide_dot(self.layout.rows, self.blocking.m_tile), f"wide{s}", lambda: views)
 
@@ -359,5 +359,13 @@ def prefetch(buffer: Buffer, first: Expr, nbytes: int, lead: tuple[Expr, ...] = 
         prefetch_line(buffer[(*lead, first + i64(line * step))])
 
 
-def _view(place: Place) -> View:
-    return View(place.buffer, (*place.lead, place.start))
+class _View(View):
+    """Whose regions have int64 extents, whatever they start from."""
+
+    def region(self, shape: tuple[int, ...]) -> Any:
+        """All that an operand of `shape` covers."""
+        return super().region(tuple(map(i64, shape)))
+
+
+def _view(place: Place) -> _View:
+    return _View(place.buffer, (*place.lead, place.start))

@@ -4,8 +4,8 @@ Per task of row blocks, tile of rows of x and span: for every unit the dot produ
 (block ``dot``, for an intrinsic), which become part of the span's totals with the sub-scales and
 the activations' scales::
 
-    total += xs * sub * (dot - offset * xsum)       minimum_total += xs * min * xsum
-    sum   += scale * total - min_scale * minimum_total                    at the span's end
+    total += xs * sub * (dot - offset * xsum)
+    sum   += scale * total                                                at the span's end
 
 The products with sub-scales are integers, exact in a float.
 
@@ -23,15 +23,14 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import SpanLayout
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
+from apq_tvm.ops.many_rows.task import STAGES
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
-from apq_tvm.tensorize.pairs.lookup_dot import LookupDot
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K
+from apq_tvm.tensorize.meaning.lookup_dot import LookupDot
+from apq_tvm.tensorize.meaning.product import Meaning, View, Views, product
 
 Expr = Any  # tvm is untyped
 Buffer = Any
-
-STAGES = "apq.stages"
-"""Annotation of the root block: names of the blocks whose innermost loop is one vector."""
 
 DOTS = "apq.dots"
 """Annotation of the root block: names of the blocks for an intrinsic."""
@@ -49,38 +48,11 @@ class SpanBlocking:
         Row blocks read at once.
     step : int
         Units in an iteration.
-    run : int
-        Spans of one product (`apq_tvm.ops.few_rows.lookup_spans`); all spans are in such runs.
     """
 
     m_tile: int
     streams: int
     step: int = 1
-    run: int = 1
-
-
-@dataclass(frozen=True)
-class _Share:
-    """Which group of which row block a unit's dot products belong to."""
-
-    group: Expr
-    part: int
-    block: Expr
-    stream: int
-    opens: bool
-    suffix: str
-
-
-def _sums_shape(unit: Unit, m_tile: int) -> tuple[int, ...]:
-    """Shape of a unit's dot products; axes of extent 1 are left out, for tensorization."""
-    groups = (unit.groups,) if unit.groups > 1 else ()
-    return (*groups, *((m_tile,) if m_tile > 1 else ()), unit.rows)
-
-
-def _sums_at(unit: Unit, m_tile: int, group: Expr, row: Expr, lane: Expr) -> list[Expr]:
-    """An index into an array of `_sums_shape`."""
-    groups = [group] if unit.groups > 1 else []
-    return [*groups, *([row] if m_tile > 1 else []), lane]
 
 
 def lookup_of(layout: SpanLayout, m_tile: int) -> LookupDot:
@@ -113,7 +85,7 @@ class SpanLinear:
     def __init__(self, spec: LinearSpec, layout: SpanLayout, blocking: SpanBlocking) -> None:
         self.spec, self.layout, self.blocking = spec, layout, blocking
         assert spec.scheme is not None
-        self.unit = layout.unit
+        self.dot = lookup_of(layout, blocking.m_tile)
         self.row_blocks = layout.row_blocks(spec.n)
         self.bundles = -(-self.row_blocks // blocking.streams)
         units = layout.padded_k(spec.k) // UNIT_K
@@ -197,12 +169,9 @@ class SpanLinear:
 
         shape, layout = self._shape(), self.layout
         totals = b.sblock_alloc_buffer(shape, "float32", align=64)
-        least = b.sblock_alloc_buffer(shape, "float32", align=64) if layout.minima else None
-        for buffer, name in ((totals, "clear"), (least, "clear_min")):
-            if buffer is not None:
-                with self._stage(f"{name}{suffix}", *shape) as at:
-                    b.writes(buffer[at])
-                    b.buffer_store(buffer, tirx.const(0.0, "float32"), list(at))
+        with self._stage(f"clear{suffix}", *shape) as at:
+            b.writes(totals[at])
+            b.buffer_store(totals, tirx.const(0.0, "float32"), list(at))
         step = self.blocking.step
         loops = ((0, units // step, step), (units // step * step, 1, units % step))
         for first, count, inner in loops:
@@ -218,27 +187,16 @@ class SpanLinear:
                     # The sum of a group's activations is taken off once, with its first unit.
                     opens = part % max(1, layout.group // UNIT_K) == 0
                     for stream in range(self.blocking.streams):
-                        name = f"{end}_{part}_{stream}"
-                        self._unit(unit, stream, totals, least, name, opens)
+                        self._unit(unit, stream, totals, f"{end}_{part}_{stream}", opens)
         with self._stage(f"scale{suffix}", *shape) as (s, m, r):
             block = self.block(s)
             b.reads(totals[s, m, r])
             b.writes(self.sums[s, m, r])
             term = totals[s, m, r] * layout.scale(self.arrays, block, span, r)
-            if least is not None:
-                term = term - least[s, m, r] * layout.min_scale(self.arrays, block, span, r)
             # `sums` is left out of the reads: TVM would not vectorize a running sum.
             b.buffer_store(self.sums, self.sums[s, m, r] + term, [s, m, r])
 
-    def _unit(
-        self,
-        unit: Expr,
-        stream: int,
-        totals: Buffer,
-        least: Buffer | None,
-        suffix: str,
-        opens: bool,
-    ) -> None:
+    def _unit(self, unit: Expr, stream: int, totals: Buffer, suffix: str, opens: bool) -> None:
         """Dot products of one unit of one stream, and their share of the totals.
 
         `opens` tells that the unit's groups start with it.
@@ -246,94 +204,67 @@ class SpanLinear:
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        layout, per_unit, mt = self.layout, self.unit.groups, self.blocking.m_tile
-        block, rows = self.block(i64(stream)), layout.rows
+        layout, dot, block = self.layout, self.dot, self.block(i64(stream))
+        per_unit = dot.unit.groups
         first = unit * i64(per_unit) if per_unit > 1 else unit // i64(layout.group // UNIT_K)
         with b.sblock(f"unit{suffix}"):
             b.reads()
             b.writes()
-            dots = b.sblock_alloc_buffer(_sums_shape(self.unit, mt), "int32", align=64)
-            book = None
-            if layout.book(self.arrays, block, first, i64(0)) is not None:
-                book = b.sblock_alloc_buffer(_sums_shape(self.unit, 1), "uint8", align=64)
-                with self._stage(f"book{suffix}", per_unit, rows) as (p, r):
+            dots = b.sblock_alloc_buffer(dot.spatial, "int32", align=64)
+            views = {"acc": View.whole(dots), "table": View.whole(self.arrays["table"])}
+            if dot.books > 1:
+                book = b.sblock_alloc_buffer(dot.book_shape, "uint8", align=64)
+                views["book"] = View.whole(book)
+                with self._stage(f"book{suffix}", per_unit, layout.rows) as (p, r):
                     value = layout.book(self.arrays, block, first + p, r)
-                    where = _sums_at(self.unit, 1, p, None, r)
+                    where = (p, r) if dot.groups else (r,)
                     b.reads()
-                    b.writes(book[tuple(where)])
-                    b.buffer_store(book, value, where)
+                    b.writes(book[where])
+                    b.buffer_store(book, value, list(where))
             with self._stage(f"zero{suffix}", *dots.shape) as at:
                 b.writes(dots[tuple(at)])
                 b.buffer_store(dots, tirx.const(0, "int32"), list(at))
-            self._dot(unit, block, dots, book, suffix)
+            views["codes"] = View(self.arrays["codes"], block, unit, slice(0, None))
+            views["x"] = self.rows_of(self.xq, unit * i64(UNIT_K))
+            self.product(dot, views, f"dot{suffix}")
             for p in range(per_unit):
-                share = _Share(first + i64(p), p, block, stream, opens, f"{suffix}_{p}")
-                self._add(share, dots, totals, least)
+                with self._stage(f"add{suffix}_{p}", dot.m, layout.rows) as (m, r):
+                    self._add(dots, totals, (stream, block, first + i64(p)), (p, m, r), opens)
 
-    def _dot(self, unit: Expr, block: Expr, dots: Buffer, book: Buffer | None, suffix: str) -> None:
-        """The block for the intrinsic: Σ value * xq of every group of the unit."""
-        from tvm.tirx.script.builder import ir as b
+    def rows_of(self, buffer: Buffer, *first: Expr) -> View:
+        """A tile's rows of activations, or of what comes with them, from index `first` on."""
+        row = self.row if self.blocking.m_tile == 1 else slice(self.row, None)
+        return View(buffer, row, *(slice(at, None) for at in first))
 
-        layout, u, mt = self.layout, self.unit, self.blocking.m_tile
-        codes, name = self.arrays["codes"], f"dot{suffix}"
+    def product(self, meaning: Meaning, views: Views, name: str) -> None:
+        """The block `name`, for an intrinsic."""
         self.dots.append(name)
-        reduced = (u.vectors, 4, *((layout.entries,) if layout.entries else ()))
-        extents = [i64(e) for e in (*map(int, dots.shape), *reduced)]
-        with b.grid(*extents) as loops, b.sblock(name):
-            axes = b.axis.remap("S" * len(dots.shape) + "R" * len(reduced), loops)
-            at, (j, c, *entry) = tuple(axes[: len(dots.shape)]), axes[len(dots.shape) :]
-            vector = at[0] * i64(u.vectors) + j if u.groups > 1 else j
-            k, row, r = unit * i64(UNIT_K), self.row + (at[-2] if mt > 1 else i64(0)), at[-1]
-            chosen = None if book is None else book[(*at[: u.groups - 1], r)]
-            x = self.xq[row, k + vector * i64(4) + c].astype("int32")
-            lane = r * i64(4) + c
-            value = self.arrays["table"][entry[0]] if entry else None
-            reads = [dots[at], codes[block, unit, 0 : u.nbytes], self.xq[row, k : k + i64(UNIT_K)]]
-            b.reads(*reads, *(e for e in (value, chosen) if e is not None))
-            b.writes(dots[at])
+        product(meaning, views, name)
 
-            def load(byte: Expr) -> Expr:
-                return codes[block, unit, byte]
-
-            if value is None:
-                term = decode(u, load, vector, lane) * x
-            else:
-                product = value.astype("int32") * x
-                term = lookup_of(layout, mt).choose(load, chosen, product, (vector, lane, entry[0]))
-            b.buffer_store(dots, dots[at] + term, list(at))
-
-    def _add(self, share: _Share, dots: Buffer, totals: Buffer, least: Buffer | None) -> None:
-        """One group's share of the totals."""
+    def _add(
+        self,
+        dots: Buffer,
+        totals: Buffer,
+        where: tuple[int, Expr, Expr],
+        at: tuple[int, Expr, Expr],
+        opens: bool,
+    ) -> None:
+        """The share of the totals of one group in a stream and row block."""
+        from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        layout, mt, rows = self.layout, self.blocking.m_tile, self.layout.rows
-        block, group, stream = share.block, share.group, share.stream
-        with self._stage(f"add{share.suffix}", mt, rows) as (m, r):
-            value = dots[tuple(_sums_at(self.unit, mt, share.part, m, r))]
-            b.reads(value)
-            b.writes(totals[stream, m, r])
-            if layout.offset and share.opens:
-                value = value - self._offset(group, m)
-            sub = layout.sub(self.arrays, block, group, r)
-            if sub is not None:
-                value = value * sub.astype("int32")
-            term = value.astype("float32") * self.xs[self.row + m, group]
-            b.buffer_store(totals, totals[stream, m, r] + term, [stream, m, r])
-        if least is None:
-            return
-        with self._stage(f"least{share.suffix}", mt, rows) as (m, r):
-            low = layout.minimum(self.arrays, block, group, r)
-            assert low is not None
-            b.reads()
-            b.writes(least[stream, m, r])
-            total = self.xsum[self.row + m, group].astype("float32")
-            term = low.astype("float32") * (total * self.xs[self.row + m, group])
-            b.buffer_store(least, least[stream, m, r] + term, [stream, m, r])
-
-    def _offset(self, group: Expr, m: Expr) -> Expr:
-        from tvm import tirx
-
-        return self.xsum[self.row + m, group] * tirx.const(self.layout.offset, "int32")
+        (stream, block, group), (p, m, r), layout, dot = where, at, self.layout, self.dot
+        value = dots[(*((p,) if dot.groups else ()), *((m,) if dot.m > 1 else ()), r)]
+        b.reads(value)
+        b.writes(totals[stream, m, r])
+        if opens:
+            offset = tirx.const(layout.offset, "int32")
+            value = value - self.xsum[self.row + m, group] * offset
+        sub = layout.sub(self.arrays, block, group, r)
+        if sub is not None:
+            value = value * sub.astype("int32")
+        term = value.astype("float32") * self.xs[self.row + m, group]
+        b.buffer_store(totals, totals[stream, m, r] + term, [stream, m, r])
 
     def _index(self, stream: Expr) -> Expr:
         """Row block, past the end in the last bundle of ragged streams."""

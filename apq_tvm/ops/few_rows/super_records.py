@@ -18,7 +18,8 @@ from apq_tvm.ops.many_rows.spans import SpanGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUP, RecordDot, scale_term
+from apq_tvm.tensorize.meaning.product import View
+from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUP, RecordDot, RecordScale
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -83,50 +84,30 @@ class _RecordsLinear(SpanLinear):
         for stream in range(streams):
             self._scale(span, stream, f"scale{suffix}_{stream}")
 
-    def _dot(self, first: Expr, stream: int, k: int, name: str) -> None:  # type: ignore[override]
+    def _dot(self, first: Expr, stream: int, k: int, name: str) -> None:
         """The products of columns `first` to ``first + k`` of a row block."""
-        from tvm.tirx.script.builder import ir as b
-
-        rec, mt = self.layout.records, self.blocking.m_tile
-        dot, records = RecordDot(rec, mt, k), self.arrays["records"]
-        block, start = self.block(i64(stream)), rec.chunk_at(first)
-        self.dots.append(name)
-        extents = [i64(e) for e in (2, *dot.lead, rec.rows, k)]
-        with b.grid(*extents) as loops, b.sblock(name):
-            which, *m, r, at_k = b.axis.remap("S" * (len(extents) - 1) + "R", loops)
-            row = self.row + m[0] if m else self.row
-            group = first // i64(GROUP) + at_k // i64(GROUP)
-            at = (i64(stream), which, *m, r)
-            x, xs = self.xq[row, first + at_k], self.xs[row, group]
-            b.reads(
-                self.totals[at],
-                records[block, start : start + i64(rec.chunk)],
-                x,
-                xs,
-                self.factors[row, group, 0:2],
-            )
-            b.writes(self.totals[at])
-            term = dot.term(lambda byte: records[block, start + byte], x, xs, which, r, at_k)
-            b.buffer_store(self.totals, self.totals[at] + term, list(at))
+        rec, block = self.layout.records, self.block(i64(stream))
+        group, zero = first // i64(GROUP), slice(0, None)
+        views = {
+            "chunk": View(self.arrays["records"], block, slice(rec.chunk_at(first), None)),
+            "x": self.rows_of(self.xq, first),
+            "xs": self.rows_of(self.xs, group),
+            "factors": self.rows_of(self.factors, group, 0),
+            "acc": View(self.totals, i64(stream), *[zero] * (len(self.totals.shape) - 1)),
+        }
+        self.product(RecordDot(rec, self.blocking.m_tile, k), views, name)
 
     def _scale(self, span: Expr, stream: int, name: str) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        rec, mt, records = self.layout.records, self.blocking.m_tile, self.arrays["records"]
-        block = self.block(i64(stream))
-        start = rec.scales_at(span, int(records.shape[1]))
-        self.dots.append(name)
-        extents = ((mt,) if mt > 1 else ()) + (rec.rows,)
-        with b.grid(*map(i64, extents)) as loops, b.sblock(name):
-            found = [loops] if len(extents) == 1 else loops
-            *m, r = (b.axis.spatial(i64(e), v) for e, v in zip(extents, found, strict=True))
-            at = (i64(stream), m[0] if m else i64(0), r)
-            total, least = (self.totals[(i64(stream), i64(i), *m, r)] for i in range(2))
-            region = self.totals[(i64(stream), slice(i64(0), i64(2)), *m, r)]
-            b.reads(self.sums[at], records[block, start : start + i64(rec.scales)], region)
-            b.writes(self.sums[at])
-            term = scale_term(rec, lambda byte: records[block, start + byte], total, least, r)
-            b.buffer_store(self.sums, self.sums[at] + term, list(at))
+        """The end of a super-block."""
+        rec, records, mt = self.layout.records, self.arrays["records"], self.blocking.m_tile
+        block, zero = self.block(i64(stream)), slice(0, None)
+        start, wide = rec.scales_at(span, int(records.shape[1])), slice(i64(0), None)
+        views = {
+            "scales": View(records, block, slice(start, None)),
+            "totals": View(self.totals, i64(stream), wide, *[zero] * (len(self.totals.shape) - 2)),
+            "acc": View(self.sums, i64(stream), zero if mt > 1 else i64(0), zero),
+        }
+        self.product(RecordScale(rec, mt), views, name)
 
 
 class RecordsGemm(SpanGemm):

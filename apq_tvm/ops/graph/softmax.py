@@ -13,10 +13,10 @@ from tvm import te, tirx
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.graph.shapes import Dim, Symbols
-from apq_tvm.tensorize.exprs import f32
+from apq_tvm.tensorize.exprs import MAGIC, f32
 
-# 1.5 * 2^23: adding it rounds to an integer, which the low mantissa bits then hold
-_MAGIC = 12582912.0 + 127.0
+# Adding it rounds to an integer, which the low mantissa bits then hold, with an exponent's bias.
+_BIASED = MAGIC + 127.0
 _LOG2E = 1.4426950408889634
 _LOWEST = -3.4028234663852886e38  # of finite float32
 _LN2 = 0.6931471805599453
@@ -39,10 +39,10 @@ def exp_of_nonpositive(x: Any) -> Any:
     power = tirx.reinterpret(
         "float32", tirx.shift_left(tirx.reinterpret("int32", a), tirx.const(23, "int32"))
     )
-    reduced = v - (a - f32(_MAGIC)) * f32(_LN2)
+    reduced = v - (a - f32(_BIASED)) * f32(_LN2)
     clamped = tirx.Select(x < f32(-88.02969), f32(-88.02969), x)
     scaled = tirx.Let(r, reduced, poly * power)
-    return tirx.Let(v, clamped, tirx.Let(a, v * f32(_LOG2E) + f32(_MAGIC), scaled))
+    return tirx.Let(v, clamped, tirx.Let(a, v * f32(_LOG2E) + f32(_BIASED), scaled))
 
 
 def broadcast_index(dims: Sequence[Dim], mask: Sequence[Dim], indices: Sequence[Any]) -> list[Any]:

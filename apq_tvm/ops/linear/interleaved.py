@@ -13,92 +13,58 @@ from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.ops.linear.nest import Blocking, LinearNest, act_groups
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_inside
 from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 
 
-def integer_linear(
-    spec: LinearSpec,
-    layout: InterleavedLayout,
-    m_tile: int = 1,
-    streams: int = 1,
-    signed: bool = False,
+def packed_linear(
+    spec: LinearSpec, layout: InterleavedLayout, blocking: Blocking, dot: UnitDot
 ) -> Any:
-    """Linear layer with int8 activations.
+    """Linear layer with packed integer weights.
 
-    ``y[m, n] = act(Σ_g scale[n, g] xs[m, g] (Σ_k code[n, k] xq[m, k] - zero[n, g] xsum[m, g])
-    + b[n]) + residual[m, n]``; a scale of the whole token is applied after the sum.
+    With int8 activations ``y[m, n] = act(Σ_g scale[n, g] xs[m, g] (Σ_k code[n, k] xq[m, k] -
+    zero[n, g] xsum[m, g]) + b[n]) + residual[m, n]``; a scale of the whole token is applied after
+    the sum. With float activations codes become floats one unit at a time: ``y[m, n] = act(Σ_g
+    scale[n, g] Σ_k (code[n, k] - zero[n, g]) x[m, k] + b[n]) + residual[m, n]``.
 
     Parameters
     ----------
     spec : LinearSpec
-        With integer activations.
     layout : InterleavedLayout
-    m_tile, streams : int
-        See `apq_tvm.ops.linear.nest`.
-    signed : bool
-        True to take 128 off 8-bit codes inside the dot product (and off the zero point), for
-        instructions whose unsigned operand cannot hold 255 without saturating.
+    blocking : Blocking
+        Of the layout's row blocks and K.
+    dot : UnitDot
+        Of the layout's units and the tile's rows. What it takes off codes is taken off zero points.
 
     Returns
     -------
     tvm.tirx.PrimFunc
         ``(xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, Kp/gw], codes, scales, [zeros], [bias],
-        [residual], y)``, blocks ``dot``, ``scale`` and ``store``.
-    """
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    assert spec.scheme is not None
-    with IRBuilder() as builder:
-        with b.prim_func(s_tir=True):
-            operands = Operands(spec)
-            m, groups = operands.m, act_groups(layout, spec.scheme, spec.k)
-            xq = operands.declare("xq", (m, layout.padded_k(spec.k)), "int8")
-            xs = operands.declare("xs", (m, groups), "float32")
-            xsum = operands.declare("xsum", (m, layout.padded_groups(spec.k)), "int32")
-            weights = operands.weights(layout)
-            bias, residual, y = operands.epilogue()
-            nest = LinearNest(spec, layout, Blocking.of(layout, spec.n, spec.k, m_tile, streams), m)
-            dots = b.sblock_alloc_buffer(nest.dots_shape, "int32")
-            sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
-            nest.integer_dot(dots, xq, weights["codes"], 128 if signed else 0)
-            nest.scale(sums, dots, weights, xs, xsum, 128 if signed else 0)
-            nest.store(y, sums, xs, bias, residual)
-    return builder.get()
-
-
-def float_linear(
-    spec: LinearSpec, layout: InterleavedLayout, m_tile: int = 1, streams: int = 1
-) -> Any:
-    """Linear layer with float activations: codes become floats one unit at a time.
-
-    ``y[m, n] = act(Σ_g scale[n, g] Σ_k (code[n, k] - zero[n, g]) x[m, k] + b[n]) + residual[m, n]``
-
-    Parameters are those of `integer_linear`.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        ``(x f32 [M, K], codes, scales, [zeros], [bias], [residual], y)``, blocks ``dot``, ``scale``
+        [residual], y)``, or with ``x f32 [M, K]`` for the first three; blocks ``dot``, ``scale``
         and ``store``, and ``pad`` (a copy of x with zeros up to whole units) if K needs it.
     """
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
-    with IRBuilder() as builder:
-        with b.prim_func(s_tir=True):
-            operands = Operands(spec)
-            x = operands.declare("x", (operands.m, spec.k), "float32")
-            weights = operands.weights(layout)
-            bias, residual, y = operands.epilogue()
-            blocking = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
-            nest = LinearNest(spec, layout, blocking, operands.m)
-            if layout.padded_k(spec.k) != spec.k:
-                x = nest.padded(x)
-            dots = b.sblock_alloc_buffer(nest.dots_shape, "float32")
-            sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
-            nest.float_dot(dots, x, weights["codes"], weights.get("zeros"))
-            nest.scale(sums, dots, weights)
-            nest.store(y, sums, None, bias, residual)
+    assert spec.scheme is not None
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        operands = Operands(spec)
+        m, xs, xsum = operands.m, None, None
+        if dot.x_dtype == "int8":
+            x = operands.declare("xq", (m, layout.padded_k(spec.k)), "int8")
+            xs = operands.declare("xs", (m, act_groups(layout, spec.scheme, spec.k)), "float32")
+            xsum = operands.declare("xsum", (m, layout.padded_groups(spec.k)), "int32")
+        else:
+            x = operands.declare("x", (m, spec.k), "float32")
+        weights = operands.weights(layout)
+        bias, residual, y = operands.epilogue()
+        nest = LinearNest(spec, layout, blocking, m)
+        if xs is None and layout.padded_k(spec.k) != spec.k:
+            x = nest.padded(x)
+        dots = b.sblock_alloc_buffer(nest.dots_shape, dot.acc_dtype)
+        sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
+        nest.sum_units(dots, dot, x, weights["codes"], weights["zeros"] if dot.zeros else None)
+        nest.scale(sums, dots, weights, xs, xsum, dot.offset)
+        nest.store(y, sums, xs, bias, residual)
     return builder.get()
 
 

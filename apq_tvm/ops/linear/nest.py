@@ -18,7 +18,7 @@ from typing import Any
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec, epilogue_of, store_inside
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.interleaved import centred_code, decode
+from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.types import Scheme
 
 Expr = Any  # tvm is untyped
@@ -126,54 +126,40 @@ class LinearNest:
             b.buffer_store(copy, tirx.if_then_else(j < k, x[i, j], zero), [i, j])
         return copy
 
-    def integer_dot(self, dots: Buffer, xq: Buffer, codes: Buffer, offset: int) -> None:
-        """Σ (code - offset) xq per group."""
-        from tvm import tirx
-
-        def product(code: Expr, activation: Expr, at: list[Expr]) -> Expr:
-            centred = code - tirx.const(offset, "int32") if offset else code
-            return centred * activation.astype("int32")
-
-        self._dot(dots, xq, codes, None, product)
-
-    def float_dot(self, dots: Buffer, x: Buffer, codes: Buffer, zeros: Buffer | None) -> None:
-        """Σ (code - zero) x per group."""
-
-        def product(code: Expr, activation: Expr, at: list[Expr]) -> Expr:
-            zero = None if zeros is None else zeros[tuple(at)]
-            return centred_code(self.unit, code, zero) * activation
-
-        self._dot(dots, x, codes, zeros, product)
-
-    def _dot(
-        self, dots: Buffer, x: Buffer, codes: Buffer, zeros: Buffer | None, product: Any
+    def sum_units(
+        self, dots: Buffer, meaning: UnitDot, x: Buffer, codes: Buffer, zeros: Buffer | None
     ) -> None:
+        """What the meaning sums, per group."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
         bl, unit = self.blocking, self.unit
-        reduced = [i64(e) for e in (bl.units, unit.vectors, 4)]
+        reduced = [i64(e) for e in (bl.units, *meaning.reduced)]
         kinds = "S" * len(self.dots_shape) + "RRR"
         with b.grid(*self.dots_shape, *reduced) as loops, b.sblock("dot"):
             axes = b.axis.remap(kinds, loops)
-            target, (u, j, c) = list(axes[:-3]), axes[-3:]
+            target, (u, *within) = list(axes[:-3]), axes[-3:]
             t, nb, g, s = target[:4]
             pair, inner = target[4 : 4 + len(self._pairs)], target[4 + len(self._pairs) : -1]
-            r, row, block = target[-1], self._row(t, inner), self._block(nb, s)
-            vector = pair[0] * i64(unit.vectors) + j if pair else j
+            row, block = self._row(t, inner), self._block(nb, s)
             index = g * i64(bl.units) + u
             first = index * i64(UNIT_K)
             # A whole unit of both operands: what an instruction reads.
             reads = [codes[block, index, 0 : unit.nbytes], x[row, first : first + i64(UNIT_K)]]
-            group = [block, g * i64(bl.per_unit) + pair[0] if pair else g, r]
-            b.reads(*reads, *([] if zeros is None else [zeros[tuple(group)]]))
+            group = g * i64(bl.per_unit) + pair[0] if pair else g
+            zero = None if zeros is None else zeros[block, group, target[-1]]
+            b.reads(*reads, *([] if zero is None else [zero]))
             b.writes(dots[tuple(target)])
             with b.init():
                 b.buffer_store(dots, tirx.const(0, dots.dtype), target)
-            code = decode(unit, lambda byte: codes[block, index, byte], vector, r * i64(4) + c)
-            activation = x[row, first + vector * i64(4) + c]
-            value = dots[tuple(target)] + product(code, activation, group)
-            b.buffer_store(dots, value, target)
+            meaning.store(
+                dots,
+                target,
+                within,
+                lambda byte: codes[block, index, byte],
+                lambda four, k: x[row, first + four * i64(4) + k],
+                zero,
+            )
 
     def scale(
         self,
@@ -202,14 +188,18 @@ class LinearNest:
             total = dots[tuple([t, nb, g, s, *pair, *inner, r])]
             if xsum is not None:
                 zero = weights["zeros"][block, group, r] if "zeros" in weights else None
-                total = self._centred(total, xsum[row, group], zero, offset).astype("float32")
+                total = self.centred(total, xsum[row, group], zero, offset, (row, group))
+                total = total.astype("float32")
             factor = weights["scales"][block, group, r].astype("float32")
             if xs is not None and not self.token_scale:
                 factor = factor * xs[row, group]
             b.buffer_store(sums, sums[tuple(target)] + factor * total, target)
 
-    def _centred(self, dot: Expr, xsum: Expr, zero: Expr | None, offset: int) -> Expr:
-        """Σ (code - zero) x from Σ (code - offset) x; W1 without zeros is 2 code - 1."""
+    def centred(
+        self, dot: Expr, xsum: Expr, zero: Expr | None, offset: int, at: tuple[Expr, Expr]
+    ) -> Expr:
+        """Σ (code - zero) x from Σ (code - offset) x of ``(row, group)``; W1 without zeros is
+        2 code - 1."""
         from tvm import tirx
 
         bits = self.layout.bits

@@ -18,7 +18,7 @@ from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.balance import VECTORS, balance_digits
-from apq_tvm.tensorize.meaning.product import View, product
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

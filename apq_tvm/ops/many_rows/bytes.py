@@ -18,6 +18,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
 from apq_tvm.tensorize.exprs import i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import decode
+from apq_tvm.tensorize.meaning.tile import add_code
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -210,22 +211,14 @@ class ByteGemm(GemmTask):
 
     def _dots(self, kb: Expr, first: Expr, steps: Any, dots: Buffer) -> None:
         bl = self.blocking
-        quads = bl.k_step // 4
-        extents = (bl.m_tile, bl.vectors, self.lanes, quads, 4)
+        kinds, extents = bl.tile(self.lanes).axes(True)
         with b.serial(0, steps) as s, b.grid(*extents) as loops, b.sblock("dot"):
             step = b.axis.spatial(steps, s)
-            m, j, r, k, i = b.axis.remap("SSSRR", loops)
+            m, j, r, k, i = b.axis.remap(kinds, loops)
             x = self.xq[self.row + m, kb * bl.k_block + first + step * bl.k_step + k * 4 + i]
-            at = first // 4 + step * quads + k
-            w = self.decoded
-            b.reads(dots[m, j, r], x, w[j, at, 0:2, r, i] if self.halves else w[j, at, r, i])
-            b.writes(dots[m, j, r])
-            if self.halves:
-                high = w[j, at, 1, r, i].astype("int32") * tirx.const(16, "int32")
-                code = w[j, at, 0, r, i].astype("int32") + high
-            else:
-                code = w[j, at, r, i].astype("int32")
-            b.buffer_store(dots, dots[m, j, r] + x.astype("int32") * code, [m, j, r])
+            at = first // 4 + step * (bl.k_step // 4) + k
+            code = lambda *plane: self.decoded[(j, at, *plane, r, i)]  # noqa: E731
+            add_code(dots, (m, j, r), x, code, self.halves)
 
     def whole_offset(self, j: Expr, r: Expr) -> Expr:
         """`offset` where rows have one scale, and the sums are of the whole K."""

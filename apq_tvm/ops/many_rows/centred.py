@@ -5,10 +5,10 @@ from `apq_tvm.ops.many_rows.interleaved`, whose panels hold codes:
 
 - Zero points are gone from the panel, so no sums of activations are needed (but for 8-bit codes
   with zero points, whose difference from their zero point is no int8).
-- A group's sums start as the bits of the float `MAGIC` = 1.5 * 2^23. There one unit of the integer
-  is one unit of the float, so that a subtraction makes the float of a sum, exactly while it is
-  below 2^22: for one instruction where conversion takes several on most Arm cores (scvtf has a
-  quarter of the throughput of fsub on Neoverse V1 and V2, and of N1).
+- A group's sums start as the bits of `apq_tvm.tensorize.meaning.rounding.MAGIC`. There one unit of
+  the integer is one unit of the float, so that a subtraction makes the float of a sum, exactly
+  while it is below 2^22: for one instruction where conversion takes several on most Arm cores
+  (scvtf has a quarter of the throughput of fsub on Neoverse V1 and V2, and of N1).
 - The start may be *loaded*: vector pipes are what a GEMM is short of, and a copy of a register
   would take one for every accumulator. Each accumulator has a place of its own, which depends on
   the group, or LLVM would load it once for the whole K.
@@ -30,15 +30,17 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
-from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.centred import CentredTile, multiply_loops
+from apq_tvm.tensorize.exprs import MAGIC, i64
+from apq_tvm.tensorize.meaning.centred import (
+    CentredTile,
+    multiply_loops,
+    rows_loops,
+    spread_loops,
+)
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
-
-MAGIC = 12582912.0
-"""1.5 * 2^23, bits 0x4B400000: adding an integer below 2^22 to the bits adds it to the float."""
 
 MOST_GROUPS = 32
 """Groups of a K block, at most, for sums to run on over it."""
@@ -222,13 +224,12 @@ class CentredGemm(GemmTask):
             j = b.axis.spatial(self.blocking.vectors, j0)
             b.reads()
             b.writes()
-            with b.grid(2, 4) as loops, b.sblock(f"spread_{name}"):
-                c, r = b.axis.remap("SS", loops)
-                four = value(g, j, c * 2 + r % 2)
-                b.reads(four)
-                row = start + g * stride + j * 2 + c
-                b.writes(target[row, r])
-                b.buffer_store(target, four.astype(target.dtype), [row, r])
+            spread_loops(
+                f"spread_{name}",
+                lambda i: value(g, j, i),
+                target,
+                lambda c, r: [start + g * stride + j * 2 + c, r],
+            )
 
     def _block_of_x(self, m: Expr) -> Expr:
         """Block of rows of x that the tile's row of vectors `m` belongs to."""
@@ -468,11 +469,10 @@ class CentredGemm(GemmTask):
             p, j = b.axis.spatial(shape[0], p0), b.axis.spatial(bl.vectors, j0)
             b.reads()
             b.writes()
-            with b.grid(2, 4) as loops, b.sblock("rows"):
-                m, r = b.axis.remap("SS", loops)
-                value = spilled[p, j * 2 + r // 2, m * 2 + r % 2]
-                b.reads(value)
-                b.writes(results[p * 2 + m, j * 4 + r])
-                b.buffer_store(results, value, [p * 2 + m, j * 4 + r])
+            rows_loops(
+                lambda c, r: spilled[p, j * 2 + c, r],
+                results,
+                lambda m, r: [p * 2 + m, j * 4 + r],
+            )
         self.add_to_results(results, lambda m, n: [m, n])
         self.store_rows(lambda m, j, r: results[m, j * 4 + r], rows)

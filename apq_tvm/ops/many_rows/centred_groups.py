@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MOST = 1 << 22
+from apq_tvm.tensorize.meaning.rounding import SUM_LIMIT
+
 _ACT_MAX = 127
 
 
@@ -42,7 +43,7 @@ class CentredGroups:
 
     def starts_at_magic(self, products: int) -> bool:
         """Whether no sum of so many products can leave the range in which integers are floats."""
-        return products * self.largest * _ACT_MAX < _MOST
+        return products * self.largest * _ACT_MAX < SUM_LIMIT
 
 
 @dataclass(frozen=True)

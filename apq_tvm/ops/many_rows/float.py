@@ -13,6 +13,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import decode
+from apq_tvm.tensorize.meaning.tile import add_product, dequantize
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -86,10 +87,7 @@ class _DequantizedGemm(GemmTask):
         with b.grid(quads, 4, lanes) as loops, b.sblock(f"convert{part}"):
             q, i, r = b.axis.remap("SSS", loops)
             code, quad = bytes_[part * quads + q, r, i], u * 8 + part * quads + q
-            target = [j, quad * 4 + i, r]
-            b.reads(code, zero[r], scale[r])
-            b.writes(self.decoded[tuple(target)])
-            b.buffer_store(self.decoded, (code.astype("float32") - zero[r]) * scale[r], target)
+            dequantize(self.decoded, (j, quad * 4 + i, r), code, zero[r], scale[r])
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
         float_dots(self, kb, sums, self.x, lambda j, k, r: self.decoded[j, k, r])
@@ -130,15 +128,12 @@ def float_dots(
     """Products of a tile with a block of K; `weight` gives one by (vector, column, lane)."""
     bl = gemm.blocking
     steps = gemm.count(bl.k_block // bl.k_step, gemm.k // bl.k_step, kb)
-    extents = (bl.m_tile, bl.vectors, gemm.lanes, bl.k_step)
+    kinds, extents = bl.tile(gemm.lanes).axes(False)
     with b.serial(0, steps) as s, b.grid(*extents) as loops, b.sblock("dot"):
         step = b.axis.spatial(steps, s)
-        m, j, r, k = b.axis.remap("SSSR", loops)
+        m, j, r, k = b.axis.remap(kinds, loops)
         at = step * bl.k_step + k
-        a, w = x[gemm.row + m, kb * bl.k_block + at], weight(j, at, r)
-        b.reads(sums[m, j, r], a, w)
-        b.writes(sums[m, j, r])
-        b.buffer_store(sums, sums[m, j, r] + a * w, [m, j, r])
+        add_product(sums, (m, j, r), x[gemm.row + m, kb * bl.k_block + at], weight(j, at, r))
 
 
 def dequantized_gemm(

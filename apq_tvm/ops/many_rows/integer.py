@@ -97,7 +97,7 @@ def centred_gemm(
     blocking: GemmBlocking,
     tuning: CentredTuning,
 ) -> PrimFunc:
-    """Linear layer with int8 activations, as `apq_tvm.ops.linear.interleaved.integer_linear`.
+    """Linear layer with int8 activations, as `apq_tvm.ops.linear.interleaved.packed_linear`.
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ class IntegerGemm(ByteGemm):
 def integer_gemm(
     spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking, halves: bool = False
 ) -> PrimFunc:
-    """Linear layer with int8 activations, as `apq_tvm.ops.linear.interleaved.integer_linear`.
+    """Linear layer with int8 activations, as `apq_tvm.ops.linear.interleaved.packed_linear`.
 
     Parameters
     ----------

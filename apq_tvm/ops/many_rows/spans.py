@@ -17,6 +17,8 @@ from apq_tvm.ops.few_rows.spans import lookup_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.tensorize.meaning.lookup_dot import LookupValues
+from apq_tvm.tensorize.meaning.product import View, product
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -38,23 +40,17 @@ class SpanGemm(ByteGemm):
         if self.layout.minima:
             self.least = self.per_group("float32")
 
-    def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
-        if self.layout.entries:
-            self._lookup(kb, j, u)
-        else:
-            self.decode_codes(kb, j, u)
-
     def fill_groups(self, mine: Any, first: Expr) -> None:
         self._group_values("scales", self.scales, self._scale, mine, first)
         if self.layout.minima:
             self._group_values("least", self.least, self._minimum, mine, first)
 
-    def _lookup(self, kb: Expr, j: Expr, u: Expr) -> None:
+    def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
         """Codes of a table, looked up by the intrinsic of block ``lookup``."""
         layout, codes, table = self.layout, self.weights["codes"], self.weights["table"]
-        unit, lanes = layout.unit, self.lanes
+        lanes = self.lanes
         block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
-        per_unit = unit.groups
+        per_unit = layout.unit.groups
         first = at * per_unit if per_unit > 1 else at // (layout.group // UNIT_K)
         book = None
         if layout.book(self.weights, block, first, 0) is not None:
@@ -70,19 +66,14 @@ class SpanGemm(ByteGemm):
             target = [j, u * 8 + v, e // 4, e % 4]
             b.writes(self.decoded[tuple(target)])
             b.buffer_store(self.decoded, tirx.const(0, "uint8"), target)
-        dot = lookup_of(layout, 1)
-        with b.grid(8, lanes, 4, layout.entries) as loops, b.sblock("lookup"):
-            v, r, c, entry = b.axis.remap("SSSR", loops)
-            at_byte = (j, u * 8 + v, r, c)
-            chosen = None
-            if book is not None:
-                chosen = book[v // unit.vectors, r] if per_unit > 1 else book[r]
-            reads = [self.decoded[at_byte], codes[block, at, 0 : unit.nbytes], table[entry]]
-            b.reads(*reads, *([] if chosen is None else [chosen]))
-            b.writes(self.decoded[at_byte])
-            where = (v, r * 4 + c, entry)
-            term = dot.choose(lambda byte: codes[block, at, byte], chosen, table[entry], where)
-            b.buffer_store(self.decoded, self.decoded[at_byte] + term, list(at_byte))
+        zero = slice(0, None)
+        views = {
+            "codes": View(codes, block, at, zero),
+            "table": View.whole(table),
+            "acc": View(self.decoded, j, slice(u * 8, None), zero, zero),
+            **({} if book is None else {"book": View.whole(book)}),
+        }
+        product(LookupValues(lookup_of(layout, 1)), views, "lookup")
 
     def _group_values(self, name: str, target: Buffer, value: Any, mine: Any, first: Expr) -> None:
         with self.stage(name, self.blocking.vectors, mine, self.lanes) as (j, g, r):

@@ -29,6 +29,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.ops import math
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.tile import Tile
 
 STAGES = "apq.stages"
 """Annotation of the root block: names of the blocks whose innermost loop is one vector."""
@@ -65,6 +66,10 @@ class GemmBlocking:
     m_tiles: int
     prefetch: bool = False
 
+    def tile(self, lanes: int) -> Tile:
+        """A micro-kernel of vectors of so many columns."""
+        return Tile(self.m_tile, self.vectors, lanes, self.k_step)
+
     @property
     def rows(self) -> int:
         """Rows of x in a task."""
@@ -90,7 +95,7 @@ class GemmTask(ABC):
         self.panels = -(-self.row_blocks // blocking.vectors)
         self.k_blocks = -(-k // blocking.k_block)
         self.sum_dtype = "float32"
-        self.tile_shape: tuple[int, ...] = (blocking.m_tile, blocking.vectors, lanes)
+        self.tile_shape: tuple[int, ...] = blocking.tile(lanes).sums
         self.parts = 1  # of a tile, whose sums wait for each other
         self.shared_columns = False  # True where two panels may compute a column: the later stores
         self.stages: list[str] = []

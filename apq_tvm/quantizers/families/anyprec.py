@@ -17,17 +17,14 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.formats.anyprec import choose_channels, snap, table_name
 from apq_tvm.formats.integer import check_scale, format_of, round_scale
+from apq_tvm.quantizers.quantizer import QuantContext
 from apq_tvm.types import QuantizedTensor, Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.registry import QuantContext  # which imports this module
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

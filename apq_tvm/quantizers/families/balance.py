@@ -9,18 +9,16 @@ instead (section 3.1); `apq_tvm.quantizers.torch.graph` is where that starts fro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats.balance import CENTRE, check, groups_of
+from apq_tvm.formats.arrays import group_count
+from apq_tvm.formats.balance import CENTRE
+from apq_tvm.formats.families import check_tensor
 from apq_tvm.formats.integer import MAX_SCALE, round_scale
+from apq_tvm.quantizers.quantizer import QuantContext
 from apq_tvm.types import QuantizedTensor, Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.registry import QuantContext
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -62,7 +60,7 @@ def quantize_tensor(w: F32, scheme: Scheme, name: str, context: QuantContext) ->
     """
     n, k = w.shape
     width = k if scheme.group_size == -1 else min(scheme.group_size, k)
-    groups = groups_of(k, scheme.group_size)
+    groups = group_count(k, scheme.group_size)
     codes = np.empty((n, k), np.uint8)
     scales = np.empty((n, groups), np.float16)
     importance = _importance(context, k)
@@ -74,7 +72,7 @@ def quantize_tensor(w: F32, scheme: Scheme, name: str, context: QuantContext) ->
         scales[at] = step[..., 0].astype(np.float16)
         codes[at] = (u + CENTRE).reshape(len(padded), -1)[:, :k].astype(np.uint8)
     tensor = QuantizedTensor(codes, scales, None, scheme)
-    check(tensor, name)
+    check_tensor(tensor, name)
     return tensor
 
 

@@ -19,19 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats import bcq
+from apq_tvm.formats.arrays import group_count
 from apq_tvm.formats.integer import MAX_SCALE
 from apq_tvm.quantizers.families import rtn
+from apq_tvm.quantizers.quantizer import QuantContext
 from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.registry import QuantContext
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -92,7 +90,7 @@ def quantize_tensor(w: F32, scheme: Scheme, name: str, context: QuantContext) ->
     if not context.search:
         return start
     n, k = w.shape
-    groups, planes = bcq.groups_of(k, scheme.group_size), _Planes.of(scheme.bits)
+    groups, planes = group_count(k, scheme.group_size), _Planes.of(scheme.bits)
     codes = np.empty((n, k), np.uint8)
     scales = np.empty((n, groups, scheme.bits), np.float16)
     offsets = np.empty((n, groups), np.float16)

@@ -14,19 +14,16 @@ their distribution, then by least error; sections 5.2, 5.3).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
+from apq_tvm.formats.arrays import group_count
 from apq_tvm.formats.codebook import MAX_CENTROID, UNIT, check_codebooks, codebook_count
-from apq_tvm.formats.superblock import SUB_MAX, SUPER, groups, supers
+from apq_tvm.formats.superblock import SUB_MAX, SUPER, supers
 from apq_tvm.quantizers.families.codebook_groups import TINY, Chunk, Lookup, chunks, importance
+from apq_tvm.quantizers.quantizer import QuantContext
 from apq_tvm.types import QuantizedTensor, Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.registry import QuantContext
 
 F32 = NDArray[np.float32]
 
@@ -58,7 +55,7 @@ def quantize_tensor(w: F32, scheme: Scheme, name: str, context: QuantContext) ->
     per_row = supers(k, size) * SUPER
     codes = np.empty((n, k), np.uint8)
     scales = np.empty((n, per_row // SUPER), np.float16)
-    subs, index = (np.empty((n, groups(k, size)), np.uint8) for _ in range(2))
+    subs, index = (np.empty((n, group_count(k, size)), np.uint8) for _ in range(2))
     h = importance(context.stats, (n, k)) if context.search else None
     for chunk in chunks(w, h, size, per_row, name):
         search = _Search(chunk, tables, name, MAX_CENTROID[scheme.bits])

@@ -62,7 +62,7 @@ class Lookup:
     reach: float
 
     @classmethod
-    def of(cls, table: NDArray[np.int8]) -> Lookup:
+    def of(cls, table: NDArray[np.int8 | np.int32]) -> Lookup:
         """`table` must be ascending; equal values get the first one's code."""
         wide = table.astype(np.int32)
         reach = int(np.abs(wide).max())

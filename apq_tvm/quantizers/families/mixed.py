@@ -11,7 +11,6 @@ where H is known.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +20,8 @@ from apq_tvm.formats.integer import MAX_SCALE, check_weight
 from apq_tvm.formats.mixed import GROUP, Sizes, sub_scale_bits, wide_columns
 from apq_tvm.quantizers.families.mixed_scales import NarrowScales, encode, narrow_scales, row_scales
 from apq_tvm.quantizers.feedback.error_feedback import DAMPING, Columns, feedback_of, walk
+from apq_tvm.quantizers.quantizer import QuantContext
 from apq_tvm.types import Array, LayerStats, QuantizedTensor, Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.registry import QuantContext  # which imports this module
 
 F32 = NDArray[np.float32]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.formats.arrays import group_count
 from apq_tvm.formats.integer import (
     MAX_SCALE,
     IntegerFormat,
@@ -91,7 +92,7 @@ def quantize_tensor(
     n, k = w.shape
     size = k if scheme.group_size == -1 else min(scheme.group_size, k)
     whole = k // size * size  # the columns of full groups; the rest is one short group
-    groups = fmt.groups(k, scheme.group_size)
+    groups = group_count(k, scheme.group_size)
     codes = np.empty((n, k), np.uint8)
     scales = np.empty((n, groups), np.float16)
     zeros = np.empty((n, groups), np.uint8)

@@ -12,18 +12,16 @@ llama.cpp's quantization of such blocks searches in this spirit (make_qkx2_quant
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.formats.superblock import GROUP, SUB_MAX, SUPER, groups, supers
+from apq_tvm.formats.arrays import group_count
+from apq_tvm.formats.superblock import GROUP, SUB_MAX, SUPER, supers
 from apq_tvm.quantizers.families.codebook import round_scales
 from apq_tvm.quantizers.families.codebook_groups import TINY, Chunk, chunks, importance
+from apq_tvm.quantizers.quantizer import QuantContext
 from apq_tvm.types import Array, QuantizedTensor, Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.registry import QuantContext
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -52,7 +50,7 @@ def quantize_tensor(w: F32, scheme: Scheme, name: str, context: QuantContext) ->
     per_row = supers(k) * SUPER
     codes = np.empty((n, k), np.uint8)
     scales, min_scales = (np.empty((n, per_row // SUPER), np.float16) for _ in range(2))
-    subs, mins = (np.empty((n, groups(k)), np.uint8) for _ in range(2))
+    subs, mins = (np.empty((n, group_count(k, GROUP)), np.uint8) for _ in range(2))
     h = importance(context.stats, (n, k)) if context.search else None
     for chunk in chunks(w, h, GROUP, per_row, name):
         search = _Search(chunk, (1 << scheme.bits) - 1, name)

@@ -18,11 +18,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.formats.anyprec import alone, channels_of, snap, table_name
+from apq_tvm.formats.anyprec import channels_of, one_width, table_name
 from apq_tvm.formats.families import dequantize
 from apq_tvm.quantizers.feedback.descend import Nearest, sweep
 from apq_tvm.quantizers.feedback.error_feedback import Columns, Feedback, walk
-from apq_tvm.quantizers.feedback.places import centroid_places
 from apq_tvm.quantizers.feedback.refit import refit
 from apq_tvm.types import QuantizedTensor
 
@@ -80,23 +79,13 @@ def feed_back(w: F32, tensor: QuantizedTensor, feedback: Feedback) -> QuantizedT
     )
 
 
-def one_width(tensor: QuantizedTensor, bits: int) -> QuantizedTensor:
-    """The model of `bits` bits by itself: a prefix of the codes, one table."""
-    table = {table_name(bits): tensor.tables[table_name(bits)]}
-    codes: U8 = tensor.codes >> np.uint8(tensor.scheme.bits - bits)
-    return QuantizedTensor(codes, tensor.scales, None, alone(tensor.scheme, bits), table)
-
-
 def refit_widths(
     w: F32, tensor: QuantizedTensor, hessian: F32, count: int | None = None
 ) -> QuantizedTensor:
     """Centroids that suit the codes best, of all widths or the first few; see `refit`."""
-    finish = snap if tensor.scheme.integer_acts else None
     tables = dict(tensor.tables)
     for bits in tensor.scheme.widths[:count]:
-        narrow = one_width(tensor, bits)
-        fitted = refit(w, narrow, hessian, centroid_places(narrow), finish, STEPS)
-        tables.update(fitted.tables)
+        tables.update(refit(w, one_width(tensor, bits), hessian, STEPS).tables)
     return replace(tensor, tables=tables)
 
 

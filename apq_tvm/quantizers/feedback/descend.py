@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats.balance import CENTRE, LEVELS
-from apq_tvm.formats.families import check_tensor, dequantize
-from apq_tvm.formats.integer import format_of
-from apq_tvm.formats.mixed import wide_columns
+from apq_tvm.formats.families import dequantize, family_of
+from apq_tvm.formats.levels import Levels
 from apq_tvm.types import QuantizedTensor
 
 F32 = NDArray[np.float32]
@@ -109,12 +107,9 @@ def nearest_codes(tensor: QuantizedTensor, name: str) -> list[tuple[slice, Neare
     """
     scheme = tensor.scheme
     n, k = tensor.codes.shape
-    size = k if scheme.group_size == -1 else min(scheme.group_size, k)
-    if scheme.family == "balance":
-        return [(slice(0, n), _uniform(tensor, size, np.float32(CENTRE), LEVELS - 1))]
-    if scheme.family == "int" and not format_of(scheme).signs_only:
-        fmt = format_of(scheme)
-        return [(slice(0, n), _uniform(tensor, size, np.float32(fmt.zero), fmt.max_code))]
+    levels = family_of(scheme).levels(scheme)
+    if levels is not None and levels.even:
+        return [(slice(0, n), _uniform(tensor, levels))]
     count = code_count(tensor, name)
     rows = max(1, LEVELS_BYTES // (4 * count * k))
     return [
@@ -123,8 +118,11 @@ def nearest_codes(tensor: QuantizedTensor, name: str) -> list[tuple[slice, Neare
     ]
 
 
-def _uniform(tensor: QuantizedTensor, size: int, centre: np.float32, top: int) -> Nearest:
+def _uniform(tensor: QuantizedTensor, levels: Levels) -> Nearest:
     """Of integers: a division."""
+    k, size = tensor.codes.shape[1], tensor.scheme.group_size
+    size = k if size == -1 else min(size, k)
+    centre, top = np.float32(-levels.values[0]), np.float32(len(levels.values) - 1)
     scales = np.ascontiguousarray(tensor.scales.astype(np.float32).T)  # [G, N]
     zeros = None if tensor.zeros is None else np.ascontiguousarray(tensor.zeros.T)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
@@ -132,7 +130,7 @@ def _uniform(tensor: QuantizedTensor, size: int, centre: np.float32, top: int) -
     def nearest(column: int, target: F32) -> tuple[U8, F32]:
         group = column // size
         zero = centre if zeros is None else zeros[group].astype(np.float32)
-        code = np.clip(np.rint(target * inverse[group]) + zero, 0, np.float32(top))
+        code = np.clip(np.rint(target * inverse[group]) + zero, 0, top)
         return code.astype(np.uint8), np.asarray(scales[group] * (code - zero), np.float32)
 
     return nearest
@@ -159,29 +157,22 @@ def code_count(tensor: QuantizedTensor, name: str) -> int:
     Raises
     ------
     BadScheme
-        If it holds several widths, or accepts no two codes.
+        If it holds several widths, or its weights have no codes of their own.
     """
     if len(tensor.scheme.widths) > 1:
         raise BadScheme(
             f"layer {name!r}: codes of one width are chosen here, {tensor.scheme} holds several"
         )
-    count = 0
-    for code in range(1 << tensor.scheme.bits):
-        try:
-            check_tensor(_with_code(tensor, code), name)
-        except BadScheme:
-            break
-        count = code + 1
+    count = 1 + int(np.max(family_of(tensor.scheme).top_codes(tensor)))
     if count < 2:
         raise BadScheme(
-            f"layer {name!r}: method gptq knows no codes of {tensor.scheme}; use method rtn"
+            f"layer {name!r}: weights of {tensor.scheme} have no codes that method gptq could "
+            "choose one by one; use method rtn"
         )
     return count
 
 
 def _with_code(tensor: QuantizedTensor, code: int) -> QuantizedTensor:
-    """The tensor with one code everywhere: in 2-bit groups of ``mixed24`` the largest of theirs."""
-    codes = np.full_like(tensor.codes, code)
-    if tensor.scheme.family == "mixed" and code > 3:
-        codes[:, ~wide_columns(tensor.tables["wide"], codes.shape[1])] = 3
-    return replace(tensor, codes=codes)
+    """The tensor with one code everywhere; in columns of fewer codes the largest of theirs."""
+    top = np.asarray(family_of(tensor.scheme).top_codes(tensor), np.uint8)
+    return replace(tensor, codes=np.full_like(tensor.codes, np.minimum(top, np.uint8(code))))

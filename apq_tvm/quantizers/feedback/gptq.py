@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
-from apq_tvm.quantizers.feedback import anyprec as anyprec_feedback
 from apq_tvm.quantizers.feedback.descend import Nearest, descend, nearest_codes
 from apq_tvm.quantizers.feedback.error_feedback import DAMPING, Columns, Feedback, feedback_of, walk
 from apq_tvm.quantizers.feedback.refit import refit
-from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
 from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
 
 F32 = NDArray[np.float32]
@@ -109,8 +108,20 @@ def quantize_fed_back(
     """
     weighed = replace(stats, mean_square=column_cost(feedback), fisher=None)
     tensor = quantize_tensor(w, scheme, name, search, weighed, shared)
-    if scheme.family == "anyprec":
-        return anyprec_feedback.feed_back(w, tensor, feedback)
+    return fed_back(w, tensor, feedback, name)
+
+
+def fed_back(w: F32, tensor: QuantizedTensor, feedback: Feedback, name: str) -> QuantizedTensor:
+    """New codes, and scales or tables that suit them: the family's own way if it has one.
+
+    Raises
+    ------
+    BadScheme
+        If the family has no way of its own and its weights do not each depend on one code.
+    """
+    own = quantizer_of(tensor.scheme).feedback
+    if own is not None:
+        return own(w, tensor, feedback)
     return improve(w, feedback_codes(w, tensor, feedback, name), feedback.hessian, name)
 
 

@@ -9,15 +9,15 @@ by H, whatever the format. What then gets worse by rounding to float16 stays as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.formats.families import dequantize
-from apq_tvm.quantizers.feedback.places import Place, array_of, factors, filled, places_of
-from apq_tvm.types import Array, QuantizedTensor
+from apq_tvm.formats.families import dequantize, family_of
+from apq_tvm.formats.places import Place, array_of, filled
+from apq_tvm.quantizers.feedback.places import factors, places_of
+from apq_tvm.types import QuantizedTensor
 
 F32 = NDArray[np.float32]
 
@@ -27,14 +27,7 @@ STEPS = 2
 TINY = np.float32(1e-30)
 
 
-def refit(
-    w: F32,
-    tensor: QuantizedTensor,
-    hessian: F32,
-    places: list[Place] | None = None,
-    finish: Callable[[Array], Array] | None = None,
-    steps: int = STEPS,
-) -> QuantizedTensor:
+def refit(w: F32, tensor: QuantizedTensor, hessian: F32, steps: int = STEPS) -> QuantizedTensor:
     """Move a tensor's float arrays to where its codes lose least.
 
     Parameters
@@ -42,12 +35,9 @@ def refit(
     w : float32 [N, K]
         What `tensor` stands for.
     tensor : QuantizedTensor
+        What its family's `places` names may move; of several widths only the widest.
     hessian : float32 [K, K]
         E[x xᵀ], damped or not.
-    places : list of Place, optional
-        What may move; by default all scales and offsets.
-    finish : callable, optional
-        Rounds an array further than to float16.
     steps : int
         Of conjugate gradients.
 
@@ -57,11 +47,11 @@ def refit(
         Of the same codes; ``(w - ŵ) H (w - ŵ)ᵀ`` is for no output channel larger than before, or
         for no block of channels that share parameters.
     """
-    places = places_of(tensor) if places is None else places
+    places = places_of(tensor)
     lengths = dict.fromkeys(len(array_of(tensor, place.name)) for place in places)
     for length in lengths:  # arrays of other rows are fitted after one another
         some = [p for p in places if len(array_of(tensor, p.name)) == length]
-        tensor = _Fit(w, tensor, hessian, some).run(finish, steps)
+        tensor = _Fit(w, tensor, hessian, some).run(steps)
     return tensor
 
 
@@ -95,7 +85,8 @@ class _Fit:
                 self.spans[place.name] = slice(at, at + parts[-1].shape[1]), array.shape
                 at += parts[-1].shape[1]
             depth = 1 if place.plane is None else array.shape[2]
-            columns = self.spans[place.name][0].start + place.columns * depth + (place.plane or 0)
+            first = self.spans[place.name][0].start + (place.plane or 0)
+            columns = first + place.columns.astype(np.intp) * depth
             self.slots.append(_Slot(columns, factor, None))
         self.start = np.concatenate(parts, axis=1)
         for slot in self.slots:
@@ -103,19 +94,19 @@ class _Fit:
                 slot.flat = self.rows[:, None] * self.start.shape[1] + slot.columns
         self.apart = len(self.start) == len(w)  # every output channel for itself
 
-    def run(self, finish: Callable[[Array], Array] | None, steps: int) -> QuantizedTensor:
+    def run(self, steps: int) -> QuantizedTensor:
         """The tensor with what was found, block by block where it is better."""
         before: F32 = dequantize(self.tensor) - self.w
         product: F32 = before @ self.hessian
         found = self._descend(-self._back(product), steps)
-        arrays = {}
+        arrays, settled = {}, family_of(self.tensor.scheme).settled
         for key, (span, shape) in self.spans.items():
             old, new = array_of(self.tensor, key), found[:, span].reshape(shape)
             new = np.maximum(new, 0) if bool((old >= 0).all()) else new  # formats may rely on it
             with np.errstate(over="ignore"):
                 new = new.astype(old.dtype)
             new = np.where(np.isfinite(new), new, old)
-            arrays[key] = new if finish is None else finish(new)
+            arrays[key] = settled(new, self.tensor.scheme)
         after = dequantize(filled(self.tensor, arrays)) - self.w
         gain = np.einsum("nk,nk->n", before, product) - row_errors(after, self.hessian)
         better = self._per_block(gain[:, None])[:, 0] > 0

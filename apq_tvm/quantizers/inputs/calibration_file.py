@@ -9,7 +9,6 @@ Nothing in it is executable.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputFailed
-from apq_tvm.types import Array, Calibration, ImportedModel, LayerStats
+from apq_tvm.files import replacing
+from apq_tvm.types import AnyPath, Array, Calibration, ImportedModel, LayerStats
 
 VERSION = "1"
 
@@ -41,7 +41,7 @@ class CalibrationFile:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+def write_arrays(path: AnyPath, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file whole or not at all.
 
     Raises
@@ -51,17 +51,16 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str,
     """
     from safetensors.numpy import save_file
 
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path = Path(path)
     try:
         stored = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        save_file(stored, part, dict(metadata))
-        part.replace(path)
+        with replacing(path) as part:
+            save_file(stored, part, dict(metadata))
     except Exception as error:  # safetensors raises its own kind for a full disk
-        part.unlink(missing_ok=True)
         raise OutputFailed(f"{path} could not be written: {error}") from error
 
 
-def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+def read_arrays(path: AnyPath) -> tuple[dict[str, Array], dict[str, str]]:
     """Read a safetensors file.
 
     Raises
@@ -71,6 +70,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    path = Path(path)
     if not path.is_file():
         raise BadInput(f"{path}: no such calibration file; make one with apq-tvm calibrate")
     try:
@@ -81,12 +81,12 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         raise BadInput(f"{path} is no readable safetensors file: {error}") from error
 
 
-def save(path: Path, file: CalibrationFile) -> None:
+def save(path: AnyPath, file: CalibrationFile) -> None:
     """Write a calibration file.
 
     Parameters
     ----------
-    path : Path
+    path : str or path
     file : CalibrationFile
 
     Raises
@@ -121,11 +121,12 @@ def save(path: Path, file: CalibrationFile) -> None:
         "importance": json.dumps(
             {node: stats.importance for node, stats in file.calibration.layers.items()}
         ),
+        "tables": json.dumps(dict(file.calibration.tables)),
     }
     write_arrays(path, arrays, metadata)
 
 
-def read(path: Path) -> CalibrationFile:
+def read(path: AnyPath) -> CalibrationFile:
     """Read a calibration file.
 
     Raises
@@ -154,7 +155,8 @@ def read(path: Path) -> CalibrationFile:
             )
             for node, value in layers.items()
         }
-        calibration = Calibration(stats, metadata["sha256"], metadata["sensitivity"])
+        tables = {n: float(v) for n, v in json.loads(metadata.get("tables", "{}")).items()}
+        calibration = Calibration(stats, metadata["sha256"], metadata["sensitivity"], tables)
     except (KeyError, ValueError, TypeError) as error:
         raise BadInput(f"{path} is damaged: {error!r} is missing or wrong; make it anew") from error
     extra = {name: array for name, array in arrays.items() if name.startswith("learned.")}
@@ -193,7 +195,7 @@ def check_model(calibration: Calibration, model: ImportedModel, where: str) -> N
             )
 
 
-def load(path: Path, model: ImportedModel) -> CalibrationFile:
+def load(path: AnyPath, model: ImportedModel) -> CalibrationFile:
     """Read a calibration file and check that it belongs to a model.
 
     Raises

@@ -83,8 +83,11 @@ class State:
         By the node's name, or, without weights, by the value that layers read.
     fisher : dict of str to float32 [N, K]
         Sum over sequences of (dL/dw)^2, by node.
+    tables : dict of str to float
+        Sum of |dL/dy|^2 over the rows y that were looked up, by the embedding's node.
     """
 
     calls: int = 0
     sums: dict[str, Sums] = field(default_factory=dict)
     fisher: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    tables: dict[str, float] = field(default_factory=dict)

@@ -22,9 +22,9 @@ from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.row_sums import State, Sums
 from apq_tvm.quantizers.learn.result_loss import language_model, mask_of, result_loss
-from apq_tvm.quantizers.torch.graph import TorchGraph, plain_product
+from apq_tvm.quantizers.torch.graph import TorchGraph, plain_lookup, plain_product
 from apq_tvm.quantizers.torch.ops import Tensor, torch
-from apq_tvm.types import Array, Calibration, ImportedModel, Node
+from apq_tvm.types import Array, Calibration, ImportedModel, LayerStats, Node
 
 MIN_ROWS = 64
 """Rows (tokens) below which statistics are refused: a mean over fewer says little of a layer."""
@@ -102,7 +102,7 @@ def collect(
 
 
 def finish(model: ImportedModel, state: State) -> Calibration:
-    """The statistics of every linear layer.
+    """The statistics of every linear layer and table.
 
     Raises
     ------
@@ -130,7 +130,20 @@ def finish(model: ImportedModel, state: State) -> Calibration:
                 importance = state.sums[node.name].power / (stats.samples * outputs)
             layers[node.name] = replace(stats, fisher=mean, importance=importance)
     sensitivity = WEIGHED if weighed else MEAN_SQUARE
-    return Calibration(layers, model.sha256, FISHER if state.fisher else sensitivity)
+    return Calibration(
+        layers, model.sha256, FISHER if state.fisher else sensitivity, _tables(model, state, layers)
+    )
+
+
+def _tables(
+    model: ImportedModel, state: State, layers: Mapping[str, LayerStats]
+) -> dict[str, float]:
+    """Importance of embedding tables, per token as that of layers: positions are looked up once for
+    a whole batch, whose gradients they get together."""
+    tokens = max(stats.samples for stats in layers.values())
+    widths = {n.name: model.weights[n.inputs[0]].shape[1] for n in model.nodes
+              if n.op == "apq.Embedding"}  # fmt: skip
+    return {name: power / (tokens * widths[name]) for name, power in state.tables.items()}
 
 
 def linear_readers(model: ImportedModel) -> dict[str, list[Node]]:
@@ -202,6 +215,11 @@ def _count_gradients(
     Rows are counted while the gradient passes, so that only one layer's is held.
     """
     leaves: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
+
+    def lookup(node: Node, table: Tensor, ids: Tensor) -> Tensor:
+        found[node.name] = plain_lookup(node, table, ids).requires_grad_()
+        return found[node.name]
 
     def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         if fisher:
@@ -219,13 +237,15 @@ def _count_gradients(
             y.register_hook(count)
         return y
 
-    loss = result_loss(graph, call, product)
-    if not fisher:
-        loss.backward()
-        return
-    gradients = torch.autograd.grad(loss, list(leaves.values()))
-    for name, gradient in zip(leaves, gradients, strict=True):
-        squared = gradient.square().numpy()
+    loss = result_loss(graph, call, product, lookup if weigh else None)
+    loss.backward()
+    for name, y in found.items():
+        power = 0.0  # of a table that the result does not depend on
+        if y.grad is not None:
+            power = float(rows_read(y.grad, mask, name).double().square().sum())
+        state.tables[name] = state.tables.get(name, 0.0) + power
+    for name, w in leaves.items():
+        squared = (torch.zeros_like(w) if w.grad is None else w.grad.square()).numpy()
         if name in state.fisher:
             state.fisher[name] += squared
         else:

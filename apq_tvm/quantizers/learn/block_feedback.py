@@ -11,8 +11,7 @@ SmolLM2 at 2.97 bits: what is fit to the samples' errors does not hold on other 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,42 +19,20 @@ from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.calibrated import correct_biases
-from apq_tvm.quantizers.feedback import anyprec as anyprec_feedback
 from apq_tvm.quantizers.feedback.error_feedback import F32, output_error
-from apq_tvm.quantizers.feedback.gptq import feedback_codes, improve, layer_feedback
+from apq_tvm.quantizers.feedback.gptq import fed_back, improve, layer_feedback
 from apq_tvm.quantizers.inputs.row_sums import Sums
 from apq_tvm.quantizers.inputs.statistics import rows_read, weigh_rows
 from apq_tvm.quantizers.learn.blocks import Block
+from apq_tvm.quantizers.learn.learning_run import Fed, RowWeights, Run, Streams, tables_of
 from apq_tvm.quantizers.learn.result_loss import mask_of, result_loss
-from apq_tvm.quantizers.registry import QUANTIZERS, quantize_tensor
+from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, half_products, plain_product
 from apq_tvm.quantizers.torch.ops import Tensor, torch
 from apq_tvm.quantizers.torch.round import fake_activations
 from apq_tvm.types import Array, Calibration, LayerStats, Node, QuantizedTensor
 
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.learn.block_training import Streams
-    from apq_tvm.quantizers.learn.blockwise import Run
-
 SENSITIVITY = "E[x^2] of what quantized blocks give, rows weighed by |dL/dy|"
-
-RowWeights = Sequence[Mapping[str, Tensor]]
-"""Per call and linear layer: weights of its rows without padding, float32 [rows]."""
-
-
-@dataclass(frozen=True)
-class Fed:
-    """A block's layers with codes chosen anew, by node.
-
-    Parameters
-    ----------
-    tensors : mapping of str to QuantizedTensor
-    biases : mapping of str to float32 [N]
-        Corrected for what rounding takes from the mean output; only of layers that have one.
-    """
-
-    tensors: Mapping[str, QuantizedTensor] = field(default_factory=dict)
-    biases: Mapping[str, Array] = field(default_factory=dict)
 
 
 def row_weights(
@@ -189,16 +166,16 @@ def codes_anew(
     """
     k = w.shape[1]
     centred = biased and not tensor.scheme.min_bits
-    if QUANTIZERS[tensor.scheme.family].feeds_back:
+    quantizer = quantizer_of(tensor.scheme)
+    if quantizer.feeds_back:
         feedback = layer_feedback(stats, k, name)
         start = quantize_tensor(w, tensor.scheme, name, stats=stats)
         found = improve(w, start, feedback.hessian, name)
     else:
         feedback = layer_feedback(stats, k, name, act_order=True, centred=centred)
-        if tensor.scheme.min_bits:
-            return anyprec_feedback.feed_back(w, tensor, feedback)
-        codes = feedback_codes(w, tensor, feedback, name)
-        found = improve(w, codes, feedback.hessian, name)
+        found = fed_back(w, tensor, feedback, name)
+        if quantizer.feedback is not None:
+            return found
     before, after = (
         output_error(dequantize(t) - w, feedback.hessian, stats.mean_square)
         for t in (tensor, found)
@@ -215,8 +192,6 @@ def _stats(
     tables: Values,
 ) -> dict[str, LayerStats]:
     """Statistics of what the layers read where all blocks before are quantized, this one is not."""
-    from apq_tvm.quantizers.learn.block_training import tables_of
-
     sums: dict[str, Sums] = {}
     for values, symbols, mask, weights in zip(
         streams.quantized, streams.symbols, streams.masks, streams.weights, strict=True

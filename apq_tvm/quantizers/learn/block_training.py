@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from apq_tvm.quantizers.inputs.folds import Fold
 from apq_tvm.quantizers.inputs.scaling import smooth_scale, smooth_size
-from apq_tvm.quantizers.learn.block_feedback import Fed, RowWeights
 from apq_tvm.quantizers.learn.blocks import Block
 from apq_tvm.quantizers.learn.distill import schedule
 from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.learn.learning_run import Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.learn.losses import akl_loss, dlc_loss, length_loss
-from apq_tvm.quantizers.torch.decode import Decoder, TableDecoder, decoder_of
+from apq_tvm.quantizers.torch.decode import Decoder
 from apq_tvm.quantizers.torch.graph import Product, TorchGraph, Values, as_tensor, half_products
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.quantizers.torch.round import LearnedRounding, fake_activations
 from apq_tvm.types import ImportedModel, Node, Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.learn.blockwise import Run
 
 BALANCE_RATE = 5e-3
 CLIP_RATE = 1e-2
@@ -33,18 +30,6 @@ FINE_RATE = 2e-3
 
 
 @dataclass
-class Streams:
-    """Values between blocks, one dict per call: of the float model and of the quantized one."""
-
-    full: list[Values]
-    quantized: list[Values]
-    symbols: list[dict[str, int]]
-    masks: list[Tensor | None]
-    widths: list[int]  # of any-precision layers; 0 where there are none
-    weights: RowWeights = ()  # of rows, where codes are chosen anew
-
-
-@dataclass
 class LearnedLayer:
     """One layer while its block is learned."""
 
@@ -52,7 +37,7 @@ class LearnedLayer:
     scheme: Scheme
     weight: Tensor
     bias: Tensor | None
-    rounding: LearnedRounding | Decoder | TableDecoder
+    rounding: LearnedRounding | Decoder
     columns: list[tuple[Fold, Tensor]] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     divides: list[tuple[Fold, Tensor]] = field(default_factory=list)
@@ -105,11 +90,11 @@ def layers_of(
         named = start[node.name].inputs
         bias = run.quantized.model.weights[named[2]] if len(named) > 2 and named[2] else None
         bias = fed.biases.get(node.name, bias)
-        rounding: LearnedRounding | Decoder | TableDecoder
+        rounding: LearnedRounding | Decoder
         if run.kind == "abq":
             rounding = LearnedRounding(tensor, weight, node.name)
         else:
-            rounding = decoder_of(tensor, node.name)
+            rounding = Decoder(tensor, node.name)
         layer = LearnedLayer(
             node, tensor.scheme, weight, None if bias is None else as_tensor(bias), rounding
         )
@@ -278,9 +263,3 @@ def with_block(
                 weight = model.weights[norm.inputs[index]]
                 weights[(fold.source, index)] = (weight / log.exp().numpy()).astype(np.float32)
     return replace(learned, tensors=tensors, weights=weights)
-
-
-def tables_of(block: Block, tables: Values) -> Values:
-    """Tables of a block's embeddings; a head that shares one is not a table."""
-    names = {node.inputs[0] for node in block.nodes if node.op == "apq.Embedding"}
-    return {name: table for name, table in tables.items() if name in names}

@@ -15,65 +15,25 @@ A third kind, ``distill``, trains all layers at once afterwards
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.folds import find_folds
-from apq_tvm.quantizers.learn.block_feedback import Fed, feed_back, row_weights
-from apq_tvm.quantizers.learn.block_training import Streams, layers_of, tables_of, train, with_block
+from apq_tvm.quantizers.learn.block_feedback import feed_back, row_weights
+from apq_tvm.quantizers.learn.block_training import layers_of, train, with_block
 from apq_tvm.quantizers.learn.blocks import Block, find_blocks
 from apq_tvm.quantizers.learn.distill import distill, tuned_widths
 from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.learn.learning_run import KINDS, Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.learn.result_loss import mask_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.quantizers.torch.round import fake_activations
-from apq_tvm.types import Array, Calibration, ImportedModel, Node, QuantizedModel
-
-KINDS = ("abq", "finetune", "distill")
-
-
-@dataclass
-class Run:
-    """A learning run: what it works on, and what is done.
-
-    Parameters
-    ----------
-    model : ImportedModel
-        The float model.
-    quantized : QuantizedModel
-        Where learning starts: codes of every layer, embeddings included.
-    calls : sequence of mapping
-        Inputs.
-    calibration : Calibration
-    kind : str
-        One of `KINDS`.
-    epochs : int
-        Passes over `calls` per block.
-    learned : Learned
-        Blocks that are done.
-    done : int
-        How many.
-    rate : float or None
-        Learning rate of ``distill``, if not its own.
-    feeds_back : bool
-        ``finetune`` chooses the codes of every block anew first (`block_feedback`).
-    """
-
-    model: ImportedModel
-    quantized: QuantizedModel
-    calls: Sequence[Mapping[str, Array]]
-    calibration: Calibration
-    kind: str
-    epochs: int
-    learned: Learned
-    done: int = 0
-    rate: float | None = None
-    feeds_back: bool = False
+from apq_tvm.types import Node, QuantizedModel
 
 
 def learn(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,16 +28,14 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.folds import NORMS, find_folds
 from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.learn.learning_run import Run
 from apq_tvm.quantizers.learn.losses import kl_loss, length_loss
 from apq_tvm.quantizers.learn.result_loss import is_language_model, language_model, mask_of
-from apq_tvm.quantizers.torch.decode import Decoder, TableDecoder, decoder_of
+from apq_tvm.quantizers.torch.decode import Decoder
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor, half_products
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.quantizers.torch.round import fake_activations
 from apq_tvm.types import Array, ImportedModel, Node, Scheme
-
-if TYPE_CHECKING:
-    from apq_tvm.quantizers.learn.blockwise import Run
 
 RATE = 1e-3
 """Learning rate at the start, relative to the mean size of an array; it falls to `LAST` of it. At
@@ -57,7 +55,7 @@ class _Student:
     """The quantized model while it is trained."""
 
     graph: TorchGraph
-    decoders: dict[str, Decoder | TableDecoder]
+    decoders: dict[str, Decoder]
     schemes: dict[str, Scheme]
     tables: Values
     steps: dict[str, Tensor]  # of float weights, by name, in `units`
@@ -168,7 +166,7 @@ def _student(run: Run) -> _Student:
     model = run.quantized.model
     if run.learned.weights:
         model = run.learned.apply(run.model)
-    decoders: dict[str, Decoder | TableDecoder] = {}
+    decoders: dict[str, Decoder] = {}
     schemes, tables = {}, {}
     for node in model.nodes:
         key = run.quantized.layers.get(node.name)
@@ -178,7 +176,7 @@ def _student(run: Run) -> _Student:
         if node.op == "apq.Embedding":
             tables[node.inputs[0]] = as_tensor(dequantize(tensor))
         else:
-            decoders[node.name] = decoder_of(tensor, node.name)
+            decoders[node.name] = Decoder(tensor, node.name)
             schemes[node.name] = tensor.scheme
     alone = not any(scheme.min_bits for scheme in schemes.values())
     units = _units(model, decoders) if alone else {}

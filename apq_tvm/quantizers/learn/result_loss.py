@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from apq_tvm.errors import BadInput
-from apq_tvm.quantizers.torch.graph import Product, TorchGraph
+from apq_tvm.quantizers.torch.graph import Lookup, Product, TorchGraph
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.types import Array, ImportedModel
 
@@ -82,14 +82,16 @@ def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
     )
 
 
-def result_loss(graph: TorchGraph, call: Mapping[str, Array], product: Product) -> Tensor:
+def result_loss(
+    graph: TorchGraph, call: Mapping[str, Array], product: Product, lookup: Lookup | None = None
+) -> Tensor:
     """The next-token loss, or random projections of all float outputs where there is none.
 
     Parameters
     ----------
     graph : TorchGraph
     call : mapping of str to ndarray
-    product : callable
+    product, lookup : callable
         See `TorchGraph.run_nodes`.
 
     Returns
@@ -105,11 +107,11 @@ def result_loss(graph: TorchGraph, call: Mapping[str, Array], product: Product) 
     mask = mask_of(model, call)
     if is_language_model(model):
         ids, logits = language_model(model)
-        result = graph.run(call, keep=[logits], product=product)[logits]
+        result = graph.run(call, [logits], product, lookup)[logits]
         return next_token_loss(result, torch.as_tensor(call[ids]), mask)
     names = [spec.name for spec in model.outputs if spec.dtype.startswith("float")]
     total = torch.zeros(())
-    for value in graph.run(call, keep=names, product=product).values():
+    for value in graph.run(call, names, product, lookup).values():
         noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
         if mask is not None and value.ndim >= 3 and value.shape[:2] == mask.shape:
             noise[~mask] = 0

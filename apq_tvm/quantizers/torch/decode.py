@@ -1,46 +1,81 @@
 """Decoding with gradients to the float arrays of every family, codes fixed.
 
-`apq_tvm.quantizers.feedback.places` says which entry each weight reads, and how it enters. Tables
-of any-precision weights, one per width, are a class of their own.
+A family names which entry each weight reads (`apq_tvm.formats.places`), and how it enters follows
+from its own decoding (`apq_tvm.quantizers.feedback.places`): nothing of any format is written here.
+Widths of an any-precision tensor each have arrays of their own.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats import anyprec
-from apq_tvm.formats.families import dequantize
-from apq_tvm.quantizers.feedback.places import PLACES, Index, array_of, factors, filled, places_of
+from apq_tvm.formats.families import dequantize, family_of
+from apq_tvm.formats.places import Place, array_of, filled
+from apq_tvm.quantizers.feedback.places import factors, places_of
 from apq_tvm.quantizers.torch.ops import Tensor, torch
-from apq_tvm.types import QuantizedTensor
+from apq_tvm.types import Array, QuantizedTensor
+
+F32 = NDArray[np.float32]
 
 
 class Decoder:
-    """A tensor whose float arrays can be learned.
+    """A tensor whose float arrays can be learned, at every width apart.
 
     Parameters
     ----------
     tensor : QuantizedTensor
+        Its codes stay, and what widths share.
     name : str
         Layer, for errors.
 
     Raises
     ------
     BadScheme
-        If the family is not known, or decodes otherwise than `places` says.
+        If the family names no float arrays, or decodes otherwise than their places say.
     """
 
     def __init__(self, tensor: QuantizedTensor, name: str) -> None:
-        if tensor.scheme.family not in PLACES:
-            raise BadScheme(f"layer {name!r}: learning scales does not know {tensor.scheme}")
         self.tensor = tensor
+        narrow = family_of(tensor.scheme).one_width
+        self.widths = {
+            bits: _Width(narrow(tensor, bits) if bits else tensor, name)
+            for bits in tensor.scheme.widths
+        }
+
+    def parameters(self) -> list[Tensor]:
+        """What can be learned, of all widths."""
+        return [step for width in self.widths.values() for step in width.steps.values()]
+
+    def weight(self, bits: int = 0) -> Tensor:
+        """Decoded weight [N, K] at a width, the widest if 0."""
+        return self.widths[bits or max(self.widths)].weight()
+
+    def finish(self, _: Tensor | None = None) -> QuantizedTensor:
+        """The tensor with what was learned, in float16."""
+        arrays: dict[str, Array] = {}
+        with torch.no_grad():
+            for width in self.widths.values():
+                arrays |= {key: width.value(key).numpy() for key in width.start}
+        return filled(self.tensor, arrays)
+
+
+class _Width:
+    """Arrays of one width and their steps, of which a step of 1 is their mean size."""
+
+    def __init__(self, tensor: QuantizedTensor, name: str) -> None:
+        self.scheme, self.settled = tensor.scheme, family_of(tensor.scheme).settled
         self.places = places_of(tensor)
+        if not self.places:
+            raise BadScheme(
+                f"layer {name!r}: {tensor.scheme} has no float arrays that can be learned"
+            )
         names = dict.fromkeys(place.name for place in self.places)
         self.start = {key: array_of(tensor, key).astype(np.float32) for key in names}
         fixed, found = factors(tensor, self.places)
         self.fixed = torch.from_numpy(fixed) if fixed.any() else None
-        self.factors = [torch.from_numpy(factor) for factor in found]
+        self.factors = [torch.from_numpy(_by_row(factor)) for factor in found]
         # Steps of one size suit all arrays: each is learned relative to its own mean size.
         self.units = {key: _unit(value) for key, value in self.start.items()}
         self.steps = {
@@ -51,102 +86,46 @@ class Decoder:
         if float(off) > 1e-3 * max(float(self.factors[0].abs().max()), 1e-3):
             raise BadScheme(f"layer {name!r}: {tensor.scheme} is not linear in its scales")
 
-    def parameters(self) -> list[Tensor]:
-        """What can be learned."""
-        return list(self.steps.values())
-
-    def weight(self, bits: int = 0) -> Tensor:
+    def weight(self) -> Tensor:
         """Decoded weight [N, K]."""
-        arrays = {key: self._value(key) for key in self.start}
+        arrays = {key: self.value(key) for key in self.start}
         total = self.fixed
         for place, factor in zip(self.places, self.factors, strict=True):
             array = arrays[place.name]
             array = array if place.plane is None else array[..., place.plane]
-            part = _spread(_spread(array, place.columns, 1), place.rows, 0) * factor
+            part = _read(array, place) * factor
             total = part if total is None else total + part
+        assert total is not None
         return total
 
-    def finish(self, _: Tensor | None = None) -> QuantizedTensor:
-        """The tensor with what was learned, in float16."""
-        with torch.no_grad():
-            arrays = {key: self._value(key).numpy() for key in self.start}
-        return filled(self.tensor, arrays)
-
-    def _value(self, key: str) -> Tensor:
+    def value(self, key: str) -> Tensor:
+        """An array as it is stored, with gradients to its steps."""
         start = torch.from_numpy(self.start[key])
         value = start + self.steps[key] * self.units[key]
         # What was not negative stays so: formats may rely on it.
         value = value.clamp_min(0) if bool((start >= 0).all()) else value
-        return value + (value.half().float() - value).detach()
+        stored = self.settled(value.detach().half().numpy(), self.scheme)
+        return value + (torch.from_numpy(stored).float() - value).detach()
 
 
-class TableDecoder:
-    """An any-precision tensor whose centroids can be learned, at every width apart.
-
-    Parameters
-    ----------
-    tensor : QuantizedTensor
-        Codes and the rows' scales stay, so that widths still are prefixes of each other.
-    """
-
-    def __init__(self, tensor: QuantizedTensor) -> None:
-        self.tensor, self.bits = tensor, tensor.scheme.bits
-        self.codes = torch.from_numpy(tensor.codes)
-        self.scales = torch.from_numpy(tensor.scales.astype(np.float32))
-        self.rows = np.arange(len(tensor.codes)) // anyprec.channels_of(tensor)
-        self.start = {
-            b: tensor.tables[anyprec.table_name(b)].astype(np.float32) for b in tensor.scheme.widths
-        }
-        self.steps = {b: torch.zeros(v.shape, requires_grad=True) for b, v in self.start.items()}
-
-    def parameters(self) -> list[Tensor]:
-        """What can be learned, of all widths."""
-        return list(self.steps.values())
-
-    def weight(self, bits: int = 0) -> Tensor:
-        """Decoded weight [N, K] at a width, the widest if 0."""
-        bits = bits or self.bits
-        table = _spread(self._table(bits), self.rows, 0).expand(len(self.rows), -1)
-        index = (self.codes >> (self.bits - bits)).long()
-        return torch.gather(table, 1, index) * self.scales
-
-    def finish(self, _: Tensor | None = None) -> QuantizedTensor:
-        """The tensor with the centroids that were learned."""
-        arrays = {}
-        with torch.no_grad():
-            for bits in self.start:
-                table = self._table(bits).numpy().astype(np.float16)
-                whole = self.tensor.scheme.integer_acts
-                arrays[anyprec.table_name(bits)] = anyprec.snap(table) if whole else table
-        return filled(self.tensor, arrays)
-
-    def _table(self, bits: int) -> Tensor:
-        """Centroids [T, 2^bits] as the file holds them."""
-        start = torch.from_numpy(self.start[bits])
-        value = start + self.steps[bits] * _unit(self.start[bits])
-        held = value.detach().half().float()
-        if self.tensor.scheme.integer_acts:
-            step = (held.abs().amax(1, keepdim=True) / 127).clamp_min(1e-30)
-            held = (torch.round(held / step) * step).half().float()
-        return value + (held - value).detach()
+def _read(array: Tensor, place: Place) -> Tensor:
+    """The entry of an array that each weight reads, [N, K] or what broadcasts to it."""
+    if place.columns.ndim == 1:
+        return _spread(_spread(array, place.columns, 1), place.rows, 0)
+    index = torch.from_numpy(place.columns).long()
+    return torch.gather(_spread(array, place.rows, 0).expand(len(index), -1), 1, index)
 
 
-def decoder_of(tensor: QuantizedTensor, name: str) -> Decoder | TableDecoder:
-    """What learns the float arrays of a tensor.
-
-    Raises
-    ------
-    BadScheme
-        See `Decoder`.
-    """
-    return TableDecoder(tensor) if tensor.scheme.min_bits else Decoder(tensor, name)
+def _by_row(factor: F32) -> F32:
+    """[N, 1] of a factor that is the same along rows: widths are many, and each has its own."""
+    return factor[:, :1].copy() if bool((factor == factor[:, :1]).all()) else factor
 
 
-def _unit(value: np.ndarray) -> float:
+def _unit(value: F32) -> float:
     return max(float(np.abs(value).mean()), 1e-8)
 
 
-def _spread(array: Tensor, index: Index, axis: int) -> Tensor:
+def _spread(array: Tensor, index: Array, axis: int) -> Tensor:
     """``array`` at `index` along an axis; groups of one size by repeating, of which the gradient
     is a plain sum."""
     size, count = array.shape[axis], len(index)

@@ -22,6 +22,9 @@ Product = Callable[[Node, Tensor, Tensor, Tensor | None], Tensor]
 """``(node, x, w, bias) -> x · wᵀ + bias``: takes the place of a linear layer's product. Activation
 and residual follow as ever."""
 
+Lookup = Callable[[Node, Tensor, Tensor], Tensor]
+"""``(node, table, ids) -> rows``: takes the place of an embedding's lookup."""
+
 
 class TorchGraph:
     """A model that runs in torch.
@@ -46,8 +49,8 @@ class TorchGraph:
         if missing:
             listed = "; ".join(f"{op}: {', '.join(names)}" for op, names in sorted(missing.items()))
             raise UnsupportedModel(
-                f"calibration runs the model in torch and does not know {listed}; compile without "
-                "calibration"
+                "calibrate, eval --scheme and report run the model in torch, which does not know "
+                f"{listed} here; compile without calibration, and eval the module"
             )
         self.model = model
         self.weights: Values = {name: as_tensor(w) for name, w in model.weights.items()}
@@ -79,6 +82,7 @@ class TorchGraph:
         keep: Collection[str],
         product: Product | None = None,
         weights: Mapping[str, Tensor] | None = None,
+        lookup: Lookup | None = None,
     ) -> Values:
         """Run some nodes, in order.
 
@@ -94,6 +98,8 @@ class TorchGraph:
             Takes the place of linear layers' products.
         weights : mapping of str to Tensor, optional
             Take the place of the model's, by name.
+        lookup : callable, optional
+            Takes the place of embeddings' lookups.
 
         Returns
         -------
@@ -114,7 +120,10 @@ class TorchGraph:
 
         for i, node in enumerate(nodes):
             given = [read(name) for name in node.inputs]
-            results = _run(node, given, symbols, product or plain_product)
+            if lookup is not None and node.op == "apq.Embedding":
+                results: Sequence[Tensor] = (lookup(node, given[0], given[1]),)
+            else:
+                results = _run(node, given, symbols, product or plain_product)
             for name, result in zip(node.outputs, results, strict=False):
                 if name:
                     live[name] = result
@@ -128,6 +137,7 @@ class TorchGraph:
         feeds: Mapping[str, Array],
         keep: Collection[str] | None = None,
         product: Product | None = None,
+        lookup: Lookup | None = None,
     ) -> Values:
         """Run the whole model.
 
@@ -136,7 +146,7 @@ class TorchGraph:
         feeds : mapping of str to ndarray
         keep : collection of str, optional
             Values to return; the model's outputs by default.
-        product : callable, optional
+        product, lookup : callable, optional
             See `run_nodes`.
 
         Returns
@@ -145,12 +155,19 @@ class TorchGraph:
         """
         values, symbols = self.begin(feeds)
         wanted = [spec.name for spec in self.model.outputs] if keep is None else keep
-        return self.run_nodes(self.model.nodes, values, symbols, wanted, product)
+        nodes = self.model.nodes
+        return self.run_nodes(nodes, values, symbols, wanted, product, lookup=lookup)
 
 
 def plain_product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """What a linear layer does."""
     return F.linear(x, w, bias)
+
+
+def plain_lookup(node: Node, table: Tensor, ids: Tensor) -> Tensor:
+    """What an embedding does."""
+    rows: Tensor = OPS[node.op](node.attrs, table, ids)
+    return rows
 
 
 def half_products() -> AbstractContextManager[Any]:

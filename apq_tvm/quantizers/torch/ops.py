@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from apq_tvm.errors import BadInput
+from apq_tvm.extras import require
 from apq_tvm.onnx_import.dims import evaluate
 
-try:
-    import torch
-    import torch.nn.functional as F
-except ImportError as error:
-    raise BadInput("calibration needs torch: pip install 'apq-tvm[calibrate]'") from error
+require("torch")
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
 __all__ = ["ACTIVATIONS", "OPS", "F", "Tensor", "dtype_named", "resolve", "torch"]
 

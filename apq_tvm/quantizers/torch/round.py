@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats.integer import MAX_SCALE, format_of
+from apq_tvm.formats.families import family_of
+from apq_tvm.formats.integer import MAX_SCALE
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.types import QuantizedTensor, Scheme
 
@@ -55,7 +56,7 @@ class LearnedRounding:
     Parameters
     ----------
     start : QuantizedTensor
-        Integers or W2*: its scales are where learning starts.
+        Of codes on an even grid: its scales are where learning starts.
     w : Tensor [N, K]
         What `start` stands for.
     name : str
@@ -69,22 +70,22 @@ class LearnedRounding:
     Raises
     ------
     BadScheme
-        If the scheme is of another family.
+        If the family's codes are not on an even grid.
     """
 
     def __init__(self, start: QuantizedTensor, w: Tensor, name: str) -> None:
         scheme = start.scheme
-        if scheme.family not in ("int", "balance"):
+        levels = family_of(scheme).levels(scheme)
+        whole = levels is not None and (levels.even or levels.signs)
+        if levels is None or not whole or not (levels.values[0] < 0 or scheme.zero_points):
             raise BadScheme(
-                f"layer {name!r}: --learn abq learns integers and W2*, not {scheme}; use --learn "
-                "finetune"
+                f"layer {name!r}: --learn abq learns codes on an even grid (integers, W2*), not "
+                f"{scheme}; use --learn finetune"
             )
         self.scheme, self.name, self.k = scheme, name, w.shape[1]
         self.size = self.k if scheme.group_size == -1 else min(scheme.group_size, self.k)
-        balanced = scheme.family == "balance"
-        self.signs = not balanced and format_of(scheme).signs_only
-        self.zeros = not balanced and scheme.zero_points
-        self.low, self.high = (-2, 2) if balanced else self._range()
+        self.signs, self.zeros = levels.signs, scheme.zero_points
+        self.low, self.high = levels.values[0], levels.values[-1]
         step = torch.from_numpy(start.scales.astype(np.float32))
         self.sign = torch.where(step < 0, -1.0, 1.0)
         parts = self._parts(w)
@@ -125,10 +126,6 @@ class LearnedRounding:
                 _numpy(zero, np.uint8) if self.zeros else None,
                 self.scheme,
             )
-
-    def _range(self) -> tuple[int, int]:
-        fmt = format_of(self.scheme)
-        return (0, fmt.max_code) if self.zeros else (-fmt.zero, fmt.zero - 1)
 
     def _reach(self) -> float:
         """Steps from 0 to the end of the range."""

@@ -43,11 +43,16 @@ struct apq_context {
   void **inputs, **outputs, **buffers;
 };
 
+/* What every public function answers to a NULL that it cannot do without. */
+static int is_null(const char *what) { return apq_fail(APQ_BAD_INPUT, "%s is NULL", what); }
+
 /* ---- handle ---- */
 
 int apq_open(const apq_module *const *modules, const char *weights_path, apq_handle **out) {
   const apq_module *m;
+  if (out == NULL) return is_null("where the handle is to be written");
   *out = NULL;
+  if (weights_path == NULL) return is_null("the path of the weights file");
   int rc = apq_choose(modules, &m);
   if (rc != APQ_OK) return rc;
   apq_handle *h = calloc(1, sizeof *h + (size_t)m->num_precisions * sizeof(atomic_int));
@@ -72,9 +77,14 @@ void apq_close(apq_handle *h) {
   free(h);
 }
 
-const char *apq_target(const apq_handle *h) { return h->module->target; }
+const char *apq_target(const apq_handle *h) {
+  if (h != NULL) return h->module->target;
+  (void)is_null("the handle");
+  return "";
+}
 
 int apq_verify(const apq_handle *h) {
+  if (h == NULL) return is_null("the handle");
   const apq_module *m = h->module;
   uint64_t sum = apq_checksum(h->weights.data + m->header_bytes, h->weights.bytes - m->header_bytes);
   if (sum == m->data_checksum) return APQ_OK;
@@ -83,6 +93,7 @@ int apq_verify(const apq_handle *h) {
 }
 
 int apq_set_num_threads(apq_handle *h, int32_t threads) {
+  if (h == NULL) return is_null("the handle");
   if (threads < 1 || threads > APQ_MAX_THREADS) {
     return apq_fail(APQ_BAD_INPUT, "number of threads is %d, wanted 1 to %d", (int)threads,
                     APQ_MAX_THREADS);
@@ -92,6 +103,7 @@ int apq_set_num_threads(apq_handle *h, int32_t threads) {
 }
 
 int32_t apq_num_threads(const apq_handle *h) {
+  if (h == NULL) return is_null("the handle");
   return apq_usable_threads(atomic_load(&((apq_handle *)(uintptr_t)h)->threads));
 }
 
@@ -122,6 +134,7 @@ static int check_all_bits(const apq_module *m, const char *layer, int32_t bits) 
 }
 
 int apq_set_precision(apq_handle *h, const char *layer, int32_t bits) {
+  if (h == NULL) return is_null("the handle");
   const apq_module *m = h->module;
   int rc = check_all_bits(m, layer, bits);
   if (rc != APQ_OK) return rc;
@@ -132,6 +145,8 @@ int apq_set_precision(apq_handle *h, const char *layer, int32_t bits) {
 }
 
 int32_t apq_get_precision(const apq_handle *h, const char *layer) {
+  if (h == NULL) return is_null("the handle");
+  if (layer == NULL) return is_null("the layer's name");
   const apq_module *m = h->module;
   for (int32_t i = 0; i < m->num_precisions; i++) {
     if (strcmp(layer, m->precisions[i].layer) == 0) return atomic_load(&h->bits[i]);
@@ -163,6 +178,9 @@ static void *cut(unsigned char **at, int32_t count, size_t size) {
 }
 
 int apq_context_create(const apq_handle *h, apq_context **out) {
+  if (out == NULL) return is_null("where the context is to be written");
+  *out = NULL;
+  if (h == NULL) return is_null("the handle");
   const apq_module *m = h->module;
   int32_t values = m->num_inputs + m->num_outputs + m->num_buffers;
   size_t plan_bytes = 8 * (size_t)(m->num_symbols + m->input_dims + m->output_dims) +
@@ -170,8 +188,7 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   size_t total = sizeof(apq_context) + PLANS * plan_bytes + 8 * (size_t)m->num_symbols +
                  sizeof(void *) * (size_t)values +
                  sizeof(int32_t) * (size_t)(2 * m->num_buffers + m->num_precisions);
-  apq_context *c = calloc(1, total);
-  *out = c;
+  apq_context *c = *out = calloc(1, total);
   if (c == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a context", m->name);
   c->handle = h;
   unsigned char *at = (unsigned char *)(c + 1);
@@ -200,6 +217,8 @@ void apq_context_destroy(apq_context *c) {
 }
 
 int apq_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes) {
+  if (c == NULL) return is_null("the context");
+  if (arena_bytes == NULL || live_bytes == NULL) return is_null("where bytes are to be written");
   const apq_module *m = c->handle->module;
   *arena_bytes = c->arena.bytes + c->staging.bytes;
   *live_bytes = c->last == NULL ? 0 : apq_live_bytes(m->num_buffers, m->lifetimes, c->last->bytes);
@@ -240,6 +259,10 @@ static int check_tensor(const char *kind, const apq_value *want, const DLTensor 
     return apq_fail(APQ_BAD_INPUT, "%s '%s' has DLPack type code %d with %d bits, wanted code %d with %d",
                     kind, want->name, t->dtype.code, t->dtype.bits, want->dtype.code, want->dtype.bits);
   }
+  if (t->shape == NULL && t->ndim > 0) {
+    return apq_fail(APQ_BAD_INPUT, "%s '%s' has %d dimensions, but its shape is NULL", kind, want->name,
+                    (int)t->ndim);
+  }
   if (t->ndim != want->ndim) return bad_shape(kind, want, t, "");
   return APQ_OK;
 }
@@ -275,6 +298,7 @@ static int check_dims(const char *kind, const apq_value *want, const DLTensor *t
 static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
   const apq_module *m = c->handle->module;
   int rc;
+  if (inputs == NULL && m->num_inputs > 0) return is_null("the array of inputs");
   for (int32_t i = 0; i < m->num_inputs; i++) {
     if ((rc = check_tensor("input", &m->inputs[i], &inputs[i])) != APQ_OK) return rc;
     if ((rc = check_filled(&m->inputs[i], &inputs[i])) != APQ_OK) return rc;
@@ -384,6 +408,8 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
 }
 
 int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int64_t *shape) {
+  if (c == NULL) return is_null("the context");
+  if (shape == NULL) return is_null("where the shape is to be written");
   const apq_module *m = c->handle->module;
   if (index < 0 || index >= m->num_outputs) {
     return apq_fail(APQ_BAD_INPUT, "output %d does not exist, %s has %d", (int)index, m->name,
@@ -399,6 +425,7 @@ int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int6
 }
 
 int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int32_t bits) {
+  if (c == NULL) return is_null("the context");
   const apq_module *m = c->handle->module;
   plan *p;
   int rc = bits == 0 ? APQ_OK : check_all_bits(m, NULL, bits);
@@ -407,10 +434,14 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
   for (int32_t i = 0; i < m->num_precisions; i++) {
     c->bits[i] = bits == 0 ? atomic_load(&c->handle->bits[i]) : bits;
   }
+  if (outputs == NULL && m->num_outputs > 0) return is_null("the array of outputs");
   const int64_t *dims = p->out_dims;
   for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
     if ((rc = check_tensor("output", &m->outputs[i], &outputs[i])) != APQ_OK) return rc;
     if ((rc = check_dims("output", &m->outputs[i], &outputs[i], dims)) != APQ_OK) return rc;
+    if (outputs[i].data == NULL && bytes_of(&outputs[i]) > 0) {
+      return apq_fail(APQ_BAD_INPUT, "output '%s' has no data", m->outputs[i].name);
+    }
     if (!contiguous(&outputs[i])) {
       return apq_fail(APQ_BAD_INPUT, "output '%s' is not contiguous", m->outputs[i].name);
     }

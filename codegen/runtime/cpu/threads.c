@@ -6,12 +6,15 @@
  * what `#pragma omp parallel num_threads(n)` compiles to. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -25,6 +28,22 @@ typedef int (*index_function)(void);
 static parallel_function omp_parallel = NULL;
 static index_function omp_thread = NULL, omp_team = NULL;
 static pthread_once_t omp_once = PTHREAD_ONCE_INIT;
+
+/* OpenMP in the program itself, if it has any: see find_openmp. */
+extern void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
+    __attribute__((weak));
+extern int omp_get_thread_num(void) __attribute__((weak));
+extern int omp_get_num_threads(void) __attribute__((weak));
+
+/* Whether the program was linked with -static or -static-pie: its headers name no dynamic linker. */
+static int program_is_static(void) {
+  const ElfW(Phdr) *headers = (const ElfW(Phdr) *)getauxval(AT_PHDR);
+  unsigned long count = getauxval(AT_PHNUM);
+  for (unsigned long i = 0; headers != NULL && i < count; i++) {
+    if (headers[i].p_type == PT_INTERP) return 0;
+  }
+  return headers != NULL;
+}
 
 /* dlsym gives a data pointer; POSIX lets it be copied into a function pointer, ISO C has no cast. */
 static void look_up(void *library, const char *name, void *function) {
@@ -53,6 +72,16 @@ static void open_openmp(void) {
 static const char spin_count[] = "10000"; /* some 100 microseconds: longer than between two loops */
 
 static void find_openmp(void) {
+  if (program_is_static()) {
+    /* glibc's dlopen gives a static program a libgomp on a C library of its own, in which no thread
+     * was ever set up: it crashes where it starts one. So such a program has threads only if it is
+     * linked with OpenMP (-Wl,-u,GOMP_parallel -lgomp). */
+    if (GOMP_parallel == NULL || omp_get_thread_num == NULL || omp_get_num_threads == NULL) return;
+    omp_parallel = GOMP_parallel;
+    omp_thread = omp_get_thread_num;
+    omp_team = omp_get_num_threads;
+    return;
+  }
   int ours = getenv("GOMP_SPINCOUNT") == NULL && getenv("OMP_WAIT_POLICY") == NULL;
   if (ours) setenv("GOMP_SPINCOUNT", spin_count, 0);
   open_openmp();

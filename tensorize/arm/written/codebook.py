@@ -26,7 +26,7 @@ from apq_tvm.tensorize.arm.written.codebook_quads_asm import Quads3
 from apq_tvm.tensorize.arm.written.loads import TARGET
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD, SPAN_QUADS, BookDot
 from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
-from apq_tvm.tensorize.meaning.lookup_span import SpanDot, SpanOperands, make_pair
+from apq_tvm.tensorize.meaning.lookup_span import SpanDot, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
 
 SPAN = QUAD * SPAN_QUADS
@@ -77,7 +77,7 @@ def written_intrinsic(dot: SpanDot, style: Style) -> str:
         with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", _function(dot, style, name)):
             b.evaluate(tirx.call_extern("void", name, *pointers))
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: span_pair(dot, implement))
 
 
 def _function(dot: BookDot | BookUnitsDot, style: Style, name: str) -> str:

@@ -1,0 +1,90 @@
+"""A learning run: what it works on, and what passes from block to block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from apq_tvm.quantizers.learn.blocks import Block
+from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.quantizers.torch.graph import Values
+from apq_tvm.quantizers.torch.ops import Tensor
+from apq_tvm.types import Array, Calibration, ImportedModel, QuantizedModel, QuantizedTensor
+
+KINDS = ("abq", "finetune", "distill")
+
+
+@dataclass
+class Run:
+    """A learning run: what it works on, and what is done.
+
+    Parameters
+    ----------
+    model : ImportedModel
+        The float model.
+    quantized : QuantizedModel
+        Where learning starts: codes of every layer, embeddings included.
+    calls : sequence of mapping
+        Inputs.
+    calibration : Calibration
+    kind : str
+        One of `KINDS`.
+    epochs : int
+        Passes over `calls` per block.
+    learned : Learned
+        Blocks that are done.
+    done : int
+        How many.
+    rate : float or None
+        Learning rate of ``distill``, if not its own.
+    feeds_back : bool
+        ``finetune`` chooses the codes of every block anew first (`block_feedback`).
+    """
+
+    model: ImportedModel
+    quantized: QuantizedModel
+    calls: Sequence[Mapping[str, Array]]
+    calibration: Calibration
+    kind: str
+    epochs: int
+    learned: Learned
+    done: int = 0
+    rate: float | None = None
+    feeds_back: bool = False
+
+
+RowWeights = Sequence[Mapping[str, Tensor]]
+"""Per call and linear layer: weights of its rows without padding, float32 [rows]."""
+
+
+@dataclass
+class Streams:
+    """Values between blocks, one dict per call: of the float model and of the quantized one."""
+
+    full: list[Values]
+    quantized: list[Values]
+    symbols: list[dict[str, int]]
+    masks: list[Tensor | None]
+    widths: list[int]  # of any-precision layers; 0 where there are none
+    weights: RowWeights = ()  # of rows, where codes are chosen anew
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A block's layers with codes chosen anew, by node.
+
+    Parameters
+    ----------
+    tensors : mapping of str to QuantizedTensor
+    biases : mapping of str to float32 [N]
+        Corrected for what rounding takes from the mean output; only of layers that have one.
+    """
+
+    tensors: Mapping[str, QuantizedTensor] = field(default_factory=dict)
+    biases: Mapping[str, Array] = field(default_factory=dict)
+
+
+def tables_of(block: Block, tables: Values) -> Values:
+    """Tables of a block's embeddings; a head that shares one is not a table."""
+    names = {node.inputs[0] for node in block.nodes if node.op == "apq.Embedding"}
+    return {name: table for name, table in tables.items() if name in names}

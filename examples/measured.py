@@ -1,0 +1,381 @@
+"""Figures that were measured, as JSON in ``docs/measured/``, and the documents' tables of them.
+
+A table stands between ``<!-- table: NAME -->`` and ``<!-- /table -->`` in the README or in a file
+of ``docs/``; ``python examples/measure.py --render`` writes it anew there, and a test compares.
+Every row has the date it was measured on, and files of times have the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "measured"
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+RENDER = "python examples/measure.py --render"
+
+Row = Mapping[str, Any]
+
+LINEAR_RIVAL = "`MatMulNBits`, 4 bits, blocks of 128"
+LAYOUT_NAMES = {"graviton3": "V1", "graviton4": "V2"}
+"""Devices whose layouts are shown, by the core they have."""
+
+
+def read(name: str) -> dict[str, Any]:
+    """The document ``docs/measured/NAME.json``: ``rows`` and, where it matters, ``machine``."""
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def store(
+    name: str, rows: Iterable[Row], machine: Row | None = None, merge_by: Sequence[str] = ()
+) -> None:
+    """Keep the rows of a table.
+
+    Parameters
+    ----------
+    name : str
+        Of the file in ``docs/measured/``.
+    rows : iterable of mapping
+        Without a date; they get today's.
+    machine : mapping, optional
+        What they were measured on, with ``processor`` and ``target``.
+    merge_by : sequence of str
+        Fields that name a row: earlier rows of other names stay. By default none stays.
+
+    Raises
+    ------
+    ValueError
+        Rows of another machine would stay beside these.
+    """
+    path = FOLDER / f"{name}.json"
+    fresh = [{"date": date.today().isoformat(), **row} for row in rows]
+    if merge_by:
+        check_machine(name, machine)
+        before = read(name)["rows"]
+        named = {tuple(row[k] for k in merge_by): row for row in [*before, *fresh]}
+        fresh = list(named.values())
+    write(path, {**({"machine": machine} if machine else {}), "rows": fresh})
+
+
+def check_machine(name: str, machine: Row | None) -> None:
+    """Refuse to put rows of one machine beside those of another.
+
+    Raises
+    ------
+    ValueError
+        The file's processor or target is another.
+    """
+    was = read(name).get("machine")
+    if was and machine and any(was[key] != machine[key] for key in ("processor", "target")):
+        raise ValueError(
+            f"docs/measured/{name}.json is of {was['processor']} ({was['target']}), this is "
+            f"{machine['processor']} ({machine['target']}): measure the whole table anew"
+        )
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document with one row a line."""
+    rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in document["rows"])
+    head = "".join(
+        f' "{key}": {json.dumps(value, ensure_ascii=False)},\n'
+        for key, value in document.items()
+        if key != "rows"
+    )
+    path.write_text(f'{{\n{head} "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def dates(rows: Sequence[Row]) -> str:
+    """When rows were measured: ``"2026-11-21"`` or ``"2026-11-21 to 2026-11-22"``."""
+    days = sorted({row["date"] for row in rows})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def machine_name(document: Row) -> str:
+    """The machine of a document in a few words."""
+    m = document["machine"]
+    return f"{m['processor']} ({m['target']}), {m['cores']} cores; ONNX Runtime {m['onnxruntime']}"
+
+
+def machine_line(document: Row) -> str:
+    """The machine of a document, its limits, and when its rows were measured."""
+    m = document["machine"]
+    read_from = ", ".join(f"{gbs} GB/s on {n}" for n, gbs in m["read_gbs"].items())
+    macs = ", ".join(f"{gmacs} GMAC/s on {n}" for n, gmacs in m["int8_gmacs"].items())
+    return (
+        f"{machine_name(document)}. Reads from DRAM {read_from} thread(s); int8 arithmetic "
+        f"({m['int8_instruction']}) {macs}. Measured {dates(document['rows'])}."
+    )
+
+
+def linear() -> str:
+    """Single layers beside ONNX Runtime."""
+    document = read("linear")
+    rows = (
+        (
+            r["shape"],
+            r["m"],
+            r["threads"],
+            f"{r['us']:.0f}",
+            f"{r['limit_share']:.0%} ({r['limit']})",
+            f"{r['error']:.4f}",
+            f"{r['rival_us']:.0f}",
+            f"{r['rival_error']:.4f}",
+            "yes" if r["rival_saturates"] else "no",
+            f"**{r['ratio']:.2f}**",
+            f"{r['noise']:.0%}",
+        )
+        for r in document["rows"]
+    )
+    columns = ("NxK", "M", "threads", "ours µs", "of the limit", "error", "rival µs", "error",
+               "saturates", "ratio", "noise")  # fmt: skip
+    return f"{machine_line(document)}\n\n{table(columns, rows)}"
+
+
+def decode() -> str:
+    """One row of activations in every format."""
+    document = read("decode")
+    # In the order of the file; a rival that was added later has no figures in older rows.
+    rivals = list(dict.fromkeys(name for row in document["rows"] for name in row["ratios"]))
+    rows = (
+        (
+            f"`{r['scheme']}`",
+            f"{r['bits_read']:.2f}",
+            r["threads"],
+            f"{r['us']:.0f}",
+            f"{r['limit_share']:.0%} ({r['limit']})",
+            f"{r['error']:.4f}",
+            *(f"{r['ratios'][name]:.2f}" if name in r["ratios"] else "" for name in rivals),
+            f"{r['noise']:.0%}",
+        )
+        for r in document["rows"]
+    )
+    columns = ("scheme", "bits read per weight", "threads", "µs", "of the limit", "error",
+               *(f"to ORT {name}" for name in rivals), "noise")  # fmt: skip
+    return f"{machine_line(document)}\n\n{table(columns, rows)}"
+
+
+def repeats() -> str:
+    """Ratios of decode over several runs."""
+    document = read("repeats")
+    columns = ("scheme", "beside", "threads", "weights", "runs", "least", "most", "measured")
+    return f"{machine_name(document)}.\n\n" + table(
+        columns,
+        (
+            (
+                f"`{r['scheme']}`",
+                r["beside"],
+                r["threads"],
+                "in huge pages" if r["huge_pages"] else "mapped",
+                r["runs"] or "",
+                f"{r['least']:.2f}",
+                f"{r['most']:.2f}",
+                r["date"],
+            )
+            for r in document["rows"]
+        ),
+    )
+
+
+def lookups() -> str:
+    """Times of LUT-GEMM over bits and groups."""
+    document = read("lookups")
+    rows = document["rows"]
+    cells = (
+        (
+            f"`{r['scheme']}`",
+            f"{r['bits_read']:.2f}",
+            f"{r['us']:.0f}",
+            f"{r['us'] / r['bits_read']:.0f}",
+        )
+        for r in rows
+    )
+    columns = ("scheme", "bits read per weight", "µs, 1 thread", "µs per bit")
+    return f"{machine_name(document)}. Measured {dates(rows)}.\n\n{table(columns, cells)}"
+
+
+def model() -> str:
+    """The whole demo model beside ONNX Runtime."""
+    document = read("model")
+    rows = (
+        (
+            r["shape"],
+            r["threads"],
+            f"`{r['scheme']}`",
+            f"{r['us']:.0f}",
+            f"{r['fp32_us']:.0f}",
+            f"{r['int8_us']:.0f}",
+            f"**{r['ratio']:.2f}**",
+            f"{r['memory']:.2f}",
+            f"{r['noise']:.0%}",
+        )
+        for r in document["rows"]
+    )
+    columns = ("batch x seq", "threads", "scheme", "ours µs", "ORT fp32 µs", "ORT int8 µs", "ratio",
+               "memory", "noise")  # fmt: skip
+    return f"{machine_line(document)}\n\n{table(columns, rows)}"
+
+
+def accuracy() -> str:
+    """The demo model's results against float32."""
+    rows = read("accuracy")["rows"]
+    cells = (
+        (
+            f"`{r['scheme']}`",
+            f"{r['bits_per_weight']:.2f}",
+            f"{r['package_mb']:.1f} MB",
+            f"{r['share_of_onnx']:.1%}",
+            f"{r['cosine_sentences']:.5f}",
+            f"{r['cosine_tokens']:.5f}",
+        )
+        for r in rows
+    )
+    columns = ("scheme", "bits per weight", "package", "of the ONNX file", "cosine of sentences",
+               "cosine of tokens")  # fmt: skip
+    return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
+
+
+HEADLINES: tuple[tuple[str, str, str, Row, Callable[[Row], float]], ...] = (
+    ("one row of activations, `W4A8g32`, 4096x4096", LINEAR_RIVAL, "linear",
+     {"shape": "4096x4096", "m": 1}, lambda r: r["ratio"]),
+    ("128 rows, `W4A8g32`, 4096x4096", LINEAR_RIVAL, "linear",
+     {"shape": "4096x4096", "m": 128}, lambda r: r["ratio"]),
+    ("one row, `W2sA8`, 4096x4096", "`MatMulNBits`, 2 bits", "decode",
+     {"scheme": "W2sA8"}, lambda r: r["ratios"]["W2"]),
+    ("one row, `nl4`, 4096x4096", "`MatMulNBits`, 4 bits", "decode",
+     {"scheme": "nl4"}, lambda r: r["ratios"]["W4"]),
+    ("one row, `anyprec2-8` at 3 of its bits", "`MatMulNBits`, 4 bits", "decode",
+     {"scheme": "anyprec2-8@3"}, lambda r: r["ratios"]["W4"]),
+    ("one row, `anyprec2-8` at 8 of its bits", "`MatMulNBits`, 8 bits", "decode",
+     {"scheme": "anyprec2-8@8"}, lambda r: r["ratios"]["W8"]),
+    ("MiniLM-L3, 1x128 tokens, `W8A8`", "the faster of float32 and int8", "model",
+     {"shape": "1x128", "scheme": "W8A8"}, lambda r: r["ratio"]),
+    ("MiniLM-L3, 8x64 tokens, `W4A8g32`", "the faster of float32 and int8", "model",
+     {"shape": "8x64", "scheme": "W4A8g32"}, lambda r: r["ratio"]),
+)  # fmt: skip
+"""What is computed, beside what of ONNX Runtime, and which rows of which file say how fast."""
+
+
+def headlines() -> str:
+    """The README's table: the rival's time over ours, on one and on two threads."""
+    lines = []
+    for what, rival, name, wanted, ratio in HEADLINES:
+        document = read(name)
+        found = {
+            r["threads"]: r for r in document["rows"] if all(r[k] == v for k, v in wanted.items())
+        }
+        one, two = found[1], found[2]
+        where = f"{document['machine']['processor']} ({document['machine']['target']})"
+        lines.append((what, rival, f"{ratio(one):.2f}", f"{ratio(two):.2f}", where,
+                      dates([one, two])))  # fmt: skip
+    columns = ("ours", "ONNX Runtime's", "1 thread", "2 threads", "machine", "measured")
+    return table(columns, lines)
+
+
+def share(row: Row) -> str:
+    """MACs per cycle and what that is of the peak."""
+    return f"{row['macs_per_cycle']:.1f} ({row['peak_share']:.0%} {row['peak_instruction']})"
+
+
+def arm_shares(name: str) -> str:
+    """MACs per cycle by scheme, M and device."""
+    rows = read(name)["rows"]
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    cells: dict[tuple[str, int], dict[str, str]] = {}
+    for row in rows:
+        cells.setdefault((row["scheme"], row["m"]), {})[row["target"]] = share(row)
+    lines = (
+        (f"`{scheme}`", m, *(by_target.get(t, "") for t in targets))
+        for (scheme, m), by_target in cells.items()
+    )
+    return f"Counted {dates(rows)}.\n\n{table(('scheme', 'M', *targets), lines)}"
+
+
+def arm_rivals() -> str:
+    """W4A8g32 beside ggml's products of the same format."""
+    rows = read("arm_rivals")["rows"]
+    lines = (
+        (
+            r["target"],
+            r["m"],
+            r["kernel"],
+            r["instructions"],
+            share(r),
+            *(f"{r[key]:.2f}" if r[key] else "" for key in ("instructions_ratio", "cycles_ratio")),
+        )
+        for r in rows
+    )
+    columns = ("device", "M", "kernel", "instructions", "MACs/cycle", "ours over its", "in cycles")
+    return f"Counted {dates(rows)}.\n\n{table(columns, lines)}"
+
+
+def arm_layouts() -> str:
+    """MACs per cycle of integers in every layout, from the devices' tuning logs."""
+    logs = {
+        core: json.loads((ROOT / "tuning_logs" / device / "layouts.json").read_text())
+        for device, core in LAYOUT_NAMES.items()
+    }
+    first = next(iter(logs.values()))
+    lines = (
+        (
+            f"`{scheme}`",
+            layout,
+            *(f for log in logs.values() for f in log["macs_per_cycle"][scheme][layout]),
+        )
+        for scheme, by_layout in first["macs_per_cycle"].items()
+        for layout in by_layout
+    )
+    columns = (f"{core} M={m}" for core, log in logs.items() for m in log["m"])
+    return table(("scheme", "layout", *columns), lines)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "headlines": headlines,
+    "linear": linear,
+    "decode": decode,
+    "repeats": repeats,
+    "lookups": lookups,
+    "model": model,
+    "accuracy": accuracy,
+    "arm_decode": lambda: arm_shares("arm_decode"),
+    "arm_prefill": lambda: arm_shares("arm_prefill"),
+    "arm_layouts": arm_layouts,
+    "arm_rivals": arm_rivals,
+}
+
+
+def render(text: str) -> str:
+    """A document with every table in it written anew.
+
+    Raises
+    ------
+    KeyError
+        It names a table that does not exist.
+    """
+    return re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- /table -->)",
+        lambda m: f"{m[1]}\n{TABLES[m[2]]()}\n\n{m[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def render_all() -> None:
+    """Write the tables of all documents anew."""
+    for path in DOCUMENTS:
+        before = path.read_text(encoding="utf-8")
+        after = render(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"{path.relative_to(ROOT)}: tables written")

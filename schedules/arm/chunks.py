@@ -1,0 +1,99 @@
+"""What the schedules of kernels with folded activations share: by lane and in pairs of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir
+
+from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Preparation
+from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
+from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
+from apq_tvm.types import DeviceProfile
+
+
+def task_rows(spec: LinearSpec) -> int:
+    """Rows of x in a parallel task of a preparation."""
+    return max(1, ELEMENTS_PER_TASK // spec.k)
+
+
+def fold_preparation(
+    spec: LinearSpec, layout: InterleavedLayout, dot: FoldedDot, copies: int, func: Any
+) -> Preparation:
+    """The record of `func`, which folds x for the weights of a layout."""
+    assert spec.scheme is not None
+    group = f"g{layout.group_size}" if layout.group_size > 0 else "row"
+    key = f"{func.attrs['global_symbol']}_k{spec.k}_{group}_W{layout.bits}_x{copies}"
+    key += "_u" if dot.fold.shifted else ""
+    key += ("_t" if spec.scheme.act_group == -1 else "") + ("_z" if dot.fold.zeros else "")
+    return Preparation(key, func, schedule=schedule_fold)
+
+
+def schedule_fold(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Schedule a PrimFunc of `apq_tvm.ops.activations.fold`."""
+    sch = s_tir.Schedule(func)
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    sch.parallel(task)
+    return sch.mod["main"]
+
+
+def schedule_chunks(
+    sch: Any,
+    spec: LinearSpec,
+    dot: FoldedDot,
+    intrinsic: str,
+    unroll: int = 1,
+    whole: bool = False,
+) -> None:
+    """One task per bundle of row blocks; per tile of x and chunk, all streams side by side.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+    spec : LinearSpec
+    dot : FoldedDot
+    intrinsic : str
+        Of one chunk, of one stream or of all; or of all chunks.
+    unroll : int
+        Chunks per iteration.
+    whole : bool
+        Whether the intrinsic has all chunks.
+    """
+    store, product = (sch.get_sblock(name) for name in ("store", "dot"))
+    tile, bundle, stream, *row = sch.get_loops(store)
+    if spec.n % dot.fold.unit.rows == 0:
+        sch.vectorize(row.pop())
+    sch.reorder(bundle, tile, stream)
+    if spec.n * spec.k >= PARALLEL_WEIGHTS:
+        sch.parallel(bundle)
+    for loop in (stream, *row):
+        sch.unroll(loop)
+    if dot.in_pairs:
+        in_rows = sch.get_sblock("rows")
+        sch.compute_at(in_rows, tile, preserve_unit_loops=True)
+        *outer, lane = sch.get_loops(in_rows)[-3:]
+        for loop in outer:
+            sch.unroll(loop)
+        sch.vectorize(lane)
+    sch.compute_at(product, tile, preserve_unit_loops=True)
+    spatial = len(dot.spatial) - len(dot.beside)
+    stream, *inner = sch.get_loops(product)[-(2 + spatial + len(dot.reduced)) :]
+    lanes, chunk, within = inner[:spatial], inner[spatial], inner[spatial + 1 :]
+    if whole:
+        sch.reorder(stream, *lanes, chunk, *within)
+        init = sch.decompose_reduction(product, stream)
+    else:
+        sch.reorder(chunk, stream, *lanes, *within)
+        if unroll > 1:
+            chunk, part = sch.split(chunk, [None, unroll])
+            sch.unroll(part)
+        init = sch.decompose_reduction(product, chunk)
+    *outer, lane = sch.get_loops(init)[-(1 + spatial) :]
+    joined = whole or dot.beside
+    for loop in (*outer, *(() if joined else (stream,))):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    sch.tensorize(stream if joined else lanes[0], intrinsic)
