@@ -127,3 +127,12 @@ def prefetch_line(place: Expr) -> None:
     arguments = [tirx.const(v, "int32") for v in (0, 3, 1)]  # read, all cache levels, data
     address = tirx.address_of(place)
     b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
+
+
+def prefetch(codes: Buffer, nbytes: int, distance: int) -> None:
+    """Prefetch a unit's cache lines `distance` bytes ahead of it, 0 for none.
+
+    A prefetch never faults, so the address may lie past the end of the weights.
+    """
+    for line in range(0, nbytes if distance else 0, 64):
+        prefetch_line(codes[i64(distance + line)])

@@ -46,6 +46,7 @@ from apq_tvm.ops.many_rows.panel_mixed import MixedPanel, mixed_gemm
 from apq_tvm.ops.many_rows.panels import PanelFormat, panel_gemm
 from apq_tvm.schedules.arm.gemm import (
     LANES,
+    GemmPlan,
     TileShape,
     blocking,
     micro_kernel,
@@ -56,7 +57,8 @@ from apq_tvm.schedules.arm.gemm import (
 )
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.kernel import LinearKernel, legacy
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.spans import WEIGHTS
 from apq_tvm.tensorize.arm.decoded import decode_intrinsic
 from apq_tvm.tensorize.arm.gemm import SDOT, SMMLA, GemmInstruction
 from apq_tvm.tensorize.arm.gemm_panel import scales_intrinsic
@@ -163,47 +165,58 @@ def panel_kernel(
         Bits that are chosen at run time, else 0.
     """
 
-    def func(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmPlan:
         panel = _panel(spec, width)
         shape, weights = _tile(instruction, panel), panel.weights
         bl = blocking(spec, weights, profile, shape, decide, _unit_k(panel))
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
-        if isinstance(panel, MixedPanel):
-            return mixed_gemm(spec, panel, bl, tuned)
-        return panel_gemm(spec, panel, bl, tuned)
-
-    def schedule(sch: Any, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:
-        panel = _panel(spec, width)
-        shape = _tile(instruction, panel)
-        bl = blocking(spec, panel.weights, profile, shape, decide, _unit_k(panel))
         tile = shape.tile(bl.k_step, instruction.pairs)
-        micro = micro_kernel(instruction, tile, panel.weights.largest, profile, decide)
+        micro = micro_kernel(instruction, tile, weights.largest, profile, decide)
+        return GemmPlan(bl, tuned, tile, micro)
+
+    def func(choice: Choice) -> Any:
+        spec, plan = choice.spec, choice.plan
+        panel = _panel(spec, width)
+        if isinstance(panel, MixedPanel):
+            return mixed_gemm(spec, panel, plan.blocking, plan.tuning)
+        return panel_gemm(spec, panel, plan.blocking, plan.tuning)
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        panel, tile = _panel(choice.spec, width), choice.plan.tile
         for plane, unit in enumerate(panel.units):
-            decode = decode_intrinsic(unit, tile.pairs, "sve" in profile.features)
+            decode = decode_intrinsic(unit, tile.pairs, "sve" in choice.profile.features)
             tensorize(sch, f"unpack{plane}", decode, len(unit.loops(tile.pairs)))
-        schedule_centred(sch, tile, micro, "float32")
+        schedule_centred(sch, tile, choice.plan.micro, "float32")
         if panel.minima and tile.pairs:
             tensorize(sch, "spread_least", scales_intrinsic("float32"), 2)
 
+    def prepare(choice: Choice) -> Preparation:
+        spec = choice.spec
+        copy = "outliers" in _layout(spec).shapes(spec.n, spec.k)
+        return prepare_rows(spec, 2 if instruction.pairs else 4, _panel(spec, width).minima, copy)
+
     tile = 8 if instruction is SMMLA else 4
-    return legacy(
-        f"gemm_{family}{width or ''}A8_{instruction.name}_r{LANES}m{tile}",
-        m_min,
-        -1,
-        lambda spec, profile: _check(spec, profile, family, width, instruction),
-        lambda spec, _: _layout(spec),
-        func,
-        schedule,
+    return LinearKernel(
+        "gemm",
+        f"{_NAMES[family]}{width or ''}",
+        8,
+        Instruction(instruction.name, instruction.features, LANES),
+        tile - 1 if instruction.pairs else 1,
+        check=lambda spec, profile: _check(spec, profile, family, width, instruction),
+        layout=lambda spec, _: _layout(spec),
+        func=func,
+        schedule=schedule,
+        ask=ask,
+        prepare=prepare,
         family=family,
         width=width,
-        prepare=lambda spec, profile, decide: prepare_rows(
-            spec,
-            2 if instruction.pairs else 4,
-            _panel(spec, width).minima,
-            "outliers" in _layout(spec).shapes(spec.n, spec.k),
-        ),
+        m_named=tile,
+        m_min=m_min,
     )
 
+
+_NAMES = {**WEIGHTS, "balance": "W2star", "anyprec": "anyprec", "mixed": "mixed24", "bcq": "bcq"}
+"""Weights of each family in the names of its kernels."""
 
 M_MIN = {SMMLA: 8, SDOT: 9}
 """Fewest rows of x, where kernels that decode for a few rows at a time take more cycles. By smull

@@ -188,7 +188,9 @@ def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class GemmPlan:
+    """What follows from the decisions of a GEMM with panels of centred int8."""
+
     blocking: GemmBlocking
     tuning: CentredTuning
     tile: CentredTile
@@ -210,7 +212,7 @@ def centred_kernel(
         check_integer(spec, profile, bits, instruction.features, LANES)
         check_layout(spec, profile, layout_of(spec))
 
-    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> _Plan:
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmPlan:
         layout = layout_of(spec)
         weights = integer_groups(layout, spec.k)
         shape = _tile(instruction, m_tile, weights.whole)
@@ -218,7 +220,7 @@ def centred_kernel(
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
         tile = shape.tile(bl.k_step, instruction.pairs)
         largest = largest_byte(bits, layout.zero_points)
-        return _Plan(bl, tuned, tile, micro_kernel(instruction, tile, largest, profile, decide))
+        return GemmPlan(bl, tuned, tile, micro_kernel(instruction, tile, largest, profile, decide))
 
     def func(choice: Choice) -> Any:
         spec, plan = choice.spec, choice.plan

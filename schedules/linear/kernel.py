@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from apq_tvm.schedules.decide import Decide, Defaults, Recording
@@ -90,7 +90,6 @@ class Choice:
     decisions: Mapping[str, Any]
     alternatives: Mapping[str, tuple[Any, ...]]
     plan: Any = None
-    decide: Decide = field(default_factory=Defaults, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> Any:
         return self.decisions[name]
@@ -180,7 +179,6 @@ class LinearKernel:
     m_named: int = 0
     m_min: int = 0
     m_max: int = -1
-    old_name: str = ""
 
     def __post_init__(self) -> None:
         if self.m_min == 0:
@@ -192,8 +190,6 @@ class LinearKernel:
 
         As ``gemv_W4A8_maddubs_r8m1``. What does not apply is left out: float weights have no ``A``.
         """
-        if self.old_name:
-            return self.old_name
         operands = self.weights + (f"A{self.act_bits}" if self.act_bits else "")
         parts = (self.kind, operands, self.instruction.name)
         sizes = (("r", self.instruction.lanes), ("k", self.run), ("m", self.m_named))
@@ -204,7 +200,7 @@ class LinearKernel:
         """Ask `decide` for everything that this kernel leaves open for a layer."""
         asked = Recording(decide)
         plan = self.ask(spec, profile, asked)
-        return Choice(spec, profile, asked.taken, asked.alternatives, plan, decide)
+        return Choice(spec, profile, asked.taken, asked.alternatives, plan)
 
     def scheduled(self, choice: Choice) -> Any:
         """The PrimFunc as a module holds it, scheduled."""
@@ -213,29 +209,3 @@ class LinearKernel:
         sch = s_tir.Schedule(self.func(choice))
         self.schedule(sch, choice)
         return sch.mod["main"]
-
-
-def legacy(
-    name: str,
-    m_min: int,
-    m_max: int,
-    check: Any,
-    layout: Any,
-    func: Any,
-    schedule: Any,
-    bits: int | None = None,
-    family: str = "int",
-    width: int = 0,
-    prepare: Any = None,
-) -> LinearKernel:
-    """A kernel whose functions still ask for their decisions themselves."""
-    made: Any = prepare_activations
-    if prepare is not None:
-        made = lambda c: prepare(c.spec, c.profile, c.decide)  # noqa: E731
-    return LinearKernel(
-        name.split("_")[0], "", 0, Instruction("", (), 1), m_min, check, layout,
-        lambda c: func(c.spec, c.profile, c.decide),
-        lambda sch, c: schedule(sch, c.spec, c.profile, c.decide),
-        prepare=made, bits=bits, family=family, width=width, m_min=m_min, m_max=m_max,
-        old_name=name,
-    )  # fmt: skip

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import i64, prefetch
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, balance_dot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import pair
-from apq_tvm.tensorize.pairs.unit_dot import prefetch
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, operand, prefetch_line, whole
+from apq_tvm.tensorize.exprs import i64, operand, prefetch, whole
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.registry import register
@@ -118,16 +118,6 @@ def _plain_loops(o: DotBuffers) -> None:
             lambda four, k: o.x[(*row, four * i64(4) + k)],
             zero,
         )
-
-
-def prefetch(codes: Buffer, nbytes: int, distance: int) -> None:
-    """Prefetch a unit's cache lines `distance` bytes ahead of it, 0 for none.
-
-    A prefetch never faults, so the address may lie past the end of the weights.
-    """
-
-    for line in range(0, nbytes if distance else 0, 64):
-        prefetch_line(codes[i64(distance + line)])
 
 
 def decoded(unit: Unit, codes: Buffer, vector: int) -> Expr:

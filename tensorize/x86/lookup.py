@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.exprs import llvm
+from apq_tvm.tensorize.exprs import llvm, prefetch
 from apq_tvm.tensorize.meaning.lookup_dot import LookupDot, LookupOperands, LookupValues
 from apq_tvm.tensorize.meaning.product import make_pair
-from apq_tvm.tensorize.pairs.unit_dot import decoded, prefetch
+from apq_tvm.tensorize.pairs.unit_dot import decoded
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 

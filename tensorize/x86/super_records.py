@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import i64, prefetch
 from apq_tvm.tensorize.meaning.product import make_pair, row_at
 from apq_tvm.tensorize.meaning.super_records import (
     GROUP,
@@ -24,7 +24,6 @@ from apq_tvm.tensorize.meaning.super_records import (
     RecordScale,
     high_bit,
 )
-from apq_tvm.tensorize.pairs.unit_dot import prefetch
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 
