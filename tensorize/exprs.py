@@ -36,6 +36,13 @@ def f32(value: float) -> Expr:
     return tirx.const(value, "float32")
 
 
+def magnitude_bits(value: Expr) -> Expr:
+    """The pattern of a float32 without its sign: orders like the magnitude, NaN above infinity."""
+    from tvm import tirx
+
+    return tirx.bitwise_and(tirx.reinterpret("int32", value), i32(0x7FFFFFFF))
+
+
 def whole(buffer: Buffer) -> Any:
     """All of a buffer, as a region."""
     return buffer[tuple(slice(0, extent) for extent in buffer.shape)]

@@ -29,10 +29,16 @@ from apq_tvm.ops.few_rows.mixed import MixedBlocking, mixed_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import (
+    PARALLEL_WEIGHTS,
+    Choice,
+    Instruction,
+    LinearKernel,
+    Preparation,
+)
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.linear.streams import choose_streams
-from apq_tvm.tensorize.meaning.mixed import MixedInstruction, mixed_intrinsic
+from apq_tvm.tensorize.pairs.mixed_dot import MixedInstruction, mixed_intrinsic
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
 
@@ -114,7 +120,8 @@ def mixed_kernel(
         streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
         triples = layout.triples(spec.k)
         span = max(s for s in range(1, SPAN + 1) if triples % s == 0)
-        return MixedBlocking(m_tile, streams, span, decide("ahead", aheads))
+        parallel = spec.n * spec.k >= PARALLEL_WEIGHTS
+        return MixedBlocking(m_tile, streams, span, decide("ahead", aheads), parallel)
 
     def func(choice: Choice) -> Any:
         return mixed_linear(choice.spec, layout_of(choice.spec, choice.profile), choice.plan)

@@ -17,15 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i32, i64, neon, prefetch
-from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS, BalanceUnit
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.registry import register
+from tvm import tirx
+
+from apq_tvm.tensorize.arm.lookup import BYTES, lane, masked, small_dot, splat
+from apq_tvm.tensorize.exprs import i32, i64, neon
+from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS
+from apq_tvm.tensorize.pairs.balance_dot import BalanceBuffers
+from apq_tvm.tensorize.pairs.balance_dot import balance_intrinsic as dot_intrinsic
 
 Expr = Any  # tvm is untyped
 
 LANES = 4
-_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -66,30 +68,29 @@ def balance_intrinsic(instruction: ArmBalance, m: int = 1, ahead: int = 0) -> st
     Returns
     -------
     str
-        The intrinsic's name; its operands are those of `BalanceUnit`.
+        The intrinsic's name; its operands are those of
+        `apq_tvm.tensorize.meaning.balance.balance_dot`.
     """
-    name = f"apq_{instruction.name}_{m}x{PARTS * LANES}x{UNIT_K}_s8t5s32"
-    name += f"_pf{ahead}" if ahead else ""
-    unit = (_Sdot if instruction is SDOT else _Smlal)(m, ahead)
-    return register(name, lambda: (unit.member(False), unit.member(True)))
+    implement = _sdot if instruction is SDOT else _smlal
+    return dot_intrinsic(instruction.name, LANES, m, ahead, implement)
 
 
 def code_vectors(codes: Any) -> list[Expr]:
     """uint8 [16] codes of all eight vectors of a unit's buffer."""
-    stored = [codes.vload([i64(_BYTES * j)], f"uint8x{_BYTES}") for j in range(STORED)]
-    pooled = _int8(stored[-1])
+    stored = [codes.vload([i64(BYTES * j)], f"uint8x{BYTES}") for j in range(STORED)]
+    pooled = tirx.reinterpret("int8x16", stored[-1])
     for j in range(1, STORED):
-        vector = _int8(stored[STORED - 1 - j])
+        vector = tirx.reinterpret("int8x16", stored[STORED - 1 - j])
         pooled = neon("int8x16", "vsri.v16i8", pooled, vector, i32(j))
-    masked = [vector & _all(0x7F) for vector in stored]
-    return [*masked, _uint8(pooled) >> _all(1)]
+    return [
+        *(masked(vector, 0x7F) for vector in stored),
+        tirx.reinterpret("uint8x16", pooled) >> splat(1, "uint8"),
+    ]
 
 
 def quotients(codes: Expr) -> tuple[Expr, Expr]:
     """uint8 [16] each: c // 5 and c // 25."""
-    from tvm import tirx
-
-    above, factor = codes + _all(1), tirx.Broadcast(tirx.const(51, "uint8"), 8)
+    above, factor = codes + splat(1, "uint8"), splat(51, "uint8", 8)
     halves = []
     for first in (0, 8):
         half = tirx.Shuffle([above], [i32(first + i) for i in range(8)])
@@ -98,99 +99,42 @@ def quotients(codes: Expr) -> tuple[Expr, Expr]:
     fifth = tirx.Shuffle(halves, [i32(i) for i in range(1, 32, 2)])
     table = [
         tirx.Shuffle(
-            [tirx.const(v // 5, "uint8") for v in range(first, first + _BYTES)],
-            [i32(i) for i in range(_BYTES)],
+            [tirx.const(v // 5, "uint8") for v in range(first, first + BYTES)],
+            [i32(i) for i in range(BYTES)],
         )
-        for first in (0, _BYTES)
+        for first in (0, BYTES)
     ]
     return fifth, neon("uint8x16", "tbl2.v16i8", *table, fifth)
 
 
-class _Unit(BalanceUnit):
-    def __init__(self, m: int, ahead: int) -> None:
-        super().__init__(LANES, m)
-        self.ahead = ahead
-
-    def _activations(self, row: int, vector: int) -> Expr:
-        """int8 [16]: k = 4 * vector .. + 3 of one row, repeated for four rows of weights."""
-        from tvm import tirx
-
-        half = self.x.vload([*self.lead(row), i64(vector // 4 * _BYTES)], f"int8x{_BYTES}")
-        fours = tirx.reinterpret("int32x4", half)
-        return tirx.reinterpret("int8x16", tirx.Shuffle([fours], [i32(vector % 4)] * 4))
-
-    def _add(self, row: int, part: int, total: Expr) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        index = self.sums_at(row, part)
-        b.buffer_store(self.acc, self.acc[tuple(index)] + total, index)
+def _activations(o: BalanceBuffers, row: int, vector: int) -> Expr:
+    """int8 [16]: k = 4 * vector .. + 3 of one row, repeated for four rows of weights."""
+    return lane(o.load_x(row, vector // 4 * BYTES, BYTES), "int8x16", vector % 4)
 
 
-class _Sdot(_Unit):
-    def instructions(self) -> None:
-        """Emit the instructions."""
-        from tvm import tirx
-
-        prefetch(self.codes, STORED * _BYTES, self.ahead)
-        zero, five = (tirx.Broadcast(i32(v), LANES) for v in (0, 5))
-        sums = [[zero] * PARTS for _ in range(self.m)]
-        for j, code in enumerate(code_vectors(self.codes)):
-            parts = (code, *quotients(code))
-            for i in range(self.m):
-                x = self._activations(i, j)
-                sums[i] = [
-                    neon("int32x4", "sdot.v4i32.v16i8", total, _int8(part), x)
-                    for total, part in zip(sums[i], parts, strict=True)
-                ]
-        for i, (t0, t1, t2) in enumerate(sums):
-            for part, total in enumerate((t0 - t1 * five, t1 - t2 * five, t2)):
-                self._add(i, part, total)
+def _sdot(o: BalanceBuffers) -> None:
+    zero, five = splat(0, "int32", LANES), splat(5, "int32", LANES)
+    sums = [[zero] * PARTS for _ in range(o.m)]
+    for j, code in enumerate(code_vectors(o.codes)):
+        parts = (code, *quotients(code))
+        for i in range(o.m):
+            x = _activations(o, i, j)
+            sums[i] = [
+                neon("int32x4", "sdot.v4i32.v16i8", total, tirx.reinterpret("int8x16", part), x)
+                for total, part in zip(sums[i], parts, strict=True)
+            ]
+    for i, (t0, t1, t2) in enumerate(sums):
+        for part, total in enumerate((t0 - t1 * five, t1 - t2 * five, t2)):
+            o.add(i, part, total)
 
 
-class _Smlal(_Unit):
-    def instructions(self) -> None:
-        """Emit the instructions."""
-        prefetch(self.codes, STORED * _BYTES, self.ahead)
-        five = _all(5)
-        digits = []
-        for code in code_vectors(self.codes):
-            fifth, last = quotients(code)
-            digits.append((code - fifth * five, fifth - last * five, last))
-        for i in range(self.m):
-            for part in range(PARTS):
-                self._add(i, part, self._sum(i, [digits[j][part] for j in range(VECTORS)]))
-
-    def _sum(self, row: int, digits: list[Expr]) -> Expr:
-        """int32 [4] of one row of x."""
-        from tvm import tirx
-
-        halves = []
-        for first in (0, 8):
-            lanes = [i32(first + i) for i in range(8)]
-            words: Expr = None
-            for j, digit in enumerate(digits):
-                pair = (_int8(digit), self._activations(row, j))
-                part = [tirx.Shuffle([value], lanes) for value in pair]
-                product = neon("int16x8", "smull.v8i16", *part)
-                words = product if words is None else words + product
-            halves.append(words)
-        pairs = neon("int16x8", "addp.v8i16", *halves)  # two sums of two k each per row
-        return neon("int32x4", "saddlp.v4i32.v8i16", pairs)
-
-
-def _all(value: int) -> Expr:
-    from tvm import tirx
-
-    return tirx.Broadcast(tirx.const(value, "uint8"), _BYTES)
-
-
-def _int8(vector: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.reinterpret("int8x16", vector)
-
-
-def _uint8(vector: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.reinterpret("uint8x16", vector)
+def _smlal(o: BalanceBuffers) -> None:
+    five = splat(5, "uint8")
+    digits = []
+    for code in code_vectors(o.codes):
+        fifth, last = quotients(code)
+        digits.append((code - fifth * five, fifth - last * five, last))
+    for i in range(o.m):
+        for part in range(PARTS):
+            x = [_activations(o, i, j) for j in range(VECTORS)]
+            o.add(i, part, small_dot([digits[j][part] for j in range(VECTORS)], x))

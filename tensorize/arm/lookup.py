@@ -142,6 +142,29 @@ def _wide(vector: Expr) -> Expr:
     return _sve("llvm.vector.insert", anything("int8", BYTES * tirx.vscale()), vector, _zero())
 
 
+def small_dot(codes: Sequence[Expr], x: Sequence[Expr]) -> Expr:
+    """int32 [4]: Σ code x of 4 rows over 4 k a vector, where int16 holds the sum of 8 products.
+
+    Parameters
+    ----------
+    codes : sequence of PrimExpr
+        uint8 [16], below 128.
+    x : sequence of PrimExpr
+        int8 [16] each: four activations, four times.
+    """
+    halves: list[Expr] = []
+    for first in (0, 8):
+        order = range(first, first + 8)
+        words: Expr = None
+        for code, four in zip(codes, x, strict=True):
+            part = [shuffled(v, BYTES, order) for v in (tirx.reinterpret("int8x16", code), four)]
+            product = neon("int16x8", "smull.v8i16", *part)
+            words = product if words is None else words + product
+        halves.append(words)
+    pairs = neon("int16x8", "addp.v8i16", *halves)  # two sums of two k each per row
+    return neon("int32x4", "saddlp.v4i32.v8i16", pairs)
+
+
 class Dot:
     """Sums of products of 4 rows, four k each step.
 

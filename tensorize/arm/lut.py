@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from apq_tvm.tensorize.exprs import neon
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS
-from apq_tvm.tensorize.pairs.lut_dot import LutInstruction, LutOperands
+from apq_tvm.tensorize.pairs.lut_dot import LutBuffers, LutInstruction
 
 Expr = Any  # tvm is untyped
 
@@ -19,7 +20,7 @@ ROWS = 16
 """Rows of a unit."""
 
 
-def _tbl(o: LutOperands) -> None:
+def _tbl(o: LutBuffers) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
@@ -33,9 +34,7 @@ def _tbl(o: LutOperands) -> None:
             for side, half in enumerate((tirx.bitwise_and(keys, low), keys >> four)):
                 for i in range(o.dot.m):
                     table = o.entries(i, (2 * chunk + side) * ENTRIES, ENTRIES)
-                    found = tirx.call_llvm_pure_intrin(
-                        "uint8x16", "llvm.aarch64.neon.tbl1.v16i8", table, half
-                    )
+                    found = neon("uint8x16", "tbl1.v16i8", table, half)
                     sums[i, p] = sums[i, p] + found.astype(f"uint16x{ROWS}")
     for key, index in at.items():
         b.buffer_store(o.acc, sums[key], index)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.tensorize.exprs import member, neon
+from apq_tvm.tensorize.exprs import MAGIC, member, neon
 from apq_tvm.tensorize.meaning.rounding import (
     CODES,
-    MAGIC,
     bounded,
     round_loops,
     sum_loops,

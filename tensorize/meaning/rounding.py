@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from apq_tvm.tensorize.exprs import MAGIC
+
 Expr = Any  # tvm is untyped
-
-MAGIC = 12582912.0
-"""1.5 * 2^23: floats from 2^23 to 2^24 have the pattern of `MAGIC_BITS` plus an integer."""
-
-MAGIC_BITS = 0x4B400000
 
 SUM_LIMIT = 1 << 22
 """A sum of integers below this is the difference of two such floats."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from apq_tvm.tensorize.exprs import i64
@@ -33,7 +34,9 @@ class Operand:
     align : int
         Bytes.
     strided : bool
-        Whether the strides of all axes but the last are open.
+        Whether the strides of all axes but the innermost are open.
+    compact : int
+        Innermost axes that lie without gaps even so.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Operand:
     dtype: str
     align: int
     strided: bool = False
+    compact: int = 1
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ def product(
     around: Sequence[tuple[Expr, Any]] = (),
     spatial: Sequence[Any] = (),
     reduced: Sequence[Any] = (),
-    init: bool = False,
+    init: bool | Callable[[Sequence[Expr]], Expr] = False,
 ) -> None:
     """Emit the loops of a meaning.
 
@@ -121,8 +125,8 @@ def product(
         Variables and extents of loops that are there, whose block this is.
     spatial, reduced : sequence of int
         Extents of further loops, each kind around the meaning's own.
-    init : bool
-        Whether sums start from 0.
+    init : bool or callable
+        Whether sums start from 0; or from what, by the meaning's own spatial axes.
     """
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
@@ -150,7 +154,9 @@ def product(
         b.writes(place)
         if init:
             with b.init():
-                b.buffer_store(target.buffer, tirx.const(0, target.buffer.dtype), list(at))
+                zero = tirx.const(0, target.buffer.dtype)
+                start = init(axes[: len(meaning.spatial)]) if callable(init) else zero
+                b.buffer_store(target.buffer, start, list(at))
         loads = [_load(v, o) for v, o in zip(sources, meaning.operands, strict=False)]
         value = meaning.term(axes, *loads)
         b.buffer_store(target.buffer, place + value if meaning.adds else value, list(at))
@@ -210,8 +216,10 @@ def _argument(operand: Operand, strided: bool) -> Buffer:
 
     strides = None
     if strided:
-        axes = range(len(operand.shape) - 1)
-        strides = [*(tirx.Var(f"{operand.name}{axis}", "int64") for axis in axes), i64(1)]
+        opened = len(operand.shape) - operand.compact
+        inner = [prod(operand.shape[axis + 1 :]) for axis in range(opened, len(operand.shape))]
+        names = (f"{operand.name}{axis}" for axis in range(opened))
+        strides = [*(tirx.Var(name, "int64") for name in names), *map(i64, inner)]
     return b.match_buffer(
         b.arg(operand.name, b.handle()),
         [i64(extent) for extent in operand.shape],

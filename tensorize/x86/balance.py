@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, prefetch_line
-from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS, BalanceUnit
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.registry import register
+from apq_tvm.tensorize.exprs import i64, x86
+from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS
+from apq_tvm.tensorize.pairs.balance_dot import BalanceBuffers
+from apq_tvm.tensorize.pairs.balance_dot import balance_intrinsic as dot_intrinsic
 from apq_tvm.tensorize.x86.balance_codes import BalanceInstruction, Codes
 
 Expr = Any  # tvm is untyped
@@ -43,59 +43,48 @@ def balance_intrinsic(instruction: BalanceInstruction, m: int = 1, ahead: int = 
     Returns
     -------
     str
-        The intrinsic's name; operands codes uint8 [28L], x int8 [m, 32] ([32] for one row) and
-        acc int32 [m, 3, L] ([3, L]).
+        The intrinsic's name; operands are those of `apq_tvm.tensorize.meaning.balance.balance_dot`.
     """
-    rows = PARTS * instruction.lanes
-    name = f"apq_{instruction.name}_{m}x{rows}x{UNIT_K}_s8t5s32" + (f"_pf{ahead}" if ahead else "")
-    unit = _Unit(instruction, m, ahead)
-    return register(name, lambda: (unit.member(False), unit.member(True)))
+
+    def implement(o: BalanceBuffers) -> None:
+        _Unit(instruction, o).multiply()
+
+    return dot_intrinsic(instruction.name, instruction.lanes, m, ahead, implement)
 
 
-class _Unit(Codes, BalanceUnit):
-    """Emits the pair of one intrinsic."""
+class _Unit(Codes):
+    """Emits the product of one unit."""
 
-    def __init__(self, instruction: BalanceInstruction, m: int, ahead: int) -> None:
-        Codes.__init__(self, instruction)
-        BalanceUnit.__init__(self, instruction.lanes, m)
-        self.ahead = ahead
+    def __init__(self, instruction: BalanceInstruction, o: BalanceBuffers) -> None:
+        super().__init__(instruction, o.codes)
+        self.o, self.m = o, o.m
 
-    def instructions(self) -> None:
+    def multiply(self) -> None:
         """Emit the instructions."""
-        self._prefetch()
         if not self.isa.vnni:
             self._multiply_maddubs()
-            return
-        stored = [self.load(j) for j in range(STORED)]
-        if self.isa.tables:
-            self._look_up([*stored, self.pooled(stored)])
+        elif self.isa.tables:
+            self._look_up(self.vectors())
         else:
-            codes = [self.masked(vector, 0x7F) for vector in stored]
-            self._multiply_vnni([*codes, self.pooled(stored)])
-
-    def _prefetch(self) -> None:
-        """A prefetch never faults, so the address may lie past the end of the weights."""
-
-        for line in range(0, STORED * self.size if self.ahead else 0, 64):
-            prefetch_line(self.codes[i64(self.ahead + line)])
+            *stored, pooled = self.vectors()
+            self._multiply_vnni([*(self.masked(vector, 0x7F) for vector in stored), pooled])
 
     def _activations(self, row: int, vector: int) -> Expr:
         """int8 [4L]: k = 4 * vector .. + 3 of one row, repeated for every row of weights."""
         from tvm import tirx
 
-        four = tirx.reinterpret("int32", self.x.vload([*self.lead(row), i64(4 * vector)], "int8x4"))
+        four = tirx.reinterpret("int32", self.o.load_x(row, 4 * vector, 4))
         return tirx.reinterpret(f"int8x{self.size}", tirx.Broadcast(four, self.isa.lanes))
 
     def _dp(self, total: Expr, codes: Expr, x: Expr) -> Expr:
-        return self.call(
-            f"avx512.vpdpbusd.{8 * self.size}", f"int32x{self.isa.lanes}", total, codes, x
-        )
+        return x86(f"int32x{self.isa.lanes}", f"avx512.vpdpbusd.{8 * self.size}", total, codes, x)
 
     def _look_up(self, vectors: list[Expr]) -> None:
         from tvm.tirx.script.builder import ir as b
 
-        at = [[self.sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
-        sums = [[self.acc[tuple(index)] for index in row] for row in at]
+        acc = self.o.acc
+        at = [[self.o.sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
+        sums = [[acc[tuple(index)] for index in row] for row in at]
         for part in range(PARTS):
             for j, vector in enumerate(vectors):
                 codes = self.digit(vector, part)
@@ -103,15 +92,7 @@ class _Unit(Codes, BalanceUnit):
                     sums[i][part] = self._dp(sums[i][part], codes, self._activations(i, j))
         for i in range(self.m):
             for part in range(PARTS):
-                b.buffer_store(self.acc, sums[i][part], at[i][part])
-
-    def _store(self, row: int, totals: list[Expr]) -> None:
-        """Add what the digits' sums are, from T0, T1 and T2."""
-        from tvm.tirx.script.builder import ir as b
-
-        for part, total in enumerate(totals):
-            index = self.sums_at(row, part)
-            b.buffer_store(self.acc, self.acc[tuple(index)] + total, index)
+                b.buffer_store(acc, sums[i][part], at[i][part])
 
     def _multiply_vnni(self, codes: list[Expr]) -> None:
         from tvm import tirx
@@ -126,7 +107,8 @@ class _Unit(Codes, BalanceUnit):
                 x = self._activations(i, j)
                 sums[i] = [self._dp(s, p, x) for s, p in zip(sums[i], parts, strict=True)]
         for i, (t0, t1, t2) in enumerate(sums):
-            self._store(i, [t0 - t1 * five, t1 - t2 * five, t2])
+            for part, total in enumerate((t0 - t1 * five, t1 - t2 * five, t2)):
+                self.o.add(i, part, total)
 
     def _multiply_maddubs(self) -> None:
         """One code vector after the other, so that few are live: there are 16 registers."""
@@ -143,7 +125,7 @@ class _Unit(Codes, BalanceUnit):
             fifth, last = self.quotients(code)
             for i in range(self.m):
                 x = self._activations(i, j)
-                self._accumulate(i, 0, self._widen(self.maddubs(code, x)))
+                self.o.add(i, 0, self._widen(self.maddubs(code, x)))
                 for which, codes in ((0, fifth), (1, last)):
                     at = [i64(i), i64(which), ramp]
                     value = self.maddubs(codes, x)
@@ -167,13 +149,7 @@ class _Unit(Codes, BalanceUnit):
         from tvm import tirx
 
         factor = tirx.Broadcast(tirx.const(times, "int16"), 16)
-        return self.call("avx2.pmadd.wd", "int32x8", words, factor)
-
-    def _accumulate(self, row: int, part: int, term: Expr) -> None:
-        from tvm.tirx.script.builder import ir as b
-
-        index = self.sums_at(row, part)
-        b.buffer_store(self.acc, self.acc[tuple(index)] + term, index)
+        return x86("int32x8", "avx2.pmadd.wd", words, factor)
 
     def _flush(self, words: Buffer, which: int, part: int) -> None:
         """Add sums of ``c // 5^part``: the digit's own, and -5 times them to the one below."""
@@ -181,5 +157,5 @@ class _Unit(Codes, BalanceUnit):
 
         for i in range(self.m):
             total = words[i64(i), i64(which), tirx.Ramp(i64(0), i64(1), 16)]
-            self._accumulate(i, part, self._widen(total))
-            self._accumulate(i, part - 1, self._widen(total, -5))
+            self.o.add(i, part, self._widen(total))
+            self.o.add(i, part - 1, self._widen(total, -5))

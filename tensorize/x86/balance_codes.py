@@ -16,9 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS, digit, triple
+from apq_tvm.tensorize.exprs import i64, x86
+from apq_tvm.tensorize.meaning.balance import PARTS, STORED, balance_digits
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
+from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -72,24 +73,28 @@ def digits_intrinsic(instruction: BalanceInstruction) -> str:
     str
         The intrinsic's name; operands codes uint8 [28L] and digits uint8 [3, 8, L, 4].
     """
-    unit = _Digits(instruction)
-    return register(
-        f"apq_{instruction.name}_digits_{PARTS * instruction.lanes}x{UNIT_K}_t5u8",
-        lambda: (unit.member(False), unit.member(True)),
-    )
+    name = f"apq_{instruction.name}_digits_{PARTS * instruction.lanes}x{UNIT_K}_t5u8"
+
+    def emit(codes: Buffer, out: Buffer) -> None:
+        Codes(instruction, codes).store_digits(out)
+
+    return register(name, lambda: pair(balance_digits(instruction.lanes), emit))
 
 
 class Codes:
     """Vectors of one unit's codes, in instructions."""
 
-    codes: Buffer
-
-    def __init__(self, instruction: BalanceInstruction) -> None:
-        self.isa, self.size = instruction, instruction.vector_bytes
+    def __init__(self, instruction: BalanceInstruction, codes: Buffer) -> None:
+        self.isa, self.size, self.codes = instruction, instruction.vector_bytes, codes
 
     def load(self, vector: int) -> Expr:
         """One stored vector: 7 bits of code and 1 of the eighth vector in every byte."""
         return self.codes.vload([i64(vector * self.size)], f"uint8x{self.size}")
+
+    def vectors(self) -> list[Expr]:
+        """All eight code vectors; in the top bits of the first seven there is something else."""
+        stored = [self.load(j) for j in range(STORED)]
+        return [*stored, self.pooled(stored)]
 
     def constant(self, values: list[int], dtype: str) -> Expr:
         """A vector of constants."""
@@ -128,16 +133,10 @@ class Codes:
         amount = tirx.Broadcast(tirx.const(down, "uint16"), self.size // 2)
         return tirx.reinterpret(f"uint8x{self.size}", tirx.shift_right(self.words(vector), amount))
 
-    def call(self, name: str, dtype: str, *operands: Expr) -> Expr:
-        """An x86 intrinsic of LLVM."""
-        from tvm import tirx
-
-        return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.{name}", *operands)
-
     def maddubs(self, codes: Expr, factors: Expr) -> Expr:
         """int16: sums of neighbouring products of uint8 and int8."""
         name = "avx512.pmaddubs.w.512" if self.size == 64 else "avx2.pmadd.ub.sw"
-        return self.call(name, f"int16x{self.size // 2}", codes, factors)
+        return x86(f"int16x{self.size // 2}", name, codes, factors)
 
     def quotients(self, codes: Expr) -> tuple[Expr, Expr]:
         """c // 5 and c // 25 of every byte."""
@@ -161,7 +160,7 @@ class Codes:
 
         name = "avx512.pmulhu.w.512" if self.size == 64 else "avx2.pmulhu.w"
         factors = tirx.Broadcast(tirx.const(factor, "int16"), self.size // 2)
-        product = self.call(name, f"int16x{self.size // 2}", words, factors)
+        product = x86(f"int16x{self.size // 2}", name, words, factors)
         return tirx.reinterpret(f"uint8x{self.size}", product)
 
     def merged(self, even: Expr, odd: Expr) -> Expr:
@@ -170,7 +169,7 @@ class Codes:
 
         odd_bytes = self.constant([0, 255] * (self.size // 2), "uint8")
         if self.size == 32:
-            return self.call("avx2.pblendvb", "uint8x32", even, odd, odd_bytes)
+            return x86("uint8x32", "avx2.pblendvb", even, odd, odd_bytes)
         return tirx.bitwise_or(even, tirx.bitwise_and(odd, odd_bytes))
 
     def digit(self, vector: Expr, part: int) -> Expr:
@@ -180,61 +179,15 @@ class Codes:
         digits = [value // 5**part % 5 for value in range(128)]
         low, high = (self.constant(digits[h : h + 64], "uint8") for h in (0, 64))
         index = tirx.reinterpret("uint8x64", vector)
-        return self.call("avx512.vpermi2var.qi.512", "uint8x64", low, index, high)
+        return x86("uint8x64", "avx512.vpermi2var.qi.512", low, index, high)
 
-
-class _Digits(Codes):
-    """Emits the pair that stores digits."""
-
-    def member(self, instructions: bool) -> Any:
-        """One member of the pair that stores the digits."""
-        from tvm import tirx
-        from tvm.script.ir_builder import IRBuilder
-        from tvm.tirx.script.builder import ir as b
-
-        lanes, shape = self.isa.lanes, (PARTS, VECTORS, self.isa.lanes, 4)
-        strides = None
-        if instructions:
-            strides = [tirx.Var("part", "int64"), *map(i64, (4 * lanes, 4, 1))]
-        with IRBuilder() as builder, b.prim_func(s_tir=True):
-            b.func_name("digits")
-            self.codes = b.match_buffer(
-                b.arg("codes", b.handle()),
-                (i64(STORED * self.size),),
-                "uint8",
-                offset_factor=1,
-                align=self.size,
-            )
-            out = b.match_buffer(
-                b.arg("out", b.handle()),
-                [i64(extent) for extent in shape],
-                "uint8",
-                strides=strides,
-                offset_factor=1,
-                align=self.size,
-            )
-            with b.sblock("root"):
-                b.reads(self.codes[0 : STORED * self.size])
-                b.writes(out[tuple(slice(0, extent) for extent in shape)])
-                if instructions:
-                    self._store_digits(out)
-                else:
-                    with b.grid(*shape) as loops, b.sblock("digits"):
-                        part, j, r, i = b.axis.remap("SSSS", loops)
-                        b.reads(self.codes[0 : STORED * self.size])
-                        b.writes(out[part, j, r, i])
-                        code = triple(lambda byte: self.codes[byte], self.size, j, r * 4 + i)
-                        b.buffer_store(out, digit(code, part).astype("uint8"), [part, j, r, i])
-        return builder.get()
-
-    def _store_digits(self, out: Buffer) -> None:
+    def store_digits(self, out: Buffer) -> None:
+        """Store the digits of a unit, uint8 [3, 8, L, 4]."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
         ramp = tirx.Ramp(0, 1, self.size)  # over the last two axes, which are contiguous
-        stored = [self.load(j) for j in range(STORED)]
-        pooled = self.pooled(stored)
-        for j, vector in enumerate([*stored, pooled]):
+        for j, vector in enumerate(self.vectors()):
             for part, digits in enumerate(self._digits(vector)):
                 b.buffer_store(out, digits, [part, j, 0, ramp])
 

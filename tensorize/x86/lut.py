@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, llvm
+from apq_tvm.tensorize.exprs import i64, x86
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS
-from apq_tvm.tensorize.pairs.lut_dot import LutInstruction, LutOperands
+from apq_tvm.tensorize.pairs.lut_dot import LutBuffers, LutInstruction
 
 Expr = Any  # tvm is untyped
 
@@ -38,7 +38,7 @@ def _all(value: int, dtype: str, lanes: int) -> Expr:
     return tirx.Broadcast(tirx.const(value, dtype), lanes)
 
 
-def _pshufb(o: LutOperands) -> None:
+def _pshufb(o: LutBuffers) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
@@ -57,7 +57,7 @@ def _pshufb(o: LutOperands) -> None:
                     keys = tirx.reinterpret("int8x32", tirx.bitwise_and(half, low))
                     for i in range(o.dot.m):
                         table = _twice(o.entries(i, (2 * chunk + side) * ENTRIES, ENTRIES))
-                        found = llvm("int8x32", "llvm.x86.avx2.pshuf.b", table, keys)
+                        found = x86("int8x32", "avx2.pshuf.b", table, keys)
                         value = tirx.reinterpret("uint16x16", found)
                         odd = tirx.shift_right(value, _all(8, "uint16", 16))
                         sums[i, p, 0] = sums[i, p, 0] + value
@@ -74,7 +74,7 @@ def _twice(table: Expr) -> Expr:
     return tirx.Shuffle([lane, lane], [tirx.const(i, "int32") for i in range(32)])
 
 
-def _vpermb(o: LutOperands) -> None:
+def _vpermb(o: LutBuffers) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
@@ -99,16 +99,16 @@ def _vpermb(o: LutOperands) -> None:
             keys = tirx.bitwise_or(tirx.bitwise_and(words, low), which)
             keys = tirx.reinterpret("int8x64", keys)
             for i in range(o.dot.m):
-                name = "llvm.x86.avx512.permvar.qi.512"
-                found = llvm("int8x64", name, tables[i, half], keys)
-                name = "llvm.x86.avx512.vpdpbusd.512"
+                name = "avx512.permvar.qi.512"
+                found = x86("int8x64", name, tables[i, half], keys)
+                name = "avx512.vpdpbusd.512"
                 one = tirx.reinterpret("int8x64", ones)
-                sums[i, p] = llvm("int32x16", name, sums[i, p], found, one)
+                sums[i, p] = x86("int32x16", name, sums[i, p], found, one)
     for key, index in at.items():
         b.buffer_store(o.acc, sums[key], index)
 
 
-def _permps(o: LutOperands) -> None:
+def _permps(o: LutBuffers) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
@@ -140,27 +140,27 @@ def _tree(terms: list[Expr]) -> Expr:
     return terms[0]
 
 
-def _find16(o: LutOperands, row: int, quad: int, keys: Expr) -> Expr:
+def _find16(o: LutBuffers, row: int, quad: int, keys: Expr) -> Expr:
     """float32 [16]: the instruction looks at the lowest four bits of a key."""
     from tvm import tirx
 
     table = o.entries(row, quad * ENTRIES, 16)
     index = tirx.reinterpret("int32x16", keys)
-    return llvm("float32x16", "llvm.x86.avx512.permvar.sf.512", table, index)
+    return x86("float32x16", "avx512.permvar.sf.512", table, index)
 
 
-def _find8(o: LutOperands, row: int, quad: int, keys: Expr) -> Expr:
+def _find8(o: LutBuffers, row: int, quad: int, keys: Expr) -> Expr:
     """float32 [8]: of two lookups by three bits the one that the fourth bit chooses."""
     from tvm import tirx
 
     index = tirx.reinterpret("int32x8", keys)
     low, high = (
-        llvm("float32x8", "llvm.x86.avx2.permps", o.entries(row, quad * ENTRIES + at, 8), index)
+        x86("float32x8", "avx2.permps", o.entries(row, quad * ENTRIES + at, 8), index)
         for at in (0, 8)
     )
     sign = tirx.shift_left(keys, _all(28, "uint32", 8))
     mask = tirx.reinterpret("float32x8", sign)
-    return llvm("float32x8", "llvm.x86.avx.blendv.ps.256", low, high, mask)
+    return x86("float32x8", "avx.blendv.ps.256", low, high, mask)
 
 
 PSHUFB = LutInstruction("pshufb", 32, ("avx2",), "uint8", _pshufb)

@@ -13,29 +13,27 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, llvm
+from apq_tvm.tensorize.exprs import i64, x86
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,
     TILE_K,
     TRIPLE,
     ZERO_SHIFTS,
-    MixedInstruction,
-    MixedOperands,
     words_at,
 )
+from apq_tvm.tensorize.pairs.mixed_dot import MixedBuffers, MixedInstruction
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOTS
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 
 Expr = Any  # tvm is untyped
 
 
-def _narrow(instruction: DotInstruction, o: MixedOperands) -> None:
+def _narrow(instruction: DotInstruction, o: MixedBuffers) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    assert o.minus is not None and o.scale is not None and o.plus is not None
-    rows, m = o.dot.rows, o.dot.m
+    rows, m = o.rows, o.m
     lanes = tirx.Ramp(i64(0), i64(1), rows)
     words = o.codes.vload([i64(words_at(rows))], f"uint8x{2 * rows}")
     words = tirx.reinterpret(f"uint16x{rows}", words).astype(f"int32x{rows}")
@@ -57,15 +55,15 @@ def _narrow(instruction: DotInstruction, o: MixedOperands) -> None:
         b.buffer_store(o.acc, total, index)
 
 
-def _wide(instruction: DotInstruction, o: MixedOperands) -> None:
+def _wide(instruction: DotInstruction, o: MixedBuffers) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    rows = o.dot.rows
+    rows = o.rows
     loads = [o.codes.vload([i64(4 * rows * i)], f"uint8x{4 * rows}") for i in range(2)]
     codes = [_bits(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
     lanes = tirx.Ramp(i64(0), i64(1), rows)
-    at = [o.row(i64(i), lanes) for i in range(o.dot.m)]
+    at = [o.row(i64(i), lanes) for i in range(o.m)]
     totals = [
         _dot(instruction, o.acc[tuple(index)], codes, [_four_k(o, i, 4 * v) for v in range(4)])
         for i, index in enumerate(at)
@@ -85,14 +83,14 @@ def _dot(
         # 15 * 127 * 2 * 4 = 15240: int16 holds the sum of the four.
         words: Expr = None
         for code, four in zip(codes, x, strict=True):
-            part = llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", code, four)
+            part = x86("int16x16", "avx2.pmadd.ub.sw", code, four)
             words = part if words is None else words + part
         ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-        return start + llvm("int32x8", "llvm.x86.avx2.pmadd.wd", words, ones)
+        return start + x86("int32x8", "avx2.pmadd.wd", words, ones)
     total = start
     for code, four in zip(codes, x, strict=True):
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * rows}"
-        total = llvm(f"int32x{rows}", name, total, code, four)
+        name = f"avx512.vpdpbusd.{32 * rows}"
+        total = x86(f"int32x{rows}", name, total, code, four)
     return total
 
 
@@ -101,9 +99,9 @@ def _pairs(a: Expr, b: Expr) -> Expr:
     from tvm import tirx
 
     rows = 16 if str(a.ty).endswith("16") else 8
-    name = "llvm.x86.avx512.pmaddw.d.512" if rows == 16 else "llvm.x86.avx2.pmadd.wd"
+    name = "avx512.pmaddw.d.512" if rows == 16 else "avx2.pmadd.wd"
     halves = [tirx.reinterpret(f"int16x{2 * rows}", value) for value in (a, b)]
-    return llvm(f"int32x{rows}", name, *halves)
+    return x86(f"int32x{rows}", name, *halves)
 
 
 def _lanes(words: Expr, shift: int, mask: int) -> Expr:
@@ -128,12 +126,12 @@ def _bits(load: Expr, shift: int, mask: int) -> Expr:
     return tirx.bitwise_and(load, tirx.Broadcast(tirx.const(mask, "uint8"), size))
 
 
-def _four_k(o: MixedOperands, row: int, k: int) -> Expr:
+def _four_k(o: MixedBuffers, row: int, k: int) -> Expr:
     """int8 [4R]: four activations, repeated for every row of weights."""
     from tvm import tirx
 
     four = tirx.reinterpret("int32", o.x.vload(o.row(i64(row), i64(k)), "int8x4"))
-    return tirx.reinterpret(f"int8x{4 * o.dot.rows}", tirx.Broadcast(four, o.dot.rows))
+    return tirx.reinterpret(f"int8x{4 * o.rows}", tirx.Broadcast(four, o.rows))
 
 
 INSTRUCTIONS = tuple(

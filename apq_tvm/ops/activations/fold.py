@@ -26,9 +26,8 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.activations.quantize import TINY, argument
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
-from apq_tvm.tensorize.exprs import f32, i64, whole
+from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, f32, i64, whole
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
-from apq_tvm.tensorize.meaning.rounding import MAGIC, MAGIC_BITS
 from apq_tvm.tensorize.pairs.folded_dot import STARTS
 
 PrimFunc = Any  # tvm is untyped

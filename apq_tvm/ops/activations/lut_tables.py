@@ -7,7 +7,7 @@ Integer tables hold ``128 + round(sum / scale)`` in uint8, with one scale per *s
 ``scale = max over the span's quads of Σ|x_t| / 127``. Rounding moves an entry by at most half a
 scale, so a sum over a span of w columns, times alpha of q planes, is off by at most
 
-    w / 4 · scale / 2 · Σ_i |alpha_i|        (`table_error_bound`)
+    w / 4 · scale / 2 · Σ_i |alpha_i|
 
 besides float32 rounding. The mean error is far below: entries are rounded to both sides. A span
 whose largest sum is below 2^-100 counts as zero. A NaN or an infinity among the activations makes
@@ -18,15 +18,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.ops.activations.quantize import argument, scale_and_inverse
+from apq_tvm.tensorize.exprs import MAGIC, f32, i32, i64, magnitude_bits
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, UNIT_K, signs
+from apq_tvm.tensorize.meaning.reduce import reduce_loop
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
-
-TINY = 2.0**-100
-"""Spans whose sums stay below this count as zero."""
 
 LARGEST = 127
 """Largest magnitude in an integer table."""
@@ -43,21 +46,6 @@ def span_width(padded_k: int, group_size: int) -> int:
     if group_size != -1:
         return group_size
     return next(width for width in SPANS if padded_k % width == 0)
-
-
-def table_error_bound(span: int, scale: Any, alphas: Any) -> Any:
-    """Largest error of one span's part of a result, without float32 rounding.
-
-    Parameters
-    ----------
-    span : int
-        Columns.
-    scale : float or array
-        Of the span's tables.
-    alphas : array [..., q]
-        Scales of a row's planes in the span.
-    """
-    return abs(alphas).sum(-1) * scale * (span // 4) / 2
 
 
 def lut_tables(k: int, padded_k: int, span: int, dtype: str) -> PrimFunc:
@@ -77,20 +65,11 @@ def lut_tables(k: int, padded_k: int, span: int, dtype: str) -> PrimFunc:
         ``(x f32 [M, K], tables [M, 4 Kp], [scales f32 [M, spans],] sums f32 [M, spans])``: sums are
         plain sums of x, which offsets multiply; scales are there for integer tables.
     """
-    from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
     m = tirx.Var("m", "int64")
     spans = padded_k // span
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("lut_tables")
         b.func_attr({"apq.op": "lut_tables", "op_pattern": 8, "tirx.noalias": True})
-
-        def argument(name: str, shape: tuple[Any, ...], kind: str) -> Buffer:
-            extents = [i64(s) if isinstance(s, int) else s for s in shape]
-            handle = b.arg(name, b.handle())
-            return b.match_buffer(handle, extents, kind, align=4, offset_factor=1)
 
         x = argument("x", (m, k), "float32")
         tables = argument("tables", (m, 4 * padded_k), dtype)
@@ -118,7 +97,7 @@ def lut_tables(k: int, padded_k: int, span: int, dtype: str) -> PrimFunc:
                         b.reads()
                         b.writes(copy[col])
                         column = col + whole * span
-                        zero = tirx.const(0.0, "float32")
+                        zero = f32(0.0)
                         value = tirx.if_then_else(column < k, x[row, column], zero)
                         b.buffer_store(copy, value, [col])
                     with b.serial(0, spans - whole) as s, b.sblock("span_tail"):
@@ -153,9 +132,6 @@ class _Span:
 
     def emit(self, row: Expr, span: Expr, width: int) -> None:
         """Scale, tables and sum of span number `span`."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         quads = width // 4
         self._sum(row, span, quads)
         inverse = None
@@ -169,31 +145,28 @@ class _Span:
             index = e.astype("int32")
             total = None
             for t in range(4):
-                value, factor = self.x(q * i64(4) + i64(t)), tirx.const(1.0, "float32")
+                value, factor = self.x(q * i64(4) + i64(t)), f32(1.0)
                 if inverse is not None:
                     factor = inverse[0]
                 term = tirx.Select(signs(index, t), factor, -factor) * value
                 total = term if total is None else total + term
             if inverse is not None:
-                # Added to 1.5 * 2^23, whose unit is 1, a number rounds to even; the low byte is its
-                # integer. Only that of a NaN can be out of range.
-                pattern = tirx.reinterpret("int32", total + tirx.const(1.5 * 2.0**23, "float32"))
+                # Rounded to even; the low byte is the integer. Only that of a NaN can be out of
+                # range.
+                pattern = tirx.reinterpret("int32", total + f32(MAGIC))
                 code = tirx.max(pattern.astype("int8"), tirx.const(-LARGEST, "int8"))
                 middle = tirx.const(MIDDLE, "uint8")
                 total = tirx.bitwise_xor(tirx.reinterpret("uint8", code), middle)
             b.buffer_store(self.tables, total, at)
 
     def _sum(self, row: Expr, span: Expr, quads: int) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         lanes = b.sblock_alloc_buffer((8,), "float32", align=64)
         with b.grid(i64(quads // 2), i64(8)) as (c0, l0), b.sblock(f"add{self.suffix}"):
             lane, c = b.axis.spatial(8, l0), b.axis.reduce(quads // 2, c0)
             b.reads(self.x(c * i64(8) + lane))
             b.writes(lanes[lane])
             with b.init():
-                b.buffer_store(lanes, tirx.const(0.0, "float32"), [lane])
+                b.buffer_store(lanes, f32(0.0), [lane])
             b.buffer_store(lanes, lanes[lane] + self.x(c * i64(8) + lane), [lane])
         with b.sblock(f"sum{self.suffix}"):
             b.reads(lanes[0:8])
@@ -203,10 +176,6 @@ class _Span:
 
     def _scale(self, scales: Buffer, row: Expr, span: Expr, quads: int) -> Buffer:
         """Store the span's scale; its inverse is in the buffer returned."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
-        # Without its sign bit a float's pattern orders like its magnitude, NaN above infinity.
         largest = b.sblock_alloc_buffer((8,), "int32", align=64)
         top = b.sblock_alloc_buffer((1,), "int32", align=64)
         inverse = b.sblock_alloc_buffer((1,), "float32", align=64)
@@ -216,34 +185,22 @@ class _Span:
             b.reads()
             b.writes(largest[lane])
             with b.init():
-                b.buffer_store(largest, tirx.const(0, "int32"), [lane])
-            size = [_magnitude(self.x(first + i64(t))) for t in range(4)]
+                b.buffer_store(largest, i32(0), [lane])
+            size = [
+                tirx.reinterpret("float32", magnitude_bits(self.x(first + i64(t))))
+                for t in range(4)
+            ]
             pattern = tirx.reinterpret("int32", (size[0] + size[1]) + (size[2] + size[3]))
             b.buffer_store(largest, tirx.max(largest[lane], pattern), [lane])
-        with b.serial(0, 8) as l0, b.sblock(f"top{self.suffix}"):
-            lane = b.axis.reduce(8, l0)
-            b.reads(largest[lane])
-            b.writes(top[0])
-            with b.init():
-                b.buffer_store(top, tirx.const(0, "int32"), [0])
-            b.buffer_store(top, tirx.max(top[0], largest[lane]), [0])
+        reduce_loop(f"top{self.suffix}", "max", largest, top)
         with b.sblock(f"factors{self.suffix}"):
             b.reads(top[0])
             b.writes(inverse[0], scales[row, span])
             size = tirx.reinterpret("float32", top[0])
-            tiny = size < tirx.const(TINY, "float32")
-            zero, most = tirx.const(0.0, "float32"), tirx.const(float(LARGEST), "float32")
-            scale = tirx.Select(tiny, zero, size * tirx.const(1 / LARGEST, "float32"))
+            scale, over = scale_and_inverse(size, float(LARGEST))
             b.buffer_store(scales, scale, [row, span])
-            b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
+            b.buffer_store(inverse, over, [0])
         return inverse
-
-
-def _magnitude(value: Expr) -> Expr:
-    from tvm import tirx
-
-    pattern = tirx.reinterpret("int32", value)
-    return tirx.reinterpret("float32", tirx.bitwise_and(pattern, tirx.const(0x7FFFFFFF, "int32")))
 
 
 def units_of(span: int) -> int:

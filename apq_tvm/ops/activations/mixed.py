@@ -15,8 +15,9 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, Sizes
-from apq_tvm.ops.activations.quantize import TINY
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.ops.activations.quantize import argument, scale_and_inverse
+from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits
+from apq_tvm.tensorize.meaning.reduce import reduce_loop
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -53,12 +54,12 @@ def mixed_activations(
         b.func_name("mixed_activations")
         b.func_attr({"apq.op": "mixed_activations", "op_pattern": 8, "tirx.noalias": True})
         work = _Quantize(layout, k, groups, float((1 << (bits - 1)) - 1))
-        work.x = _argument("x", (m, k), "float32")
-        work.permutation = _argument("permutation", (groups,), "int32")
-        work.xq = _argument("xq", (m, layout.padded_k(k)), "int8")
-        work.xs = _argument("xs", (m, 1), "float32")
-        work.minus = _argument("minus", (m, layout.places(k) + 1), "int32")
-        xf = _argument("xf", (m, k), "float32") if copy else None
+        work.x = argument("x", (m, k), "float32")
+        work.permutation = argument("permutation", (groups,), "int32")
+        work.xq = argument("xq", (m, layout.padded_k(k)), "int8")
+        work.xs = argument("xs", (m, 1), "float32")
+        work.minus = argument("minus", (m, layout.places(k) + 1), "int32")
+        xf = argument("xf", (m, k), "float32") if copy else None
         tasks = (m + i64(row_block - 1)) // i64(row_block)
         with b.sblock("root"):
             b.reads()
@@ -95,7 +96,7 @@ class _Quantize:
         with b.serial(0, GROUP) as e, b.sblock("tail"):
             lane = b.axis.spatial(GROUP, e)
             at = i64(self.whole * GROUP) + lane
-            zero = tirx.const(0.0, "float32")
+            zero = f32(0.0)
             b.reads()
             b.writes(tail[lane])
             value = tirx.if_then_else(at < i64(self.k), self.x[row, at], zero)
@@ -127,16 +128,11 @@ class _Quantize:
         largest = b.sblock_alloc_buffer((GROUP,), "int32", align=64)
         top = b.sblock_alloc_buffer((1,), "int32", align=64)
 
-        def pattern(value: Expr) -> Expr:
-            # Without its sign bit a float's pattern orders like its magnitude, NaN above infinity.
-            bits = tirx.reinterpret("int32", value)
-            return tirx.bitwise_and(bits, tirx.const(0x7FFFFFFF, "int32"))
-
         with b.vectorized(0, GROUP) as e, b.sblock("first"):
             lane = b.axis.spatial(GROUP, e)
             b.reads(tail[lane])
             b.writes(largest[lane])
-            b.buffer_store(largest, pattern(tail[lane]), [lane])
+            b.buffer_store(largest, magnitude_bits(tail[lane]), [lane])
         with b.serial(0, self.whole) as g, b.sblock("largest_stage"):
             group = b.axis.spatial(self.whole, g)
             b.reads()
@@ -146,18 +142,16 @@ class _Quantize:
                 # `largest` is left out of the reads: TVM would not vectorize a running maximum.
                 b.reads(self.x[row, group * GROUP + lane])
                 b.writes(largest[lane])
-                value = pattern(self.x[row, group * GROUP + lane])
+                value = magnitude_bits(self.x[row, group * GROUP + lane])
                 b.buffer_store(largest, tirx.max(largest[lane], value), [lane])
-        _reduce("top", largest, top, tirx.max)
+        reduce_loop("top", "max", largest, top)
         with b.sblock("factors"):
             b.reads(top[0])
             b.writes(inverse[0], self.xs[row, 0])
             size = tirx.reinterpret("float32", top[0])
-            tiny = size < tirx.const(TINY, "float32")
-            zero, most = tirx.const(0.0, "float32"), tirx.const(self.largest, "float32")
-            scale = tirx.Select(tiny, zero, size * tirx.const(1 / self.largest, "float32"))
+            scale, over = scale_and_inverse(size, self.largest)
             b.buffer_store(self.xs, scale, [row, 0])
-            b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
+            b.buffer_store(inverse, over, [0])
 
     def _clear(self, row: Expr) -> None:
         """Zeros in places without a group."""
@@ -175,7 +169,7 @@ class _Quantize:
             with b.sblock(f"no_sum{place}"):
                 b.reads()
                 b.writes(self.minus[row, place])
-                b.buffer_store(self.minus, tirx.const(0, "int32"), [row, i64(place)])
+                b.buffer_store(self.minus, i32(0), [row, i64(place)])
 
     def _group(self, row: Expr, group: Expr, x: Any, inverse: Buffer, suffix: str) -> None:
         codes = b.sblock_alloc_buffer((GROUP,), "int32", align=64)
@@ -184,9 +178,9 @@ class _Quantize:
             lane = b.axis.spatial(GROUP, e)
             b.reads(inverse[0])
             b.writes(codes[lane])
-            most = tirx.const(self.largest, "float32")
+            most = f32(self.largest)
             value = tirx.nearbyint(x(lane) * inverse[0])
-            value = tirx.max(tirx.min(value, most), tirx.const(-self.largest, "float32"))
+            value = tirx.max(tirx.min(value, most), f32(-self.largest))
             b.buffer_store(codes, value.astype("int32"), [lane])
         with b.sblock(f"place{suffix}"):
             b.reads()
@@ -197,7 +191,7 @@ class _Quantize:
                 b.reads(codes[lane])
                 b.writes()
                 b.buffer_store(self.xq, codes[lane].astype("int8"), [row, place * GROUP + lane])
-            _reduce(f"total{suffix}", codes, total, lambda a, c: a + c)
+            reduce_loop(f"total{suffix}", "add", codes, total)
             with b.sblock(f"sum{suffix}"):
                 b.reads(total[0])
                 b.writes()
@@ -211,7 +205,7 @@ class _Quantize:
         with b.sblock("wide_clear"):
             b.reads()
             b.writes(run[0])
-            b.buffer_store(run, tirx.const(0, "int32"), [0])
+            b.buffer_store(run, i32(0), [0])
         with b.serial(0, count) as j, b.sblock("wide_add"):
             group = b.axis.spatial(count, j)
             b.reads()
@@ -221,19 +215,3 @@ class _Quantize:
             b.reads(run[0])
             b.writes(self.minus[row, last])
             b.buffer_store(self.minus, run[0], [row, i64(last)])
-
-
-def _reduce(name: str, source: Buffer, target: Buffer, combine: Any) -> None:
-    """``target[0] = combine over 16 lanes of source``, from 0."""
-    with b.serial(0, GROUP) as e0, b.sblock(name):
-        e = b.axis.reduce(GROUP, e0)
-        b.reads(source[e])
-        b.writes(target[0])
-        with b.init():
-            b.buffer_store(target, tirx.const(0, "int32"), [0])
-        b.buffer_store(target, combine(target[0], source[e]), [0])
-
-
-def _argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:
-    extents = [i64(s) if isinstance(s, int) else s for s in shape]
-    return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=4, offset_factor=1)

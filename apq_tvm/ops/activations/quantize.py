@@ -24,7 +24,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import f32, i64, magnitude_bits
 from apq_tvm.tensorize.meaning.reduce import reduce_loop
 
 PrimFunc = Any  # tvm is untyped
@@ -218,10 +218,7 @@ class Quantize:
             b.writes(largest[e])
             with b.init():
                 b.buffer_store(largest, tirx.const(0, dtype), [e])
-            # Without its sign bit a float's pattern orders like its magnitude, NaN above infinity.
-            pattern = tirx.bitwise_and(
-                tirx.reinterpret("int32", x(c * lanes + e)), tirx.const(0x7FFFFFFF, "int32")
-            )
+            pattern = magnitude_bits(x(c * lanes + e))
             if signs:
                 total = largest[e] + tirx.reinterpret("float32", pattern)
                 b.buffer_store(largest, total, [e])
@@ -232,11 +229,9 @@ class Quantize:
             b.reads(top[0])
             b.writes(inverse[0], self.kept(self.xs, row, group))
             size = top[0] / self._columns(group) if signs else tirx.reinterpret("float32", top[0])
-            tiny = size < tirx.const(TINY, "float32")
-            zero, most = tirx.const(0.0, "float32"), tirx.const(self.most or 1.0, "float32")
-            scale = tirx.Select(tiny, zero, size * tirx.const(1 / (self.most or 1.0), "float32"))
+            scale, over = scale_and_inverse(size, self.most or 1.0)
             self.keep(self.xs, row, group, scale)
-            b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [0])
+            b.buffer_store(inverse, over, [0])
         parts = self.width // self.sum_width
         with b.serial(0, parts) as p, b.sblock(f"part{suffix}"):
             part = b.axis.spatial(parts, p)
@@ -301,6 +296,18 @@ class Quantize:
             b.reads(total[0])
             b.writes(self.kept(self.xsum, row, sum_group))
             self.keep(self.xsum, row, sum_group, total[0])
+
+
+def scale_and_inverse(size: Expr, most: float) -> tuple[Expr, Expr]:
+    """float32: the scale of codes up to `most`, and `most` over the largest magnitude `size`.
+
+    Both are 0 where `size` is below `TINY`.
+    """
+    tiny = size < f32(TINY)
+    return (
+        tirx.Select(tiny, f32(0.0), size * f32(1 / most)),
+        tirx.Select(tiny, f32(0.0), f32(most) / size),
+    )
 
 
 def argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:

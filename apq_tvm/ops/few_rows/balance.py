@@ -13,8 +13,9 @@ from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_inside
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.balance import VECTORS, digit, triple
+from apq_tvm.tensorize.meaning.balance import balance_dot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -91,12 +92,16 @@ class _Nest:
         self.dots_shape = [*outer, i64(blocking.spans), streams, *lanes]
         self.sums_shape = [*outer, streams, *lanes]
 
-    def _row(self, tile: Expr, row: list[Expr]) -> Expr:
-        """Row of x; `row` is empty where tiles have one. The last tile ends at M."""
+    def _first(self, tile: Expr) -> Expr:
+        """First row of x of a tile. The last tile ends at M."""
         from tvm import tirx
 
         mt = self.blocking.m_tile
-        return tirx.min(tile * i64(mt), self.m - i64(mt)) + row[0] if row else tile
+        return tirx.min(tile * i64(mt), self.m - i64(mt)) if mt > 1 else tile
+
+    def _row(self, tile: Expr, row: list[Expr]) -> Expr:
+        """Row of x; `row` is empty where tiles have one."""
+        return self._first(tile) + row[0] if row else tile
 
     @property
     def _ragged(self) -> bool:
@@ -115,30 +120,18 @@ class _Nest:
 
     def dot(self, dots: Buffer, xq: Buffer, codes: Buffer) -> None:
         """Σ digit xq per group."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
+        bl, meaning = self.blocking, balance_dot(self.layout.lanes, self.blocking.m_tile)
 
-        bl, layout = self.blocking, self.layout
-        reduced = [i64(e) for e in (bl.units, VECTORS, 4)]
-        with b.grid(*self.dots_shape, *reduced) as loops, b.sblock("dot"):
-            axes = b.axis.remap("S" * len(self.dots_shape) + "RRR", loops)
-            target, (u, j, c) = list(axes[:-3]), axes[-3:]
-            t, nb, g, s, *inner, part, r = target
-            row, block = self._row(t, inner), self._block(nb, s)
+        def views(t: Expr, nb: Expr, g: Expr, s: Expr, u: Expr) -> tuple[View, ...]:
             index = g * i64(bl.units) + u
-            first = index * i64(UNIT_K)
-            # A whole unit of both operands: what an instruction reads.
-            b.reads(
-                codes[block, index, 0 : layout.unit_bytes], xq[row, first : first + i64(UNIT_K)]
+            return (
+                View(codes, (self._block(nb, s), index, 0)),
+                View(xq, (self._first(t), index * i64(UNIT_K))),
+                View(dots, (t, nb, g, s, *(0,) * len(meaning.operands[-1].shape))),
             )
-            b.writes(dots[tuple(target)])
-            with b.init():
-                b.buffer_store(dots, tirx.const(0, "int32"), target)
-            code = triple(
-                lambda byte: codes[block, index, byte], layout.vector_bytes, j, r * i64(4) + c
-            )
-            x = xq[row, first + j * i64(4) + c].astype("int32")
-            b.buffer_store(dots, dots[tuple(target)] + digit(code, part) * x, target)
+
+        outer = self.dots_shape[:4]
+        product(meaning, "dot", views, (), outer, [i64(bl.units)], init=True)
 
     def scale(self, sums: Buffer, dots: Buffer, scales: Buffer, xs: Buffer, xsum: Buffer) -> None:
         """Σ_g scale (dot - 2 xsum), times xs where activations have a scale per group."""

@@ -11,15 +11,16 @@ epilogue. M is covered by tiles and row blocks are read by streams as in `apq_tv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.ops.activations.lut_tables import MIDDLE, span_width, units_of
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
-from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS
-from apq_tvm.tensorize.pairs.lut_dot import LutDot
+from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, f32, i32, i64
+from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS, LutDot, lut_meaning
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -137,14 +138,16 @@ class _Nest:
         rows = [i64(tile)] if tile > 1 else []
         self.sums_shape = [*outer, streams, *rows, *map(i64, blocking.lanes)]
 
-    def _row(self, tile: Expr, inner: Expr | None) -> Expr:
-        """Row of x. The last tile ends at M."""
+    def _first(self, tile: Expr) -> Expr:
+        """First row of x of a tile. The last tile ends at M."""
         from tvm import tirx
 
-        if inner is None:
-            return tile
-        height = i64(self.blocking.dot.m)
-        return tirx.min(tile * height, self.m - height) + inner
+        mt = self.blocking.dot.m
+        return tirx.min(tile * i64(mt), self.m - i64(mt)) if mt > 1 else tile
+
+    def _row(self, tile: Expr, inner: Expr | None) -> Expr:
+        """Row of x."""
+        return self._first(tile) if inner is None else self._first(tile) + inner
 
     def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
         """Row block, past the end in the last bundle of ragged streams."""
@@ -163,35 +166,20 @@ class _Nest:
 
     def dot(self, dots: Buffer, tables: Buffer, codes: Buffer) -> None:
         """Sums of looked-up entries, less what integer tables add to each."""
-        from tvm.tirx.script.builder import ir as b
-
         dot, units = self.blocking.dot, units_of(self.blocking.span)
-        reduced = [i64(e) for e in (units, *dot.reduced)]
-        kinds = "S" * len(self.dots_shape) + "R" * len(reduced)
-        entries = QUADS * ENTRIES
-        with b.grid(*self.dots_shape, *reduced) as loops, b.sblock("dot"):
-            axes = list(b.axis.remap(kinds, loops))
-            target, (u, *inner) = axes[: len(self.dots_shape)], axes[len(self.dots_shape) :]
-            t, nb, g, s, *lanes = target
-            row = self._row(t, dot.split(lanes)[0])
-            block, index = self._block(nb, s), g * i64(units) + u
-            first = index * i64(entries)
-            # A whole unit of both operands: what an instruction reads.
-            b.reads(
-                codes[block, index, 0 : dot.unit.nbytes],
-                tables[row, first : first + i64(entries)],
-            )
-            b.writes(dots[tuple(target)])
-            with b.init():
-                b.buffer_store(dots, self._start(lanes), target)
-            term = dot.term(
-                lambda byte: codes[block, index, byte],
-                lambda e: tables[row, first + e],
-                (lanes, inner),
-            )
-            b.buffer_store(dots, dots[tuple(target)] + term, target)
 
-    def _start(self, lanes: list[Expr]) -> Expr:
+        def views(t: Expr, nb: Expr, g: Expr, s: Expr, u: Expr) -> tuple[View, ...]:
+            index = g * i64(units) + u
+            return (
+                View(codes, (self._block(nb, s), index, 0)),
+                View(tables, (self._first(t), index * i64(QUADS * ENTRIES))),
+                View(dots, (t, nb, g, s, *(0,) * len(dot.acc_shape))),
+            )
+
+        outer = self.dots_shape[:4]
+        product(lut_meaning(dot), "dot", views, (), outer, [i64(units)], init=self._start)
+
+    def _start(self, lanes: Sequence[Expr]) -> Expr:
         """What sums start from, so that they end as if tables held no `MIDDLE`."""
         from tvm import tirx
 
@@ -248,10 +236,9 @@ class _Nest:
         if not unit.bytewise:
             return dots[(*at, *lanes)].astype("float32")
         if not unit.paired:
-            # No conversion: 1.5 * 2^23 has the pattern 0x4B400000 and its unit is 1.
+            # No conversion.
             total = tirx.reinterpret("int16", dots[(*at, *lanes)]).astype("int32")
-            pattern = total + tirx.const(0x4B400000, "int32")
-            return tirx.reinterpret("float32", pattern) - tirx.const(1.5 * 2.0**23, "float32")
+            return tirx.reinterpret("float32", total + i32(MAGIC_BITS)) - f32(MAGIC)
         half, lane = lanes
         both, odd = dots[(*at, i64(0), lane)], dots[(*at, i64(1), lane)]
         even = both - tirx.shift_left(odd, tirx.const(8, "uint16"))

@@ -26,16 +26,14 @@ from apq_tvm.codegen.layouts.mixed_views import Place
 from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.exprs import i64, prefetch_line
-from apq_tvm.tensorize.meaning.mixed import TRIPLE, MixedDot, MixedOperands, product
+from apq_tvm.tensorize.meaning.mixed import TRIPLE, narrow_dot, wide_dot
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 Expr = Any  # tvm is untyped
 Buffer = Any
 
 _LINE = 64
 """Bytes of a cache line."""
-
-PARALLEL = 1 << 16
-"""Weights from which on a second thread pays."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +50,15 @@ class MixedBlocking:
         Word rows whose second-order scales are decoded together; divides their number.
     ahead : int
         Bytes to prefetch ahead where word rows do not, 0 for none.
+    parallel : bool
+        Whether bundles are shared among threads.
     """
 
     m_tile: int = 1
     streams: int = 1
     span: int = 1
     ahead: int = 0
+    parallel: bool = False
 
 
 def mixed_linear(spec: LinearSpec, layout: MixedLayout, blocking: MixedBlocking) -> Any:
@@ -120,8 +121,7 @@ class _Nest:
 
         bl, rows = self.blocking, self.layout.rows
         tiles = (self.m + i64(bl.m_tile - 1)) // i64(bl.m_tile)
-        large = self.spec.n * self.spec.k >= PARALLEL
-        with (b.parallel if large else b.serial)(0, self.bundles) as n0, b.sblock("bundle"):
+        with (b.parallel if bl.parallel else b.serial)(0, self.bundles) as n0, b.sblock("bundle"):
             bundle = b.axis.spatial(self.bundles, n0)
             b.reads()
             b.writes()
@@ -221,44 +221,26 @@ class _Nest:
                     b.buffer_store(target, source(block, span * count + at), [s, at])
 
     def _narrow(self, s: int, word: Expr, t: Expr, xq: Buffer, minus: Buffer) -> None:
-        layout, rows, mt = self.layout, self.layout.rows, self.blocking.m_tile
-        place = layout.narrow_place(TRIPLE * word)
-        views = {
-            "codes": _view(self.views.narrow(self.block[s], word), layout.narrow_bytes),
-            "x": _View(xq, [self.first], TRIPLE * GROUP, place * GROUP, mt),
-            "minus": _View(minus, [self.first], TRIPLE, place, mt),
-            "scale": _View(self.scale, [i64(s)], TRIPLE, t * i64(TRIPLE)),
-            "plus": _View(self.plus, [i64(s)], TRIPLE, t * i64(TRIPLE)),
-        }
-        acc = _View(self.sums, [i64(s)], rows)
-        self._emit(f"narrow{s}", MixedDot(False, rows, mt), views, acc)
+        place = self.layout.narrow_place(TRIPLE * word)
+        views = (
+            _view(self.views.narrow(self.block[s], word)),
+            _View(xq, (self.first, place * GROUP)),
+            _View(minus, (self.first, place)),
+            _View(self.scale, (i64(s), t * i64(TRIPLE))),
+            _View(self.plus, (i64(s), t * i64(TRIPLE))),
+            _View(self.sums, (i64(s), i64(0), i64(0))),
+        )
+        meaning = narrow_dot(self.layout.rows, self.blocking.m_tile)
+        product(meaning, f"narrow{s}", lambda: views)
 
     def _wide(self, s: int, group: Expr, xq: Buffer) -> None:
-        layout, rows, mt = self.layout, self.layout.rows, self.blocking.m_tile
-        place = layout.wide_place(group, self.spec.k)
-        views = {
-            "codes": _view(self.views.wide(self.block[s], group), layout.wide_bytes),
-            "x": _View(xq, [self.first], GROUP, place * GROUP, mt),
-        }
-        self._emit(f"wide{s}", MixedDot(True, rows, mt), views, _View(self.fours, [i64(s)], rows))
-
-    def _emit(self, name: str, dot: MixedDot, views: dict[str, _View], acc: _View) -> None:
-        """The loops of `meaning.mixed.emit_product`, on parts of large buffers."""
-        from tvm.tirx.script.builder import ir as b
-
-        extents = [i64(e) for e in dot.spatial] + ([] if dot.wide else [i64(TRIPLE)])
-        kinds = "S" * len(dot.spatial) + ("" if dot.wide else "R")
-        one = len(extents) == 1
-        with b.grid(*extents) as loops, b.sblock(name):
-            axes = [b.axis.spatial(extents[0], loops)] if one else list(b.axis.remap(kinds, loops))
-            i = axes[0] if dot.m > 1 else i64(0)
-            r = axes[len(dot.spatial) - 1]
-            target = [*acc.lead, i, r]
-            b.reads(acc.buffer[tuple(target)], *(view.region(dot.m) for view in views.values()))
-            b.writes(acc.buffer[tuple(target)])
-            o = MixedOperands(dot, acc=acc, **views)
-            value = product(o, i, r, None if dot.wide else axes[-1])
-            b.buffer_store(acc.buffer, acc.buffer[tuple(target)] + value, target)
+        place = self.layout.wide_place(group, self.spec.k)
+        views = (
+            _view(self.views.wide(self.block[s], group)),
+            _View(xq, (self.first, place * GROUP)),
+            _View(self.fours, (i64(s), i64(0), i64(0))),
+        )
+        product(wide_dot(self.layout.rows, self.blocking.m_tile), f"wide{s}", lambda: views)
 
     def _prefetch_sparse(self) -> None:
         """Ask for the outliers of these rows while the dense part is computed.
@@ -377,31 +359,13 @@ def prefetch(buffer: Buffer, first: Expr, nbytes: int, lead: tuple[Expr, ...] = 
         prefetch_line(buffer[(*lead, first + i64(line * step))])
 
 
-@dataclass(frozen=True)
-class _View:
-    """A stretch of a buffer's last axis, indexed from 0 as an intrinsic's operand is.
+class _View(View):
+    """Whose regions have int64 extents, whatever they start from."""
 
-    `rows` are the rows of x that it spans, counted from the last index of `lead`; 0 for none.
-    """
-
-    buffer: Buffer
-    lead: list[Expr]
-    extent: int
-    start: Expr = 0
-    rows: int = 0
-
-    def __getitem__(self, at: Any) -> Expr:
-        *row, k = at if isinstance(at, tuple) else (at,)
-        lead = [*self.lead[:-1], self.lead[-1] + row[0]] if row else self.lead
-        return self.buffer[(*lead, self.start + k)]
-
-    def region(self, m: int) -> Any:
-        """What a block reads."""
-        lead = list(self.lead)
-        if self.rows and m > 1:
-            lead[-1] = slice(lead[-1], lead[-1] + i64(m))
-        return self.buffer[(*lead, slice(self.start, self.start + i64(self.extent)))]
+    def region(self, shape: tuple[int, ...]) -> Any:
+        """All that an operand of `shape` covers."""
+        return super().region(tuple(map(i64, shape)))
 
 
-def _view(place: Place, extent: int) -> _View:
-    return _View(place.buffer, list(place.lead), extent, place.start)
+def _view(place: Place) -> _View:
+    return _View(place.buffer, (*place.lead, place.start))

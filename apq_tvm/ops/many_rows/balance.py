@@ -17,7 +17,8 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.balance import VECTORS, digit, triple
+from apq_tvm.tensorize.meaning.balance import VECTORS, balance_digits
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -59,17 +60,11 @@ class BalanceGemm(ByteGemm):
             self.decode_unit(kb, i64(0), u)
 
     def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
-        layout, codes = self.layout, self.weights["codes"]
-        at = kb * (self.blocking.k_block // UNIT_K) + u
-        with b.grid(TRIPLE, VECTORS, self.lanes, 4) as loops, b.sblock("digits"):
-            part, v, r, i = b.axis.remap("SSSS", loops)
-            b.reads(codes[self._block, at, 0 : layout.unit_bytes])
-            target = [part, u * VECTORS + v, r, i]
-            b.writes(self.decoded[tuple(target)])
-            code = triple(
-                lambda byte: codes[self._block, at, byte], layout.vector_bytes, v, r * 4 + i
-            )
-            b.buffer_store(self.decoded, digit(code, part).astype("uint8"), target)
+        codes = View(
+            self.weights["codes"], (self._block, kb * (self.blocking.k_block // UNIT_K) + u, 0)
+        )
+        digits = View(self.decoded, (0, u * VECTORS, 0, 0))
+        product(balance_digits(self.lanes), "digits", lambda: (codes, digits))
 
     def of_group(self, name: str, j: Expr, group: Expr, r: Expr) -> Expr:
         return self.weights[name][self._block, group, j * self.lanes + r]
