@@ -219,7 +219,8 @@ def test_a_signal_leaves_nothing_behind(
     """
     code = f"""
 import os, signal
-from apq_tvm.codegen import emit, package
+from apq_tvm.codegen import emit
+from apq_tvm.codegen.package import folder as package
 signal.signal({number:d}, signal.SIG_DFL)  # a test in the background may hand on that it is ignored
 plain, remove = emit.{step}, package.shutil.rmtree
 def stop(*given, **options):
@@ -229,7 +230,7 @@ def again(*given, **options):
     os.kill(os.getpid(), {number:d})
     return remove(*given, **options)
 emit.{step}, package.shutil.rmtree = stop, again
-from apq_tvm.cli import main
+from apq_tvm.cli.main import main
 main()
 """
     temporary, made = tmp_path / "tmp", tmp_path / "made"
