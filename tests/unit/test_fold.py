@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from apq_tvm.tensorize.exprs import MAGIC_BITS
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import Unit
-from apq_tvm.tensorize.meaning.rounding import MAGIC, MAGIC_BITS, SUM_LIMIT
+from apq_tvm.tensorize.meaning.rounding import MAGIC, SUM_LIMIT
 
 Array = Any
 

@@ -117,8 +117,9 @@ def test_import_as_installed() -> None:
 def test_wheel_holds_every_package_and_imports(tmp_path: Path) -> None:
     # a copy: setuptools builds in place, and a stale build/lib would hide what is missing
     source = tmp_path / "source"
-    skip = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "__pycache__", "tests")
+    skip = shutil.ignore_patterns(".git", ".venv", "*.egg-info", "__pycache__", "tests")
     shutil.copytree(ROOT, source, symlinks=True, ignore=skip)
+    shutil.rmtree(source / "build", ignore_errors=True)
     build = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(source)],
         capture_output=True,
