@@ -18,11 +18,6 @@ PARALLEL_WEIGHTS = 1 << 16
 30 weights a nanosecond."""
 
 
-PARALLEL_WEIGHTS = 1 << 16
-"""Weights from which on a second thread pays: launching one costs 1 to 2 us, a thread reads about
-30 weights a nanosecond."""
-
-
 @dataclass(frozen=True)
 class Preparation:
     """What is done to x f32 [M, K] before a kernel reads it.
