@@ -17,7 +17,7 @@ from quantized_onnx import HALF, MS, RNG, kept, nbits, pack
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.formats import dequantize
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.onnx_import.packed import unpack
+from apq_tvm.onnx_import.integers.packed import unpack
 from apq_tvm.quantizers import quantize
 
 

@@ -16,9 +16,9 @@ from quantized_onnx import MS, RNG, TYPES, integers, kept, nbits
 from apq_tvm.errors import ApqError, UnsupportedModel
 from apq_tvm.formats import dequantize
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.onnx_import.codes import Codes, to_tensor
-from apq_tvm.onnx_import.expansions import EXPANSIONS
-from apq_tvm.onnx_import.packed import meaning
+from apq_tvm.onnx_import.integers.codes import Codes, to_tensor
+from apq_tvm.onnx_import.integers.packed import meaning
+from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
 from apq_tvm.quantizers import quantize
 
 # DequantizeLinear
