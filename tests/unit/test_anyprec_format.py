@@ -52,7 +52,7 @@ def tensors(draw: st.DrawFn) -> QuantizedTensor:
     return QuantizedTensor(codes, rng.normal(size=(n, 1)).astype(np.float16), None, kind, tables)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(tensors())
 def test_packing_is_exact(tensor: QuantizedTensor) -> None:
     n, k = tensor.codes.shape
@@ -70,7 +70,7 @@ def test_packing_is_exact(tensor: QuantizedTensor) -> None:
         np.testing.assert_array_equal(back.tables[key], table)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tensors(), st.data())
 def test_narrow_models_are_prefixes(tensor: QuantizedTensor, data: st.DataObject) -> None:
     """Width b needs the b upper planes and table b: all else may be anything."""
@@ -162,7 +162,7 @@ def test_names_are_canonical() -> None:
     assert scheme("anyprec3-8").widths == (3, 4, 5, 6, 7, 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     WIDTHS,
     st.sampled_from(("", "c1", "c16")),

@@ -64,7 +64,7 @@ def test_error_bound_on_normal_weights(fmt: IntegerFormat, group: int) -> None:
         elements=st.floats(-32000, 32000, width=32),
     ),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_error_bound_on_any_weights(fmt: IntegerFormat, group: int, w: np.ndarray) -> None:
     assert_within_bound(fmt, w, group)
 

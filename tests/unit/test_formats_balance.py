@@ -56,7 +56,7 @@ def test_bad_spelling_is_refused_with_the_reason(text: str, reason: str) -> None
         parse_scheme(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 60),
     st.integers(1, 300),
@@ -79,7 +79,7 @@ def test_packing_is_exact_at_any_length(
     assert packed.arrays["codes"].nbytes * 8 * 3 == padded * 7
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 9),
     st.integers(1, 200),

@@ -132,7 +132,7 @@ def test_impossible_runs_are_refused(rows: int, run: int, whole: bool) -> None:
     k=st.integers(1, 300),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trip_in_runs_of_eight(
     bits: int, rows: int, group: int, zero_points: bool, n: int, k: int, seed: int
 ) -> None:
@@ -223,7 +223,7 @@ def test_round_trip_at_edges(bits: int, rows: int, group: int, zero_points: bool
     k=st.integers(1, 300),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_round_trip_any_shape(
     bits: int, rows: int, group: int, zero_points: bool, n: int, k: int, seed: int
 ) -> None:

@@ -54,7 +54,7 @@ def test_round_trip_at_edges(text: str, rows: int) -> None:
     k=st.integers(1, 200),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_round_trip_any_shape(text: str, rows: int, n: int, k: int, seed: int) -> None:
     tensor = tensor_of(text, n, k, seed)
     layout = MixedLayout(rows, tensor.scheme)

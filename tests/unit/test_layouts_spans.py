@@ -26,7 +26,7 @@ def quantized(name: str, n: int, k: int) -> QuantizedTensor:
     return quantize_tensor(w, scheme, search=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(SCHEMES), st.integers(1, 40), st.integers(1, 300), st.sampled_from((16, 32, 64))
 )

@@ -134,7 +134,7 @@ def test_a_tied_head_of_codes_shares_them(tmp_path: Path) -> None:
 WORDS = ["x", "w", "s", "q", "ids", "cos", ""]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(sorted(EXPANSIONS)),
     st.lists(st.sampled_from(WORDS), max_size=9),
@@ -171,7 +171,7 @@ def test_nodes_of_all_shapes_have_named_errors(
 # From codes to a tensor, and the plan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 5),
     st.integers(1, 130),
