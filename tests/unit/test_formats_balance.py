@@ -163,7 +163,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         BalanceLayout(8, 64).pack(tensor)
     with pytest.raises(PackError, match="12, 24 or 48"):
         BalanceLayout(5)
-    with pytest.raises(PackError, match="holds W2"):
+    with pytest.raises(PackError, match="W2Br24k4 cannot hold W4A8"):
         weight_layout("W2Br24k4", scheme_of("W4A8"))
     packed = layout.pack(tensor)
     with pytest.raises(PackError, match="codes is"):

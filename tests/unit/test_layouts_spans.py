@@ -63,7 +63,7 @@ def test_refusals(name: str) -> None:
     layout = default_layout(tensor.scheme, (), 64)
     assert isinstance(layout, SpanLayout)
     other = parse_scheme("W3sA8")
-    with pytest.raises(PackError, match=r"cannot hold|holds super-blocks"):
+    with pytest.raises(PackError, match="cannot hold"):
         weight_layout(layout.name, other)
     with pytest.raises(PackError, match="cannot hold"):
         layout.pack(dataclasses.replace(tensor, scheme=other))
