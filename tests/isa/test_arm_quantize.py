@@ -10,10 +10,18 @@ import pytest
 from arm_tools import assembly, count, needs_qemu
 
 from apq_tvm.bench.emulator import Program
+from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.ops.activations.fold import fold_activations
+from apq_tvm.ops.few_rows.folded import fold_of
+from apq_tvm.schedules.arm.chunks import schedule_fold
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.schedules.linear.quantize import quantize_func
+from apq_tvm.tensorize.exprs import MAGIC_BITS
+from apq_tvm.tensorize.meaning.interleaved import VECTORS
+from apq_tvm.tensorize.pairs.folded_dot import STARTS
+from apq_tvm.types import Scheme
 
 
 def quantize(k: int, act: int, weight: int, target: str, bits: int = 8) -> Any:
@@ -81,6 +89,28 @@ def test_matches_the_reference(
     x[2] = np.arange(k) % 100 - 50 + 0.5
     x[2, ::16] = 127
     expect(x, act, weight, run(x, act, weight, target, tmp_path, bits), bits)
+
+
+@needs_qemu
+@pytest.mark.parametrize("bits", (2, 4))
+def test_folded_sums_start_from_corrections_rounded_to_even(bits: int, tmp_path: Path) -> None:
+    """What the sum of unsigned codes is too large by is a fraction here, often a half."""
+    layout = InterleavedLayout.of_lanes(Scheme(bits, group_size=32), 4)
+    profile = find_profile("graviton2")
+    fold = fold_of(layout)
+    assert fold.shift
+    m, k = 64, 64
+    x = np.random.default_rng(bits).standard_normal((m, k)).astype(np.float32)
+    codes = np.zeros((m, k), np.int8)
+    starts, factors = np.zeros((m, 2, 1, STARTS), np.float32), np.zeros((m, 2, 4), np.float32)
+    func = schedule_fold(fold_activations(k, layout, False, 1), profile, Defaults())
+    Program(func, profile, tmp_path, "max")(x, codes, starts, factors)
+    four = codes.astype(np.int64).reshape(m, 2, VECTORS, 4).sum(-1)  # of every vector of a group
+    total = sum(four[..., j] * fold.corrections[fold.part(j)] for j in range(VECTORS))
+    exact = total / 2.0**fold.shift
+    assert (exact % 1 == 0.5).any()
+    want = (MAGIC_BITS >> fold.shift) - np.rint(exact).astype(np.int32)
+    np.testing.assert_array_equal(starts.view(np.int32)[:, :, 0, 0], want)
 
 
 @needs_qemu

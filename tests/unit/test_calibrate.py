@@ -176,6 +176,10 @@ def test_files_round_trip_and_belong_to_a_model(llama: tuple[Path, Path], tmp_pa
     save_file(tmp_path / "e", CalibrationFile(replace(file.calibration, layers=bad)))
     with pytest.raises(BadInput, match="mean of layer"):
         load(tmp_path / "e", model)
+    bad = {n: replace(s, absmax=s.absmax * np.nan) for n, s in file.calibration.layers.items()}
+    save_file(tmp_path / "f", CalibrationFile(replace(file.calibration, layers=bad)))
+    with pytest.raises(BadInput, match="absmax of layer .* is not finite"):
+        load(tmp_path / "f", model)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10\0\0\0\0\0\0\0{}", b"PK not safetensors" * 9])
