@@ -178,7 +178,7 @@ def test_files_round_trip_and_belong_to_a_model(llama: tuple[Path, Path], tmp_pa
         load(tmp_path / "e", model)
     bad = {n: replace(s, absmax=s.absmax * np.nan) for n, s in file.calibration.layers.items()}
     save_file(tmp_path / "f", CalibrationFile(replace(file.calibration, layers=bad)))
-    with pytest.raises(BadInput, match="absmax of layer .* is not finite"):
+    with pytest.raises(BadInput, match=r"absmax of layer .* is not finite"):
         load(tmp_path / "f", model)
 
 

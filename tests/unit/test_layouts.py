@@ -303,7 +303,7 @@ def test_pack_refuses_what_does_not_fit() -> None:
         "codes are uint8": replace(good, codes=good.codes[0]),
         r"scales is float16 \[5, 1\]": replace(good, scales=good.scales[:, :1]),
         "scales is float32": replace(good, scales=good.scales.astype(np.float32)),
-        "scales holds a value that is not finite": replace(good, scales=np.full((5, 2), np.inf, np.float16)),
+        "not finite": replace(good, scales=np.full((5, 2), np.inf, np.float16)),
         "needs zero points": replace(good, zeros=None),
         "zeros holds 16; at most 15": replace(good, zeros=np.full((5, 2), 16, np.uint8)),
         r"zeros is uint8 \[4, 2\]": replace(good, zeros=good.zeros[:4]),
