@@ -14,12 +14,8 @@ from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.gemm_stages import even_block
 from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
 from apq_tvm.schedules.x86.instructions import FMA
-from apq_tvm.schedules.x86.tiles import M_MIN as TALLEST
-from apq_tvm.schedules.x86.tiles import float_k_step, schedule_float_gemm
+from apq_tvm.schedules.x86.tiles import TALLEST, float_k_step, schedule_float_gemm
 from apq_tvm.types import DeviceProfile
-
-M_MIN = 16
-"""Fewest rows of x for which decoding a panel to floats is meant to pay."""
 
 
 def _layout(spec: LinearSpec, profile: DeviceProfile) -> WeightLayout:
@@ -53,7 +49,7 @@ def decoded_kernel(lanes: int, width: int) -> LinearKernel:
         "gemm", f"decoded{width or ''}", 32, FMA[lanes], TALLEST,
         check=check, layout=_layout, func=func,
         schedule=lambda sch, choice: schedule_float_gemm(sch, choice.plan, lanes),
-        ask=_blocking, prepare=lambda choice: None, family="", width=width, m_min=M_MIN,
+        ask=_blocking, prepare=lambda choice: None, family="", width=width,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.layouts import (
     INTERLEAVINGS,
+    LOG,
     LOSS,
     PLAIN,
     ROWS,
@@ -17,7 +18,7 @@ from apq_tvm.schedules.arm.layouts import (
 )
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.select import choose
-from apq_tvm.tuning_logs import read_layouts
+from apq_tvm.tuning_logs import read_log
 from apq_tvm.types import DeviceProfile, KernelChoice
 
 
@@ -27,12 +28,12 @@ def chosen_kernels(scheme: str, profile: DeviceProfile) -> tuple[KernelChoice, .
 
 
 DEVICES = ("graviton3", "graviton4", "neoverse-n2", "cortex-x4")
-CASES = [(d, scheme) for d in DEVICES for scheme in read_layouts(d)["macs_per_cycle"]]
+CASES = [(d, scheme) for d in DEVICES for scheme in read_log(d, LOG, dict)["macs_per_cycle"]]
 
 
 @pytest.mark.parametrize(("device", "scheme"), CASES)
 def test_the_best_by_its_figures_is_taken(device: str, scheme: str) -> None:
-    log = read_layouts(device)
+    log = read_log(device, LOG, dict)
     found = log["macs_per_cycle"][scheme]
     assert log["m"] == list(ROWS)
     assert list(found) == list(INTERLEAVINGS) and abs(sum(SHARES) - 1) < 1e-9
