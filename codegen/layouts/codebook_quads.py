@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import NARROW, Details
 from apq_tvm.codegen.layouts.spans import Arrays, Expr
 from apq_tvm.errors import PackError
 from apq_tvm.formats import codebook
@@ -49,15 +49,15 @@ class CodebookQuads(CodebookLayout):
         match = cls.pattern.match(name)
         if match is None:
             return None
-        found = cls.choose(scheme, details, 16)
+        found = cls.choose(scheme, details, NARROW)
         if found is None or found.name != name:
             raise PackError(f"layout {name} cannot hold {scheme or 'float32 weights'}")
         return found
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes or devices."""
-        if scheme is None or scheme.family != codebook.NAME or vector_bytes != 16:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """Of `NARROW` lanes alone; None for other schemes or vectors."""
+        if scheme is None or scheme.family != codebook.NAME or lanes != NARROW:
             return None
         if (cls._count(scheme), scheme.group_size) != (books.BOOKS, books.GROUP):
             return None
@@ -92,7 +92,7 @@ class CodebookQuads(CodebookLayout):
         PackError
             If the tensor does not fit its scheme or the scheme does not fit the layout.
         """
-        if self.choose(tensor.scheme, (), 16) != self:
+        if self.choose(tensor.scheme, (), NARROW) != self:
             raise PackError(f"{name}: layout {self.name} cannot hold scheme {tensor.scheme}")
         check_tensor(tensor, name)
         k, spans = tensor.codes.shape[1], self.spans(tensor.codes.shape[1])

@@ -59,11 +59,9 @@ class FloatLayout:
         return cls(int(match[1]))
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> FloatLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> FloatLayout | None:
         """One vector of rows, for float32 weights."""
-        return cls(vector_bytes // 4) if scheme is None else None
+        return cls(lanes) if scheme is None else None
 
     @property
     def name(self) -> str:

@@ -7,6 +7,10 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from apq_tvm.types import PackedTensor, Scheme
 
+NARROW = 4
+"""Lanes of AdvSIMD, whose kernels multiply signed bytes and look up 16: layouts are made for that.
+Kernels for any CPU read them too."""
+
 Details = tuple[tuple[str, int], ...]
 """Sizes that differ between tensors of one scheme and shape, as `apq_tvm.formats.details`."""
 
@@ -19,8 +23,8 @@ class WeightLayout(Protocol):
         """Read `name`; None if it is not of this family. Raises PackError if it does not fit."""
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a scheme on a device with such vectors; None for another family's."""
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """The layout of a scheme for kernels with vectors of so many int32; None for another's."""
 
     @property
     def name(self) -> str:

@@ -94,9 +94,7 @@ class PlanesLayout:
         return layout
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> PlanesLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> PlanesLayout | None:
         """The layout of `scheme`, whatever the vectors; None if it is not any-precision."""
         if scheme is None or scheme.family != "anyprec":
             return None

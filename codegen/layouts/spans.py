@@ -71,8 +71,8 @@ class SpanLayout(ABC):
 
     @classmethod
     @abstractmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes."""
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """The layout for vectors of so many lanes; None for other schemes."""
 
     @property
     @abstractmethod

@@ -57,6 +57,7 @@ from apq_tvm.schedules.arm.gemm import (
 )
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
+from apq_tvm.schedules.linear.generic import generic_kernels
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.schedules.linear.spans import WEIGHTS
 from apq_tvm.tensorize.arm.decoded import decode_intrinsic
@@ -89,7 +90,7 @@ _FORMATS: dict[type[WeightLayout], Formats] = {
 
 
 def _layout(spec: LinearSpec) -> WeightLayout:
-    return default_layout(spec.scheme, spec.details, 4 * LANES)
+    return default_layout(spec.scheme, spec.details, LANES)
 
 
 def _panel(spec: LinearSpec, width: int) -> PanelFormat:
@@ -233,3 +234,6 @@ V1: 47.3 MACs a cycle against 21.7); sdot would need as many cycles as lookups t
 kernels that decode for a few rows at a time take fewer cycles for any number of them (nl4 on
 Cortex-A72, llvm-mca 22: 5.8 MACs a cycle against 4.4).
 """
+
+GENERIC_KERNELS = generic_kernels(lambda spec, _: _layout(spec))
+"""In order of preference, after all others."""

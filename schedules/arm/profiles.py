@@ -290,12 +290,11 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.arm.balance import ARM_BALANCE_KERNELS
     from apq_tvm.schedules.arm.bitserial import ARM_BITSERIAL_KERNELS
     from apq_tvm.schedules.arm.codebook import LOOKUP_KERNELS
-    from apq_tvm.schedules.arm.decoded import DECODED_KERNELS
+    from apq_tvm.schedules.arm.decoded import DECODED_KERNELS, GENERIC_KERNELS
     from apq_tvm.schedules.arm.gemv_plain import GEMV_KERNELS
     from apq_tvm.schedules.arm.lut import ARM_LUT_KERNELS
     from apq_tvm.schedules.arm.mixed import ARM_MIXED_KERNELS
     from apq_tvm.schedules.arm.paired import PAIRED_KERNELS
-    from apq_tvm.schedules.linear.generic import GENERIC_KERNELS
     from apq_tvm.schedules.linear.plain import PLAIN_KERNELS
 
     return (

@@ -41,7 +41,7 @@ FAMILIES = (codebook.NAME, nonlinear.NAME)
 
 def span_layout(spec: LinearSpec, lanes: int) -> SpanLayout:
     """The layout of a layer whose kernel works on `lanes` rows at once."""
-    layout = default_layout(spec.scheme, spec.details, 4 * lanes)
+    layout = default_layout(spec.scheme, spec.details, lanes)
     assert isinstance(layout, SpanLayout)
     return layout
 

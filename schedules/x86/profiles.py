@@ -156,13 +156,12 @@ def _physical_cores(values: dict[str, list[str]]) -> int:
 
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on x86, in order of preference."""
-    from apq_tvm.schedules.linear.generic import GENERIC_KERNELS
     from apq_tvm.schedules.linear.plain import PLAIN_KERNELS
     from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS
     from apq_tvm.schedules.x86.balance import BALANCE_KERNELS
     from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS
     from apq_tvm.schedules.x86.codebook import CODEBOOK_KERNELS
-    from apq_tvm.schedules.x86.decoded import DECODED_KERNELS
+    from apq_tvm.schedules.x86.decoded import DECODED_KERNELS, GENERIC_KERNELS
     from apq_tvm.schedules.x86.gemm import GEMM_KERNELS
     from apq_tvm.schedules.x86.gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86.lut import LUT_KERNELS

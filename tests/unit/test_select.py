@@ -13,6 +13,7 @@ import pytest
 
 from apq_tvm import tuning_logs
 from apq_tvm.errors import BadLog, NotApplicable, UnsupportedModel
+from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules import devices
 from apq_tvm.schedules.linear import thresholds
@@ -198,6 +199,19 @@ def test_every_shipped_rule_decides_for_some_kernel(device: str) -> None:
     assert [i for i, rule in enumerate(log.rules) if not any(rule is f for f in found)] == []
     words = json.loads(tuning_logs.log_path(device, thresholds.LOG).read_text())
     assert all(rule.get("why") for rule in words["rules"])
+
+
+@pytest.mark.parametrize("target", ("znver4", "znver3", "x86-64", "graviton2"))
+def test_layouts_are_chosen_by_instructions(target: str) -> None:
+    """Of kernels, not by the width of vectors, which a device of another kind may share."""
+    profile = devices.find_profile(target)
+    other = replace(profile, vector_bytes=16 if profile.vector_bytes > 16 else 64)
+    for name in ("W4A8g32", "nl4", "cb3", "W2sA8", "bcq2", "bcq2A32", "W2*A8", "mixed24"):
+        spec = LinearSpec(64, 256, parse_scheme(name))
+        for kernel in devices.linear_kernels(profile):
+            if kernel.kind == "generic" or kernel.family == spec.scheme.family:
+                layouts = {kernel.layout(spec, p).name for p in (profile, other)}
+                assert len(layouts) == 1, (kernel.name, name, layouts)
 
 
 def test_every_device_has_figures_and_borrows_of_devices() -> None:
