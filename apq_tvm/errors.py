@@ -7,6 +7,7 @@
     ├── UnsupportedModel     the file is sound but holds what no stage can compile
     ├── BadScheme            a scheme, format or group size that does not exist or does not fit
     ├── BadTarget            an unknown device name
+    ├── BadLog               a device's tuning log is no JSON, or has rules for what does not exist
     ├── BadInput             data given to ``eval`` or ``bench`` does not fit the model
     ├── MissingPackage       a package of an extra is not installed: onnxruntime, torch, matplotlib
     ├── NotApplicable        one rule or kernel declines one layer; never reaches a user
@@ -40,6 +41,10 @@ class BadScheme(ApqError):
 
 class BadTarget(ApqError):
     """The device name is unknown."""
+
+
+class BadLog(ApqError):
+    """A tuning log of a device cannot be read, or no kernel is what one of its rules is for."""
 
 
 class BadInput(ApqError):

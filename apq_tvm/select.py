@@ -2,8 +2,9 @@
 
 ``select`` walks the device's kernels in their order of preference. A kernel that declines raises
 `NotApplicable`; its reason is kept. The first kernel that fits fixes the layer's weight layout
-(weights are stored once), so kernels of another layout are turned down too. Every M from 1 on is
-covered, or the model cannot be compiled for this device.
+(weights are stored once), so kernels of another layout are turned down too. For which M a kernel is
+chosen was measured (`apq_tvm.schedules.linear.thresholds`). Every M from 1 on is covered, or the
+model cannot be compiled for this device.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from apq_tvm import formats
 from apq_tvm.codegen.layouts import embedding_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.linear.thresholds import check_rules, rows_of
 from apq_tvm.types import DeviceProfile, KernelChoice, KernelPlan, Node, QuantizedModel
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear.kernel import LinearKernel
+
+    _Fitting = tuple[LinearKernel, int, int]
+    """A kernel, and fewest and most rows that it is chosen for."""
 
 
 def linear_spec(quantized: QuantizedModel, node: Node) -> LinearSpec:
@@ -81,7 +86,7 @@ def choose(
         Some M is left without a kernel; the message holds every kernel's reason.
     """
     rejected: list[tuple[str, str]] = []
-    fitting: list[LinearKernel] = []
+    fitting: list[_Fitting] = []
     layout = ""
     bits, family = (spec.scheme.bits, spec.scheme.family) if spec.scheme else (None, "int")
     widths = spec.scheme.widths if spec.scheme else (0,)
@@ -92,13 +97,14 @@ def choose(
             continue
         try:
             kernel.check(spec, profile)
+            least, most = rows_of(kernel, spec, profile)
         except NotApplicable as reason:
             rejected.append((kernel.name, str(reason)))
             continue
         name = kernel.layout(spec, profile).name
         layout = layout or name
         if name == layout:
-            fitting.append(kernel)
+            fitting.append((kernel, least, most))
         else:
             clash = f"wants layout {name}; the weights are stored as {layout}"
             rejected.append((kernel.name, clash))
@@ -106,13 +112,13 @@ def choose(
         KernelChoice(kernel.name, layout, m_min, m_max, tuple(rejected), width)
         for width in widths
         for kernel, m_min, m_max in _cover(
-            [k for k in fitting if k.width == width], spec, profile, layer, rejected
+            [f for f in fitting if f[0].width == width], spec, profile, layer, rejected
         )
     )
 
 
 def _cover(
-    fitting: Sequence[LinearKernel],
+    fitting: Sequence[_Fitting],
     spec: LinearSpec,
     profile: DeviceProfile,
     layer: str,
@@ -121,7 +127,7 @@ def _cover(
     """Kernels and the M they are used for, from 1 up to the last that has no limit."""
     m = 1
     while m != 0:  # 0 stands for "past infinity"
-        covering = [i for i, k in enumerate(fitting) if k.m_min <= m and not 0 <= k.m_max < m]
+        covering = [i for i, k in enumerate(fitting) if k[1] <= m and not 0 <= k[2] < m]
         if not covering:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected) or "no kernels"
             raise UnsupportedModel(
@@ -129,12 +135,13 @@ def _cover(
                 f"{spec.k}] in {spec.scheme} ({reasons}); keep the layer float with --tensor-type"
             )
         best = covering[0]
+        kernel, _, most = fitting[best]
         # A more preferred kernel takes over where its own range starts.
-        ends = [k.m_min for k in fitting[:best] if k.m_min > m]
-        if fitting[best].m_max >= 0:
-            ends.append(fitting[best].m_max + 1)
+        ends = [least for _, least, _ in fitting[:best] if least > m]
+        if most >= 0:
+            ends.append(most + 1)
         end = min(ends, default=0)
-        yield fitting[best], m, end - 1
+        yield kernel, m, end - 1
         m = end
 
 
@@ -160,7 +167,10 @@ def select(
     ------
     UnsupportedModel
         A layer that no kernel of the device computes.
+    BadLog
+        What was measured for the device is not to be read, or is for kernels that do not exist.
     """
+    check_rules(kernels, profile)
     choices: dict[str, tuple[KernelChoice, ...]] = {}
     memo: dict[LinearSpec, tuple[KernelChoice, ...]] = {}
     layouts: dict[str, str] = {}

@@ -313,6 +313,12 @@ class DeviceProfile:
     interleaving : str
         Layout of integer weights where the user asked for one, rows x bytes, such as ``"4x8"``
         (`apq_tvm.schedules.arm.layouts`); ``""`` leaves it to what was measured.
+    measured_as : tuple of str
+        Devices whose figures hold where its own folder of `apq_tvm.tuning_logs` has none, the
+        nearest kin first.
+    modelled_as : str
+        Device whose model LLVM has for this one too, ``""`` for itself: what llvm-mca says of the
+        one it says of the other.
     """
 
     name: str
@@ -331,6 +337,8 @@ class DeviceProfile:
     macs_per_cycle: Mapping[str, int] = field(default_factory=dict)
     variants: tuple[DeviceProfile, ...] = ()
     interleaving: str = ""
+    measured_as: tuple[str, ...] = ()
+    modelled_as: str = ""
 
     @property
     def arch(self) -> str:

@@ -90,8 +90,8 @@ def weight_layout(name: str, scheme: Scheme | None, details: Details = ()) -> We
     raise PackError(f"no layout of {scheme or 'float32'} weights is called {name!r}")
 
 
-def default_layout(scheme: Scheme | None, details: Details, vector_bytes: int) -> WeightLayout:
-    """The layout in which a scheme's weights are stored where no kernel asks for another.
+def default_layout(scheme: Scheme | None, details: Details, lanes: int) -> WeightLayout:
+    """The layout of a scheme's weights for kernels whose vectors hold so many rows.
 
     Parameters
     ----------
@@ -99,8 +99,8 @@ def default_layout(scheme: Scheme | None, details: Details, vector_bytes: int) -
         None for float32 weights.
     details : tuple of (str, int)
         What `apq_tvm.formats.details` says of the tensor.
-    vector_bytes : int
-        Of the device's vectors.
+    lanes : int
+        int32 in a vector, 4, 8 or 16, by the instruction of the kernel that asks.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def default_layout(scheme: Scheme | None, details: Details, vector_bytes: int) -
         If no layout holds such codes.
     """
     for layout in LAYOUTS:
-        found = layout.choose(scheme, details, vector_bytes)
+        found = layout.choose(scheme, details, lanes)
         if found is not None:
             return found
     raise PackError(

@@ -67,11 +67,11 @@ class BalanceLayout(GroupedRows):
         return cls(int(match[1]) // TRIPLE, scheme.group_size)
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes."""
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """Blocks of three vectors; None for other schemes."""
         if scheme is None or scheme.family != "balance":
             return None
-        return cls(max(4, min(16, vector_bytes // 4)), scheme.group_size)
+        return cls(lanes, scheme.group_size)
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.grouped import GroupedRows
-from apq_tvm.codegen.layouts.layout import Details, Shapes
+from apq_tvm.codegen.layouts.layout import NARROW, Details, Shapes
 from apq_tvm.errors import PackError
 from apq_tvm.formats import bcq
 from apq_tvm.tensorize.meaning.binary_codes import BYTE_ROWS, UNIT_K, LutUnit
@@ -83,13 +83,13 @@ class BcqLayout(GroupedRows):
         return cls(scheme.bits, int(match[2][1:]), scheme.group_size, match[2][0] == "b")
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
         """What the table kernels of such vectors read; None for other families."""
         if scheme is None or scheme.family != "bcq":
             return None
-        bytewise = vector_bytes == 32 and scheme.integer_acts
-        narrow = vector_bytes == 16 and scheme.integer_acts
-        rows = BYTE_ROWS if bytewise else 16 if vector_bytes >= 64 or narrow else 8
+        bytewise = lanes == 8 and scheme.integer_acts
+        narrow = lanes == NARROW and scheme.integer_acts
+        rows = BYTE_ROWS if bytewise else 16 if lanes >= 16 or narrow else 8
         return cls(scheme.bits, rows, scheme.group_size, narrow)
 
     @property

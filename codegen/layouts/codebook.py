@@ -43,15 +43,14 @@ class CodebookLayout(SpanLayout):
     @classmethod
     def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
         """Everything but the rows comes from the scheme."""
-        return cls.choose(scheme, details, 4 * int(match[4]))
+        return cls.choose(scheme, details, int(match[4]))
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes."""
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """One vector of rows; None for other schemes."""
         if scheme is None or scheme.family != codebook.NAME:
             return None
-        rows = max(4, min(16, vector_bytes // 4))
-        return cls(scheme.bits, rows, scheme.group_size, codebook.codebook_count(scheme))
+        return cls(scheme.bits, lanes, scheme.group_size, codebook.codebook_count(scheme))
 
     @property
     def name(self) -> str:
@@ -138,18 +137,17 @@ class NonlinearLayout(SpanLayout):
     @classmethod
     def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
         """Everything but the rows comes from the scheme."""
-        return cls.choose(scheme, details, 4 * int(match[4]))
+        return cls.choose(scheme, details, int(match[4]))
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for schemes without levels."""
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """One vector of rows; None for schemes without levels."""
         levels = None if scheme is None else family_of(scheme).levels(scheme)
         if scheme is None or levels is None or scheme.zero_points:
             return None
         if scheme.group_size != UNIT_K // 2 and scheme.group_size % UNIT_K:
             return None
-        rows = max(4, min(16, vector_bytes // 4))
-        return cls(scheme.bits, rows, scheme.group_size, scheme.family, levels)
+        return cls(scheme.bits, lanes, scheme.group_size, scheme.family, levels)
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
-from apq_tvm.codegen.layouts.layout import Details, Shapes
+from apq_tvm.codegen.layouts.layout import NARROW, Details, Shapes
 from apq_tvm.codegen.layouts.spans import Arrays, Expr
 from apq_tvm.formats import codebook
 from apq_tvm.tensorize.meaning import codebook_quads as books
@@ -38,12 +38,12 @@ class CodebookQuads(CodebookLayout):
     @classmethod
     def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
         """Everything comes from the scheme."""
-        return cls.choose(scheme, details, 16)
+        return cls.choose(scheme, details, NARROW)
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes or devices."""
-        if scheme is None or scheme.family != codebook.NAME or vector_bytes != 16:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """Of `NARROW` lanes alone; None for other schemes or vectors."""
+        if scheme is None or scheme.family != codebook.NAME or lanes != NARROW:
             return None
         if (codebook.codebook_count(scheme), scheme.group_size) != (books.BOOKS, books.GROUP):
             return None

@@ -48,9 +48,9 @@ class FloatLayout(WeightLayout):
         return cls(int(match[1])) if scheme is None else None
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
         """One vector of rows, for float32 weights."""
-        return cls(vector_bytes // 4) if scheme is None else None
+        return cls(lanes) if scheme is None else None
 
     @property
     def name(self) -> str:

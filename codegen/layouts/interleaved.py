@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.grouped import GroupedRows
-from apq_tvm.codegen.layouts.layout import Details, Shapes
+from apq_tvm.codegen.layouts.layout import NARROW, Details, Shapes
 from apq_tvm.errors import PackError
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, centred_code, decode
 from apq_tvm.tensorize.meaning.whole_codes import WIDTHS, pieces
@@ -157,11 +157,11 @@ class InterleavedLayout(GroupedRows):
         return cls(scheme.bits, int(match[2]), scheme.group_size, scheme.zero_points, *variant)
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
         """One vector of int32 lanes, for uniform integers."""
         if scheme is None or scheme.family != "int":
             return None
-        return cls.of_lanes(scheme, vector_bytes // 4)
+        return cls.of_lanes(scheme, lanes)
 
     @classmethod
     def of_lanes(cls, scheme: Scheme, lanes: int) -> Self:
@@ -169,7 +169,7 @@ class InterleavedLayout(GroupedRows):
 
         Bit-serial products, of activations of fewer than 8 bits, want fields.
         """
-        arm = lanes == 4
+        arm = lanes == NARROW
         whole = arm and scheme.bits in WIDTHS and scheme.act_bits == 8 and scheme.group_size != 16
         return cls(scheme.bits, lanes, scheme.group_size, scheme.zero_points, arm, whole)
 

@@ -15,6 +15,10 @@ from apq_tvm.types import Array, PackedTensor, Scheme
 Details = tuple[tuple[str, int], ...]
 """Sizes that differ between tensors of one scheme and shape, as `apq_tvm.formats.details`."""
 
+NARROW = 4
+"""Lanes of AdvSIMD, whose kernels multiply signed bytes and look up 16: layouts are made for that.
+Kernels for any CPU read them too."""
+
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of packed arrays, by name, in kernel argument order."""
 
@@ -49,8 +53,8 @@ class WeightLayout(ABC):
 
     @classmethod
     @abstractmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a scheme on a device with such vectors; None for another family's."""
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """The layout of a scheme for kernels with vectors of so many int32; None for another's."""
 
     @property
     @abstractmethod

@@ -102,11 +102,11 @@ class MixedLayout(WeightLayout):
         return None if scheme is None else cls(int(match[1]), scheme)
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """16 rows for 64-byte vectors, else 8; None for another family."""
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """16 rows for as many lanes, else 8; None for another family."""
         if scheme is None or scheme.family != "mixed":
             return None
-        return cls(16 if vector_bytes >= 64 else 8, scheme)
+        return cls(16 if lanes >= 16 else 8, scheme)
 
     @property
     def one_stream(self) -> bool:

@@ -79,7 +79,7 @@ class PlanesLayout(WeightLayout):
         return cls.choose(scheme, details, 0)
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
         """The layout of `scheme`, whatever the vectors; None if it is not any-precision."""
         if scheme is None or scheme.family != "anyprec":
             return None

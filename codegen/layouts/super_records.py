@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.layout import Details, Shapes
+from apq_tvm.codegen.layouts.layout import NARROW, Details, Shapes
 from apq_tvm.codegen.layouts.spans import Arrays, Expr
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.formats.superblock import GROUP, NAME, SUPER
@@ -33,11 +33,11 @@ class SuperRecordsLayout(SuperBlockLayout):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"W(\d)sr(\d+)c64\Z")
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes or devices."""
-        if scheme is None or scheme.family != NAME or vector_bytes < 32:
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """Of more than `NARROW` lanes; None for other schemes or vectors."""
+        if scheme is None or scheme.family != NAME or lanes == NARROW:
             return None
-        return cls(scheme.bits, min(16, vector_bytes // 4), GROUP)
+        return cls(scheme.bits, lanes, GROUP)
 
     @property
     def name(self) -> str:

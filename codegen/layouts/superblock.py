@@ -32,11 +32,11 @@ class SuperBlockLayout(SpanLayout):
         return cls(scheme.bits, int(match[2]), GROUP)
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes."""
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """One vector of rows; None for other schemes."""
         if scheme is None or scheme.family != NAME:
             return None
-        return cls(scheme.bits, max(4, min(16, vector_bytes // 4)), GROUP)
+        return cls(scheme.bits, lanes, GROUP)
 
     @property
     def name(self) -> str:

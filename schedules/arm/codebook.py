@@ -52,7 +52,7 @@ from apq_tvm.types import DeviceProfile
 
 
 def _layout(spec: LinearSpec) -> SpanLayout:
-    layout = default_layout(spec.scheme, spec.details, 4 * ROWS)
+    layout = default_layout(spec.scheme, spec.details, ROWS)
     assert isinstance(layout, SpanLayout)
     return layout
 

@@ -57,6 +57,7 @@ from apq_tvm.schedules.arm.gemm import (
 )
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
+from apq_tvm.schedules.linear.generic import generic_kernels
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.schedules.linear.spans import WEIGHTS
 from apq_tvm.tensorize.arm.decoded import decode_intrinsic
@@ -89,7 +90,7 @@ _FORMATS: dict[type[WeightLayout], Formats] = {
 
 
 def _layout(spec: LinearSpec) -> WeightLayout:
-    return default_layout(spec.scheme, spec.details, 4 * LANES)
+    return default_layout(spec.scheme, spec.details, LANES)
 
 
 def _panel(spec: LinearSpec, width: int) -> PanelFormat:
@@ -150,17 +151,13 @@ def _check_books(layout: CodebookLayout, spec: LinearSpec) -> None:
         raise NotApplicable(f"decodes {QUAD} columns at once; K={spec.k} has half of that left")
 
 
-def panel_kernel(
-    family: str, instruction: GemmInstruction, m_min: int, width: int = 0
-) -> LinearKernel:
+def panel_kernel(family: str, instruction: GemmInstruction, width: int = 0) -> LinearKernel:
     """The record of one GEMM.
 
     Parameters
     ----------
     family : str
     instruction : GemmInstruction
-    m_min : int
-        Fewest rows of x.
     width : int
         Bits that are chosen at run time, else 0.
     """
@@ -211,43 +208,32 @@ def panel_kernel(
         family=family,
         width=width,
         m_named=tile,
-        m_min=m_min,
     )
 
 
 _NAMES = {**WEIGHTS, "balance": "W2star", "anyprec": "anyprec", "mixed": "mixed24", "bcq": "bcq"}
 """Weights of each family in the names of its kernels."""
 
-M_MIN = {SMMLA: 8, SDOT: 9}
-"""Fewest rows of x, where kernels that decode for a few rows at a time take more cycles. By smull
-those take fewer for any number (nl4 on Cortex-A72, llvm-mca 22: 5.8 MACs a cycle against 4.4)."""
-
-_DEAR = 12
-"""The same by smmla for ``mixed24``, which takes long to decode."""
-
-_PLANES = 16
-"""The same by smmla for binary codes, which take a pass over x for every plane: Neoverse V2 needs
-as many cycles for 16 rows as by lookups."""
-
 FAMILIES = (nonlinear.NAME, "balance", codebook.NAME, superblock.NAME)
 
 DECODED_KERNELS: tuple[LinearKernel, ...] = (
+    *(panel_kernel(family, instruction) for family in FAMILIES for instruction in (SMMLA, SDOT)),
     *(
-        panel_kernel(family, instruction, m_min)
-        for family in FAMILIES
-        for instruction, m_min in M_MIN.items()
-    ),
-    *(
-        panel_kernel("anyprec", instruction, m_min, width)
-        for instruction, m_min in M_MIN.items()
+        panel_kernel("anyprec", instruction, width)
+        for instruction in (SMMLA, SDOT)
         for width in range(1, 9)
     ),
-    panel_kernel("mixed", SMMLA, _DEAR),
-    panel_kernel("mixed", SDOT, M_MIN[SDOT]),
-    panel_kernel("bcq", SMMLA, _PLANES),
+    panel_kernel("mixed", SMMLA),
+    panel_kernel("mixed", SDOT),
+    panel_kernel("bcq", SMMLA),
 )
 """In order of preference; before kernels for few rows.
 
 By smmla two planes of binary codes are twice as fast as lookups (g = 128, 128 rows of x, Neoverse
-V1: 47.3 MACs a cycle against 21.7); sdot would need as many cycles as lookups take.
+V1: 47.3 MACs a cycle against 21.7); sdot would need as many cycles as lookups take. By smull
+kernels that decode for a few rows at a time take fewer cycles for any number of them (nl4 on
+Cortex-A72, llvm-mca 22: 5.8 MACs a cycle against 4.4).
 """
+
+GENERIC_KERNELS = generic_kernels(lambda spec, _: _layout(spec))
+"""In order of preference, after all others."""

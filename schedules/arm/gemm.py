@@ -201,7 +201,6 @@ def centred_kernel(
     instruction: GemmInstruction,
     bits: int,
     m_tile: int,
-    m_min: int,
     layout_of: Callable[[LinearSpec], InterleavedLayout],
     rows: int = LANES,
     run: int = 0,
@@ -251,38 +250,28 @@ def centred_kernel(
         bits=bits,
         run=run,
         m_named=m_tile,
-        m_min=m_min,
     )
 
 
-def _kernels(m_min: dict[tuple[GemmInstruction, int], int]) -> tuple[LinearKernel, ...]:
+def _kernels(*tiles: tuple[GemmInstruction, int]) -> tuple[LinearKernel, ...]:
     return tuple(
-        centred_kernel(instruction, bits, m_tile, fewest, lambda spec: interleaved(spec, LANES))
-        for (instruction, m_tile), fewest in m_min.items()
+        centred_kernel(instruction, bits, m_tile, lambda spec: interleaved(spec, LANES))
+        for instruction, m_tile in tiles
         for bits in range(1, 9)
     )
 
 
-MANY_ROWS = _kernels({(SMMLA, 8): 7, (SDOT, 4): 9})
-"""By (instruction, tile) -> fewest rows of x: before the kernels for few rows.
+MANY_ROWS = _kernels((SMMLA, 8), (SDOT, 4))
+"""Before the kernels for few rows. Half of a pair may be missing; rows past M are computed and
+dropped."""
 
-Half of a pair may be missing; rows past M are computed and dropped. Where smmla and sdot take over
-from `apq_tvm.schedules.arm.gemv`, which stores no panel, by MACs per cycle of whole calls of
-W4A8g32 (llvm-mca 22): V1 with M = 8 47 against 41, N1 with M = 8 15.0 against 15.4 and with M = 16
-17.6."""
-
-SOME_ROWS = _kernels({(SMMLA, 4): 3, (SMULL, 4): 2})
+SOME_ROWS = _kernels((SMMLA, 4), (SMULL, 4))
 """The same, after the kernels for few rows."""
 
 ARM_GEMM_KERNELS = (*MANY_ROWS, *SOME_ROWS)
 
-_PAIRED_MIN = 25
-"""Fewest rows of x from which decoding a panel beats decoding for every 8 of them: on V2, and for
-long groups on V1; of W4A8g32 V1 has 64 MACs per cycle with and 68 without a panel at M = 32, and
-69 and 68 at M = 128."""
-
 PAIRED_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
-    centred_kernel(SMMLA, bits, 8, _PAIRED_MIN, partial(in_pairs, rows=rows), rows, 8)
+    centred_kernel(SMMLA, bits, 8, partial(in_pairs, rows=rows), rows, 8)
     for rows in (4, 8)
     for bits in PAIRED_BITS
     if rows == 4 or bits != 3

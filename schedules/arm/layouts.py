@@ -9,13 +9,14 @@ llvm-mca 22), which ``--layout`` of ``compile`` and ``bench static`` overrules.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.linear.checks import check_integer
 from apq_tvm.schedules.linear.kernel import Instruction
-from apq_tvm.tuning_logs import read_layouts
+from apq_tvm.tuning_logs import read_log
 from apq_tvm.types import DeviceProfile, Scheme
 
 LANES = 4
@@ -39,12 +40,7 @@ LOSS = 0.05
 TIE = 0.01
 """Layouts are alike up to this; the one of the largest blocks then executes fewer instructions."""
 
-_SAME_MODEL = {
-    "cortex-x2": "graviton4",
-    "cortex-x3": "graviton4",
-    "cortex-a710": "neoverse-n2",
-}
-"""Cores for which LLVM has another's model."""
+LOG = "layouts"
 
 
 def in_pairs(spec: LinearSpec, rows: int) -> InterleavedLayout:
@@ -53,15 +49,29 @@ def in_pairs(spec: LinearSpec, rows: int) -> InterleavedLayout:
     return InterleavedLayout.of_pairs(spec.scheme, rows)
 
 
+def parse(log: Any) -> Mapping[str, Mapping[str, Sequence[float]]]:
+    """MACs per cycle by scheme, layout and `ROWS` of what a log holds.
+
+    Raises
+    ------
+    ValueError
+        Names the key that is missing or holds something else.
+    """
+    found = log.get("macs_per_cycle") if isinstance(log, dict) else None
+    if not isinstance(found, dict) or log.get("m") != list(ROWS):
+        raise ValueError(f"macs_per_cycle, for m {list(ROWS)}, is missing")
+    for scheme, rates in found.items():
+        if list(rates) != list(INTERLEAVINGS) or any(len(r) != len(ROWS) for r in rates.values()):
+            raise ValueError(f"macs_per_cycle.{scheme}: a figure each of {INTERLEAVINGS} is needed")
+    return found
+
+
 def figures(scheme: Scheme, profile: DeviceProfile) -> Mapping[str, Sequence[float]]:
     """MACs per cycle by layout and `ROWS`, of the measured scheme most like it; or empty."""
     long = scheme.group_size == -1 or scheme.group_size >= 128
     like = {4: "W4A8g128" if long else "W4A8g32", 8: "W8A8"}
-    name = _SAME_MODEL.get(profile.name, profile.name)
-    found = read_layouts(name).get("macs_per_cycle", {})
-    measured: Mapping[str, Sequence[float]]
-    measured = found.get(like.get(scheme.bits, f"W{scheme.bits}A8g32"), {})
-    return measured
+    found = read_log(profile.modelled_as or profile.name, LOG, parse) or {}
+    return found.get(like.get(scheme.bits, f"W{scheme.bits}A8g32"), {})
 
 
 def interleaving(scheme: Scheme, profile: DeviceProfile) -> str:
@@ -100,9 +110,10 @@ def check_layout(spec: LinearSpec, profile: DeviceProfile, layout: InterleavedLa
         raise NotApplicable(f"is for weights in {mine}; on {profile.name} they are in {chosen}")
     pairs = zip(ROWS, found[mine], found[chosen], strict=True)
     measured = ", ".join(f"M={m} {a:g} to {b:g}" for m, a, b in pairs)
+    same = f" (those of {profile.modelled_as}, whose model it has)" if profile.modelled_as else ""
     raise NotApplicable(
         f"is for weights in {mine}, which are in {chosen} on {profile.name}; MACs per cycle of "
-        f"{mine} and {chosen}: {measured}"
+        f"{mine} and {chosen}: {measured}{same}"
     )
 
 

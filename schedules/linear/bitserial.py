@@ -18,7 +18,6 @@ from apq_tvm.ops.few_rows.bitserial import bitserial_blocking, bitserial_linear
 from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.bitserial_faster import check_faster
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemv import schedule_gemv
 from apq_tvm.schedules.linear.kernel import (
@@ -35,9 +34,6 @@ from apq_tvm.types import DeviceProfile
 
 M_TILES = (4, 2, 1)
 """Rows of x that share the planes of weights."""
-
-_M_MAX = {1: 1, 2: 3, 4: -1}
-"""Row tile -> most rows of x: beyond, the next tile or the integer dot product takes over."""
 
 _MANY_PAIRS = 16
 """Pairs of planes from which on one unit is code enough for an intrinsic."""
@@ -113,9 +109,10 @@ def bitserial_kernel(
     m_tile: int,
     aheads: tuple[int, ...],
     check: Check | None = None,
-    forced: bool = False,
 ) -> LinearKernel:
     """The record of one kernel for M >= m_tile and activations of any integer bits.
+
+    `apq_tvm.schedules.linear.thresholds` knows where the integer dot product is faster.
 
     Parameters
     ----------
@@ -127,16 +124,12 @@ def bitserial_kernel(
         Software prefetch distances to try, in bytes.
     check : callable, optional
         Declines more layers.
-    forced : bool
-        Whether layers are taken for which another kernel is faster.
     """
 
     def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_possible(spec, profile, instruction, bits)
         if check is not None:
             check(spec, profile)
-        if not forced:
-            check_faster(spec, instruction.name, m_tile)
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> tuple[Blocking, int]:
         layout = _layout(spec, instruction)
@@ -176,5 +169,4 @@ def bitserial_kernel(
         prepare=lambda choice: prepare_planes(choice, instruction),
         bits=bits,
         m_named=m_tile,
-        m_max=_M_MAX[m_tile],
     )

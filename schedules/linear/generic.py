@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.codegen.layouts import WeightLayout, default_layout
+from apq_tvm.codegen.layouts import WeightLayout
 from apq_tvm.ops.linear.decode import decode_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
 from apq_tvm.types import DeviceProfile
 
-
-def _layout(spec: LinearSpec, profile: DeviceProfile) -> WeightLayout:
-    return default_layout(spec.scheme, spec.details, profile.vector_bytes)
+Layouts = Callable[[LinearSpec, DeviceProfile], WeightLayout]
 
 
 def schedule_decode(sch: Any) -> None:
@@ -37,19 +36,20 @@ def vectorize_dot(sch: Any, dot: Any) -> None:
     sch.vectorize(lane)
 
 
-def decode_kernel(width: int) -> LinearKernel:
+def decode_kernel(width: int, layout: Layouts) -> LinearKernel:
     """The kernel for one run-time width, 0 for formats without a choice."""
 
     def func(choice: Choice) -> Any:
-        return decode_linear(choice.spec, _layout(choice.spec, choice.profile), width)
+        return decode_linear(choice.spec, layout(choice.spec, choice.profile), width)
 
     return LinearKernel(
         "generic", f"decode{width or ''}", 0, Instruction("", (), 0), 1,
-        check=lambda spec, profile: None, layout=_layout, func=func,
+        check=lambda spec, profile: None, layout=layout, func=func,
         schedule=lambda sch, choice: schedule_decode(sch), prepare=lambda choice: None,
         family="", width=width,
     )  # fmt: skip
 
 
-GENERIC_KERNELS: tuple[LinearKernel, ...] = tuple(decode_kernel(width) for width in range(9))
-"""In order of preference, after all others."""
+def generic_kernels(layout: Layouts) -> tuple[LinearKernel, ...]:
+    """Those of one instruction set, whose table says how weights lie that no other kernel reads."""
+    return tuple(decode_kernel(width, layout) for width in range(9))

@@ -128,7 +128,8 @@ class LinearKernel:
         any bits will do.
     instruction : Instruction
     m_tile : int
-        Rows of x that it reads at least: the caller keeps it from fewer.
+        Rows of x that it reads at least: the caller keeps it from fewer. From how many on it is
+        chosen was measured (`apq_tvm.schedules.linear.thresholds`).
     check : callable
         Raises `NotApplicable` with the reason if the kernel cannot compute the layer on the device.
     layout : callable
@@ -152,8 +153,6 @@ class LinearKernel:
         Consecutive k of a row in the layout, where the name must tell; else 0.
     m_named : int
         The M tile in the name; 0 where there is none or it is decided.
-    m_min, m_max : int
-        Rows of x it is chosen for (-1 is no limit), measured; `m_min` 0 is `m_tile`.
     """
 
     kind: str
@@ -172,12 +171,6 @@ class LinearKernel:
     width: int = 0
     run: int = 0
     m_named: int = 0
-    m_min: int = 0
-    m_max: int = -1
-
-    def __post_init__(self) -> None:
-        if self.m_min == 0:
-            object.__setattr__(self, "m_min", self.m_tile)
 
     @property
     def name(self) -> str:

@@ -29,10 +29,6 @@ from apq_tvm.types import DeviceProfile
 M_TILES = (4, 2, 1)
 """Rows of x that share extracted keys; a kernel is for at least that many rows."""
 
-_FLOAT_M_MAX = 31
-"""Most rows of x for lookups in float tables."""
-
-
 AHEADS = (4096, 0, 2048, 8192)
 """Software prefetch distances in bytes."""
 
@@ -120,7 +116,6 @@ def lut_kernel(
         bits=bits,
         family="bcq",
         m_named=m_tile,
-        m_max=-1 if acts == 8 else _FLOAT_M_MAX,
     )
 
 

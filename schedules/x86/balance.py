@@ -13,7 +13,7 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.balance import M_TILES, check_balance, gemv_kernel, layout_of
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
-from apq_tvm.schedules.x86.tiles import micro_kernel
+from apq_tvm.schedules.x86.tiles import TALLEST, micro_kernel
 from apq_tvm.tensorize.x86.balance import balance_intrinsic
 from apq_tvm.tensorize.x86.balance_codes import (
     INSTRUCTIONS,
@@ -25,9 +25,6 @@ from apq_tvm.tensorize.x86.balance_codes import (
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOT_INSTRUCTIONS
 from apq_tvm.tensorize.x86.gemm import Tile, integer_gemm_intrinsic
 from apq_tvm.types import DeviceProfile
-
-M_MIN = 5
-"""Fewest rows of x of the kernels that take codes apart once a panel."""
 
 _K_BLOCKS = (256, 512, 384, 1024, 2048)
 
@@ -79,7 +76,7 @@ def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
         "W2star",
         8,
         Instruction(instruction.name, features, 3 * lanes),
-        M_MIN,
+        TALLEST,
         check=lambda spec, profile: check_balance(spec, profile, lanes, instruction.features),
         layout=lambda spec, profile: layout_of(spec, lanes),
         func=lambda c: balance_gemm(c.spec, layout_of(c.spec, lanes), c.plan),

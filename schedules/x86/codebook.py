@@ -28,7 +28,7 @@ from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
 from apq_tvm.schedules.linear.spans import M_TILES, WEIGHTS, check_integer_acts, schedule_spans
 from apq_tvm.schedules.linear.streams import choose_streams
-from apq_tvm.schedules.x86.tiles import M_MIN, integer_tiles, micro_kernel
+from apq_tvm.schedules.x86.tiles import TALLEST, integer_tiles, micro_kernel
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction
 from apq_tvm.tensorize.x86.gemm import Tile, integer_gemm_intrinsic
@@ -41,7 +41,7 @@ FAMILIES = (codebook.NAME, nonlinear.NAME)
 
 def span_layout(spec: LinearSpec, lanes: int) -> SpanLayout:
     """The layout of a layer whose kernel works on `lanes` rows at once."""
-    layout = default_layout(spec.scheme, spec.details, 4 * lanes)
+    layout = default_layout(spec.scheme, spec.details, lanes)
     assert isinstance(layout, SpanLayout)
     return layout
 
@@ -65,7 +65,7 @@ def span_record(
         WEIGHTS[family],
         8,
         Instruction(instruction.name, instruction.features, lanes),
-        m_tile or M_MIN,
+        m_tile or TALLEST,
         check=check,
         layout=lambda spec, _: span_layout(spec, lanes),
         family=family,

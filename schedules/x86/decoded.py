@@ -12,18 +12,17 @@ from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.gemm_stages import even_block
+from apq_tvm.schedules.linear.generic import generic_kernels
 from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
 from apq_tvm.schedules.x86.instructions import FMA
-from apq_tvm.schedules.x86.tiles import M_MIN as TALLEST
-from apq_tvm.schedules.x86.tiles import float_k_step, schedule_float_gemm
+from apq_tvm.schedules.x86.tiles import TALLEST, float_k_step, schedule_float_gemm
 from apq_tvm.types import DeviceProfile
-
-M_MIN = 16
-"""Fewest rows of x for which decoding a panel to floats is meant to pay."""
 
 
 def _layout(spec: LinearSpec, profile: DeviceProfile) -> WeightLayout:
-    return default_layout(spec.scheme, spec.details, profile.vector_bytes)
+    """For the longest vectors of floats that kernels have on the device."""
+    lanes = next(lanes for lanes, fma in FMA.items() if not fma.lacks(profile.features))
+    return default_layout(spec.scheme, spec.details, lanes)
 
 
 def _blocking(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
@@ -53,7 +52,7 @@ def decoded_kernel(lanes: int, width: int) -> LinearKernel:
         "gemm", f"decoded{width or ''}", 32, FMA[lanes], TALLEST,
         check=check, layout=_layout, func=func,
         schedule=lambda sch, choice: schedule_float_gemm(sch, choice.plan, lanes),
-        ask=_blocking, prepare=lambda choice: None, family="", width=width, m_min=M_MIN,
+        ask=_blocking, prepare=lambda choice: None, family="", width=width,
     )  # fmt: skip
 
 
@@ -61,3 +60,6 @@ DECODED_KERNELS: tuple[LinearKernel, ...] = tuple(
     decoded_kernel(lanes, width) for lanes in (16, 8) for width in range(9)
 )
 """In order of preference; before `GENERIC_KERNELS`, after what families have of their own."""
+
+GENERIC_KERNELS = generic_kernels(_layout)
+"""In order of preference, after all others."""

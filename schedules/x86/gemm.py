@@ -25,7 +25,7 @@ from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
 from apq_tvm.schedules.x86.instructions import FMA, dot_record
 from apq_tvm.schedules.x86.tiles import (
-    M_MIN,
+    TALLEST,
     float_k_step,
     integer_tiles,
     micro_kernel,
@@ -104,7 +104,7 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
         micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits), 5)
 
     return LinearKernel(
-        "gemm", f"W{bits}", 8, dot_record(instruction), M_MIN,
+        "gemm", f"W{bits}", 8, dot_record(instruction), TALLEST,
         check=check, layout=lambda spec, profile: interleaved(spec, lanes),
         func=func, schedule=schedule, ask=ask, bits=bits,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
             sch.tensorize(sch.get_loops(sch.get_sblock(block))[-2], dequantize_intrinsic(lanes))
 
     return LinearKernel(
-        "gemm", f"W{bits}", 16, FMA[lanes], M_MIN,
+        "gemm", f"W{bits}", 16, FMA[lanes], TALLEST,
         check=check, layout=lambda spec, profile: interleaved(spec, lanes),
         func=func, schedule=schedule, ask=ask, bits=bits,
     )  # fmt: skip

@@ -11,8 +11,7 @@ from apq_tvm.types import DeviceProfile
 
 def _rows(profile: DeviceProfile) -> int:
     """16 where a kernel has 512-bit vectors, else 8."""
-    wide = profile.vector_bytes >= 64 and bool(profile.features & set(VNNI512.features))
-    return 16 if wide else 8
+    return 16 if profile.features & set(VNNI512.features) else 8
 
 
 MIXED_KERNELS: tuple[LinearKernel, ...] = tuple(

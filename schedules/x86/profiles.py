@@ -29,6 +29,9 @@ _PSABI = "https://gitlab.com/x86-psABIs/x86-64-ABI, section 3.1.1"
 _AMD = "https://docs.amd.com, Software Optimization Guide {}"
 _INTEL = "https://www.intel.com/sdm, Optimization Reference Manual 248966-050, chapter 2"
 
+_MEASURED = "znver5"
+"""What kernels were tried on, those for AVX2 too: all others borrow its figures."""
+
 _AVX2 = frozenset(("sse4.1", "ssse3", "popcnt", "avx", "avx2", "bmi", "bmi2", "f16c", "fma"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _CASCADE = _AVX512 | {"avx512vnni"}
@@ -55,6 +58,7 @@ def _profile(
         l1_bytes=l1_kb * _KB,
         l2_bytes=l2_kb * _KB,
         sources=sources,
+        measured_as=() if mcpu == _MEASURED else (_MEASURED,),
     )
 
 
@@ -152,13 +156,12 @@ def _physical_cores(values: dict[str, list[str]]) -> int:
 
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on x86, in order of preference."""
-    from apq_tvm.schedules.linear.generic import GENERIC_KERNELS
     from apq_tvm.schedules.linear.plain import PLAIN_KERNELS
     from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS
     from apq_tvm.schedules.x86.balance import BALANCE_KERNELS
     from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS
     from apq_tvm.schedules.x86.codebook import CODEBOOK_KERNELS
-    from apq_tvm.schedules.x86.decoded import DECODED_KERNELS
+    from apq_tvm.schedules.x86.decoded import DECODED_KERNELS, GENERIC_KERNELS
     from apq_tvm.schedules.x86.gemm import GEMM_KERNELS
     from apq_tvm.schedules.x86.gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86.lut import LUT_KERNELS

@@ -13,8 +13,8 @@ from apq_tvm.schedules.linear.gemm_stages import schedule_stages
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 from apq_tvm.tensorize.x86.gemm import float_gemm_intrinsic, splits_codes
 
-M_MIN = 5
-"""Fewest rows of x of the kernels that decode a panel: measured; no tile of theirs is higher."""
+TALLEST = 5
+"""Rows of x of the highest tile of kernels that decode a panel, which they may read at once."""
 
 Tiles = tuple[tuple[int, int], ...]
 """(rows of x, column vectors), the best first."""

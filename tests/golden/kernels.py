@@ -17,6 +17,7 @@ from apq_tvm.schedules.devices import linear_kernels
 from apq_tvm.schedules.graph.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.thresholds import rows_of
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile, KernelChoice, Scheme
 
@@ -53,8 +54,9 @@ def entries(number: int, only: str) -> Iterator[tuple[str, str]]:
             spec = spec_of(scheme, shape)
             chosen = selected(spec, profile)
             names |= {c.kernel for c in chosen}
-            yield f"{head}/{spec.n}x{spec.k}/selected", " ".join(
-                f"{c.kernel}:{c.layout}:{c.m_min}..{c.m_max}@{c.width}" for c in chosen
+            yield (
+                f"{head}/{spec.n}x{spec.k}/selected",
+                " ".join(f"{c.kernel}:{c.layout}:{c.m_min}..{c.m_max}@{c.width}" for c in chosen),
             )
         if profile.name in PROFILES_IN_FULL:
             for kernel in linear_kernels(profile):
@@ -91,6 +93,7 @@ def fits(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile) -> bool
         return False
     try:
         kernel.check(spec, profile)
+        rows_of(kernel, spec, profile)
     except NotApplicable:
         return False
     return True

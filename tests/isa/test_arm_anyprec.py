@@ -49,7 +49,7 @@ def check(
     packed = layout.pack(tensor).arrays.values()
     program = Program(scheduled(kernel, spec, profile), profile, folder)
     weight, rng = integer_weights(tensor, kernel.width), np.random.default_rng(n + k)
-    for m in (kernel.m_min, kernel.m_min + 1):
+    for m in (kernel.m_tile, kernel.m_tile + 1):
         x = rng.normal(size=(m, k)).astype(np.float32)
         xq, xs, xsum = quantized(x, layout.padded_k(k))
         bias = rng.normal(size=n).astype(np.float32)

@@ -52,7 +52,7 @@ def check(
     packed = kernel.layout(spec, profile).pack(tensor).arrays.values()
     program = Program(scheduled(kernel, spec, profile), profile, folder)
     weight, rng = integer_weights(tensor, bits), np.random.default_rng(n + k)
-    for m in (kernel.m_min, kernel.m_min + 1):
+    for m in (kernel.m_tile, kernel.m_tile + 1):
         x = rng.normal(size=(m, k)).astype(np.float32)
         x[:, k // 3] *= 50
         xq, xs, xsum = spread(x, group)

@@ -19,6 +19,7 @@ from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.bitserial import bitserial_kernel
+from apq_tvm.schedules.linear.thresholds import rows_of
 from apq_tvm.select import choose
 from apq_tvm.tensorize.arm.bitserial import UADDLP, UDOT
 from apq_tvm.types import Scheme
@@ -51,7 +52,7 @@ def test_kernels(
     (q, p), profile, m = bits, find_profile(target), 5
     scheme = Scheme(q, zeros, p, group > 0 and m_tile == 1, group)
     spec = LinearSpec(n, k, scheme)
-    kernel = bitserial_kernel(isa, q, m_tile, AHEADS, forced=True)
+    kernel = bitserial_kernel(isa, q, m_tile, AHEADS)
     preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
     assert preparation is not None
     func, rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
@@ -102,7 +103,7 @@ def test_chosen_where_fewer_operations(text: tuple[int, int], chosen: tuple[int,
     if not chosen:
         kernel = next(k for k in ARM_BITSERIAL_KERNELS if k.bits == q)
         with pytest.raises(NotApplicable, match="integer dot is faster"):
-            kernel.check(spec, profile)
+            rows_of(kernel, spec, profile)
 
 
 @pytest.mark.parametrize(("p", "ands"), ((1, 0), (2, 1)))

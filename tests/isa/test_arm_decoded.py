@@ -165,7 +165,7 @@ def test_matches_float64_at_edges(
         activation="relu",
         residual=True,
     )
-    for m in (kernel.m_min, kernel.m_min + 1, 19):
+    for m in (kernel.m_tile, kernel.m_tile + 1, 19):
         layer.check(m)
 
 

@@ -41,7 +41,7 @@ def test_formats(case: int, tmp_path: Path) -> None:
     kernel, spec = find(name), LinearSpec(n, k, scheme, bias=bool(case % 2))
     cpu = target if target in ("cortex-a53", "cortex-a72") else "max"
     checked = ArmCase(spec, kernel.layout(spec, find_profile(target)), case)
-    checked.check_under_qemu(kernel, target, (kernel.m_min, kernel.m_min + 1), tmp_path, cpu)
+    checked.check_under_qemu(kernel, target, (kernel.m_tile, kernel.m_tile + 1), tmp_path, cpu)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

@@ -15,7 +15,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.types import QuantizedTensor
 
-VECTOR_BYTES = 16
+LANES = 4
 
 
 CASES = (
@@ -112,7 +112,7 @@ def test_worst_sums_neither_wrap_nor_round(
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 63), (4, 64), (6, 65), (9, 600)])
 def test_quads_pack_and_unpack(name: str, n: int, k: int) -> None:
     tensor = quantized(name, n, k)
-    layout = default_layout(tensor.scheme, (), VECTOR_BYTES)
+    layout = default_layout(tensor.scheme, (), LANES)
     assert weight_layout(layout.name, tensor.scheme) == layout
     packed = layout.pack(tensor)
     back = layout.unpack(packed, n, k, tensor.scheme)
@@ -122,8 +122,8 @@ def test_quads_pack_and_unpack(name: str, n: int, k: int) -> None:
 
 def test_quads_are_for_four_codebooks_in_groups_of_16() -> None:
     for name in ("cb4", "cb2c8", "cb3g32", "nl4"):
-        assert not default_layout(scheme_of(name), (), VECTOR_BYTES).name.endswith("q64")
-    assert not default_layout(scheme_of("cb2"), (), 32).name.endswith("q64")
+        assert not default_layout(scheme_of(name), (), LANES).name.endswith("q64")
+    assert not default_layout(scheme_of("cb2"), (), 8).name.endswith("q64")
     with pytest.raises(PackError, match="cb2c4g16r4q64 cannot hold"):
         weight_layout("cb2c4g16r4q64", scheme_of("cb3"))
 

@@ -74,7 +74,7 @@ def test_kernels(
 def test_meaning_on_this_machine() -> None:
     """The plain loops of the layout that ``tbl`` reads, without Arm: the generic kernel's."""
     tensor = weights(40, 70, bcq.scheme_of(3, 32))
-    layout = default_layout(tensor.scheme, (), 16)
+    layout = default_layout(tensor.scheme, (), 4)
     assert layout == BcqLayout(3, 16, 32, narrow=True) and layout.name == "bcq3b16"
     packed = layout.pack(tensor)
     assert BcqLayout.parse("bcq3b16", tensor.scheme) == layout

@@ -116,11 +116,11 @@ def check(
 @pytest.mark.parametrize("kernel", ANYPREC_KERNELS, ids=lambda k: k.name)
 def test_every_width_and_ragged_shapes(kernel: LinearKernel) -> None:
     """Kernels share out the shapes; M goes through 1..5 from the kernel's least."""
-    n, k, channels = SHAPES[(kernel.width + kernel.m_min) % len(SHAPES)]
+    n, k, channels = SHAPES[(kernel.width + kernel.m_tile) % len(SHAPES)]
     if kernel in APART_KERNELS.values():  # whole registers; runs and what is left of them
         k = 1152
     tensor = random_tensor(n, k, "anyprec1-8", channels, kernel.width)
-    check(kernel, tensor, tuple(range(kernel.m_min, 6)), epilogue=kernel.width % 2 == 1)
+    check(kernel, tensor, tuple(range(kernel.m_tile, 6)), epilogue=kernel.width % 2 == 1)
 
 
 @pytest.mark.parametrize("n,k,channels", SHAPES)
@@ -130,7 +130,7 @@ def test_every_shape(
     instruction: PlanesInstruction, kind: str, width: int, n: int, k: int, channels: int
 ) -> None:
     kernel = kernel_of(kind, width, instruction.name)
-    rows = (kernel.m_min, kernel.m_min + 1)
+    rows = (kernel.m_tile, kernel.m_tile + 1)
     check(kernel, random_tensor(n, k, "anyprec2-6", channels), rows, epilogue=True)
 
 

@@ -104,12 +104,12 @@ def check(
 @pytest.mark.parametrize("kernel", ANYPREC_KERNELS, ids=lambda k: k.name)
 def test_every_width(kernel: LinearKernel) -> None:
     """Kernels share out the shapes, groups and bits of activations."""
-    n, k, channels, group = CASES[(kernel.width + kernel.m_min) % len(CASES)]
+    n, k, channels, group = CASES[(kernel.width + kernel.m_tile) % len(CASES)]
     if kernel in APART_KERNELS.values():  # whole registers; runs and what is left of them
         k = 1152
     bits = 8 if kernel.width % 3 else 5
     tensor = random_tensor(n, k, f"anyprec1-8A{bits}g{group}", channels, kernel.width)
-    rows = tuple(m for m in (1, 3, 4, 17) if m >= kernel.m_min)
+    rows = tuple(m for m in (1, 3, 4, 17) if m >= kernel.m_tile)
     check(kernel, tensor, rows, epilogue=kernel.width % 2 == 1)
 
 
@@ -121,7 +121,7 @@ def test_every_shape(
 ) -> None:
     kernel = kernel_of(kind, 4, instruction.name)
     tensor = random_tensor(n, k, f"anyprec2-6A8g{group}", channels)
-    check(kernel, tensor, (max(kernel.m_min, 3),), epilogue=True)
+    check(kernel, tensor, (max(kernel.m_tile, 3),), epilogue=True)
 
 
 @pytest.mark.parametrize("k", (32, 64))

@@ -66,9 +66,9 @@ def test_groups_and_tails(kernel: LinearKernel) -> None:
         scheme = balance_scheme(8, group, per_token=bool(i))
         spec = LinearSpec(n, K_TAILS[(index + i) % len(K_TAILS)], scheme, bias=bool(i))
         layer = layer_of(kernel, spec)
-        for m in (kernel.m_min, kernel.m_min + 1, 2 * kernel.m_min + 1):
+        for m in (kernel.m_tile, kernel.m_tile + 1, 2 * kernel.m_tile + 1):
             layer.check(m)
-        layer.check(kernel.m_min, extreme=True)
+        layer.check(kernel.m_tile, extreme=True)
 
 
 @pytest.mark.parametrize("kind", ("gemv", "gemm"))
@@ -76,7 +76,7 @@ def test_groups_and_tails(kernel: LinearKernel) -> None:
 def test_epilogues(n: int, kind: str) -> None:
     kernel = kernel_of(kind, "maddubs")
     spec = LinearSpec(n, 64, balance_scheme(8, 32), True, "gelu", True)
-    layer_of(kernel, spec).check(kernel.m_min + 1)
+    layer_of(kernel, spec).check(kernel.m_tile + 1)
 
 
 @pytest.mark.parametrize("instruction", ("vpermi2b", "maddubs"))
@@ -118,8 +118,8 @@ def test_intrinsics_equal_their_plain_loops(instruction: Any) -> None:
         assert results[0].any()
 
 
-@pytest.mark.parametrize("vector_bytes", (16, 32, 64))
-def test_generic_kernel_reads_the_layout(vector_bytes: int) -> None:
+@pytest.mark.parametrize("lanes", (4, 8, 16))
+def test_generic_kernel_reads_the_layout(lanes: int) -> None:
     rng = np.random.default_rng(3)
     scheme = balance_scheme(8, 32)
     weight = QuantizedTensor(
@@ -128,7 +128,7 @@ def test_generic_kernel_reads_the_layout(vector_bytes: int) -> None:
         None,
         scheme,
     )
-    layout = default_layout(scheme, (), vector_bytes)
+    layout = default_layout(scheme, (), lanes)
     func = decode_linear(LinearSpec(29, 70, scheme), layout)
     target = tvm.target.Target({"kind": "llvm"})
     built = tvm.tirx.build(func, target=target)["main"]

@@ -21,9 +21,9 @@ from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.bitserial import M_TILES, planes_schedule
-from apq_tvm.schedules.linear.bitserial_faster import FASTER_UP_TO
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.quantize import quantize_func
+from apq_tvm.schedules.linear.thresholds import rule_of
 from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS, bitserial_x86
 from apq_tvm.schedules.x86.profiles import linear_kernels
 from apq_tvm.select import choose
@@ -104,7 +104,7 @@ def test_every_q_and_p(q: int, instruction: Any) -> None:
         group = GROUPS[(q + p) % len(GROUPS)]
         scheme = Scheme(q, bool((q + p) & 1), p, bool(p & 2) and group > 0, group)
         m_tile = (1, 2, 4)[(q + 2 * p) % 3] if q * p <= 8 else 1
-        kernel = bitserial_x86(instruction, q, m_tile, forced=True)
+        kernel = bitserial_x86(instruction, q, m_tile)
         n, k = instruction.rows * 2 + (q + p) % 3 - 1, (127, 128, 161, 256)[(q * p) % 4]
         layer = Layer(kernel, LinearSpec(n, k, scheme))
         for m in (m_tile, 5):
@@ -167,7 +167,7 @@ def test_intrinsic_equals_its_plain_loops(q: int, p: int, instruction: Any) -> N
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("decisions", [{"streams": 2, "unroll": 2}, {"streams": 4, "ahead": 0}])
 def test_decisions_on_a_parallel_layer(instruction: Any, decisions: Any) -> None:
-    kernel = bitserial_x86(instruction, 2, 1, forced=True)
+    kernel = bitserial_x86(instruction, 2, 1)
     spec = LinearSpec(instruction.rows * 9 + 3, 512, Scheme(2, True, 2))
     Layer(kernel, spec, decisions).check(3)
 
@@ -225,6 +225,8 @@ def test_the_selector_takes_bitserial_where_it_is_faster_and_says_why_not_elsewh
         reasons = dict(slow[0].rejected)
         mine = [reasons[k.name] for k in BITSERIAL_KERNELS if k.bits == 4]
         assert any("integer dot is faster from q*p >=" in reason for reason in mine)
+        source = "measured: Zen 5" if target == "znver5" else "znver3 borrows it of znver5: Zen 5"
+        assert any(source in reason for reason in mine)
 
 
 @pytest.mark.parametrize("target", ("znver5", "znver3"))
@@ -234,8 +236,12 @@ def test_other_kernels_cover_the_rows_it_declines(q: int, p: int, target: str) -
     choices = choose(LinearSpec(64, 256, Scheme(q, act_bits=p)), linear_kernels(), profile, "up")
     assert next(c.m_min for c in choices) == 1 and choices[-1].m_max == -1
     last = next(k.kind for k in linear_kernels() if k.name == choices[-1].kernel)
-    most = FASTER_UP_TO["vpopcntd" if target == "znver5" else "pshufb", 4].get(q, 0)
-    assert last == ("bitserial" if p <= most else "gemm")
+    instruction = "vpopcntd" if target == "znver5" else "pshufb"
+    wanted = (instruction, q, 4)
+    mine = next(k for k in BITSERIAL_KERNELS if (k.instruction.name, k.bits, k.m_tile) == wanted)
+    found = rule_of(mine, profile)
+    assert found is not None and found.rule.most_act_bits is not None
+    assert last == ("bitserial" if p <= found.rule.most_act_bits.get(q, 0) else "gemm")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +255,7 @@ def test_other_kernels_cover_the_rows_it_declines(q: int, p: int, target: str) -
 def test_what_it_cannot_compute_is_declined(scheme: Scheme, target: str, reason: str) -> None:
     spec, profile = LinearSpec(64, 256, scheme), find_profile(target)
     for instruction, m_tile in itertools.product(INSTRUCTIONS, M_TILES):
-        kernel = bitserial_x86(instruction, scheme.bits, m_tile, forced=True)
+        kernel = bitserial_x86(instruction, scheme.bits, m_tile)
         with pytest.raises(NotApplicable, match=f"{reason}|none of it|in 16"):
             kernel.check(spec, profile)
 
@@ -265,8 +271,8 @@ def assembly(kernel: LinearKernel, target: str, scheme: Scheme) -> str:
 @pytest.mark.parametrize("p", (1, 2))
 def test_the_instructions_are_there(p: int) -> None:
     scheme = Scheme(2, act_bits=p)
-    wide = assembly(bitserial_x86(VPOPCNT, 2, 1, forced=True), "znver4", scheme)
+    wide = assembly(bitserial_x86(VPOPCNT, 2, 1), "znver4", scheme)
     match = "vpxor" if p == 1 else "vpternlog"
     assert wide.count("vpopcntd") >= 2 and match in wide and "zmm" in wide
-    narrow = assembly(bitserial_x86(PSHUFB, 2, 1, forced=True), "znver3", scheme)
+    narrow = assembly(bitserial_x86(PSHUFB, 2, 1), "znver3", scheme)
     assert narrow.count("vpshufb") >= 4 and "vpxor" in narrow and "zmm" not in narrow

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import tvm
 
-from apq_tvm.codegen.layouts import InterleavedLayout, default_layout
+from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.decode import decode_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.linear.generic import GENERIC_KERNELS, schedule_decode
+from apq_tvm.schedules.linear.generic import schedule_decode
+from apq_tvm.schedules.x86.decoded import GENERIC_KERNELS
 from tests.tir.linear_cases import Case, build
 
 PAIRED = ("W4A32g32", "W3zA32g64", "W8A32", "W2zA32g16")
@@ -24,7 +25,7 @@ SCHEMES = ("W1A32", "W2A32g16", "W3zA32g64", "W4A32g32", "W7zA32g128", "W8A32", 
 def test_generic_kernel_multiplies_decoded_weights(scheme: str, target: str) -> None:
     profile = find_profile(target)
     spec = LinearSpec(21, 100, parse_scheme(scheme), bias=True, activation="relu", residual=True)
-    case = Case(spec, default_layout(spec.scheme, (), profile.vector_bytes))
+    case = Case(spec, GENERIC_KERNELS[0].layout(spec, profile))
     kernel = build(GENERIC_KERNELS[0], spec, profile, Defaults())
     for m in (1, 3):
         case.check(kernel, m)

@@ -62,13 +62,13 @@ SHARED = ("W4A8g32", "W4zA8g32", "W3A8g16", "W8A8", "W1A8g64", "W2A2", "W4A32g12
 
 
 @pytest.mark.parametrize("width", [64, 50])
-@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("word", SHARED)
-def test_tables_in_the_layout_of_a_linear_layer(word: str, vector_bytes: int, width: int) -> None:
+def test_tables_in_the_layout_of_a_linear_layer(word: str, lanes: int, width: int) -> None:
     """So that a language model's head and its embedding are one array."""
     scheme = parse_scheme(word)
     tensor = codes_of(scheme, width)
-    layout = default_layout(scheme, details(tensor), vector_bytes)
+    layout = default_layout(scheme, details(tensor), lanes)
     assert layout.rows > 1
     ids = np.random.default_rng(0).integers(-ROWS, ROWS, (2, 9))
     y = np.full((2, 9, width), np.nan, np.float32)

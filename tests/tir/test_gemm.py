@@ -87,7 +87,7 @@ def check(
 def test_matches_the_reference_in_every_scheme(kernel: LinearKernel, scheme: Scheme | None) -> None:
     # N: whole panels, a part of one and a ragged vector. K: not a multiple of the unit.
     spec = LinearSpec(n=101, k=150, scheme=scheme, bias=True, activation="relu", residual=True)
-    check(kernel, spec, (kernel.m_min, kernel.m_min + 1, 21))
+    check(kernel, spec, (kernel.m_tile, kernel.m_tile + 1, 21))
 
 
 @pytest.mark.parametrize("kernel", [param(k) for k in GEMM_KERNELS if k.bits == 5])
@@ -111,18 +111,18 @@ TYPICAL = [
 @pytest.mark.parametrize("kernel", [param(k) for k in TYPICAL])
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 15, 16, 17, 47, 48, 49])
 def test_edges_of_n(kernel: LinearKernel, n: int) -> None:
-    check(kernel, LinearSpec(n, 64, base_scheme(kernel)), (kernel.m_min,))
+    check(kernel, LinearSpec(n, 64, base_scheme(kernel)), (kernel.m_tile,))
 
 
 @pytest.mark.parametrize("kernel", [param(k) for k in TYPICAL])
 @pytest.mark.parametrize("k", [1, 31, 32, 33, 129, 511, 512, 513, 1300])
 def test_edges_of_k(kernel: LinearKernel, k: int) -> None:
-    check(kernel, LinearSpec(33, k, base_scheme(kernel)), (kernel.m_min + 1,))
+    check(kernel, LinearSpec(33, k, base_scheme(kernel)), (kernel.m_tile + 1,))
 
 
 @pytest.mark.parametrize("kernel", [param(k) for k in TYPICAL])
 def test_edges_of_m(kernel: LinearKernel) -> None:
-    rows = range(kernel.m_min, kernel.m_min + 9)
+    rows = range(kernel.m_tile, kernel.m_tile + 9)
     check(kernel, LinearSpec(48, 96, base_scheme(kernel), bias=True), (*rows, 127, 128, 129, 300))
 
 
@@ -138,7 +138,7 @@ EPILOGUES = (
 @pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if a])
 def test_epilogues(kernel: LinearKernel, activation: str) -> None:
     spec = LinearSpec(50, 64, base_scheme(kernel), True, activation, True)
-    check(kernel, spec, (kernel.m_min,))
+    check(kernel, spec, (kernel.m_tile,))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_extreme_codes_do_not_saturate(kernel: LinearKernel, zero_points: bool, 
 @pytest.mark.parametrize("seed", range(10))
 def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
     spec = LinearSpec(77, 640, base_scheme(kernel), bias=True)
-    check(kernel, spec, (kernel.m_min, 70), Random(seed))
+    check(kernel, spec, (kernel.m_tile, 70), Random(seed))
 
 
 @pytest.mark.parametrize("kernel", [param(k) for k in GEMM_KERNELS if k.act_bits == 8])

@@ -37,7 +37,7 @@ def by_name(kernel: LinearKernel) -> str:
 def test_formats_and_tails(kernel: LinearKernel) -> None:
     """The M tiles of one instruction share out the formats; N, K and M go through their edges."""
     profile, bits, lanes = profile_for(kernel), bits_of(kernel), kernel.instruction.lanes
-    first = M_TILES.index(kernel.m_min)
+    first = M_TILES.index(kernel.m_tile)
     for i in range(first, len(FORMATS), len(M_TILES)):
         group, zeros = FORMATS[i]
         scheme = Scheme(bits, zeros, kernel.act_bits, group_size=group)
@@ -45,7 +45,7 @@ def test_formats_and_tails(kernel: LinearKernel) -> None:
         spec = LinearSpec(n, K_TAILS[(i + bits) % len(K_TAILS)], scheme, bias=bool(i & 1))
         case = Case(spec, kernel.layout(spec, profile), seed=i)
         compiled = build(kernel, spec, profile, Defaults())
-        for m in (kernel.m_min, kernel.m_min + 1, 2 * kernel.m_min + 1):
+        for m in (kernel.m_tile, kernel.m_tile + 1, 2 * kernel.m_tile + 1):
             case.check(compiled, m)
 
 
@@ -59,7 +59,7 @@ def test_per_token_activations(kernel: LinearKernel) -> None:
     spec = LinearSpec(35, 96, Scheme(4, False, 8, per_token=True, group_size=32))
     profile = profile_for(kernel)
     compiled = build(kernel, spec, profile, Defaults())
-    Case(spec, kernel.layout(spec, profile)).check(compiled, kernel.m_min + 2)
+    Case(spec, kernel.layout(spec, profile)).check(compiled, kernel.m_tile + 2)
 
 
 @pytest.mark.parametrize("n", (48, 45))
@@ -85,7 +85,7 @@ def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
     spec = LinearSpec(280, 256, Scheme(4, bool(seed & 1), kernel.act_bits, group_size=group))
     profile = profile_for(kernel)
     compiled = build(kernel, spec, profile, Random(seed))
-    Case(spec, kernel.layout(spec, profile), seed).check(compiled, kernel.m_min + seed % 3)
+    Case(spec, kernel.layout(spec, profile), seed).check(compiled, kernel.m_tile + seed % 3)
 
 
 @pytest.mark.parametrize("high", (False, True))
@@ -140,7 +140,7 @@ def test_some_kernel_takes_every_scheme_on_every_profile(
 ) -> None:
     for group, zeros in FORMATS:
         spec = LinearSpec(5, 40, Scheme(bits, zeros, act_bits, group_size=group))
-        assert any(k.m_min == 1 and applies(k, spec, profile) for k in linear_kernels())
+        assert any(k.m_tile == 1 and applies(k, spec, profile) for k in linear_kernels())
 
 
 def applies(kernel: LinearKernel, spec: LinearSpec, profile: Any) -> bool:

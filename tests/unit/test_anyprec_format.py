@@ -57,7 +57,7 @@ def tensors(draw: st.DrawFn) -> QuantizedTensor:
 def test_packing_is_exact(tensor: QuantizedTensor) -> None:
     n, k = tensor.codes.shape
     check_tensor(tensor, "w")
-    layout = default_layout(tensor.scheme, details(tensor), 32)
+    layout = default_layout(tensor.scheme, details(tensor), 8)
     assert layout == weight_layout(layout.name, tensor.scheme, details(tensor))
     packed = layout.pack(tensor)
     shapes = {key: (a.shape, str(a.dtype)) for key, a in packed.arrays.items()}
@@ -182,8 +182,8 @@ def test_groups_of_activations(widths: list[int], channels: str, act_bits: int, 
     assert nbytes(mine) == nbytes(plain) and details(mine) == details(plain)
     np.testing.assert_array_equal(dequantize(mine), dequantize(plain))
     assert alone(kind, widths[1]).act_group == group
-    layout = default_layout(kind, details(mine), 64)
-    assert layout == default_layout(plain.scheme, details(plain), 64)
+    layout = default_layout(kind, details(mine), 16)
+    assert layout == default_layout(plain.scheme, details(plain), 16)
 
 
 def small() -> QuantizedTensor:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from apq_tvm.errors import BadTarget, NotApplicable
+from apq_tvm import tuning_logs
+from apq_tvm.errors import BadLog, BadTarget, NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.layouts import (
     INTERLEAVINGS,
+    LOG,
     LOSS,
     PLAIN,
     ROWS,
@@ -17,7 +21,7 @@ from apq_tvm.schedules.arm.layouts import (
 )
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.select import choose
-from apq_tvm.tuning_logs import read_layouts
+from apq_tvm.tuning_logs import read_log
 from apq_tvm.types import DeviceProfile, KernelChoice
 
 
@@ -27,12 +31,12 @@ def chosen_kernels(scheme: str, profile: DeviceProfile) -> tuple[KernelChoice, .
 
 
 DEVICES = ("graviton3", "graviton4", "neoverse-n2", "cortex-x4")
-CASES = [(d, scheme) for d in DEVICES for scheme in read_layouts(d)["macs_per_cycle"]]
+CASES = [(d, scheme) for d in DEVICES for scheme in read_log(d, LOG, dict)["macs_per_cycle"]]
 
 
 @pytest.mark.parametrize(("device", "scheme"), CASES)
 def test_the_best_by_its_figures_is_taken(device: str, scheme: str) -> None:
-    log = read_layouts(device)
+    log = read_log(device, LOG, dict)
     found = log["macs_per_cycle"][scheme]
     assert log["m"] == list(ROWS)
     assert list(found) == list(INTERLEAVINGS) and abs(sum(SHARES) - 1) < 1e-9
@@ -102,3 +106,33 @@ def test_variants_of_a_library_share_4x4() -> None:
     auto = find_profile("arm-auto")
     layouts = {choose(spec, linear_kernels(v), v, "")[0].layout for v in auto.variants}
     assert layouts == {"W4r4k4s"}
+
+
+def test_figures_of_the_core_that_has_the_model() -> None:
+    reasons = dict(chosen_kernels("W4A8g32", find_profile("cortex-x2"))[0].rejected).values()
+    assert any("(those of graviton4, whose model it has)" in reason for reason in reasons)
+    assert chosen_kernels("W4A8g32", find_profile("graviton4"))[0].layout in {
+        choice.layout for choice in chosen_kernels("W4A8g32", find_profile("cortex-x2"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        ("{", "Expecting property name"),
+        ('{"m": [1, 4, 8, 16, 128]}', "macs_per_cycle, for m"),
+        (
+            '{"m": [1, 4, 8, 16, 128], "macs_per_cycle": {"W4A8g32": {"4x4": [1, 1, 1, 1, 1]}}}',
+            "macs_per_cycle.W4A8g32: a figure each of .*'4x8', '8x8'",
+        ),
+    ],
+)
+def test_a_broken_log_is_refused(
+    log: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tuning_logs, "FOLDER", tmp_path)
+    path = tuning_logs.log_path("graviton3", LOG)
+    path.parent.mkdir()
+    path.write_text(log)
+    with pytest.raises(BadLog, match=f"{path}: {message}"):
+        interleaving(parse_scheme("W4A8g32"), find_profile("graviton3"))

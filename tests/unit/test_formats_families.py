@@ -140,7 +140,7 @@ def test_what_a_family_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(BadScheme, match=r"affine2A32: no quantizer .* family 'affine'.*registry"):
         quantize_tensor(w, scheme)
     with pytest.raises(PackError, match="no layout holds affine2A32 weights"):
-        default_layout(scheme, (), 32)
+        default_layout(scheme, (), 8)
 
 
 def test_learning_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_levels_of_any_group_are_chosen_but_not_laid_out(
     wanted = scales * np.array([-1, -0.25, 0.25, 1], np.float32)[tensor.codes]
     np.testing.assert_array_equal(dequantize(tensor), wanted)
     with pytest.raises(PackError, match="no layout holds lev2A32 weights"):
-        default_layout(scheme, (), 32)
+        default_layout(scheme, (), 8)
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,8 @@ def test_names_parse_back() -> None:
         for rows in ROWS:
             layout = MixedLayout(rows, scheme)
             assert weight_layout(layout.name, scheme) == layout
-        assert default_layout(scheme, (), 64) == MixedLayout(16, scheme)
-        assert default_layout(scheme, (), 32) == MixedLayout(8, scheme)
+        assert default_layout(scheme, (), 16) == MixedLayout(16, scheme)
+        assert default_layout(scheme, (), 8) == MixedLayout(8, scheme)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apq_tvm.errors import NotApplicable, UnsupportedModel
+from apq_tvm import tuning_logs
+from apq_tvm.errors import BadLog, NotApplicable, UnsupportedModel
+from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules import devices
+from apq_tvm.schedules.linear import thresholds
 from apq_tvm.schedules.linear.kernel import Instruction, LinearKernel
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile, Scheme
 
-PROFILE = DeviceProfile("toy", {}, frozenset(), 32, 16, 2, 32768, 524288, ())
+PROFILE = DeviceProfile("toy", {}, frozenset(), 32, 16, 2, 32768, 524288, (), measured_as=("kin",))
 SPEC = LinearSpec(n=64, k=128, scheme=Scheme(4, group_size=32))
 
 
@@ -22,9 +30,7 @@ class Layout:
     name: str
 
 
-def kernel(
-    name: str, m_min: int, m_max: int, layout: str = "W4r8k4", declines: str = ""
-) -> LinearKernel:
+def kernel(name: str, m_tile: int, layout: str = "W4r8k4", declines: str = "") -> LinearKernel:
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         if declines:
             raise NotApplicable(declines)
@@ -34,7 +40,21 @@ def kernel(
 
     layout_of: Any = lambda spec, profile: Layout(layout)  # noqa: E731
     nothing = Instruction("", (), 0)
-    return LinearKernel(name, "", 0, nothing, m_min, check, layout_of, unused, unused, m_max=m_max)
+    return LinearKernel(name, "", 0, nothing, m_tile, check, layout_of, unused, unused)
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a device's rules; nobody measured others."""
+    monkeypatch.setattr(tuning_logs, "FOLDER", tmp_path)
+
+    def write(device: str, *rules: dict[str, Any], **more: Any) -> Path:
+        path = tuning_logs.log_path(device, thresholds.LOG)
+        path.parent.mkdir()
+        path.write_text(json.dumps({"measured": f"the {device}", "rules": rules, **more}))
+        return path
+
+    return write
 
 
 def ranges(*kernels: LinearKernel) -> list[tuple[str, int, int]]:
@@ -42,20 +62,23 @@ def ranges(*kernels: LinearKernel) -> list[tuple[str, int, int]]:
     return [(c.kernel, c.m_min, c.m_max) for c in chosen]
 
 
-def test_first_kernel_wins_where_it_applies() -> None:
-    assert ranges(kernel("gemm", 8, -1), kernel("gemv", 1, 1), kernel("any", 1, -1)) == [
+def test_first_kernel_wins_where_it_applies(logs: Any) -> None:
+    logs("toy", {"kind": "gemv", "most": 1})
+    assert ranges(kernel("gemm", 8), kernel("gemv", 1), kernel("any", 1)) == [
         ("gemv", 1, 1),
         ("any", 2, 7),
         ("gemm", 8, -1),
     ]
 
 
-def test_neighbouring_ranges_of_one_kernel_stay_one() -> None:
-    assert ranges(kernel("any", 1, -1), kernel("gemv", 1, 4)) == [("any", 1, -1)]
+def test_neighbouring_ranges_of_one_kernel_stay_one(logs: Any) -> None:
+    logs("toy", {"kind": "gemv", "most": 4})
+    assert ranges(kernel("any", 1), kernel("gemv", 1)) == [("any", 1, -1)]
 
 
-def test_upper_limit_hands_over_to_the_next() -> None:
-    assert ranges(kernel("small", 1, 16), kernel("large", 4, -1)) == [
+def test_upper_limit_hands_over_to_the_next(logs: Any) -> None:
+    logs("toy", {"kind": "small", "most": 16})
+    assert ranges(kernel("small", 1), kernel("large", 4)) == [
         ("small", 1, 16),
         ("large", 17, -1),
     ]
@@ -65,9 +88,9 @@ def test_reasons_are_kept() -> None:
     chosen = choose(
         SPEC,
         (
-            kernel("vnni", 1, -1, declines="needs avx512vnni"),
-            kernel("avx2", 1, -1),
-            kernel("wide", 1, -1, layout="W4r16k4"),
+            kernel("vnni", 1, declines="needs avx512vnni"),
+            kernel("avx2", 1),
+            kernel("wide", 1, layout="W4r16k4"),
         ),
         PROFILE,
         "layer",
@@ -79,13 +102,123 @@ def test_reasons_are_kept() -> None:
     )
 
 
-@pytest.mark.parametrize("kernels", [(), (kernel("gemm", 8, -1),), (kernel("gemv", 1, 4),)])
-def test_a_gap_is_an_error_that_names_layer_and_shape(kernels: tuple[LinearKernel, ...]) -> None:
+@pytest.mark.parametrize("kernels", [(), (kernel("gemm", 8),), (kernel("gemv", 1),)])
+def test_a_gap_is_an_error_that_names_layer_and_shape(
+    kernels: tuple[LinearKernel, ...], logs: Any
+) -> None:
+    logs("toy", {"kind": "gemv", "most": 4})
     with pytest.raises(UnsupportedModel, match=r"query.*\[64, 128\].*W4A8g32.*--tensor-type"):
         choose(SPEC, kernels, PROFILE, "query")
 
 
 def test_kernels_of_other_bits_are_no_alternative() -> None:
-    of_2_bits = replace(kernel("two", 1, -1, declines="is for W2"), bits=2)
-    (choice,) = choose(SPEC, (of_2_bits, kernel("any", 1, -1)), PROFILE, "layer")
+    of_2_bits = replace(kernel("two", 1, declines="is for W2"), bits=2)
+    (choice,) = choose(SPEC, (of_2_bits, kernel("any", 1)), PROFILE, "layer")
     assert choice.rejected == ()
+
+
+def test_a_tile_is_a_promise_that_no_log_breaks(logs: Any) -> None:
+    logs("toy", {"kind": "gemm", "least": 2})
+    assert ranges(kernel("gemm", 4), kernel("any", 1)) == [("any", 1, 3), ("gemm", 4, -1)]
+
+
+def test_a_device_borrows_what_its_own_log_leaves_open(logs: Any) -> None:
+    kernels = kernel("gemm", 4), kernel("lut", 1), kernel("any", 1)
+    logs("kin", {"kind": "gemm", "least": 9}, {"kind": "lut", "most": 2})
+    assert ranges(*kernels) == [("lut", 1, 2), ("any", 3, 8), ("gemm", 9, -1)]
+    logs("toy", {"kind": "ge?m", "m_tile": [3, 4], "least": 6})
+    assert ranges(*kernels) == [("lut", 1, 2), ("any", 3, 5), ("gemm", 6, -1)]
+
+
+@pytest.mark.parametrize(
+    ("device", "source"), [("toy", "measured: the toy"), ("kin", "toy borrows it of kin: the kin")]
+)
+def test_a_kernel_that_was_measured_to_be_slower_is_declined(
+    device: str, source: str, logs: Any
+) -> None:
+    logs(device, {"kind": "bitserial", "most_act_bits": {"4": 7, "5": 8}, "why": "a table"})
+    (choice,) = choose(SPEC, (kernel("bitserial", 1), kernel("any", 1)), PROFILE, "layer")
+    ((_, reason),) = choice.rejected
+    assert "integer dot is faster from q*p >= 32 on at W4" in reason and source in reason
+    few = replace(SPEC, scheme=Scheme(4, act_bits=7, group_size=32))
+    (choice,) = choose(few, (kernel("bitserial", 1), kernel("any", 1)), PROFILE, "layer")
+    assert choice.kernel == "bitserial"
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"kind": "gemm", "m_min": 5}, r"rules\[1\].m_min: kernels have no such field"),
+        ({"kind": 5}, r"rules\[1\].kind: 5 is no str"),
+        ({"bits": [1, "2"]}, r"rules\[1\].bits: '2' is no int"),
+        ({"kind": "gemm", "least": "5"}, r"rules\[1\].least: '5' is no int"),
+        ({"most_act_bits": {"x": 1}}, r"rules\[1\].most_act_bits: \['x'\] are no bits"),
+        ("gemm", r"rules\[1\]: 'gemm' is no dict"),
+        ({"kind": "gem", "bits": [2, 3]}, r"rules\[1\]: no kernel of toy has kind gem, bits 2"),
+    ],
+)
+def test_a_rule_that_says_nothing_is_refused(rule: Any, message: str, logs: Any) -> None:
+    path = logs("kin", {"kind": "any"}, rule)
+    with pytest.raises(BadLog, match=f"{re.escape(str(path))}: {message}"):
+        thresholds.check_rules((kernel("any", 1), kernel("gemm", 5)), PROFILE)
+
+
+def test_a_broken_log_is_refused(logs: Any) -> None:
+    path = logs("kin", speed=1)
+    with pytest.raises(BadLog, match=f"{re.escape(str(path))}: speed: is none of measured, rules"):
+        ranges(kernel("any", 1))
+    for device, text, message in (
+        ("toy", '{"measured": ', "Expecting value"),
+        ("half", '{"measured": "here"}', "rules: None is no list"),
+        ("old", '{"rules": []}', "measured: None is no str"),
+        ("none", "[]", "the whole: .* is no dict"),
+    ):
+        path = logs(device)
+        path.write_text(text)
+        profile = replace(PROFILE, name=device)
+        with pytest.raises(BadLog, match=f"{re.escape(str(path))}: .*{message}"):
+            choose(SPEC, (kernel("any", 1),), profile, "layer")
+
+
+SHIPPED = sorted(path.parent.name for path in tuning_logs.FOLDER.glob(f"*/{thresholds.LOG}.json"))
+
+
+@pytest.mark.parametrize("device", SHIPPED)
+def test_every_shipped_rule_decides_for_some_kernel(device: str) -> None:
+    """Of a device that reads the log, and that has the kernel's instruction."""
+    log = tuning_logs.read_log(device, thresholds.LOG, thresholds.parse)
+    assert log is not None and log.measured
+    found = [
+        found.rule
+        for profile in devices.PROFILES
+        if device in (profile.name, *profile.measured_as)
+        for kernel in devices.linear_kernels(profile)
+        if not kernel.instruction.lacks(profile.features)
+        and (found := thresholds.rule_of(kernel, profile))
+    ]
+    assert [i for i, rule in enumerate(log.rules) if not any(rule is f for f in found)] == []
+    words = json.loads(tuning_logs.log_path(device, thresholds.LOG).read_text())
+    assert all(rule.get("why") for rule in words["rules"])
+
+
+@pytest.mark.parametrize("target", ("znver4", "znver3", "x86-64", "graviton2"))
+def test_layouts_are_chosen_by_instructions(target: str) -> None:
+    """Of kernels, not by the width of vectors, which a device of another kind may share."""
+    profile = devices.find_profile(target)
+    other = replace(profile, vector_bytes=16 if profile.vector_bytes > 16 else 64)
+    for name in ("W4A8g32", "nl4", "cb3", "W2sA8", "bcq2", "bcq2A32", "W2*A8", "mixed24"):
+        spec = LinearSpec(64, 256, parse_scheme(name))
+        for kernel in devices.linear_kernels(profile):
+            if kernel.kind == "generic" or kernel.family == spec.scheme.family:
+                layouts = {kernel.layout(spec, p).name for p in (profile, other)}
+                assert len(layouts) == 1, (kernel.name, name, layouts)
+
+
+def test_every_device_has_figures_and_borrows_of_devices() -> None:
+    names = {profile.name for profile in devices.PROFILES}
+    for profile in devices.PROFILES:
+        assert list(thresholds.logs_of(profile)), profile.name
+        assert {*profile.measured_as, profile.modelled_as or profile.name} <= names
+        assert {*profile.measured_as} <= {*SHIPPED} - {profile.name}
+        for variant in profile.variants or (profile,):
+            thresholds.check_rules(devices.linear_kernels(profile), variant)
