@@ -24,7 +24,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.activations.quantize import TINY, argument
+from apq_tvm.ops.activations.quantize import scale_and_inverse
+from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
 from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, f32, i64, whole
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
@@ -33,10 +34,6 @@ from apq_tvm.tensorize.pairs.folded_dot import STARTS
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
-
-_MOST = 127.0
-_SCALE_BITS = ~3
-"""Mask of a float32 pattern that leaves 22 significant bits."""
 
 
 def fold_activations(
@@ -177,13 +174,8 @@ class FoldActivations:
         reduce = "llvm.vector.reduce.smax.v4i32"
         pattern = tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(0)])
         size = tirx.reinterpret("float32", pattern)
-        tiny = size < f32(TINY)
-        kept = tirx.bitwise_and(
-            tirx.reinterpret("int32", size * f32(1 / _MOST)), tirx.const(_SCALE_BITS, "int32")
-        )
-        xs = tirx.Select(tiny, f32(0.0), tirx.reinterpret("float32", kept))
-        b.buffer_store(scale, xs, [0])
-        b.buffer_store(scale, tirx.Select(tiny, f32(0.0), f32(_MOST) / size), [1])
+        for i, value in enumerate(scale_and_inverse(size, 127.0, short=True)):
+            b.buffer_store(scale, value, [i])
 
     def _chunk(self, source: _Row, row: Expr, chunk: Expr, scale: Buffer) -> None:
         fold = self.fold
