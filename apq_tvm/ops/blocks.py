@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import i64
@@ -16,13 +17,30 @@ Buffer = Any
 
 
 @contextmanager
-def each(name: str, extent: Any, parallel: bool = False) -> Iterator[Expr]:
+def each(name: str, extent: Any) -> Iterator[Expr]:
     """A loop around a block of other blocks: the block's axis."""
-    with (b.parallel if parallel else b.serial)(0, extent) as i, b.sblock(name):
+    with b.serial(0, extent) as i, b.sblock(name):
         axis = b.axis.spatial(extent, i)
         b.reads()
         b.writes()
         yield axis
+
+
+@contextmanager
+def row_tasks(
+    rows: Expr, together: int, reads: Sequence[Any] = (), writes: Sequence[Any] = ()
+) -> Iterator[tuple[Expr, Expr]]:
+    """Blocks ``root`` and ``task``, a loop of `together` rows each: the first one and how many."""
+    tasks = (rows + i64(together - 1)) // i64(together)
+    with b.sblock("root"):
+        b.reads()
+        b.writes()
+        with b.serial(0, tasks) as t, b.sblock("task"):
+            task = b.axis.spatial(tasks, t)
+            b.reads(*reads)
+            b.writes(*writes)
+            first = b.bind(task * i64(together))
+            yield first, b.bind(tirx.min(i64(together), rows - first))
 
 
 def put(buffer: Buffer, at: Sequence[Expr], value: Expr, *reads: Any) -> None:

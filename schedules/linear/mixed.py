@@ -50,10 +50,12 @@ SPAN = 16
 
 
 def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Reductions over 16 lanes by shuffles; the rest is scheduled as written."""
+    """Parallel tasks, reductions over 16 lanes by shuffles; the rest is scheduled as written."""
     from tvm import s_tir
 
     sch = s_tir.Schedule(func)
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    sch.parallel(task)
     for name, operation in (("top", "max"), ("total", "add"), ("total_tail", "add")):
         try:
             block = sch.get_sblock(name)

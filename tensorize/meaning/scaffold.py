@@ -207,9 +207,7 @@ class Rows:
 
 
 class Bound:
-    """The buffers of an intrinsic, as attributes by the names of their operands.
-
-    An operand that there is not is None.
+    """The buffers of an intrinsic, as attributes by the names of their operands; all in `arrays`.
 
     Parameters
     ----------
@@ -224,7 +222,10 @@ class Bound:
         self.arrays = {o.name: buffer for o, buffer in zip(meaning.operands, buffers, strict=True)}
 
     def __getattr__(self, name: str) -> Buffer:
-        return self.arrays.get(name)
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
     def at(self, row: int, *index: Any) -> list[Expr]:
         """Index into what belongs to one row of x."""

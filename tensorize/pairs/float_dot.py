@@ -52,7 +52,7 @@ def _zero_points(o: Bound, group: int) -> Expr | None:
     """int32 [R], or None where codes are symmetric."""
     from tvm import tirx
 
-    if o.zeros is None:
+    if "zeros" not in o.arrays:
         return None
     rows = o.dot.unit.rows
     lanes = tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), rows)

@@ -152,7 +152,7 @@ def _book(o: Bound, group: int) -> Expr | None:
     """Codebook of every row, in each of the row's four bytes; None if there is one codebook."""
     from tvm import tirx
 
-    if o.book is None:
+    if "book" not in o.arrays:
         return None
     unit, zero = o.dot.unit, tirx.const(0, "int64")
     at = [tirx.const(group, "int64"), zero] if unit.groups > 1 else [zero]

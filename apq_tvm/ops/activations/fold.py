@@ -25,7 +25,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.activations.quantize import scale_and_inverse
-from apq_tvm.ops.blocks import argument
+from apq_tvm.ops.blocks import argument, row_tasks
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
 from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, f32, i64, whole
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
@@ -88,25 +88,16 @@ class FoldActivations:
     def build(self) -> PrimFunc:
         """The whole PrimFunc."""
         m = tirx.Var("m", "int64")
-        rows = self.row_block
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name(self.name)
             attributes = {"apq.op": "fold_activations", "op_pattern": 8, "tirx.noalias": True}
             b.func_attr(attributes)
             x = argument("x", (m, self.k), "float32")
             slots = self.declare(m)
-            tasks = (slots + i64(rows - 1)) // i64(rows)
-            with b.sblock("root"):
-                b.reads()
-                b.writes()
-                with b.serial(0, tasks) as t, b.sblock("task"):
-                    task = b.axis.spatial(tasks, t)
-                    b.reads(x[0:m, 0 : self.k])
-                    b.writes(whole(self.xq))
-                    first = b.bind(task * i64(rows))
-                    mine = b.bind(tirx.min(i64(rows), slots - first))
-                    with b.serial(0, mine) as r:
-                        self._row(first + r, self.source(first + r, m), x)
+            read = x[0:m, 0 : self.k]
+            with row_tasks(slots, self.row_block, [read], [whole(self.xq)]) as (first, mine):
+                with b.serial(0, mine) as r:
+                    self._row(first + r, self.source(first + r, m), x)
         return builder.get()
 
     def declare(self, m: Expr) -> Expr:

@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, Sizes
 from apq_tvm.ops.activations.quantize import copy_row, scale_and_inverse
-from apq_tvm.ops.blocks import argument, each, put, reduce_all
+from apq_tvm.ops.blocks import argument, each, put, reduce_all, row_tasks
 from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits
 
 Expr = Any  # tvm is untyped
@@ -45,7 +45,7 @@ def mixed_activations(
     tvm.tirx.PrimFunc
         ``(x f32 [M, K], permutation i32 [G], xq i8 [M, Kp], xs f32 [M, 1], minus i32 [M, P + 1],
         [xf f32 [M, K]])``, M dynamic, P = Kp / 16: ``minus[m, p]`` is -Σ xq of place p, and
-        ``minus[m, P]`` that of all 4-bit groups. Loops are scheduled but for the reductions
+        ``minus[m, P]`` that of all 4-bit groups. Loops are scheduled but for tasks and reductions
         ``top`` and ``total`` over 16 lanes.
     """
     m = tirx.Var("m", "int64")
@@ -60,18 +60,8 @@ def mixed_activations(
         work.xs = argument("xs", (m, 1), "float32")
         work.minus = argument("minus", (m, layout.places(k) + 1), "int32")
         xf = argument("xf", (m, k), "float32") if copy else None
-        tasks = (m + i64(row_block - 1)) // i64(row_block)
-        with b.sblock("root"):
-            b.reads()
-            b.writes()
-            with b.parallel(0, tasks) as t, b.sblock("task"):
-                task = b.axis.spatial(tasks, t)
-                b.reads()
-                b.writes()
-                first = b.bind(task * i64(row_block))
-                mine = b.bind(tirx.min(i64(row_block), m - first))
-                with each("row", mine) as row:
-                    work.emit(first + row, xf)
+        with row_tasks(m, row_block) as (first, mine), each("row", mine) as row:
+            work.emit(first + row, xf)
     return builder.get()
 
 

@@ -25,8 +25,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.blocks import argument, each, put, reduce_all
-from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits
+from apq_tvm.ops.blocks import argument, each, put, reduce_all, row_tasks
+from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits, whole
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -122,7 +122,6 @@ class Quantize:
     def build(self) -> PrimFunc:
         """The PrimFunc: blocks ``task``, ``row``, ``group`` and their steps."""
         m = tirx.Var("m", "int64")
-        rows = self.row_block
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name(self.name)
             b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
@@ -131,19 +130,11 @@ class Quantize:
             self.xs = self.declare_factors("xs", m, self.padded // self.width, "float32")
             self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
             self.declare_more(m)
-            tasks = (m + i64(rows - 1)) // i64(rows)
-            with b.sblock("root"):
-                b.reads()
-                b.writes()
-                with b.serial(0, tasks) as t, b.sblock("task"):
-                    task = b.axis.spatial(tasks, t)
-                    b.reads(self.x[0:m, 0 : self.k])
-                    b.writes(self.xq[tuple(slice(0, extent) for extent in self.xq.shape)])
-                    first = b.bind(task * i64(rows))
-                    mine = b.bind(tirx.min(i64(rows), m - first))
-                    with each("row", mine) as row:
-                        self._row(first + row)
-                    self.pad_rows(m, first + mine)
+            x = self.x[0:m, 0 : self.k]
+            with row_tasks(m, self.row_block, [x], [whole(self.xq)]) as (first, mine):
+                with each("row", mine) as row:
+                    self._row(first + row)
+                self.pad_rows(m, first + mine)
         return builder.get()
 
     def declare_codes(self, m: Expr) -> Buffer:
