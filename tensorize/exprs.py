@@ -48,24 +48,10 @@ def whole(buffer: Buffer) -> Any:
     return buffer[tuple(slice(0, extent) for extent in buffer.shape)]
 
 
-def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any) -> Buffer:
-    """Declare one operand of a pair member; it may lie anywhere that `align` allows."""
-    from tvm.tirx.script.builder import ir as b
-
-    return b.match_buffer(
-        b.arg(name, b.handle()),
-        [i64(extent) for extent in shape],
-        dtype,
-        strides=strides,
-        offset_factor=1,
-        align=align,
-    )
-
-
 def loose_operand(
     name: str, shape: tuple[int, ...], dtype: str, align: int, strides: Any = None
 ) -> Buffer:
-    """As `operand`, with extents as they are."""
+    """Declare one operand of a pair member; it may lie anywhere that `align` allows."""
     from tvm.tirx.script.builder import ir as b
 
     handle = b.arg(name, b.handle())
@@ -99,6 +85,29 @@ def member(
     return builder.get()
 
 
+def shuffled(vector: Expr, lanes: int, order: Sequence[int]) -> Expr:
+    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
+    from tvm import tirx
+
+    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
+    return tirx.Shuffle([vector] * copies, [tirx.const(i, "int32") for i in order])
+
+
+def moved_bytes(vector: Expr, left: int, size: int) -> Expr:
+    """uint8 [size] shifted left (right if negative), whose bits cross into neighbours.
+
+    In 16-bit lanes: x86 has no 8-bit shift.
+    """
+    from tvm import tirx
+
+    if not left:
+        return vector
+    words = tirx.reinterpret(f"uint16x{size // 2}", vector)
+    move = tirx.shift_left if left > 0 else tirx.shift_right
+    amount = tirx.Broadcast(tirx.const(abs(left), "uint16"), size // 2)
+    return tirx.reinterpret(f"uint8x{size}", move(words, amount))
+
+
 def llvm(dtype: str, name: str, *operands: Expr) -> Expr:
     """A call of an intrinsic of LLVM without side effects."""
     from tvm import tirx
@@ -129,10 +138,10 @@ def prefetch_line(place: Expr) -> None:
     b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
 
 
-def prefetch(codes: Buffer, nbytes: int, distance: int) -> None:
-    """Prefetch a unit's cache lines `distance` bytes ahead of it, 0 for none.
+def prefetch(codes: Buffer, nbytes: int, distance: int, lead: Sequence[Expr] = ()) -> None:
+    """Prefetch a unit's cache lines `distance` bytes ahead of ``codes[*lead]``, 0 for none.
 
     A prefetch never faults, so the address may lie past the end of the weights.
     """
     for line in range(0, nbytes if distance else 0, 64):
-        prefetch_line(codes[i64(distance + line)])
+        prefetch_line(codes[(*lead, i64(distance + line))])

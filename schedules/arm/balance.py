@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from apq_tvm.schedules.linear.balance import M_TILES, gemv_kernel
+from apq_tvm.schedules.linear.balance import gemv_kernel
 from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.streams import FOLLOWED_AHEADS, M_TILES
 from apq_tvm.tensorize.arm.balance import INSTRUCTIONS, LANES, balance_intrinsic
-
-AHEADS = (0, 1024, 2048, 4096)
-"""Software prefetch distances in bytes."""
 
 ARM_BALANCE_KERNELS: tuple[LinearKernel, ...] = tuple(
     gemv_kernel(
@@ -23,7 +21,7 @@ ARM_BALANCE_KERNELS: tuple[LinearKernel, ...] = tuple(
         ((instruction.feature,),),
         partial(balance_intrinsic, instruction),
         m_tile,
-        AHEADS,
+        FOLLOWED_AHEADS,
     )
     for instruction in INSTRUCTIONS
     for m_tile in M_TILES

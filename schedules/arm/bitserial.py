@@ -20,15 +20,13 @@ Of ``cntuaddlp`` no figures were kept: it is chosen where ``cntudot`` is.
 
 from __future__ import annotations
 
-from apq_tvm.schedules.linear.bitserial import M_TILES, bitserial_kernel
+from apq_tvm.schedules.linear.bitserial import bitserial_kernel
 from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.streams import FOLLOWED_AHEADS, M_TILES
 from apq_tvm.tensorize.arm.bitserial import INSTRUCTIONS
 
-AHEADS = (0, 1024, 2048, 4096)
-"""Software prefetch distances in bytes."""
-
 ARM_BITSERIAL_KERNELS: tuple[LinearKernel, ...] = tuple(
-    bitserial_kernel(instruction, bits, m_tile, AHEADS)
+    bitserial_kernel(instruction, bits, m_tile, FOLLOWED_AHEADS)
     for instruction in INSTRUCTIONS
     for bits in range(1, 9)
     for m_tile in M_TILES

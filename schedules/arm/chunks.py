@@ -10,14 +10,8 @@ from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Preparation
-from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
 from apq_tvm.types import DeviceProfile
-
-
-def task_rows(spec: LinearSpec) -> int:
-    """Rows of x in a parallel task of a preparation."""
-    return max(1, ELEMENTS_PER_TASK // spec.k)
 
 
 def fold_preparation(
@@ -78,9 +72,10 @@ def schedule_chunks(
         for loop in outer:
             sch.unroll(loop)
         sch.vectorize(lane)
-    sch.compute_at(product, tile, preserve_unit_loops=True)
+    axes = len(sch.get_loops(product)) - len((tile, bundle))
     spatial = len(dot.spatial) - len(dot.beside)
-    stream, *inner = sch.get_loops(product)[-(2 + spatial + len(dot.reduced)) :]
+    sch.compute_at(product, tile, preserve_unit_loops=True)
+    stream, *inner = sch.get_loops(product)[-axes:]
     lanes, chunk, within = inner[:spatial], inner[spatial], inner[spatial + 1 :]
     if whole:
         sch.reorder(stream, *lanes, chunk, *within)

@@ -31,11 +31,11 @@ from apq_tvm.ops.few_rows.spans import SpanBlocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.activations import schedule_bundles
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.checks import check_features
+from apq_tvm.schedules.linear.checks import check_features, check_integer_acts
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
-from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
-from apq_tvm.schedules.linear.spans import M_TILES, WEIGHTS, check_integer_acts, schedule_spans
-from apq_tvm.schedules.linear.streams import choose_streams
+from apq_tvm.schedules.linear.quantize import task_rows
+from apq_tvm.schedules.linear.spans import WEIGHTS, schedule_spans
+from apq_tvm.schedules.linear.streams import M_TILES, choose_streams
 from apq_tvm.tensorize.arm.codebook import book_units_intrinsic
 from apq_tvm.tensorize.arm.codebook_quads import books_intrinsic, books_scaling
 from apq_tvm.tensorize.arm.nonlinear import UNITS_ACTS, UNITS_FACTOR, UNITS_UNIT, units_intrinsic
@@ -43,11 +43,9 @@ from apq_tvm.tensorize.arm.super_span import super_intrinsic
 from apq_tvm.tensorize.arm.written.codebook import is_written, written_intrinsic
 from apq_tvm.tensorize.arm.written.codebook_asm import Style
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD, BookDot
-from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanDot
-from apq_tvm.tensorize.meaning.nonlinear_span import UnitsDot
-from apq_tvm.tensorize.meaning.super_span import SuperDot
+from apq_tvm.tensorize.meaning.unit_spans import BookUnitsDot, SuperDot, UnitsDot
 from apq_tvm.types import DeviceProfile
 
 
@@ -118,7 +116,7 @@ def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide, m_tile: int) 
 def _prepare(choice: Choice) -> Preparation:
     spec, layout = choice.spec, _layout(choice.spec)
     lookup, padded = _lookup(layout, choice.profile), layout.padded_k(spec.k)
-    rows, short = max(1, ELEMENTS_PER_TASK // spec.k), lookup.factor == UNITS_FACTOR
+    rows, short = task_rows(spec.k), lookup.factor == UNITS_FACTOR
     acts, factor = lookup.acts, lookup.factor
     func = quantize_extra(spec.k, padded, layout.group, acts, factor, rows, short)
     named = f"{layout.family}{'_sve' if factor == 0 else ''}"

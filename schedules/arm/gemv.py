@@ -25,19 +25,18 @@ from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.activations.fold import fold_activations
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of, folded_linear
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.arm.chunks import fold_preparation, schedule_chunks, task_rows
+from apq_tvm.schedules.arm.chunks import fold_preparation, schedule_chunks
 from apq_tvm.schedules.arm.layouts import LANES, check_folded
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import interleaved
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.quantize import task_rows
+from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.tensorize.arm.fold import folded_intrinsic
 from apq_tvm.tensorize.arm.written.in_order import in_order_intrinsic
 from apq_tvm.tensorize.arm.written.in_order_asm import STREAMS
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
 from apq_tvm.types import DeviceProfile
-
-M_TILES = (4, 2, 1)
-"""Rows of x that share an unpacked weight vector; a kernel is for at least that many rows."""
 
 SDOT = Instruction("sdot", ("dotprod",), LANES)
 
@@ -110,7 +109,7 @@ def _prepare(choice: Choice) -> Preparation:
     spec, layout, copies = choice.spec, interleaved(choice.spec, LANES), choice["copies"]
     assert spec.scheme is not None
     per_token = spec.scheme.act_group == -1
-    func = fold_activations(spec.k, layout, per_token, copies, task_rows(spec))
+    func = fold_activations(spec.k, layout, per_token, copies, task_rows(spec.k))
     return fold_preparation(spec, layout, choice.plan.dot, copies, func)
 
 

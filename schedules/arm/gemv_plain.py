@@ -13,8 +13,9 @@ from apq_tvm.schedules.arm.gemv import SDOT_KERNELS
 from apq_tvm.schedules.arm.layouts import LANES, check_layout
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
-from apq_tvm.schedules.linear.gemv import M_TILES, float_kernel, gemv_kernel
+from apq_tvm.schedules.linear.gemv import float_kernel, gemv_kernel
 from apq_tvm.schedules.linear.kernel import Instruction, LinearKernel
+from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.tensorize.arm.dot import smull_intrinsic, smull_meaning
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.types import DeviceProfile

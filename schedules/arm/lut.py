@@ -17,13 +17,11 @@ q      Neoverse N1  Neoverse V1  Cortex-A55
 from __future__ import annotations
 
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.linear.lut import M_TILES, lut_kernel
+from apq_tvm.schedules.linear.lut import lut_kernel
+from apq_tvm.schedules.linear.streams import FOLLOWED_AHEADS, M_TILES
 from apq_tvm.tensorize.arm.lut import TBL
 
-AHEADS = (0, 1024, 2048, 4096)
-"""Software prefetch distances in bytes."""
-
 ARM_LUT_KERNELS: tuple[LinearKernel, ...] = tuple(
-    lut_kernel(TBL, bits, m_tile, AHEADS) for bits in range(1, 9) for m_tile in M_TILES
+    lut_kernel(TBL, bits, m_tile, FOLLOWED_AHEADS) for bits in range(1, 9) for m_tile in M_TILES
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

@@ -9,17 +9,15 @@ outliers take 16 cycles on N1 and 8 on V1.
 from __future__ import annotations
 
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.linear.mixed import M_TILES, mixed_kernel
+from apq_tvm.schedules.linear.mixed import mixed_kernel
+from apq_tvm.schedules.linear.streams import FOLLOWED_AHEADS, M_TILES
 from apq_tvm.tensorize.arm.mixed import INSTRUCTIONS
 
 ROWS = 8
 """That are interleaved."""
 
-AHEADS = (0, 1024, 2048, 4096)
-"""Software prefetch distances in bytes."""
-
 ARM_MIXED_KERNELS: tuple[LinearKernel, ...] = tuple(
-    mixed_kernel(instruction, m_tile, lambda profile: ROWS, AHEADS)
+    mixed_kernel(instruction, m_tile, lambda profile: ROWS, FOLLOWED_AHEADS)
     for instruction in INSTRUCTIONS
     for m_tile in M_TILES
 )

@@ -25,10 +25,11 @@ from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.activations.paired import fold_alone, fold_pairs
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of, folded_linear, start_copies
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.arm.chunks import fold_preparation, schedule_chunks, task_rows
+from apq_tvm.schedules.arm.chunks import fold_preparation, schedule_chunks
 from apq_tvm.schedules.arm.layouts import LANES, PAIRED_BITS, check_folded, in_pairs
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.quantize import task_rows
 from apq_tvm.tensorize.arm.paired import paired_intrinsic
 from apq_tvm.tensorize.pairs.paired_dot import PairedDot
 from apq_tvm.types import DeviceProfile
@@ -95,7 +96,7 @@ def _prepare(choice: Choice, rows: int) -> Preparation:
     spec, dot, copies = choice.spec, choice.plan.dot, choice.plan.copies
     layout = in_pairs(spec, rows)
     assert spec.scheme is not None
-    shape = (spec.k, layout, spec.scheme.act_group == -1, copies, task_rows(spec))
+    shape = (spec.k, layout, spec.scheme.act_group == -1, copies, task_rows(spec.k))
     func = fold_pairs(*shape, dot.fold.unfolded) if dot.in_pairs else fold_alone(*shape)
     return fold_preparation(spec, layout, dot, copies, func)
 

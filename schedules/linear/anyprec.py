@@ -19,7 +19,7 @@ from apq_tvm.ops.few_rows.anyprec import RUN, SUM_ROWS, planes_gemm, planes_gemv
 from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, parts_of, step_group
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.checks import check_all_features
+from apq_tvm.schedules.linear.checks import check_all_features, check_integer_acts
 from apq_tvm.schedules.linear.gemm_stages import schedule_stages
 from apq_tvm.schedules.linear.kernel import (
     PARALLEL_WEIGHTS,
@@ -29,7 +29,7 @@ from apq_tvm.schedules.linear.kernel import (
     Preparation,
     prepare_activations,
 )
-from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK, schedule_quantize
+from apq_tvm.schedules.linear.quantize import schedule_quantize, task_rows
 from apq_tvm.schedules.linear.tensorized import tensorize
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
@@ -47,9 +47,7 @@ def _layout(spec: LinearSpec) -> PlanesLayout:
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, instruction: PlanesInstruction) -> None:
-    assert spec.scheme is not None
-    if not spec.scheme.integer_acts:
-        raise NotApplicable(f"is for integer activations, not {spec.scheme}")
+    check_integer_acts(spec)
     check_all_features(profile, instruction.features, instruction.vector)
     # |Σ (c + offset) x|, and |offset Σ x|
     largest = 127 + 2 * instruction.offset
@@ -78,7 +76,7 @@ def _prepare(choice: Choice) -> Preparation | None:
     assert scheme is not None
     if not step_group(spec):
         return prepare_activations(choice)
-    rows = max(1, ELEMENTS_PER_TASK // spec.k)
+    rows = task_rows(spec.k)
     func = quantize_spread(spec.k, scheme.act_group, 32, rows, scheme.act_bits)
     key = f"spread_k{spec.k}_g{scheme.act_group}_A{scheme.act_bits}"
     return Preparation(key, func, schedule=schedule_quantize)

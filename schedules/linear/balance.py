@@ -11,21 +11,15 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import BalanceLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.few_rows.balance import balance_blocking, balance_linear
+from apq_tvm.ops.few_rows.balance import balance_linear
 from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.checks import check_features
+from apq_tvm.schedules.linear.checks import check_features, check_integer_acts
 from apq_tvm.schedules.linear.gemv import schedule_gemv
-from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice, Instruction, LinearKernel
-from apq_tvm.schedules.linear.streams import choose_streams
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
+from apq_tvm.schedules.linear.streams import AHEADS, choose_streams
 from apq_tvm.types import DeviceProfile
-
-M_TILES = (4, 2, 1)
-"""Rows of x for which codes are taken apart once."""
-
-AHEADS = (4096, 0, 2048, 8192)
-"""Software prefetch distances in bytes."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -50,8 +44,7 @@ def check_balance(
     """
     if spec.scheme is None or spec.scheme.family != "balance":
         raise NotApplicable(f"is for W2*, not {spec.scheme or 'float32 weights'}")
-    if not spec.scheme.integer_acts:
-        raise NotApplicable(f"is for integer activations, not {spec.scheme}")
+    check_integer_acts(spec)
     for names in features:
         check_features(profile, names, lanes)
     width = BalanceLayout(lanes, spec.scheme.group_size).group_width(spec.k)
@@ -99,16 +92,14 @@ def gemv_kernel(
         layout = layout_of(spec, lanes)
         streams = _streams(decide, layout, spec, m_tile)
         decide("ahead", aheads)
-        return balance_blocking(layout, spec.n, spec.k, m_tile, streams)
+        return Blocking.of(layout, spec.n, spec.k, m_tile, streams)
 
     def func(choice: Choice) -> Any:
-        spec = choice.spec
-        return balance_linear(spec, layout_of(spec, lanes), m_tile, choice["streams"])
+        return balance_linear(choice.spec, layout_of(choice.spec, lanes), choice.plan)
 
     def schedule(sch: Any, choice: Choice) -> None:
-        n, k = choice.spec.n, choice.spec.k
-        whole, parallel = n % lanes == 0, n * k >= PARALLEL_WEIGHTS
-        schedule_gemv(sch, choice.plan, intrinsic(m_tile, choice["ahead"]), whole, 1, parallel)
+        chosen, whole = intrinsic(m_tile, choice["ahead"]), choice.spec.n % lanes == 0
+        schedule_gemv(sch, choice, choice.plan, chosen, whole)
 
     return LinearKernel(
         "gemv",

@@ -20,20 +20,11 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemv import schedule_gemv
-from apq_tvm.schedules.linear.kernel import (
-    PARALLEL_WEIGHTS,
-    Choice,
-    Instruction,
-    LinearKernel,
-    Preparation,
-)
-from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK, group_suffixes, schedule_group
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.quantize import group_suffixes, schedule_group, task_rows
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.pairs.bitserial import Popcount
 from apq_tvm.types import DeviceProfile
-
-M_TILES = (4, 2, 1)
-"""Rows of x that share the planes of weights."""
 
 _MANY_PAIRS = 16
 """Pairs of planes from which on one unit is code enough for an intrinsic."""
@@ -74,7 +65,7 @@ def prepare_planes(choice: Choice, instruction: Popcount) -> Preparation:
     assert scheme is not None
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
-    rows = max(1, ELEMENTS_PER_TASK // spec.k)
+    rows = task_rows(spec.k)
     func = quantize_planes(spec.k, *groups, rows, scheme.act_bits)
     key = f"quantize_planes_k{spec.k}_{named}_A{scheme.act_bits}"
     return Preparation(key, func, schedule=planes_schedule(instruction))
@@ -152,8 +143,7 @@ def bitserial_kernel(
         assert spec.scheme is not None
         unit = _layout(spec, instruction).unit
         product = instruction.dot(unit, spec.scheme.act_bits, units, m_tile, choice["ahead"])
-        whole, parallel = spec.n % instruction.rows == 0, spec.n * spec.k >= PARALLEL_WEIGHTS
-        schedule_gemv(sch, bl, product, whole, choice["unroll"], parallel)
+        schedule_gemv(sch, choice, bl, product, spec.n % instruction.rows == 0)
 
     return LinearKernel(
         "bitserial",

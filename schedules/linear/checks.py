@@ -28,6 +28,18 @@ def scheme_of(spec: LinearSpec, bits: int) -> Scheme:
     return spec.scheme
 
 
+def check_integer_acts(spec: LinearSpec) -> None:
+    """Decline a layer whose activations stay float.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    assert spec.scheme is not None
+    if not spec.scheme.integer_acts:
+        raise NotApplicable(f"is for integer activations, not {spec.scheme}")
+
+
 def check_float(spec: LinearSpec) -> None:
     """Decline quantized weights.
 
@@ -84,9 +96,8 @@ def check_integer(
     ------
     NotApplicable
     """
-    scheme = scheme_of(spec, bits)
-    if not scheme.integer_acts:
-        raise NotApplicable(f"is for integer activations, not {scheme}")
+    scheme_of(spec, bits)
+    check_integer_acts(spec)
     check_features(profile, features, lanes)
     check_int32(spec, lanes)
 

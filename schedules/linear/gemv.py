@@ -16,9 +16,6 @@ from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.float_dot import float_dot_intrinsic
 from apq_tvm.types import DeviceProfile
 
-M_TILES = (4, 2, 1)
-"""Rows of x that share a decoded weight vector; a kernel is for at least that many rows."""
-
 Streams = Callable[[Decide, InterleavedLayout, LinearSpec, int], int]
 """Decides how many row blocks are read at once; the last argument is the M tile."""
 
@@ -28,37 +25,37 @@ Aheads = Callable[[InterleavedLayout, int], tuple[int, ...]]
 
 def schedule_gemv(
     sch: Any,
+    choice: Choice,
     blocking: Blocking,
     intrinsic: str,
     whole: bool,
-    unroll: int = 1,
-    parallel: bool = True,
+    beside: bool = False,
 ) -> None:
-    """Schedule a PrimFunc of `apq_tvm.ops.linear.interleaved`: one task per bundle of row blocks.
+    """Schedule the nests of `apq_tvm.ops.linear.nest`: one task per bundle of row blocks.
 
     Per tile of rows of x: sums to zero; over the spans of K, dot products of every stream by
-    `intrinsic`, then their scales; the epilogue.
+    `intrinsic`, then their scales; the epilogue. Decisions, if they are asked: ``unroll``, units
+    per iteration within a span.
 
     Parameters
     ----------
     sch : tvm.s_tir.Schedule
+    choice : Choice
     blocking : Blocking
         Of the PrimFunc.
     intrinsic : str
         Registered name.
     whole : bool
-        True if N is a multiple of the lanes; if not, the store has no loop over lanes.
-    unroll : int
-        Units per iteration within a span.
-    parallel : bool
-        Whether bundles are shared among threads.
+        Whether the store has a loop over lanes.
+    beside : bool
+        Whether streams run side by side in spans of one unit too.
     """
     store, scale, dot = (sch.get_sblock(name) for name in ("store", "scale", "dot"))
     tile, bundle, stream, *row = sch.get_loops(store)
     if whole:
         sch.vectorize(row.pop())
     sch.reorder(bundle, tile, stream)
-    if parallel:
+    if choice.spec.n * choice.spec.k >= PARALLEL_WEIGHTS:
         sch.parallel(bundle)
     unroll_all(sch, stream, *row)
 
@@ -73,18 +70,21 @@ def schedule_gemv(
 
     # Spans of several units run all streams side by side; single units finish one after another,
     # which needs fewer registers.
-    at = span if blocking.units > 1 else stream
+    at = span if blocking.units > 1 or beside else stream
+    axes = len(sch.get_loops(dot)) - len((tile, bundle, span))
+    inner_axes = sum(axis.iter_type == 0 for axis in sch.get(dot).iter_vars) - 4
     sch.compute_at(dot, at, preserve_unit_loops=True)
-    count = 5 + pair_axes + len(row)
-    stream, *inner, unit, vector, four = sch.get_loops(dot)[-count:]
-    sch.reorder(unit, stream, *inner, vector, four)
+    stream, *loops = sch.get_loops(dot)[-axes:]
+    inner, (unit, *within) = loops[:inner_axes], loops[inner_axes:]
+    sch.reorder(unit, stream, *inner, *within)
+    unroll = choice.decisions.get("unroll", 1)
     if unroll > 1:
         unit, part = sch.split(unit, [None, unroll])
         sch.unroll(part)
     init = sch.decompose_reduction(dot, unit)
-    stream_init, *inner_init, lane_init = sch.get_loops(init)[-(count - 3) :]
-    unroll_all(sch, stream, stream_init, *inner_init)
-    sch.vectorize(lane_init)
+    *inits, lane = sch.get_loops(init)[-(1 + inner_axes) :]
+    unroll_all(sch, stream, *inits)
+    sch.vectorize(lane)
     sch.tensorize(inner[0], intrinsic)
 
     init = sch.decompose_reduction(scale, span)
@@ -147,8 +147,7 @@ def gemv_kernel(
         spec = choice.spec
         dot = meaning(interleaved(spec, lanes))
         chosen = intrinsic(dot, choice.decisions.get("ahead", 0))
-        whole, parallel = spec.n % lanes == 0, spec.n * spec.k >= PARALLEL_WEIGHTS
-        schedule_gemv(sch, choice.plan, chosen, whole, choice["unroll"], parallel)
+        schedule_gemv(sch, choice, choice.plan, chosen, spec.n % lanes == 0)
 
     return LinearKernel(
         "gemv",

@@ -11,26 +11,17 @@ from typing import Any
 
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.activations.lut_tables import lut_tables, span_width, units_of
-from apq_tvm.ops.few_rows.lut import LutBlocking, lut_linear
+from apq_tvm.ops.activations.lut_tables import lut_tables, span_width
+from apq_tvm.ops.few_rows.lut import lut_blocking, lut_linear
+from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import (
-    PARALLEL_WEIGHTS,
-    Choice,
-    Instruction,
-    LinearKernel,
-    Preparation,
-)
-from apq_tvm.schedules.linear.streams import choose_streams
+from apq_tvm.schedules.linear.checks import check_all_features
+from apq_tvm.schedules.linear.gemv import schedule_gemv
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.streams import AHEADS, choose_streams
 from apq_tvm.tensorize.pairs.lut_dot import LutInstruction, lut_intrinsic
 from apq_tvm.types import DeviceProfile
-
-M_TILES = (4, 2, 1)
-"""Rows of x that share extracted keys; a kernel is for at least that many rows."""
-
-AHEADS = (4096, 0, 2048, 8192)
-"""Software prefetch distances in bytes."""
 
 
 def _layout(spec: LinearSpec, instruction: LutInstruction) -> BcqLayout:
@@ -58,9 +49,7 @@ def _check(
     if scheme.integer_acts != (instruction.table_dtype == "uint8"):
         kind = "int8" if instruction.table_dtype == "uint8" else "float"
         raise NotApplicable(f"looks up {kind} tables, which {scheme} does not ask for")
-    missing = sorted(set(instruction.features) - profile.features)
-    if missing:
-        raise NotApplicable(f"needs {' and '.join(missing)}, which {profile.name} lacks")
+    check_all_features(profile, instruction.features)
     if m_tile > 1 and m_tile * scheme.bits > (instruction.tile_sums or m_tile * scheme.bits):
         raise NotApplicable(f"{m_tile} rows of {scheme.bits} planes do not fit the registers")
 
@@ -79,26 +68,23 @@ def lut_kernel(
 ) -> LinearKernel:
     """The record of one kernel for M >= m_tile; `aheads` are the prefetch distances to try."""
 
-    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> LutBlocking:
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Blocking:
         layout = _layout(spec, instruction)
         streams = _streams(decide, layout, spec, m_tile, instruction)
-        blocking = LutBlocking.of(layout, spec.n, spec.k, m_tile, streams, instruction.table_dtype)
+        blocking = lut_blocking(layout, spec.n, spec.k, m_tile, streams)
         decide("ahead", aheads)
-        units = units_of(blocking.span)
-        decide("unroll", tuple(u for u in (1, 2, 4) if units % u == 0))
+        decide("unroll", tuple(u for u in (1, 2, 4) if blocking.units % u == 0))
         return blocking
 
     def func(choice: Choice) -> Any:
-        spec, streams = choice.spec, choice["streams"]
-        layout = _layout(spec, instruction)
-        return lut_linear(spec, layout, m_tile, streams, instruction.table_dtype)
+        layout = _layout(choice.spec, instruction)
+        return lut_linear(choice.spec, layout, choice.plan, instruction.table_dtype)
 
     def schedule(sch: Any, choice: Choice) -> None:
         spec, layout = choice.spec, _layout(choice.spec, instruction)
         chosen = lut_intrinsic(instruction, bits, m_tile, choice["ahead"])
         whole = spec.n % layout.rows == 0 and layout.row_blocks(spec.n) % choice["streams"] == 0
-        parallel = spec.n * spec.k >= PARALLEL_WEIGHTS
-        schedule_lut(sch, choice.plan, chosen, whole, choice["unroll"], parallel)
+        schedule_gemv(sch, choice, choice.plan, chosen, whole, beside=True)
 
     acts = 8 if instruction.table_dtype == "uint8" else 32
     return LinearKernel(
@@ -117,66 +103,6 @@ def lut_kernel(
         family="bcq",
         m_named=m_tile,
     )
-
-
-def schedule_lut(
-    sch: Any, blocking: LutBlocking, intrinsic: str, whole: bool, unroll: int, parallel: bool
-) -> None:
-    """Schedule a PrimFunc of `apq_tvm.ops.few_rows.lut`: one task per bundle of row blocks.
-
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-    blocking : LutBlocking
-        Of the PrimFunc.
-    intrinsic : str
-        Registered name.
-    whole : bool
-        True if the store has a loop over lanes.
-    unroll : int
-        Units per iteration within a span.
-    parallel : bool
-        Whether bundles are shared among threads.
-    """
-    store, scale, dot = (sch.get_sblock(name) for name in ("store", "scale", "dot"))
-    tile, bundle, stream, *inner = sch.get_loops(store)
-    if whole:
-        sch.vectorize(inner.pop())
-    sch.reorder(bundle, tile, stream)
-    if parallel:
-        sch.parallel(bundle)
-    _unroll_all(sch, stream, *inner)
-
-    axes = blocking.row_axes + len(blocking.lanes)
-    sch.compute_at(scale, tile, preserve_unit_loops=True)
-    stream, *inner, lane, span = sch.get_loops(scale)[-(axes + 2) :]
-    sch.reorder(span, stream, *inner, lane)
-    _unroll_all(sch, stream, *inner)
-    sch.vectorize(lane)
-
-    sch.compute_at(dot, span, preserve_unit_loops=True)
-    shape, reduced = blocking.dot.acc_shape, blocking.dot.reduced
-    loops = sch.get_loops(dot)[-(1 + len(shape) + 1 + len(reduced)) :]
-    stream, target, (unit, *rest) = loops[0], loops[1 : 1 + len(shape)], loops[1 + len(shape) :]
-    sch.reorder(unit, stream, *target, *rest)
-    if unroll > 1:
-        unit, part = sch.split(unit, [None, unroll])
-        sch.unroll(part)
-    init = sch.decompose_reduction(dot, unit)
-    *outer, lane = sch.get_loops(init)[-(1 + len(shape)) :]
-    _unroll_all(sch, stream, *outer)
-    sch.vectorize(lane)
-    sch.tensorize(target[0], intrinsic)
-
-    init = sch.decompose_reduction(scale, span)
-    *outer, lane = sch.get_loops(init)[-(1 + axes) :]
-    _unroll_all(sch, *outer)
-    sch.vectorize(lane)
-
-
-def _unroll_all(sch: Any, *loops: Any) -> None:
-    for loop in loops:
-        sch.unroll(loop)
 
 
 def schedule_tables(func: Any, profile: DeviceProfile, decide: Decide) -> Any:

@@ -36,14 +36,11 @@ from apq_tvm.schedules.linear.kernel import (
     LinearKernel,
     Preparation,
 )
-from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
+from apq_tvm.schedules.linear.quantize import task_rows
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.pairs.mixed_dot import MixedInstruction, mixed_intrinsic
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
-
-M_TILES = (4, 2, 1)
-"""Rows of x that share decoded weights; a kernel is for at least that many rows."""
 
 AHEADS = (8192, 12288, 4096, 2048, 0)
 """Software prefetch distances in bytes."""
@@ -53,10 +50,12 @@ SPAN = 16
 
 
 def schedule_mixed_activations(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Reductions over 16 lanes by shuffles; the rest is scheduled as written."""
+    """Parallel tasks, reductions over 16 lanes by shuffles; the rest is scheduled as written."""
     from tvm import s_tir
 
     sch = s_tir.Schedule(func)
+    (task,) = sch.get_loops(sch.get_sblock("task"))
+    sch.parallel(task)
     for name, operation in (("top", "max"), ("total", "add"), ("total_tail", "add")):
         try:
             block = sch.get_sblock(name)
@@ -72,7 +71,7 @@ def _prepare(choice: Choice, layout: MixedLayout) -> Preparation:
     """Activations rounded to int8 and permuted (`apq_tvm.ops.activations.mixed`)."""
     n, k = choice.spec.n, choice.spec.k
     copy = "outliers" in layout.shapes(n, k)
-    bits, task = layout.scheme.act_bits, max(1, ELEMENTS_PER_TASK // k)
+    bits, task = layout.scheme.act_bits, task_rows(k)
     func = mixed_activations(layout, k, copy, task, bits)
     key = f"quantize_k{k}_{layout.scheme.weights.replace('.', 'p')}A{bits}"
     key += "_copy" if copy else ""

@@ -16,6 +16,11 @@ ELEMENTS_PER_TASK = 16384
 """Activations in a parallel task: a few microseconds, what a launch costs at least."""
 
 
+def task_rows(k: int) -> int:
+    """Rows of `k` activations in a parallel task."""
+    return max(1, ELEMENTS_PER_TASK // k)
+
+
 def quantize_func(
     k: int,
     act_group: int,

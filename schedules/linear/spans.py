@@ -8,30 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import codebook, nonlinear, superblock
 from apq_tvm.ops.few_rows.spans import DOTS
-from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import STAGES
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice
 
-M_TILES = (4, 2, 1)
-"""Rows of x that share a decoded weight vector; a kernel is for at least that many rows."""
-
 WEIGHTS = {codebook.NAME: "cb", nonlinear.NAME: "nl4", superblock.NAME: "Ws"}
 """Weights of each family in the names of its kernels."""
-
-
-def check_integer_acts(spec: LinearSpec) -> None:
-    """Decline a layer whose activations stay float.
-
-    Raises
-    ------
-    NotApplicable
-    """
-    assert spec.scheme is not None
-    if not spec.scheme.integer_acts:
-        raise NotApplicable(f"is for integer activations, not {spec.scheme}")
 
 
 def schedule_spans(sch: Any, choice: Choice, intrinsic: Callable[[str], str]) -> None:

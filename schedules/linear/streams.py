@@ -6,6 +6,15 @@ from collections.abc import Sequence
 
 from apq_tvm.schedules.decide import Decide
 
+M_TILES = (4, 2, 1)
+"""Rows of x that share what is made of the weights; a kernel is for at least that many rows."""
+
+AHEADS = (4096, 0, 2048, 8192)
+"""Software prefetch distances in bytes; 4 KB is a page, where hardware stops."""
+
+FOLLOWED_AHEADS = (0, 1024, 2048, 4096)
+"""The same where weights are one stream or two, which hardware follows: none by default."""
+
 TASKS = 8
 """Bundles of row blocks a layer should have, so that threads can share it evenly."""
 

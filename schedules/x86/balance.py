@@ -10,9 +10,10 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.balance import balance_gemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.balance import M_TILES, check_balance, gemv_kernel, layout_of
+from apq_tvm.schedules.linear.balance import check_balance, gemv_kernel, layout_of
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
+from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.schedules.x86.tiles import TALLEST, micro_kernel
 from apq_tvm.tensorize.x86.balance import balance_intrinsic
 from apq_tvm.tensorize.x86.balance_codes import (

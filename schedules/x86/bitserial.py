@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.linear.bitserial import M_TILES, bitserial_kernel
+from apq_tvm.schedules.linear.bitserial import bitserial_kernel
 from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.tensorize.pairs.bitserial import Popcount
 from apq_tvm.tensorize.x86.bitserial import INSTRUCTIONS
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOT_INSTRUCTIONS

@@ -23,11 +23,11 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.spans import span_gemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.checks import check_features
+from apq_tvm.schedules.linear.checks import check_features, check_integer_acts
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
-from apq_tvm.schedules.linear.spans import M_TILES, WEIGHTS, check_integer_acts, schedule_spans
-from apq_tvm.schedules.linear.streams import choose_streams
+from apq_tvm.schedules.linear.spans import WEIGHTS, schedule_spans
+from apq_tvm.schedules.linear.streams import M_TILES, choose_streams
 from apq_tvm.schedules.x86.tiles import TALLEST, integer_tiles, micro_kernel
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction

@@ -20,9 +20,9 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer
-from apq_tvm.schedules.linear.gemv import M_TILES, float_kernel, gemv_kernel
+from apq_tvm.schedules.linear.gemv import float_kernel, gemv_kernel
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.linear.streams import choose_streams
+from apq_tvm.schedules.linear.streams import M_TILES, choose_streams
 from apq_tvm.schedules.x86.instructions import FMA, dot_record
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction, dot_intrinsic

@@ -28,7 +28,8 @@ registers take 135 us as bytes (AVX2 and AVX-512), 177 us as floats (AVX-512) an
 from __future__ import annotations
 
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.linear.lut import M_TILES, lut_kernel
+from apq_tvm.schedules.linear.lut import lut_kernel
+from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.tensorize.x86.lut import INSTRUCTIONS
 
 LUT_KERNELS: tuple[LinearKernel, ...] = tuple(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.linear.mixed import M_TILES, mixed_kernel
+from apq_tvm.schedules.linear.mixed import mixed_kernel
+from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.tensorize.x86.dot import VNNI512
 from apq_tvm.tensorize.x86.mixed import INSTRUCTIONS
 from apq_tvm.types import DeviceProfile

@@ -23,9 +23,9 @@ from apq_tvm.ops.few_rows.super_records import records_gemm, records_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
-from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
-from apq_tvm.schedules.linear.spans import M_TILES, schedule_spans
-from apq_tvm.schedules.linear.streams import choose_streams
+from apq_tvm.schedules.linear.quantize import task_rows
+from apq_tvm.schedules.linear.spans import schedule_spans
+from apq_tvm.schedules.linear.streams import M_TILES, choose_streams
 from apq_tvm.schedules.x86.codebook import gemm_kernel, span_layout, span_record
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.super_records import CHUNK, RecordDot
@@ -47,7 +47,7 @@ def _layout(spec: LinearSpec, lanes: int) -> SuperRecordsLayout:
 def _prepare(choice: Choice, instruction: DotInstruction) -> Preparation:
     spec, layout = choice.spec, _layout(choice.spec, instruction.rows)
     twos = powers(instruction, layout.bits)
-    func = quantize_factors(spec.k, layout.group, twos, max(1, ELEMENTS_PER_TASK // spec.k))
+    func = quantize_factors(spec.k, layout.group, twos, task_rows(spec.k))
     named = "_".join(str(int(1 / two)) for two in twos)
     return Preparation(f"quantize_k{spec.k}_g{layout.group}_by_{named}", func)
 

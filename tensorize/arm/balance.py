@@ -109,15 +109,15 @@ def quotients(codes: Expr) -> tuple[Expr, Expr]:
 
 def _activations(o: BalanceBuffers, row: int, vector: int) -> Expr:
     """int8 [16]: k = 4 * vector .. + 3 of one row, repeated for four rows of weights."""
-    return lane(o.load_x(row, vector // 4 * BYTES, BYTES), "int8x16", vector % 4)
+    return lane(o.x.vload(o.at(row, vector // 4 * BYTES), "int8x16"), "int8x16", vector % 4)
 
 
 def _sdot(o: BalanceBuffers) -> None:
     zero, five = splat(0, "int32", LANES), splat(5, "int32", LANES)
-    sums = [[zero] * PARTS for _ in range(o.m)]
+    sums = [[zero] * PARTS for _ in range(o.dot.m)]
     for j, code in enumerate(code_vectors(o.codes)):
         parts = (code, *quotients(code))
-        for i in range(o.m):
+        for i in range(o.dot.m):
             x = _activations(o, i, j)
             sums[i] = [
                 neon("int32x4", "sdot.v4i32.v16i8", total, tirx.reinterpret("int8x16", part), x)
@@ -134,7 +134,7 @@ def _smlal(o: BalanceBuffers) -> None:
     for code in code_vectors(o.codes):
         fifth, last = quotients(code)
         digits.append((code - fifth * five, fifth - last * five, last))
-    for i in range(o.m):
+    for i in range(o.dot.m):
         for part in range(PARTS):
             x = [_activations(o, i, j) for j in range(VECTORS)]
             o.add(i, part, small_dot([digits[j][part] for j in range(VECTORS)], x))

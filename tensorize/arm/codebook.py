@@ -27,21 +27,21 @@ from apq_tvm.tensorize.arm.lookup import (
     table_lookup,
 )
 from apq_tvm.tensorize.arm.span import (
+    Totals,
     fma,
     instruction_name,
     load_low,
     start_of,
-    store_sums,
     sub_float,
     sub_nibbles,
-    sums_of,
     tables_of,
+    unsigned,
     vector_constant,
     x_of,
 )
-from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
+from apq_tvm.tensorize.meaning.unit_spans import BookUnitsDot
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -76,9 +76,7 @@ def book_units_intrinsic(dot: BookUnitsDot, fused: bool) -> str:
         from tvm.tirx.script.builder import ir as b
 
         tables = tables_of(o, _registers(dot.entries)) if dot.entries <= LONGEST else None
-        totals = b.alloc_buffer((dot.m, ROWS), "float32", align=16)
-        for row in range(dot.m):
-            b.buffer_store(totals, splat(0.0, "float32", 4), [row, tirx.Ramp(0, 1, ROWS)])
+        totals = Totals(o)
         bunches, rest = divmod(dot.groups, BUNCH)
         if bunches:
             # A loop, and not unrolled: over a whole span LLVM would let registers spill.
@@ -86,10 +84,7 @@ def book_units_intrinsic(dot: BookUnitsDot, fused: bool) -> str:
                 _Bunch(o, fused, tables, bunch, BUNCH).add_to(totals)
         if rest:
             _Bunch(o, fused, tables, tirx.const(bunches, "int64"), rest).add_to(totals)
-        scale = o.scales.vload([0], "float16x4").astype("float32x4")
-        for row in range(dot.m):
-            total = totals.vload([row, 0], "float32x4")
-            store_sums(o, row, fma(total, scale, sums_of(o, row)))
+        totals.finish()
 
     return register(name, lambda: span_pair(dot, implement))
 
@@ -134,10 +129,9 @@ class _Bunch:
             return buffer.vload(at, "uint8x8")
         return _joined(buffer.vload(at, "uint8x4"), None, 4)
 
-    def add_to(self, totals: Any) -> None:
-        """Add every group's products with its scales to float32 [m, 4]."""
+    def add_to(self, totals: Totals) -> None:
+        """Add every group's products with its scales."""
         from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
 
         o, dot = self._o, self._dot
         for g in range(self._count):
@@ -154,9 +148,7 @@ class _Bunch:
             for row, each in enumerate(dots):
                 xs = tirx.Broadcast(o.xs[tuple(o.at(row, group))], ROWS)
                 factor = fma(sub, xs, o.extra.vload(o.at(row, group, 4), "float32x4"))
-                before = totals.vload([row, 0], "float32x4")
-                value = fma(as_float(each.total()), factor, before)
-                b.buffer_store(totals, value, [row, tirx.Ramp(0, 1, ROWS)])
+                totals.add(row, as_float(each.total()), factor)
 
     def _codes(self, g: int, vector: int) -> Expr:
         """uint8 [16]: codes of 4 rows and 4 k in the low bits, anything above them."""
@@ -190,7 +182,7 @@ class _Bunch:
         packed = load_low(buffer, at, "float64" if words > 1 else "float32")
         orders = [[word * ROWS + i // 4 for i in range(BYTES)] for word in range(words)]
         found = [table_lookup([packed], vector_constant(order)) for order in orders]
-        return [kept(_unsigned(each)) for each in found]
+        return [kept(unsigned(each)) for each in found]
 
     def _loaded(self, g: int) -> list[Expr]:
         """int8 [16] each: the codebooks of the four rows."""
@@ -215,9 +207,3 @@ def _joined(low: Expr, high: Expr | None, lanes: int) -> Expr:
 
     high = splat(0, "uint8", lanes) if high is None else high
     return tirx.Shuffle([low, high], [tirx.const(i, "int32") for i in range(2 * lanes)])
-
-
-def _unsigned(vector: Expr) -> Expr:
-    from tvm import tirx
-
-    return tirx.reinterpret("uint8x16", vector)

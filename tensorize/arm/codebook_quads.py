@@ -26,19 +26,18 @@ from apq_tvm.tensorize.arm.lookup import (
     masked,
     merged,
     shifted,
-    splat,
     table_lookup,
 )
 from apq_tvm.tensorize.arm.quads import books_of
 from apq_tvm.tensorize.arm.span import (
+    Order,
+    Totals,
     fma,
     instruction_name,
     load_low,
     start_of,
-    store_sums,
     sub_float,
     sub_nibbles,
-    sums_of,
     tables_of,
     unsigned,
     vector_constant,
@@ -124,9 +123,7 @@ def _add_quads(
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    totals = b.alloc_buffer((dot.m, ROWS), "float32", align=16)
-    for row in range(dot.m):
-        b.buffer_store(totals, splat(0.0, "float32", 4), [row, tirx.Ramp(0, 1, ROWS)])
+    totals = Totals(o)
     subs = _WholeSubs(o) if sve else _FloatSubs(o)
     # A loop, and not unrolled: over a whole span LLVM would let registers spill.
     with b.serial(0, tirx.const(dot.quads, "int64")) as loop:
@@ -141,15 +138,10 @@ def _add_quads(
                     each.add(values, x_of(o, row, quad * 64 + 16 * group), i)
             subs.choose(group)
             for row, each in enumerate(dots):
-                before = totals.vload([row, 0], "float32x4")
-                value = fma(*subs.factors(row, quad, group, each.total()), before)
-                b.buffer_store(totals, value, [row, tirx.Ramp(0, 1, ROWS)])
+                totals.add(row, *subs.factors(row, quad, group, each.total()))
         lookups.leave()
         subs.leave()
-    scale = o.scales.vload([0], "float16x4").astype("float32x4")
-    for row in range(dot.m):
-        total = totals.vload([row, 0], "float32x4")
-        store_sums(o, row, fma(total, scale, sums_of(o, row)))
+    totals.finish()
 
 
 class _FloatSubs:
@@ -188,7 +180,6 @@ class _WholeSubs:
 
     def __init__(self, o: SpanOperands) -> None:
         from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
 
         self._o = o
         loaded = [o.arrays["subs"].vload([at], "uint8x16") for at in (0, BYTES)]
@@ -198,15 +189,7 @@ class _WholeSubs:
             order = [tirx.const(pair + 2 * quad, "int32") for quad in range(4)]
             packed = unsigned(tirx.Shuffle(words, order))
             self._groups += [kept(masked(packed, 15)), kept(shifted(packed, -4))]
-        self._order = b.alloc_buffer((BYTES,), "uint8", align=16)
-        places = [i // 4 if i % 4 == 0 else _NOWHERE for i in range(BYTES)]
-        self._set_order(vector_constant(places))
-
-    def _set_order(self, order: Expr) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
-        b.buffer_store(self._order, order, [tirx.Ramp(0, 1, BYTES)])
+        self._order = Order([i // 4 if i % 4 == 0 else _NOWHERE for i in range(BYTES)])
 
     def start(self, row: int, group: Any) -> Expr:
         """0 in four lanes: a load, where a constant would have to be copied."""
@@ -223,8 +206,7 @@ class _WholeSubs:
         """Go to a group: int32 [4]."""
         from tvm import tirx
 
-        order = self._order.vload([0], "uint8x16")
-        found = table_lookup([self._groups[group]], order, sve=True)
+        found = table_lookup([self._groups[group]], self._order.load(), sve=True)
         self._sub = tirx.reinterpret("int32x4", found)
 
     def factors(self, row: int, quad: Expr, group: int, total: Expr) -> tuple[Expr, Expr]:
@@ -235,7 +217,7 @@ class _WholeSubs:
 
     def leave(self) -> None:
         """End a quad: the next one's are four bytes on."""
-        self._set_order(self._order.vload([0], "uint8x16") + splat(ROWS, "uint8"))
+        self._order.advance()
 
 
 class _Lookups2:
@@ -279,7 +261,6 @@ class _Lookups3:
         sve: bool,
         lookup: Callable[[Sequence[Expr], Expr], Expr] = table_lookup,
     ) -> None:
-        from tvm.tirx.script.builder import ir as b
 
         self._o, self._sve, self._lookup = o, sve, lookup
         self._tables = tables_of(o, [list(range(BYTES)), list(range(BYTES, 2 * BYTES))])
@@ -287,25 +268,18 @@ class _Lookups3:
         one, two, three = books_of(index)
         low = (masked(one, 3), shifted(one, -3), shifted(three, -3), shifted(two, -3))
         self._packed = [kept(each) for each in low]
-        self._order = b.alloc_buffer((BYTES,), "uint8", align=16)
-        self._set_order(vector_constant([i // 4 for i in range(BYTES)]))
-
-    def _set_order(self, order: Expr) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
-        b.buffer_store(self._order, order, [tirx.Ramp(0, 1, BYTES)])
+        self._order = Order([i // 4 for i in range(BYTES)])
 
     def enter(self, quad: Expr) -> None:
         """Begin a quad: every group's book, four times."""
-        order = self._order.vload([0], "uint8x16")
+        order = self._order.load()
         self._books = [
             unsigned(table_lookup([packed], order, self._sve)) for packed in self._packed
         ]
 
     def leave(self) -> None:
         """End a quad: the next one's books are four bytes on."""
-        self._set_order(self._order.vload([0], "uint8x16") + splat(ROWS, "uint8"))
+        self._order.advance()
 
     def values(self, quad: Expr, group: int, vector: int) -> Expr:
         """int8 [16] of 4 rows and 4 k."""

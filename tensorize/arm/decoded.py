@@ -23,7 +23,6 @@ from apq_tvm.tensorize.arm.lookup import (
     masked,
     merged,
     shifted,
-    shuffled,
     splat,
     table_lookup,
 )
@@ -35,6 +34,7 @@ from apq_tvm.tensorize.arm.quads import (
     books_of,
     split_index,
 )
+from apq_tvm.tensorize.exprs import shuffled
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit, decode_pair
 from apq_tvm.tensorize.meaning.decoded_formats import (
     NIBBLES,

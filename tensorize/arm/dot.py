@@ -27,8 +27,9 @@ from typing import Any
 from apq_tvm.tensorize.arm.codes import unpacked
 from apq_tvm.tensorize.exprs import neon
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
-from apq_tvm.tensorize.pairs.unit_dot import DotBuffers, unit_dot_intrinsic
+from apq_tvm.tensorize.pairs.unit_dot import unit_dot_intrinsic
 
 Expr = Any  # tvm is untyped
 
@@ -46,7 +47,7 @@ def smull_intrinsic(dot: UnitDot, ahead: int = 0) -> str:
     return unit_dot_intrinsic("smull", dot, _smull, ahead)
 
 
-def _smull(o: DotBuffers, group: int) -> None:
+def _smull(o: Bound, group: int) -> None:
     from tvm.tirx.script.builder import ir as b
 
     unit = o.dot.unit
@@ -64,7 +65,7 @@ def _smull(o: DotBuffers, group: int) -> None:
         b.buffer_store(o.acc, o.acc[tuple(at)] + total, at)
 
 
-def _words(o: DotBuffers, row: int, vectors: range, half: int) -> Expr:
+def _words(o: Bound, row: int, vectors: range, half: int) -> Expr:
     """int16 [8]: sums of products of two rows of the weights, four k apart."""
     from tvm import tirx
 
@@ -72,14 +73,14 @@ def _words(o: DotBuffers, row: int, vectors: range, half: int) -> Expr:
     for vector in vectors:
         lanes = [tirx.const(8 * half + lane, "int32") for lane in range(8)]
         codes = tirx.Shuffle([_codes(o, vector)], lanes)
-        four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
+        four = tirx.reinterpret("int32", o.x.vload(o.at(row, 4 * vector), "int8x4"))
         x = tirx.reinterpret("int8x8", tirx.Broadcast(four, 2))
         product = neon("int16x8", "smull.v8i16", codes, x)
         words = product if words is None else words + product
     return words
 
 
-def _codes(o: DotBuffers, vector: int) -> Expr:
+def _codes(o: Bound, vector: int) -> Expr:
     """int8 [16]."""
     from tvm import tirx
 

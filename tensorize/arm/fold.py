@@ -73,7 +73,7 @@ def _implement(o: FoldedOperands, load: Load) -> None:
     scale = o.scales.vload([0], "float16x4").astype("float32x4")
     for i, total in enumerate(places):
         at = _at(o, i)
-        if o.zeros is not None:
+        if "zeros" in o.arrays:
             zero = o.zeros.vload([0], "uint8x4").astype("int32x4")
             factor = four_floats(o.factors, o.lead(i, 1), 4)
             total = total - zero * tirx.reinterpret("int32x4", factor)

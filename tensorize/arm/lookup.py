@@ -20,7 +20,7 @@ from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import MAGIC, neon
+from apq_tvm.tensorize.exprs import MAGIC, neon, shuffled
 
 Expr = Any  # tvm is untyped
 
@@ -77,12 +77,6 @@ def lane(vector: Expr, dtype: str, index: int) -> Expr:
     words = tirx.reinterpret("int32x4", vector)
     four = tirx.Shuffle([words], [tirx.const(index, "int32")] * 4)
     return tirx.reinterpret(dtype, four)
-
-
-def shuffled(vector: Expr, lanes: int, order: Sequence[int]) -> Expr:
-    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
-    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
-    return tirx.Shuffle([vector] * copies, [tirx.const(i, "int32") for i in order])
 
 
 def table_lookup(tables: Sequence[Expr], index: Expr, sve: bool = False) -> Expr:

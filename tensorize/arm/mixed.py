@@ -17,8 +17,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.lookup import as_float, lane, shuffled, small_dot, splat
-from apq_tvm.tensorize.exprs import MAGIC_BITS, i64, neon
+from apq_tvm.tensorize.arm.lookup import as_float, lane, small_dot, splat
+from apq_tvm.tensorize.exprs import MAGIC_BITS, i64, neon, shuffled
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -27,7 +27,8 @@ from apq_tvm.tensorize.meaning.mixed import (
     ZERO_SHIFTS,
     words_at,
 )
-from apq_tvm.tensorize.pairs.mixed_dot import MixedBuffers, MixedInstruction
+from apq_tvm.tensorize.meaning.scaffold import Bound
+from apq_tvm.tensorize.pairs.mixed_dot import MixedInstruction
 
 Expr = Any  # tvm is untyped
 Dot = Callable[[Expr, Sequence[Expr], Sequence[Expr]], Expr]
@@ -36,10 +37,10 @@ ROWS = 8
 """Two vectors of int32."""
 
 
-def _narrow(dot: Dot, o: MixedBuffers) -> None:
+def _narrow(dot: Dot, o: Bound) -> None:
     words = o.codes.vload([i64(words_at(ROWS))], f"uint8x{2 * ROWS}")
     words = tirx.reinterpret(f"uint16x{ROWS}", words)
-    each = [(i, half) for i in range(o.m) for half in (0, 1)]
+    each = [(i, half) for i in range(o.dot.m) for half in (0, 1)]
     sums = {key: o.acc[_four(o, *key)] for key in each}
     for tile in range(TRIPLE):
         zero = _field(words, ZERO_SHIFTS[tile], 3).astype(f"int32x{ROWS}")
@@ -47,10 +48,10 @@ def _narrow(dot: Dot, o: MixedBuffers) -> None:
         level = level + tirx.Broadcast(o.plus[i64(tile)], ROWS)
         loads = [o.codes.vload([i64(tile * 32 + 16 * h)], "uint8x16") for h in (0, 1)]
         codes = [[_field(load, 2 * v, 3) for v in range(4)] for load in loads]
-        for i in range(o.m):
+        for i in range(o.dot.m):
             # Four numbers are read, of which the last is the 4-bit groups': rows of `minus` end
             # with one more.
-            minus = tirx.reinterpret("int16x8", o.minus.vload(o.row(i64(i), i64(0)), "int32x4"))
+            minus = tirx.reinterpret("int16x8", o.minus.vload(o.at(i, 0), "int32x4"))
             start = zero * shuffled(minus, 8, [2 * tile] * ROWS).astype(f"int32x{ROWS}")
             x = _four_ks(o, i, tile * TILE_K)
             scale = tirx.Broadcast(o.scale[i64(tile)], 4)
@@ -62,11 +63,11 @@ def _narrow(dot: Dot, o: MixedBuffers) -> None:
         b.buffer_store(o.acc, total, list(_four(o, *key)))
 
 
-def _wide(dot: Dot, o: MixedBuffers) -> None:
+def _wide(dot: Dot, o: Bound) -> None:
     for half in (0, 1):
         loads = [o.codes.vload([i64(4 * ROWS * i + 16 * half)], "uint8x16") for i in (0, 1)]
         codes = [_field(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
-        for i in range(o.m):
+        for i in range(o.dot.m):
             at = _four(o, i, half)
             b.buffer_store(o.acc, dot(o.acc[at], codes, _four_ks(o, i, 0)), list(at))
 
@@ -84,14 +85,14 @@ def _smlal(start: Expr, codes: Sequence[Expr], x: Sequence[Expr]) -> Expr:
     return start + small_dot(codes, x)
 
 
-def _four(o: MixedBuffers, row: int, half: int) -> tuple[Expr, ...]:
+def _four(o: Bound, row: int, half: int) -> tuple[Expr, ...]:
     """Index of the sums of four rows of weights."""
-    return tuple(o.row(i64(row), tirx.Ramp(i64(4 * half), i64(1), 4)))
+    return tuple(o.at(row, tirx.Ramp(i64(4 * half), i64(1), 4)))
 
 
-def _four_ks(o: MixedBuffers, row: int, k: int) -> list[Expr]:
+def _four_ks(o: Bound, row: int, k: int) -> list[Expr]:
     """Four times int8 [16]: four activations, repeated for four rows of weights."""
-    sixteen = o.x.vload(o.row(i64(row), i64(k)), "int8x16")
+    sixteen = o.x.vload(o.at(row, k), "int8x16")
     return [lane(sixteen, "int8x16", v) for v in range(4)]
 
 

@@ -38,7 +38,7 @@ from apq_tvm.tensorize.arm.span import (
 )
 from apq_tvm.tensorize.arm.written.loads import MODULE, load_vectors
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
-from apq_tvm.tensorize.meaning.nonlinear_span import UnitsDot
+from apq_tvm.tensorize.meaning.unit_spans import UnitsDot
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped

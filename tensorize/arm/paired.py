@@ -49,7 +49,7 @@ def _implement(o: FoldedOperands) -> None:
             total = _sums(o, pair, column)
         else:
             total = totals[pair, column]
-        if o.zeros is not None:
+        if "zeros" in o.arrays:
             zero = _of_column(o, o.zeros, "uint8", column)
             sums = tirx.reinterpret("int32x4", four_floats(o.factors, o.lead((i64(pair),), 1), 4))
             total = total - zero * sums

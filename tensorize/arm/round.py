@@ -88,8 +88,6 @@ def tree_intrinsic(operation: str) -> str:
     """
     from tvm import tirx
 
-    combine = tirx.max if operation == "max" else lambda a, c: a + c
-
     def implement(x: Buffer, y: Buffer) -> None:
         from tvm.tirx.script.builder import ir as b
 
@@ -99,7 +97,7 @@ def tree_intrinsic(operation: str) -> str:
         b.buffer_store(y, value, [tirx.Ramp(0, 1, 4)])
 
     def plain(x: Buffer, y: Buffer) -> None:
-        tree_loops("tree", combine, x, lambda g: y[g])
+        tree_loops("tree", operation, x, lambda g: y[g])
 
     shapes = (("x", (4, 4), "int32"), ("y", (4,), "int32"))
     return _register(f"apq_{operation}p_4x1x4_s32s32", shapes, plain, implement)

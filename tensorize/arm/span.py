@@ -13,10 +13,10 @@ from apq_tvm.tensorize.arm.lookup import (
     kept,
     masked,
     shifted,
-    shuffled,
     splat,
     table_lookup,
 )
+from apq_tvm.tensorize.exprs import shuffled
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands
 
 Expr = Any  # tvm is untyped
@@ -60,6 +60,61 @@ def store_sums(o: SpanOperands, row: int, value: Expr) -> None:
     from tvm.tirx.script.builder import ir as b
 
     b.buffer_store(o.acc, value, o.at(row, tirx.Ramp(tirx.const(0, "int64"), 1, ROWS)))
+
+
+class Totals:
+    """float32 [4] of every row of x: a span's sums before its scale."""
+
+    def __init__(self, o: SpanOperands) -> None:
+        from tvm.tirx.script.builder import ir as b
+
+        self._o, self._rows = o, range(o.dot.m)
+        self._buffer = b.alloc_buffer((o.dot.m, ROWS), "float32", align=16)
+        for row in self._rows:
+            self._store(row, splat(0.0, "float32", 4))
+
+    def _store(self, row: int, value: Expr) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        b.buffer_store(self._buffer, value, [row, tirx.Ramp(0, 1, ROWS)])
+
+    def _load(self, row: int) -> Expr:
+        return self._buffer.vload([row, 0], "float32x4")
+
+    def add(self, row: int, a: Expr, c: Expr) -> None:
+        """Add a product."""
+        self._store(row, fma(a, c, self._load(row)))
+
+    def finish(self) -> None:
+        """Add them, scaled, to the sums."""
+        scale = self._o.scales.vload([0], "float16x4").astype("float32x4")
+        for row in self._rows:
+            store_sums(self._o, row, fma(self._load(row), scale, sums_of(self._o, row)))
+
+
+class Order:
+    """uint8 [16] for `table_lookup`, which goes on by the bytes of four rows."""
+
+    def __init__(self, order: list[int]) -> None:
+        from tvm.tirx.script.builder import ir as b
+
+        self._buffer = b.alloc_buffer((BYTES,), "uint8", align=16)
+        self._set(vector_constant(order))
+
+    def _set(self, order: Expr) -> None:
+        from tvm import tirx
+        from tvm.tirx.script.builder import ir as b
+
+        b.buffer_store(self._buffer, order, [tirx.Ramp(0, 1, BYTES)])
+
+    def load(self) -> Expr:
+        """Where it is."""
+        return self._buffer.vload([0], "uint8x16")
+
+    def advance(self) -> None:
+        """Go on by four bytes."""
+        self._set(self.load() + splat(ROWS, "uint8"))
 
 
 def tables_of(o: SpanOperands, orders: list[list[int]]) -> list[Expr]:

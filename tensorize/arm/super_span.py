@@ -21,7 +21,7 @@ from apq_tvm.tensorize.arm.span import (
     x_of,
 )
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
-from apq_tvm.tensorize.meaning.super_span import SuperDot
+from apq_tvm.tensorize.meaning.unit_spans import SuperDot
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped

@@ -160,12 +160,11 @@ class BookDot(SpanDot):
         from tvm import tirx
 
         quad, inside = k // QUAD, k % QUAD
-        lead = (quad,) if self.quads > 1 else ()
-        code = code_of(self.bits, lambda at: arrays["codes"][(*lead, at)], r, inside)
-        book = book_of(self.bits, arrays["index"][quad * 4 + r], inside // GROUP)
+        code = code_of(self.bits, lambda at: arrays["codes"](quad, at), r, inside)
+        book = book_of(self.bits, arrays["index"](quad * 4 + r), inside // GROUP)
         return code + tirx.shift_left(book, tirx.const(self.bits, "int32"))
 
     def sub(self, arrays: Arrays, r: Expr, k: Expr) -> Expr:
         """uint8 sub-scale of a weight's group."""
         group = k % QUAD // GROUP
-        return sub_of(arrays["subs"][sub_byte(k // QUAD, group, r)], group)
+        return sub_of(arrays["subs"](sub_byte(k // QUAD, group, r)), group)

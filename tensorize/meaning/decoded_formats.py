@@ -21,7 +21,7 @@ from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.tensorize.meaning.mixed import TILE_K, narrow_code, wide_byte, wide_code
 from apq_tvm.tensorize.meaning.planes import ROWS as PLANE_ROWS
 from apq_tvm.tensorize.meaning.planes import plane_code, table_of
-from apq_tvm.tensorize.meaning.super_span import FIELDS, nibble
+from apq_tvm.tensorize.meaning.unit_spans import FIELDS, nibble
 
 Expr = Any  # tvm is untyped
 Loads = Mapping[str, Load]

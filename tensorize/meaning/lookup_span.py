@@ -1,7 +1,7 @@
 """Dot products of one span of looked up weights with its scales: meaning and operands.
 
 A *span* is what one float16 scale per row belongs to. Unlike those of
-`apq_tvm.tensorize.meaning.lookup_dot`, integers that the caller scales, these sums are floats, so
+`apq_tvm.tensorize.meaning.unit_dot`, integers that the caller scales, these sums are floats, so
 that an instruction set may choose how it gets there::
 
     acc[i, r] += unit * Σ_k scale[r] * factor[r, k] * (table[entry(r, k)] - offset) * x[i, k]
@@ -13,17 +13,17 @@ What else an implementation wants of the activations comes in `extra`, which the
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.product import Index, Meaning, Operand, Views, make_pair, row_at
+from apq_tvm.tensorize.meaning.scaffold import Bound, Load, Meaning, Operand, bound_pair
 
 Expr = Any  # tvm is untyped
-Buffer = Any
-Arrays = Mapping[str, Any]
+Arrays = Mapping[str, Load]
+SpanOperands = Bound
 
 ROWS = 4
 """Rows of weights."""
@@ -33,7 +33,7 @@ EXTRA = 8
 
 
 @dataclass(frozen=True)
-class SpanDot(Meaning):
+class SpanDot(ABC):
     """Shape of one span's dot product.
 
     Parameters
@@ -90,73 +90,49 @@ class SpanDot(Meaning):
         return (self.m,) if self.m > 1 else ()
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Those of `arrays`, ``table``, ``scales``, ``x``, ``xs``, ``extra`` and ``acc``."""
+    def meaning(self) -> Meaning:
+        """Operands of `arrays`, ``table``, ``scales``, ``x``, ``xs``, ``extra`` and ``acc``."""
         many = self.m > 1
         arrays = [
             Operand(name, shape, dtype, 8 if dtype == "float16" else 4)
             for name, (shape, dtype) in self.arrays.items()
         ]
-        return (
+        operands = (
             *arrays,
             *([Operand("table", (self.entries,), "uint8", 16)] if self.entries else []),
             Operand("scales", (ROWS,), "float16", 8),
             Operand("x", (*self.lead, self.k), "int8", 4, many),
             Operand("xs", (*self.lead, self.groups), "float32", 4, many),
-            Operand("extra", (*self.lead, self.groups, EXTRA), "float32", 4, many),
+            Operand("extra", (*self.lead, self.groups, EXTRA), "float32", 4, many, 2),
             Operand("acc", (*self.lead, ROWS), "float32", 16),
         )
+        reduced = (self.k, *((self.entries,) if self.entries else ()))
+        return Meaning("span", operands, (*self.lead, ROWS), reduced, self._term)
 
-    @property
-    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """[Row of x,] row; k, [entry]."""
-        return (*self.lead, ROWS), (self.k, *((self.entries,) if self.entries else ()))
-
-    def term(self, views: Views, at: Index, inner: Index) -> tuple[list[Any], Expr]:
+    def _term(self, axes: Sequence[Expr], *loads: Load) -> Expr:
         """float32 term of one row, k and entry."""
         from tvm import tirx
 
+        at, inner = axes[: len(self.lead) + 1], axes[len(self.lead) + 1 :]
         (*m, r), (k, *entry) = at, inner
-        g = k // i64(self.group)
-        scale, x, xs = views["scales"][r], views["x"][(*m, k)], views["xs"][(*m, g)]
-        weights = (views[o.name][o.everywhere] for o in self.operands[:-5])
-        reads = [*weights, scale, x, xs, views["extra"][(*m, g, slice(0, EXTRA))]]
-        value = self.entry(views, r, k)
+        *weights, scales, x, xs, _ = loads
+        arrays = dict(zip((*self.arrays, "table"), weights, strict=False))
+        value = self.entry(arrays, r, k)
         for e in entry:
-            meant = views["table"][e].astype("int32") - tirx.const(self.offset, "int32")
+            meant = arrays["table"](e).astype("int32") - tirx.const(self.offset, "int32")
             value = tirx.Select(value == e.astype("int32"), meant, tirx.const(0, "int32"))
-        factor, unit = scale.astype("float32"), tirx.const(self.unit, "float32")
-        sub, least = self.sub(views, r, k), self.minimum(views, r, k)
+        factor, unit = scales(r).astype("float32"), tirx.const(self.unit, "float32")
+        sub, least = self.sub(arrays, r, k), self.minimum(arrays, r, k)
+        scaled = xs(*m, k // i64(self.group))
         if sub is not None:
             factor = factor * sub.astype("float32")
         if least is None:
-            return reads, (value * x.astype("int32")).astype("float32") * (factor * xs * unit)
+            product = value * x(*m, k).astype("int32")
+            return product.astype("float32") * (factor * scaled * unit)
         weight = value.astype("float32") * factor - least
-        return reads, weight * (x.astype("float32") * xs * unit)
+        return weight * (x(*m, k).astype("float32") * scaled * unit)
 
 
-@dataclass(frozen=True)
-class SpanOperands:
-    """Buffers of one pair member, ``arrays`` those of the weights."""
-
-    dot: SpanDot
-    arrays: Arrays
-    scales: Buffer
-    x: Buffer
-    xs: Buffer
-    extra: Buffer
-    acc: Buffer
-
-    def at(self, row: int, *index: Any) -> list[Expr]:
-        """Index of one row of x."""
-        return row_at(self.dot, row, *index)
-
-
-def span_pair(dot: SpanDot, implement: Callable[[SpanOperands], None]) -> tuple[Any, Any]:
+def span_pair(dot: SpanDot, implement: Callable[[Bound], None]) -> tuple[Any, Any]:
     """(desc, impl) of a span's dot product."""
-
-    def body(**buffers: Buffer) -> None:
-        others = {name: buffers.pop(name) for name in ("scales", "x", "xs", "extra", "acc")}
-        implement(SpanOperands(dot, buffers, **others))
-
-    return make_pair(dot, body)
+    return bound_pair(dot, dot.meaning, implement)

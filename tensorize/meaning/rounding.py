@@ -1,4 +1,4 @@
-"""The float at which integers are floats, and rounding of activations by it.
+"""The float at which integers are floats, rounding of activations by it, and reductions.
 
 Adding `MAGIC` rounds: the sum's unit is 1, so its low bits are the nearest integer, ties to even,
 in two's complement. And integers below 2^22 that are added to the *bits* are added to the float.
@@ -7,6 +7,7 @@ in two's complement. And integers below 2^22 that are added to the *bits* are ad
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from apq_tvm.tensorize.exprs import MAGIC
@@ -20,10 +21,10 @@ CODES = 16
 """Codes of one vector of 16 bytes."""
 
 
-def tree(combine: Callable[[Expr, Expr], Expr], terms: list[Expr]) -> Expr:
+def tree(join: Callable[[Expr, Expr], Expr], terms: list[Expr]) -> Expr:
     """Neighbours combined, then neighbours of those, as pairwise instructions do."""
     while len(terms) > 1:
-        terms = [combine(a, c) for a, c in zip(terms[::2], terms[1::2], strict=True)]
+        terms = [join(a, c) for a, c in zip(terms[::2], terms[1::2], strict=True)]
     return terms[0]
 
 
@@ -76,9 +77,7 @@ def sum_loops(name: str, codes: Callable[[Expr, Expr], Expr], sums: Callable[[Ex
         store(sums(lane), sums(lane) + codes(lane, e).astype("int32"))
 
 
-def tree_loops(
-    name: str, combine: Callable[[Expr, Expr], Expr], x: Any, y: Callable[[Expr], Expr]
-) -> None:
+def tree_loops(name: str, operation: str, x: Any, y: Callable[[Expr], Expr]) -> None:
     """``y(g) = tree of x[g, :]``."""
     from tvm.tirx.script.builder import ir as b
 
@@ -87,7 +86,36 @@ def tree_loops(
         g = b.axis.spatial(many, g0)
         b.reads(x[g, 0:lanes])
         b.writes(y(g))
-        store(y(g), tree(combine, [x[g, e] for e in range(lanes)]))
+        store(y(g), tree(partial(combine, operation), [x[g, e] for e in range(lanes)]))
+
+
+def combine(operation: str, a: Expr, b: Expr) -> Expr:
+    """The larger of two values for ``max``, their sum for ``add``."""
+    from tvm import tirx
+
+    return tirx.max(a, b) if operation == "max" else a + b
+
+
+def reduce_loop(
+    name: str,
+    operation: str,
+    lanes: int,
+    x: Callable[[Expr], Expr],
+    y: Expr,
+    start: bool = True,
+) -> None:
+    """``y = op(y, x(0), ..., x(lanes - 1))``, an element that starts from 0 or what is there."""
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
+    with b.serial(0, lanes) as e0, b.sblock(name):
+        e = b.axis.reduce(lanes, e0)
+        b.reads(*([] if start else [y]), x(e))
+        b.writes(y)
+        if start:
+            with b.init():
+                store(y, tirx.const(0, y.source.dtype))
+        store(y, combine(operation, y, x(e)))
 
 
 def store(at: Expr, value: Expr) -> None:

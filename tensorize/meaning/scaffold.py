@@ -90,10 +90,16 @@ class View:
     first: tuple[Expr, ...]
 
     def at(self, rank: int, axes: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Index of one element of an operand of `rank` axes."""
+        """Index of one element of an operand of `rank` axes.
+
+        An axis may be a tuple of summands.
+        """
         fixed = len(self.first) - rank
         inner = zip(self.first[fixed:], axes[len(axes) - rank :], strict=True)
-        return (*self.first[:fixed], *(start + axis for start, axis in inner))
+        return (
+            *self.first[:fixed],
+            *(sum(a, start) if isinstance(a, tuple) else start + a for start, a in inner),
+        )
 
     def region(self, shape: tuple[int, ...]) -> Any:
         """All that an operand of `shape` covers."""
@@ -190,6 +196,56 @@ def pair(meaning: Meaning, implement: Callable[..., None]) -> tuple[PrimFunc, Pr
         product(meaning, meaning.name, lambda: views)
 
     return _member(meaning, plain, False), _member(meaning, implement, True)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a meaning of rows of x and vectors of rows of weights is of."""
+
+    m: int
+    lanes: int
+
+
+class Bound:
+    """The buffers of an intrinsic, as attributes by the names of their operands; all in `arrays`.
+
+    Parameters
+    ----------
+    dot : object
+        What the meaning is of; the axis of its `m` rows of x is left out where there is one.
+    meaning : Meaning
+    buffers : sequence of Buffer
+    """
+
+    def __init__(self, dot: Any, meaning: Meaning, buffers: Sequence[Buffer]) -> None:
+        self.dot = dot
+        self.arrays = {o.name: buffer for o, buffer in zip(meaning.operands, buffers, strict=True)}
+
+    def __getattr__(self, name: str) -> Buffer:
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def at(self, row: int, *index: Any) -> list[Expr]:
+        """Index into what belongs to one row of x."""
+        lead = [row] if self.dot.m > 1 else []
+        return [i64(i) if isinstance(i, int) else i for i in (*lead, *index)]
+
+    def sums_at(self, group: int, row: int) -> list[Expr]:
+        """Index of all lanes of the sums of one group of a unit and row of x."""
+        from tvm import tirx
+
+        unit = self.dot.unit
+        lead = [i64(group)] if unit.groups > 1 else []
+        return [*lead, *self.at(row, tirx.Ramp(i64(0), i64(1), unit.rows))]
+
+
+def bound_pair(
+    dot: Any, meaning: Meaning, implement: Callable[[Bound], None]
+) -> tuple[PrimFunc, PrimFunc]:
+    """As `pair`, whose buffers are given as `Bound`."""
+    return pair(meaning, lambda *buffers: implement(Bound(dot, meaning, buffers)))
 
 
 def _member(meaning: Meaning, emit: Callable[..., None], strided: bool) -> PrimFunc:

@@ -18,16 +18,14 @@ those of i are in vector 4 + i // 2, at bit 2g + 2 + i % 2 for g < 3 and at bit 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.product import Index, Meaning, Operand, Views, row_at
+from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
 Expr = Any  # tvm is untyped
-Buffer = Any
-Load = Callable[[Expr], Expr]
 
 CHUNK = 64
 """Columns of a chunk."""
@@ -140,8 +138,10 @@ class Records:
 
 
 @dataclass(frozen=True)
-class RecordDot(Meaning):
+class RecordDot:
     """Products of a chunk of a row block with rows of x: two sums per row, before the scales.
+
+    And the end of a super-block, where they are scaled.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class RecordDot(Meaning):
 
     records: Records
     m: int
-    k: int
+    k: int = CHUNK
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -162,93 +162,49 @@ class RecordDot(Meaning):
         return (self.m,) if self.m > 1 else ()
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        """``chunk``, ``x``, ``xs``, ``factors``, which the meaning ignores
-        (`apq_tvm.ops.activations.factors`), and ``acc`` float32 [2, m, R]."""
+    def meaning(self) -> Meaning:
+        """Operands ``chunk``, ``x``, ``xs``, ``factors``, which the meaning ignores
+        (`apq_tvm.ops.activations.factors`), and ``acc`` float32 [2, m, R]: which sum, 0 with codes
+        and sub-scales, 1 with minima."""
         many, groups, rec = self.m > 1, self.k // GROUP, self.records
-        return (
+        shape = (2, *self.lead, rec.rows)
+        operands = (
             Operand("chunk", (rec.chunk,), "uint8", rec.rows),
             Operand("x", (*self.lead, self.k), "int8", 4, many),
             Operand("xs", (*self.lead, groups), "float32", 4, many),
-            Operand("factors", (*self.lead, groups, 2), "float32", 4, many),
-            Operand("acc", (2, *self.lead, rec.rows), "float32", 4 * rec.rows),
+            Operand("factors", (*self.lead, groups, 2), "float32", 4, many, 2),
+            Operand("acc", shape, "float32", 4 * rec.rows),
         )
+        return Meaning("dot", operands, shape, (self.k,), self._product)
 
-    @property
-    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which sum: 0 with codes and sub-scales, 1 with minima; [row of x,] row; k."""
-        return (2, *self.lead, self.records.rows), (self.k,)
-
-    def term(self, views: Views, at: Index, inner: Index) -> tuple[list[Any], Expr]:
-        """float32 addend of a sum."""
+    def _product(
+        self, axes: Sequence[Expr], chunk: Load, x: Load, xs: Load, factors: Load
+    ) -> Expr:
         from tvm import tirx
 
-        (which, *m, r), (k,) = at, inner
-        rec, chunk, g = self.records, views["chunk"], (*m, k // i64(GROUP))
-        x, xs = views["x"][(*m, k)], views["xs"][g]
-        reads = [chunk[0 : rec.chunk], x, xs, views["factors"][(*g, slice(0, 2))]]
-
-        def load(byte: Expr) -> Expr:
-            return chunk[byte]
-
-        sub, least = (rec.small(load, r, k, b).astype("int32") for b in (False, True))
-        first = rec.code(load, r, k) * sub
+        which, *m, r, k = axes
+        rec = self.records
+        sub, least = (rec.small(chunk, r, k, b).astype("int32") for b in (False, True))
+        first = rec.code(chunk, r, k) * sub
         value = tirx.Select(which == tirx.const(0, str(which.ty)), first, least)
-        return reads, (value * x.astype("int32")).astype("float32") * xs
-
-
-@dataclass(frozen=True)
-class RecordScale(Meaning):
-    """The end of a super-block: its two totals [2, m, R], scaled, are added to the sums [m, R]."""
-
-    records: Records
-    m: int
+        product = value * x(*m, k).astype("int32")
+        return product.astype("float32") * xs(*m, k // i64(GROUP))
 
     @property
-    def lead(self) -> tuple[int, ...]:
-        """The axis of rows of x, left out where there is one."""
-        return (self.m,) if self.m > 1 else ()
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """``scales``, ``totals`` and ``acc``."""
+    def scaling(self) -> Meaning:
+        """Two totals [2, m, R], scaled, are added to the sums [m, R]: ``scales``, ``totals``,
+        ``acc``."""
         rec, rows = self.records, self.records.rows
-        return (
+        shape = (*self.lead, rows)
+        operands = (
             Operand("scales", (rec.scales,), "uint8", rows),
-            Operand("totals", (2, *self.lead, rows), "float32", 4 * rows),
-            Operand("acc", (*self.lead, rows), "float32", 4 * rows),
+            Operand("totals", (2, *shape), "float32", 4 * rows),
+            Operand("acc", shape, "float32", 4 * rows),
         )
+        return Meaning("scale", operands, shape, (), self._scaled)
 
-    @property
-    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """[Row of x,] row; nothing is summed."""
-        return (*self.lead, self.records.rows), ()
-
-    def term(self, views: Views, at: Index, inner: Index) -> tuple[list[Any], Expr]:
-        """What a super-block adds to a row's sum."""
-        rec, scales, totals = self.records, views["scales"], views["totals"]
+    def _scaled(self, axes: Sequence[Expr], scales: Load, totals: Load) -> Expr:
         total, least = (
-            totals[(i, *at)] * rec.scale(lambda byte: scales[byte], at[-1], i == 1)
-            for i in range(2)
+            totals(i, *axes) * self.records.scale(scales, axes[-1], i == 1) for i in range(2)
         )
-        return [scales[0 : rec.scales], totals[(slice(0, 2), *at)]], total - least
-
-
-@dataclass(frozen=True)
-class DotOperands:
-    """Buffers of a member."""
-
-    dot: RecordDot
-    chunk: Buffer
-    x: Buffer
-    xs: Buffer
-    factors: Buffer
-    acc: Buffer
-
-    def at(self, row: int, *index: Any) -> list[Expr]:
-        """Index of one row of x."""
-        return row_at(self.dot, row, *index)
-
-    def sums_at(self, which: int, row: int) -> list[Expr]:
-        """Index of a vector of sums."""
-        return [i64(which), *self.at(row, 0)]
+        return total - least

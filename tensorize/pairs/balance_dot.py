@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.exprs import i64, prefetch
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, balance_dot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.meaning.scaffold import pair
+from apq_tvm.tensorize.meaning.scaffold import Bound, Rows, pair
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
-Buffer = Any
 
 
-@dataclass(frozen=True)
-class BalanceBuffers:
-    """Operands of `balance_dot` for `m` rows of x and vectors of `lanes`."""
+class BalanceBuffers(Bound):
+    """Operands of `balance_dot`."""
 
-    lanes: int
-    m: int
-    codes: Buffer
-    x: Buffer
-    acc: Buffer
-
-    def load_x(self, row: int, k: int, count: int) -> Expr:
-        """int8 [count] of one row of x."""
-        return self.x.vload([*self._lead(row), i64(k)], f"int8x{count}")
-
-    def sums_at(self, row: int, part: int) -> list[Expr]:
+    def digit_at(self, row: int, part: int) -> list[Expr]:
         """Index of all lanes of one digit's sums."""
         from tvm import tirx
 
-        return [*self._lead(row), i64(part), tirx.Ramp(i64(0), i64(1), self.lanes)]
+        return self.at(row, part, tirx.Ramp(i64(0), i64(1), self.dot.lanes))
 
     def add(self, row: int, part: int, term: Expr) -> None:
         """Add to all lanes of one digit's sums."""
         from tvm.tirx.script.builder import ir as b
 
-        index = self.sums_at(row, part)
+        index = self.digit_at(row, part)
         b.buffer_store(self.acc, self.acc[tuple(index)] + term, index)
-
-    def _lead(self, row: int) -> list[Expr]:
-        return [i64(row)] if self.m > 1 else []
 
 
 def balance_intrinsic(
@@ -64,10 +48,12 @@ def balance_intrinsic(
     implement : callable
         Emits the instructions.
     """
+    meaning = balance_dot(lanes, m)
     full = f"apq_{name}_{m}x{PARTS * lanes}x{UNIT_K}_s8t5s32" + (f"_pf{ahead}" if ahead else "")
 
-    def emit(codes: Buffer, x: Buffer, acc: Buffer) -> None:
-        prefetch(codes, STORED * 4 * lanes, ahead)
-        implement(BalanceBuffers(lanes, m, codes, x, acc))
+    def emit(*buffers: Any) -> None:
+        o = BalanceBuffers(Rows(m, lanes), meaning, buffers)
+        prefetch(o.codes, STORED * 4 * lanes, ahead)
+        implement(o)
 
-    return register(full, lambda: pair(balance_dot(lanes, m), emit))
+    return register(full, lambda: pair(meaning, emit))

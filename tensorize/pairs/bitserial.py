@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import i64, prefetch_line
+from apq_tvm.tensorize.exprs import i64, prefetch
 from apq_tvm.tensorize.meaning.bitserial import bitserial_dot, pack_planes
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit
 from apq_tvm.tensorize.meaning.scaffold import pair
@@ -59,9 +59,7 @@ class Popcount:
         name += ("_inv" if unit.inverted else "") + (f"_pf{ahead}" if ahead else "")
 
         def implement(codes: Buffer, x: Buffer, acc: Buffer) -> None:
-            lead = [i64(0)] if units > 1 else []
-            for line in range(0, units * unit.nbytes if ahead else 0, 64):
-                prefetch_line(codes[(*lead, i64(ahead + line))])
+            prefetch(codes, units * unit.nbytes, ahead, [i64(0)] if units > 1 else [])
             totals = self.count(Planes(self, unit, planes, units, m, codes, x))
             for i, total in enumerate(totals):
                 row = [i64(i)] if m > 1 else []

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
-from apq_tvm.tensorize.pairs.unit_dot import DotBuffers, decoded, unit_dot_intrinsic
+from apq_tvm.tensorize.pairs.unit_dot import decoded, unit_dot_intrinsic
 
 Expr = Any  # tvm is untyped
 
@@ -23,7 +24,7 @@ def float_dot_intrinsic(dot: UnitDot, ahead: int = 0) -> str:
     return unit_dot_intrinsic("fma", dot, _group, ahead)
 
 
-def _group(o: DotBuffers, group: int) -> None:
+def _group(o: Bound, group: int) -> None:
     """At least four sums in flight: a multiply-add must not wait for the one before it."""
     from tvm.tirx.script.builder import ir as b
 
@@ -47,11 +48,11 @@ def _group(o: DotBuffers, group: int) -> None:
         b.buffer_store(o.acc, total, at[i])
 
 
-def _zero_points(o: DotBuffers, group: int) -> Expr | None:
+def _zero_points(o: Bound, group: int) -> Expr | None:
     """int32 [R], or None where codes are symmetric."""
     from tvm import tirx
 
-    if o.zeros is None:
+    if "zeros" not in o.arrays:
         return None
     rows = o.dot.unit.rows
     lanes = tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), rows)
@@ -81,7 +82,7 @@ def _weights(unit: Unit, codes: Expr, c: int, zero: Expr | None) -> Expr:
     return centred.astype(f"float32x{unit.rows}")
 
 
-def _repeated(o: DotBuffers, row: int, k: int) -> Expr:
+def _repeated(o: Bound, row: int, k: int) -> Expr:
     from tvm import tirx
 
-    return tirx.Broadcast(o.x[tuple(o.x_at(row, k))], o.dot.unit.rows)
+    return tirx.Broadcast(o.x[tuple(o.at(row, k))], o.dot.unit.rows)

@@ -8,36 +8,26 @@ from typing import Any
 
 from apq_tvm.tensorize.exprs import i64, prefetch
 from apq_tvm.tensorize.meaning.binary_codes import LutDot, LutUnit, lut_meaning
-from apq_tvm.tensorize.meaning.scaffold import pair
+from apq_tvm.tensorize.meaning.scaffold import Bound, pair
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
-Buffer = Any
 
 
-@dataclass(frozen=True)
-class LutBuffers:
+class LutBuffers(Bound):
     """Operands of `lut_meaning`."""
-
-    dot: LutDot
-    codes: Buffer
-    table: Buffer
-    acc: Buffer
 
     def acc_at(self, row: int, plane: int, half: int = 0) -> list[Expr]:
         """Index of all lanes of one row of x and plane (and half, in paired units)."""
         from tvm import tirx
 
-        dot = self.dot
-        lead = ([row] if dot.m > 1 else []) + ([plane] if dot.unit.bits > 1 else [])
-        lanes = 16 if dot.unit.paired else dot.unit.rows
-        half_at = [half] if dot.unit.paired else []
-        return [*map(i64, lead + half_at), tirx.Ramp(i64(0), i64(1), lanes)]
+        unit = self.dot.unit
+        lead = ([plane] if unit.bits > 1 else []) + ([half] if unit.paired else [])
+        return self.at(row, *lead, tirx.Ramp(i64(0), i64(1), 16 if unit.paired else unit.rows))
 
     def entries(self, row: int, first: int, count: int) -> Expr:
         """`count` entries of the tables of one row of x, as a vector."""
-        lead = [i64(row)] if self.dot.m > 1 else []
-        return self.table.vload([*lead, i64(first)], f"{self.dot.table_dtype}x{count}")
+        return self.table.vload(self.at(row, first), f"{self.dot.table_dtype}x{count}")
 
 
 @dataclass(frozen=True)
@@ -102,9 +92,11 @@ def lut_intrinsic(instruction: LutInstruction, bits: int, m: int = 1, ahead: int
     name += f"_pf{ahead}" if ahead else ""
 
     dot = LutDot(unit, m, instruction.table_dtype)
+    meaning = lut_meaning(dot)
 
-    def emit(codes: Buffer, table: Buffer, acc: Buffer) -> None:
-        prefetch(codes, unit.nbytes, ahead)
-        instruction.body(LutBuffers(dot, codes, table, acc))
+    def emit(*buffers: Any) -> None:
+        o = LutBuffers(dot, meaning, buffers)
+        prefetch(o.codes, unit.nbytes, ahead)
+        instruction.body(o)
 
-    return register(name, lambda: pair(lut_meaning(dot), emit))
+    return register(name, lambda: pair(meaning, emit))

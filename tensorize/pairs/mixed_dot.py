@@ -4,33 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from apq_tvm.tensorize.exprs import prefetch
 from apq_tvm.tensorize.meaning.mixed import TILE_K, TRIPLE, mixed_bytes, narrow_dot, wide_dot
-from apq_tvm.tensorize.meaning.scaffold import pair
+from apq_tvm.tensorize.meaning.scaffold import Bound, Rows, bound_pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
-Buffer = Any
-
-
-@dataclass(frozen=True)
-class MixedBuffers:
-    """Operands of `narrow_dot`, or of `wide_dot`, which has not the last three."""
-
-    rows: int
-    m: int
-    codes: Buffer
-    x: Buffer
-    acc: Buffer
-    minus: Buffer = None
-    scale: Buffer = None
-    plus: Buffer = None
-
-    def row(self, i: Any, *rest: Any) -> list[Any]:
-        """Index that starts with row i of x where there are several."""
-        return [i, *rest] if self.m > 1 else list(rest)
 
 
 @dataclass(frozen=True)
@@ -54,8 +32,8 @@ class MixedInstruction:
     name: str
     rows: int
     features: tuple[str, ...]
-    narrow: Callable[[MixedBuffers], None]
-    wide: Callable[[MixedBuffers], None]
+    narrow: Callable[[Bound], None]
+    wide: Callable[[Bound], None]
     lanes: int = 0
 
 
@@ -81,10 +59,9 @@ def mixed_intrinsic(instruction: MixedInstruction, wide: bool, m: int = 1, ahead
     name = f"apq_{instruction.name}_{m}x{rows}x{k}_s8{what}"
     name += ("s32" if wide else "f32") + (f"_pf{ahead}" if ahead else "")
 
-    def emit(codes: Buffer, x: Buffer, *more: Buffer) -> None:
-        *second, acc = more
-        prefetch(codes, mixed_bytes(rows, wide), ahead)
-        operands = MixedBuffers(rows, m, codes, x, acc, *second)
-        (instruction.wide if wide else instruction.narrow)(operands)
+    def emit(o: Bound) -> None:
+        prefetch(o.codes, mixed_bytes(rows, wide), ahead)
+        (instruction.wide if wide else instruction.narrow)(o)
 
-    return register(name, lambda: pair((wide_dot if wide else narrow_dot)(rows, m), emit))
+    meaning = (wide_dot if wide else narrow_dot)(rows, m)
+    return register(name, lambda: bound_pair(Rows(m, rows), meaning, emit))

@@ -13,7 +13,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import llvm
-from apq_tvm.tensorize.meaning.reduce import combine, reduce_loop
+from apq_tvm.tensorize.meaning.rounding import combine, reduce_loop
 from apq_tvm.tensorize.registry import register
 
 _REDUCTIONS = {"max": "llvm.vector.reduce.smax", "add": "llvm.vector.reduce.add"}
@@ -67,5 +67,5 @@ def _reduce(operation: str, lanes: int, dtype: str, instruction: bool) -> Any:
                     reduced = llvm("int32", _REDUCTIONS[operation], vector)
                 b.buffer_store(y, combine(operation, y[0], reduced), [0])
             else:
-                reduce_loop("reduce", operation, x, y, start=False)
+                reduce_loop("reduce", operation, lanes, lambda e: x[e], y[0], start=False)
     return builder.get()

@@ -21,6 +21,7 @@ from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS
 from apq_tvm.tensorize.pairs.balance_dot import BalanceBuffers
 from apq_tvm.tensorize.pairs.balance_dot import balance_intrinsic as dot_intrinsic
 from apq_tvm.tensorize.x86.balance_codes import BalanceInstruction, Codes
+from apq_tvm.tensorize.x86.dot import four_k
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -57,7 +58,7 @@ class _Unit(Codes):
 
     def __init__(self, instruction: BalanceInstruction, o: BalanceBuffers) -> None:
         super().__init__(instruction, o.codes)
-        self.o, self.m = o, o.m
+        self.o, self.m = o, o.dot.m
 
     def multiply(self) -> None:
         """Emit the instructions."""
@@ -69,13 +70,6 @@ class _Unit(Codes):
             *stored, pooled = self.vectors()
             self._multiply_vnni([*(self.masked(vector, 0x7F) for vector in stored), pooled])
 
-    def _activations(self, row: int, vector: int) -> Expr:
-        """int8 [4L]: k = 4 * vector .. + 3 of one row, repeated for every row of weights."""
-        from tvm import tirx
-
-        four = tirx.reinterpret("int32", self.o.load_x(row, 4 * vector, 4))
-        return tirx.reinterpret(f"int8x{self.size}", tirx.Broadcast(four, self.isa.lanes))
-
     def _dp(self, total: Expr, codes: Expr, x: Expr) -> Expr:
         return x86(f"int32x{self.isa.lanes}", f"avx512.vpdpbusd.{8 * self.size}", total, codes, x)
 
@@ -83,13 +77,14 @@ class _Unit(Codes):
         from tvm.tirx.script.builder import ir as b
 
         acc = self.o.acc
-        at = [[self.o.sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
+        at = [[self.o.digit_at(i, part) for part in range(PARTS)] for i in range(self.m)]
         sums = [[acc[tuple(index)] for index in row] for row in at]
         for part in range(PARTS):
             for j, vector in enumerate(vectors):
                 codes = self.digit(vector, part)
                 for i in range(self.m):
-                    sums[i][part] = self._dp(sums[i][part], codes, self._activations(i, j))
+                    x = four_k(self.o, i, 4 * j, self.isa.lanes)
+                    sums[i][part] = self._dp(sums[i][part], codes, x)
         for i in range(self.m):
             for part in range(PARTS):
                 b.buffer_store(acc, sums[i][part], at[i][part])
@@ -104,7 +99,7 @@ class _Unit(Codes):
         for j, code in enumerate(codes):
             parts = (code, *self.quotients(code))
             for i in range(self.m):
-                x = self._activations(i, j)
+                x = four_k(self.o, i, 4 * j, self.isa.lanes)
                 sums[i] = [self._dp(s, p, x) for s, p in zip(sums[i], parts, strict=True)]
         for i, (t0, t1, t2) in enumerate(sums):
             for part, total in enumerate((t0 - t1 * five, t1 - t2 * five, t2)):
@@ -124,7 +119,7 @@ class _Unit(Codes):
         def products(code: Expr, j: int) -> None:
             fifth, last = self.quotients(code)
             for i in range(self.m):
-                x = self._activations(i, j)
+                x = four_k(self.o, i, 4 * j, self.isa.lanes)
                 self.o.add(i, 0, self._widen(self.maddubs(code, x)))
                 for which, codes in ((0, fifth), (1, last)):
                     at = [i64(i), i64(which), ramp]

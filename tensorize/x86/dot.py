@@ -28,13 +28,15 @@ bits the operands are |code - 128| <= 128 and the activation with the sign of (c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.exprs import x86
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
-from apq_tvm.tensorize.pairs.unit_dot import DotBuffers, decoded, unit_dot_intrinsic
+from apq_tvm.tensorize.pairs.unit_dot import decoded, unit_dot_intrinsic
 
 Expr = Any  # tvm is untyped
 
@@ -88,55 +90,89 @@ def dot_intrinsic(instruction: DotInstruction, dot: UnitDot, ahead: int = 0) -> 
     ahead : int
         As `unit_dot_intrinsic`.
     """
-    accumulate = _maddubs if instruction is MADDUBS else _vnni
-    return unit_dot_intrinsic(instruction.name, dot, accumulate, ahead)
+    def group_products(o: Bound, group: int) -> None:
+        together = MADDUBS_SUMS[dot.unit.bits]
+        add_products(instruction, o, group, lambda v: decoded(dot.unit, o.codes, v), together)
+
+    return unit_dot_intrinsic(instruction.name, dot, group_products, ahead)
 
 
-def _four_k(o: DotBuffers, row: int, vector: int) -> Expr:
-    """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row of weights."""
-    from tvm import tirx
+def add_products(
+    instruction: DotInstruction,
+    o: Bound,
+    group: int,
+    values: Callable[[int], Expr],
+    together: int,
+) -> None:
+    """Add the products of a group of a unit to its sums.
 
-    unit = o.dot.unit
-    four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
-    return tirx.reinterpret(f"int8x{unit.vector_bytes}", tirx.Broadcast(four, unit.rows))
-
-
-def _vnni(o: DotBuffers, group: int) -> None:
-    from tvm.tirx.script.builder import ir as b
-
-    unit = o.dot.unit
-    intrinsic = f"avx512.vpdpbusd.{8 * unit.vector_bytes}"
-    at = [o.sums_at(group, i) for i in range(o.dot.m)]
-    sums = [o.acc[tuple(index)] for index in at]
-    for vector in range(group * unit.vectors, (group + 1) * unit.vectors):
-        codes = decoded(unit, o.codes, vector)
-        for i in range(o.dot.m):
-            x = _four_k(o, i, vector)
-            sums[i] = x86(f"int32x{unit.rows}", intrinsic, sums[i], codes, x)
-    for index, total in zip(at, sums, strict=True):
-        b.buffer_store(o.acc, total, index)
-
-
-def _maddubs(o: DotBuffers, group: int) -> None:
+    Parameters
+    ----------
+    instruction : DotInstruction
+    o : Bound
+        Of a dot product with a unit of codes.
+    group : int
+    values : callable
+        uint8 [4R] of a vector of the unit, used for all rows of x.
+    together : int
+        ``vpmaddubsw`` results that int16 can sum.
+    """
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    unit = o.dot.unit
-    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-    at = [o.sums_at(group, i) for i in range(o.dot.m)]
+    unit, rows = o.dot.unit, range(o.dot.m)
+    at = [o.sums_at(group, i) for i in rows]
     sums = [o.acc[tuple(index)] for index in at]
     vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
-    for start in range(0, len(vectors), MADDUBS_SUMS[unit.bits]):
-        words: list[Expr] = [None] * o.dot.m
-        for vector in vectors[start : start + MADDUBS_SUMS[unit.bits]]:
-            codes = decoded(unit, o.codes, vector)
-            for i in range(o.dot.m):
-                product = _products(unit, codes, _four_k(o, i, vector))
-                words[i] = product if words[i] is None else words[i] + product
-        for i in range(o.dot.m):
-            sums[i] = sums[i] + _avx2("pmadd.wd", "int32x8", words[i], ones)
+    if instruction is MADDUBS:
+        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+        for start in range(0, len(vectors), together):
+            words: list[Expr] = [None] * o.dot.m
+            for vector in vectors[start : start + together]:
+                codes = values(vector)
+                for i in rows:
+                    product = _products(unit, codes, four_k(o, i, 4 * vector, unit.rows))
+                    words[i] = product if words[i] is None else words[i] + product
+            for i in rows:
+                sums[i] = sums[i] + _avx2("pmadd.wd", "int32x8", words[i], ones)
+    else:
+        intrinsic = f"avx512.vpdpbusd.{8 * unit.vector_bytes}"
+        for vector in vectors:
+            codes = values(vector)
+            for i in rows:
+                x = four_k(o, i, 4 * vector, unit.rows)
+                sums[i] = x86(f"int32x{unit.rows}", intrinsic, sums[i], codes, x)
     for index, total in zip(at, sums, strict=True):
         b.buffer_store(o.acc, total, index)
+
+
+def four_products(
+    instruction: DotInstruction, start: Expr | None, codes: Sequence[Expr], x: Sequence[Expr]
+) -> Expr:
+    """int32 [R]: start, 0 for None, + Σ code x over four vectors; int16 must hold their sums."""
+    from tvm import tirx
+
+    rows = instruction.rows
+    if instruction is MADDUBS:
+        words: Expr = None
+        for code, four in zip(codes, x, strict=True):
+            part = _avx2("pmadd.ub.sw", "int16x16", code, four)
+            words = part if words is None else words + part
+        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+        total = _avx2("pmadd.wd", "int32x8", words, ones)
+        return total if start is None else start + total
+    total = tirx.Broadcast(tirx.const(0, "int32"), rows) if start is None else start
+    for code, four in zip(codes, x, strict=True):
+        total = x86(f"int32x{rows}", f"avx512.vpdpbusd.{32 * rows}", total, code, four)
+    return total
+
+
+def four_k(o: Bound, row: int, k: int, lanes: int) -> Expr:
+    """int8 [4 lanes]: four activations from column `k` on, repeated for every row of weights."""
+    from tvm import tirx
+
+    four = tirx.reinterpret("int32", o.x.vload(o.at(row, k), "int8x4"))
+    return tirx.reinterpret(f"int8x{4 * lanes}", tirx.Broadcast(four, lanes))
 
 
 def _avx2(name: str, dtype: str, *arguments: Expr) -> Expr:

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.exprs import llvm, prefetch
-from apq_tvm.tensorize.meaning.lookup_dot import LookupDot, LookupOperands, LookupValues
-from apq_tvm.tensorize.meaning.product import make_pair
+from apq_tvm.tensorize.exprs import llvm, moved_bytes, prefetch, shuffled
+from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
+from apq_tvm.tensorize.meaning.unit_dot import LookupDot
 from apq_tvm.tensorize.pairs.unit_dot import decoded
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
+from apq_tvm.tensorize.x86.dot import DotInstruction, add_products
 
 Expr = Any  # tvm is untyped
 
@@ -65,8 +65,7 @@ def lookup_intrinsic(
     name += f"_{'vpermb' if permute else 'pshufb'}_t{top}"
     name += ("_g16" if unit.groups == 2 else "") + (f"_pf{ahead}" if ahead else "")
 
-    def implement(**buffers: Any) -> None:
-        o = LookupOperands(dot, **buffers)
+    def implement(o: Bound) -> None:
         prefetch(o.codes, unit.nbytes, ahead)
         tables = _permute_table(o) if permute else _shuffle_tables(o)
         for group in range(unit.groups):
@@ -75,13 +74,9 @@ def lookup_intrinsic(
             def value(vector: int, book: Expr = book) -> Expr:
                 return _value(o, tables, permute, vector, book)
 
-            vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
-            if instruction is MADDUBS:
-                _maddubs(o, group, vectors, value, 2 if top <= _INT16_SUMS_TOP else 1)
-            else:
-                _vnni(o, group, vectors, value)
+            add_products(instruction, o, group, value, 2 if top <= _INT16_SUMS_TOP else 1)
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: bound_pair(dot, dot.meaning, implement))
 
 
 def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
@@ -105,8 +100,7 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
     permute = vbmi and unit.rows == 16 and dot.entries > 16
     name = f"apq_{'vpermb' if permute else 'pshufb'}_{unit.rows}x32_lut{unit.bits}b{dot.books}u8"
 
-    def implement(**buffers: Any) -> None:
-        o = LookupOperands(dot, **buffers)
+    def implement(o: Bound) -> None:
         tables = _permute_table(o) if permute else _shuffle_tables(o)
         for group in range(unit.groups):
             book = _book(o, group)
@@ -117,25 +111,17 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
                 b.buffer_store(o.acc, value, [vector, 0, tirx.Ramp(0, 1, size)])
 
     name += "_g16" if unit.groups == 2 else ""
-    return register(name, lambda: make_pair(LookupValues(dot), implement))
+    return register(name, lambda: bound_pair(dot, dot.values, implement))
 
 
-def _shuffle(source: Expr, lanes: int, order: list[int]) -> Expr:
-    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
-    from tvm import tirx
-
-    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
-    return tirx.Shuffle([source] * copies, [tirx.const(i, "int32") for i in order])
-
-
-def _whole_table(o: LookupOperands) -> Expr:
+def _whole_table(o: Bound) -> Expr:
     from tvm import tirx
 
     zero = tirx.const(0, "int64")
     return o.table.vload([zero], f"uint8x{o.dot.entries}")
 
 
-def _books_below(o: LookupOperands) -> bool:
+def _books_below(o: Bound) -> bool:
     """Whether the index is the codebook below two bits of the code, so that neither is shifted.
 
     So with four codebooks of codes of 2 bits, or of 3 whose high bit, a field of its own, chooses
@@ -144,7 +130,7 @@ def _books_below(o: LookupOperands) -> bool:
     return o.dot.books == 4 and o.dot.unit.bits in (2, 3)
 
 
-def _shuffle_tables(o: LookupOperands) -> list[Expr]:
+def _shuffle_tables(o: Bound) -> list[Expr]:
     """Sixteen values each, repeated in every 128 bits."""
     dot, unit = o.dot, o.dot.unit
     table, lanes = _whole_table(o), [i % 16 for i in range(unit.vector_bytes)]
@@ -154,40 +140,28 @@ def _shuffle_tables(o: LookupOperands) -> list[Expr]:
         orders = [[i % 4 * size + 4 * high + i // 4 for i in lanes] for high in parts]
     else:
         orders = [[16 * part + i for i in lanes] for part in parts]
-    return [_shuffle(table, dot.entries, order) for order in orders]
+    return [shuffled(table, dot.entries, order) for order in orders]
 
 
-def _permute_table(o: LookupOperands) -> list[Expr]:
+def _permute_table(o: Bound) -> list[Expr]:
     """All values in 64 bytes, repeated where there are fewer."""
-    return [_shuffle(_whole_table(o), o.dot.entries, [i % o.dot.entries for i in range(64)])]
+    return [shuffled(_whole_table(o), o.dot.entries, [i % o.dot.entries for i in range(64)])]
 
 
-def _book(o: LookupOperands, group: int) -> Expr | None:
+def _book(o: Bound, group: int) -> Expr | None:
     """Codebook of every row, in each of the row's four bytes; None if there is one codebook."""
     from tvm import tirx
 
-    if o.book is None:
+    if "book" not in o.arrays:
         return None
     unit, zero = o.dot.unit, tirx.const(0, "int64")
     at = [tirx.const(group, "int64"), zero] if unit.groups > 1 else [zero]
     books = o.book.vload(at, f"uint8x{unit.rows}")
-    return _shuffle(books, unit.rows, [i // 4 for i in range(unit.vector_bytes)])
-
-
-def _shifted(part: Expr, left: int, size: int) -> Expr:
-    """Bytes shifted left (right if negative) in 16-bit lanes; bits cross into neighbours."""
-    from tvm import tirx
-
-    if not left:
-        return part
-    words = tirx.reinterpret(f"uint16x{size // 2}", part)
-    move = tirx.shift_left if left > 0 else tirx.shift_right
-    amount = tirx.Broadcast(tirx.const(abs(left), "uint16"), size // 2)
-    return tirx.reinterpret(f"uint8x{size}", move(words, amount))
+    return shuffled(books, unit.rows, [i // 4 for i in range(unit.vector_bytes)])
 
 
 def _value(
-    o: LookupOperands, tables: list[Expr], permute: bool, vector: int, book: Expr | None
+    o: Bound, tables: list[Expr], permute: bool, vector: int, book: Expr | None
 ) -> Expr:
     """uint8 [4R]: what the codes of one vector stand for."""
     from tvm import tirx
@@ -201,7 +175,7 @@ def _value(
         _, high_shift = unit.fields[1]
         at = tirx.const(size * high_shift, "int64")
         plane = o.codes.vload([at], f"uint8x{size}")  # bit t of every byte is vector t's
-        return _blend(tables[0], tables[1], index, _shifted(plane, 7 - vector, size), size)
+        return _blend(tables[0], tables[1], index, moved_bytes(plane, 7 - vector, size), size)
     index = decoded(unit, o.codes, vector)
     if book is not None:
         index = tirx.bitwise_or(index, _scaled(book, unit.bits, size))
@@ -209,14 +183,14 @@ def _value(
         return llvm(f"uint8x{size}", "llvm.x86.avx512.permvar.qi.512", tables[0], index)
     if len(tables) == 1:
         return _pshufb(tables[0], index, size)
-    upper = _shifted(index, 3, size)  # bit 4 at the top
+    upper = moved_bytes(index, 3, size)  # bit 4 at the top
     if len(tables) == 2:
         return _blend(tables[0], tables[1], index, upper, size)
     halves = [_blend(tables[i], tables[i + 1], index, upper, size) for i in (0, 2)]
-    return _choose(halves[0], halves[1], _shifted(index, 2, size), size)
+    return _choose(halves[0], halves[1], moved_bytes(index, 2, size), size)
 
 
-def _two_bits_up(o: LookupOperands, vector: int) -> Expr:
+def _two_bits_up(o: Bound, vector: int) -> Expr:
     """The two low bits of a vector's codes, at bits 2 and 3."""
     from tvm import tirx
 
@@ -225,7 +199,7 @@ def _two_bits_up(o: LookupOperands, vector: int) -> Expr:
     assert (width, shift) == (2, 0)
     part = o.codes.vload([tirx.const(size * (vector % 2), "int64")], f"uint8x{size}")
     mask = tirx.Broadcast(tirx.const(0x0C, "uint8"), size)
-    return tirx.bitwise_and(_shifted(part, 2 - vector // 2 * 2, size), mask)
+    return tirx.bitwise_and(moved_bytes(part, 2 - vector // 2 * 2, size), mask)
 
 
 def _scaled(book: Expr, bits: int, size: int) -> Expr:
@@ -251,49 +225,3 @@ def _choose(low: Expr, high: Expr, choice: Expr, size: int) -> Expr:
     signed = tirx.reinterpret(f"int8x{size}", choice)
     zero = tirx.Broadcast(tirx.const(0, "int8"), size)
     return tirx.Select(signed < zero, high, low)
-
-
-def _four_k(o: LookupOperands, row: int, vector: int) -> Expr:
-    """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row of weights."""
-    from tvm import tirx
-
-    unit = o.dot.unit
-    four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
-    return tirx.reinterpret(f"int8x{unit.vector_bytes}", tirx.Broadcast(four, unit.rows))
-
-
-def _vnni(o: LookupOperands, group: int, vectors: range, value: Any) -> None:
-    from tvm.tirx.script.builder import ir as b
-
-    unit = o.dot.unit
-    name = f"llvm.x86.avx512.vpdpbusd.{8 * unit.vector_bytes}"
-    at = [o.sums_at(group, i) for i in range(o.dot.m)]
-    sums = [o.acc[tuple(index)] for index in at]
-    for vector in vectors:
-        values = value(vector)
-        for i in range(o.dot.m):
-            x = _four_k(o, i, vector)
-            sums[i] = llvm(f"int32x{unit.rows}", name, sums[i], values, x)
-    for index, total in zip(at, sums, strict=True):
-        b.buffer_store(o.acc, total, index)
-
-
-def _maddubs(o: LookupOperands, group: int, vectors: range, value: Any, together: int) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
-    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-    at = [o.sums_at(group, i) for i in range(o.dot.m)]
-    sums = [o.acc[tuple(index)] for index in at]
-    for start in range(0, len(vectors), together):
-        words: list[Expr] = [None] * o.dot.m
-        for vector in vectors[start : start + together]:
-            values = value(vector)
-            for i in range(o.dot.m):
-                x = _four_k(o, i, vector)
-                product = llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", values, x)
-                words[i] = product if words[i] is None else words[i] + product
-        for i in range(o.dot.m):
-            sums[i] = sums[i] + llvm("int32x8", "llvm.x86.avx2.pmadd.wd", words[i], ones)
-    for index, total in zip(at, sums, strict=True):
-        b.buffer_store(o.acc, total, index)

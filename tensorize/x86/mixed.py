@@ -9,11 +9,10 @@ VPDPBUSD.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, x86
+from apq_tvm.tensorize.exprs import i64, moved_bytes, x86
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -22,22 +21,23 @@ from apq_tvm.tensorize.meaning.mixed import (
     ZERO_SHIFTS,
     words_at,
 )
-from apq_tvm.tensorize.pairs.mixed_dot import MixedBuffers, MixedInstruction
+from apq_tvm.tensorize.meaning.scaffold import Bound
+from apq_tvm.tensorize.pairs.mixed_dot import MixedInstruction
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOTS
-from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
+from apq_tvm.tensorize.x86.dot import DotInstruction, four_k, four_products
 
 Expr = Any  # tvm is untyped
 
 
-def _narrow(instruction: DotInstruction, o: MixedBuffers) -> None:
+def _narrow(instruction: DotInstruction, o: Bound) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    rows, m = o.rows, o.m
+    rows, m = o.dot.lanes, o.dot.m
     lanes = tirx.Ramp(i64(0), i64(1), rows)
     words = o.codes.vload([i64(words_at(rows))], f"uint8x{2 * rows}")
     words = tirx.reinterpret(f"uint16x{rows}", words).astype(f"int32x{rows}")
-    at = [o.row(i64(i), lanes) for i in range(m)]
+    at = [o.at(i, lanes) for i in range(m)]
     sums = [o.acc[tuple(index)] for index in at]
     for tile in range(TRIPLE):
         load = o.codes.vload([i64(tile * 4 * rows)], f"uint8x{4 * rows}")
@@ -46,52 +46,31 @@ def _narrow(instruction: DotInstruction, o: MixedBuffers) -> None:
         plus = tirx.Broadcast(o.plus[i64(tile)], rows)
         level = _lanes(words, SUB_SHIFTS[tile], SUB_MASKS[tile]) + plus
         for i in range(m):
-            minus = tirx.Broadcast(o.minus[tuple(o.row(i64(i), i64(tile)))], rows)
-            x = [_four_k(o, i, tile * TILE_K + 4 * v) for v in range(4)]
-            total = _dot(instruction, _pairs(zero, minus), codes, x)
+            minus = tirx.Broadcast(o.minus[tuple(o.at(i, tile))], rows)
+            x = [four_k(o, i, tile * TILE_K + 4 * v, rows) for v in range(4)]
+            total = four_products(instruction, _pairs(zero, minus), codes, x)
             term = _pairs(total, level).astype(f"float32x{rows}")
             sums[i] = sums[i] + term * tirx.Broadcast(o.scale[i64(tile)], rows)
     for index, total in zip(at, sums, strict=True):
         b.buffer_store(o.acc, total, index)
 
 
-def _wide(instruction: DotInstruction, o: MixedBuffers) -> None:
+def _wide(instruction: DotInstruction, o: Bound) -> None:
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    rows = o.rows
+    rows = o.dot.lanes
     loads = [o.codes.vload([i64(4 * rows * i)], f"uint8x{4 * rows}") for i in range(2)]
     codes = [_bits(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
     lanes = tirx.Ramp(i64(0), i64(1), rows)
-    at = [o.row(i64(i), lanes) for i in range(o.m)]
+    at = [o.at(i, lanes) for i in range(o.dot.m)]
+    x = [[four_k(o, i, 4 * v, rows) for v in range(4)] for i in range(o.dot.m)]
+    # 15 * 127 * 2 * 4 = 15240: int16 holds the sum of the four.
     totals = [
-        _dot(instruction, o.acc[tuple(index)], codes, [_four_k(o, i, 4 * v) for v in range(4)])
-        for i, index in enumerate(at)
+        four_products(instruction, o.acc[tuple(index)], codes, x[i]) for i, index in enumerate(at)
     ]
     for index, total in zip(at, totals, strict=True):
         b.buffer_store(o.acc, total, index)
-
-
-def _dot(
-    instruction: DotInstruction, start: Expr, codes: Sequence[Expr], x: Sequence[Expr]
-) -> Expr:
-    """int32 [R]: start + Σ code x over four vectors."""
-    from tvm import tirx
-
-    rows = instruction.rows
-    if instruction is MADDUBS:
-        # 15 * 127 * 2 * 4 = 15240: int16 holds the sum of the four.
-        words: Expr = None
-        for code, four in zip(codes, x, strict=True):
-            part = x86("int16x16", "avx2.pmadd.ub.sw", code, four)
-            words = part if words is None else words + part
-        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-        return start + x86("int32x8", "avx2.pmadd.wd", words, ones)
-    total = start
-    for code, four in zip(codes, x, strict=True):
-        name = f"avx512.vpdpbusd.{32 * rows}"
-        total = x86(f"int32x{rows}", name, total, code, four)
-    return total
 
 
 def _pairs(a: Expr, b: Expr) -> Expr:
@@ -115,23 +94,12 @@ def _lanes(words: Expr, shift: int, mask: int) -> Expr:
 
 
 def _bits(load: Expr, shift: int, mask: int) -> Expr:
-    """Bits of bytes; shifted in 16-bit lanes, since x86 has no 8-bit shift."""
+    """Bits of bytes."""
     from tvm import tirx
 
     size = 64 if str(load.ty).endswith("64") else 32
-    if shift:
-        amount = tirx.Broadcast(tirx.const(shift, "uint16"), size // 2)
-        words = tirx.shift_right(tirx.reinterpret(f"uint16x{size // 2}", load), amount)
-        load = tirx.reinterpret(f"uint8x{size}", words)
+    load = moved_bytes(load, -shift, size)
     return tirx.bitwise_and(load, tirx.Broadcast(tirx.const(mask, "uint8"), size))
-
-
-def _four_k(o: MixedBuffers, row: int, k: int) -> Expr:
-    """int8 [4R]: four activations, repeated for every row of weights."""
-    from tvm import tirx
-
-    four = tirx.reinterpret("int32", o.x.vload(o.row(i64(row), i64(k)), "int8x4"))
-    return tirx.reinterpret(f"int8x{4 * o.rows}", tirx.Broadcast(four, o.rows))
 
 
 INSTRUCTIONS = tuple(

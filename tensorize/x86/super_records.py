@@ -14,18 +14,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, prefetch
-from apq_tvm.tensorize.meaning.product import make_pair, row_at
-from apq_tvm.tensorize.meaning.super_records import (
-    GROUP,
-    DotOperands,
-    RecordDot,
-    Records,
-    RecordScale,
-    high_bit,
-)
+from apq_tvm.tensorize.exprs import i64, moved_bytes, prefetch
+from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
+from apq_tvm.tensorize.meaning.super_records import GROUP, RecordDot, Records, high_bit
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
+from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction, four_k, four_products
 
 Expr = Any  # tvm is untyped
 
@@ -65,8 +58,7 @@ def records_dot_intrinsic(instruction: DotInstruction, dot: RecordDot, ahead: in
     name = f"apq_{instruction.name}_{dot.m}x{rec.rows}x{dot.k}_s8u{rec.bits}records"
     name += f"_pf{ahead}" if ahead else ""
 
-    def implement(**buffers: Any) -> None:
-        o = DotOperands(dot, **buffers)
+    def implement(o: Bound) -> None:
         prefetch(o.chunk, rec.chunk, ahead)
         totals = [[_sums(o, which, row) for row in range(dot.m)] for which in range(2)]
         where = places(instruction, rec.bits)
@@ -81,9 +73,9 @@ def records_dot_intrinsic(instruction: DotInstruction, dot: RecordDot, ahead: in
                     totals[which][row] = _fma(value.astype(_floats(o)), factor, sums)
         for which in range(2):
             for row in range(dot.m):
-                _store(o.acc, totals[which][row], o.sums_at(which, row))
+                _store(o.acc, totals[which][row], _sums_at(o, which, row))
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: bound_pair(dot, dot.meaning, implement))
 
 
 def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
@@ -93,15 +85,15 @@ def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
     """
     from tvm import tirx
 
-    rows, dot = records.rows, RecordScale(records, m)
+    rows, dot = records.rows, RecordDot(records, m)
     name = f"apq_records_scale_{m}x{rows}" + (f"_pf{ahead}" if ahead else "")
 
-    def implement(scales: Any, totals: Any, acc: Any) -> None:
-        prefetch(scales, records.scales, ahead)
+    def implement(o: Bound) -> None:
+        prefetch(o.scales, records.scales, ahead)
 
         def scale(first: int) -> Expr:
             low, high = (
-                scales.vload([i64(at)], f"uint8x{rows}").astype(f"uint16x{rows}")
+                o.scales.vload([i64(at)], f"uint8x{rows}").astype(f"uint16x{rows}")
                 for at in (first, first + rows)
             )
             up = tirx.shift_left(high, tirx.Broadcast(tirx.const(8, "uint16"), rows))
@@ -109,22 +101,26 @@ def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
             return half.astype(f"float32x{rows}")
 
         for row in range(m):
-            at = row_at(dot, row, 0)
+            at = o.at(row, 0)
             total, least = (
-                totals.vload([i64(which), *at], f"float32x{rows}") for which in range(2)
+                o.totals.vload([i64(which), *at], f"float32x{rows}") for which in range(2)
             )
-            value = acc.vload(at, f"float32x{rows}") + total * scale(0)
-            _store(acc, value - least * scale(2 * rows), at)
+            value = o.acc.vload(at, f"float32x{rows}") + total * scale(0)
+            _store(o.acc, value - least * scale(2 * rows), at)
 
-    return register(name, lambda: make_pair(dot, implement))
+    return register(name, lambda: bound_pair(dot, dot.scaling, implement))
 
 
-def _floats(o: DotOperands) -> str:
+def _floats(o: Bound) -> str:
     return f"float32x{o.dot.records.rows}"
 
 
-def _sums(o: DotOperands, which: int, row: int) -> Expr:
-    return o.acc.vload(o.sums_at(which, row), _floats(o))
+def _sums_at(o: Bound, which: int, row: int) -> list[Expr]:
+    return [i64(which), *o.at(row, 0)]
+
+
+def _sums(o: Bound, which: int, row: int) -> Expr:
+    return o.acc.vload(_sums_at(o, which, row), _floats(o))
 
 
 def _store(buffer: Any, value: Expr, at: list[Expr]) -> None:
@@ -146,7 +142,7 @@ def _fma(value: Expr, factor: Expr, total: Expr) -> Expr:
     )
 
 
-def _small(o: DotOperands, group: int, which: int) -> Expr:
+def _small(o: Bound, group: int, which: int) -> Expr:
     """int32 [R]: sub-scales (0) or minima (1) of a group."""
     from tvm import tirx
 
@@ -158,23 +154,19 @@ def _small(o: DotOperands, group: int, which: int) -> Expr:
     return tirx.bitwise_and(pair, tirx.Broadcast(tirx.const(15, "int32"), rows))
 
 
-def _part(o: DotOperands, vector: int, width: int, at: int, place: int) -> Expr:
+def _part(o: Bound, vector: int, width: int, at: int, place: int) -> Expr:
     """Bits `at` to ``at + width`` of every byte of a vector, brought to `place`."""
     from tvm import tirx
 
     rec = o.dot.records
     size = rec.vector
     found = o.chunk.vload([i64(rec.codes + vector * size)], f"uint8x{size}")
-    if at != place:  # in 16-bit lanes: x86 has no 8-bit shift, and the mask drops what crosses over
-        words = tirx.reinterpret(f"uint16x{size // 2}", found)
-        move = tirx.shift_right if at > place else tirx.shift_left
-        amount = tirx.Broadcast(tirx.const(abs(at - place), "uint16"), size // 2)
-        found = tirx.reinterpret(f"uint8x{size}", move(words, amount))
+    found = moved_bytes(found, place - at, size)
     mask = tirx.const(((1 << width) - 1) << place, "uint8")
     return tirx.bitwise_and(found, tirx.Broadcast(mask, size))
 
 
-def _codes(o: DotOperands, group: int, i: int, place: int) -> Expr:
+def _codes(o: Bound, group: int, i: int, place: int) -> Expr:
     """uint8 [4R]: codes of vector `i` of a group, times 2^place."""
     from tvm import tirx
 
@@ -186,26 +178,8 @@ def _codes(o: DotOperands, group: int, i: int, place: int) -> Expr:
 
 
 def _products(
-    instruction: DotInstruction, o: DotOperands, codes: list[Expr], row: int, group: int
+    instruction: DotInstruction, o: Bound, codes: list[Expr], row: int, group: int
 ) -> Expr:
     """int32 [R]: a group's codes times a row of x."""
-    from tvm import tirx
-
-    rows = o.dot.records.rows
-
-    def x(i: int) -> Expr:
-        at = o.at(row, group * GROUP + 4 * i)
-        four = tirx.reinterpret("int32", o.x.vload(at, "int8x4"))
-        return tirx.reinterpret(f"int8x{4 * rows}", tirx.Broadcast(four, rows))
-
-    def call(dtype: str, name: str, *operands: Expr) -> Expr:
-        return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.{name}", *operands)
-
-    if instruction is MADDUBS:
-        words = [call("int16x16", "avx2.pmadd.ub.sw", c, x(i)) for i, c in enumerate(codes)]
-        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-        return call("int32x8", "avx2.pmadd.wd", words[0] + words[1] + words[2] + words[3], ones)
-    total = tirx.Broadcast(tirx.const(0, "int32"), rows)
-    for i, c in enumerate(codes):
-        total = call(f"int32x{rows}", f"avx512.vpdpbusd.{32 * rows}", total, c, x(i))
-    return total
+    x = [four_k(o, row, group * GROUP + 4 * i, o.dot.records.rows) for i in range(4)]
+    return four_products(instruction, None, codes, x)

@@ -14,11 +14,12 @@ from linear_cases import RELATIVE_ERROR, dequantized, quantized_weight
 from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.arm.bitserial import AHEADS, ARM_BITSERIAL_KERNELS
+from apq_tvm.schedules.arm.bitserial import ARM_BITSERIAL_KERNELS
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.bitserial import bitserial_kernel
+from apq_tvm.schedules.linear.streams import FOLLOWED_AHEADS
 from apq_tvm.schedules.linear.thresholds import rows_of
 from apq_tvm.select import choose
 from apq_tvm.tensorize.arm.bitserial import UADDLP, UDOT
@@ -52,7 +53,7 @@ def test_kernels(
     (q, p), profile, m = bits, find_profile(target), 5
     scheme = Scheme(q, zeros, p, group > 0 and m_tile == 1, group)
     spec = LinearSpec(n, k, scheme)
-    kernel = bitserial_kernel(isa, q, m_tile, AHEADS)
+    kernel = bitserial_kernel(isa, q, m_tile, FOLLOWED_AHEADS)
     preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
     assert preparation is not None
     func, rule = schedule_preparation(preparation, preparation.func, profile, Defaults())

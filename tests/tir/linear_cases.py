@@ -12,7 +12,6 @@ import tvm
 
 from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.linear.nest import act_groups
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.devices import find_profile
@@ -64,7 +63,8 @@ def quantized_activations(
     m, k = x.shape
     padded = np.zeros((m, layout.padded_k(k)), np.float32)
     padded[:, :k] = x
-    grouped = padded.reshape(m, act_groups(layout, scheme, k), -1)
+    groups = 1 if scheme.act_group == -1 else layout.padded_groups(k)
+    grouped = padded.reshape(m, groups, -1)
     scale = np.abs(grouped).max(-1, keepdims=True) / np.float32(127)
     codes = np.rint(np.divide(grouped, scale, where=scale > 0, out=np.zeros_like(grouped)))
     xq = np.clip(codes, -127, 127).astype(np.int8).reshape(m, -1)

@@ -20,9 +20,10 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
-from apq_tvm.schedules.linear.bitserial import M_TILES, planes_schedule
+from apq_tvm.schedules.linear.bitserial import planes_schedule
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.quantize import quantize_func
+from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.schedules.linear.thresholds import rule_of
 from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS, bitserial_x86
 from apq_tvm.schedules.x86.profiles import linear_kernels

@@ -17,7 +17,8 @@ from apq_tvm.schedules.decide import Defaults, Random
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.plain import PLAIN_KERNELS
-from apq_tvm.schedules.x86.gemv import GEMV_KERNELS, M_TILES
+from apq_tvm.schedules.linear.streams import M_TILES
+from apq_tvm.schedules.x86.gemv import GEMV_KERNELS
 from apq_tvm.schedules.x86.profiles import PROFILES, linear_kernels, recognise
 from apq_tvm.types import QuantizedTensor, Scheme
 

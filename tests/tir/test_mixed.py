@@ -15,7 +15,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults, Random
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.linear.mixed import M_TILES
+from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.schedules.x86.decoded import GENERIC_KERNELS
 from apq_tvm.schedules.x86.mixed import MIXED_KERNELS
 from apq_tvm.schedules.x86.profiles import PROFILES, linear_kernels

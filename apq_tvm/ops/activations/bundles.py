@@ -14,14 +14,20 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.quantize import TINY, Quantize, checked_widths
+from apq_tvm.ops.activations.quantize import Load, Quantize, checked_widths, scale_and_inverse
+from apq_tvm.ops.blocks import each, put
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.rounding import CODES, round_loops, store, sum_loops, tree_loops
+from apq_tvm.tensorize.meaning.rounding import (
+    CODES,
+    reduce_loop,
+    round_loops,
+    sum_loops,
+    tree_loops,
+)
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
-Load = Callable[[Expr], Expr]
 
 BUNDLE = 4
 """Groups whose results are one vector."""
@@ -69,23 +75,16 @@ class Bundles(Quantize):
         bundled = whole // BUNDLE * BUNDLE if self.width == self.sum_width else 0
         if bundled:
             span = max(s for s in range(BUNDLE, SPAN + 1, BUNDLE) if bundled % s == 0)
-            with b.serial(0, bundled // span) as s0, b.sblock("span"):
-                first = b.axis.spatial(bundled // span, s0) * span
-                b.reads()
-                b.writes()
+            with each("span", bundled // span) as s0:
+                first = s0 * span
                 self._span(row, first, span, lambda c: self.x[row, first * self.width + c], "")
         if bundled < whole:
-            with b.serial(0, whole - bundled) as g0, b.sblock("group"):
-                group = b.axis.spatial(whole - bundled, g0) + bundled
-                b.reads()
-                b.writes()
+            with each("group", whole - bundled) as g0:
+                group = g0 + bundled
                 self._span(row, group, 1, lambda c: self.x[row, group * self.width + c], "_rest")
         if whole < groups:
             copy = self._padded_copy(row, whole, groups)
-            with b.serial(0, groups - whole) as g0, b.sblock("tail_group"):
-                tail = b.axis.spatial(groups - whole, g0)
-                b.reads()
-                b.writes()
+            with each("tail_group", groups - whole) as tail:
                 self._span(row, tail + whole, 1, lambda c: copy[tail * self.width + c], "_tail")
 
     def _padded_copy(self, row: Expr, whole: int, groups: int) -> Buffer:
@@ -94,14 +93,10 @@ class Bundles(Quantize):
         kept = self.k - whole * self.width
         with b.serial(0, kept) as c, b.sblock("copy"):
             col = b.axis.spatial(kept, c)
-            b.reads()
-            b.writes(copy[col])
-            b.buffer_store(copy, self.x[row, col + whole * self.width], [col])
+            put(copy, [col], self.x[row, col + whole * self.width])
         with b.serial(0, copy.shape[0] - kept) as c, b.sblock("pad"):
             col = b.axis.spatial(copy.shape[0] - kept, c) + kept
-            b.reads()
-            b.writes(copy[col])
-            b.buffer_store(copy, tirx.const(0.0, "float32"), [col])
+            put(copy, [col], tirx.const(0.0, "float32"))
         return copy
 
     def _span(self, row: Expr, first: Expr, count: int, x: Load, suffix: str) -> None:
@@ -111,10 +106,7 @@ class Bundles(Quantize):
         parts = self.width // self.sum_width
         sums = count * parts
         many = BUNDLE if sums % BUNDLE == 0 else 1
-        with b.serial(0, sums // many) as g0, b.sblock(f"bundle{suffix}"):
-            bundle = b.axis.spatial(sums // many, g0)
-            b.reads()
-            b.writes()
+        with each(f"bundle{suffix}", sums // many) as bundle:
             self._codes(row, first * parts, bundle * many, many, x, inverse, suffix)
 
     def _scales(
@@ -123,10 +115,7 @@ class Bundles(Quantize):
         many = BUNDLE if count % BUNDLE == 0 else 1
         lanes = 4 if many == BUNDLE else 16
         tops = b.sblock_alloc_buffer((count,), "int32", align=64)
-        with b.serial(0, count // many) as g0, b.sblock(f"bundle_top{suffix}"):
-            bundle = b.axis.spatial(count // many, g0)
-            b.reads()
-            b.writes()
+        with each(f"bundle_top{suffix}", count // many) as bundle:
             largest = b.sblock_alloc_buffer((many, lanes), "int32", align=64)
             extents = (self.width // lanes, many, lanes)
             with b.grid(*extents) as (c0, g0, e0), b.sblock(f"largest{suffix}"):
@@ -139,17 +128,14 @@ class Bundles(Quantize):
                 # A magnitude's pattern orders like the magnitude, NaN above infinity.
                 pattern = tirx.reinterpret("int32", tirx.abs(value))
                 b.buffer_store(largest, tirx.max(largest[g, e], pattern), [g, e])
-            _combine(f"top{suffix}", tirx.max, largest, lambda g: tops[bundle * many + g])
+            _combine(f"top{suffix}", "max", largest, lambda g: tops[bundle * many + g])
         with b.serial(0, count) as g0, b.sblock(f"factors{suffix}"):
             g = b.axis.spatial(count, g0)
             b.reads(tops[g])
             b.writes(inverse[g], self.xs[row, first + g])
-            size = tirx.reinterpret("float32", tops[g])
-            tiny = size < tirx.const(TINY, "float32")
-            zero, most = tirx.const(0.0, "float32"), tirx.const(self.most, "float32")
-            scale = tirx.Select(tiny, zero, size * tirx.const(1 / self.most, "float32"))
+            scale, over = scale_and_inverse(tirx.reinterpret("float32", tops[g]), self.most)
             b.buffer_store(self.xs, scale, [row, first + g])
-            b.buffer_store(inverse, tirx.Select(tiny, zero, most / size), [g])
+            b.buffer_store(inverse, over, [g])
 
     def _codes(
         self, row: Expr, first: Expr, start: Expr, many: int, x: Load, inverse: Buffer, suffix: str
@@ -159,9 +145,7 @@ class Bundles(Quantize):
         sums = b.sblock_alloc_buffer((many, 4), "int32", align=64)
         with b.grid(many, 4) as (g0, e0), b.sblock(f"clear{suffix}"):
             g, e = b.axis.remap("SS", [g0, e0])
-            b.reads()
-            b.writes(sums[g, e])
-            b.buffer_store(sums, tirx.const(0, "int32"), [g, e])
+            put(sums, [g, e], tirx.const(0, "int32"))
         with b.grid(chunks, many) as (c0, g0), b.sblock(f"chunk{suffix}"):
             c, g = b.axis.remap("SS", [c0, g0])
             b.reads()
@@ -181,24 +165,15 @@ class Bundles(Quantize):
                 lambda lane, e: self.xq[row, target + lane * 4 + e],
                 lambda lane: sums[g, lane],
             )
-        _combine(
-            f"total{suffix}", lambda a, c: a + c, sums, lambda g: self.xsum[row, first + start + g]
-        )
+        _combine(f"total{suffix}", "add", sums, lambda g: self.xsum[row, first + start + g])
 
 
 def _combine(
-    name: str, combine: Callable[[Expr, Expr], Expr], source: Buffer, target: Callable[[Expr], Any]
+    name: str, operation: str, source: Buffer, target: Callable[[Expr], Any]
 ) -> None:
     """``target(g) = combine over lanes of source[g]``: by pairs, or one by one for one group."""
     many, lanes = (int(extent) for extent in source.shape)
     if many > 1:
-        tree_loops(name, combine, source, target)
-        return
-    at = target(i64(0))
-    with b.serial(0, lanes) as e0, b.sblock(name):
-        e = b.axis.reduce(lanes, e0)
-        b.reads(source[0, e])
-        b.writes(at)
-        with b.init():
-            store(at, tirx.const(0, "int32"))
-        store(at, combine(at, source[0, e]))
+        tree_loops(name, operation, source, target)
+    else:
+        reduce_loop(name, operation, lanes, lambda e: source[0, e], target(i64(0)))

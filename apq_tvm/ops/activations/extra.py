@@ -14,7 +14,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.bundles import Bundles
-from apq_tvm.ops.activations.quantize import argument
+from apq_tvm.ops.activations.quantize import shortened
+from apq_tvm.ops.blocks import argument, put
 from apq_tvm.tensorize.exprs import MAGIC
 from apq_tvm.tensorize.meaning.lookup_span import EXTRA
 from apq_tvm.tensorize.meaning.rounding import CODES
@@ -24,10 +25,6 @@ Expr = Any
 
 NAME = "quantize_extra"
 """Attribute ``apq.op``."""
-
-
-SCALE_MASK = ~3
-"""Of a float32 pattern: leaves 22 significant bits."""
 
 
 def quantize_extra(
@@ -91,10 +88,7 @@ class _Extra(Bundles):
                 g = b.axis.spatial(extents[0], g0)
                 b.reads()
                 b.writes(self.xs[row, g])
-                scale = self.xs[row, g]
-                if self.short:
-                    kept = tirx.reinterpret("int32", scale) & tirx.const(SCALE_MASK, "int32")
-                    scale = tirx.reinterpret("float32", kept)
+                scale = shortened(self.xs[row, g]) if self.short else self.xs[row, g]
                 scaled = scale * tirx.const(self.acts, "float32")
                 b.buffer_store(self.xs, scaled, [row, g])
         for half in range(2):
@@ -106,6 +100,4 @@ class _Extra(Bundles):
                     factor = tirx.const(self.factor, "float32")
                 scaled = self.xs[row, g] * factor
                 value = scaled if half else tirx.const(MAGIC, "float32")
-                b.reads()
-                b.writes(self.extra[row, g, half * 4 + i])
-                b.buffer_store(self.extra, value, [row, g, half * 4 + i])
+                put(self.extra, [row, g, half * 4 + i], value)

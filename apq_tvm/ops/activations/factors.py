@@ -12,7 +12,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
+from apq_tvm.ops.activations.quantize import Quantize, checked_widths
+from apq_tvm.ops.blocks import argument
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any

@@ -24,7 +24,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.activations.quantize import TINY, argument
+from apq_tvm.ops.activations.quantize import scale_and_inverse
+from apq_tvm.ops.blocks import argument, row_tasks
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
 from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, f32, i64, whole
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
@@ -33,10 +34,6 @@ from apq_tvm.tensorize.pairs.folded_dot import STARTS
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
-
-_MOST = 127.0
-_SCALE_BITS = ~3
-"""Mask of a float32 pattern that leaves 22 significant bits."""
 
 
 def fold_activations(
@@ -91,25 +88,16 @@ class FoldActivations:
     def build(self) -> PrimFunc:
         """The whole PrimFunc."""
         m = tirx.Var("m", "int64")
-        rows = self.row_block
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name(self.name)
             attributes = {"apq.op": "fold_activations", "op_pattern": 8, "tirx.noalias": True}
             b.func_attr(attributes)
             x = argument("x", (m, self.k), "float32")
             slots = self.declare(m)
-            tasks = (slots + i64(rows - 1)) // i64(rows)
-            with b.sblock("root"):
-                b.reads()
-                b.writes()
-                with b.serial(0, tasks) as t, b.sblock("task"):
-                    task = b.axis.spatial(tasks, t)
-                    b.reads(x[0:m, 0 : self.k])
-                    b.writes(whole(self.xq))
-                    first = b.bind(task * i64(rows))
-                    mine = b.bind(tirx.min(i64(rows), slots - first))
-                    with b.serial(0, mine) as r:
-                        self._row(first + r, self.source(first + r, m), x)
+            read = x[0:m, 0 : self.k]
+            with row_tasks(slots, self.row_block, [read], [whole(self.xq)]) as (first, mine):
+                with b.serial(0, mine) as r:
+                    self._row(first + r, self.source(first + r, m), x)
         return builder.get()
 
     def declare(self, m: Expr) -> Expr:
@@ -177,13 +165,8 @@ class FoldActivations:
         reduce = "llvm.vector.reduce.smax.v4i32"
         pattern = tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(0)])
         size = tirx.reinterpret("float32", pattern)
-        tiny = size < f32(TINY)
-        kept = tirx.bitwise_and(
-            tirx.reinterpret("int32", size * f32(1 / _MOST)), tirx.const(_SCALE_BITS, "int32")
-        )
-        xs = tirx.Select(tiny, f32(0.0), tirx.reinterpret("float32", kept))
-        b.buffer_store(scale, xs, [0])
-        b.buffer_store(scale, tirx.Select(tiny, f32(0.0), f32(_MOST) / size), [1])
+        for i, value in enumerate(scale_and_inverse(size, 127.0, short=True)):
+            b.buffer_store(scale, value, [i])
 
     def _chunk(self, source: _Row, row: Expr, chunk: Expr, scale: Buffer) -> None:
         fold = self.fold

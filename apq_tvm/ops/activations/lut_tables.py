@@ -22,10 +22,10 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.quantize import argument, scale_and_inverse
+from apq_tvm.ops.activations.quantize import Load, each_part, scale_and_inverse
+from apq_tvm.ops.blocks import argument, each, put, reduce_all
 from apq_tvm.tensorize.exprs import MAGIC, f32, i32, i64, magnitude_bits
-from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, UNIT_K, signs
-from apq_tvm.tensorize.meaning.reduce import reduce_loop
+from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, signs
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -78,57 +78,23 @@ def lut_tables(k: int, padded_k: int, span: int, dtype: str) -> PrimFunc:
         with b.sblock("root"):
             b.reads()
             b.writes()
-            with b.serial(0, m) as i, b.sblock("row"):
-                row = b.axis.spatial(m, i)
-                b.reads()
-                b.writes()
-                whole = k // span
-                if whole:
-                    with b.serial(0, whole) as s, b.sblock("span"):
-                        at = b.axis.spatial(whole, s)
-                        b.reads()
-                        b.writes()
-                        part = _Span(x, row, at * span, tables, scales, sums, "")
-                        part.emit(row, at, span)
-                if whole < spans:
-                    copy = b.sblock_alloc_buffer(((spans - whole) * span,), "float32", align=64)
-                    with b.serial(0, copy.shape[0]) as c, b.sblock("pad"):
-                        col = b.axis.spatial(copy.shape[0], c)
-                        b.reads()
-                        b.writes(copy[col])
-                        column = col + whole * span
-                        zero = f32(0.0)
-                        value = tirx.if_then_else(column < k, x[row, column], zero)
-                        b.buffer_store(copy, value, [col])
-                    with b.serial(0, spans - whole) as s, b.sblock("span_tail"):
-                        at = b.axis.spatial(spans - whole, s)
-                        b.reads()
-                        b.writes()
-                        part = _Span(copy, None, at * span, tables, scales, sums, "_tail")
-                        part.emit(row, at + whole, span)
+            with each("row", m) as row:
+
+                def part(at: Expr, load: Load, suffix: str, row: Expr = row) -> None:
+                    _Span(load, tables, scales, sums, suffix).emit(row, at, span)
+
+                each_part(x, row, (k, padded_k, span), ("span", "span_tail"), part)
     return builder.get()
 
 
 class _Span:
-    """Emits the loops for one span of one row of x, or of a padded copy of its last columns."""
+    """Emits the loops for one span of one row of x, whose activations `x` gives by column."""
 
     def __init__(
-        self,
-        source: Buffer,
-        source_row: Expr | None,
-        first: Expr,
-        tables: Buffer,
-        scales: Buffer | None,
-        sums: Buffer,
-        suffix: str,
+        self, x: Load, tables: Buffer, scales: Buffer | None, sums: Buffer, suffix: str
     ) -> None:
-        self._source, self._first = source, first
-        self._lead = [] if source_row is None else [source_row]
-        self.tables, self.scales, self.sums, self.suffix = tables, scales, sums, suffix
-
-    def x(self, column: Expr) -> Expr:
-        """Activation of a column of the span."""
-        return self._source[(*self._lead, self._first + column)]
+        self.x, self.tables, self.scales, self.sums = x, tables, scales, sums
+        self.suffix = suffix
 
     def emit(self, row: Expr, span: Expr, width: int) -> None:
         """Scale, tables and sum of span number `span`."""
@@ -169,10 +135,8 @@ class _Span:
                 b.buffer_store(lanes, f32(0.0), [lane])
             b.buffer_store(lanes, lanes[lane] + self.x(c * i64(8) + lane), [lane])
         with b.sblock(f"sum{self.suffix}"):
-            b.reads(lanes[0:8])
-            b.writes(self.sums[row, span])
             four = [lanes[i] + lanes[i + 4] for i in range(4)]
-            b.buffer_store(self.sums, (four[0] + four[1]) + (four[2] + four[3]), [row, span])
+            put(self.sums, [row, span], (four[0] + four[1]) + (four[2] + four[3]), lanes[0:8])
 
     def _scale(self, scales: Buffer, row: Expr, span: Expr, quads: int) -> Buffer:
         """Store the span's scale; its inverse is in the buffer returned."""
@@ -192,7 +156,7 @@ class _Span:
             ]
             pattern = tirx.reinterpret("int32", (size[0] + size[1]) + (size[2] + size[3]))
             b.buffer_store(largest, tirx.max(largest[lane], pattern), [lane])
-        reduce_loop(f"top{self.suffix}", "max", largest, top)
+        reduce_all(f"top{self.suffix}", "max", largest, top)
         with b.sblock(f"factors{self.suffix}"):
             b.reads(top[0])
             b.writes(inverse[0], scales[row, span])
@@ -201,8 +165,3 @@ class _Span:
             b.buffer_store(scales, scale, [row, span])
             b.buffer_store(inverse, over, [0])
         return inverse
-
-
-def units_of(span: int) -> int:
-    """Units of a span."""
-    return span // UNIT_K

@@ -15,9 +15,9 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, Sizes
-from apq_tvm.ops.activations.quantize import argument, scale_and_inverse
+from apq_tvm.ops.activations.quantize import copy_row, scale_and_inverse
+from apq_tvm.ops.blocks import argument, each, put, reduce_all, row_tasks
 from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits
-from apq_tvm.tensorize.meaning.reduce import reduce_loop
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -45,7 +45,7 @@ def mixed_activations(
     tvm.tirx.PrimFunc
         ``(x f32 [M, K], permutation i32 [G], xq i8 [M, Kp], xs f32 [M, 1], minus i32 [M, P + 1],
         [xf f32 [M, K]])``, M dynamic, P = Kp / 16: ``minus[m, p]`` is -Σ xq of place p, and
-        ``minus[m, P]`` that of all 4-bit groups. Loops are scheduled but for the reductions
+        ``minus[m, P]`` that of all 4-bit groups. Loops are scheduled but for tasks and reductions
         ``top`` and ``total`` over 16 lanes.
     """
     m = tirx.Var("m", "int64")
@@ -60,21 +60,8 @@ def mixed_activations(
         work.xs = argument("xs", (m, 1), "float32")
         work.minus = argument("minus", (m, layout.places(k) + 1), "int32")
         xf = argument("xf", (m, k), "float32") if copy else None
-        tasks = (m + i64(row_block - 1)) // i64(row_block)
-        with b.sblock("root"):
-            b.reads()
-            b.writes()
-            with b.parallel(0, tasks) as t, b.sblock("task"):
-                task = b.axis.spatial(tasks, t)
-                b.reads()
-                b.writes()
-                first = b.bind(task * i64(row_block))
-                mine = b.bind(tirx.min(i64(row_block), m - first))
-                with b.serial(0, mine) as r, b.sblock("row"):
-                    row = b.axis.spatial(mine, r)
-                    b.reads()
-                    b.writes()
-                    work.emit(first + row, xf)
+        with row_tasks(m, row_block) as (first, mine), each("row", mine) as row:
+            work.emit(first + row, xf)
     return builder.get()
 
 
@@ -97,17 +84,12 @@ class _Quantize:
             lane = b.axis.spatial(GROUP, e)
             at = i64(self.whole * GROUP) + lane
             zero = f32(0.0)
-            b.reads()
-            b.writes(tail[lane])
             value = tirx.if_then_else(at < i64(self.k), self.x[row, at], zero)
-            b.buffer_store(tail, value, [lane])
+            put(tail, [lane], value)
         self._scale(row, tail, inverse)
         self._clear(row)
         if self.whole:
-            with b.serial(0, self.whole) as g, b.sblock("group"):
-                group = b.axis.spatial(self.whole, g)
-                b.reads()
-                b.writes()
+            with each("group", self.whole) as group:
                 self._group(row, group, lambda e: self.x[row, group * GROUP + e], inverse, "")
         if self.whole < self.groups:
             with b.sblock("short"):
@@ -116,12 +98,7 @@ class _Quantize:
                 self._group(row, i64(self.whole), lambda e: tail[e], inverse, "_tail")
         self._wide_sum(row)
         if xf is not None:
-            lanes = max(n for n in (16, 8, 4, 2, 1) if self.k % n == 0)
-            with b.serial(0, self.k // lanes) as c, b.vectorized(0, lanes) as e, b.sblock("copy"):
-                column = b.axis.spatial(self.k, c * lanes + e)
-                b.reads(self.x[row, column])
-                b.writes(xf[row, column])
-                b.buffer_store(xf, self.x[row, column], [row, column])
+            copy_row(self.x, xf, row, self.k)
 
     def _scale(self, row: Expr, tail: Buffer, inverse: Buffer) -> None:
         """The row's scale and the largest code over its largest magnitude."""
@@ -130,13 +107,8 @@ class _Quantize:
 
         with b.vectorized(0, GROUP) as e, b.sblock("first"):
             lane = b.axis.spatial(GROUP, e)
-            b.reads(tail[lane])
-            b.writes(largest[lane])
-            b.buffer_store(largest, magnitude_bits(tail[lane]), [lane])
-        with b.serial(0, self.whole) as g, b.sblock("largest_stage"):
-            group = b.axis.spatial(self.whole, g)
-            b.reads()
-            b.writes()
+            put(largest, [lane], magnitude_bits(tail[lane]), tail[lane])
+        with each("largest_stage", self.whole) as group:
             with b.vectorized(0, GROUP) as e, b.sblock("largest"):
                 lane = b.axis.spatial(GROUP, e)
                 # `largest` is left out of the reads: TVM would not vectorize a running maximum.
@@ -144,7 +116,7 @@ class _Quantize:
                 b.writes(largest[lane])
                 value = magnitude_bits(self.x[row, group * GROUP + lane])
                 b.buffer_store(largest, tirx.max(largest[lane], value), [lane])
-        reduce_loop("top", "max", largest, top)
+        reduce_all("top", "max", largest, top)
         with b.sblock("factors"):
             b.reads(top[0])
             b.writes(inverse[0], self.xs[row, 0])
@@ -163,9 +135,7 @@ class _Quantize:
         for place in empty:
             with b.serial(0, GROUP) as e, b.sblock(f"clear{place}"):
                 at = i64(place * GROUP) + b.axis.spatial(GROUP, e)
-                b.reads()
-                b.writes(self.xq[row, at])
-                b.buffer_store(self.xq, tirx.const(0, "int8"), [row, at])
+                put(self.xq, [row, at], tirx.const(0, "int8"))
             with b.sblock(f"no_sum{place}"):
                 b.reads()
                 b.writes(self.minus[row, place])
@@ -176,12 +146,10 @@ class _Quantize:
         total = b.sblock_alloc_buffer((1,), "int32", align=64)
         with b.vectorized(0, GROUP) as e, b.sblock(f"code{suffix}"):
             lane = b.axis.spatial(GROUP, e)
-            b.reads(inverse[0])
-            b.writes(codes[lane])
             most = f32(self.largest)
             value = tirx.nearbyint(x(lane) * inverse[0])
             value = tirx.max(tirx.min(value, most), f32(-self.largest))
-            b.buffer_store(codes, value.astype("int32"), [lane])
+            put(codes, [lane], value.astype("int32"), inverse[0])
         with b.sblock(f"place{suffix}"):
             b.reads()
             b.writes()
@@ -191,7 +159,7 @@ class _Quantize:
                 b.reads(codes[lane])
                 b.writes()
                 b.buffer_store(self.xq, codes[lane].astype("int8"), [row, place * GROUP + lane])
-            reduce_loop(f"total{suffix}", "add", codes, total)
+            reduce_all(f"total{suffix}", "add", codes, total)
             with b.sblock(f"sum{suffix}"):
                 b.reads(total[0])
                 b.writes()
@@ -203,14 +171,10 @@ class _Quantize:
         count, last = layout.wide_groups(k), layout.places(k)
         run = b.sblock_alloc_buffer((1,), "int32", align=64)
         with b.sblock("wide_clear"):
-            b.reads()
-            b.writes(run[0])
-            b.buffer_store(run, i32(0), [0])
+            put(run, [0], i32(0))
         with b.serial(0, count) as j, b.sblock("wide_add"):
             group = b.axis.spatial(count, j)
-            b.reads()
-            b.writes(run[0])
-            b.buffer_store(run, run[0] + self.minus[row, layout.wide_place(group, k)], [0])
+            put(run, [0], run[0] + self.minus[row, layout.wide_place(group, k)])
         with b.sblock("wide_sum"):
             b.reads(run[0])
             b.writes(self.minus[row, last])

@@ -16,7 +16,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
-from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
+from apq_tvm.ops.activations.quantize import Quantize, checked_widths
+from apq_tvm.ops.blocks import argument, put
 from apq_tvm.tensorize.meaning.bitserial import pack_planes
 from apq_tvm.tensorize.meaning.scaffold import View, product
 
@@ -84,9 +85,7 @@ class _Planes(Quantize):
             value = b.sblock_alloc_buffer((UNIT_K,), "int32", align=64)
             with b.serial(0, UNIT_K) as e0, b.sblock(f"sign{suffix}"):
                 e = b.axis.spatial(UNIT_K, e0)
-                b.reads(codes[e])
-                b.writes(value[e])
                 one = tirx.const(1, "int32")
-                b.buffer_store(value, tirx.shift_right(codes[e] + one, one), [e])
+                put(value, [e], tirx.shift_right(codes[e] + one, one), codes[e])
         views = [View(value, (0,)), View(self.xq, (row, 0, chunk))]
         product(pack_planes(self.bits), f"pack{suffix}", lambda: views, init=True)

@@ -16,6 +16,7 @@ offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -24,12 +25,13 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
-from apq_tvm.tensorize.exprs import f32, i64, magnitude_bits
-from apq_tvm.tensorize.meaning.reduce import reduce_loop
+from apq_tvm.ops.blocks import argument, each, put, reduce_all, row_tasks
+from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits, whole
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
+Load = Callable[[Expr], Expr]
 
 TINY = 2.0**-100
 """Largest magnitudes below this count as zero."""
@@ -120,7 +122,6 @@ class Quantize:
     def build(self) -> PrimFunc:
         """The PrimFunc: blocks ``task``, ``row``, ``group`` and their steps."""
         m = tirx.Var("m", "int64")
-        rows = self.row_block
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name(self.name)
             b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
@@ -129,22 +130,11 @@ class Quantize:
             self.xs = self.declare_factors("xs", m, self.padded // self.width, "float32")
             self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
             self.declare_more(m)
-            tasks = (m + i64(rows - 1)) // i64(rows)
-            with b.sblock("root"):
-                b.reads()
-                b.writes()
-                with b.serial(0, tasks) as t, b.sblock("task"):
-                    task = b.axis.spatial(tasks, t)
-                    b.reads(self.x[0:m, 0 : self.k])
-                    b.writes(self.xq[tuple(slice(0, extent) for extent in self.xq.shape)])
-                    first = b.bind(task * i64(rows))
-                    mine = b.bind(tirx.min(i64(rows), m - first))
-                    with b.serial(0, mine) as r, b.sblock("row"):
-                        row = b.axis.spatial(mine, r)
-                        b.reads()
-                        b.writes()
-                        self._row(first + row)
-                    self.pad_rows(m, first + mine)
+            x = self.x[0:m, 0 : self.k]
+            with row_tasks(m, self.row_block, [x], [whole(self.xq)]) as (first, mine):
+                with each("row", mine) as row:
+                    self._row(first + row)
+                self.pad_rows(m, first + mine)
         return builder.get()
 
     def declare_codes(self, m: Expr) -> Buffer:
@@ -174,35 +164,13 @@ class Quantize:
         with b.serial(0, self.lanes) as e0, b.sblock(f"store{suffix}"):
             e = b.axis.spatial(self.lanes, e0)
             at = chunk * self.lanes + e
-            b.reads(codes[e])
-            b.writes(self.xq[row, at])
-            b.buffer_store(self.xq, codes[e].astype("int8"), [row, at])
+            put(self.xq, [row, at], codes[e].astype("int8"), codes[e])
 
     def _row(self, row: Expr) -> None:
-        groups = self.padded // self.width
-        # Groups that reach past K read a padded copy, so that no lane needs a predicate.
-        whole = self.k // self.width
-        if whole:
-            with b.serial(0, whole) as g, b.sblock("group"):
-                group = b.axis.spatial(whole, g)
-                b.reads()
-                b.writes()
-                self._group(row, group, lambda c: self.x[row, group * self.width + c], "")
-        if whole < groups:
-            copy = b.sblock_alloc_buffer(((groups - whole) * self.width,), "float32", align=64)
-            with b.serial(0, copy.shape[0]) as c, b.sblock("pad"):
-                col = b.axis.spatial(copy.shape[0], c)
-                b.reads()
-                b.writes(copy[col])
-                at = col + whole * self.width
-                zero = tirx.const(0.0, "float32")
-                value = tirx.if_then_else(at < self.k, self.x[row, at], zero)
-                b.buffer_store(copy, value, [col])
-            with b.serial(0, groups - whole) as g, b.sblock("tail_group"):
-                tail = b.axis.spatial(groups - whole, g)
-                b.reads()
-                b.writes()
-                self._group(row, tail + whole, lambda c: copy[tail * self.width + c], "_tail")
+        def group(number: Expr, x: Load, suffix: str) -> None:
+            self._group(row, number, x, suffix)
+
+        each_part(self.x, row, (self.k, self.padded, self.width), ("group", "tail_group"), group)
 
     def _group(self, row: Expr, group: Expr, x: Any, suffix: str) -> None:
         lanes = self.lanes
@@ -224,7 +192,7 @@ class Quantize:
                 b.buffer_store(largest, total, [e])
             else:
                 b.buffer_store(largest, tirx.max(largest[e], pattern), [e])
-        reduce_loop(f"top{suffix}", "add" if signs else "max", largest, top)
+        reduce_all(f"top{suffix}", "add" if signs else "max", largest, top)
         with b.sblock(f"factors{suffix}"):
             b.reads(top[0])
             b.writes(inverse[0], self.kept(self.xs, row, group))
@@ -233,10 +201,7 @@ class Quantize:
             self.keep(self.xs, row, group, scale)
             b.buffer_store(inverse, over, [0])
         parts = self.width // self.sum_width
-        with b.serial(0, parts) as p, b.sblock(f"part{suffix}"):
-            part = b.axis.spatial(parts, p)
-            b.reads()
-            b.writes()
+        with each(f"part{suffix}", parts) as part:
             self.codes(row, group * parts + part, part * self.sum_width, x, inverse, suffix)
 
     def _columns(self, group: Expr) -> Expr:
@@ -261,13 +226,8 @@ class Quantize:
         total = b.sblock_alloc_buffer((1,), "int32", align=64)
         with b.serial(0, lanes) as e0, b.sblock(f"clear{suffix}"):
             e = b.axis.spatial(lanes, e0)
-            b.reads()
-            b.writes(sums[e])
-            b.buffer_store(sums, tirx.const(0, "int32"), [e])
-        with b.serial(0, chunks) as c0, b.sblock(f"chunk{suffix}"):
-            c = b.axis.spatial(chunks, c0)
-            b.reads()
-            b.writes()
+            put(sums, [e], tirx.const(0, "int32"))
+        with each(f"chunk{suffix}", chunks) as c:
             with b.serial(0, lanes) as e0, b.sblock(f"code{suffix}"):
                 e = b.axis.spatial(lanes, e0)
                 b.reads(x(first + c * lanes + e), inverse[0])
@@ -288,29 +248,70 @@ class Quantize:
                 with b.serial(0, lanes) as e0, b.sblock(f"add{suffix}"):
                     e = b.axis.spatial(lanes, e0)
                     # `sums` is left out of the reads: TVM would not vectorize a running sum.
-                    b.reads(codes[e])
-                    b.writes(sums[e])
-                    b.buffer_store(sums, sums[e] + codes[e], [e])
-        reduce_loop(f"total{suffix}", "add", sums, total)
+                    put(sums, [e], sums[e] + codes[e], codes[e])
+        reduce_all(f"total{suffix}", "add", sums, total)
         with b.sblock(f"sum{suffix}"):
             b.reads(total[0])
             b.writes(self.kept(self.xsum, row, sum_group))
             self.keep(self.xsum, row, sum_group, total[0])
 
 
-def scale_and_inverse(size: Expr, most: float) -> tuple[Expr, Expr]:
+def scale_and_inverse(size: Expr, most: float, short: bool = False) -> tuple[Expr, Expr]:
     """float32: the scale of codes up to `most`, and `most` over the largest magnitude `size`.
 
-    Both are 0 where `size` is below `TINY`.
+    Both are 0 where `size` is below `TINY`; the scale may be `shortened`.
     """
-    tiny = size < f32(TINY)
+    tiny, scale = size < f32(TINY), size * f32(1 / most)
     return (
-        tirx.Select(tiny, f32(0.0), size * f32(1 / most)),
+        tirx.Select(tiny, f32(0.0), shortened(scale) if short else scale),
         tirx.Select(tiny, f32(0.0), f32(most) / size),
     )
 
 
-def argument(name: str, shape: tuple[Any, ...], dtype: str) -> Buffer:
-    """Declare the next buffer argument."""
-    extents = [i64(s) if isinstance(s, int) else s for s in shape]
-    return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=4, offset_factor=1)
+def each_part(
+    x: Buffer,
+    row: Expr,
+    sizes: tuple[int, int, int],
+    names: tuple[str, str],
+    emit: Callable[[Expr, Load, str], None],
+) -> None:
+    """Emit something for every part of a row of x.
+
+    Parts that reach past K read a copy with zeros (block ``pad``): no lane needs a predicate.
+
+    Parameters
+    ----------
+    x, row
+    sizes : tuple of int
+        K, with zeros up to whole parts, and the columns of a part.
+    names : tuple of str
+        Of the blocks of parts within K and past it.
+    emit : callable
+        Given the part's number, its columns and the suffix of its blocks: ``_tail`` past K.
+    """
+    k, padded, width = sizes
+    whole, parts = k // width, padded // width
+    if whole:
+        with each(names[0], whole) as part:
+            emit(part, lambda c: x[row, part * width + c], "")
+    if whole < parts:
+        copy = b.sblock_alloc_buffer(((parts - whole) * width,), "float32", align=64)
+        with b.serial(0, copy.shape[0]) as c, b.sblock("pad"):
+            col = b.axis.spatial(copy.shape[0], c)
+            at = col + whole * width
+            put(copy, [col], tirx.if_then_else(at < k, x[row, at], f32(0.0)))
+        with each(names[1], parts - whole) as tail:
+            emit(tail + whole, lambda c: copy[tail * width + c], "_tail")
+
+
+def copy_row(x: Buffer, target: Buffer, row: Expr, k: int) -> None:
+    """Copy one row of x, in block ``copy``."""
+    lanes = max(n for n in (16, 8, 4, 2, 1) if k % n == 0)
+    with b.serial(0, k // lanes) as c, b.vectorized(0, lanes) as e, b.sblock("copy"):
+        column = b.axis.spatial(k, c * lanes + e)
+        put(target, [row, column], x[row, column], x[row, column])
+
+
+def shortened(scale: Expr) -> Expr:
+    """float32 of 22 significant bits: times `apq_tvm.tensorize.exprs.MAGIC` it is exact."""
+    return tirx.reinterpret("float32", tirx.reinterpret("int32", scale) & i32(~3))

@@ -13,7 +13,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
+from apq_tvm.ops.activations.quantize import Quantize, checked_widths, copy_row
+from apq_tvm.ops.blocks import argument, put
 from apq_tvm.tensorize.exprs import i64
 
 PrimFunc = Any  # tvm is untyped
@@ -87,12 +88,7 @@ class _Rows(Quantize):
     def _row(self, row: Expr) -> None:
         super()._row(row)
         if self.copy:
-            lanes = max(n for n in (16, 8, 4, 2, 1) if self.k % n == 0)
-            with b.serial(0, self.k // lanes) as c, b.vectorized(0, lanes) as e, b.sblock("copy"):
-                column = b.axis.spatial(self.k, c * lanes + e)
-                b.reads(self.x[row, column])
-                b.writes(self.xf[row, column])
-                b.buffer_store(self.xf, self.x[row, column], [row, column])
+            copy_row(self.x, self.xf, row, self.k)
 
     def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
         first = row % self.together * i64(self.copies)
@@ -111,9 +107,7 @@ class _Rows(Quantize):
         with b.grid(parts, run) as loops, b.sblock(f"store{suffix}"):
             part, e = b.axis.remap("SS", loops)
             at = [row // self.together, chunk * parts + part, row % self.together, e]
-            b.reads(codes[part * run + e])
-            b.writes(self.xq[tuple(at)])
-            b.buffer_store(self.xq, codes[part * run + e].astype("int8"), at)
+            put(self.xq, at, codes[part * run + e].astype("int8"), codes[part * run + e])
 
     def pad_rows(self, m: Expr, end: Expr) -> None:
         """Zeros for the rows of the last block that are past M."""
@@ -123,14 +117,10 @@ class _Rows(Quantize):
             with b.grid(self.padded // self.run, missing, self.run) as loops, b.sblock("no_codes"):
                 k, row, e = b.axis.remap("SSS", loops)
                 at = [last, k, there + row, e]
-                b.reads()
-                b.writes(self.xq[tuple(at)])
-                b.buffer_store(self.xq, tirx.const(0, "int8"), at)
+                put(self.xq, at, tirx.const(0, "int8"))
             for name, target in (("scales", self.xs), ("sums", self.xsum)):
                 lanes = missing * i64(self.copies)
                 with b.grid(target.shape[1], lanes) as loops, b.sblock(f"no_{name}"):
                     g, lane = b.axis.remap("SS", loops)
                     at = [last, g, there * i64(self.copies) + lane]
-                    b.reads()
-                    b.writes(target[tuple(at)])
-                    b.buffer_store(target, tirx.const(0, target.dtype), at)
+                    put(target, at, tirx.const(0, target.dtype))

@@ -13,7 +13,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
+from apq_tvm.ops.activations.quantize import Quantize, checked_widths
+from apq_tvm.ops.blocks import argument, put
 from apq_tvm.tensorize.meaning.planes import QUAD
 
 PrimFunc = Any  # tvm is untyped
@@ -54,9 +55,7 @@ class _Spread(Quantize):
 
     def _row(self, row: Expr) -> None:
         with b.sblock("no_sum"):
-            b.reads()
-            b.writes(self.xsum[row, 0])
-            b.buffer_store(self.xsum, tirx.const(0.0, "float32"), [row, 0])
+            put(self.xsum, [row, 0], tirx.const(0.0, "float32"))
         super()._row(row)
 
     def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:

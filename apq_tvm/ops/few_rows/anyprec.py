@@ -30,6 +30,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.planes import PlanesLayout
+from apq_tvm.ops.blocks import each, put
 from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, PlanesTask, parts_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.tensorize.meaning.planes import (
@@ -113,17 +114,12 @@ class _Gemm(PlanesTask):
             if suffix:
                 self._lookup(suffix, self.first(()), k)
                 continue
-            with b.serial(0, self.whole) as u, b.sblock("fill"):
-                axis = b.axis.spatial(self.whole, u)
-                b.reads()
-                b.writes()
+            with each("fill", self.whole) as axis:
                 self._lookup("", self.first((axis,)), k)
 
     def _lookup(self, suffix: str, first: Expr, k: int) -> None:
         with self.stage(f"zero{suffix}", ROWS, k) as (r, column):
-            b.reads()
-            b.writes(self.bytes[r, first + column])
-            b.buffer_store(self.bytes, tirx.const(0, "uint8"), [r, first + column])
+            put(self.bytes, [r, first + column], tirx.const(0, "uint8"))
         views = [*self.planes_at(first), View(self.bytes, (0, first))]
         product(planes_lookup(self.step_of(k)), f"lookup{suffix}", lambda: views)
 

@@ -11,6 +11,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.formats.anyprec import table_name
+from apq_tvm.ops.blocks import put
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
 from apq_tvm.tensorize.meaning.planes import QUAD, ROWS, PlanesStep
@@ -113,9 +114,7 @@ class PlanesTask(GemmTask):
     def clear(self, name: str, sums: Buffer) -> None:
         """Set spread sums to 0."""
         with self.stage(name, *sums.shape) as at:
-            b.reads()
-            b.writes(sums[at])
-            b.buffer_store(sums, tirx.const(0, self.sum_dtype), list(at))
+            put(sums, at, tirx.const(0, self.sum_dtype))
 
     def add_lanes(self, name: str, sums: Buffer, at: Any, spread: Any) -> None:
         """``sums[at(i)] += Σ_l spread[.., l]``, where ``spread = (buffer, leading extents)``."""
@@ -123,9 +122,7 @@ class PlanesTask(GemmTask):
         with b.grid(*lead, self.step.lanes) as loops, b.sblock(name):
             *i, lane = b.axis.remap("S" * len(lead) + "R", loops)
             where = at(*i)
-            b.reads(sums[where], buffer[(*i, lane)])
-            b.writes(sums[where])
-            b.buffer_store(sums, sums[where] + buffer[(*i, lane)], list(where))
+            put(sums, where, sums[where] + buffer[(*i, lane)], sums[where], buffer[(*i, lane)])
 
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         row, block = self.row + m, self.row_block(j)

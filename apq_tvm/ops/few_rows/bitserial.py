@@ -15,6 +15,7 @@ int8. Signs and offsets:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -22,11 +23,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.linear.nest import Blocking, LinearNest, act_groups
+from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import i32, i64
 from apq_tvm.tensorize.meaning.bitserial import bitserial_dot
-from apq_tvm.tensorize.meaning.scaffold import View, product
+from apq_tvm.tensorize.meaning.scaffold import View
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -58,23 +59,24 @@ def bitserial_linear(
     assert spec.scheme is not None
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         operands = Operands(spec)
-        m, groups = operands.m, act_groups(layout, spec.scheme, spec.k)
-        words = layout.padded_k(spec.k) // UNIT_K
+        m, words = operands.m, layout.padded_k(spec.k) // UNIT_K
         planes = operands.declare("planes", (m, spec.scheme.act_bits, words), "int32")
-        xs = operands.declare("xs", (m, groups), "float32")
-        xsum = operands.declare("xsum", (m, layout.padded_groups(spec.k)), "int32")
+        xs, xsum = operands.factors(layout)
         minus = None
         if spec.scheme.act_bits == 2:
             minus = operands.declare("minus", (m, layout.padded_groups(spec.k)), "int32")
         weights = operands.weights(layout)
         bias, residual, y = operands.epilogue()
         nest = _Planes(spec, layout, blocking, m)
-        nest.steps, nest.minus = units, minus
-        dots = b.sblock_alloc_buffer(nest.dots_shape, "int32")
-        sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
-        nest.planes_dot(dots, planes, weights["codes"])
-        nest.scale(sums, dots, weights, xs, xsum)
-        nest.store(y, sums, xs, bias, residual)
+        nest.minus = minus
+
+        def views(block: Expr, row: Expr, span: Expr, unit: Expr) -> list[View]:
+            first = unit * i64(units)
+            return [View(weights["codes"], (block, first, 0)), View(planes, (row, 0, first))]
+
+        meaning = bitserial_dot(layout.unit, spec.scheme.act_bits, units, blocking.m_tile)
+        dots = nest.multiply(meaning, views)
+        nest.store(y, nest.scale(dots, weights, xs, xsum), bias, residual, xs)
     return builder.get()
 
 
@@ -83,33 +85,13 @@ def bitserial_blocking(
 ) -> Blocking:
     """Extents of the loops, with `units` units for one."""
     plain = Blocking.of(layout, spec.n, spec.k, m_tile, streams)
-    return Blocking(m_tile, streams, plain.bundles, 1, plain.spans, plain.units // units)
+    return replace(plain, units=plain.units // units)
 
 
 class _Planes(LinearNest):
     """The nests of a linear layer whose dot product reads planes."""
 
-    steps = 1
     minus: Buffer | None = None
-
-    def planes_dot(self, dots: Buffer, planes: Buffer, codes: Buffer) -> None:
-        """Sum `bitserial_dot` over every group."""
-        assert self.spec.scheme is not None
-        bl, steps = self.blocking, self.steps
-        lanes = self.dots_shape[4:]
-        meaning = bitserial_dot(self.unit, self.spec.scheme.act_bits, steps, bl.m_tile)
-
-        def views(t: Expr, nb: Expr, g: Expr, s: Expr, u: Expr) -> list[View]:
-            first = (g * i64(bl.units) + u) * i64(steps)
-            row = self._row(t, [i64(0)] if bl.m_tile > 1 else [])
-            return [
-                View(codes, (self._block(nb, s), first, 0)),
-                View(planes, (row, 0, first)),
-                View(dots, (t, nb, g, s, *[0] * len(lanes))),
-            ]
-
-        outer, units = self.dots_shape[:4], [i64(bl.units)]
-        product(meaning, "dot", views, spatial=outer, reduced=units, init=True)
 
     def centred(
         self, dot: Expr, xsum: Expr, zero: Expr | None, offset: int, at: tuple[Expr, Expr]

@@ -9,6 +9,7 @@ are stored in the order of smmla, 2 rows of x by 2 rows of weights, and put in r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,8 @@ from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import HALF
-from apq_tvm.tensorize.pairs.folded_dot import STARTS, Chunk, FoldedDot, chunk_loops, chunk_of
+from apq_tvm.tensorize.meaning.scaffold import View, product
+from apq_tvm.tensorize.pairs.folded_dot import STARTS, FoldedDot
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -100,14 +102,13 @@ def folded_linear(
         if dot.fold.unit.half:
             layout = replace(layout, rows=4)
         bias, residual, y = operands.epilogue()
-        bundles = Blocking.of(layout, spec.n, spec.k, dot.m, streams).bundles
-        blocking = Blocking(dot.m, streams, bundles, 1, chunks, dot.units)
+        width = dot.units * UNIT_K
+        blocking = Blocking.of(layout, spec.n, spec.k, dot.m, streams, width)
         nest = _Folded(spec, layout, blocking, operands.m, dot, neighbours)
-        sums = b.sblock_alloc_buffer([*nest.outer, *map(i64, dot.spatial)], "float32")
-        nest.dot_products(sums, (xq, starts, factors), weights, own)
+        sums = nest.dot_products((xq, starts, factors), weights, own)
         if dot.in_pairs:
             sums = nest.in_rows(sums)
-        nest.store(y, sums, None, bias, residual)
+        nest.store(y, sums, bias, residual)
     return builder.get()
 
 
@@ -123,7 +124,6 @@ class _Folded(LinearNest):
     ) -> None:
         super().__init__(spec, layout, blocking, m)
         self.dot, self.neighbours = dot, neighbours
-        self.outer = self.sums_shape[: 2 if dot.beside else 3]
 
     def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
         if self.neighbours:
@@ -136,51 +136,46 @@ class _Folded(LinearNest):
         first = tirx.min(tile * mine, pairs - mine)
         return first + inner[0] if inner else first
 
-    def _row(self, tile: Expr, inner: list[Expr]) -> Expr:
+    def _row(self, tile: Expr, inner: Sequence[Expr]) -> Expr:
         if not (inner and self.dot.in_pairs):
             return super()._row(tile, inner)
         pair = self._pair(tile, [inner[0] // i64(2)])
         return tirx.min(pair * i64(2), self.m - i64(2)) + inner[0] % i64(2)
 
     def dot_products(
-        self, sums: Buffer, x: tuple[Buffer, ...], weights: dict[str, Buffer], own: bool
-    ) -> None:
+        self, x: tuple[Buffer, ...], weights: dict[str, Buffer], own: bool
+    ) -> Buffer:
         """Σ over chunks of the scaled products."""
         dot, spans = self.dot, self.blocking.spans
         xq, starts, factors = x
+        outer = self.sums_shape[: 2 if dot.beside else 3]
+        sums = b.sblock_alloc_buffer([*outer, *map(i64, dot.spatial)], "float32")
         per_group = max(1, self.layout.group_width(self.spec.k) // UNIT_K // dot.units)
-        codes = weights["codes"]
+        scaling = [name for name in ("scales", "zeros") if name in weights]
+        none: Any = i64(0) if dot.fold.unit.run == 8 else 0
 
-        def view(target: list[Expr], chunk: Expr, unit: list[Expr]) -> Chunk:
-            t, nb, s = target[:3]
-            lead, _, r = dot.rows(target[len(self.outer) :])
-            row = (self._pair if dot.in_pairs else self._row)(t, list(lead))
-            none: Any = i64(0) if dot.fold.unit.run == 8 else 0
-            block, start = self._block(nb, s), none
+        def views(t: Expr, nb: Expr, *inner: Expr) -> list[View]:
+            *stream, chunk = inner
+            s = stream[0] if stream else i64(0)
+            row = self._pair(t, []) if dot.in_pairs else self._first(t)
+            block, byte, lane = self._block(nb, s), none, i64(0)
             if dot.fold.unit.half:
                 half, block = block % i64(2), block // i64(2)
-                r, start = half * i64(4) + r, half * i64(HALF)
+                byte, lane = half * i64(HALF), half * i64(4)
             group = chunk // i64(per_group) if spans > per_group else i64(0)
+            unit = chunk * i64(dot.units) if dot.units > 1 else chunk
             mine: Any = s * i64(dot.copies) if own and not dot.beside else none
-            if dot.copies > 1:
-                mine = slice(mine, mine + i64(dot.copies))
+            return [
+                View(weights["codes"], (block, unit, byte)),
+                View(xq, (row, chunk * i64(dot.unit_bytes * dot.units))),
+                View(starts, (row, chunk, mine, 0)),
+                View(factors, (row, chunk, 0)),
+                *(View(weights[n], (block, group, lane)) for n in scaling),
+                View(sums, (t, nb, *stream, *[0] * len(dot.spatial))),
+            ]
 
-            def code(u: Any, byte: Any) -> Any:
-                if isinstance(byte, slice):
-                    return codes[block, u, start : start + byte.stop]
-                return codes[block, u, start + byte]
-
-            return chunk_of(
-                dot,
-                (chunk, unit),
-                code,
-                lambda byte: xq[row, byte],
-                starts[row, chunk, mine, 0:STARTS],
-                lambda i: factors[row, chunk, i],
-                [weights[n][block, group, r] for n in ("scales", "zeros") if n in weights],
-            )
-
-        chunk_loops(dot, sums, self.outer, (spans,), view, fresh=True)
+        product(dot.meaning, "dot", views, (), outer, [i64(spans)], init=True)
+        return sums
 
     def in_rows(self, sums: Buffer) -> Buffer:
         """Sums in pairs as rows of x by rows of the block."""

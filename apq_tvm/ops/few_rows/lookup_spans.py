@@ -16,7 +16,7 @@ from apq_tvm.ops.few_rows.spans import SpanBlocking, SpanLinear
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.lookup_span import EXTRA, SpanDot
-from apq_tvm.tensorize.meaning.product import View
+from apq_tvm.tensorize.meaning.scaffold import View
 
 Expr = Any  # tvm is untyped
 
@@ -100,21 +100,20 @@ class _LookupSpans(SpanLinear):
         layout, mt = self.layout, self.blocking.m_tile
         dot = self.lookup.dot(mt, units * self.lookup.step)
         block, group = self.block(i64(stream)), span * i64(layout.span_groups)
-        zero = slice(0, None)
-
-        def part(name: str, shape: tuple[int, ...], per_span: tuple[int, ...]) -> View:
-            """From the span on; one of several units where `shape` has them."""
-            first = span * per_span[0] if per_span[1:] else span
-            at = slice(first, None) if shape[1:] else first
-            return View(self.arrays[name], block, at, zero)
-
         each = self.lookup.dot(1, layout.span).arrays
-        views = {n: part(n, shape, each[n][0]) for n, (shape, _) in dot.arrays.items()}
+
+        def part(name: str) -> View:
+            """From the span on; one of its units where the operand has no axis of them."""
+            per_span = each[name][0]
+            first = span * per_span[0] if per_span[1:] else span
+            return View(self.arrays[name], (block, first, 0))
+
+        views = [part(name) for name in dot.arrays]
         if layout.entries:
-            views["table"] = View.whole(self.arrays["table"])
-        views["scales"] = View(self.arrays["scales"], block, span, zero)
-        views["x"] = self.rows_of(self.xq, span * i64(layout.span))
-        views["xs"] = self.rows_of(self.xs, group)
-        views["extra"] = self.rows_of(self.extra, group, 0)
-        views["acc"] = View(self.sums, stream, zero if mt > 1 else 0, zero)
-        self.product(dot, views, name)
+            views.append(View(self.arrays["table"], (0,)))
+        views.append(View(self.arrays["scales"], (block, span, i64(0))))
+        views.append(self.rows_of(self.xq, span * i64(layout.span)))
+        views.append(self.rows_of(self.xs, group))
+        views.append(self.rows_of(self.extra, group, 0))
+        views.append(View(self.sums, (stream, 0, 0)))
+        self.product(dot.meaning, views, name)

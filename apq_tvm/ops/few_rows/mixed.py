@@ -24,6 +24,7 @@ import numpy as np
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.codegen.layouts.mixed_views import Place
 from apq_tvm.formats.mixed import GROUP
+from apq_tvm.ops.blocks import each, put
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.exprs import i64, prefetch_line
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, narrow_dot, wide_dot
@@ -125,10 +126,7 @@ class _Nest:
             bundle = b.axis.spatial(self.bundles, n0)
             b.reads()
             b.writes()
-            with b.serial(0, tiles) as t0, b.sblock("tile"):
-                tile = b.axis.spatial(tiles, t0)
-                b.reads()
-                b.writes()
+            with each("tile", tiles) as tile:
                 self.first = b.bind(tirx.min(tile * i64(bl.m_tile), self.m - i64(bl.m_tile)))
                 self.index = [b.bind(i64(s * self.bundles) + bundle) for s in range(bl.streams)]
                 self.block = [b.bind(tirx.min(i, i64(self.blocks - 1))) for i in self.index]
@@ -165,9 +163,7 @@ class _Nest:
             for buffer, name in ((self.sums, "sums"), (self.fours, "fours")):
                 with b.vectorized(0, self.layout.rows) as r0, b.sblock(f"clear_{name}{s}_{i}"):
                     r = b.axis.spatial(self.layout.rows, r0)
-                    b.reads()
-                    b.writes(buffer[s, i, r])
-                    b.buffer_store(buffer, tirx.const(0, buffer.dtype), [s, i, r])
+                    put(buffer, [s, i, r], tirx.const(0, buffer.dtype))
 
     def _products(self, xq: Buffer, minus: Buffer) -> None:
         from tvm.tirx.script.builder import ir as b
@@ -177,15 +173,9 @@ class _Nest:
         self.scale = b.sblock_alloc_buffer(shape, "float32", align=64)
         self.plus = b.sblock_alloc_buffer(shape, "int32", align=64)
         spans = self.triples // bl.span
-        with b.serial(0, spans) as p0, b.sblock("span"):
-            span = b.axis.spatial(spans, p0)
-            b.reads()
-            b.writes()
+        with each("span", spans) as span:
             self._super(span)
-            with b.serial(0, bl.span) as t0, b.sblock("word"):
-                t = b.axis.spatial(bl.span, t0)
-                b.reads()
-                b.writes()
+            with each("word", bl.span) as t:
                 word = b.bind(span * i64(bl.span) + t)
                 for s in range(bl.streams):
                     self._narrow(s, word, t, xq, minus)
@@ -193,10 +183,7 @@ class _Nest:
                         self._wide(s, word, xq)
         if not self.layout.one_stream:
             groups = self.layout.wide_groups(self.spec.k)
-            with b.serial(0, groups) as g0, b.sblock("wide_group"):
-                group = b.axis.spatial(groups, g0)
-                b.reads()
-                b.writes()
+            with each("wide_group", groups) as group:
                 for s in range(bl.streams):
                     self._wide(s, group, xq)
 
@@ -216,9 +203,7 @@ class _Nest:
                 loops = (b.serial(0, count // lanes), b.vectorized(0, lanes))
                 with loops[0] as c, loops[1] as e, b.sblock(f"{name}{s}"):
                     at = b.axis.spatial(count, c * lanes + e)
-                    b.reads()
-                    b.writes(target[s, at])
-                    b.buffer_store(target, source(block, span * count + at), [s, at])
+                    put(target, [s, at], source(block, span * count + at))
 
     def _narrow(self, s: int, word: Expr, t: Expr, xq: Buffer, minus: Buffer) -> None:
         place = self.layout.narrow_place(TRIPLE * word)
@@ -272,10 +257,7 @@ class _Nest:
         start, columns = self.arrays["row_start"], self.arrays["columns"]
         values = self.arrays["outliers"]
         for s in range(bl.streams):
-            with b.serial(0, rows) as r0, b.sblock(f"sparse{s}"):
-                r = b.axis.spatial(rows, r0)
-                b.reads()
-                b.writes()
+            with each(f"sparse{s}", rows) as r:
                 row = b.bind(self.block[s] * i64(rows) + r)
                 for i in range(bl.m_tile):
                     b.buffer_store(run, tirx.const(0.0, "float32"), [i])

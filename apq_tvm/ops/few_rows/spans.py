@@ -16,18 +16,19 @@ loops keep is small and has constant indices, so that it lives in registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import SpanLayout
+from apq_tvm.ops.blocks import each, put
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.ops.many_rows.task import STAGES
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.meaning.lookup_dot import LookupDot
-from apq_tvm.tensorize.meaning.product import Meaning, View, Views, product
+from apq_tvm.tensorize.meaning.scaffold import Meaning, View, product
+from apq_tvm.tensorize.meaning.unit_dot import LookupDot
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -133,10 +134,7 @@ class SpanLinear:
 
         mt = i64(self.blocking.m_tile)
         tiles = (self.m + mt - i64(1)) // mt
-        with b.serial(0, tiles) as t, b.sblock("tile"):
-            tile = b.axis.spatial(tiles, t)
-            b.reads()
-            b.writes()
+        with each("tile", tiles) as tile:
             self.row = b.bind(tirx.min(tile * mt, self.m - mt))
             shape = self._shape()
             self.sums = b.sblock_alloc_buffer(shape, "float32", align=64)
@@ -190,11 +188,9 @@ class SpanLinear:
                         self._unit(unit, stream, totals, f"{end}_{part}_{stream}", opens)
         with self._stage(f"scale{suffix}", *shape) as (s, m, r):
             block = self.block(s)
-            b.reads(totals[s, m, r])
-            b.writes(self.sums[s, m, r])
             term = totals[s, m, r] * layout.scale(self.arrays, block, span, r)
             # `sums` is left out of the reads: TVM would not vectorize a running sum.
-            b.buffer_store(self.sums, self.sums[s, m, r] + term, [s, m, r])
+            put(self.sums, [s, m, r], self.sums[s, m, r] + term, totals[s, m, r])
 
     def _unit(self, unit: Expr, stream: int, totals: Buffer, suffix: str, opens: bool) -> None:
         """Dot products of one unit of one stream, and their share of the totals.
@@ -211,35 +207,33 @@ class SpanLinear:
             b.reads()
             b.writes()
             dots = b.sblock_alloc_buffer(dot.spatial, "int32", align=64)
-            views = {"acc": View.whole(dots), "table": View.whole(self.arrays["table"])}
+            codes = View(self.arrays["codes"], (block, unit, 0))
+            x = self.rows_of(self.xq, unit * i64(UNIT_K))
+            views = [codes, x, View(self.arrays["table"], (i64(0),))]
             if dot.books > 1:
                 book = b.sblock_alloc_buffer(dot.book_shape, "uint8", align=64)
-                views["book"] = View.whole(book)
+                views.append(View(book, (i64(0),) * len(dot.book_shape)))
                 with self._stage(f"book{suffix}", per_unit, layout.rows) as (p, r):
                     value = layout.book(self.arrays, block, first + p, r)
                     where = (p, r) if dot.groups else (r,)
-                    b.reads()
-                    b.writes(book[where])
-                    b.buffer_store(book, value, list(where))
+                    put(book, where, value)
             with self._stage(f"zero{suffix}", *dots.shape) as at:
                 b.writes(dots[tuple(at)])
                 b.buffer_store(dots, tirx.const(0, "int32"), list(at))
-            views["codes"] = View(self.arrays["codes"], block, unit, slice(0, None))
-            views["x"] = self.rows_of(self.xq, unit * i64(UNIT_K))
-            self.product(dot, views, f"dot{suffix}")
+            views.append(View(dots, (0,) * len(dots.shape)))
+            self.product(dot.meaning, views, f"dot{suffix}")
             for p in range(per_unit):
                 with self._stage(f"add{suffix}_{p}", dot.m, layout.rows) as (m, r):
                     self._add(dots, totals, (stream, block, first + i64(p)), (p, m, r), opens)
 
     def rows_of(self, buffer: Buffer, *first: Expr) -> View:
         """A tile's rows of activations, or of what comes with them, from index `first` on."""
-        row = self.row if self.blocking.m_tile == 1 else slice(self.row, None)
-        return View(buffer, row, *(slice(at, None) for at in first))
+        return View(buffer, (self.row, *first))
 
-    def product(self, meaning: Meaning, views: Views, name: str) -> None:
+    def product(self, meaning: Meaning, views: Sequence[View], name: str) -> None:
         """The block `name`, for an intrinsic."""
         self.dots.append(name)
-        product(meaning, views, name)
+        product(meaning, name, lambda: views)
 
     def _add(
         self,
@@ -290,9 +284,7 @@ class SpanLinear:
             return
         results = b.sblock_alloc_buffer(shape, "float32", align=64)
         with self._stage("spill", *shape) as at:
-            b.reads(self.sums[at])
-            b.writes(results[at])
-            b.buffer_store(results, self.sums[at], list(at))
+            put(results, at, self.sums[at], self.sums[at])
         with b.grid(*map(i64, shape[:2])) as (s0, m0), b.sblock("vector"):
             s, m = b.axis.spatial(shape[0], s0), b.axis.spatial(shape[1], m0)
             b.reads()
@@ -308,14 +300,11 @@ class SpanLinear:
     def _write(self, source: Buffer, s: Expr, m: Expr, r: Expr) -> None:
         """The epilogue of one sum."""
         from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
 
         row, col = self.row + m, self._index(s) * i64(self.layout.rows) + r
-        b.reads(source[s, m, r])
-        b.writes(self.y[row, col])
         value = source[s, m, r] * tirx.const(self.unit_scale, "float32")
         value = epilogue_of(self.spec, value, self.bias, self.residual, row, col)
-        b.buffer_store(self.y, value, [row, col])
+        put(self.y, [row, col], value, source[s, m, r])
 
     @contextmanager
     def _stage(self, name: str, *extents: int) -> Iterator[tuple[Expr, ...]]:

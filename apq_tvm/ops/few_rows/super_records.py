@@ -18,11 +18,10 @@ from apq_tvm.ops.many_rows.spans import SpanGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.meaning.product import View
-from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUP, RecordDot, RecordScale
+from apq_tvm.tensorize.meaning.scaffold import View
+from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUP, RecordDot
 
 Expr = Any  # tvm is untyped
-Buffer = Any
 
 _CHUNK_UNITS = CHUNK // UNIT_K
 
@@ -86,28 +85,26 @@ class _RecordsLinear(SpanLinear):
 
     def _dot(self, first: Expr, stream: int, k: int, name: str) -> None:
         """The products of columns `first` to ``first + k`` of a row block."""
-        rec, block = self.layout.records, self.block(i64(stream))
-        group, zero = first // i64(GROUP), slice(0, None)
-        views = {
-            "chunk": View(self.arrays["records"], block, slice(rec.chunk_at(first), None)),
-            "x": self.rows_of(self.xq, first),
-            "xs": self.rows_of(self.xs, group),
-            "factors": self.rows_of(self.factors, group, 0),
-            "acc": View(self.totals, i64(stream), *[zero] * (len(self.totals.shape) - 1)),
-        }
-        self.product(RecordDot(rec, self.blocking.m_tile, k), views, name)
+        rec, block, group = self.layout.records, self.block(i64(stream)), first // i64(GROUP)
+        views = [
+            View(self.arrays["records"], (block, rec.chunk_at(first))),
+            self.rows_of(self.xq, first),
+            self.rows_of(self.xs, group),
+            self.rows_of(self.factors, group, 0),
+            View(self.totals, (i64(stream), *[0] * (len(self.totals.shape) - 1))),
+        ]
+        self.product(RecordDot(rec, self.blocking.m_tile, k).meaning, views, name)
 
     def _scale(self, span: Expr, stream: int, name: str) -> None:
         """The end of a super-block."""
-        rec, records, mt = self.layout.records, self.arrays["records"], self.blocking.m_tile
-        block, zero = self.block(i64(stream)), slice(0, None)
-        start, wide = rec.scales_at(span, int(records.shape[1])), slice(i64(0), None)
-        views = {
-            "scales": View(records, block, slice(start, None)),
-            "totals": View(self.totals, i64(stream), wide, *[zero] * (len(self.totals.shape) - 2)),
-            "acc": View(self.sums, i64(stream), zero if mt > 1 else i64(0), zero),
-        }
-        self.product(RecordScale(rec, mt), views, name)
+        rec, records, zero = self.layout.records, self.arrays["records"], i64(0)
+        start = rec.scales_at(span, int(records.shape[1]))
+        views = [
+            View(records, (self.block(i64(stream)), start)),
+            View(self.totals, (i64(stream), *[zero] * (len(self.totals.shape) - 1))),
+            View(self.sums, (i64(stream), zero, zero)),
+        ]
+        self.product(RecordDot(rec, self.blocking.m_tile).scaling, views, name)
 
 
 class RecordsGemm(SpanGemm):

@@ -10,6 +10,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import WeightLayout
 from apq_tvm.codegen.layouts.layout import SparseLayout
+from apq_tvm.ops.blocks import put
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_inside
 from apq_tvm.tensorize.exprs import i64
 
@@ -45,9 +46,7 @@ def decode_linear(spec: LinearSpec, layout: WeightLayout, bits: int = 0) -> Any:
         sums = b.sblock_alloc_buffer([blocks, operands.m, rows], "float32")
         with b.grid(blocks, i64(spec.k), rows) as loops, b.sblock("decode"):
             nb, k, r = b.axis.remap("SSS", loops)
-            b.reads()
-            b.writes(decoded[nb, k, r])
-            b.buffer_store(decoded, layout.weight(arrays, nb, r, k, bits), [nb, k, r])
+            put(decoded, [nb, k, r], layout.weight(arrays, nb, r, k, bits))
         with b.grid(blocks, operands.m, rows, i64(spec.k)) as loops, b.sblock("dot"):
             nb, m, r, k = b.axis.remap("SSSR", loops)
             with b.init():
@@ -60,9 +59,7 @@ def decode_linear(spec: LinearSpec, layout: WeightLayout, bits: int = 0) -> Any:
             extra = b.sblock_alloc_buffer([blocks, operands.m, rows], "float32")
             with b.grid(blocks, operands.m, rows) as loops, b.sblock("outliers"):
                 nb, m, r = b.axis.remap("SSS", loops)
-                b.reads()
-                b.writes(extra[nb, m, r])
-                b.buffer_store(extra, tirx.const(0.0, "float32"), [nb, m, r])
+                put(extra, [nb, m, r], tirx.const(0.0, "float32"))
                 begin = start[nb * rows + r].astype("int64")
                 with b.serial(0, start[nb * rows + r + 1].astype("int64") - begin) as p:
                     value = values[begin + p].astype("float32")

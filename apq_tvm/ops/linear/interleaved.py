@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
-from apq_tvm.ops.linear.nest import Blocking, LinearNest, act_groups
+from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
+from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_inside
 from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.scaffold import View
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+
+Expr = Any  # tvm is untyped
 
 
 def packed_linear(
@@ -45,14 +48,11 @@ def packed_linear(
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
-    assert spec.scheme is not None
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         operands = Operands(spec)
         m, xs, xsum = operands.m, None, None
         if dot.x_dtype == "int8":
-            x = operands.declare("xq", (m, layout.padded_k(spec.k)), "int8")
-            xs = operands.declare("xs", (m, act_groups(layout, spec.scheme, spec.k)), "float32")
-            xsum = operands.declare("xsum", (m, layout.padded_groups(spec.k)), "int32")
+            x, xs, xsum = operands.codes(layout)
         else:
             x = operands.declare("x", (m, spec.k), "float32")
         weights = operands.weights(layout)
@@ -60,11 +60,17 @@ def packed_linear(
         nest = LinearNest(spec, layout, blocking, m)
         if xs is None and layout.padded_k(spec.k) != spec.k:
             x = nest.padded(x)
-        dots = b.sblock_alloc_buffer(nest.dots_shape, dot.acc_dtype)
-        sums = b.sblock_alloc_buffer(nest.sums_shape, "float32")
-        nest.sum_units(dots, dot, x, weights["codes"], weights["zeros"] if dot.zeros else None)
-        nest.scale(sums, dots, weights, xs, xsum, dot.offset)
-        nest.store(y, sums, xs, bias, residual)
+
+        def views(block: Expr, row: Expr, span: Expr, unit: Expr) -> list[View]:
+            read = [View(weights["codes"], (block, unit, 0)), View(x, (row, unit * i64(UNIT_K)))]
+            if dot.zeros:
+                group = span * i64(blocking.per_unit) if blocking.per_unit > 1 else span
+                read.append(View(weights["zeros"], (block, group, i64(0))))
+            return read
+
+        dots = nest.multiply(dot.meaning, views)
+        sums = nest.scale(dots, weights, xs, xsum, dot.offset)
+        nest.store(y, sums, bias, residual, xs)
     return builder.get()
 
 

@@ -1,4 +1,4 @@
-"""The loop nests of linear layers on packed integer weights.
+"""The loop nests of linear layers whose packed weights are streamed through once.
 
 Two decisions shape the loops from the start, because TensorIR cannot split a dynamic M or an
 indivisible count of row blocks without predicates inside the dot product:
@@ -12,14 +12,14 @@ indivisible count of row blocks without predicates inside the dot product:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.linear.spec import LinearSpec, epilogue_of, store_inside
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
-from apq_tvm.types import Scheme
+from apq_tvm.tensorize.meaning.scaffold import Meaning, View, product
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -51,51 +51,67 @@ class Blocking:
     units: int
 
     @classmethod
-    def of(cls, layout: InterleavedLayout, n: int, k: int, m_tile: int, streams: int) -> Blocking:
-        """The blocking of an [n, k] matrix in `layout`."""
-        width = layout.group_width(k)
+    def of(
+        cls, layout: Any, n: int, k: int, m_tile: int, streams: int, width: int = 0
+    ) -> Blocking:
+        """The blocking of an [n, k] matrix in `layout`, in spans of `width` or of a group."""
+        width = width or layout.group_width(k)
         units = max(1, width // UNIT_K)
         bundles = -(-layout.row_blocks(n) // streams)
         spans = layout.padded_k(k) // UNIT_K // units
         return cls(m_tile, streams, bundles, max(1, UNIT_K // width), spans, units)
 
 
-def act_groups(layout: InterleavedLayout, scheme: Scheme, k: int) -> int:
-    """Columns of ``xs``: scales of one row of activations."""
-    return 1 if scheme.act_group == -1 else layout.padded_groups(k)
-
-
 class LinearNest:
     """Emits the loop nests of a linear PrimFunc.
 
     Buffers between the nests are indexed by loop variables alone, (tile, bundle, [span,] stream,
-    [group of the unit,] [row of the tile,] lane), so that each nest can be computed inside the
-    next. Bracketed axes of extent 1 are left out: tensorization would not see them.
+    [group of the unit,] [row of the tile,] vector of rows, lane), so that each nest can be computed
+    inside the next. Axes of extent 1 are left out: tensorization would not see them.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+    layout : WeightLayout
+        In row blocks.
+    blocking : Blocking
+        Of its row blocks and K.
+    m : PrimExpr
+        Rows of x.
+    lanes : tuple of int
+        Vectors of a row block, if there are several, and their lanes; else those of the block.
     """
 
     def __init__(
-        self, spec: LinearSpec, layout: InterleavedLayout, blocking: Blocking, m: Expr
+        self,
+        spec: LinearSpec,
+        layout: Any,
+        blocking: Blocking,
+        m: Expr,
+        lanes: tuple[int, ...] = (),
     ) -> None:
         self.spec, self.layout, self.blocking, self.m = spec, layout, blocking, m
-        self.unit = layout.unit
+        self.lanes = lanes or (layout.rows,)
         scheme = spec.scheme
         assert scheme is not None
         self.token_scale = scheme.integer_acts and scheme.act_group == -1
-        tiles = (m + i64(blocking.m_tile - 1)) // i64(blocking.m_tile)
-        outer = [tiles, i64(blocking.bundles)]
         self._pairs = [i64(blocking.per_unit)] if blocking.per_unit > 1 else []
         rows = [i64(blocking.m_tile)] if blocking.m_tile > 1 else []
-        lanes = [*rows, i64(layout.rows)]
-        streams = i64(blocking.streams)
-        self.dots_shape = [*outer, i64(blocking.spans), streams, *self._pairs, *lanes]
-        self.sums_shape = [*outer, streams, *lanes]
+        self._row_axes, self._streams = len(rows), i64(blocking.streams)
+        tiles = (m + i64(blocking.m_tile - 1)) // i64(blocking.m_tile)
+        self._outer = [tiles, i64(blocking.bundles)]
+        self.sums_shape = [*self._outer, self._streams, *rows, *map(i64, self.lanes)]
 
-    def _row(self, tile: Expr, inner: list[Expr]) -> Expr:
-        """Row of x; `inner` is empty where tiles have one row. The last tile ends at M."""
+    def _first(self, tile: Expr) -> Expr:
+        """First row of x of a tile. The last tile ends at M."""
         from tvm import tirx
 
         mt = self.blocking.m_tile
-        return tirx.min(tile * i64(mt), self.m - i64(mt)) + inner[0] if inner else tile
+        return tirx.min(tile * i64(mt), self.m - i64(mt)) if mt > 1 else tile
+
+    def _row(self, tile: Expr, inner: Sequence[Expr]) -> Expr:
+        """Row of x; `inner` starts with its number in the tile where tiles have several."""
+        return self._first(tile) + inner[0] if self._row_axes else tile
 
     def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
         """Row block, past the end in the last bundle of ragged streams."""
@@ -106,11 +122,17 @@ class LinearNest:
         from tvm import tirx
 
         index, last = self._block_index(bundle, stream), self.layout.row_blocks(self.spec.n) - 1
-        return tirx.min(index, i64(last)) if self._ragged else index
+        return tirx.min(index, i64(last)) if self.ragged else index
 
     @property
-    def _ragged(self) -> bool:
-        return self.layout.row_blocks(self.spec.n) % self.blocking.streams != 0
+    def ragged(self) -> bool:
+        """Whether the last bundle has fewer row blocks than there are streams."""
+        return bool(self.layout.row_blocks(self.spec.n) % self.blocking.streams)
+
+    def _lane(self, inner: Sequence[Expr]) -> Expr:
+        """Row of the block, by the axes of the sums behind the stream."""
+        vector, lane = inner[self._row_axes : -1], inner[-1]
+        return vector[0] * i64(self.lanes[-1]) + lane if vector else lane
 
     def padded(self, x: Buffer) -> Buffer:
         """Copy of x f32 [M, K] with zeros up to whole units and groups."""
@@ -126,74 +148,72 @@ class LinearNest:
             b.buffer_store(copy, tirx.if_then_else(j < k, x[i, j], zero), [i, j])
         return copy
 
-    def sum_units(
-        self, dots: Buffer, meaning: UnitDot, x: Buffer, codes: Buffer, zeros: Buffer | None
-    ) -> None:
-        """What the meaning sums, per group."""
-        from tvm import tirx
+    def multiply(
+        self,
+        meaning: Meaning,
+        operands: Callable[[Expr, Expr, Expr, Expr], Sequence[View]],
+        init: bool | Callable[[Sequence[Expr]], Expr] = True,
+    ) -> Buffer:
+        """What a meaning sums, per span.
+
+        Parameters
+        ----------
+        meaning : Meaning
+            Of a unit.
+        operands : callable
+            (row block, first row of x, span, unit of K) → views of all that is read.
+        init : bool or callable
+            As of `product`.
+        """
         from tvm.tirx.script.builder import ir as b
 
-        bl, unit = self.blocking, self.unit
-        reduced = [i64(e) for e in (bl.units, *meaning.reduced)]
-        kinds = "S" * len(self.dots_shape) + "RRR"
-        with b.grid(*self.dots_shape, *reduced) as loops, b.sblock("dot"):
-            axes = b.axis.remap(kinds, loops)
-            target, (u, *within) = list(axes[:-3]), axes[-3:]
-            t, nb, g, s = target[:4]
-            pair, inner = target[4 : 4 + len(self._pairs)], target[4 + len(self._pairs) : -1]
-            row, block = self._row(t, inner), self._block(nb, s)
-            index = g * i64(bl.units) + u
-            first = index * i64(UNIT_K)
-            # A whole unit of both operands: what an instruction reads.
-            reads = [codes[block, index, 0 : unit.nbytes], x[row, first : first + i64(UNIT_K)]]
-            group = g * i64(bl.per_unit) + pair[0] if pair else g
-            zero = None if zeros is None else zeros[block, group, target[-1]]
-            b.reads(*reads, *([] if zero is None else [zero]))
-            b.writes(dots[tuple(target)])
-            with b.init():
-                b.buffer_store(dots, tirx.const(0, dots.dtype), target)
-            meaning.store(
-                dots,
-                target,
-                within,
-                lambda byte: codes[block, index, byte],
-                lambda four, k: x[row, first + four * i64(4) + k],
-                zero,
+        inner = meaning.operands[-1].shape
+        outer = [*self._outer, i64(self.blocking.spans), self._streams]
+        dots = b.sblock_alloc_buffer([*outer, *map(i64, inner)], meaning.operands[-1].dtype)
+
+        def views(t: Expr, nb: Expr, g: Expr, s: Expr, u: Expr) -> list[View]:
+            read = operands(
+                self._block(nb, s), self._first(t), g, g * i64(self.blocking.units) + u
             )
+            return [*read, View(dots, (t, nb, g, s, *[0] * len(inner)))]
+
+        product(meaning, "dot", views, (), outer, [i64(self.blocking.units)], init)
+        return dots
 
     def scale(
         self,
-        sums: Buffer,
         dots: Buffer,
         weights: dict[str, Buffer],
         xs: Buffer | None = None,
         xsum: Buffer | None = None,
         offset: int = 0,
-    ) -> None:
+    ) -> Buffer:
         """Σ_g scale (dot - zero xsum), times xs where activations have a scale per group."""
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
         bl = self.blocking
+        sums = b.sblock_alloc_buffer(self.sums_shape, "float32")
         reduced = [i64(bl.spans), *self._pairs]
         kinds = "S" * len(self.sums_shape) + "R" * len(reduced)
         with b.grid(*self.sums_shape, *reduced) as loops, b.sblock("scale"):
             axes = b.axis.remap(kinds, loops)
             target, (g, *pair) = list(axes[: -len(reduced)]), axes[-len(reduced) :]
-            t, nb, s, *inner, r = target
+            t, nb, s, *inner = target
             with b.init():
                 b.buffer_store(sums, tirx.const(0.0, "float32"), target)
-            block, row = self._block(nb, s), self._row(t, inner)
+            block, row, lane = self._block(nb, s), self._row(t, inner), self._lane(inner)
             group = g * i64(bl.per_unit) + pair[0] if pair else g
-            total = dots[tuple([t, nb, g, s, *pair, *inner, r])]
+            total = dots[(t, nb, g, s, *pair, *inner)]
             if xsum is not None:
-                zero = weights["zeros"][block, group, r] if "zeros" in weights else None
+                zero = weights["zeros"][block, group, lane] if "zeros" in weights else None
                 total = self.centred(total, xsum[row, group], zero, offset, (row, group))
                 total = total.astype("float32")
-            factor = weights["scales"][block, group, r].astype("float32")
+            factor = weights["scales"][block, group, lane].astype("float32")
             if xs is not None and not self.token_scale:
                 factor = factor * xs[row, group]
             b.buffer_store(sums, sums[tuple(target)] + factor * total, target)
+        return sums
 
     def centred(
         self, dot: Expr, xsum: Expr, zero: Expr | None, offset: int, at: tuple[Expr, Expr]
@@ -215,56 +235,70 @@ class LinearNest:
         self,
         y: Buffer,
         sums: Buffer,
-        xs: Buffer | None,
         bias: Buffer | None,
         residual: Buffer | None,
+        xs: Buffer | None = None,
     ) -> None:
         """Epilogue of every sum inside [M, N]."""
         from tvm.tirx.script.builder import ir as b
 
-        n, rows = self.spec.n, self.layout.rows
-
         def output(target: list[Expr], total: Expr, r: Expr) -> tuple[Expr, list[Expr]]:
-            row = self._row(target[0], target[3:])
-            col = self._block_index(target[1], target[2]) * i64(rows) + r
+            row, col = self._row(target[0], target[3:]), self._column(target) + r
             if xs is not None and self.token_scale:
                 total = total * xs[row, i64(0)]
             return epilogue_of(self.spec, total, bias, residual, row, col), [row, col]
 
-        def full(target: list[Expr]) -> Expr:
-            return self._block_index(target[1], target[2]) < i64(n // rows)
-
-        if n % rows:
-            self._store_ragged(sums, y, output, full)
+        if not self.vectors:
+            self._store_ragged(sums, y, output)
             return
+        always = not self.ragged and self.spec.n % self.layout.rows == 0
         with b.grid(*self.sums_shape) as loops, b.sblock("store"):
             *target, r = b.axis.remap("S" * len(self.sums_shape), loops)
             value, (row, col) = output(target, sums[(*target, r)], r)
-            store_inside(y, value, row, col, full(target), not self._ragged)
+            store_inside(y, value, row, col, self._inside(target)[0], always)
 
-    def _store_ragged(self, sums: Buffer, y: Buffer, output: Any, full: Any) -> None:
-        """Whole vectors for full row blocks; lane by lane, from a copy, for the last one.
+    @property
+    def vectors(self) -> bool:
+        """Whether sums are stored by whole vectors."""
+        return self.spec.n % self.lanes[-1] == 0
+
+    def _vector(self, target: list[Expr]) -> Expr:
+        """Number of a vector of rows; `target` is an index into the sums without the lane."""
+        index, many = self._block_index(target[1], target[2]), self.lanes[:-1]
+        return index * i64(many[0]) + target[-1] if many else index
+
+    def _column(self, target: list[Expr]) -> Expr:
+        """Column of y of a vector's first lane."""
+        return self._vector(target) * i64(self.lanes[-1])
+
+    def _inside(self, target: list[Expr]) -> tuple[Expr, Expr]:
+        """Whether all of a vector is inside N, and, if it is not, whether some of it is."""
+        index, full = self._vector(target), i64(self.spec.n // self.lanes[-1])
+        return index < full, index == full
+
+    def _store_ragged(self, sums: Buffer, y: Buffer, output: Any) -> None:
+        """Whole vectors where they fit; lane by lane, from a copy, where N ends within one.
 
         The lanes are loops of the block itself: a schedule could not treat the two cases apart. The
         copy leaves the sums with constant indices, so that they stay in registers.
         """
         from tvm.tirx.script.builder import ir as b
 
-        n, rows = self.spec.n, i64(self.layout.rows)
+        lanes = i64(self.lanes[-1])
         with b.grid(*self.sums_shape[:-1]) as loops, b.sblock("store"):
             target = list(b.axis.remap("S" * len(loops), loops))
-            row = self._row(target[0], target[3:])
-            index = self._block_index(target[1], target[2])
-            b.reads(sums[(*target, slice(0, rows))])
-            b.writes(y[row, index * rows : index * rows + rows])
-            tail = b.sblock_alloc_buffer([rows], "float32")
-            with b.If(full(target)):
-                with b.Then(), b.vectorized(rows) as r:
+            row, first = self._row(target[0], target[3:]), self._column(target)
+            full, part = self._inside(target)
+            b.reads(sums[(*target, slice(0, lanes))])
+            b.writes(y[row, first : first + lanes])
+            tail = b.sblock_alloc_buffer([lanes], "float32")
+            with b.If(full):
+                with b.Then(), b.vectorized(lanes) as r:
                     value, at = output(target, sums[(*target, r)], r)
                     b.buffer_store(y, value, at)
-                with b.Else(), b.If(index == i64(n // self.layout.rows)), b.Then():
-                    with b.vectorized(rows) as r:
+                with b.Else(), b.If(part), b.Then():
+                    with b.vectorized(lanes) as r:
                         b.buffer_store(tail, sums[(*target, r)], [r])
-                    with b.serial(i64(n % self.layout.rows)) as r:
+                    with b.serial(i64(self.spec.n % self.lanes[-1])) as r:
                         value, at = output(target, tail[r], r)
                         b.buffer_store(y, value, at)

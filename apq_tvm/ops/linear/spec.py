@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import WeightLayout
-from apq_tvm.tensorize.exprs import i64
 from apq_tvm.types import Scheme
 
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu")
@@ -58,10 +57,22 @@ class Operands:
 
     def declare(self, name: str, shape: tuple[Any, ...], dtype: str, align: int = 4) -> Buffer:
         """Declare one argument."""
-        from tvm.tirx.script.builder import ir as b
+        from apq_tvm.ops.blocks import argument
 
-        extents = [i64(s) if isinstance(s, int) else s for s in shape]
-        return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
+        return argument(name, shape, dtype, align)
+
+    def codes(self, layout: Any) -> tuple[Buffer, Buffer, Buffer]:
+        """Declare ``xq i8 [M, Kp]`` and `factors`, of `apq_tvm.ops.activations.quantize`."""
+        xq = self.declare("xq", (self.m, layout.padded_k(self.spec.k)), "int8")
+        return xq, *self.factors(layout)
+
+    def factors(self, layout: Any) -> tuple[Buffer, Buffer]:
+        """Declare ``xs f32 [M, Ga]`` and ``xsum i32 [M, Kp/gw]``; Ga is 1 for a scale per token."""
+        assert self.spec.scheme is not None
+        groups = layout.padded_groups(self.spec.k)
+        scales = 1 if self.spec.scheme.act_group == -1 else groups
+        xs = self.declare("xs", (self.m, scales), "float32")
+        return xs, self.declare("xsum", (self.m, groups), "int32")
 
     def weights(self, layout: WeightLayout) -> dict[str, Buffer]:
         """Declare the packed arrays of a layout, by name."""

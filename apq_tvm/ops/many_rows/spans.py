@@ -17,8 +17,7 @@ from apq_tvm.ops.few_rows.spans import lookup_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
-from apq_tvm.tensorize.meaning.lookup_dot import LookupValues
-from apq_tvm.tensorize.meaning.product import View, product
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -66,14 +65,10 @@ class SpanGemm(ByteGemm):
             target = [j, u * 8 + v, e // 4, e % 4]
             b.writes(self.decoded[tuple(target)])
             b.buffer_store(self.decoded, tirx.const(0, "uint8"), target)
-        zero = slice(0, None)
-        views = {
-            "codes": View(codes, block, at, zero),
-            "table": View.whole(table),
-            "acc": View(self.decoded, j, slice(u * 8, None), zero, zero),
-            **({} if book is None else {"book": View.whole(book)}),
-        }
-        product(LookupValues(lookup_of(layout, 1)), views, "lookup")
+        views = [View(codes, (block, at, 0)), View(table, (0,))]
+        views += [] if book is None else [View(book, (0,) * len(book.shape))]
+        views.append(View(self.decoded, (j, u * 8, 0, 0)))
+        product(lookup_of(layout, 1).values, "lookup", lambda: views)
 
     def _group_values(self, name: str, target: Buffer, value: Any, mine: Any, first: Expr) -> None:
         with self.stage(name, self.blocking.vectors, mine, self.lanes) as (j, g, r):

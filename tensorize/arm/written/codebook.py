@@ -25,8 +25,8 @@ from apq_tvm.tensorize.arm.written.codebook_asm import (
 from apq_tvm.tensorize.arm.written.codebook_quads_asm import Quads3
 from apq_tvm.tensorize.arm.written.loads import TARGET
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD, SPAN_QUADS, BookDot
-from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
 from apq_tvm.tensorize.meaning.lookup_span import SpanDot, SpanOperands, span_pair
+from apq_tvm.tensorize.meaning.unit_spans import BookUnitsDot
 from apq_tvm.tensorize.registry import register
 
 SPAN = QUAD * SPAN_QUADS

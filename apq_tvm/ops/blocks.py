@@ -1,0 +1,61 @@
+"""What operators say of most of their blocks: a loop and its axis, what is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.rounding import reduce_loop
+
+Expr = Any  # tvm is untyped
+Buffer = Any
+
+
+@contextmanager
+def each(name: str, extent: Any) -> Iterator[Expr]:
+    """A loop around a block of other blocks: the block's axis."""
+    with b.serial(0, extent) as i, b.sblock(name):
+        axis = b.axis.spatial(extent, i)
+        b.reads()
+        b.writes()
+        yield axis
+
+
+@contextmanager
+def row_tasks(
+    rows: Expr, together: int, reads: Sequence[Any] = (), writes: Sequence[Any] = ()
+) -> Iterator[tuple[Expr, Expr]]:
+    """Blocks ``root`` and ``task``, a loop of `together` rows each: the first one and how many."""
+    tasks = (rows + i64(together - 1)) // i64(together)
+    with b.sblock("root"):
+        b.reads()
+        b.writes()
+        with b.serial(0, tasks) as t, b.sblock("task"):
+            task = b.axis.spatial(tasks, t)
+            b.reads(*reads)
+            b.writes(*writes)
+            first = b.bind(task * i64(together))
+            yield first, b.bind(tirx.min(i64(together), rows - first))
+
+
+def put(buffer: Buffer, at: Sequence[Expr], value: Expr, *reads: Any) -> None:
+    """Store the one element that a block writes, by all that it reads."""
+    b.reads(*reads)
+    b.writes(buffer[tuple(at)])
+    b.buffer_store(buffer, value, list(at))
+
+
+def reduce_all(name: str, operation: str, source: Buffer, target: Buffer) -> None:
+    """All of `source`, of one axis, to the one element of `target`, in block `name`."""
+    reduce_loop(name, operation, int(source.shape[0]), lambda e: source[e], target[0])
+
+
+def argument(name: str, shape: Sequence[Any], dtype: str, align: int = 4) -> Buffer:
+    """Declare the next buffer argument, aligned to `align` bytes."""
+    extents = [i64(s) if isinstance(s, int) else s for s in shape]
+    return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
