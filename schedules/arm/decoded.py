@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.codegen.layouts import (
-    UNIT_K,
     BalanceLayout,
     BcqLayout,
     CodebookLayout,
@@ -42,27 +41,14 @@ from apq_tvm.ops.many_rows.panel_formats import (
     SignsPanel,
     SuperPanel,
 )
-from apq_tvm.ops.many_rows.panel_mixed import MixedPanel, mixed_gemm
-from apq_tvm.ops.many_rows.panels import PanelFormat, panel_gemm
-from apq_tvm.schedules.arm.gemm import (
-    LANES,
-    GemmPlan,
-    TileShape,
-    blocking,
-    micro_kernel,
-    prepare_rows,
-    schedule_centred,
-    tensorize,
-    tuning,
-)
-from apq_tvm.schedules.decide import Decide
+from apq_tvm.ops.many_rows.panel_mixed import MixedPanel
+from apq_tvm.ops.many_rows.panels import PanelFormat
+from apq_tvm.schedules.arm.gemm import LANES, panel_kernel
 from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.generic import generic_kernels
-from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.spans import WEIGHTS
-from apq_tvm.tensorize.arm.decoded import decode_intrinsic
 from apq_tvm.tensorize.arm.gemm import SDOT, SMMLA, GemmInstruction
-from apq_tvm.tensorize.arm.gemm_panel import scales_intrinsic
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD
 from apq_tvm.types import DeviceProfile
 
@@ -96,20 +82,6 @@ def _layout(spec: LinearSpec) -> WeightLayout:
 def _panel(spec: LinearSpec, width: int) -> PanelFormat:
     layout = _layout(spec)
     return _FORMATS[type(layout)](layout, spec, width)
-
-
-def _tile(instruction: GemmInstruction, panel: PanelFormat) -> TileShape:
-    """As `apq_tvm.schedules.arm.gemm` has them; 12 rows that share their codes stay together."""
-    vectors, whole = panel.units[0].vectors, panel.weights.whole
-    if instruction is SMMLA:
-        if not whole:
-            return TileShape(8, 3, 2) if 3 % vectors == 0 else TileShape(8, 6, 4)
-        return TileShape(8, max(2, vectors))
-    return TileShape(4, max(2, vectors))
-
-
-def _unit_k(panel: PanelFormat) -> int:
-    return max(UNIT_K, panel.units[0].k)
 
 
 def _check(
@@ -151,64 +123,13 @@ def _check_books(layout: CodebookLayout, spec: LinearSpec) -> None:
         raise NotApplicable(f"decodes {QUAD} columns at once; K={spec.k} has half of that left")
 
 
-def panel_kernel(family: str, instruction: GemmInstruction, width: int = 0) -> LinearKernel:
-    """The record of one GEMM.
-
-    Parameters
-    ----------
-    family : str
-    instruction : GemmInstruction
-    width : int
-        Bits that are chosen at run time, else 0.
-    """
-
-    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmPlan:
-        panel = _panel(spec, width)
-        shape, weights = _tile(instruction, panel), panel.weights
-        bl = blocking(spec, weights, profile, shape, decide, _unit_k(panel))
-        tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
-        tile = shape.tile(bl.k_step, instruction.pairs)
-        micro = micro_kernel(instruction, tile, weights.largest, profile, decide)
-        return GemmPlan(bl, tuned, tile, micro)
-
-    def func(choice: Choice) -> Any:
-        spec, plan = choice.spec, choice.plan
-        panel = _panel(spec, width)
-        if isinstance(panel, MixedPanel):
-            return mixed_gemm(spec, panel, plan.blocking, plan.tuning)
-        return panel_gemm(spec, panel, plan.blocking, plan.tuning)
-
-    def schedule(sch: Any, choice: Choice) -> None:
-        panel, tile = _panel(choice.spec, width), choice.plan.tile
-        for plane, unit in enumerate(panel.units):
-            decode = decode_intrinsic(unit, tile.pairs, "sve" in choice.profile.features)
-            tensorize(sch, f"unpack{plane}", decode, len(unit.loops(tile.pairs)))
-        schedule_centred(sch, tile, choice.plan.micro, "float32")
-        if panel.minima and tile.pairs:
-            tensorize(sch, "spread_least", scales_intrinsic("float32"), 2)
-
-    def prepare(choice: Choice) -> Preparation:
-        spec = choice.spec
-        copy = "outliers" in _layout(spec).shapes(spec.n, spec.k)
-        return prepare_rows(spec, 2 if instruction.pairs else 4, _panel(spec, width).minima, copy)
-
-    tile = 8 if instruction is SMMLA else 4
-    return LinearKernel(
-        "gemm",
-        f"{_NAMES[family]}{width or ''}",
-        8,
-        Instruction(instruction.name, instruction.features, LANES),
-        tile - 1 if instruction.pairs else 1,
-        check=lambda spec, profile: _check(spec, profile, family, width, instruction),
-        layout=lambda spec, _: _layout(spec),
-        func=func,
-        schedule=schedule,
-        ask=ask,
-        prepare=prepare,
-        family=family,
-        width=width,
-        m_named=tile,
-    )
+def _kernel(family: str, instruction: GemmInstruction, width: int = 0) -> LinearKernel:
+    """Of a family; `width` bits are chosen at run time, else 0."""
+    return panel_kernel(
+        f"{_NAMES[family]}{width or ''}", instruction, 8 if instruction is SMMLA else 4,
+        lambda spec, profile: _check(spec, profile, family, width, instruction),
+        lambda spec: _panel(spec, width), _layout, family=family, width=width,
+    )  # fmt: skip
 
 
 _NAMES = {**WEIGHTS, "balance": "W2star", "anyprec": "anyprec", "mixed": "mixed24", "bcq": "bcq"}
@@ -217,15 +138,15 @@ _NAMES = {**WEIGHTS, "balance": "W2star", "anyprec": "anyprec", "mixed": "mixed2
 FAMILIES = (nonlinear.NAME, "balance", codebook.NAME, superblock.NAME)
 
 DECODED_KERNELS: tuple[LinearKernel, ...] = (
-    *(panel_kernel(family, instruction) for family in FAMILIES for instruction in (SMMLA, SDOT)),
+    *(_kernel(family, instruction) for family in FAMILIES for instruction in (SMMLA, SDOT)),
     *(
-        panel_kernel("anyprec", instruction, width)
+        _kernel("anyprec", instruction, width)
         for instruction in (SMMLA, SDOT)
         for width in range(1, 9)
     ),
-    panel_kernel("mixed", SMMLA),
-    panel_kernel("mixed", SDOT),
-    panel_kernel("bcq", SMMLA),
+    _kernel("mixed", SMMLA),
+    _kernel("mixed", SDOT),
+    _kernel("bcq", SMMLA),
 )
 """In order of preference; before kernels for few rows.
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from tvm.s_tir import ScheduleError
 
-from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout, WeightLayout
 from apq_tvm.ops.activations.rows import quantize_rows
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred import MOST_GROUPS
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
-from apq_tvm.ops.many_rows.integer import centred_gemm, integer_groups
+from apq_tvm.ops.many_rows.panel_integers import IntegerPanel
+from apq_tvm.ops.many_rows.panels import PanelFormat
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.arm.layouts import PAIRED_BITS, check_layout, in_pairs
 from apq_tvm.schedules.decide import Decide
@@ -26,6 +27,7 @@ from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK, schedule_quantize
+from apq_tvm.tensorize.arm.decoded import decode_intrinsic
 from apq_tvm.tensorize.arm.gemm import (
     SDOT,
     SMMLA,
@@ -33,8 +35,8 @@ from apq_tvm.tensorize.arm.gemm import (
     GemmInstruction,
     centred_intrinsic,
 )
-from apq_tvm.tensorize.arm.gemm_panel import rows_intrinsic, scales_intrinsic, unpack_intrinsic
-from apq_tvm.tensorize.meaning.centred import CentredTile, largest_byte
+from apq_tvm.tensorize.arm.gemm_panel import rows_intrinsic, scales_intrinsic
+from apq_tvm.tensorize.meaning.centred import CentredTile, products
 from apq_tvm.types import DeviceProfile
 
 LANES = 4
@@ -89,21 +91,27 @@ def blocking(
     return GemmBlocking(shape.m, shape.vectors, k_step, k_block, -(-rows // shape.m))
 
 
-def schedule_centred(sch: Any, tile: CentredTile, micro: str, scales: str = "float16") -> None:
-    """Parallel tasks, tensorized scales and products, sums in registers.
+@dataclass(frozen=True)
+class GemmPlan:
+    """What follows from the decisions of a GEMM with panels of centred int8."""
 
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-    tile : CentredTile
-    micro : str
-        Intrinsic of the products.
-    scales : str
-        What factors in pairs are made of (`scales_intrinsic`).
-    """
+    panel: PanelFormat
+    blocking: GemmBlocking
+    tuning: CentredTuning
+    tile: CentredTile
+    micro: str
+
+
+def schedule_centred(sch: Any, plan: GemmPlan, sve: bool) -> None:
+    """Parallel tasks, tensorized panels, scales and products, sums in registers."""
+    panel, pairs = plan.panel, plan.tile.pairs
+    for plane, unit in enumerate(panel.units):
+        decode = decode_intrinsic(unit, pairs, sve)
+        tensorize(sch, f"unpack{plane}", decode, len(unit.loops(pairs)))
     schedule_stages(sch, _TILE_STAGES)
-    if tile.pairs:
-        tensorize(sch, "spread_scales", scales_intrinsic(scales), 2)
+    if pairs:
+        for name, source in panel.spread.items():
+            tensorize(sch, f"spread_{name}", scales_intrinsic(source), 2)
         for loop in sch.get_loops(sch.get_sblock("rows_of")):
             sch.unroll(loop)
         tensorize(sch, "rows", rows_intrinsic(), 2)
@@ -113,7 +121,9 @@ def schedule_centred(sch: Any, tile: CentredTile, micro: str, scales: str = "flo
             for loop in sch.get_loops(scaled)[loops:] if scaled is not None else ():
                 sch.unroll(loop)
     sch.unroll(sch.get_loops(sch.get_sblock("vector"))[-1])
-    tensorize(sch, "dot", micro, 5)
+    meaning = products(plan.tile)
+    loops = sum(extent > 1 for extent in (*meaning.spatial, *meaning.reduced))
+    tensorize(sch, "dot", plan.micro, loops)
 
 
 def _find(sch: Any, block: str) -> Any:
@@ -180,24 +190,77 @@ def micro_kernel(
     return centred_intrinsic(instruction, tile, largest, multiple)
 
 
-def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
-    """The tile of a kernel; grouped schemes hold an int32 and a float32 sum per element."""
-    if instruction is SMMLA and m_tile == 8:
-        return TileShape(8, 2) if whole else TileShape(8, 3, 2)
-    return TileShape(m_tile, 1 if instruction is SMULL else 2)
+def _tile(instruction: GemmInstruction, m_tile: int, panel: PanelFormat) -> TileShape:
+    """The tile of a kernel; grouped schemes hold an int32 and a float32 sum per element.
+
+    12 rows that share their codes stay together.
+    """
+    together = panel.units[0].vectors
+    if instruction is SMMLA and m_tile == 8 and not panel.weights.whole:
+        return TileShape(8, 3, 2) if 3 % together == 0 else TileShape(8, 6, 4)
+    return TileShape(m_tile, max(1 if instruction is SMULL else 2, together))
 
 
-@dataclass(frozen=True)
-class GemmPlan:
-    """What follows from the decisions of a GEMM with panels of centred int8."""
+def panel_kernel(
+    weights: str,
+    instruction: GemmInstruction,
+    m_tile: int,
+    check: Callable[[LinearSpec, DeviceProfile], None],
+    panel_of: Callable[[LinearSpec], PanelFormat],
+    layout_of: Callable[[LinearSpec], WeightLayout],
+    rows: int = LANES,
+    **fields: Any,
+) -> LinearKernel:
+    """The record of one GEMM on panels of centred int8.
 
-    blocking: GemmBlocking
-    tuning: CentredTuning
-    tile: CentredTile
-    micro: str
+    Parameters
+    ----------
+    weights : str
+        In the name.
+    instruction : GemmInstruction
+    m_tile : int
+        Rows of x of a tile.
+    check : callable
+        Refuses layers.
+    panel_of, layout_of : callable
+        How the weights of a layer become panels, and how they lie.
+    rows : int
+        Of a block of that layout.
+    **fields
+        Of `LinearKernel`.
+    """
+    together = 2 if instruction.pairs else 4
+
+    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmPlan:
+        panel = panel_of(spec)
+        shape, weights = _tile(instruction, m_tile, panel), panel.weights
+        bl = blocking(spec, weights, profile, shape, decide, max(UNIT_K, panel.units[0].k))
+        tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
+        tile, largest = shape.tile(bl.k_step, instruction.pairs), min(weights.largest, 128)
+        micro = micro_kernel(instruction, tile, largest, profile, decide)
+        return GemmPlan(panel, bl, tuned, tile, micro)
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        schedule_centred(sch, choice.plan, "sve" in choice.profile.features)
+
+    def prepare(choice: Choice) -> Preparation:
+        spec, panel = choice.spec, choice.plan.panel
+        copy = "outliers" in layout_of(spec).shapes(spec.n, spec.k)
+        return prepare_rows(spec, together, panel.minima, copy)
+
+    return LinearKernel(
+        "gemm", weights, 8,
+        Instruction(instruction.name, instruction.features, rows),
+        m_tile - 1 if instruction.pairs else 1,
+        check=check, layout=lambda spec, _: layout_of(spec),
+        func=lambda choice: choice.plan.panel.gemm(
+            choice.spec, choice.plan.blocking, choice.plan.tuning
+        ),
+        schedule=schedule, ask=ask, prepare=prepare, m_named=m_tile, **fields,
+    )  # fmt: skip
 
 
-def centred_kernel(
+def _integers(
     instruction: GemmInstruction,
     bits: int,
     m_tile: int,
@@ -205,57 +268,21 @@ def centred_kernel(
     rows: int = LANES,
     run: int = 0,
 ) -> LinearKernel:
-    """The record of one integer GEMM on weights of a layout, with blocks of `rows` rows."""
+    """Of uniform integers in a layout with blocks of `rows` rows."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, bits, instruction.features, LANES)
         check_layout(spec, profile, layout_of(spec))
 
-    def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmPlan:
-        layout = layout_of(spec)
-        weights = integer_groups(layout, spec.k)
-        shape = _tile(instruction, m_tile, weights.whole)
-        bl = blocking(spec, weights, profile, shape, decide)
-        tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
-        tile = shape.tile(bl.k_step, instruction.pairs)
-        largest = largest_byte(bits, layout.zero_points)
-        return GemmPlan(bl, tuned, tile, micro_kernel(instruction, tile, largest, profile, decide))
-
-    def func(choice: Choice) -> Any:
-        spec, plan = choice.spec, choice.plan
-        return centred_gemm(spec, layout_of(spec), plan.blocking, plan.tuning)
-
-    def schedule(sch: Any, choice: Choice) -> None:
-        layout, tile = layout_of(choice.spec), choice.plan.tile
-        wide = layout.zero_points and layout.bits == 8
-        unit = layout.unit if layout.rows == LANES else layout.half_unit
-        unpack = unpack_intrinsic(unit, tile.pairs, layout.zero_points and not wide)
-        tensorize(sch, "unpack", unpack, 4 if tile.pairs else 3)
-        schedule_centred(sch, tile, choice.plan.micro)
-        if wide and tile.pairs:
-            tensorize(sch, "spread_zeros", scales_intrinsic("uint8"), 2)
-
-    return LinearKernel(
-        "gemm",
-        f"W{bits}",
-        8,
-        Instruction(instruction.name, instruction.features, rows),
-        m_tile - 1 if instruction.pairs else 1,
-        check=check,
-        layout=lambda spec, _: layout_of(spec),
-        func=func,
-        schedule=schedule,
-        ask=ask,
-        prepare=lambda choice: prepare_rows(choice.spec, 2 if instruction.pairs else 4),
-        bits=bits,
-        run=run,
-        m_named=m_tile,
-    )
+    return panel_kernel(
+        f"W{bits}", instruction, m_tile, check,
+        lambda spec: IntegerPanel(layout_of(spec), spec.k), layout_of, rows, bits=bits, run=run,
+    )  # fmt: skip
 
 
 def _kernels(*tiles: tuple[GemmInstruction, int]) -> tuple[LinearKernel, ...]:
     return tuple(
-        centred_kernel(instruction, bits, m_tile, lambda spec: interleaved(spec, LANES))
+        _integers(instruction, bits, m_tile, lambda spec: interleaved(spec, LANES))
         for instruction, m_tile in tiles
         for bits in range(1, 9)
     )
@@ -271,7 +298,7 @@ SOME_ROWS = _kernels((SMMLA, 4), (SMULL, 4))
 ARM_GEMM_KERNELS = (*MANY_ROWS, *SOME_ROWS)
 
 PAIRED_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
-    centred_kernel(SMMLA, bits, 8, partial(in_pairs, rows=rows), rows, 8)
+    _integers(SMMLA, bits, 8, partial(in_pairs, rows=rows), rows, 8)
     for rows in (4, 8)
     for bits in PAIRED_BITS
     if rows == 4 or bits != 3

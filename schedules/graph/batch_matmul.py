@@ -22,7 +22,7 @@ from tvm import sym, tirx
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
-from apq_tvm.schedules.graph.panel import Flat, Tile, bind_all, is_const, loop, pack_panel, strides
+from apq_tvm.schedules.graph.panel import Flat, Packing, Tile, bind_all, is_const, loop, strides
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.types import DeviceProfile
 
@@ -258,7 +258,7 @@ def _panel(p: _Problem, tile: Tile, index: Expr, dense: bool) -> Stmt:
 
     def slice_of(start: Expr, depth: Expr) -> Stmt:
         parts: list[Stmt] = [
-            pack_panel(tile, panel, p.right, first, cols, start, depth, p.right_layout)
+            Packing(tile, panel, p.right, first, cols, start, depth).emit(p.right_layout)
         ]
         done: Any = i64(0)
         rows = tile.rows
@@ -307,65 +307,79 @@ def _block(
         along if p.left_runs else None,
     )
     zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
-    grid = [(r, v) for r in range(rows) for v in range(tile.vectors)]
-    begin = tirx.stmt_seq(*(tirx.BufferStore(acc, zero, [place(r, v)]) for r, v in grid))
-
-    def run(r: int, v: int) -> Expr:
-        return p.out.run(row + i64(r), first + i64(v * tile.lanes), tile.lanes)
-
-    def mask(v: int) -> Expr:
-        lane = tirx.Ramp(i64(v * tile.lanes), i64(1), tile.lanes)
-        return tirx.LT(lane, tirx.Broadcast(cols, tile.lanes))
-
-    def store(r: int, v: int, part: bool) -> Stmt:
-        value = tirx.BufferLoad(acc, [place(r, v)])
-        if not part:
-            return tirx.BufferStore(p.out.buffer, value, [run(r, v)])
-        return tirx.Evaluate(tirx.op.masked_store(p.out.buffer, value, run(r, v), mask(v)))
-
-    def resume(r: int, v: int, part: bool) -> Stmt:
-        if not part:
-            value = tirx.BufferLoad(p.out.buffer, [run(r, v)])
-        else:
-            kind = f"float32x{tile.lanes}"
-            value = tirx.op.masked_load(kind, p.out.buffer, run(r, v), mask(v))
-        return tirx.BufferStore(acc, value, [place(r, v)])
-
     edge = tirx.decl_buffer((rows * tile.cols,), "float32", "edge")
+    sums = _Sums(p.out, tile, rows, row, first, cols, acc, place, edge)
+    begin = tirx.stmt_seq(*(tirx.BufferStore(acc, zero, [place(r, v)]) for r, v in sums.grid))
+    move = sums.move if dense else sums.scatter
+    end = move(back=False)
+    if continued:
+        begin = tirx.IfThenElse(start > 0, move(back=True), begin)
+    return tirx.stmt_seq(tirx.AllocBuffer(acc), tirx.AllocBuffer(edge), begin, *steps, end)
 
-    def scatter(back: bool) -> Stmt:
-        """Element by element, from or to a copy: the sums keep constant indices."""
 
-        def one(r: Expr, j: Expr) -> Stmt:
-            at, here = p.out.index(row + r, first + j), r * i64(tile.cols) + j
-            if back:
-                return tirx.BufferStore(edge, tirx.BufferLoad(p.out.buffer, [at]), [here])
-            return tirx.BufferStore(p.out.buffer, tirx.BufferLoad(edge, [here]), [at])
+@dataclass(frozen=True)
+class _Sums:
+    """Accumulators of a block of rows on their way to the result, or back from it."""
 
-        source, target = (edge, acc) if back else (acc, edge)
-        copies = [
-            tirx.BufferStore(target, tirx.BufferLoad(source, [place(r, v)]), [place(r, v)])
-            for r, v in grid
-        ]
-        each = loop(i64(rows), lambda r: loop(cols, lambda j: one(r, j)))
-        return tirx.stmt_seq(*((each, *copies) if back else (*copies, each)))
+    out: Flat
+    tile: Tile
+    rows: int
+    row: Expr
+    first: Expr
+    cols: Expr
+    acc: Any
+    place: Callable[[int, int], Expr]
+    edge: Any
+    """Scratch for columns that cannot be masked."""
 
-    def whole_or_part(access: Callable[[int, int, bool], Stmt]) -> Stmt:
-        whole = tirx.stmt_seq(*(access(r, v, False) for r, v in grid))
-        if is_const(cols, tile.cols):
+    @property
+    def grid(self) -> list[tuple[int, int]]:
+        """Rows and vectors of the accumulators."""
+        return [(r, v) for r in range(self.rows) for v in range(self.tile.vectors)]
+
+    def move(self, back: bool) -> Stmt:
+        """Vectors of the result; under a mask where the panel is not whole."""
+        whole = tirx.stmt_seq(*(self._vector(r, v, back) for r, v in self.grid))
+        if is_const(self.cols, self.tile.cols):
             return whole
         # Masked stores cost some 20 cycles each on AVX2: only the last panel needs them.
-        part = tirx.stmt_seq(*(access(r, v, True) for r, v in grid))
-        if not tile.masks:
-            part = scatter(access is resume)
-        return tirx.IfThenElse(cols >= i64(tile.cols), whole, part)
+        if self.tile.masks:
+            part = tirx.stmt_seq(*(self._masked(r, v, back) for r, v in self.grid))
+        else:
+            part = self.scatter(back)
+        return tirx.IfThenElse(self.cols >= i64(self.tile.cols), whole, part)
 
-    if dense:
-        end = [whole_or_part(store)]
-        again = whole_or_part(resume)
-    else:
-        end = [scatter(False)]
-        again = scatter(True)
-    if continued:
-        begin = tirx.IfThenElse(start > 0, again, begin)
-    return tirx.stmt_seq(tirx.AllocBuffer(acc), tirx.AllocBuffer(edge), begin, *steps, *end)
+    def _run(self, r: int, v: int) -> Expr:
+        at = self.first + i64(v * self.tile.lanes)
+        return self.out.run(self.row + i64(r), at, self.tile.lanes)
+
+    def _vector(self, r: int, v: int, back: bool) -> Stmt:
+        there, here = (self.out.buffer, self._run(r, v)), (self.acc, self.place(r, v))
+        (source, at), (target, to) = (there, here) if back else (here, there)
+        return tirx.BufferStore(target, tirx.BufferLoad(source, [at]), [to])
+
+    def _masked(self, r: int, v: int, back: bool) -> Stmt:
+        lanes, buffer, run = self.tile.lanes, self.out.buffer, self._run(r, v)
+        lane = tirx.Ramp(i64(v * lanes), i64(1), lanes)
+        mask = tirx.LT(lane, tirx.Broadcast(self.cols, lanes))
+        if back:
+            value = tirx.op.masked_load(f"float32x{lanes}", buffer, run, mask)
+            return tirx.BufferStore(self.acc, value, [self.place(r, v)])
+        value = tirx.BufferLoad(self.acc, [self.place(r, v)])
+        return tirx.Evaluate(tirx.op.masked_store(buffer, value, run, mask))
+
+    def scatter(self, back: bool) -> Stmt:
+        """Element by element, from or to a copy: the sums keep constant indices."""
+        out, edge, cols = self.out, self.edge, self.tile.cols
+
+        def one(r: Expr, j: Expr) -> Stmt:
+            at, here = out.index(self.row + r, self.first + j), r * i64(cols) + j
+            if back:
+                return tirx.BufferStore(edge, tirx.BufferLoad(out.buffer, [at]), [here])
+            return tirx.BufferStore(out.buffer, tirx.BufferLoad(edge, [here]), [at])
+
+        source, target = (edge, self.acc) if back else (self.acc, edge)
+        places = [self.place(r, v) for r, v in self.grid]
+        copies = [tirx.BufferStore(target, tirx.BufferLoad(source, [at]), [at]) for at in places]
+        each = loop(i64(self.rows), lambda r: loop(self.cols, lambda j: one(r, j)))
+        return tirx.stmt_seq(*((each, *copies) if back else (*copies, each)))

@@ -112,11 +112,9 @@ def transpose_block(source: list[Expr], store: Callable[[int, Expr], Stmt]) -> S
 SQUARE = 8  # lanes of the transposed squares: 8 x 8 fits the registers of AVX2 and AVX-512 alike
 
 
-def pack_panel(
-    tile: Tile, panel: Any, right: Flat, first: Expr, cols: Expr, start: Expr, depth: Expr,
-    layout: str,
-) -> Stmt:  # fmt: skip
-    """Copy ``right[start : start+depth, first : first+cols]`` to the panel, 0 past `cols`.
+@dataclass(frozen=True)
+class Packing:
+    """A copy of ``right[start : start+depth, first : first+cols]`` to a panel, 0 past `cols`.
 
     Parameters
     ----------
@@ -128,92 +126,98 @@ def pack_panel(
         Columns of the operand, at most ``tile.cols`` of them.
     start, depth : PrimExpr
         Rows of the operand, at most ``tile.depth`` of them.
-    layout : {"rows", "columns", "strided"}
-        Which axis of the operand is contiguous: columns run along a row, or down a column, or
-        neither.
     """
-    width = i64(tile.cols)
 
-    def element(k: Expr, j: Expr) -> Stmt:
-        return tirx.BufferStore(panel, right.at(start + k, first + j), [k * width + j])
+    tile: Tile
+    panel: Any
+    right: Flat
+    first: Expr
+    cols: Expr
+    start: Expr
+    depth: Expr
 
-    def zero(k: Expr, j: Expr) -> Stmt:
-        return tirx.BufferStore(panel, tirx.const(0.0, "float32"), [k * width + j])
+    def emit(self, layout: str) -> Stmt:
+        """The copy.
 
-    def rest(k: Expr) -> Stmt:
-        return tirx.stmt_seq(
-            loop(cols, lambda j: element(k, j)), loop(width - cols, lambda j: zero(k, cols + j))
-        )
+        Parameters
+        ----------
+        layout : {"rows", "columns", "strided"}
+            Which axis of the operand is contiguous: columns run along a row, or down a column, or
+            neither.
+        """
+        if layout == "strided":
+            return loop(self.depth, self._elements)
+        if layout == "columns":
+            return self._transposed()
+        if is_const(self.cols, self.tile.cols):
+            return loop(self.depth, self._vectors)
+        end = self._masked if self.tile.masks else self._elements
+        whole = loop(self.depth, self._vectors)
+        return tirx.IfThenElse(self.cols >= i64(self.tile.cols), whole, loop(self.depth, end))
 
-    if layout == "rows":
+    def _row(self, k: Expr) -> Expr:
+        """Where row k of the panel begins."""
+        return k * i64(self.tile.cols)
 
-        def whole(k: Expr) -> Stmt:
-            return tirx.stmt_seq(
-                *(
-                    tirx.BufferStore(
-                        panel,
-                        tirx.BufferLoad(
-                            right.buffer,
-                            [right.run(start + k, first + i64(v * tile.lanes), tile.lanes)],
-                        ),
-                        [tirx.Ramp(k * width + i64(v * tile.lanes), i64(1), tile.lanes)],
-                    )
-                    for v in range(tile.vectors)
-                )
-            )
+    def _elements(self, k: Expr, done: Any = None) -> Stmt:
+        """Row k element by element, from column `done` on."""
+        cols = self.cols
 
-        def part(k: Expr) -> Stmt:
-            out = []
-            for v in range(tile.vectors):
-                at = i64(v * tile.lanes)
-                lane = tirx.Ramp(at, i64(1), tile.lanes)
-                mask = tirx.LT(lane, tirx.Broadcast(cols, tile.lanes))
-                value = tirx.op.masked_load(
-                    f"float32x{tile.lanes}", right.buffer,
-                    right.run(start + k, first + at, tile.lanes), mask,
-                )  # fmt: skip
-                out.append(
-                    tirx.BufferStore(panel, value, [tirx.Ramp(k * width + at, i64(1), tile.lanes)])
-                )
-            return tirx.stmt_seq(*out)
+        def element(j: Expr) -> Stmt:
+            j = j if done is None else done + j
+            value = self.right.at(self.start + k, self.first + j)
+            return tirx.BufferStore(self.panel, value, [self._row(k) + j])
 
-        if is_const(cols, tile.cols):
-            return loop(depth, whole)
-        end = part if tile.masks else rest
-        return tirx.IfThenElse(cols >= width, loop(depth, whole), loop(depth, end))
+        def zero(j: Expr) -> Stmt:
+            place = self._row(k) + (cols + j)
+            return tirx.BufferStore(self.panel, tirx.const(0.0, "float32"), [place])
 
-    if layout == "strided":
-        return loop(depth, rest)
+        left = cols if done is None else cols - done
+        return tirx.stmt_seq(loop(left, element), loop(i64(self.tile.cols) - cols, zero))
 
-    squares = cols // i64(SQUARE)
+    def _vectors(self, k: Expr, masked: bool = False) -> Stmt:
+        """Row k vector by vector."""
+        lanes, out = self.tile.lanes, []
+        for v in range(self.tile.vectors):
+            at = i64(v * lanes)
+            run = self.right.run(self.start + k, self.first + at, lanes)
+            if masked:
+                mask = tirx.LT(tirx.Ramp(at, i64(1), lanes), tirx.Broadcast(self.cols, lanes))
+                value = tirx.op.masked_load(f"float32x{lanes}", self.right.buffer, run, mask)
+            else:
+                value = tirx.BufferLoad(self.right.buffer, [run])
+            place = tirx.Ramp(self._row(k) + at, i64(1), lanes)
+            out.append(tirx.BufferStore(self.panel, value, [place]))
+        return tirx.stmt_seq(*out)
 
-    def square(kb: Expr, jb: Expr) -> Stmt:
-        k, j = kb * i64(SQUARE), jb * i64(SQUARE)
-        source = [
-            tirx.BufferLoad(
-                right.buffer,
-                [tirx.Ramp(right.index(start + k, first + j + i64(i)), i64(1), SQUARE)],
-            )
-            for i in range(SQUARE)
-        ]
+    def _masked(self, k: Expr) -> Stmt:
+        return self._vectors(k, True)
+
+    def _square(self, k: Expr, j: Expr) -> Stmt:
+        """Transpose the square from row k and column j of the panel on."""
+
+        def source(i: int) -> Expr:
+            index = self.right.index(self.start + k, self.first + j + i64(i))
+            return tirx.BufferLoad(self.right.buffer, [tirx.Ramp(index, i64(1), SQUARE)])
 
         def store(i: int, row: Expr) -> Stmt:
-            at = tirx.Ramp((k + i64(i)) * width + j, i64(1), SQUARE)
-            return tirx.BufferStore(panel, row, [at])
+            at = tirx.Ramp(self._row(k + i64(i)) + j, i64(1), SQUARE)
+            return tirx.BufferStore(self.panel, row, [at])
 
-        return transpose_block(source, store)
+        return transpose_block([source(i) for i in range(SQUARE)], store)
 
-    def beside(k: Expr) -> Stmt:
-        done = squares * i64(SQUARE)
-        return tirx.stmt_seq(
-            loop(cols - done, lambda j: element(k, done + j)),
-            loop(width - cols, lambda j: zero(k, cols + j)),
-        )
-
-    whole_k = depth // i64(SQUARE)
-    done_k = whole_k * i64(SQUARE)
-    parts = [loop(whole_k, lambda kb: loop(squares, lambda jb: square(kb, jb)))]
-    if not is_const(cols, tile.cols):
-        parts.append(tirx.IfThenElse(cols < width, loop(done_k, beside), None))
-    parts.append(loop(depth - done_k, lambda k: rest(done_k + k)))
-    return tirx.stmt_seq(*parts)
+    def _transposed(self) -> Stmt:
+        """Squares, then what is beside and below them."""
+        side = i64(SQUARE)
+        squares, whole_k = self.cols // side, self.depth // side
+        done_k = whole_k * side
+        parts = [
+            loop(
+                whole_k, lambda kb: loop(squares, lambda jb: self._square(kb * side, jb * side))
+            )
+        ]
+        if not is_const(self.cols, self.tile.cols):
+            beside = loop(done_k, lambda k: self._elements(k, squares * side))
+            parts.append(tirx.IfThenElse(self.cols < i64(self.tile.cols), beside, None))
+        parts.append(loop(self.depth - done_k, lambda k: self._elements(done_k + k)))
+        return tirx.stmt_seq(*parts)

@@ -7,7 +7,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, BalanceLayout
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.balance import balance_gemm
+from apq_tvm.ops.many_rows.balance import BalanceGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.balance import check_balance, gemv_kernel, layout_of
@@ -69,7 +69,7 @@ def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
         sch.tensorize(digits[-4], digits_intrinsic(instruction))
         tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
         dot = next(i for i in DOT_INSTRUCTIONS if i.name == _PRODUCTS[instruction.name])
-        micro_kernel(sch, integer_gemm_intrinsic(dot, tile, _DIGIT_BITS), 5)
+        micro_kernel(sch, integer_gemm_intrinsic(dot, tile, _DIGIT_BITS))
 
     features = tuple(f for names in instruction.features for f in names)
     return LinearKernel(
@@ -80,7 +80,7 @@ def gemm_kernel(instruction: BalanceInstruction) -> LinearKernel:
         TALLEST,
         check=lambda spec, profile: check_balance(spec, profile, lanes, instruction.features),
         layout=lambda spec, profile: layout_of(spec, lanes),
-        func=lambda c: balance_gemm(c.spec, layout_of(c.spec, lanes), c.plan),
+        func=lambda c: BalanceGemm(c.spec, layout_of(c.spec, lanes), c.plan).build(),
         schedule=schedule,
         ask=ask,
         family="balance",

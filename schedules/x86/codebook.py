@@ -11,7 +11,6 @@ Decisions, as in `apq_tvm.schedules.x86.gemv`, and why their defaults come first
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.codegen.layouts import NonlinearLayout, SpanLayout, default_layout
@@ -20,7 +19,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import codebook, nonlinear
 from apq_tvm.ops.few_rows.spans import SpanBlocking, lookup_of, span_linear
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.spans import span_gemm
+from apq_tvm.ops.many_rows.spans import SpanGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features, check_integer_acts
@@ -118,11 +117,9 @@ def _sum_bits(layout: SpanLayout) -> int:
 
 
 def gemm_kernel(
-    family: str,
-    instruction: DotInstruction,
-    linear: Callable[[LinearSpec, Any, GemmBlocking], Any] = span_gemm,
+    family: str, instruction: DotInstruction, gemm: type[SpanGemm] = SpanGemm
 ) -> LinearKernel:
-    """The record of one GEMM, whose PrimFunc `linear` makes."""
+    """The record of one GEMM."""
     lanes = instruction.rows
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
@@ -148,11 +145,11 @@ def gemm_kernel(
                 for loop in sch.get_loops(sch.get_sblock(name))[2:-1]:
                     sch.unroll(loop)
         tile = Tile(bl.m_tile, bl.vectors, lanes, bl.k_step)
-        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, _sum_bits(layout)), 5)
+        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, _sum_bits(layout)))
 
     return span_record(
         family, instruction, 0, ask=ask, schedule=schedule,
-        func=lambda choice: linear(choice.spec, span_layout(choice.spec, lanes), choice.plan),
+        func=lambda choice: gemm(choice.spec, span_layout(choice.spec, lanes), choice.plan).build(),
     )  # fmt: skip
 
 

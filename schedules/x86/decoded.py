@@ -7,15 +7,14 @@ from typing import Any
 from apq_tvm.codegen.layouts import WeightLayout, default_layout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.decoded import decoded_gemm
+from apq_tvm.ops.many_rows.float import DecodedGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
-from apq_tvm.schedules.linear.gemm_stages import even_block
 from apq_tvm.schedules.linear.generic import generic_kernels
 from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
 from apq_tvm.schedules.x86.instructions import FMA
-from apq_tvm.schedules.x86.tiles import TALLEST, float_k_step, schedule_float_gemm
+from apq_tvm.schedules.x86.tiles import TALLEST, decoded_blocking, schedule_float_gemm
 from apq_tvm.types import DeviceProfile
 
 
@@ -26,11 +25,8 @@ def _layout(spec: LinearSpec, profile: DeviceProfile) -> WeightLayout:
 
 
 def _blocking(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
-    m_tile, vectors = decide("tile", ((4, 3), (5, 2), (3, 4)))
-    k_block = even_block(spec.k, 8, decide("k_block", (128, 64, 256, 512)))
-    k_step = float_k_step(spec.k, k_block, decide)
     # Decoding costs more than elsewhere: as many rows as the L2 cache holds share a panel.
-    return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", (64, 32, 128, 16)))
+    return decoded_blocking(spec.k, spec.k, 8, (64, 32, 128, 16), decide)
 
 
 def decoded_kernel(lanes: int, width: int) -> LinearKernel:
@@ -46,7 +42,7 @@ def decoded_kernel(lanes: int, width: int) -> LinearKernel:
 
     def func(choice: Choice) -> Any:
         layout = _layout(choice.spec, choice.profile)
-        return decoded_gemm(choice.spec, layout, choice.plan, lanes, width)
+        return DecodedGemm(choice.spec, layout, choice.plan, lanes, width).build()
 
     return LinearKernel(
         "gemm", f"decoded{width or ''}", 32, FMA[lanes], TALLEST,

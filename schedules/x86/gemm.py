@@ -10,8 +10,8 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.float import dequantized_gemm, float_gemm
-from apq_tvm.ops.many_rows.interleaved import integer_gemm
+from apq_tvm.ops.many_rows.bytes import IntegerGemm
+from apq_tvm.ops.many_rows.float import DequantizedGemm, FloatGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import (
@@ -26,7 +26,7 @@ from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
 from apq_tvm.schedules.x86.instructions import FMA, dot_record
 from apq_tvm.schedules.x86.tiles import (
     TALLEST,
-    float_k_step,
+    decoded_blocking,
     integer_tiles,
     micro_kernel,
     schedule_float_gemm,
@@ -63,16 +63,6 @@ def integer_blocking(
     return GemmBlocking(m_tile, vectors, k_step, k_block, m_tiles, ahead)
 
 
-def dequantized_blocking(
-    spec: LinearSpec, layout: InterleavedLayout, decide: Decide
-) -> GemmBlocking:
-    """The decisions of a GEMM with float activations and integer weights."""
-    m_tile, vectors = decide("tile", ((4, 3), (5, 2), (3, 4)))
-    k_block = even_block(layout.padded_k(spec.k), UNIT_K, decide("k_block", (128, 64, 256, 512)))
-    k_step = float_k_step(spec.k, k_block, decide)
-    return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", (32, 16, 64, 8)))
-
-
 def float_blocking(spec: LinearSpec, lanes: int, m_tile: int, decide: Decide) -> GemmBlocking:
     """The decisions of a float GEMM whose M tile is fixed by the kernel."""
     blocks = -(-spec.n // lanes)
@@ -95,13 +85,13 @@ def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
         return integer_blocking(spec, interleaved(spec, lanes), instruction, decide)
 
     def func(choice: Choice) -> Any:
-        layout = interleaved(choice.spec, lanes)
-        return integer_gemm(choice.spec, layout, choice.plan, splits_codes(instruction, bits))
+        layout, halves = interleaved(choice.spec, lanes), splits_codes(instruction, bits)
+        return IntegerGemm(choice.spec, layout, choice.plan, halves).build()
 
     def schedule(sch: Any, choice: Choice) -> None:
         schedule_stages(sch)
         tile = choice.plan.tile(lanes)
-        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits), 5)
+        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits))
 
     return LinearKernel(
         "gemm", f"W{bits}", 8, dot_record(instruction), TALLEST,
@@ -117,10 +107,11 @@ def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
         check_dequantized(spec, profile, bits, FMA[lanes].features, lanes)
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
-        return dequantized_blocking(spec, interleaved(spec, lanes), decide)
+        padded = interleaved(spec, lanes).padded_k(spec.k)
+        return decoded_blocking(spec.k, padded, UNIT_K, (32, 16, 64, 8), decide)
 
     def func(choice: Choice) -> Any:
-        return dequantized_gemm(choice.spec, interleaved(choice.spec, lanes), choice.plan)
+        return DequantizedGemm(choice.spec, interleaved(choice.spec, lanes), choice.plan).build()
 
     def schedule(sch: Any, choice: Choice) -> None:
         schedule_float_gemm(sch, choice.plan, lanes)
@@ -148,7 +139,7 @@ def float_kernel(lanes: int, m_tile: int) -> LinearKernel:
     return LinearKernel(
         "gemm", "F32", 0, FMA[lanes], m_tile,
         check=check, layout=lambda spec, profile: FloatLayout(lanes),
-        func=lambda choice: float_gemm(choice.spec, FloatLayout(lanes), choice.plan),
+        func=lambda choice: FloatGemm(choice.spec, FloatLayout(lanes), choice.plan).build(),
         schedule=lambda sch, choice: schedule_float_gemm(sch, choice.plan, lanes),
         ask=ask, m_named=m_tile,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.formats import superblock
 from apq_tvm.ops.activations.factors import quantize_factors
 from apq_tvm.ops.few_rows.spans import SpanBlocking
-from apq_tvm.ops.few_rows.super_records import records_gemm, records_linear
+from apq_tvm.ops.few_rows.super_records import RecordsGemm, records_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
@@ -81,7 +81,7 @@ def records_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
 
 
 SUPER_KERNELS: tuple[LinearKernel, ...] = (
-    *(gemm_kernel(superblock.NAME, instruction, records_gemm) for instruction in INSTRUCTIONS),
+    *(gemm_kernel(superblock.NAME, instruction, RecordsGemm) for instruction in INSTRUCTIONS),
     *(records_kernel(instruction, m_tile) for instruction in INSTRUCTIONS for m_tile in M_TILES),
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.gemm_stages import schedule_stages
+from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 from apq_tvm.tensorize.x86.gemm import float_gemm_intrinsic, splits_codes
 
@@ -38,13 +38,26 @@ def float_k_step(k: int, k_block: int, decide: Decide) -> int:
     return decide("k_step", tuple(s for s in (8, 4, 2, 1) if k % s == 0 and k_block % s == 0))
 
 
-def micro_kernel(sch: Any, intrinsic: str, axes: int) -> None:
-    """Give the products of a tile, the innermost `axes` loops, to an intrinsic."""
-    loops = sch.get_loops(sch.get_sblock("dot"))
-    sch.tensorize(loops[-axes], intrinsic)
+def decoded_blocking(
+    k: int, padded: int, step: int, m_tiles: tuple[int, ...], decide: Decide
+) -> GemmBlocking:
+    """The decisions of a GEMM with float activations whose panels are decoded.
+
+    Blocks of the `padded` K are multiples of `step`.
+    """
+    m_tile, vectors = decide("tile", ((4, 3), (5, 2), (3, 4)))
+    k_block = even_block(padded, step, decide("k_block", (128, 64, 256, 512)))
+    k_step = float_k_step(k, k_block, decide)
+    return GemmBlocking(m_tile, vectors, k_step, k_block, decide("m_tiles", m_tiles))
+
+
+def micro_kernel(sch: Any, intrinsic: str) -> None:
+    """Give the products of a tile, all loops inside that over its steps, to an intrinsic."""
+    block = sch.get_sblock("dot")
+    sch.tensorize(sch.get_loops(block)[1 - len(sch.get(block).iter_vars)], intrinsic)
 
 
 def schedule_float_gemm(sch: Any, blocking: GemmBlocking, lanes: int) -> None:
     """Schedule a GEMM with float activations, but for what fills its panels."""
     schedule_stages(sch)
-    micro_kernel(sch, float_gemm_intrinsic(blocking.tile(lanes)), 4)
+    micro_kernel(sch, float_gemm_intrinsic(blocking.tile(lanes)))

@@ -9,14 +9,20 @@ Instructions: Arm Architecture Reference Manual, DDI 0487 (TBL, ZIP1, ZIP2, MLS,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.balance import code_vectors, quotients
-from apq_tvm.tensorize.arm.gemm_panel import row_bytes, unpacked_code, zipped_words
+from apq_tvm.tensorize.arm.gemm_panel import (
+    centred,
+    centred_pairs,
+    row_bytes,
+    unpacked_code,
+    zipped_words,
+)
 from apq_tvm.tensorize.arm.lookup import (
     inserted_left,
     kept,
@@ -35,18 +41,11 @@ from apq_tvm.tensorize.arm.quads import (
     split_index,
 )
 from apq_tvm.tensorize.exprs import shuffled
+from apq_tvm.tensorize.meaning.codebook_quads import BOOKS, QUAD
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit, decode_pair
-from apq_tvm.tensorize.meaning.decoded_formats import (
-    NIBBLES,
-    BalanceUnit,
-    BooksUnit,
-    OffsetUnit,
-    PlanesUnit,
-    SignsUnit,
-    SuperUnit,
-    TableUnit,
-)
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K
+from apq_tvm.tensorize.meaning.decoded_formats import NIBBLES
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit
+from apq_tvm.tensorize.meaning.mixed import TILE_K
 from apq_tvm.tensorize.meaning.planes import PlanesStep
 from apq_tvm.tensorize.registry import register
 
@@ -68,71 +67,86 @@ def decode_intrinsic(unit: DecodedUnit, pairs: bool, sve: bool) -> str:
     sve : bool
         Whether there is SVE, whose lookup of one register is faster.
     """
-    body = _BODIES[type(unit)]
+    body = _BODIES[unit.kind]
     name = f"apq_neon_decode_{unit}_{'pairs' if pairs else 'lanes'}{'_sve' if sve else ''}"
 
     def emit(buffers: Buffers, out: Buffer) -> None:
-        body(unit, pairs, sve, buffers, out)
+        for (step, vector, half), value in body(pairs, sve, buffers, *unit.data):
+            # 16 bytes over the last two axes, which are contiguous.
+            column = 2 * vector + half if pairs else vector
+            b.buffer_store(out, value, [step, column, 0, tirx.Ramp(0, 1, _BYTES)])
 
     return register(name, lambda: decode_pair(unit, pairs, emit))
 
 
-def _store(out: Buffer, at: tuple[int, int], value: Expr, pairs: bool, half: int = 0) -> None:
-    """16 bytes of the panel, over its last two axes: step along k and vector of rows."""
-    step, vector = at
-    column = 2 * vector + half if pairs else vector
-    b.buffer_store(out, value, [step, column, 0, tirx.Ramp(0, 1, _BYTES)])
+Values = Iterator[tuple[tuple[int, int, int], Expr]]
+"""(step along k, vector of rows, half of its rows in pairs) and 16 bytes of the panel."""
 
 
-def _steps(pairs: bool) -> list[tuple[int, int]]:
+def _steps(pairs: bool, k: int = UNIT_K) -> list[tuple[int, int]]:
     """(step along k, half of the rows) of a unit."""
-    return [(step, half) for step in range(4 if pairs else 8) for half in range(1 + pairs)]
+    return [(step, half) for step in range(k // (8 if pairs else 4)) for half in range(1 + pairs)]
 
 
-def _table(unit: TableUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
-    stored = tirx.reinterpret("int8x16", buffers["table"].vload([0], "uint8x16"))
-    table = stored - splat(unit.offset, "int8")
+def _rows(buffer: Buffer, pairs: bool, at: Any = 0) -> list[Expr]:
+    """Bytes of 4 rows as `row_bytes` spreads them, by half."""
+    packed = buffer.vload([at], "uint8x4")
+    return [row_bytes(packed, pairs, half) for half in range(1 + pairs)]
+
+
+def _signed(value: Expr) -> Expr:
+    return tirx.reinterpret("int8x16", value)
+
+
+def _uniform(pairs: bool, sve: bool, buffers: Buffers, unit: Unit, zeros: bool) -> Values:
+    for step, half in _steps(pairs):
+        some = None
+        if zeros:
+            group = [step // (unit.vectors // (1 + pairs))] if unit.groups > 1 else []
+            some = row_bytes(buffers["zeros"].vload([*group, 0], "uint8x4"), pairs, half)
+        if unit.run == 8:
+            value = centred_pairs(unit, buffers["codes"], 2 * step + half, some)
+        else:
+            value = centred(unit, unpacked_code(unit, pairs, buffers["codes"], step, half), some)
+        yield (step, 0, half), _signed(value)
+
+
+def _table(pairs: bool, sve: bool, buffers: Buffers, offset: int) -> Values:
+    table = _signed(buffers["table"].vload([0], "uint8x16")) - splat(offset, "int8")
     for step, half in _steps(pairs):
         code = unpacked_code(NIBBLES, pairs, buffers["codes"], step, half)
-        _store(out, (step, 0), table_lookup([table], code, sve), pairs, half)
+        yield (step, 0, half), table_lookup([table], code, sve)
 
 
-def _super(unit: SuperUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
-    packed = buffers["subs"].vload([0], "uint8x4")
+def _super(pairs: bool, sve: bool, buffers: Buffers, unit: Unit) -> Values:
     # A step's columns are of one group: k below 16, or above.
     subs = [
         [kept(masked(whole, 15)), kept(shifted(whole, -4))]
-        for whole in (row_bytes(packed, pairs, half) for half in range(1 + pairs))
+        for whole in _rows(buffers["subs"], pairs)
     ]
     for step, half in _steps(pairs):
-        code = unpacked_code(unit.codes, pairs, buffers["codes"], step, half)
-        group = step // (2 if pairs else 4)
-        value = tirx.reinterpret("int8x16", code * subs[half][group])
-        _store(out, (step, 0), value, pairs, half)
+        code = unpacked_code(unit, pairs, buffers["codes"], step, half)
+        yield (step, 0, half), _signed(code * subs[half][step // (2 if pairs else 4)])
 
 
-def _books(unit: BooksUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
-    lookups = _BOOKS[unit.bits](unit, pairs, sve, buffers)
+def _books(pairs: bool, sve: bool, buffers: Buffers, bits: int, offset: int) -> Values:
+    lookups = _BOOKS[bits](bits, offset, pairs, sve, buffers)
     per_group = 2 if pairs else 4
-    for group in range(4):
-        for step in range(per_group):
-            for half in range(1 + pairs):
-                value = lookups.value(group, step, half)
-                _store(out, (group * per_group + step, 0), value, pairs, half)
+    for step, half in _steps(pairs, QUAD):
+        yield (step, 0, half), lookups.value(step // per_group, step % per_group, half)
 
 
 class _Books:
     """Lookups of 64 k with four codebooks."""
 
-    def __init__(self, unit: BooksUnit, pairs: bool, sve: bool, buffers: Buffers) -> None:
+    def __init__(self, bits: int, offset: int, pairs: bool, sve: bool, buffers: Buffers) -> None:
         self.pairs, self.sve, self.codes = pairs, sve, buffers["codes"]
-        packed = buffers["index"].vload([0], "uint8x4")
-        self.books = [kept(row_bytes(packed, pairs, half)) for half in range(1 + pairs)]
-        entries = unit.entries
+        self.books = [kept(rows) for rows in _rows(buffers["index"], pairs)]
+        entries = BOOKS << bits
         stored = tirx.reinterpret(
             f"int8x{entries}", buffers["table"].vload([0], f"uint8x{entries}")
         )
-        self._entries, self._centred = entries, stored - splat(unit.offset, "int8", entries)
+        self._entries, self._centred = entries, stored - splat(offset, "int8", entries)
         self.tables = self.ordered_tables(list(range(entries)))
 
     def ordered_tables(self, order: list[int]) -> list[Expr]:
@@ -146,9 +160,8 @@ class _Books:
 
     def ordered(self, make: Callable[[int], Expr], step: int, half: int) -> Expr:
         """One of the vectors that `make` gives, or half of two."""
-        if not self.pairs:
-            return make(step)
-        return kept(zipped_words(make(2 * step), make(2 * step + 1), half == 1))
+        value = _in_order(self.pairs, make, step, half)
+        return kept(value) if self.pairs else value
 
 
 class _Books2(_Books):
@@ -219,23 +232,25 @@ class _Row:
         return self._buffer.vload([self._row, *at], dtype)
 
 
-def _balance(unit: BalanceUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+def _in_order(pairs: bool, vector: Callable[[int], Expr], step: int, half: int) -> Expr:
+    """One of the vectors of 4 rows x 4 k that `vector` gives, or halves of two."""
+    if not pairs:
+        return vector(step)
+    return zipped_words(vector(2 * step), vector(2 * step + 1), half == 1)
+
+
+def _balance(pairs: bool, sve: bool, buffers: Buffers, centre: int) -> Values:
     vectors, five = code_vectors(buffers["codes"]), splat(5, "uint8")
     for step, half in _steps(pairs):
-        if pairs:
-            code = zipped_words(vectors[2 * step], vectors[2 * step + 1], half == 1)
-        else:
-            code = vectors[step]
-        code = kept(code)
+        code = kept(_in_order(pairs, vectors.__getitem__, step, half))
         fifth, last = map(kept, quotients(code))
         digits = (code - fifth * five, fifth - last * five, last)
         for third, value in enumerate(digits):
-            centred = tirx.reinterpret("int8x16", value - splat(unit.centre, "uint8"))
-            _store(out, (step, third), centred, pairs, half)
+            yield (step, third, half), _signed(value - splat(centre, "uint8"))
 
 
-def _planes(unit: PlanesUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
-    width, looked = 8 if pairs else 4, PlanesStep(unit.bits, unit.tables, UNIT_K, _BYTES, 0)
+def _planes(pairs: bool, sve: bool, buffers: Buffers, bits: int, tables: int) -> Values:
+    width, looked = 8 if pairs else 4, PlanesStep(bits, tables, UNIT_K, _BYTES, 0)
     planes, table = buffers["planes"], buffers["table"]
     for first in range(0, UNIT_K, _BYTES):
         rows = lookups(looked, planes, table, tirx.const(first, "int64"), sve)
@@ -244,11 +259,11 @@ def _planes(unit: PlanesUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buf
             for r in range(0, 8, 2):
                 for e in range(2):
                     value = _zip(rows[r], rows[r + 1], "int64", e == 1)
-                    _store(out, (step + e, r // 4), value, True, r % 4 // 2)
+                    yield (step + e, r // 4, r % 4 // 2), value
             continue
         for v in range(2):
             for q, value in enumerate(_transposed(rows[4 * v : 4 * v + 4])):
-                _store(out, (step + q, v), value, False)
+                yield (step + q, v, 0), value
 
 
 def _zip(first: Expr, second: Expr, lane: str, high: bool) -> Expr:
@@ -271,48 +286,39 @@ def _transposed(rows: list[Expr]) -> list[Expr]:
     return out
 
 
-def _signs(unit: SignsUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
+def _signs(pairs: bool, sve: bool, buffers: Buffers, bits: int, plane: int) -> Values:
     """0 where the bit is set, else -1; with the lowest bit set that is +1 and -1."""
     per_step = 8 if pairs else 4
     for step, half in _steps(pairs):
         k = step * per_step
-        packed = buffers["codes"].vload([unit.byte(k // 8)], "uint8x4")
-        bytes_ = row_bytes(packed, pairs, half)
-        bits = tirx.Shuffle(
+        bytes_ = _rows(buffers["codes"], pairs, (k // 8 * bits + plane) * _BYTES)[half]
+        bit = tirx.Shuffle(
             [tirx.const(1 << (k % 8 + i % per_step), "uint8") for i in range(_BYTES)],
             [tirx.const(i, "int32") for i in range(_BYTES)],
         )
-        clear = tirx.EQ(tirx.bitwise_and(bytes_, bits), splat(0, "uint8"))
-        value = tirx.Select(clear, splat(-1, "int8"), splat(1, "int8"))
-        _store(out, (step, 0), value, pairs, half)
+        clear = tirx.EQ(tirx.bitwise_and(bytes_, bit), splat(0, "uint8"))
+        yield (step, 0, half), tirx.Select(clear, splat(-1, "int8"), splat(1, "int8"))
 
 
-def _offsets(unit: OffsetUnit, pairs: bool, sve: bool, buffers: Buffers, out: Buffer) -> None:
-    packed = buffers["zeros"].vload([0], "uint8x4")
-    zeros = [kept(row_bytes(packed, pairs, half)) for half in range(1 + pairs)]
-    mask = 15 if unit.wide else 3
+def _offset(pairs: bool, sve: bool, buffers: Buffers, wide: bool) -> Values:
+    zeros = [kept(rows) for rows in _rows(buffers["zeros"], pairs)]
 
     def vector(j: int) -> Expr:
-        if unit.wide:
-            return shifted(buffers["codes"].vload([j % 2 * 32], "uint8x16"), j // 2 * -4)
-        return shifted(buffers["codes"].vload([0], "uint8x16"), -2 * j)
+        at, down = (j % 2 * 32, j // 2 * -4) if wide else (0, -2 * j)
+        return shifted(buffers["codes"].vload([at], "uint8x16"), down)
 
-    for step in range(2 if pairs else 4):
-        for half in range(1 + pairs):
-            if pairs:
-                code = zipped_words(vector(2 * step), vector(2 * step + 1), half == 1)
-            else:
-                code = vector(step)
-            value = tirx.reinterpret("int8x16", masked(code, mask) - zeros[half])
-            _store(out, (step, 0), value, pairs, half)
+    for step, half in _steps(pairs, TILE_K):
+        code = masked(_in_order(pairs, vector, step, half), 15 if wide else 3)
+        yield (step, 0, half), _signed(code - zeros[half])
 
 
-_BODIES: dict[type[DecodedUnit], Callable[..., None]] = {
-    TableUnit: _table,
-    SuperUnit: _super,
-    BooksUnit: _books,
-    BalanceUnit: _balance,
-    PlanesUnit: _planes,
-    SignsUnit: _signs,
-    OffsetUnit: _offsets,
+_BODIES: dict[str, Callable[..., Values]] = {
+    "uniform": _uniform,
+    "table": _table,
+    "super": _super,
+    "books": _books,
+    "balance": _balance,
+    "planes": _planes,
+    "signs": _signs,
+    "offset": _offset,
 }

@@ -12,6 +12,7 @@ SMULL, SMLAL, ADDP, SADALP); LLVM names from its IntrinsicsAArch64.td.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +22,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.written.multiple import load_multiple, multiple_loads
 from apq_tvm.tensorize.exprs import neon
-from apq_tvm.tensorize.meaning.centred import CentredTile, multiply_pair
+from apq_tvm.tensorize.meaning.centred import CentredTile, products
+from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -73,16 +75,14 @@ def centred_intrinsic(
         ``apq_<instr>_<m>x<n>x<k>_s8s8s32``; smull adds ``_x<sums>``, multiple loads ``_ld1``.
     """
     name = f"apq_{instruction.name}_{tile}_s8s8s32"
+    body: Callable[..., None] = _smmla_body if instruction is SMMLA else _sdot_body
     if instruction is SMULL:
         sums = max(s for s in (1, 2, 4, 8, 16, 32) if s * largest * 254 <= 32767)
         sums = min(sums, tile.k // 4)
-        return register(
-            f"{name}_x{sums}", lambda: multiply_pair(tile, partial(_smull_body, sums=sums))
-        )
-    if instruction is SDOT and multiple:
-        return register(f"{name}_ld1", lambda: multiply_pair(tile, _sdot_multiple_body))
-    body = _smmla_body if instruction is SMMLA else _sdot_body
-    return register(name, lambda: multiply_pair(tile, body))
+        name, body = f"{name}_x{sums}", partial(_smull_body, sums=sums)
+    elif instruction is SDOT and multiple:
+        name, body = f"{name}_ld1", _sdot_multiple_body
+    return register(name, lambda: pair(products(tile), partial(body, tile)))
 
 
 def _accumulate(c: Buffer, m: Expr, j: Expr, value: Any) -> None:

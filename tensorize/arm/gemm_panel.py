@@ -19,8 +19,9 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.codes import repeated, unpacked
 from apq_tvm.tensorize.exprs import i32
-from apq_tvm.tensorize.meaning.centred import rows_pair, scales_pair, unpack_pair
+from apq_tvm.tensorize.meaning.centred import rows_of_sums, spreading
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
 
 Expr = Any  # tvm is untyped
@@ -29,28 +30,15 @@ Buffer = Any
 _VECTOR = "uint8x16"
 
 
-def unpack_intrinsic(unit: Unit, pairs: bool, zeros: bool) -> str:
-    """Register (once) and name ``apq_neon_unpack_W{bits}_{lanes or pairs}[_s][_x2][_zeros]``."""
-    order = "pairs" if pairs else "lanes"
-    name = f"apq_neon_unpack_W{unit.bits}_{order}"
-    name += "_t" if unit.whole else "_s" if unit.inverted else ""
-    name += ("_k8" if unit.run == 8 else "") + ("_half" if unit.half else "")
-    name += ("_x2" if unit.groups > 1 else "") + ("_zeros" if zeros else "")
-    body = partial(_unpack, unit, pairs)
-    return register(name, lambda: unpack_pair(unit, pairs, zeros, body))
-
-
 def scales_intrinsic(source: str) -> str:
     """Register (once) and name the spreading of 4 scales of a type, or uint8 zero points."""
-    made = {"float16": "f16f32", "float32": "f32", "uint8": "u8s32"}[source]
-    return register(
-        f"apq_neon_spread_{made}", lambda: scales_pair(partial(_spread, source), source)
-    )
+    name = f"apq_neon_spread_{source}"
+    return register(name, lambda: pair(spreading(source), partial(_spread, source)))
 
 
 def rows_intrinsic() -> str:
     """Register (once) and name the way of sums from pairs to rows."""
-    return register("apq_neon_rows_f32", lambda: rows_pair(_rows))
+    return register("apq_neon_rows_f32", lambda: pair(rows_of_sums(), _rows))
 
 
 def _shuffle(vectors: list[Expr], lanes: list[int]) -> Expr:
@@ -168,33 +156,16 @@ def centred_pairs(unit: Unit, codes: Buffer, vector: int, zeros: Expr | None) ->
             signed = tirx.shift_right(tirx.reinterpret("int8x16", code), move)
             code = tirx.reinterpret(_VECTOR, signed)
         return code if zeros is None else code - (zeros - middle)
-    return _centred(unit, unpacked(unit, load, vector), zeros)
+    return centred(unit, unpacked(unit, load, vector), zeros)
 
 
-def _centred(unit: Unit, code: Expr, zeros: Expr | None) -> Expr:
+def centred(unit: Unit, code: Expr, zeros: Expr | None) -> Expr:
     """uint8 [16]: codes less their zero points or their middle."""
     if zeros is not None:
         return code - zeros
     if unit.bits == 1:
         return code + code - repeated(1)
     return code - repeated(1 << (unit.bits - 1))
-
-
-def _unpack(unit: Unit, pairs: bool, codes: Buffer, zeros: Buffer | None, out: Buffer) -> None:
-    halves = 2 if pairs else 1
-    for vector in range(8 // halves):
-        group = [vector // (unit.vectors // halves)] if unit.groups > 1 else []
-        for half in range(halves):
-            some = None
-            if zeros is not None:
-                some = row_bytes(zeros.vload([*group, 0], "uint8x4"), pairs, half)
-            if unit.run == 8:
-                value = centred_pairs(unit, codes, 2 * vector + half, some)
-            else:
-                value = _centred(unit, unpacked_code(unit, pairs, codes, vector, half), some)
-            # 16 bytes over the last two axes, which are contiguous.
-            at = [vector, half, 0, tirx.Ramp(0, 1, 16)]
-            b.buffer_store(out, tirx.reinterpret("int8x16", value), at)
 
 
 def _spread(source: str, values: Buffer, out: Buffer) -> None:

@@ -17,17 +17,13 @@ bits lose 128 instead of their zero point, which would not fit. Scales are in th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import member
-from apq_tvm.tensorize.meaning.interleaved import Unit, decode
+from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
-Place = Callable[[Expr, Expr], list[Expr]]
+Expr = Any  # tvm is untyped
 
 
 @dataclass(frozen=True)
@@ -72,26 +68,6 @@ class CentredTile:
         return self.k // 4, self.columns, 4, 4
 
 
-def centre(unit: Unit, code: Expr, zero: Expr | None) -> Expr:
-    """What a decoded byte holds, int32.
-
-    Parameters
-    ----------
-    unit : Unit
-    code : PrimExpr
-        int32.
-    zero : PrimExpr or None
-        The group's zero point; None for symmetric codes and for 8 bits.
-    """
-    from tvm import tirx
-
-    if zero is not None:
-        return code - zero.astype("int32")
-    if unit.bits == 1:
-        return code + code - tirx.const(1, "int32")
-    return code - tirx.const(1 << (unit.bits - 1), "int32")
-
-
 def largest_byte(bits: int, zero_points: bool) -> int:
     """Largest magnitude in a panel of `bits`-bit codes."""
     if bits == 8 or bits == 1:
@@ -99,188 +75,47 @@ def largest_byte(bits: int, zero_points: bool) -> int:
     return (1 << bits) - 1 if zero_points else 1 << (bits - 1)
 
 
-def multiply_pair(
-    tile: CentredTile, body: Callable[[CentredTile, Buffer, Buffer, Buffer], None]
-) -> tuple[PrimFunc, PrimFunc]:
-    """(desc, impl) of a micro-kernel ``(a int8, b int8, c int32)``; `body` emits instructions."""
-    return _multiply(tile, _multiply_loops, False), _multiply(tile, body, True)
-
-
-def unpack_pair(
-    unit: Unit, pairs: bool, zeros: bool, body: Callable[[Buffer, Buffer | None, Buffer], None]
-) -> tuple[PrimFunc, PrimFunc]:
-    """(desc, impl) of the decoding of one unit, ``(codes uint8, [zeros uint8,] b int8)``.
-
-    `zeros` are [4], or [2, 4] where a unit has two groups; b is the panel of 4 rows of W.
-    """
-
-    def place(at: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return at if pairs else (at[0], 0, *at[1:])
-
-    def loops(codes: Buffer, zero: Buffer | None, out: Buffer) -> None:
-        unpack_loops(
-            unit,
-            pairs,
-            lambda byte: codes[byte],
-            codes[0 : unit.nbytes],
-            None if zero is None else lambda at: zero[at],
-            lambda at: out[place(at)],
-            lambda at, value: _store(out, value, place(at)),
-        )
-
-    return (
-        _unpack(unit, pairs, zeros, loops, False),
-        _unpack(unit, pairs, zeros, body, True),
-    )
-
-
-def unpack_loops(
-    unit: Unit, pairs: bool, load: Any, codes: Any, zero: Any, out: Any, store: Any
-) -> None:
-    """The loops of `unpack_pair` over the caller's buffers, block ``unpack``.
-
-    Parameters
-    ----------
-    load : callable
-        Byte of the unit by index.
-    codes : BufferRegion
-        All of the unit.
-    zero, out : callable
-        Element by index in [4] or [2, 4], and in the panel; `zero` may be None.
-    store : callable
-        ``(index, int8 value)``.
-    """
-    from tvm.tirx.script.builder import ir as b
-
-    shape = (4, 2, 2, 8) if pairs else (8, 4, 4)
-    with b.grid(*shape) as loops, b.sblock("unpack"):
-        at = tuple(b.axis.remap("S" * len(shape), loops))
-        if pairs:
-            four, row, k = at[0] * 2 + at[3] // 4, at[1] * 2 + at[2], at[3] % 4
-        else:
-            four, row, k = at
-        per_group = unit.vectors if not pairs else unit.vectors // 2
-        group = () if unit.groups == 1 else (at[0] // per_group,)
-        point = None if zero is None else zero((*group, row))
-        b.reads(*([codes] if point is None else [codes, point]))
-        b.writes(out(at))
-        code = decode(unit, load, *unit.place(row, four, k))
-        store(at, centre(unit, code, point).astype("int8"))
-
-
-def scales_pair(body: Callable[[Buffer, Buffer], None], source: str) -> tuple[PrimFunc, PrimFunc]:
-    """(desc, impl) of `spread_loops`: V is `source` [4], S float32 [2, 4], int32 for uint8."""
-    made = "int32" if source == "uint8" else "float32"
-
-    def loops(values: Buffer, out: Buffer) -> None:
-        spread_loops("spread", lambda i: values[i], out, lambda c, r: [c, r])
-
-    def build(emit: Callable[[Buffer, Buffer], None]) -> PrimFunc:
-        return member([("v", (4,), source, 4, None), ("s", (2, 4), made, 16, None)], emit)
-
-    return build(loops), build(body)
-
-
-def spread_loops(name: str, value: Callable[[Expr], Expr], out: Buffer, at: Place) -> None:
-    """``S[c, r] = V[2c + r % 2]`` as the sums of pairs want factors of 4 rows."""
-    _two_vectors(name, lambda c, r: value(c * 2 + r % 2), out, at)
-
-
-def rows_pair(body: Callable[[Buffer, Buffer], None]) -> tuple[PrimFunc, PrimFunc]:
-    """(desc, impl) of `rows_loops`, float32."""
-
-    def loops(sums: Buffer, out: Buffer) -> None:
-        rows_loops(lambda c, r: sums[c, r], out, lambda m, r: [m, r])
-
-    def build(emit: Callable[[Buffer, Buffer], None]) -> PrimFunc:
-        out_strides = [_stride("y"), 1] if emit is body else None
-        declared = ("y", (2, 4), "float32", 16, out_strides)
-        return member([("s", (2, 4), "float32", 16, None), declared], emit)
-
-    return build(loops), build(body)
-
-
-def rows_loops(sums: Callable[[Expr, Expr], Expr], out: Buffer, at: Place) -> None:
-    """``Y[m, r] = S[r // 2, 2m + r % 2]``: two vectors of sums in pairs as 2 rows of 4."""
-    _two_vectors("rows", lambda m, r: sums(r // 2, m * 2 + r % 2), out, at)
-
-
-def _two_vectors(name: str, source: Callable[[Expr, Expr], Expr], out: Buffer, at: Place) -> None:
-    """Two vectors of 4, element by element; `at` is where they go."""
-    from tvm.tirx.script.builder import ir as b
-
-    with b.grid(2, 4) as loops, b.sblock(name):
-        vector, r = b.axis.remap("SS", loops)
-        value, place = source(vector, r), at(vector, r)
-        b.reads(value)
-        b.writes(out[tuple(place)])
-        b.buffer_store(out, value.astype(out.dtype), place)
-
-
-def _unpack(
-    unit: Unit, pairs: bool, zeros: bool, emit: Callable[..., None], strided: bool
-) -> PrimFunc:
-    shape = (4, 2, 2, 8) if pairs else (8, 1, 4, 4)
-    inner = [16, 8, 1] if pairs else [16, 4, 1]
-    strides = [_stride("b"), *inner] if strided else None
-    zero_shape = (4,) if unit.groups == 1 else (2, 4)
-    operands: list[tuple[Any, ...]] = [("codes", (unit.nbytes,), "uint8", unit.vector_bytes, None)]
-    if zeros:
-        operands.append(("zeros", zero_shape, "uint8", 4, None))
-    operands.append(("b", shape, "int8", 16, strides))
-
-    def call(*buffers: Buffer) -> None:
-        emit(buffers[0], buffers[1] if zeros else None, buffers[-1])
-
-    return member(operands, call)
-
-
-def _multiply(tile: CentredTile, emit: Callable[..., None], strided: bool) -> PrimFunc:
-    of_x = [_stride("a"), 16, 8, 1] if strided and tile.pairs else None
-    lasting = [16, *((8, 1) if tile.pairs else (4, 1))]
-    operands = (
-        ("a", tile.activations, "int8", 4, of_x),
-        ("b", tile.panel, "int8", 16, [_stride("b"), *lasting] if strided else None),
-        ("c", tile.sums, "int32", 16),
-    )
-    return member(operands, lambda *buffers: emit(tile, *buffers), updated=True)
-
-
-def _multiply_loops(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    multiply_loops(tile, (lambda *at: a[at]), (lambda *at: w[at]), c)
-
-
-def multiply_loops(tile: CentredTile, a: Any, w: Any, c: Buffer) -> None:
-    """The loops of `multiply_pair`, block ``dot``; `a` and `w` are elements by their index."""
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
+def products(tile: CentredTile) -> Meaning:
+    """A micro-kernel ``(a int8, b int8, c int32)``."""
     width = 8 if tile.pairs else 4
-    extents = (*tile.sums, tile.k // width, width)
-    with b.grid(*extents) as loops, b.sblock("dot"):
-        axes: list[Expr] = []
-        for kind, extent, loop in zip("SSSRR", extents, loops, strict=True):
-            # An axis of extent 1 is the constant 0, as TVM simplifies it in the match.
-            make = b.axis.spatial if kind == "S" else b.axis.reduce
-            axes.append(tirx.const(0, "int32") if extent == 1 else make(extent, loop))
+
+    def term(axes: Sequence[Expr], a: Load, w: Load) -> Expr:
         m, j, r, k, i = axes
         if tile.pairs:
             x, code = a(m, k, r // 2, i), w(k, j, r % 2, i)
         else:
             x, code = a(k, m, i), w(k, j, r, i)
-        b.reads(c[m, j, r], x, code)
-        b.writes(c[m, j, r])
-        product = x.astype("int32") * code.astype("int32")
-        b.buffer_store(c, c[m, j, r] + product, [m, j, r])
+        return x.astype("int32") * code.astype("int32")
+
+    operands = (
+        Operand("a", tile.activations, "int8", 4, strided=tile.pairs, compact=3),
+        Operand("b", tile.panel, "int8", 16, strided=True, compact=3),
+        Operand("c", tile.sums, "int32", 16),
+    )
+    return Meaning("dot", operands, tile.sums, (tile.k // width, width), term, index="int32")
 
 
-def _store(buffer: Buffer, value: Expr, at: tuple[Expr, ...]) -> None:
-    from tvm.tirx.script.builder import ir as b
+def spreading(source: str) -> Meaning:
+    """``S[c, r] = V[2c + r % 2]``: factors of 4 rows of W as the sums of pairs want them.
 
-    b.buffer_store(buffer, value, list(at))
+    V is `source` [4], S float32 [2, 4], int32 for uint8.
+    """
+    made = "int32" if source == "uint8" else "float32"
+
+    def term(axes: Sequence[Expr], values: Load) -> Expr:
+        c, r = axes
+        return values(c * 2 + r % 2).astype(made)
+
+    operands = (Operand("v", (4,), source, 4), Operand("s", (2, 4), made, 16))
+    return Meaning("spread", operands, (2, 4), (), term, adds=False, index="int32")
 
 
-def _stride(name: str) -> Expr:
-    from tvm import tirx
+def rows_of_sums() -> Meaning:
+    """``Y[m, r] = S[r // 2, 2m + r % 2]``: two vectors of sums in pairs as 2 rows of 4, float32."""
 
-    return tirx.Var(f"{name}_stride", "int64")
+    def term(axes: Sequence[Expr], sums: Load) -> Expr:
+        m, r = axes
+        return sums(r // 2, m * 2 + r % 2)
+
+    operands = (Operand("s", (2, 4), "float32", 16), Operand("y", (2, 4), "float32", 16, True))
+    return Meaning("rows", operands, (2, 4), (), term, adds=False, index="int32")

@@ -7,67 +7,54 @@ code names is stored.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from apq_tvm.tensorize.exprs import whole
+from apq_tvm.tensorize.exprs import i32, member
+from apq_tvm.tensorize.meaning.scaffold import Operand, View
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
 Buffer = Any
 
-Load = Callable[..., Expr]
-
 
 @dataclass(frozen=True)
-class Source:
-    """What a unit is decoded from.
+class DecodedUnit:
+    """Rows and columns that one intrinsic decodes, and what its bytes mean.
 
     Parameters
     ----------
-    load : callable
-        Element by its index in the operand.
-    region : BufferRegion
-        All of the operand.
+    kind : str
+        Which format, for those who implement it.
+    data : tuple
+        What they are told of it.
+    operands : tuple of Operand
+        What is read.
+    code : callable
+        ``(row, k, *loads of the operands)`` → int32: the weight, or which entry of the table it is.
+    entry : callable
+        ``(row, entry, *loads)`` → int32: what an entry of a row's table stands for.
+    entries : int
+        Entries of a table; 0 where codes are weights.
+    vectors : int
+        Vectors of 4 rows.
+    k : int
+        Columns.
     """
 
-    load: Load
-    region: Any
+    kind: str
+    data: tuple[Any, ...]
+    operands: tuple[Operand, ...]
+    code: Callable[..., Expr]
+    entry: Callable[..., Expr] | None = None
+    entries: int = 0
+    vectors: int = 1
+    k: int = 32
 
-
-@dataclass(frozen=True)
-class DecodedUnit(ABC):
-    """Rows and columns that one intrinsic decodes, and what its bytes mean."""
-
-    @property
-    @abstractmethod
-    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
-        """Shape, dtype and alignment in bytes of what is read."""
-
-    @abstractmethod
-    def code(self, load: Mapping[str, Load], row: Expr, k: Expr) -> Expr:
-        """int32: the weight of a row and column, or which entry of the table it is."""
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of 4 rows."""
-        return 1
-
-    @property
-    def k(self) -> int:
-        """Columns."""
-        return 32
-
-    @property
-    def entries(self) -> int:
-        """Entries of a table; 0 where codes are weights."""
-        return 0
-
-    def entry(self, load: Mapping[str, Load], row: Expr, e: Expr) -> Expr:
-        """int32: what an entry of a row's table stands for."""
-        raise NotImplementedError
+    def __str__(self) -> str:
+        return "_".join(map(str, (self.kind, *self.data)))
 
     def shape(self, pairs: bool) -> tuple[int, int, int, int]:
         """Shape of the unit's part of a panel."""
@@ -82,50 +69,33 @@ class DecodedUnit(ABC):
 
 
 def decode_loops(
-    unit: DecodedUnit,
-    pairs: bool,
-    sources: Mapping[str, Source],
-    out: Load,
-    store: Callable[[tuple[Expr, ...], Expr], None],
-    name: str = "unpack",
+    unit: DecodedUnit, pairs: bool, views: Sequence[View], name: str = "unpack"
 ) -> None:
-    """Decode a unit.
-
-    Parameters
-    ----------
-    unit : DecodedUnit
-    pairs : bool
-        Order of the panel.
-    sources : mapping
-        One for each of the unit's operands.
-    out : callable
-        Element of the unit's part of the panel.
-    store : callable
-        ``(index in that part, int8 value)``.
-    name : str
-        Of the block.
-    """
+    """Decode a unit in block `name`; `views` stand for its operands and its part of a panel."""
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
+    *sources, target = views
     extents = unit.loops(pairs)
     kinds = "S" * (len(extents) - 1) + ("R" if unit.entries else "S")
     with b.grid(*extents) as loops, b.sblock(name):
         at = list(b.axis.remap(kinds, loops))
-        entry = at.pop() if unit.entries else None
+        entry: Any = at.pop() if unit.entries else None
         if len(at) == 3:
-            at.insert(1, tirx.const(0, "int32"))
+            at.insert(1, i32(0))
         e, c, r, i = at
         row, k = (c * 2 + r, e * 8 + i) if pairs else (c * 4 + r, e * 4 + i)
-        load = {name: source.load for name, source in sources.items()}
-        regions = [source.region for source in sources.values()]
-        b.reads(*([out(*at), *regions] if unit.entries else regions))
-        b.writes(out(*at))
-        value = unit.code(load, row, k)
-        if entry is not None:
-            meant, kept = unit.entry(load, row, entry), out(*at).astype("int32")
-            value = tirx.Select(value == entry.astype("int32"), meant, kept)
-        store(tuple(at), value.astype("int8"))
+        loads = [lambda *of, v=view: v.buffer[v.at(len(of), of)] for view in sources]
+        regions = [v.region(o.shape) for v, o in zip(sources, unit.operands, strict=True)]
+        index = target.at(4, at)
+        place = target.buffer[index]
+        b.reads(*([place] if unit.entries else []), *regions)
+        b.writes(place)
+        value = unit.code(row, k, *loads)
+        if unit.entry is not None:
+            meant = unit.entry(row, entry, *loads)
+            value = tirx.Select(value == entry.astype("int32"), meant, place.astype("int32"))
+        b.buffer_store(target.buffer, value.astype("int8"), list(index))
 
 
 def decode_pair(
@@ -133,54 +103,28 @@ def decode_pair(
 ) -> tuple[PrimFunc, PrimFunc]:
     """(desc, impl) of the decoding of a unit: its operands, then its part of the panel, int8."""
 
-    def meaning(buffers: Mapping[str, Buffer], out: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
+    def loops(*buffers: Buffer) -> None:
+        decode_loops(unit, pairs, [View(buffer, (0,) * len(buffer.shape)) for buffer in buffers])
 
-        decode_loops(
-            unit,
-            pairs,
-            {name: Source(_loader(buffer), whole(buffer)) for name, buffer in buffers.items()},
-            lambda *at: out[at],
-            lambda at, value: b.buffer_store(out, value, list(at)),
-        )
+    def implement(*buffers: Buffer) -> None:
+        *sources, out = buffers
+        body({o.name: v for o, v in zip(unit.operands, sources, strict=True)}, out)
 
-    return _member(unit, pairs, meaning, False), _member(unit, pairs, body, True)
+    every = (*unit.operands, Operand("b", unit.shape(pairs), "int8", 16, strided=True, compact=3))
+
+    def declared(strided: bool) -> list[tuple[Any, ...]]:
+        return [
+            (o.name, o.shape, o.dtype, o.align, _strides(o) if strided and o.strided else None)
+            for o in every
+        ]
+
+    reads = bool(unit.entries)
+    return member(declared(False), loops, reads), member(declared(True), implement, reads)
 
 
-def _loader(buffer: Buffer) -> Load:
-    return lambda *at: buffer[at]
-
-
-def _member(unit: DecodedUnit, pairs: bool, emit: Callable[..., None], strided: bool) -> PrimFunc:
+def _strides(o: Operand) -> list[Any]:
     from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
 
-    def operand(name: str, shape: tuple[int, ...], dtype: str, align: int, outer: int) -> Buffer:
-        """With open strides of the first `outer` axes."""
-        extents: list[Any] = list(shape)
-        strides: list[Any] | None = None
-        if strided and outer:
-            extents = [tirx.const(extent, "int64") for extent in shape]  # of the strides' type
-            strides = [tirx.Var(f"{name}{axis}", "int64") for axis in range(outer)]
-            for axis in range(outer, len(shape)):
-                inner = 1
-                for extent in shape[axis + 1 :]:
-                    inner *= extent
-                strides.append(tirx.const(inner, "int64"))
-        handle = b.arg(name, b.handle())
-        return b.match_buffer(handle, extents, dtype, strides=strides, align=align, offset_factor=1)
-
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("decode")
-        buffers = {
-            name: operand(name, shape, dtype, align, len(shape) - 1)
-            for name, (shape, dtype, align) in unit.operands.items()
-        }
-        out = operand("b", unit.shape(pairs), "int8", 16, 1)
-        with b.sblock("root"):
-            regions = [whole(buffer) for buffer in buffers.values()]
-            b.reads(*([whole(out), *regions] if unit.entries else regions))
-            b.writes(whole(out))
-            emit(buffers, out)
-    return builder.get()
+    opened = len(o.shape) - o.compact
+    inner = (prod(o.shape[axis + 1 :]) for axis in range(opened, len(o.shape)))
+    return [*(tirx.Var(f"{o.name}{axis}", "int64") for axis in range(opened)), *inner]

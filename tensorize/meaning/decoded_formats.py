@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.tensorize.exprs import i32
@@ -16,75 +15,71 @@ from apq_tvm.tensorize.meaning.codebook_quads import (
     code_of,
     quad_bytes,
 )
-from apq_tvm.tensorize.meaning.decoded import DecodedUnit, Load
+from apq_tvm.tensorize.meaning.decoded import DecodedUnit
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.tensorize.meaning.mixed import TILE_K, narrow_code, wide_byte, wide_code
 from apq_tvm.tensorize.meaning.planes import ROWS as PLANE_ROWS
 from apq_tvm.tensorize.meaning.planes import plane_code, table_of
+from apq_tvm.tensorize.meaning.scaffold import Load, Operand
 from apq_tvm.tensorize.meaning.unit_spans import FIELDS, nibble
 
 Expr = Any  # tvm is untyped
-Loads = Mapping[str, Load]
 
 NIBBLES = Unit(4, 4, ((4, 0),))
 """4-bit codes of 4 rows."""
 
 
-@dataclass(frozen=True)
-class TableUnit(DecodedUnit):
+def _bytes(name: str, *shape: int, align: int = 16) -> Operand:
+    return Operand(name, shape, "uint8", align, strided=len(shape) > 1)
+
+
+def _codes_of(unit: Unit) -> Callable[..., Expr]:
+    """The code of a row and column of a unit; what else is loaded is of no account."""
+    return lambda row, k, codes, *_: decode(unit, codes, *unit.place(row, k // 4, k % 4))
+
+
+def _less(offset: int) -> Callable[..., Expr]:
+    """Entries of the last operand, a table of bytes that are `offset` too large."""
+    return lambda row, e, *loads: loads[-1](e).astype("int32") - i32(offset)
+
+
+def uniform_unit(unit: Unit, zeros: bool) -> DecodedUnit:
+    """Codes less their zero points, or their middle; of 1 bit -1 and +1."""
+    code_of = _codes_of(unit)
+
+    def code(row: Expr, k: Expr, codes: Load, *points: Load) -> Expr:
+        value = code_of(row, k, codes)
+        for zero in points:
+            group = (k // (UNIT_K // unit.groups),) if unit.groups > 1 else ()
+            return value - zero(*group, row).astype("int32")
+        return value + value - i32(1) if unit.bits == 1 else value - i32(1 << (unit.bits - 1))
+
+    shape = (4,) if unit.groups == 1 else (unit.groups, 4)
+    points = (Operand("zeros", shape, "uint8", 4),) if zeros else ()
+    operands = (_bytes("codes", unit.nbytes, align=unit.vector_bytes), *points)
+    return DecodedUnit("uniform", (unit, zeros), operands, code)
+
+
+def table_unit(offset: int) -> DecodedUnit:
     """4-bit codes and one table of bytes that are `offset` too large."""
-
-    offset: int
-
-    @property
-    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
-        """``codes`` and ``table``."""
-        return {"codes": ((NIBBLES.nbytes,), "uint8", 16), "table": ((16,), "uint8", 16)}
-
-    @property
-    def entries(self) -> int:
-        """16."""
-        return 16
-
-    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
-        """The 4-bit code."""
-        return decode(NIBBLES, load["codes"], k // 4, row * 4 + k % 4)
-
-    def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:
-        """An entry of the table, less the offset."""
-        return load["table"](e).astype("int32") - i32(self.offset)
-
-    def __str__(self) -> str:
-        return f"lut4o{self.offset}"
+    operands = (_bytes("codes", NIBBLES.nbytes), _bytes("table", 16))
+    code = _codes_of(NIBBLES)
+    return DecodedUnit("table", (offset,), operands, code, _less(offset), entries=16)
 
 
-@dataclass(frozen=True)
-class SuperUnit(DecodedUnit):
+def super_unit(bits: int) -> DecodedUnit:
     """Codes of super-blocks times their sub-scales: at most 105, a byte. Minima are left out."""
+    unit = Unit(bits, 4, FIELDS[bits])
+    code_of = _codes_of(unit)
 
-    bits: int
+    def code(row: Expr, k: Expr, codes: Load, subs: Load) -> Expr:
+        return code_of(row, k, codes) * nibble(subs(row), k).astype("int32")
 
-    @property
-    def codes(self) -> Unit:
-        """How codes lie."""
-        return Unit(self.bits, 4, FIELDS[self.bits])
-
-    @property
-    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
-        """``codes`` and ``subs``."""
-        return {"codes": ((self.codes.nbytes,), "uint8", 16), "subs": ((4,), "uint8", 4)}
-
-    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
-        """The code times the sub-scale."""
-        code = decode(self.codes, load["codes"], k // 4, row * 4 + k % 4)
-        return code * nibble(load["subs"](row), k).astype("int32")
-
-    def __str__(self) -> str:
-        return f"super{self.bits}"
+    operands = (_bytes("codes", unit.nbytes), _bytes("subs", 4, align=4))
+    return DecodedUnit("super", (unit,), operands, code)
 
 
-@dataclass(frozen=True)
-class BooksUnit(DecodedUnit):
+def books_unit(bits: int, offset: int) -> DecodedUnit:
     """64 k of codes with four codebooks in groups of 16, without sub-scales.
 
     Parameters
@@ -94,78 +89,37 @@ class BooksUnit(DecodedUnit):
     offset : int
         What bytes of the table are too large by.
     """
+    entries = BOOKS << bits
+    shape = (quad_bytes(bits),) if bits < 4 else (QUAD // UNIT_K, NIBBLES.nbytes)
 
-    bits: int
-    offset: int
-
-    @property
-    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
-        """``codes``, ``index`` and ``table``."""
-        units = QUAD // UNIT_K
-        codes = (quad_bytes(self.bits),) if self.bits < 4 else (units, NIBBLES.nbytes)
-        return {
-            "codes": (codes, "uint8", 16),
-            "index": ((4,), "uint8", 4),
-            "table": ((self.entries,), "uint8", 16),
-        }
-
-    @property
-    def k(self) -> int:
-        """64."""
-        return QUAD
-
-    @property
-    def entries(self) -> int:
-        """Centroids of all books."""
-        return BOOKS << self.bits
-
-    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
-        """The code, above it the book."""
+    def code(row: Expr, k: Expr, codes: Load, index: Load, _: Load) -> Expr:
         from tvm import tirx
 
-        if self.bits < 4:
-            code = code_of(self.bits, load["codes"], row, k)
+        if bits < 4:
+            value = code_of(bits, codes, row, k)
         else:
             unit, vector = k // UNIT_K, k % UNIT_K // 4
-            code = decode(NIBBLES, lambda at: load["codes"](unit, at), vector, row * 4 + k % 4)
-        book = book_of(self.bits, load["index"](row), k // GROUP)
-        return code + tirx.shift_left(book, i32(self.bits))
+            value = decode(NIBBLES, lambda at: codes(unit, at), vector, row * 4 + k % 4)
+        book = book_of(bits, index(row), k // GROUP)
+        return value + tirx.shift_left(book, i32(bits))
 
-    def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:
-        """An entry of the table, less the offset."""
-        return load["table"](e).astype("int32") - i32(self.offset)
-
-    def __str__(self) -> str:
-        return f"books{self.bits}o{self.offset}"
+    operands = (_bytes("codes", *shape), _bytes("index", 4, align=4), _bytes("table", entries))
+    return DecodedUnit(
+        "books", (bits, offset), operands, code, _less(offset), entries=entries, k=QUAD
+    )
 
 
-@dataclass(frozen=True)
-class BalanceUnit(DecodedUnit):
-    """Codes of 12 rows, three in 7 bits (`apq_tvm.codegen.layouts.balance`)."""
+def balance_unit(centre: int) -> DecodedUnit:
+    """Codes of 12 rows, three in 7 bits (`apq_tvm.codegen.layouts.balance`): thirds are vectors."""
 
-    centre: int
+    def code(row: Expr, k: Expr, codes: Load) -> Expr:
+        three = triple(codes, 16, k // 4, row % 4 * 4 + k % 4)
+        return digit(three, row // 4) - i32(centre)
 
-    @property
-    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
-        """``codes``."""
-        return {"codes": ((STORED * 16,), "uint8", 16)}
-
-    @property
-    def vectors(self) -> int:
-        """A third of the rows each."""
-        return PARTS
-
-    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
-        """The digit, less what stands for 0."""
-        code = triple(load["codes"], 16, k // 4, row % 4 * 4 + k % 4)
-        return digit(code, row // 4) - i32(self.centre)
-
-    def __str__(self) -> str:
-        return "t5"
+    return DecodedUnit("balance", (centre,), (_bytes("codes", STORED * 16),), code, vectors=PARTS)
 
 
-@dataclass(frozen=True)
-class PlanesUnit(DecodedUnit):
+def planes_unit(bits: int, tables: int) -> DecodedUnit:
     """Bitplanes of 8 rows (`apq_tvm.tensorize.meaning.planes`).
 
     Parameters
@@ -175,116 +129,53 @@ class PlanesUnit(DecodedUnit):
     tables : int
         Tables that the eight rows use: 1, 2, 4 or 8.
     """
+    entries = 1 << bits
 
-    bits: int
-    tables: int
+    def code(row: Expr, k: Expr, planes: Load, _: Load) -> Expr:
+        return plane_code(lambda p: planes(p, 0, k), row, bits)
 
-    @property
-    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
-        """``planes`` and ``table``."""
-        entries = 1 << self.bits
-        return {
-            "planes": ((self.bits, 1, UNIT_K), "uint8", 32),
-            "table": ((self.tables, entries), "int8", min(entries, 64)),
-        }
+    def entry(row: Expr, e: Expr, _: Load, table: Load) -> Expr:
+        return table(table_of(row, tables), e).astype("int32")
 
-    @property
-    def vectors(self) -> int:
-        """Two."""
-        return PLANE_ROWS // 4
-
-    @property
-    def entries(self) -> int:
-        """Centroids of a table."""
-        return 1 << self.bits
-
-    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
-        """The code of these planes."""
-        return plane_code(lambda p: load["planes"](p, 0, k), row, self.bits)
-
-    def entry(self, load: Loads, row: Expr, e: Expr) -> Expr:
-        """A centroid of the row's table."""
-        return load["table"](table_of(row, self.tables), e).astype("int32")
-
-    def __str__(self) -> str:
-        return f"b{self.bits}t{self.tables}"
+    operands = (
+        _bytes("planes", bits, 1, UNIT_K, align=32),
+        Operand("table", (tables, entries), "int8", min(entries, 64), strided=True),
+    )
+    vectors = PLANE_ROWS // 4
+    return DecodedUnit(
+        "planes", (bits, tables), operands, code, entry, entries=entries, vectors=vectors
+    )
 
 
-@dataclass(frozen=True)
-class SignsUnit(DecodedUnit):
-    """One plane of binary codes, -1 and +1: 4 of the 16 rows of a unit with a byte a row.
+def signs_unit(bits: int, plane: int) -> DecodedUnit:
+    """One plane of `bits` of binary codes, -1 and +1: 4 of 16 rows with a byte a row for 8 k."""
 
-    Parameters
-    ----------
-    bits : int
-        Planes of the unit.
-    plane : int
-    """
-
-    bits: int
-    plane: int
-
-    @property
-    def stretch(self) -> int:
-        """Bytes from the first of the rows' to their last."""
-        return (4 * self.bits - 1) * 16 + 4
-
-    @property
-    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
-        """``codes``."""
-        return {"codes": ((self.stretch,), "uint8", 4)}
-
-    def byte(self, chunk: Any) -> Any:
-        """Where the rows' bytes of 8 k are."""
-        return (chunk * self.bits + self.plane) * 16
-
-    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
-        """The sign."""
+    def code(row: Expr, k: Expr, codes: Load) -> Expr:
         from tvm import tirx
 
-        byte = load["codes"](self.byte(k // 8) + row).astype("int32")
+        byte = codes((k // 8 * bits + plane) * 16 + row).astype("int32")
         bit = tirx.bitwise_and(tirx.shift_right(byte, (k % 8).astype("int32")), i32(1))
         return bit * i32(2) - i32(1)
 
-    def __str__(self) -> str:
-        return f"signs{self.plane}of{self.bits}"
+    # From the first of the rows' bytes to their last.
+    stretch = (4 * bits - 1) * 16 + 4
+    return DecodedUnit("signs", (bits, plane), (_bytes("codes", stretch, align=4),), code)
 
 
-@dataclass(frozen=True)
-class OffsetUnit(DecodedUnit):
-    """4 rows of one tile of ``mixed24`` (`apq_tvm.tensorize.meaning.mixed`), of 8 rows.
+def offset_unit(wide: bool) -> DecodedUnit:
+    """4 rows of a tile of ``mixed24``, of 8 rows, with codes of 4 bits (`wide`) or 2.
 
-    Parameters
-    ----------
-    wide : bool
-        Whether codes have 4 bits, else 2.
+    See `apq_tvm.tensorize.meaning.mixed`.
     """
 
-    wide: bool
-
-    @property
-    def stretch(self) -> int:
-        """Bytes from the first of the rows' to their last."""
-        return 48 if self.wide else 16
-
-    @property
-    def operands(self) -> dict[str, tuple[tuple[int, ...], str, int]]:
-        """``codes`` and ``zeros``."""
-        return {"codes": ((self.stretch,), "uint8", 16), "zeros": ((4,), "uint8", 4)}
-
-    @property
-    def k(self) -> int:
-        """A group."""
-        return TILE_K
-
-    def code(self, load: Loads, row: Expr, k: Expr) -> Expr:
-        """The code less the zero point."""
+    def code(row: Expr, k: Expr, codes: Load, zeros: Load) -> Expr:
         vector, byte = k // 4, row * 4 + k % 4
-        if self.wide:
-            code = wide_code(load["codes"](wide_byte(8, vector) + byte), vector)
+        if wide:
+            value = wide_code(codes(wide_byte(8, vector) + byte), vector)
         else:
-            code = narrow_code(load["codes"](byte), vector)
-        return code - load["zeros"](row).astype("int32")
+            value = narrow_code(codes(byte), vector)
+        return value - zeros(row).astype("int32")
 
-    def __str__(self) -> str:
-        return f"mixed{4 if self.wide else 2}"
+    # From the first of the rows' bytes to their last.
+    operands = (_bytes("codes", 48 if wide else 16), _bytes("zeros", 4, align=4))
+    return DecodedUnit("offset", (wide,), operands, code, k=TILE_K)

@@ -58,6 +58,11 @@ class Unit:
     run: int = 4
     half: bool = False
 
+    def __str__(self) -> str:
+        marks = {"_t": self.whole, "_s": self.inverted, "_x2": self.groups > 1, "_half": self.half}
+        kind = "".join(mark for mark, holds in marks.items() if holds)
+        return f"W{self.bits}r{self.rows}k{self.run}{kind}"
+
     def at(self, byte: Any) -> Any:
         """Where a byte of the unit lies."""
         return byte // HALF * (2 * HALF) + byte % HALF if self.half else byte

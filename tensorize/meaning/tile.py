@@ -10,11 +10,17 @@ j counts vectors of R columns. Of codes in two planes of nibbles, B has an axis 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-Expr = Any  # tvm is untyped
+from apq_tvm.tensorize.exprs import i32
+from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand, View, pair
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
 Buffer = Any
 
 
@@ -47,56 +53,106 @@ class Tile:
         """Shape of C."""
         return self.m, self.vectors, self.lanes
 
-    def axes(self, integers: bool) -> tuple[str, tuple[int, ...]]:
-        """Kinds and extents of the loops: m, j, r, then k and for integers i."""
-        along = (self.k // 4, 4) if integers else (self.k,)
-        return "SSS" + "R" * len(along), (*self.sums, *along)
 
+def byte_products(tile: Tile, halves: bool) -> Meaning:
+    """A micro-kernel ``(a int8, b uint8, c int32)``.
 
-def add_product(c: Buffer, at: tuple[Expr, ...], a: Expr, w: Expr) -> None:
-    """Store ``c += a * w`` of floats."""
-    _add(c, at, a * w, a, w)
-
-
-def add_code(
-    c: Buffer, at: tuple[Expr, ...], a: Expr, w: Callable[..., Expr], halves: bool
-) -> None:
-    """Store ``c += a * code``.
-
-    Parameters
-    ----------
-    c, at
-        The sum and its index.
-    a : PrimExpr
-        int8.
-    w : callable
-        The code's element of B, by its plane if there are two.
-    halves : bool
-        Whether codes are two planes of nibbles, low then high.
+    Of `halves`, codes are two planes of nibbles, low then high.
     """
-    from tvm import tirx
 
-    if halves:
-        code = w(0).astype("int32") + w(1).astype("int32") * tirx.const(16, "int32")
-    else:
-        code = w().astype("int32")
-    _add(c, at, a.astype("int32") * code, a, w(slice(0, 2)) if halves else w())
+    def term(axes: Sequence[Expr], a: Load, w: Load) -> Expr:
+        m, j, r, k, i = axes
+        if halves:
+            low, high = (w(j, k, plane, r, i).astype("int32") for plane in range(2))
+            code = low + high * i32(16)
+        else:
+            code = w(j, k, r, i).astype("int32")
+        return a(m, k * 4 + i).astype("int32") * code
+
+    panel = (tile.vectors, tile.k // 4, *((2,) if halves else ()), tile.lanes, 4)
+    operands = (
+        Operand("a", (tile.m, tile.k), "int8", 4, strided=True),
+        Operand("b", panel, "uint8", 64, strided=True, compact=2),
+        Operand("c", tile.sums, "int32", 64),
+    )
+    return Meaning("dot", operands, tile.sums, (tile.k // 4, 4), term, index="int32")
 
 
-def _add(c: Buffer, at: tuple[Expr, ...], term: Expr, *reads: Any) -> None:
-    from tvm.tirx.script.builder import ir as b
+def float_products(tile: Tile) -> Meaning:
+    """A micro-kernel of float32."""
 
-    b.reads(c[at], *reads)
-    b.writes(c[at])
-    b.buffer_store(c, c[at] + term, list(at))
+    def term(axes: Sequence[Expr], a: Load, w: Load) -> Expr:
+        m, j, r, k = axes
+        return a(m, k) * w(j, k, r)
+
+    operands = (
+        Operand("a", (tile.m, tile.k), "float32", 4, strided=True),
+        Operand("b", (tile.vectors, tile.k, tile.lanes), "float32", 64, strided=True),
+        Operand("c", tile.sums, "float32", 64),
+    )
+    return Meaning("dot", operands, tile.sums, (tile.k,), term, index="int32")
 
 
-def dequantize(
-    out: Buffer, at: tuple[Expr, ...], code: Expr, zero: Expr, scale: Expr
+def tile_loops(
+    meaning: Meaning,
+    views: Callable[..., Sequence[View]],
+    around: Sequence[tuple[Expr, Any]] = (),
 ) -> None:
-    """Store ``out = (code - zero) * scale``, float32 of uint8."""
+    """Block ``dot``, as `product` emits it, but with loops of extent 1: tiles are of any shape.
+
+    `around` are an operator's loops over steps; in an intrinsic, which has none, an axis of extent
+    1 is the constant 0, as TVM simplifies it in the match.
+    """
     from tvm.tirx.script.builder import ir as b
 
-    b.reads(code, zero, scale)
-    b.writes(out[at])
-    b.buffer_store(out, (code.astype("float32") - zero) * scale, list(at))
+    extents, spatial = (*meaning.spatial, *meaning.reduced), len(meaning.spatial)
+    with b.grid(*extents) as loops, b.sblock("dot"):
+        *sources, target = views(*(b.axis.spatial(extent, loop) for loop, extent in around))
+        axes: list[Expr] = []
+        for extent, loop in zip(extents, loops, strict=True):
+            make = b.axis.spatial if len(axes) < spatial else b.axis.reduce
+            axes.append(make(extent, loop) if around or extent > 1 else i32(0))
+        at = target.at(spatial, axes[:spatial])
+        read: dict[int, Sequence[Expr]] = {}
+
+        def load(n: int, *of: Expr) -> Expr:
+            read[n] = of
+            return sources[n].buffer[sources[n].at(len(of), of)]
+
+        term = meaning.term(axes, *(partial(load, n) for n in range(len(sources))))
+        regions = []
+        for n, view in enumerate(sources):
+            shape = meaning.operands[n].shape
+            units = (i if extent == 1 else 0 for i, extent in zip(read[n], shape, strict=True))
+            first = tuple(map(operator.add, view.first, units))
+            regions.append(View(view.buffer, first).region(shape))
+        b.reads(target.buffer[at], *regions)
+        b.writes(target.buffer[at])
+        b.buffer_store(target.buffer, target.buffer[at] + term, list(at))
+
+
+def tile_pair(meaning: Meaning, implement: Callable[..., None]) -> tuple[PrimFunc, PrimFunc]:
+    """(desc, impl) of a micro-kernel, whose plain loops are `tile_loops`."""
+
+    def plain(*buffers: Buffer) -> None:
+        views = [View(buffer, (0,) * len(buffer.shape)) for buffer in buffers]
+        tile_loops(meaning, lambda: views)
+
+    compact = replace(meaning, operands=tuple(replace(o, strided=False) for o in meaning.operands))
+    return pair(compact, plain)[1], pair(meaning, implement)[1]
+
+
+def dequantization(lanes: int) -> Meaning:
+    """``F[i, r] = (U[r, i] - zero[r]) * scale[r]`` for 4 k: U uint8 [R, 4], F float32 [4, R]."""
+
+    def term(axes: Sequence[Expr], code: Load, zero: Load, scale: Load) -> Expr:
+        i, r = axes
+        return (code(r, i).astype("float32") - zero(r)) * scale(r)
+
+    operands = (
+        Operand("u", (lanes, 4), "uint8", 64),
+        Operand("zero", (lanes,), "float32", 64),
+        Operand("scale", (lanes,), "float32", 64),
+        Operand("f", (4, lanes), "float32", 64),
+    )
+    return Meaning("convert", operands, (4, lanes), (), term, adds=False, index="int32")

@@ -11,22 +11,25 @@ VPMADDUBSW, VPMADDWD, VPSIGNB, VFMADD231PS, VCVTDQ2PS); LLVM names from its Intr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import llvm, whole
+from apq_tvm.tensorize.exprs import llvm
+from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.meaning.tile import Tile as Tile
-from apq_tvm.tensorize.meaning.tile import add_code, add_product, dequantize
+from apq_tvm.tensorize.meaning.tile import (
+    byte_products,
+    dequantization,
+    float_products,
+    tile_pair,
+)
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, MADDUBS_SUMS, DotInstruction
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
+Expr = Any  # tvm is untyped
 Buffer = Any
 
 
@@ -58,93 +61,31 @@ def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -
         ``apq_<instr>_<m>x<n>x<k>_s8u8s32``; vpmaddubsw adds ``_x<sums>`` or ``_halves``.
     """
     name = f"apq_{instruction.name}_{tile}_s8u8s32"
-    if instruction is not MADDUBS:
-        return register(name, lambda: _pair(tile, "uint8", _dp_body))
-    if bits == 8:
-        return register(f"{name}_halves", lambda: _pair(tile, "uint8", _halves_body, True))
-    sums = min(MADDUBS_SUMS[2 if bits == 1 else bits], tile.k // 4)
-    body = partial(_maddubs_body, sums=sums)
-    return register(f"{name}_x{sums}", lambda: _pair(tile, "uint8", body))
+    meaning, body = byte_products(tile, splits_codes(instruction, bits)), partial(_dp_body, tile)
+    if splits_codes(instruction, bits):
+        name, body = f"{name}_halves", partial(_halves_body, tile)
+    elif instruction is MADDUBS:
+        sums = min(MADDUBS_SUMS[2 if bits == 1 else bits], tile.k // 4)
+        name, body = f"{name}_x{sums}", partial(_maddubs_body, tile, sums=sums)
+    return register(name, lambda: tile_pair(meaning, body))
 
 
 def float_gemm_intrinsic(tile: Tile) -> str:
     """Register (once) and name the micro-kernel ``apq_fma{bits}_<m>x<n>x<k>_f32f32f32``."""
     name = f"apq_fma{32 * tile.lanes}_{tile}_f32f32f32"  # 80 columns are 5 zmm or 10 ymm
-    return register(name, lambda: _pair(tile, "float32", _float_body))
+    return register(name, lambda: tile_pair(float_products(tile), partial(_float_body, tile)))
 
 
 def dequantize_intrinsic(lanes: int) -> str:
-    """Register (once) and name the conversion of one decoded unit to float32 columns.
-
-    ``F[4k + i, r] = (U[k, r, i] - zero[r]) * scale[r]`` for a quad of 4 k: U is uint8 [1, R, 4],
-    F float32 [4, R].
-    """
+    """Register (once) and name the conversion of 4 k of a decoded unit to float32 columns."""
     return register(
         f"apq_cvtdq2ps_{lanes}x4_u8f32",
-        lambda: (_dequantize(lanes, _dequantize_loops), _dequantize(lanes, _dequantize_body)),
+        lambda: pair(dequantization(lanes), partial(_dequantize_body, lanes)),
     )
-
-
-def _axes(kinds: str, extents: tuple[int, ...], loops: Any) -> list[Expr]:
-    """Block axes; an axis of extent 1 is the constant 0, as TVM simplifies it in the match."""
-    axes = []
-    for kind, extent, loop in zip(kinds, extents, loops, strict=True):
-        if extent == 1:
-            axes.append(tirx.const(0, "int32"))
-        else:
-            axes.append((b.axis.spatial if kind == "S" else b.axis.reduce)(extent, loop))
-    return axes
 
 
 def _ramp(start: Expr, lanes: int) -> Expr:
     return tirx.Ramp(start, 1, lanes)
-
-
-def _operand(name: str, shape: tuple[int, ...], dtype: str, strided: bool) -> Buffer:
-    """A buffer argument; a strided one leaves all strides but the last contiguous ones open."""
-    handle = b.arg(name, b.handle())
-    strides: list[Any] | None = None
-    if strided:
-        inner = 2 if len(shape) > 3 else 1  # the integer B keeps [R, 4] contiguous
-        strides = [tirx.Var(f"{name}{d}", "int64") for d in range(len(shape) - inner)]
-        strides += [4, 1] if inner == 2 else [1]
-    # Activations are the caller's and only element-aligned (int8 rows: whole quads).
-    align = 4 if name == "a" else 64
-    return b.match_buffer(handle, shape, dtype, strides=strides, align=align, offset_factor=1)
-
-
-def _pair(tile: Tile, dtype: str, body: Any, halves: bool = False) -> tuple[PrimFunc, PrimFunc]:
-    """(desc, impl) of a micro-kernel whose panel is uint8 or float32; `body` emits instructions."""
-
-    def loops(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
-        kinds, extents = tile.axes(dtype == "uint8")
-        with b.grid(*extents) as axes, b.sblock("dot"):
-            m, j, r, k, *i = _axes(kinds, extents, axes)
-            if i:
-                code = lambda *plane: w[(j, k, *plane, r, *i)]  # noqa: E731
-                add_code(c, (m, j, r), a[m, k * 4 + i[0]], code, halves)
-            else:
-                add_product(c, (m, j, r), a[m, k], w[j, k, r])
-
-    return _member(tile, dtype, loops, False, halves), _member(tile, dtype, body, True, halves)
-
-
-def _member(
-    tile: Tile, dtype: str, emit: Callable[..., None], strided: bool, halves: bool
-) -> PrimFunc:
-    integers = dtype == "uint8"
-    planes = (2,) if halves else ()
-    inner = (tile.k // 4, *planes, tile.lanes, 4) if integers else (tile.k, tile.lanes)
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("gemm")
-        a = _operand("a", (tile.m, tile.k), "int8" if integers else dtype, strided)
-        w = _operand("b", (tile.vectors, *inner), dtype, strided)
-        c = _operand("c", tile.sums, "int32" if integers else dtype, False)
-        with b.sblock("root"):
-            b.reads(whole(c), whole(a), whole(w))
-            b.writes(whole(c))
-            emit(tile, a, w, c)
-    return builder.get()
 
 
 def _broadcast_quad(a: Buffer, m: Expr, k: Expr, lanes: int, dtype: str) -> Expr:
@@ -228,26 +169,6 @@ def _float_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
         # LLVM contracts the product and the sum to vfmadd231ps.
         product = tirx.Broadcast(a[m, k], lanes) * w.vload([j, k, 0], vector)
         b.buffer_store(c, c.vload([m, j, 0], vector) + product, [m, j, _ramp(0, lanes)])
-
-
-def _dequantize(lanes: int, emit: Callable[..., None]) -> PrimFunc:
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("dequantize")
-        u = _operand("u", (lanes, 4), "uint8", False)
-        zero = _operand("zero", (lanes,), "float32", False)
-        scale = _operand("scale", (lanes,), "float32", False)
-        out = _operand("f", (4, lanes), "float32", False)
-        with b.sblock("root"):
-            b.reads(whole(u), whole(zero), whole(scale))
-            b.writes(whole(out))
-            emit(lanes, u, zero, scale, out)
-    return builder.get()
-
-
-def _dequantize_loops(lanes: int, u: Buffer, zero: Buffer, scale: Buffer, out: Buffer) -> None:
-    with b.grid(4, lanes) as loops, b.sblock("convert"):
-        i, r = b.axis.remap("SS", loops)
-        dequantize(out, (i, r), u[r, i], zero[r], scale[r])
 
 
 def _dequantize_body(lanes: int, u: Buffer, zero: Buffer, scale: Buffer, out: Buffer) -> None:

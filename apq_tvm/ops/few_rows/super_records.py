@@ -15,7 +15,6 @@ from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.ops.few_rows.spans import SpanBlocking, SpanLinear
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.ops.many_rows.spans import SpanGemm
-from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import View
@@ -130,14 +129,3 @@ class RecordsGemm(SpanGemm):
         part = rec.chunk // 2
         start = rec.chunk_at(unit * UNIT_K) + unit % 2 * part
         self.prefetch_lines(lambda byte: records[block, start + byte], part)
-
-
-def records_gemm(spec: LinearSpec, layout: SuperRecordsLayout, blocking: GemmBlocking) -> Any:
-    """Linear layer with integer activations for many rows of x.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Of the arguments of `records_linear` without `factors`, M >= m_tile.
-    """
-    return RecordsGemm(spec, layout, blocking).build()

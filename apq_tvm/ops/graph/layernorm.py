@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import te, tirx
@@ -49,55 +49,17 @@ def layernorm(
     symbols = Symbols()
     extents = symbols.shape(shape)
     first = axis % len(shape)
-    rows, cols = extents[:first], extents[first:]
-    one = tuple(tirx.const(1, "int64") for _ in cols)
+    cols = extents[first:]
     x = te.placeholder(extents, "float32", "x")
     scale = te.placeholder(cols, "float32", "scale")
-    args = [x, scale]
-    if bias:
-        args.append(te.placeholder(cols, "float32", "bias"))
-    count: Any = tirx.const(1, "int64")
-    for c in cols:
-        count = count * c
-    share = tirx.const(1.0, "float32") / count.astype("float32")
-
-    def reduce_axes(name: str) -> list[Any]:
-        return [te.reduce_axis((0, c), f"{name}{i}") for i, c in enumerate(cols)]
-
-    def row(index: Sequence[Any]) -> Sequence[Any]:
-        return tuple(index[:first]) + tuple(tirx.const(0, "int64") for _ in cols)
-
-    outputs: list[Any] = []
-    mean: Any = None
-    if not rms:
-        j = reduce_axes("j")
-        total = te.compute(rows + one, lambda *r: te.sum(x(*r[:first], *j), axis=j), "total")
-        mean = te.compute(rows + one, lambda *r: total(*r) * share, "mean")
-        outputs.append(mean)
-
-    def centred(*index: Any) -> Any:
-        return x(*index) if mean is None else x(*index) - mean(*row(index))
-
-    k = reduce_axes("k")
-    squares = te.compute(
-        rows + one,
-        lambda *r: te.sum(centred(*r[:first], *k) * centred(*r[:first], *k), axis=k),
-        "squares",
-    )
-    eps = tirx.const(epsilon, "float32")
-    inverse = te.compute(
-        rows + one,
-        lambda *r: tirx.const(1.0, "float32") / tirx.sqrt(squares(*r) * share + eps),
-        "inverse",
-    )
-    outputs.append(inverse)
+    args = [x, scale, *([te.placeholder(cols, "float32", "bias")] if bias else [])]
+    centred, inverse, outputs = _statistics(x, first, epsilon, rms)
 
     def result(*index: Any) -> Any:
-        value = centred(*index) * inverse(*row(index)) * scale(*index[first:])
+        value = centred(*index) * inverse(*_row(index, first)) * scale(*index[first:])
         return value + args[2](*index[first:]) if bias else value
 
     y = te.compute(extents, result, "y")
-
     func = te.create_prim_func([*args, y, *(outputs if statistics else [])])
     steps = ["total", "mean", "squares", "inverse"][2 if rms else 0 :]
     return func.with_attrs(
@@ -109,3 +71,39 @@ def layernorm(
             "apq.statistics": statistics,
         }
     )
+
+
+def _row(index: Sequence[Any], first: int) -> Sequence[Any]:
+    """Where the statistics of an element's row are."""
+    return (*index[:first], *(tirx.const(0, "int64") for _ in index[first:]))
+
+
+def _statistics(
+    x: Any, first: int, epsilon: float, rms: bool
+) -> tuple[Callable[..., Any], Any, list[Any]]:
+    """x less its mean by index, 1 / standard deviation, and the statistics that are outputs."""
+    rows, cols = tuple(x.shape[:first]), tuple(x.shape[first:])
+    of_rows = rows + tuple(tirx.const(1, "int64") for _ in cols)
+    count: Any = tirx.const(1, "int64")
+    for c in cols:
+        count = count * c
+    share = tirx.const(1.0, "float32") / count.astype("float32")
+
+    def summed(name: str, along: str, term: Callable[..., Any]) -> Any:
+        axes = [te.reduce_axis((0, c), f"{along}{i}") for i, c in enumerate(cols)]
+        return te.compute(of_rows, lambda *r: te.sum(term(*r[:first], *axes), axis=axes), name)
+
+    mean: Any = None
+    if not rms:
+        total = summed("total", "j", x)
+        mean = te.compute(of_rows, lambda *r: total(*r) * share, "mean")
+
+    def centred(*index: Any) -> Any:
+        return x(*index) if mean is None else x(*index) - mean(*_row(index, first))
+
+    squares = summed("squares", "k", lambda *at: centred(*at) * centred(*at))
+    eps, one = tirx.const(epsilon, "float32"), tirx.const(1.0, "float32")
+    inverse = te.compute(
+        of_rows, lambda *r: one / tirx.sqrt(squares(*r) * share + eps), "inverse"
+    )
+    return centred, inverse, [inverse] if mean is None else [mean, inverse]

@@ -1,7 +1,7 @@
 """Large-M ``W2*`` layers: codes are taken apart to bytes once a panel.
 
 A panel is one row block of `apq_tvm.codegen.layouts.balance`: its three thirds are the panel's
-three vectors of columns. The rest is `apq_tvm.ops.many_rows.interleaved`.
+three vectors of columns. The rest is `apq_tvm.ops.many_rows.bytes`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from apq_tvm.codegen.layouts import UNIT_K, BalanceLayout
 from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
-from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.ops.many_rows.task import GemmBlocking, around
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.balance import VECTORS, balance_digits
 from apq_tvm.tensorize.meaning.scaffold import View, product
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
+Expr = Any  # tvm is untyped
 Buffer = Any
 
 
@@ -50,10 +49,7 @@ class BalanceGemm(ByteGemm):
         """The thirds of a unit are decoded together."""
         bl, layout, codes = self.blocking, self.layout, self.weights["codes"]
         units = bl.k_block // UNIT_K
-        with b.serial(0, self.count(units, self.k // UNIT_K, kb)) as u0, b.sblock("unit"):
-            u = b.axis.spatial(units, u0)
-            b.reads()
-            b.writes()
+        with around("unit", (self.count(units, self.k // UNIT_K, kb), units)) as (u,):
             if bl.prefetch:
                 block, unit = self.following(kb, self._block, 1, u)
                 self.prefetch_lines(lambda byte: codes[block, unit, byte], layout.unit_bytes)
@@ -78,23 +74,3 @@ class BalanceGemm(ByteGemm):
                 super()._write_vector(name, results, m, j, lanes)
         else:
             super()._write_vector(name, results, m, j, lanes)
-
-
-def balance_gemm(spec: LinearSpec, layout: BalanceLayout, blocking: GemmBlocking) -> PrimFunc:
-    """Linear layer with integer activations, as `apq_tvm.ops.few_rows.balance.balance_linear`.
-
-    Parameters
-    ----------
-    spec : LinearSpec
-        With integer activations.
-    layout : BalanceLayout
-    blocking : GemmBlocking
-        Of three vectors.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        ``(xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, Kp/gw], codes, scales, [bias], [residual],
-        y)``, M >= m_tile; codes are taken apart in the block ``digits``.
-    """
-    return BalanceGemm(spec, layout, blocking).build()

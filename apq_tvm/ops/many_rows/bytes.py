@@ -1,7 +1,8 @@
 """What large-M layers share whose panels hold unsigned bytes: int8 activations times bytes.
 
 A panel's codes become bytes once; what they are too large by is taken off by sums of activations.
-Subclasses say how a unit is decoded, and what belongs to a group.
+Subclasses say how a unit is decoded, and what belongs to a group. They build PrimFuncs ``(xq i8 [M,
+Kp], xs f32 [M, Ga], xsum i32 [M, Kp/gw], *packed arrays, [bias], [residual], y)`` for M >= m_tile.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.codegen.layouts import UNIT_K
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
+from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument, arguments, around, put
 from apq_tvm.tensorize.exprs import i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import decode
-from apq_tvm.tensorize.meaning.tile import add_code
+from apq_tvm.tensorize.meaning.scaffold import View
+from apq_tvm.tensorize.meaning.tile import byte_products, tile_loops
 
 Expr = Any  # tvm is untyped
 Buffer = Any
@@ -68,10 +70,7 @@ class ByteGemm(GemmTask):
         self.xq = argument("xq", (self.m, self.k), "int8", 4)
         self.xs = argument("xs", (self.m, act), "float32", 4)
         self.xsum = argument("xsum", (self.m, self.groups), "int32", 4)
-        self.weights = {
-            name: argument(name, shape, dtype, 64)
-            for name, (shape, dtype) in self.layout.shapes(spec.n, spec.k).items()
-        }
+        self.weights = arguments(self.layout.shapes(spec.n, spec.k))
 
     def scratch(self) -> None:
         bl = self.blocking
@@ -98,10 +97,7 @@ class ByteGemm(GemmTask):
         bl = self.blocking
         units = bl.k_block // UNIT_K
         mine = self.count(units, self.k // UNIT_K, kb)
-        with b.grid(bl.vectors, mine) as (j0, u0), b.sblock("unit"):
-            j, u = b.axis.spatial(bl.vectors, j0), b.axis.spatial(units, u0)
-            b.reads()
-            b.writes()
+        with around("unit", (bl.vectors, bl.vectors), (mine, units)) as (j, u):
             if bl.prefetch:
                 self.prefetch(kb, j, u)
             self.decode_unit(kb, j, u)
@@ -118,9 +114,7 @@ class ByteGemm(GemmTask):
         """Fill `target` with the values of a packed array."""
         with self.stage(name, self.blocking.vectors, mine, self.lanes) as (j, g, r):
             value = self.of_group(name, j, first + g, r)
-            b.reads(value)
-            b.writes(target[j, g, r])
-            b.buffer_store(target, value.astype(target.dtype), [j, g, r])
+            put(target, (j, g, r), value.astype(target.dtype), value)
 
     def of_group(self, name: str, j: Expr, group: Expr, r: Expr) -> Expr:
         """Element of a packed array of groups, of the panel's column (j, r)."""
@@ -141,11 +135,9 @@ class ByteGemm(GemmTask):
         codes, unit = self.weights["codes"], self.layout.unit
         block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
         with self.stage("decode_high" if plane else "decode", 8, unit.vector_bytes) as (v, e):
-            b.reads(codes[block, at, 0 : unit.nbytes])
             code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
-            target = [j, u * 8 + v, *([] if plane is None else [plane]), e // 4, e % 4]
-            b.writes(self.decoded[tuple(target)])
-            b.buffer_store(self.decoded, byte_of(code), target)
+            target = (j, u * 8 + v, *([] if plane is None else [plane]), e // 4, e % 4)
+            put(self.decoded, target, byte_of(code), codes[block, at, 0 : unit.nbytes])
 
     def prefetch(self, kb: Expr, j: Expr, u: Expr) -> None:
         """Prefetch the unit in this place of the next K block, or of the next panel's first one.
@@ -189,36 +181,31 @@ class ByteGemm(GemmTask):
         shape = (bl.m_tile, bl.vectors, self.lanes)
         dots = b.sblock_alloc_buffer(shape, "int32", align=64)
         per_block = bl.k_block // self.group
-        with b.serial(0, self.count(per_block, self.groups, kb)) as g, b.sblock("group"):
-            group = b.axis.opaque(per_block, g)
-            b.reads()
-            b.writes()
+        mine = self.count(per_block, self.groups, kb)
+        with around("group", (mine, per_block), opaque=True) as (group,):
             absolute = kb * per_block + group
             with self.stage("start", *shape) as (m, j, r):
                 total = self.xsum[self.row + m, absolute]
-                b.reads(total)
-                b.writes(dots[m, j, r])
                 start = tirx.const(0, "int32") - self.offset(j, group, r) * total
-                b.buffer_store(dots, start, [m, j, r])
+                put(dots, (m, j, r), start, total)
             self._dots(kb, group * self.group, self.group // bl.k_step, dots)
             with self.stage("sum", *shape) as (m, j, r):
                 # `sums` is left out of the reads: TVM would not vectorize a running sum.
-                b.reads(dots[m, j, r])
-                b.writes(sums[m, j, r])
                 dot = dots[m, j, r].astype("float32")
                 term = self.term(dot, m, j, group, absolute, r)
-                b.buffer_store(sums, sums[m, j, r] + term, [m, j, r])
+                put(sums, (m, j, r), sums[m, j, r] + term, dots[m, j, r])
 
     def _dots(self, kb: Expr, first: Expr, steps: Any, dots: Buffer) -> None:
-        bl = self.blocking
-        kinds, extents = bl.tile(self.lanes).axes(True)
-        with b.serial(0, steps) as s, b.grid(*extents) as loops, b.sblock("dot"):
-            step = b.axis.spatial(steps, s)
-            m, j, r, k, i = b.axis.remap(kinds, loops)
-            x = self.xq[self.row + m, kb * bl.k_block + first + step * bl.k_step + k * 4 + i]
-            at = first // 4 + step * (bl.k_step // 4) + k
-            code = lambda *plane: self.decoded[(j, at, *plane, r, i)]  # noqa: E731
-            add_code(dots, (m, j, r), x, code, self.halves)
+        bl, decoded = self.blocking, self.decoded
+
+        def views(step: Expr) -> tuple[View, ...]:
+            x = View(self.xq, (self.row, kb * bl.k_block + first + step * bl.k_step))
+            at = first // 4 + step * (bl.k_step // 4)
+            w = View(decoded, (0, at, *(0,) * (len(decoded.shape) - 2)))
+            return x, w, View(dots, (0, 0, 0))
+
+        with b.serial(0, steps) as s:
+            tile_loops(byte_products(bl.tile(self.lanes), self.halves), views, [(s, steps)])
 
     def whole_offset(self, j: Expr, r: Expr) -> Expr:
         """`offset` where rows have one scale, and the sums are of the whole K."""
@@ -232,3 +219,48 @@ class ByteGemm(GemmTask):
         centred = (value - zero * self.xsum[row, i64(0)]).astype("float32")
         scale = self.of_group("scales", j, i64(0), r).astype("float32")
         return centred * (scale * self.xs[row, i64(0)])
+
+
+class IntegerGemm(ByteGemm):
+    """Uniform codes, decoded into two planes of nibbles if there are `halves`."""
+
+    def __init__(
+        self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking, halves: bool
+    ) -> None:
+        k = spec.k
+        super().__init__(
+            spec, layout, blocking, layout.rows, layout.group_width(k), layout.padded_groups(k)
+        )
+        self.halves = halves
+        # +-1 codes: 2 * code - 1, so that the offset is an integer.
+        self.doubled = layout.bits == 1 and not layout.zero_points
+
+    def scratch(self) -> None:
+        super().scratch()
+        if self.layout.zero_points and not self.whole:
+            self.zeros = self.per_group("int32")
+
+    def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
+        if self.halves:
+            low, four = tirx.const(15, "uint8"), tirx.const(4, "uint8")
+            self.decode_codes(kb, j, u, lambda code: tirx.bitwise_and(code, low), 0)
+            self.decode_codes(kb, j, u, lambda code: tirx.shift_right(code, four), 1)
+        elif self.doubled:
+            self.decode_codes(kb, j, u, lambda code: code + code)
+        else:
+            self.decode_codes(kb, j, u)
+
+    def fill_groups(self, mine: Any, first: Expr) -> None:
+        super().fill_groups(mine, first)
+        if self.layout.zero_points:
+            self.fill_group("zeros", self.zeros, mine, first)
+
+    def offset(self, j: Expr, group: Expr, r: Expr) -> Expr:
+        if self.layout.zero_points:
+            return self.zeros[j, group, r]
+        return tirx.const(1 if self.doubled else 1 << (self.layout.bits - 1), "int32")
+
+    def whole_offset(self, j: Expr, r: Expr) -> Expr:
+        if self.layout.zero_points:
+            return self.of_group("zeros", j, i64(0), r).astype("int32")
+        return super().whole_offset(j, r)

@@ -21,7 +21,8 @@ from `apq_tvm.ops.many_rows.interleaved`, whose panels hold codes:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
@@ -29,18 +30,22 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
-from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
-from apq_tvm.tensorize.exprs import MAGIC, i64
-from apq_tvm.tensorize.meaning.centred import (
-    CentredTile,
-    multiply_loops,
-    rows_loops,
-    spread_loops,
+from apq_tvm.ops.many_rows.task import (
+    GemmBlocking,
+    GemmTask,
+    argument,
+    arguments,
+    around,
+    put,
 )
+from apq_tvm.tensorize.exprs import MAGIC, i64
+from apq_tvm.tensorize.meaning.centred import CentredTile, products, rows_of_sums
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
+Expr = Any  # tvm is untyped
 Buffer = Any
+
+_VECTOR = "float32x4"
 
 MOST_GROUPS = 32
 """Groups of a K block, at most, for sums to run on over it."""
@@ -114,9 +119,7 @@ class CentredGemm(GemmTask):
         self.xsum = argument("xsum", (blocks, added, 4), sums, 16)
         self.blocks = blocks
         self.declare_more()
-        self.weights = {
-            name: argument(name, shape, dtype, 64) for name, (shape, dtype) in self.shapes().items()
-        }
+        self.weights = arguments(self.shapes())
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -132,9 +135,12 @@ class CentredGemm(GemmTask):
     def unpack(self, kb: Expr) -> None:
         """Decode the panel's weights of a K block to `decoded`."""
 
-    def spread_scales(self, mine: Any, first: Expr) -> None:
-        """Fill `scales` with the factors of `mine` groups from `first` on."""
-        self.spread("scales", self.scales, self.origins, mine, first)
+    @abstractmethod
+    def spread(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
+        """Values of `mine` groups from `first` on, in the order of the sums.
+
+        They are ``scales``, ``zeros`` or ``least``, and go to `target` from row `start` on.
+        """
 
     @property
     def per_block(self) -> int:
@@ -170,66 +176,23 @@ class CentredGemm(GemmTask):
             extents = (self.per_block, self.beside, 4) if few else (shape[0], 1, 4)
             with self.stage("origin", *extents) as (i, j, r):
                 row = i * self.stride + columns + j if few else i
-                b.writes(self.scales[row, r])
-                b.buffer_store(self.scales, tirx.const(MAGIC, "float32"), [row, r])
+                put(self.scales, (row, r), tirx.const(MAGIC, "float32"))
 
     def fill(self, kb: Expr) -> None:
         self.unpack(kb)
         first = kb * self.per_block if self.groups > 1 else i64(0)
         mine = self.count(self.per_block, self.groups, kb) if self.groups > 1 else 1
-        self.spread_scales(mine, first)
+        self.spread("scales", self.scales, self.origins, mine, first)
+        if self.minima:
+            planes = self.planes
+            self.spread("least", self.least, 0, mine // planes, first // planes)
         if self.running and self.groups > 1:
             with self.stage("differences", mine - 1, self.columns, 4) as (g, c, r):
                 row = self.origins + g * self.stride + c
-                b.reads()
-                b.writes(self.scales[row, r])
                 value = self.scales[row, r] - self.scales[row + self.stride, r]
-                b.buffer_store(self.scales, value, [row, r])
+                put(self.scales, (row, r), value)
         if self.wide_zeros:
             self.spread("zeros", self.zeros, 0, mine, first)
-
-    def of_rows(self, name: str, j: Expr, group: Expr, r: Expr) -> Expr:
-        """Element of a packed array of groups, of row r of the panel's row block j."""
-        return self.weights[name][self.row_block(j), group, r]
-
-    def spread(
-        self,
-        name: str,
-        target: Buffer,
-        start: int,
-        mine: Any,
-        first: Expr,
-        factors: Buffer | None = None,
-    ) -> None:
-        """Factors of groups in the order of the sums, from row `start` of `target` on.
-
-        They are in `factors` [group, vector, row], or in the packed array of that name.
-        """
-        stride = self.stride
-
-        def value(g: Expr, j: Expr, r: Expr) -> Expr:
-            if factors is not None:
-                return factors[g, j, r]
-            return self.of_rows(name, j, first + g, r)
-
-        if not self.pairs:
-            with self.stage(name, mine, self.blocking.vectors, 4) as (g, j, r):
-                b.reads(value(g, j, r))
-                b.writes(target[start + g * stride + j, r])
-                made = value(g, j, r).astype(target.dtype)
-                b.buffer_store(target, made, [start + g * stride + j, r])
-            return
-        with b.grid(mine, self.blocking.vectors) as (g0, j0), b.sblock(f"{name}_of"):
-            g = b.axis.spatial(self.per_block, g0)
-            j = b.axis.spatial(self.blocking.vectors, j0)
-            b.reads()
-            b.writes()
-            spread_loops(
-                f"spread_{name}",
-                lambda i: value(g, j, i),
-                target,
-                lambda c, r: [start + g * stride + j * 2 + c, r],
-            )
 
     def _block_of_x(self, m: Expr) -> Expr:
         """Block of rows of x that the tile's row of vectors `m` belongs to."""
@@ -260,10 +223,7 @@ class CentredGemm(GemmTask):
         if self.running:
             running = b.sblock_alloc_buffer(self.tile.sums, "int32", align=64)
             self._start(kb, tirx.const(0, "int32"), 0, running)
-        with b.serial(0, iterations) as i0, b.sblock("groups"):
-            i = b.axis.opaque(self.per_block // unrolled, i0)
-            b.reads()
-            b.writes()
+        with around("groups", (iterations, self.per_block // unrolled), opaque=True) as (i,):
             with b.unroll(unrolled) as h0, b.sblock("group"):
                 h = b.axis.spatial(unrolled, h0)
                 b.reads()
@@ -281,29 +241,18 @@ class CentredGemm(GemmTask):
         """Take off groups' minima times the sums of what their activations mean."""
         per_block = self.per_block // self.planes
         mine = self.count(per_block, self.groups // self.planes, kb)
-        with b.serial(0, mine) as g0, b.sblock("minimum"):
-            g = b.axis.opaque(per_block, g0)
+        with around("minimum", (mine, per_block), opaque=True) as (g,):
             absolute = kb * per_block + g
-            b.reads()
-            b.writes()
             if self.pairs:
                 with self.stage("sum_minima", *self.tile.sums) as (m, c, r):
-                    b.reads()
-                    b.writes(sums[m, c, r])
                     x = self._of_x(self.xsum, m, absolute, r)
                     total = sums[m, c, r] - self.least[self._column(g, c), r] * x
-                    b.buffer_store(sums, total, [m, c, r])
+                    put(sums, (m, c, r), total)
                 return
-            rows, columns, _ = self.tile.sums
-            with b.grid(rows, columns) as loops, b.sblock("scale_minima"):
-                m, c = b.axis.remap("SS", loops)
-                b.reads()
-                b.writes()
-                vector = "float32x4"
-                x = self.xsum.vload([self._block_of_x(m), absolute, 0], vector)
-                least = self.least.vload([self._column(g, c), 0], vector)
-                total = sums.vload([m, c, 0], vector) - least * tirx.Shuffle([x], [m] * 4)
-                b.buffer_store(sums, total, [m, c, tirx.Ramp(0, 1, 4)])
+            with self._by_lane("scale_minima") as (m, c, at):
+                x = self._lane_of_x(self.xsum, m, absolute)
+                least = self.least.vload([self._column(g, c), 0], _VECTOR)
+                b.buffer_store(sums, sums.vload([m, c, 0], _VECTOR) - least * x, at)
 
     def _origin(self, iteration: Expr, part: Any) -> Expr:
         """First row of the starts of a group: they differ from iteration to iteration."""
@@ -319,8 +268,6 @@ class CentredGemm(GemmTask):
         columns, group = self.tile.columns, iteration * self.unrolled + part
         first = group * self.stride + self.columns if self.beside else self._origin(iteration, part)
         with self.stage("start", *self.tile.sums) as (m, c, r):
-            b.reads()
-            b.writes(dots[m, c, r])
             value: Expr = tirx.const(0, "int32")
             if self.magic:
                 start = tirx.const(MAGIC, "float32")
@@ -331,7 +278,7 @@ class CentredGemm(GemmTask):
             if self.wide_zeros:
                 total = self._of_x(self.xsum, m, kb * self.per_block + group, r)
                 value = value + self._missing(self.zeros[self._column(group, c), r], total)
-            b.buffer_store(dots, value, [m, c, r])
+            put(dots, (m, c, r), value)
 
     def _group(self, kb: Expr, iteration: Expr, part: Expr, dots: Buffer, sums: Buffer) -> None:
         group = iteration * self.unrolled + part
@@ -342,9 +289,6 @@ class CentredGemm(GemmTask):
             self._scale_by_lane(kb, iteration, group, dots, sums)
             return
         with self.stage("sum", *self.tile.sums) as (m, c, r):
-            # `sums` is left out of the reads: TVM would not vectorize a running sum.
-            b.reads(dots[m, c, r])
-            b.writes(sums[m, c, r])
             factor = self.scales[self.origins + self._column(group, c), r]
             if not self.token_scale:
                 factor = factor * self._of_x(self.xs, m, self._group_of_x(kb, group), r)
@@ -355,7 +299,8 @@ class CentredGemm(GemmTask):
                 dot = tirx.reinterpret("float32", dots[m, c, r]) - origin
             else:
                 dot = dots[m, c, r].astype("float32")
-            b.buffer_store(sums, sums[m, c, r] + dot * factor, [m, c, r])
+            # `sums` is left out of the reads: TVM would not vectorize a running sum.
+            put(sums, (m, c, r), sums[m, c, r] + dot * factor, dots[m, c, r])
 
     def _magic_row(self, iteration: Expr, group: Expr) -> Expr:
         """Where `MAGIC` is taken from: LLVM would splat a constant anew for every group."""
@@ -366,50 +311,42 @@ class CentredGemm(GemmTask):
         self, kb: Expr, iteration: Expr, group: Expr, dots: Buffer, sums: Buffer
     ) -> None:
         """The scales of 4 rows of x are one vector, of which each row multiplies by its lane."""
-        rows, columns, _ = self.tile.sums
-        absolute, vector = self._group_of_x(kb, group), "float32x4"
-        lanes = tirx.Ramp(0, 1, 4)
-        with b.grid(rows, columns) as loops, b.sblock("scale"):
-            m, c = b.axis.remap("SS", loops)
-            b.reads()
-            b.writes()
-            factor = self.scales.vload([self.origins + self._column(group, c), 0], vector)
+        with self._by_lane("scale") as (m, c, at):
+            factor = self.scales.vload([self.origins + self._column(group, c), 0], _VECTOR)
             if not self.token_scale:
-                scales = self.xs.vload([self._block_of_x(m), absolute, 0], vector)
-                factor = factor * tirx.Shuffle([scales], [m] * 4)
+                factor = factor * self._lane_of_x(self.xs, m, self._group_of_x(kb, group))
             dot = dots.vload([m, c, 0], "int32x4")
             if self.magic:
                 origin = tirx.Broadcast(tirx.const(MAGIC, "float32"), 4)
-                if self.loaded == rows:
-                    origin = self.scales.vload([self._magic_row(iteration, group), 0], vector)
-                dot = tirx.reinterpret(vector, dot) - origin
+                if self.loaded == self.tile.sums[0]:
+                    origin = self.scales.vload([self._magic_row(iteration, group), 0], _VECTOR)
+                dot = tirx.reinterpret(_VECTOR, dot) - origin
             else:
-                dot = dot.astype(vector)
-            total = sums.vload([m, c, 0], vector) + dot * factor
-            b.buffer_store(sums, total, [m, c, lanes])
+                dot = dot.astype(_VECTOR)
+            b.buffer_store(sums, sums.vload([m, c, 0], _VECTOR) + dot * factor, at)
+
+    @contextmanager
+    def _by_lane(self, name: str) -> Iterator[tuple[Expr, Expr, list[Expr]]]:
+        """A block around each vector of the tile: its row, its column, and where it is."""
+        rows, columns, _ = self.tile.sums
+        with around(name, (rows, rows), (columns, columns)) as (m, c):
+            yield m, c, [m, c, tirx.Ramp(0, 1, 4)]
+
+    def _lane_of_x(self, buffer: Buffer, m: Expr, group: Expr) -> Expr:
+        """A scale or a sum of x, four times."""
+        four = buffer.vload([self._block_of_x(m), group, 0], _VECTOR)
+        return tirx.Shuffle([four], [m] * 4)
 
     def _dots(self, kb: Expr, first: Any, first_x: Any, steps: Any, dots: Buffer) -> None:
         """Products of columns of the panel from `first` on, with those of x from `first_x` on."""
         bl = self.blocking
         width = 8 if self.pairs else 4
-        with b.serial(0, steps) as s0, b.sblock("step"):
-            s = b.axis.opaque(bl.k_block // bl.k_step, s0)
-            b.reads()
-            b.writes()
+        with around("step", (steps, bl.k_block // bl.k_step), opaque=True) as (s,):
             step = s * (bl.k_step // width)
             at, k0 = first // width + step, first_x // width + step + kb * (bl.k_block // width)
-
-            def x(*index: Expr) -> Expr:
-                if self.pairs:
-                    m, k, r, i = index
-                    return self.xq[self._block_of_x(m), k0 + k, r, i]
-                k, m, i = index
-                return self.xq[self._block_of_x(m), k0 + k, m, i]
-
-            def w(k: Expr, j: Expr, *index: Expr) -> Expr:
-                return self.decoded[(at + k, self.part * self.tile.columns + j, *index)]
-
-            multiply_loops(self.tile, x, w, dots)
+            x = View(self.xq, (self._block_of_x(0), k0, 0, 0))
+            w = View(self.decoded, (at, self.part * self.tile.columns, 0, 0))
+            product(products(self.tile), "dot", lambda: (x, w, View(dots, (0, 0, 0))))
 
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         if self.groups > 1:
@@ -430,21 +367,15 @@ class CentredGemm(GemmTask):
             return
         assert self.waiting is not None
         shape, waiting = self.tile.sums, self.waiting
-        with b.serial(0, self.parts) as part, b.sblock("part"):
-            self.part = b.axis.spatial(self.parts, part)
-            b.reads()
-            b.writes()
+        with around("part", (self.parts, self.parts)) as (self.part,):
             first = self.part * shape[1]
             sums = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
             with self.stage("load", *shape) as (m, c, r):
-                b.reads(waiting[tile, m, first + c, r])
-                b.writes(sums[m, c, r])
-                b.buffer_store(sums, waiting[tile, m, first + c, r], [m, c, r])
+                there = waiting[tile, m, first + c, r]
+                put(sums, (m, c, r), there, there)
             self.multiply(kb, sums)
             with self.stage("wait", *shape) as (m, c, r):
-                b.reads(sums[m, c, r])
-                b.writes(waiting[tile, m, first + c, r])
-                b.buffer_store(waiting, sums[m, c, r], [tile, m, first + c, r])
+                put(waiting, (tile, m, first + c, r), sums[m, c, r], sums[m, c, r])
         with b.If(kb == self.k_blocks - 1), b.Then():
             self._store(lambda m, c, r: waiting[tile, m, c, r])
 
@@ -455,9 +386,7 @@ class CentredGemm(GemmTask):
         bl, shape = self.blocking, self.tile_shape
         spilled = b.sblock_alloc_buffer(shape, "float32", align=64)
         with self.stage("spill", *shape) as (m, c, r):
-            b.reads(sums(m, c, r))
-            b.writes(spilled[m, c, r])
-            b.buffer_store(spilled, self.result(m, c, r, sums(m, c, r)), [m, c, r])
+            put(spilled, (m, c, r), self.result(m, c, r, sums(m, c, r)), sums(m, c, r))
         # The last block of x may have rows past M.
         rows = tirx.min(i64(bl.m_tile), self.m - self.row)
         if not self.pairs:
@@ -465,14 +394,8 @@ class CentredGemm(GemmTask):
             self.store_rows(lambda m, j, r: spilled[m, j, r], rows)
             return
         results = b.sblock_alloc_buffer((bl.m_tile, 4 * bl.vectors), "float32", align=64)
-        with b.grid(shape[0], bl.vectors) as (p0, j0), b.sblock("rows_of"):
-            p, j = b.axis.spatial(shape[0], p0), b.axis.spatial(bl.vectors, j0)
-            b.reads()
-            b.writes()
-            rows_loops(
-                lambda c, r: spilled[p, j * 2 + c, r],
-                results,
-                lambda m, r: [p * 2 + m, j * 4 + r],
-            )
+        with around("rows_of", (shape[0], shape[0]), (bl.vectors, bl.vectors)) as (p, j):
+            views = View(spilled, (p, j * 2, 0)), View(results, (p * 2, j * 4))
+            product(rows_of_sums(), "rows", lambda: views)
         self.add_to_results(results, lambda m, n: [m, n])
         self.store_rows(lambda m, j, r: results[m, j * 4 + r], rows)

@@ -1,111 +1,151 @@
-"""Large-M linear layers with float32 activations: integer weights decoded, or float32 weights."""
+"""Large-M linear layers with float32 activations: weights decoded to float32, or float32 weights.
+
+They build PrimFuncs ``(x f32 [M, K], *packed arrays, [bias], [residual], y)`` for M >= m_tile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
+from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout, WeightLayout
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
+from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument, arguments, around, put
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import decode
-from apq_tvm.tensorize.meaning.tile import add_product, dequantize
+from apq_tvm.tensorize.meaning.scaffold import View, product
+from apq_tvm.tensorize.meaning.tile import dequantization, float_products, tile_loops
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
+Expr = Any  # tvm is untyped
 Buffer = Any
 
 
-class _DequantizedGemm(GemmTask):
-    """float32 activations: the panel is decoded to float32."""
+class _FloatTask(GemmTask):
+    """`lanes` are those of the float vectors."""
 
-    def __init__(self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking) -> None:
-        super().__init__(spec, blocking, layout.rows, spec.k)
+    def __init__(
+        self, spec: LinearSpec, layout: Any, blocking: GemmBlocking, lanes: int = 0
+    ) -> None:
+        super().__init__(spec, blocking, lanes or layout.rows, spec.k)
         self.layout = layout
-        self.group = layout.group_width(spec.k)
-        self.groups = layout.padded_groups(spec.k)
 
     def declare(self) -> None:
         spec = self.spec
         self.x = argument("x", (self.m, spec.k), "float32", 4)
-        self.weights = {
-            name: argument(name, shape, dtype, 64)
-            for name, (shape, dtype) in self.layout.shapes(spec.n, spec.k).items()
-        }
+        self.weights = arguments(self.layout.shapes(spec.n, spec.k))
 
     def scratch(self) -> None:
-        bl, lanes = self.blocking, self.lanes
-        self.decoded = b.sblock_alloc_buffer((bl.vectors, bl.k_block, lanes), "float32", align=64)
+        shape = (self.blocking.vectors, self.blocking.k_block, self.lanes)
+        self.decoded = b.sblock_alloc_buffer(shape, "float32", align=64)
+
+    def weights_of(self, kb: Expr) -> tuple[Buffer, Expr, Expr]:
+        """Weights of a K block [vector, column, lane], the panel's first vector and column."""
+        return self.decoded, 0, 0
+
+    def multiply(self, kb: Expr, sums: Buffer) -> None:
+        bl, (panel, vector, column) = self.blocking, self.weights_of(kb)
+        steps = self.count(bl.k_block // bl.k_step, self.k // bl.k_step, kb)
+
+        def views(step: Expr) -> tuple[View, ...]:
+            at = step * bl.k_step
+            x = View(self.x, (self.row, kb * bl.k_block + at))
+            return x, View(panel, (vector, column + at, 0)), View(sums, (0, 0, 0))
+
+        with b.serial(0, steps) as s:
+            tile_loops(float_products(bl.tile(self.lanes)), views, [(s, steps)])
+
+
+class DequantizedGemm(_FloatTask):
+    """Integer weights: units become bytes, then floats."""
+
+    layout: InterleavedLayout
 
     def fill(self, kb: Expr) -> None:
         bl, lanes, layout = self.blocking, self.lanes, self.layout
+        group_width = layout.group_width(self.spec.k)
         units = bl.k_block // UNIT_K
-        total = layout.padded_k(self.spec.k) // UNIT_K
-        with b.grid(bl.vectors, self.count(units, total, kb)) as (j0, u0), b.sblock("unit"):
-            j, u = b.axis.spatial(bl.vectors, j0), b.axis.spatial(units, u0)
-            b.reads()
-            b.writes()
+        mine = self.count(units, layout.padded_k(self.spec.k) // UNIT_K, kb)
+        with around("unit", (bl.vectors, bl.vectors), (mine, units)) as (j, u):
             block, at = self.row_block(j), kb * units + u
             codes, unit = self.weights["codes"], layout.unit
             bytes_ = b.sblock_alloc_buffer((8, lanes, 4), "uint8", align=64)
             with self.stage("decode", 8, unit.vector_bytes) as (v, e):
-                b.reads(codes[block, at, 0 : unit.nbytes])
-                b.writes(bytes_[v, e // 4, e % 4])
-                code = decode(unit, lambda byte: codes[block, at, byte], v, e)
-                b.buffer_store(bytes_, code.astype("uint8"), [v, e // 4, e % 4])
-            width = min(self.group, UNIT_K)
+                code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
+                put(bytes_, (v, e // 4, e % 4), code, codes[block, at, 0 : unit.nbytes])
+            width = min(group_width, UNIT_K)
             for part in range(UNIT_K // width):
                 group = at * (UNIT_K // width) + part
-                if self.group > UNIT_K:
-                    group = at // (self.group // UNIT_K)
+                if group_width > UNIT_K:
+                    group = at // (group_width // UNIT_K)
                 self._convert(part, width // 4, j, u, block, group, bytes_)
 
     def _convert(
         self, part: int, quads: int, j: Expr, u: Expr, block: Expr, group: Expr, bytes_: Buffer
     ) -> None:
         """Convert `quads` x 4 k of one group; `part` tells the two groups of a unit apart."""
-        lanes, bits = self.lanes, self.layout.bits
+        lanes, bits, weights = self.lanes, self.layout.bits, self.weights
         scale = b.sblock_alloc_buffer((lanes,), "float32", align=64)
         zero = b.sblock_alloc_buffer((lanes,), "float32", align=64)
         doubled = bits == 1 and not self.layout.zero_points
         with self.stage(f"scales{part}", lanes) as (r,):
-            value = self.weights["scales"][block, group, r].astype("float32")
-            b.reads(self.weights["scales"][block, group, r])
-            b.writes(scale[r])
-            b.buffer_store(scale, value * tirx.const(2.0, "float32") if doubled else value, [r])
+            stored = weights["scales"][block, group, r]
+            value = stored.astype("float32")
+            put(scale, (r,), value * tirx.const(2.0, "float32") if doubled else value, stored)
         with self.stage(f"zeros{part}", lanes) as (r,):
             offset: Expr = tirx.const(2.0 ** (bits - 1) if bits > 1 else 0.5, "float32")
             if self.layout.zero_points:
-                offset = self.weights["zeros"][block, group, r].astype("float32")
-            b.reads()
-            b.writes(zero[r])
-            b.buffer_store(zero, offset, [r])
-        with b.grid(quads, 4, lanes) as loops, b.sblock(f"convert{part}"):
-            q, i, r = b.axis.remap("SSS", loops)
-            code, quad = bytes_[part * quads + q, r, i], u * 8 + part * quads + q
-            dequantize(self.decoded, (j, quad * 4 + i, r), code, zero[r], scale[r])
+                offset = weights["zeros"][block, group, r].astype("float32")
+            put(zero, (r,), offset)
 
-    def multiply(self, kb: Expr, sums: Buffer) -> None:
-        float_dots(self, kb, sums, self.x, lambda j, k, r: self.decoded[j, k, r])
+        def views(q: Expr) -> tuple[View, ...]:
+            quad = part * quads + q
+            code, out = View(bytes_, (quad, 0, 0)), View(self.decoded, (j, (u * 8 + quad) * 4, 0))
+            return code, View(zero, (0,)), View(scale, (0,)), out
+
+        product(dequantization(lanes), f"convert{part}", views, spatial=[quads])
 
 
-class _FloatGemm(GemmTask):
-    """float32 weights, read where they lie: a panel's row blocks follow each other."""
+class DecodedGemm(_FloatTask):
+    """Weights in any layout, by its own TensorIR expression (`WeightLayout.weight`).
+
+    A block of the layout may be several vectors of lanes high. `bits` is the width, where the
+    scheme leaves a choice, 0 for the widest.
+    """
+
+    layout: WeightLayout
+
+    def __init__(
+        self, spec: LinearSpec, layout: WeightLayout, blocking: GemmBlocking, lanes: int, bits: int
+    ) -> None:
+        super().__init__(spec, layout, blocking, lanes)
+        self.bits = bits
+        # Vectors of a block. As parts of a tile they make sums wait that need not.
+        self.parts = layout.rows // lanes
+
+    def fill(self, kb: Expr) -> None:
+        bl, lanes, parts = self.blocking, i64(self.lanes), i64(self.parts)
+        mine = self.count(bl.k_block, self.spec.k, kb)
+        with self.stage("weights", bl.vectors, mine, self.lanes) as (j, k, r):
+            vector = self.row_block(j)
+            block, lane = vector // parts, vector % parts * lanes + r
+            at = kb * i64(bl.k_block) + k
+            value = self.layout.weight(self.weights, block, lane, at, self.bits)
+            put(self.decoded, (j, k, r), value)
+
+
+class FloatGemm(_FloatTask):
+    """float32 weights, read where they lie: a panel's row blocks follow each other.
+
+    `blocking.vectors` may not exceed the row blocks of W.
+    """
+
+    layout: FloatLayout
 
     def __init__(self, spec: LinearSpec, layout: FloatLayout, blocking: GemmBlocking) -> None:
-        super().__init__(spec, blocking, layout.rows, spec.k)
-        self.layout = layout
+        super().__init__(spec, layout, blocking)
         self.shared_columns = self.row_blocks % blocking.vectors != 0
-
-    def declare(self) -> None:
-        spec = self.spec
-        ((shape, dtype),) = self.layout.shapes(spec.n, spec.k).values()
-        self.x = argument("x", (self.m, spec.k), "float32", 4)
-        self.weight = argument("weight", shape, dtype, 64)
 
     def scratch(self) -> None:
         # The last panel is moved back to end with W.
@@ -115,46 +155,5 @@ class _FloatGemm(GemmTask):
     def row_block(self, j: Expr) -> Expr:
         return self.start + j
 
-    def multiply(self, kb: Expr, sums: Buffer) -> None:
-        def weight(j: Expr, k: Expr, r: Expr) -> Expr:
-            return self.weight[self.start + j, kb * self.blocking.k_block + k, r]
-
-        float_dots(self, kb, sums, self.x, weight)
-
-
-def float_dots(
-    gemm: GemmTask, kb: Expr, sums: Buffer, x: Buffer, weight: Callable[[Expr, Expr, Expr], Expr]
-) -> None:
-    """Products of a tile with a block of K; `weight` gives one by (vector, column, lane)."""
-    bl = gemm.blocking
-    steps = gemm.count(bl.k_block // bl.k_step, gemm.k // bl.k_step, kb)
-    kinds, extents = bl.tile(gemm.lanes).axes(False)
-    with b.serial(0, steps) as s, b.grid(*extents) as loops, b.sblock("dot"):
-        step = b.axis.spatial(steps, s)
-        m, j, r, k = b.axis.remap(kinds, loops)
-        at = step * bl.k_step + k
-        add_product(sums, (m, j, r), x[gemm.row + m, kb * bl.k_block + at], weight(j, at, r))
-
-
-def dequantized_gemm(
-    spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking
-) -> PrimFunc:
-    """Linear layer with float32 activations and packed integer weights.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        ``(x f32 [M, K], codes, scales, [zeros], [bias], [residual], y)``, M >= m_tile.
-    """
-    return _DequantizedGemm(spec, layout, blocking).build()
-
-
-def float_gemm(spec: LinearSpec, layout: FloatLayout, blocking: GemmBlocking) -> PrimFunc:
-    """Linear layer with float32 weights; `blocking.vectors` may not exceed the row blocks of W.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        ``(x f32 [M, K], weight, [bias], [residual], y)``, M >= m_tile.
-    """
-    return _FloatGemm(spec, layout, blocking).build()
+    def weights_of(self, kb: Expr) -> tuple[Buffer, Expr, Expr]:
+        return self.weights["weight"], self.start, kb * self.blocking.k_block

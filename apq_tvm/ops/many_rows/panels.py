@@ -8,6 +8,7 @@ multiplied by.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -16,9 +17,11 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred import CentredGemm
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
-from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.ops.many_rows.task import GemmBlocking, around, put
 from apq_tvm.tensorize.exprs import i64
-from apq_tvm.tensorize.meaning.decoded import DecodedUnit, Source, decode_loops
+from apq_tvm.tensorize.meaning.centred import spreading
+from apq_tvm.tensorize.meaning.decoded import DecodedUnit, decode_loops
+from apq_tvm.tensorize.meaning.scaffold import View, product
 
 PrimFunc = Any  # tvm is untyped
 Expr = Any
@@ -29,23 +32,30 @@ Arrays = Any
 class PanelFormat(ABC):
     """How a layer's weights become panels.
 
-    Attributes
+    Parameters
     ----------
     layout : WeightLayout
+    weights : CentredGroups
     units : tuple of DecodedUnit
         For every plane, of one shape.
-    weights : CentredGroups
-    minima : bool
-        Whether groups have a `minimum`.
     """
 
     minima = False
-    layout: Any
-    units: tuple[DecodedUnit, ...]
-    weights: CentredGroups
+    """Whether groups have a `minimum`."""
+
+    wide_zeros = False
+    """Whether groups have zero points that are not in the panel (`CentredGemm`)."""
+
+    def __init__(self, layout: Any, weights: CentredGroups, *units: DecodedUnit) -> None:
+        self.layout, self.weights, self.units = layout, weights, units
+
+    @property
+    def spread(self) -> Mapping[str, str]:
+        """What values of groups that are spread over pairs (blocks ``spread_...``) are made of."""
+        return dict.fromkeys(("scales", "least") if self.minima else ("scales",), "float32")
 
     @abstractmethod
-    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> dict[str, Source]:
+    def sources(self, arrays: Arrays, block: Expr, part: Expr, u: Expr) -> Sequence[View]:
         """What unit `u` along K of a row block is decoded from, its 4 rows `part` and following."""
 
     @abstractmethod
@@ -59,16 +69,36 @@ class PanelFormat(ABC):
         """float32: what is taken off the weights of a group besides."""
         raise NotImplementedError
 
+    def gemm(self, spec: LinearSpec, blocking: GemmBlocking, tuning: CentredTuning) -> PrimFunc:
+        """Linear layer with int8 activations.
+
+        Parameters
+        ----------
+        spec : LinearSpec
+            With integer activations.
+        blocking : GemmBlocking
+            `vectors` is a multiple of those of a unit, `k_block` of its columns; `m_tile` is even
+            for pairs, 4 for lanes.
+        tuning : CentredTuning
+
+        Returns
+        -------
+        tvm.tirx.PrimFunc
+            ``(xq, xs, xsum, *packed arrays, [bias], [residual], y)``, with activations as
+            `apq_tvm.ops.activations.rows` gives them, M >= m_tile - 1 (pairs) or M >= 1.
+        """
+        return PanelGemm(spec, self, blocking, tuning).build()
+
 
 class PanelGemm(CentredGemm):
     """A panel is some row blocks of the layout."""
 
     def __init__(
-        self, spec: LinearSpec, panel: PanelFormat, blocking: GemmBlocking, tuning: CentredTuning
+        self, spec: LinearSpec, panel: Any, blocking: GemmBlocking, tuning: CentredTuning
     ) -> None:
-        self.minima = panel.minima
+        self.minima, self.wide_zeros = panel.minima, panel.wide_zeros
         super().__init__(spec, panel.weights, blocking, tuning)
-        self.format = panel
+        self.format: Any = panel
         self.per_unit, self.per_row_block = panel.units[0].vectors, panel.layout.rows // 4
         assert blocking.vectors % self.per_unit == 0
 
@@ -82,99 +112,64 @@ class PanelGemm(CentredGemm):
     def stored(self, j: Expr) -> Expr:
         return self.row_block(j) < i64(self.row_blocks)
 
-    def _block(self, j: Expr) -> Expr:
-        """Row block of the layout that the panel's vector j is of."""
+    def place(self, j: Expr) -> tuple[Expr, Expr]:
+        """Row block of the layout that the panel's vector j is of, and which of its vectors."""
         last = self.format.layout.row_blocks(self.spec.n) - 1
-        return tirx.min((self.panel + j) // i64(self.per_row_block), i64(last))
-
-    def _part(self, j: Expr) -> Expr:
-        """Which vector of its row block the panel's vector j is."""
+        block = tirx.min((self.panel + j) // i64(self.per_row_block), i64(last))
         if self.per_row_block == 1:
-            return tirx.const(0, "int32")
-        return (self.panel + j) % i64(self.per_row_block)
+            return block, tirx.const(0, "int32")
+        return block, (self.panel + j) % i64(self.per_row_block)
 
     def unpack(self, kb: Expr) -> None:
         bl, (unit, *_) = self.blocking, self.format.units
         per_block, blocks = bl.k_block // unit.k, bl.vectors // unit.vectors
         mine = self.count(per_block, -(-self.k // unit.k), kb)
-        with b.grid(mine, blocks) as (u0, j0), b.sblock("unit"):
-            u, j = b.axis.spatial(per_block, u0), b.axis.spatial(blocks, j0)
-            b.reads()
-            b.writes()
+        with around("unit", (mine, per_block), (blocks, blocks)) as (u, j):
             for plane in range(self.planes):
-                self._unpack(kb * per_block + u, u, j, plane)
+                self.unpack_plane(kb * per_block + u, u, j, plane)
 
-    def _unpack(self, at: Expr, u: Expr, j: Expr, plane: int) -> None:
+    def unpack_plane(self, at: Expr, u: Expr, j: Expr, plane: int) -> None:
         """Decode a plane of unit `at` of the panel's j-th stretch of rows."""
-        unit = self.format.units[plane]
-        steps, columns = unit.shape(self.pairs)[:2]
-        first = u * steps
+        unit, group = self.format.units[plane], u
         if self.planes > 1:
             per_group = self.group // unit.k
-            group = u // per_group * self.planes + plane
-            first = (group * per_group + u % per_group) * steps
-        vector = j * unit.vectors
-        block, part = self._block(vector), self._part(vector)
+            group = (u // per_group * self.planes + plane) * per_group + u % per_group
+        sources = self.format.sources(self.weights, *self.place(j * unit.vectors), at)
+        self.decode(unit, sources, group, j, f"unpack{plane}")
 
-        def place(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
-            return (first + index[0], j * columns + index[1], *index[2:])
+    def decode(
+        self, unit: DecodedUnit, sources: Sequence[View], u: Expr, j: Expr, name: str
+    ) -> None:
+        """Decode a unit to its place in the panel."""
+        steps, columns = unit.shape(self.pairs)[:2]
+        out = View(self.decoded, (u * steps, j * columns, 0, 0))
+        decode_loops(unit, self.pairs, (*sources, out), name)
 
-        decode_loops(
-            unit,
-            self.pairs,
-            self.format.sources(self.weights, block, part, at),
-            lambda *index: self.decoded[place(index)],
-            lambda index, value: b.buffer_store(self.decoded, value, list(place(index))),
-            f"unpack{plane}",
-        )
+    def four(self, name: str, j: Expr, group: Expr) -> View | None:
+        """A group's values of the panel's vector j, if they lie in the weights as they are."""
+        return None
 
-    def spread_scales(self, mine: Any, first: Expr) -> None:
-        self._spread_made("scales", self.scales, self.origins, mine, first)
-        if self.minima:
-            planes = self.planes
-            self._spread_made("least", self.least, 0, mine // planes, first // planes)
+    def make(self, name: str, g: Expr, first: Expr, j: Expr, r: Expr) -> Expr:
+        """A value of group ``first + g`` of row r of the panel's vector j."""
+        make = self.format.factor if name == "scales" else self.format.minimum
+        return make(self.weights, *self.place(j), first + g, r)
 
-    def _spread_made(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
-        """Factors or minima of groups in the order of the sums, from row `start` on."""
-        vectors = self.blocking.vectors
+    def spread(self, name: str, target: Buffer, start: int, mine: Any, first: Expr) -> None:
+        vectors, stride, made = self.blocking.vectors, self.stride, None
         if not self.pairs:
             with self.stage(name, mine, vectors, 4) as (g, j, r):
-                self._make(name, first, (g, j, r), target, [start + g * self.stride + j, r])
+                at = start + g * stride + j, r
+                if four := self.four(name, j, first + g):
+                    value = four.buffer[four.at(1, (r,))]
+                    put(target, at, value.astype(target.dtype), value)
+                else:
+                    put(target, at, self.make(name, g, first, j, r))
             return
-        made = b.sblock_alloc_buffer((self.per_block, vectors, 4), "float32", align=64)
-        with self.stage(f"{name}_made", mine, vectors, 4) as (g, j, r):
-            self._make(name, first, (g, j, r), made, [g, j, r])
-        self.spread(name, target, start, mine, first, made)
-
-    def _make(
-        self, name: str, first: Expr, where: tuple[Expr, ...], target: Buffer, at: list[Expr]
-    ) -> None:
-        g, j, r = where
-        make = self.format.factor if name == "scales" else self.format.minimum
-        b.reads()
-        b.writes(target[tuple(at)])
-        value = make(self.weights, self._block(j), self._part(j), first + g, r)
-        b.buffer_store(target, value, at)
-
-
-def panel_gemm(
-    spec: LinearSpec, panel: PanelFormat, blocking: GemmBlocking, tuning: CentredTuning
-) -> PrimFunc:
-    """Linear layer with int8 activations.
-
-    Parameters
-    ----------
-    spec : LinearSpec
-        With integer activations.
-    panel : PanelFormat
-    blocking : GemmBlocking
-        `vectors` is a multiple of those of a unit, `k_block` of its columns.
-    tuning : CentredTuning
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        ``(xq, xs, xsum, *packed arrays, [bias], [residual], y)``, with activations as
-        `apq_tvm.ops.activations.rows` gives them, M >= m_tile - 1 (pairs) or M >= 1.
-    """
-    return PanelGemm(spec, panel, blocking, tuning).build()
+        if self.four(name, i64(0), first) is None:
+            made = b.sblock_alloc_buffer((self.per_block, vectors, 4), "float32", align=64)
+            with self.stage(f"{name}_made", mine, vectors, 4) as (g, j, r):
+                put(made, (g, j, r), self.make(name, g, first, j, r))
+        with around(f"{name}_of", (mine, self.per_block), (vectors, vectors)) as (g, j):
+            four = self.four(name, j, first + g) or View(made, (g, j, 0))
+            views = four, View(target, (start + g * stride + j * 2, 0))
+            product(spreading(self.format.spread[name]), f"spread_{name}", lambda: views)

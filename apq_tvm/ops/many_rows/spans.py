@@ -16,11 +16,10 @@ from apq_tvm.codegen.layouts import UNIT_K, SpanLayout
 from apq_tvm.ops.few_rows.spans import lookup_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
-from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.ops.many_rows.task import GemmBlocking, put
 from apq_tvm.tensorize.meaning.scaffold import View, product
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
+Expr = Any  # tvm is untyped
 Buffer = Any
 
 
@@ -57,14 +56,9 @@ class SpanGemm(ByteGemm):
             book = b.sblock_alloc_buffer(shape, "uint8", align=64)
             with self.stage("book", *shape) as index:
                 group = first + index[0] if per_unit > 1 else first
-                b.reads()
-                b.writes(book[index])
-                value = layout.book(self.weights, block, group, index[-1])
-                b.buffer_store(book, value, list(index))
+                put(book, index, layout.book(self.weights, block, group, index[-1]))
         with self.stage("empty", 8, lanes * 4) as (v, e):
-            target = [j, u * 8 + v, e // 4, e % 4]
-            b.writes(self.decoded[tuple(target)])
-            b.buffer_store(self.decoded, tirx.const(0, "uint8"), target)
+            put(self.decoded, (j, u * 8 + v, e // 4, e % 4), tirx.const(0, "uint8"))
         views = [View(codes, (block, at, 0)), View(table, (0,))]
         views += [] if book is None else [View(book, (0,) * len(book.shape))]
         views.append(View(self.decoded, (j, u * 8, 0, 0)))
@@ -72,9 +66,7 @@ class SpanGemm(ByteGemm):
 
     def _group_values(self, name: str, target: Buffer, value: Any, mine: Any, first: Expr) -> None:
         with self.stage(name, self.blocking.vectors, mine, self.lanes) as (j, g, r):
-            b.reads()
-            b.writes(target[j, g, r])
-            b.buffer_store(target, value(self.row_block(j), first + g, r), [j, g, r])
+            put(target, (j, g, r), value(self.row_block(j), first + g, r))
 
     def _scale(self, block: Expr, group: Expr, r: Expr) -> Expr:
         layout = self.layout
@@ -97,14 +89,3 @@ class SpanGemm(ByteGemm):
             total = self.xsum[self.row + m, absolute].astype("float32")
             term = term - total * self.least[j, group, r]
         return term * self.xs[self.row + m, absolute]
-
-
-def span_gemm(spec: LinearSpec, layout: SpanLayout, blocking: GemmBlocking) -> PrimFunc:
-    """Linear layer with integer activations, as `apq_tvm.ops.few_rows.spans.span_linear`.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Of the same arguments, M >= m_tile.
-    """
-    return SpanGemm(spec, layout, blocking).build()

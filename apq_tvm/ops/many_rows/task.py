@@ -17,7 +17,7 @@ predicates.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +84,30 @@ def argument(name: str, shape: tuple[Any, ...], dtype: str, align: int) -> Buffe
     """Declare the next buffer argument, aligned to `align` bytes."""
     extents = [i64(s) if isinstance(s, int) else s for s in shape]
     return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
+
+
+def arguments(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Buffer]:
+    """Declare packed arrays."""
+    return {name: argument(name, shape, dtype, 64) for name, (shape, dtype) in shapes.items()}
+
+
+def put(target: Buffer, at: Sequence[Any], value: Expr, *reads: Any) -> None:
+    """Store one element, which is all that the open block writes; it `reads` these alone."""
+    b.reads(*reads)
+    b.writes(target[tuple(at)])
+    b.buffer_store(target, value, list(at))
+
+
+@contextmanager
+def around(name: str, *axes: tuple[Any, Any], opaque: bool = False) -> Iterator[tuple[Expr, ...]]:
+    """A block around others, in loops of ``(iterations, extent of the axis)``."""
+    with b.grid(*(count for count, _ in axes)) as loops, b.sblock(name):
+        loops = [loops] if len(axes) == 1 else loops
+        make = b.axis.opaque if opaque else b.axis.spatial
+        every = tuple(make(extent, i) for (_, extent), i in zip(axes, loops, strict=True))
+        b.reads()
+        b.writes()
+        yield every
 
 
 class GemmTask(ABC):
@@ -153,18 +177,11 @@ class GemmTask(ABC):
             shape = (bl.m_tiles, *self.tile_shape)
             self.waiting = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
             with self.stage("clear", tiles, *shape[1:]) as (t, m, j, r):
-                b.writes(self.waiting[t, m, j, r])
-                b.buffer_store(self.waiting, tirx.const(0, self.sum_dtype), [t, m, j, r])
-        with b.serial(0, self.k_blocks) as kb, b.sblock("k_block"):
-            vkb = b.axis.opaque(self.k_blocks, kb)
-            b.reads()
-            b.writes()
-            self.fill(vkb)
-            with b.serial(0, tiles) as t, b.sblock("tile"):
-                vt = b.axis.spatial(tiles, t)
-                b.reads()
-                b.writes()
-                self._tile(vkb, vt)
+                put(self.waiting, (t, m, j, r), tirx.const(0, self.sum_dtype))
+        with around("k_block", (self.k_blocks, self.k_blocks), opaque=True) as (kb,):
+            self.fill(kb)
+            with around("tile", (tiles, tiles)) as (t,):
+                self._tile(kb, t)
 
     def _tile(self, kb: Expr, tile: Expr) -> None:
         self.row = b.bind(self.tile_row(self.first_row + tile * i64(self.blocking.m_tile)))
@@ -176,12 +193,8 @@ class GemmTask(ABC):
         sums = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
         waiting = self.waiting
         with self.stage("load", *shape) as at:
-            b.writes(sums[at])
-            value: Expr = tirx.const(0, self.sum_dtype)
-            if waiting is not None:
-                value = waiting[(tile, *at)]
-            b.reads(*[value] if waiting is not None else [])
-            b.buffer_store(sums, value, list(at))
+            there = [] if waiting is None else [waiting[(tile, *at)]]
+            put(sums, at, *(there or [tirx.const(0, self.sum_dtype)]), *there)
         self.multiply(kb, sums)
         if waiting is None:
             self.store(sums)
@@ -190,9 +203,7 @@ class GemmTask(ABC):
             with b.Then():
                 self.store(sums)
             with b.Else(), self.stage("wait", *shape) as at:
-                b.reads(sums[at])
-                b.writes(waiting[(tile, *at)])
-                b.buffer_store(waiting, sums[at], [tile, *at])
+                put(waiting, (tile, *at), sums[at], sums[at])
 
     def tile_row(self, row: Expr) -> Expr:
         """First row of the tile that is to hold `row`: the last tile ends at M."""
@@ -211,18 +222,13 @@ class GemmTask(ABC):
             return
         results = b.sblock_alloc_buffer(shape, "float32", align=64)
         with self.stage("spill", *shape) as (m, j, r):
-            b.reads(sums[m, j, r])
-            b.writes(results[m, j, r])
-            b.buffer_store(results, self.result(m, j, r, sums[m, j, r]), [m, j, r])
+            put(results, (m, j, r), self.result(m, j, r, sums[m, j, r]), sums[m, j, r])
         self.store_rows(lambda m, j, r: results[m, j, r], shape[0])
 
     def store_rows(self, results: Callable[[Expr, Expr, Expr], Expr], rows: Any) -> None:
         """Write the first `rows` rows of the tile, whose elements `results` gives."""
         tail, vectors = self.spec.n % self.lanes, self.blocking.vectors
-        with b.grid(rows, vectors) as (m0, j0), b.sblock("vector"):
-            m, j = b.axis.spatial(rows, m0), b.axis.spatial(vectors, j0)
-            b.reads()
-            b.writes()
+        with around("vector", (rows, rows), (vectors, vectors)) as (m, j):
             with b.If(self.stored(j)), b.Then():
                 if tail:
                     last = i64(self.row_blocks - 1)
