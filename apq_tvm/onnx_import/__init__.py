@@ -27,7 +27,7 @@ attributes are ints or text over the names in the input specs (``"2 * batch + 1"
 
 ``LayerNormalization`` and ``RMSNormalization`` may stand in graphs of an older opset than theirs.
 A weight that came quantized is float here too; `ImportedModel.quantized` has its codes
-(`apq_tvm.onnx_import.codes`). `reference.run_reference` is the meaning of all of this in numpy.
+(`apq_tvm.onnx_import.codes`). ``tests/onnx_reference.py`` is the meaning of all of this in numpy.
 Importing this package does not import onnx.
 """
 

@@ -274,8 +274,6 @@ W4A8g32 (llvm-mca 22): V1 with M = 8 47 against 41, N1 with M = 8 15.0 against 1
 SOME_ROWS = _kernels({(SMMLA, 4): 3, (SMULL, 4): 2})
 """The same, after the kernels for few rows."""
 
-ARM_GEMM_KERNELS = (*MANY_ROWS, *SOME_ROWS)
-
 _PAIRED_MIN = 25
 """Fewest rows of x from which decoding a panel beats decoding for every 8 of them: on V2, and for
 long groups on V1; of W4A8g32 V1 has 64 MACs per cycle with and 68 without a panel at M = 32, and
