@@ -75,8 +75,7 @@ def _intrinsic(dot: SpanDot, choice: Choice) -> str:
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
     longer = sve and "sve2" not in profile.features  # cores with SVE 2 have vectors of 16 bytes
     if fused and is_written(dot):
-        longer = longer and isinstance(dot, BookDot) and dot.bits == 3
-        style = Style(sve and isinstance(dot, BookDot), _scarce(profile), profile.in_order, longer)
+        style = Style(sve, _scarce(profile), profile.in_order, longer)
         return written_intrinsic(dot, style)
     if isinstance(dot, BookDot):
         return books_intrinsic(dot, fused, sve, longer)

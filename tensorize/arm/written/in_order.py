@@ -10,17 +10,13 @@ of the sdot peak. So the order is written down here, for four row blocks and all
 - loads stand beside products, from base and register (4 cycles); a few of W4's codes are loaded in
   pairs, and pointers few and indexed by the count of chunks, for fewer instructions in all.
 
-Sources: Arm Cortex-A55 Software Optimization Guide, EPM128372; LLVM's AArch64SchedA55.td. The
-function comes into the module as LLVM IR (TVM's ``pragma_import_llvm``) around inline assembly.
+Sources: Arm Cortex-A55 Software Optimization Guide, EPM128372; LLVM's AArch64SchedA55.td.
 """
 
 from __future__ import annotations
 
-from tvm import tirx
-from tvm.tirx.script.builder import ir as b
-
+from apq_tvm.tensorize.arm.written.call import call_function
 from apq_tvm.tensorize.arm.written.in_order_asm import STREAMS, function
-from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot, FoldedOperands, folded_pair
@@ -44,13 +40,8 @@ def in_order_intrinsic(fold: Fold, chunks: int, units: int = 1) -> str:
     name += f"_c{units}" if units > 1 else ""
 
     def call(o: FoldedOperands) -> None:
-        pointers = [
-            tirx.address_of(buffer[tuple([i64(0)] * len(buffer.shape))])
-            for buffer in (o.codes, o.x, o.starts, o.factors, o.scales, o.acc)
-        ]
-        module = function(fold, chunks, name, units)
-        with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", module):
-            b.evaluate(tirx.call_extern("void", name, *pointers))
+        buffers = (o.codes, o.x, o.starts, o.factors, o.scales, o.acc)
+        call_function(name, function(fold, chunks, name, units), buffers)
 
     dot = FoldedDot(fold, 1, units, STREAMS, chunks)
     return register(name, lambda: folded_pair(dot, call))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apq_tvm.tensorize.arm.written.loads import TARGET
+from apq_tvm.tensorize.arm.written.call import asm_call
 from apq_tvm.tensorize.meaning.fold import Fold
 
 STREAMS = 4
@@ -29,10 +29,10 @@ def function(fold: Fold, chunks: int, name: str, units: int = 1) -> str:
     four = "{" + ", ".join([vector] * STREAMS) + "}"
     clobbers = [f"~{{v{i}}}" for i in range(_CLOBBERED)]
     clobbers += [f"~{{x{i}}}" for i in _GENERAL] + ["~{cc}", "~{memory}"]
-    constraints = ",".join(["=w"] * 4 + ["r"] * 5 + ["0", "1", "2", "3"] + clobbers)
-    assembly = "\\0A".join(_program(fold, chunks, units))
+    kinds = ["=w"] * 4 + ["r"] * 5 + ["0", "1", "2", "3"] + clobbers
+    program = _program(fold, chunks, units)
     names = ("codes", "x", "starts", "factors", "scales")
-    arguments = ", ".join([f"ptr %{n}" for n in names] + [f"{vector} %a{s}" for s in _BLOCKS])
+    arguments = [f"ptr %{n}" for n in names] + [f"{vector} %a{s}" for s in _BLOCKS]
     lines = [
         f"define linkonce_odr void @{name}({', '.join(f'ptr %{n}' for n in names)}, ptr %y)",
         "alwaysinline {",
@@ -40,11 +40,11 @@ def function(fold: Fold, chunks: int, name: str, units: int = 1) -> str:
     for s in _BLOCKS:
         lines.append(f"  %p{s} = getelementptr i8, ptr %y, i64 {16 * s}")
         lines.append(f"  %a{s} = load {vector}, ptr %p{s}, align 16")
-    lines.append(f'  %r = call {four} asm sideeffect "{assembly}", "{constraints}"({arguments})')
+    lines.append(f"  %r = {asm_call(four, program, kinds, arguments, 'sideeffect ')}")
     for s in _BLOCKS:
         lines.append(f"  %b{s} = extractvalue {four} %r, {s}")
         lines.append(f"  store {vector} %b{s}, ptr %p{s}, align 16")
-    return TARGET + "\n".join([*lines, "  ret void", "}", ""])
+    return "\n".join([*lines, "  ret void", "}", ""])
 
 
 def _program(fold: Fold, chunks: int, units: int) -> list[str]:
