@@ -3,11 +3,10 @@
 Decisions:
 
 - ``streams``: row blocks read at once;
-- ``step``: groups of a non-uniform table in an iteration;
-- ``together``: whether one ``ld1`` loads four vectors of its codes.
+- ``step``: groups of a non-uniform table in an iteration.
 
-N1 is out of issue slots before it is out of vector pipes: two streams and ``ld1`` take fewer. V1
-and V2 are out of vector pipes: one stream has no copies.
+N1 is out of issue slots before it is out of vector pipes: two streams take fewer. V1 and V2 are out
+of vector pipes: one stream has no copies.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def _intrinsic(dot: SpanDot, choice: Choice) -> str:
     if isinstance(dot, SuperDot):
         return super_intrinsic(dot, fused, sve)
     assert isinstance(dot, UnitsDot)
-    return units_intrinsic(dot, fused, sve, choice["together"])
+    return units_intrinsic(dot, fused, sve)
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, fused: bool) -> None:
@@ -108,9 +107,6 @@ def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide, m_tile: int) 
     streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
     if not nonlinear:
         return SpanBlocking(m_tile, streams)
-    # LLVM moves the loads of longer groups up, and they do not fit the registers.
-    short = scarce and layout.group <= 2 * UNIT_K
-    decide("together", (short, not short))
     return SpanBlocking(m_tile, streams, decide("step", (2, 1, 4)))
 
 

@@ -49,7 +49,6 @@ from apq_tvm.schedules.arm.gemm import (
     GemmPlan,
     TileShape,
     blocking,
-    micro_kernel,
     prepare_rows,
     schedule_centred,
     tensorize,
@@ -60,7 +59,7 @@ from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.schedules.linear.spans import WEIGHTS
 from apq_tvm.tensorize.arm.decoded import decode_intrinsic
-from apq_tvm.tensorize.arm.gemm import SDOT, SMMLA, GemmInstruction
+from apq_tvm.tensorize.arm.gemm import SDOT, SMMLA, GemmInstruction, centred_intrinsic
 from apq_tvm.tensorize.arm.gemm_panel import scales_intrinsic
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD
 from apq_tvm.types import DeviceProfile
@@ -171,8 +170,7 @@ def panel_kernel(
         bl = blocking(spec, weights, profile, shape, decide, _unit_k(panel))
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
         tile = shape.tile(bl.k_step, instruction.pairs)
-        micro = micro_kernel(instruction, tile, weights.largest, profile, decide)
-        return GemmPlan(bl, tuned, tile, micro)
+        return GemmPlan(bl, tuned, tile, centred_intrinsic(instruction, tile, weights.largest))
 
     def func(choice: Choice) -> Any:
         spec, plan = choice.spec, choice.plan

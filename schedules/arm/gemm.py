@@ -168,18 +168,6 @@ def tuning(
     return CentredTuning(pairs, parts, decide("stretch", choices), decide("loaded", loaded))
 
 
-def micro_kernel(
-    instruction: GemmInstruction,
-    tile: CentredTile,
-    largest: int,
-    profile: DeviceProfile,
-    decide: Decide,
-) -> str:
-    """The decision ``ld1``, and the intrinsic's name."""
-    multiple = decide("ld1", (True, False) if _three_wide(profile) else (False, True))
-    return centred_intrinsic(instruction, tile, largest, multiple)
-
-
 def _tile(instruction: GemmInstruction, m_tile: int, whole: bool) -> TileShape:
     """The tile of a kernel; grouped schemes hold an int32 and a float32 sum per element."""
     if instruction is SMMLA and m_tile == 8:
@@ -220,7 +208,7 @@ def centred_kernel(
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
         tile = shape.tile(bl.k_step, instruction.pairs)
         largest = largest_byte(bits, layout.zero_points)
-        return GemmPlan(bl, tuned, tile, micro_kernel(instruction, tile, largest, profile, decide))
+        return GemmPlan(bl, tuned, tile, centred_intrinsic(instruction, tile, largest))
 
     def func(choice: Choice) -> Any:
         spec, plan = choice.spec, choice.plan

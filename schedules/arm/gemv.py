@@ -11,8 +11,6 @@ What the decisions mean:
   of any kind (37 % with, 39 % without).
 - ``ordered``: written assembly instead of LLVM's order, for cores that issue in order
   (`apq_tvm.tensorize.arm.written.in_order`): 40 % of the sdot peak of Cortex-A55 instead of 31 %.
-- ``together``: whether one ``ld1`` loads four vectors of codes. N1 has three slots a cycle in
-  LLVM's model and takes three for an ``ldp`` of two (41 % of the sdot peak with, 39 % without).
 - ``unroll``: chunks per iteration. Scales of two chunks are one 16-byte load.
 """
 
@@ -47,7 +45,6 @@ class _Plan:
     dot: FoldedDot
     ordered: bool
     unroll: int = 1
-    together: bool = False
 
 
 def _wide(profile: DeviceProfile) -> bool:
@@ -95,10 +92,7 @@ def _ask(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide) 
             return _Plan(dot, True)
     chunks = layout.padded_k(spec.k) // UNIT_K // dot.units
     unroll = decide("unroll", _unrolls(dot, chunks))
-    # For one row of x LLVM moves the loads of longer chunks up, and they do not fit the registers.
-    fits = (dot.units <= 2 or m_tile > 1) and not layout.whole
-    scarce = fits and not profile.in_order and profile.vector_pipes == 2
-    return _Plan(dot, False, unroll, decide("together", (scarce, not scarce)))
+    return _Plan(dot, False, unroll)
 
 
 def _func(choice: Choice) -> Any:
@@ -121,7 +115,7 @@ def _schedule(sch: Any, choice: Choice) -> None:
         chunks = interleaved(spec, LANES).padded_k(spec.k) // UNIT_K // dot.units
         intrinsic = in_order_intrinsic(dot.fold, chunks, dot.units)
     else:
-        intrinsic = folded_intrinsic(dot.fold, dot.m, dot.units, plan.together)
+        intrinsic = folded_intrinsic(dot.fold, dot.m, dot.units)
     schedule_chunks(sch, spec, dot, intrinsic, plan.unroll, whole=plan.ordered)
 
 

@@ -63,9 +63,8 @@ def test_instructions_of_a_unit(bits: int, target: str) -> None:
 
 
 def test_loads() -> None:
-    """Neoverse N1 loads four vectors at once; V2 never two, A55 some of W4's codes only."""
+    """Two vectors at once are never loaded on Neoverse V2, on A55 for some of W4's codes only."""
     scheme = Scheme(4, group_size=32)
-    assert count(loop(4, 1, "graviton2", scheme), "ld1") > 0
     pairs = {
         target: len(re.findall(r"\bldp\s+q", loop(4, 1, target, scheme)))
         for target in ("graviton4", "cortex-a55")

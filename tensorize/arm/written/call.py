@@ -12,10 +12,15 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.written.loads import TARGET
 from apq_tvm.tensorize.exprs import i64
 
 Buffer = Any
+
+TARGET = """target datalayout = "e-m:e-p270:32:32-p271:32:32-p272:64:64-i8:8:32-i16:16:32-i64:64-\
+i128:128-n32:64-S128-Fn32"
+target triple = "aarch64-linux-gnu"
+"""
+"""How modules of LLVM IR for 64-bit Arm Linux begin."""
 
 
 def call_function(name: str, source: str, buffers: Iterable[Buffer]) -> None:
