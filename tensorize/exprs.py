@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Expr = Any  # tvm is untyped
+Expr = Any
 Buffer = Any
+Stmt = Any
+PrimFunc = Any
+"""What annotations call tvm's objects: tvm is untyped."""
 
 MAGIC = 1.5 * 2.0**23
 """Added to it, a float32 below 2^22 rounds to an integer: there the unit is 1."""

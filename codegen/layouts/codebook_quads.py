@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
 from apq_tvm.codegen.layouts.layout import Details
-from apq_tvm.codegen.layouts.spans import Arrays, Expr
+from apq_tvm.codegen.layouts.spans import Arrays
 from apq_tvm.errors import PackError
 from apq_tvm.formats import codebook
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning import codebook_quads as books
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 

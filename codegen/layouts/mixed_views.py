@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.formats.mixed import SUPER
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, triple_word, words_at
 
-Expr = Any  # tvm is untyped
 Arrays = Mapping[str, Any]
 U8 = NDArray[np.uint8]
 

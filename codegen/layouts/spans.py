@@ -25,10 +25,10 @@ from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
 from apq_tvm.codegen.layouts.layout import Details
 from apq_tvm.errors import PackError
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 
-Expr = Any  # tvm is untyped
 Arrays = Mapping[str, Any]
 
 LANES = (4, 8, 16)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.checks import check_packed
 from apq_tvm.codegen.layouts.layout import Details
-from apq_tvm.codegen.layouts.spans import Arrays, Expr
+from apq_tvm.codegen.layouts.spans import Arrays
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.formats.superblock import GROUP, NAME, SUPER
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUPS, Records, high_bit
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
 

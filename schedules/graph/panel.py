@@ -8,10 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import i64
-
-Expr = Any
-Stmt = Any
+from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 
 
 def is_const(e: Expr, value: int | None = None) -> bool:

@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
 from apq_tvm.tensorize.arm.lookup import (
     BYTES,
     Dot,
@@ -39,12 +42,11 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 BUNCH = 4
 """Groups of a bunch."""
@@ -72,9 +74,6 @@ def book_units_intrinsic(dot: BookUnitsDot, fused: bool) -> str:
     name += f"_s8lut{dot.bits}b{dot.books}g{dot.group}f32"
 
     def implement(o: SpanOperands) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         tables = tables_of(o, _registers(dot.entries)) if dot.entries <= LONGEST else None
         totals = b.alloc_buffer((dot.m, ROWS), "float32", align=16)
         for row in range(dot.m):
@@ -136,9 +135,6 @@ class _Bunch:
 
     def add_to(self, totals: Any) -> None:
         """Add every group's products with its scales to float32 [m, 4]."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         o, dot = self._o, self._dot
         for g in range(self._count):
             group = self._first + g
@@ -194,8 +190,6 @@ class _Bunch:
 
     def _loaded(self, g: int) -> list[Expr]:
         """int8 [16] each: the codebooks of the four rows."""
-        from tvm import tirx
-
         o, dot = self._o, self._dot
         size = 1 << dot.bits
         books = []
@@ -211,13 +205,9 @@ class _Bunch:
 
 def _joined(low: Expr, high: Expr | None, lanes: int) -> Expr:
     """uint8: two vectors of so many bytes, one after the other; None is zeros."""
-    from tvm import tirx
-
     high = splat(0, "uint8", lanes) if high is None else high
     return tirx.Shuffle([low, high], [tirx.const(i, "int32") for i in range(2 * lanes)])
 
 
 def _unsigned(vector: Expr) -> Expr:
-    from tvm import tirx
-
     return tirx.reinterpret("uint8x16", vector)

@@ -15,6 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
 from apq_tvm.tensorize.arm.lookup import (
     BYTES,
     Dot,
@@ -44,11 +47,10 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.codebook_quads import BookDot
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 _NOWHERE = 128
 """Where no vector has a byte, nor after all steps from quad to quad."""
@@ -101,9 +103,6 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool, longer: bool = False) 
     name += f"_{dot.m}x{ROWS}x{dot.k}_s8lut{dot.bits}b4f32"
 
     def implement(o: SpanOperands) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         if not longer:
             lookups = _Lookups2(o, sve) if dot.bits == 2 else _Lookups3(o, sve)
             _add_quads(o, dot, fused, sve, lookups)
@@ -121,9 +120,6 @@ def _add_quads(
     o: SpanOperands, dot: BookDot, fused: bool, sve: bool, lookups: _Lookups2 | _Lookups3
 ) -> None:
     """The products of a span."""
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     totals = b.alloc_buffer((dot.m, ROWS), "float32", align=16)
     for row in range(dot.m):
         b.buffer_store(totals, splat(0.0, "float32", 4), [row, tirx.Ramp(0, 1, ROWS)])
@@ -187,9 +183,6 @@ class _WholeSubs:
     """Sub-scales of a whole span: four vectors, one for each group of a quad, byte 4 quad + row."""
 
     def __init__(self, o: SpanOperands) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         self._o = o
         loaded = [o.arrays["subs"].vload([at], "uint8x16") for at in (0, BYTES)]
         words = [tirx.reinterpret("int32x4", each) for each in loaded]
@@ -203,15 +196,10 @@ class _WholeSubs:
         self._set_order(vector_constant(places))
 
     def _set_order(self, order: Expr) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         b.buffer_store(self._order, order, [tirx.Ramp(0, 1, BYTES)])
 
     def start(self, row: int, group: Any) -> Expr:
         """0 in four lanes: a load, where a constant would have to be copied."""
-        from tvm import tirx
-
         return tirx.reinterpret(
             "int32x4", self._o.extra.vload(self._o.at(row, group, 4), "float32x4")
         )
@@ -221,8 +209,6 @@ class _WholeSubs:
 
     def choose(self, group: int) -> None:
         """Go to a group: int32 [4]."""
-        from tvm import tirx
-
         order = self._order.vload([0], "uint8x16")
         found = table_lookup([self._groups[group]], order, sve=True)
         self._sub = tirx.reinterpret("int32x4", found)
@@ -279,8 +265,6 @@ class _Lookups3:
         sve: bool,
         lookup: Callable[[Sequence[Expr], Expr], Expr] = table_lookup,
     ) -> None:
-        from tvm.tirx.script.builder import ir as b
-
         self._o, self._sve, self._lookup = o, sve, lookup
         self._tables = tables_of(o, [list(range(BYTES)), list(range(BYTES, 2 * BYTES))])
         index = o.arrays["index"].vload([0], "uint8x16")
@@ -291,9 +275,6 @@ class _Lookups3:
         self._set_order(vector_constant([i // 4 for i in range(BYTES)]))
 
     def _set_order(self, order: Expr) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         b.buffer_store(self._order, order, [tirx.Ramp(0, 1, BYTES)])
 
     def enter(self, quad: Expr) -> None:

@@ -35,6 +35,7 @@ from apq_tvm.tensorize.arm.quads import (
     books_of,
     split_index,
 )
+from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit, decode_pair
 from apq_tvm.tensorize.meaning.decoded_formats import (
     NIBBLES,
@@ -50,8 +51,6 @@ from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.planes import PlanesStep
 from apq_tvm.tensorize.registry import register
 
-Expr = Any  # tvm is untyped
-Buffer = Any
 Buffers = Mapping[str, Buffer]
 
 _BYTES = 16

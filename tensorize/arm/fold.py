@@ -16,20 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.codes import repeated, unpacked
+from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
 from apq_tvm.tensorize.meaning.whole_codes import whole_place
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot, FoldedOperands, folded_pair
 from apq_tvm.tensorize.registry import register
 
-Expr = Any  # tvm is untyped
-Buffer = Any
 """uint8 [16]: bytes of a unit's codes by the unit's number in the chunk and their own."""
 
 

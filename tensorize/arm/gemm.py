@@ -19,12 +19,9 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import neon
+from apq_tvm.tensorize.exprs import Buffer, Expr, neon
 from apq_tvm.tensorize.meaning.centred import CentredTile, multiply_pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,10 @@ of SVE registers); LLVM's IntrinsicsAArch64.td for names; LangRef for ``llvm.vec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import MAGIC, neon
-
-Expr = Any  # tvm is untyped
+from apq_tvm.tensorize.exprs import MAGIC, Expr, neon
 
 BYTES = 16
 """Of a vector."""

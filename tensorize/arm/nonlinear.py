@@ -17,7 +17,7 @@ scales so small.
 
 from __future__ import annotations
 
-from typing import Any
+from tvm import tirx
 
 from apq_tvm.tensorize.arm.lookup import (
     Dot,
@@ -38,8 +38,6 @@ from apq_tvm.tensorize.arm.span import (
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.nonlinear_span import UnitsDot
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 UNITS_ACTS = 2.0**56
 """What `xs` is multiplied by for `units_intrinsic`."""
@@ -85,8 +83,6 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
 
 def _add_units(o: SpanOperands, dot: UnitsDot, fused: bool, sve: bool) -> None:
     """The products of a group."""
-    from tvm import tirx
-
     (table,) = tables_of(o, [list(range(16))])
     dots = [Dot(fused, dot.offset, start_of(o, i, 0)) for i in range(dot.m)]
     for unit in range(dot.units):

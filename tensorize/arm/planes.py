@@ -33,12 +33,9 @@ from apq_tvm.tensorize.arm.lookup import (
     table_lookup,
 )
 from apq_tvm.tensorize.arm.planes_sums import Sums
-from apq_tvm.tensorize.exprs import i64, neon
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, neon
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 _HALF = ROWS // 2
 _MOST = 64

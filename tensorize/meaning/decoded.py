@@ -12,11 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import whole
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, whole
 
 Load = Callable[..., Expr]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr
 
 
 def combine(operation: str, a: Expr, b: Expr) -> Expr:

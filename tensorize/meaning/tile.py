@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,7 @@ def _add(c: Buffer, at: tuple[Expr, ...], term: Expr, *reads: Any) -> None:
     b.buffer_store(c, c[at] + term, list(at))
 
 
-def dequantize(
-    out: Buffer, at: tuple[Expr, ...], code: Expr, zero: Expr, scale: Expr
-) -> None:
+def dequantize(out: Buffer, at: tuple[Expr, ...], code: Expr, zero: Expr, scale: Expr) -> None:
     """Store ``out = (code - zero) * scale``, float32 of uint8."""
     from tvm.tirx.script.builder import ir as b
 

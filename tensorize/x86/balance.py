@@ -14,16 +14,14 @@ VPERMI2B, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
 
 from __future__ import annotations
 
-from typing import Any
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import i64, x86
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, x86
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS
 from apq_tvm.tensorize.pairs.balance_dot import BalanceBuffers
 from apq_tvm.tensorize.pairs.balance_dot import balance_intrinsic as dot_intrinsic
 from apq_tvm.tensorize.x86.balance_codes import BalanceInstruction, Codes
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 FIFTH_SUMS = 4
 """``vpmaddubsw`` results of c // 5 that are summed in int16: at most 5 (above), half of a unit."""
@@ -71,8 +69,6 @@ class _Unit(Codes):
 
     def _activations(self, row: int, vector: int) -> Expr:
         """int8 [4L]: k = 4 * vector .. + 3 of one row, repeated for every row of weights."""
-        from tvm import tirx
-
         four = tirx.reinterpret("int32", self.o.load_x(row, 4 * vector, 4))
         return tirx.reinterpret(f"int8x{self.size}", tirx.Broadcast(four, self.isa.lanes))
 
@@ -80,8 +76,6 @@ class _Unit(Codes):
         return x86(f"int32x{self.isa.lanes}", f"avx512.vpdpbusd.{8 * self.size}", total, codes, x)
 
     def _look_up(self, vectors: list[Expr]) -> None:
-        from tvm.tirx.script.builder import ir as b
-
         acc = self.o.acc
         at = [[self.o.sums_at(i, part) for part in range(PARTS)] for i in range(self.m)]
         sums = [[acc[tuple(index)] for index in row] for row in at]
@@ -95,8 +89,6 @@ class _Unit(Codes):
                 b.buffer_store(acc, sums[i][part], at[i][part])
 
     def _multiply_vnni(self, codes: list[Expr]) -> None:
-        from tvm import tirx
-
         lanes = self.isa.lanes
         zero = tirx.Broadcast(tirx.const(0, "int32"), lanes)
         five = tirx.Broadcast(tirx.const(5, "int32"), lanes)
@@ -112,9 +104,6 @@ class _Unit(Codes):
 
     def _multiply_maddubs(self) -> None:
         """One code vector after the other, so that few are live: there are 16 registers."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         ramp = tirx.Ramp(i64(0), i64(1), 16)
         # Sums of c // 5 and c // 25 for every row of x; indexed by constants, so in registers.
         words = b.alloc_buffer((self.m, 2, 16), "int16", align=32)
@@ -146,15 +135,11 @@ class _Unit(Codes):
         self._flush(words, 1, 2)
 
     def _widen(self, words: Expr, times: int = 1) -> Expr:
-        from tvm import tirx
-
         factor = tirx.Broadcast(tirx.const(times, "int16"), 16)
         return x86("int32x8", "avx2.pmadd.wd", words, factor)
 
     def _flush(self, words: Buffer, which: int, part: int) -> None:
         """Add sums of ``c // 5^part``: the digit's own, and -5 times them to the one below."""
-        from tvm import tirx
-
         for i in range(self.m):
             total = words[i64(i), i64(which), tirx.Ramp(i64(0), i64(1), 16)]
             self.o.add(i, part, self._widen(total))

@@ -7,15 +7,10 @@ vectors (8 each). Then ``vpmaddubsw`` with 2^(s+t) and ``vpmaddwd`` widen them. 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import x86
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr, x86
 
 BYTE_PAIRS = 31
 """Vectors whose popcounts a byte can sum: 31 * 8 <= 255."""

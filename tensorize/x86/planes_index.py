@@ -10,13 +10,10 @@ Bits that do not belong to a code need not be cleared: the table repeats its ent
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import x86
-
-Expr = Any  # tvm is untyped
+from apq_tvm.tensorize.exprs import Expr, x86
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import llvm, x86
+from apq_tvm.tensorize.exprs import Buffer, Expr, llvm, x86
 from apq_tvm.tensorize.meaning.planes import QUAD, PlanesStep
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 def multiply(step: PlanesStep, sums: Expr | None, w: Expr, x: Expr) -> Expr:

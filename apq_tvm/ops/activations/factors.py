@@ -13,10 +13,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 
 
 def quantize_factors(k: int, group: int, powers: tuple[float, ...], row_block: int) -> PrimFunc:

@@ -7,14 +7,11 @@ inlines where TVM calls it: its constants stay in registers from call to call.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import i64
-
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, i64
 
 TARGET = """target datalayout = "e-m:e-p270:32:32-p271:32:32-p272:64:64-i8:8:32-i16:16:32-i64:64-\
 i128:128-n32:64-S128-Fn32"
