@@ -96,15 +96,10 @@ def calibrate(
     if fisher:
         rows = 1  # squares of gradients are summed over sequences, one by one
     calls, count = read_calls(imported, inputs, nsamples, rows)
-    run = {
-        "sha256": imported.sha256,
-        "inputs": hashlib.sha256(Path(inputs).read_bytes()).hexdigest(),
-        "samples": count,
-        "rows": rows,
-        "hessian": hessian,
-        "fisher": fisher,
-        "weigh": weigh,
-    }
+    options = {"hessian": hessian, "fisher": fisher, "weigh": weigh}
+    digest = hashlib.sha256(Path(inputs).read_bytes()).hexdigest()
+    about = {"sha256": imported.sha256, "inputs": digest, "samples": count, "rows": rows}
+    run = {**about, **options}
     if reuse and output.exists():
         known = load(output, imported)
         if known.notes.get("run") == json.dumps(run):

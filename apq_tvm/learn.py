@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,39 +81,63 @@ def learn_codes(
         See `apq_tvm.quantizers.learn.blockwise.learn`; the scales of `method` cannot be kept; torch
         is not installed.
     """
+    started = time.perf_counter()
+    check_start(kind, method, rate)
+    epochs = EPOCHS.get(kind, 1) if epochs is None else epochs
+    asked = _Asked(kind, scheme, dict(tensor_types or {}), method, nsamples, epochs, rows, rate)
+    paths = (Path(model), Path(inputs), Path(statistics), Path(output))
+    layers, resumed = _learn(*paths, asked, progress or Silent())
+    return {
+        "output": str(output),
+        "learned": layers,
+        "kind": kind,
+        "scheme": scheme,
+        "resumed_blocks": resumed,
+        "learn_seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Options of `learn_codes`, defaults filled in."""
+
+    kind: str
+    scheme: str
+    tensor_types: Mapping[str, str]
+    method: str
+    nsamples: int | None
+    epochs: int
+    rows: int
+    rate: float | None
+
+
+def _learn(
+    model: Path, inputs: Path, statistics: Path, output: Path, asked: _Asked, progress: Progress
+) -> tuple[int, int]:
+    """Learn and save; how many layers, and the blocks that an interrupted run had done."""
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
     from apq_tvm.quantizers.learn.blockwise import learn
     from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
-    from apq_tvm.quantizers.learn.learning_run import KINDS, Run
+    from apq_tvm.quantizers.learn.learning_run import Run
 
-    started, output = time.perf_counter(), Path(output)
-    progress = progress or Silent()
-    if kind in KINDS and kind != "distill" and method not in ("rtn", "gptq"):
-        raise BadInput(
-            f"--learn {kind} starts from --method rtn or gptq, not {method}, whose scales it would "
-            "lose; use --learn distill"
-        )
-    if rate is not None and kind != "distill":
-        raise BadInput(f"--rate is of --learn distill, not {kind}, which has rates of its own")
-    epochs = EPOCHS.get(kind, 1) if epochs is None else epochs
     imported = import_onnx(model)
     file = load(statistics, imported)
-    calls, count = read_calls(imported, inputs, nsamples, rows)
+    calls, count = read_calls(imported, inputs, asked.nsamples, asked.rows)
     quantized = quantize(
         imported,
-        scheme,
-        tensor_types,
+        asked.scheme,
+        asked.tensor_types,
         progress=progress,
         calibration=file.calibration,
-        method=method,
-        learned=from_arrays(file.extra, file.notes) if method == "learned" else None,
+        method=asked.method,
+        learned=from_arrays(file.extra, file.notes) if asked.method == "learned" else None,
     )
     about = {
         "sha256": imported.sha256,
-        "inputs": hashlib.sha256(Path(inputs).read_bytes()).hexdigest(),
-        "options": [kind, scheme, dict(tensor_types or {}), method, count, epochs, rows, rate],
+        "inputs": hashlib.sha256(inputs.read_bytes()).hexdigest(),
+        "options": list(vars(replace(asked, nsamples=count)).values()),
     }
     partial = output.with_name(f"{output.name}.learning")
     learned, done = read_learning(partial, about)
@@ -121,25 +146,37 @@ def learn_codes(
         quantized,
         calls,
         file.calibration,
-        kind,
-        epochs,
-        learned or Learned(kind),
+        asked.kind,
+        asked.epochs,
+        learned or Learned(asked.kind),
         done,
-        rate,
-        method == "gptq",
+        asked.rate,
+        feeds_back=asked.method == "gptq",
     )
     result = learn(run, lambda now: write_learning(partial, about, now), progress)
     arrays, metadata = to_arrays(result)
     save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
     partial.unlink(missing_ok=True)
-    return {
-        "output": str(output),
-        "learned": len(result.tensors),
-        "kind": kind,
-        "scheme": scheme,
-        "resumed_blocks": done,
-        "learn_seconds": round(time.perf_counter() - started, 3),
-    }
+    return len(result.tensors), done
+
+
+def check_start(kind: str, method: str, rate: float | None) -> None:
+    """Refuse what learning cannot start from.
+
+    Raises
+    ------
+    BadInput
+        The scales of `method` cannot be kept; `rate` is of another kind of learning.
+    """
+    from apq_tvm.quantizers.learn.learning_run import KINDS
+
+    if kind in KINDS and kind != "distill" and method not in ("rtn", "gptq"):
+        raise BadInput(
+            f"--learn {kind} starts from --method rtn or gptq, not {method}, whose scales it would "
+            "lose; use --learn distill"
+        )
+    if rate is not None and kind != "distill":
+        raise BadInput(f"--rate is of --learn distill, not {kind}, which has rates of its own")
 
 
 def write_learning(path: Path, about: Mapping[str, Any], run: Run) -> None:

@@ -83,13 +83,12 @@ def emit(
     OutputExists, OutputFailed
         See `apq_tvm.codegen.package.folder`; the old output is intact.
     """
-    progress = progress or Silent()
-    started = time.perf_counter()
+    progress, started = progress or Silent(), time.perf_counter()
     name = check_name(output)
     check_output(output, force)
     models = (scheduled, *alternatives)
-    triple = str(_profile(scheduled).target.get("mtriple", ""))
-    tools = tools or find_toolchain(triple, exact=False)
+    profile = _profile(scheduled)
+    tools = tools or find_toolchain(str(profile.target.get("mtriple", "")), exact=False)
     with (
         progress.stage("emit", len(STEPS)),
         staged(output, force) as folder,
@@ -103,16 +102,7 @@ def emit(
         progress.advance("kernels")
         work = Path(scratch)
         values = template_values(name, __version__, parts[0].graph, tools.link_libraries)
-        (work / f"{name}.h").write_text(fill("module.h.in", values))
-        tables = {"TABLES": tables_source([part.device for part in parts])}
-        sources = [work / "api.c"]
-        sources[0].write_text(fill("api.c.in", {**values, **tables}))
-        for part, names in zip(parts, renamed, strict=True):
-            mine = replace(weights, offsets={n: weights.offsets[u] for n, u in names.items()})
-            sources.append(work / f"graph_{part.device.number}.c")
-            source = graph_source(name, __version__, part.graph, mine, part.device)
-            sources[-1].write_text(source)
-        sources += sorted(RUNTIME.glob("*/*.c"))
+        sources = _write_sources(work, name, values, parts, weights, renamed)
         with compile_sources(tools, sources, work) as compiled:
             kernels = [path for part in parts for path in part.build(work)]
             check_kernels(tools, kernels)
@@ -120,10 +110,7 @@ def emit(
             link_library(tools, name, [*compiled(), *kernels], work, folder)
         progress.advance("package")
         write_package(folder, name, values)
-        manifest = {
-            **_manifest(name, parts, weights, merged, _profile(scheduled), tools),
-            **manifest_extra,
-        }
+        manifest = _manifest(name, parts, weights, merged, profile, tools) | dict(manifest_extra)
         seconds = round(time.perf_counter() - started, 3)
         manifest["timings"] = {**manifest_extra.get("timings", {}), "emit": seconds}
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
@@ -160,6 +147,27 @@ def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:
     target = tvm.target.Target(dict(profile.target))
     prefix = f"d{number}_" if count > 1 else ""
     return _Part(Device(profile.name, cpu_flags(target), number, prefix), graph, mod, target)
+
+
+def _write_sources(
+    folder: Path,
+    name: str,
+    values: Mapping[str, str],
+    parts: Sequence[_Part],
+    weights: WeightsFile,
+    renamed: Sequence[Mapping[str, str]],
+) -> list[Path]:
+    """The module's own C sources, and the runtime's, which are compiled where they lie."""
+    (folder / f"{name}.h").write_text(fill("module.h.in", values))
+    tables = {"TABLES": tables_source([part.device for part in parts])}
+    sources = [folder / "api.c"]
+    sources[0].write_text(fill("api.c.in", {**values, **tables}))
+    for part, names in zip(parts, renamed, strict=True):
+        mine = replace(weights, offsets={n: weights.offsets[u] for n, u in names.items()})
+        sources.append(folder / f"graph_{part.device.number}.c")
+        source = graph_source(name, __version__, part.graph, mine, part.device)
+        sources[-1].write_text(source)
+    return [*sources, *sorted(RUNTIME.glob("*/*.c"))]
 
 
 def _merge_weights(graphs: Sequence[Graph]) -> tuple[dict[str, Array], list[dict[str, str]]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,6 +17,12 @@ sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests")]
 import demo_model  # noqa: E402
 
 pytest_plugins = ("covering",)
+
+# Tests never time anything, and a machine that is shared is slow at times.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 
 @cache

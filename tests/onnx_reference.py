@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.onnx_import.dims import evaluate
-from apq_tvm.onnx_import.infer import node_proto
+from apq_tvm.onnx_import.symbolic.dims import evaluate
+from apq_tvm.onnx_import.symbolic.infer import node_proto
 from apq_tvm.types import Array, ImportedModel, Node
 
 RunNode = Callable[[Node, list[Any], int], list[Array]]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.bench.memory import measure_memory
-from apq_tvm.bench.timing import Candidate, interleave
+from apq_tvm.bench.timing import Candidate, Timing, interleave
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluate import Batch, call_module, open_session, read_inputs, specs_of
 from apq_tvm.extras import require
@@ -202,29 +202,41 @@ def bench_model(
         }
         progress.advance("timing")
         _check_call(package, call, made_up=inputs is None)
-        candidates = {"ours": Candidate(_repeat(partial(package.run, call)))}
-        for width in bits:
-            candidates[at_bits(width)] = Candidate(_repeat(partial(_run_at, package, call, width)))
-        for name, rival in sessions.items():
-            candidates[name] = Candidate(_repeat(partial(rival.run, None, call)))
+        candidates = _candidates(package, call, bits, sessions)
         timings = interleave(candidates, budget_s=budget_s)
         progress.advance("memory")
         memory = measure_memory(module, call, count)
-    ours = timings.pop("ours")
-    widths = {width: timings.pop(at_bits(width)).us for width in bits}
-    rivals = {name: timing.us for name, timing in timings.items()}
     return {
         "module": str(module),
         "against": str(against),
         "dims": sizes or {name: list(array.shape) for name, array in call.items()},
         "threads": count,
+        **_figures(timings, bits),
+        "memory": memory,
+    }
+
+
+def _candidates(
+    package: Any, call: Batch, bits: Sequence[int], sessions: Mapping[str, Any]
+) -> dict[str, Candidate]:
+    """The module, at every width asked for, and its rivals."""
+    work: dict[str, Callable[[], Any]] = {"ours": partial(package.run, call)}
+    work |= {at_bits(width): partial(_run_at, package, call, width) for width in bits}
+    work |= {name: partial(rival.run, None, call) for name, rival in sessions.items()}
+    return {name: Candidate(_repeat(run)) for name, run in work.items()}
+
+
+def _figures(timings: dict[str, Timing], bits: Sequence[int]) -> dict[str, Any]:
+    ours = timings.pop("ours")
+    widths = {width: timings.pop(at_bits(width)).us for width in bits}
+    rivals = {name: timing.us for name, timing in timings.items()}
+    return {
         "us": ours.us,
         "noise": ours.noise,
         "bits": widths,
         "rivals": rivals,
         "rival_noise": {name: timing.noise for name, timing in timings.items()},
         "ratio": min(rivals.values()) / ours.us,
-        "memory": memory,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors
+from apq_tvm.cli.options import Json, Module
 from apq_tvm.errors import BadInput
 
 bench_app = typer.Typer(
@@ -18,8 +19,6 @@ bench_app = typer.Typer(
     epilog="Example: apq-tvm bench model minilm_w4 --against model.onnx",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Module = Annotated[Path, typer.Argument(help="Folder of a compiled module.", show_default=False)]
 Batch = Annotated[int, typer.Option(min=1, help="Size of a batch dimension.")]
 Seq = Annotated[int, typer.Option(min=1, help="Size of a sequence dimension.")]
 Dims = Annotated[str, typer.Option(help="Comma list of NAME=SIZE for other symbolic dimensions.")]

@@ -2,85 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from apq_tvm.cli.console import Bars, print_json, reports_errors, say
+from apq_tvm.cli.options import (
+    Force,
+    Inputs,
+    Json,
+    Model,
+    OutputFile,
+    TensorType,
+    parse_tensor_types,
+)
+
+Nsamples = Annotated[
+    int | None,
+    typer.Option(min=1, help="Batch entries to use; by default 128, or all there are."),
+]
+Hessian = Annotated[bool, typer.Option(help="Keep E[x xT] of every layer, for --method gptq.")]
+Fisher = Annotated[
+    bool, typer.Option("--fisher", help="Keep Fisher information of the next-token loss.")
+]
+Weigh = Annotated[bool, typer.Option(help="Weigh rows by how much the result depends on them.")]
+Learn = Annotated[
+    str | None,
+    typer.Option(
+        help="Learn codes for --scheme: abq or finetune block by block, or distill: tune "
+        "scales of the whole model to the float model's result.",
+        show_default=False,
+    ),
+]
+LearnedScheme = Annotated[str | None, typer.Option(help="What --learn learns.", show_default=False)]
+Method = Annotated[
+    str, typer.Option(help="What learning starts from: rtn or gptq; distill: any of compile's.")
+]
+Known = Annotated[
+    Path | None,
+    typer.Option(
+        "--statistics",
+        help="A calibration file of this model: --learn measures nothing anew.",
+        show_default=False,
+    ),
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Passes over the data; by default 2, or 10 of abq.")
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(min=1e-6, help="Learning rate of distill; by default 0.001, relative."),
+]
+Rows = Annotated[int, typer.Option(min=1, help="Batch entries per call, and per step of --learn.")]
 
 
 @reports_errors
 def calibrate_command(
-    model: Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)],
-    inputs: Annotated[
-        Path, typer.Option(help="npz of arrays by input name, batch first.", show_default=False)
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="safetensors file to write.", show_default=False)
-    ],
-    nsamples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Batch entries to use; by default 128, or all there are."),
-    ] = None,
-    hessian: Annotated[
-        bool, typer.Option(help="Keep E[x xT] of every layer, for --method gptq.")
-    ] = True,
-    fisher: Annotated[
-        bool, typer.Option("--fisher", help="Keep Fisher information of the next-token loss.")
-    ] = False,
-    weigh: Annotated[
-        bool, typer.Option(help="Weigh rows by how much the result depends on them.")
-    ] = True,
-    learn: Annotated[
-        str | None,
-        typer.Option(
-            help="Learn codes for --scheme: abq or finetune block by block, or distill: tune "
-            "scales of the whole model to the float model's result.",
-            show_default=False,
-        ),
-    ] = None,
-    scheme: Annotated[
-        str | None, typer.Option(help="What --learn learns.", show_default=False)
-    ] = None,
-    tensor_type: Annotated[
-        list[str] | None,
-        typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(help="What learning starts from: rtn or gptq; distill: any of compile's."),
-    ] = "rtn",
-    known: Annotated[
-        Path | None,
-        typer.Option(
-            "--statistics",
-            help="A calibration file of this model: --learn measures nothing anew.",
-            show_default=False,
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Passes over the data; by default 2, or 10 of abq."),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(min=1e-6, help="Learning rate of distill; by default 0.001, relative."),
-    ] = None,
-    rows: Annotated[
-        int, typer.Option(min=1, help="Batch entries per call, and per step of --learn.")
-    ] = 4,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of tables.")
-    ] = False,
+    model: Model,
+    inputs: Inputs,
+    output: OutputFile,
+    nsamples: Nsamples = None,
+    hessian: Hessian = True,
+    fisher: Fisher = False,
+    weigh: Weigh = True,
+    learn: Learn = None,
+    scheme: LearnedScheme = None,
+    tensor_type: TensorType = None,
+    method: Method = "rtn",
+    known: Known = None,
+    epochs: Epochs = None,
+    rate: Rate = None,
+    rows: Rows = 4,
+    force: Force = False,
+    json: Json = False,
 ) -> None:
     """Measure what a model's layers read.
 
     The file serves compile --calibration. An interrupted run goes on where it stopped.
     """
     from apq_tvm.calibrate import calibrate, check_output, known_statistics
-    from apq_tvm.cli.compile import parse_tensor_types
     from apq_tvm.extras import require
     from apq_tvm.learn import learn_codes
 
@@ -130,11 +132,15 @@ def calibrate_command(
             statistics.unlink()
     if json:
         print_json(report)
-        return
-    if learn is not None:
+    else:
+        _print_summary(output, report)
+
+
+def _print_summary(output: Path, report: Mapping[str, Any]) -> None:
+    if "learned" in report:
         say(
-            f"learned {report['learned']} layers as {scheme} in {report['learn_seconds']} s; "
-            "use them with compile --method learned"
+            f"learned {report['learned']} layers as {report['scheme']} in "
+            f"{report['learn_seconds']} s; use them with compile --method learned"
         )
     say(
         f"{output}: {report['layers']} layers on {report['samples']} samples, {report['rows']} "

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from apq_tvm.cli.console import Bars, print_json, reports_errors, say
+from apq_tvm.cli.options import Force, Json, Model, OutputFile
 from apq_tvm.errors import OutputExists
 
 
 @reports_errors
 def codebooks_command(
-    model: Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="safetensors file to write.", show_default=False)
-    ],
+    model: Model,
+    output: OutputFile,
     scheme: Annotated[
         str, typer.Option(help="Comma list of schemes with codebooks.")
     ] = "cb2,cb3,cb4",
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of tables.")
-    ] = False,
+    force: Force = False,
+    json: Json = False,
 ) -> None:
     """Learn codebooks on a model.
 

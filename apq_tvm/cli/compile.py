@@ -10,18 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, say
-from apq_tvm.errors import BadScheme
+from apq_tvm.cli.options import Force, Json, Model, TensorType, parse_tensor_types
 
-Model = Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder to write.", show_default=False)
 ]
 Target = Annotated[str, typer.Option(help="Device, see: apq-tvm targets.")]
 SchemeOption = Annotated[str, typer.Option(help="Of every layer, see: apq-tvm formats.")]
-TensorType = Annotated[
-    list[str] | None,
-    typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
-]
 Search = Annotated[
     bool, typer.Option(help="Search scales for least error, or only round from the maximum.")
 ]
@@ -75,31 +70,9 @@ Sysroot = Annotated[
     str | None,
     typer.Option(help="Folder of the target's headers and libraries.", show_default=False),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Choose formats and kernels, write nothing.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-
-
-def parse_tensor_types(words: list[str]) -> dict[str, str]:
-    """Read repeated ``--tensor-type REGEX=SCHEME``; the scheme stands after the last ``=``.
-
-    Raises
-    ------
-    BadScheme
-        A word has no ``=`` or nothing on one side of it.
-    """
-    types = {}
-    for word in words:
-        pattern, equals, scheme = word.rpartition("=")
-        if not equals or not pattern or not scheme:
-            raise BadScheme(
-                f"--tensor-type {word!r} is not REGEX=SCHEME, such as 'attention.*=W8A8' "
-                "or 'classifier=float'"
-            )
-        types[pattern] = scheme
-    return types
 
 
 @reports_errors

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors, say
+from apq_tvm.cli.options import (
+    CalibrationFile,
+    Force,
+    Inputs,
+    Json,
+    TensorType,
+    parse_tensor_types,
+)
 from apq_tvm.errors import BadInput
 
 if TYPE_CHECKING:
     from apq_tvm.evaluation.language import Language
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Inputs = Annotated[
-    Path, typer.Option(help="npz of arrays by input name, batch first.", show_default=False)
-]
 Rows = Annotated[int, typer.Option(min=1, help="Batch entries per call.")]
 Perplexity = Annotated[
     bool, typer.Option("--perplexity", help="Score logits: perplexity, KL to the float model.")
@@ -32,13 +36,6 @@ Window = Annotated[
     int, typer.Option(min=2, help="Tokens in a call; longer sequences are cut, not overlapped.")
 ]
 MinTokens = Annotated[int, typer.Option(min=1, help="Fewer predicted tokens are refused.")]
-CalibrationOption = Annotated[
-    Path | None, typer.Option(help="File of apq-tvm calibrate.", show_default=False)
-]
-TensorType = Annotated[
-    list[str] | None,
-    typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
-]
 
 LANGUAGE_COLUMNS = ("perplexity", "of float", "KL mean", "KL max", "same top token", "tokens")
 
@@ -67,7 +64,7 @@ def evaluate(
     window: Window = 512,
     min_tokens: MinTokens = 1,
     method: Annotated[str, typer.Option(help="How codes are chosen, see: compile.")] = "rtn",
-    calibration: CalibrationOption = None,
+    calibration: CalibrationFile = None,
     tensor_type: TensorType = None,
     rows: Rows = 32,
     json: Json = False,
@@ -85,8 +82,6 @@ def evaluate(
         for name, value in (("--against", against), ("a compiled module", what.is_dir())):
             if value:
                 raise BadInput(f"--scheme is for an ONNX file; {name} does not go with it")
-        from apq_tvm.cli.compile import parse_tensor_types
-
         report = evaluation.evaluate_scheme(
             what,
             f"{scheme}@{bits}" if bits else scheme,
@@ -230,7 +225,7 @@ def report(
     tokens: Tokens = "",
     window: Window = 512,
     min_tokens: MinTokens = 1,
-    calibration: CalibrationOption = None,
+    calibration: CalibrationFile = None,
     tensor_type: TensorType = None,
     modules: Annotated[
         str, typer.Option(help="Comma list of compiled modules of this model, to time.")
@@ -240,14 +235,13 @@ def report(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="For all timing.")] = 8.0,
     rows: Rows = 32,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    force: Force = False,
 ) -> None:
     """Compare schemes in one HTML file: tables and plots.
 
     Every scheme is quantized and run in torch, without compiling. Finished schemes are kept beside
     the output until it is complete: the same command goes on where it was interrupted.
     """
-    from apq_tvm.cli.compile import parse_tensor_types
     from apq_tvm.report import make_report
 
     document = make_report(

@@ -6,7 +6,6 @@ JSON document. Heavy imports happen inside the commands, so that ``--help`` is i
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +23,7 @@ from apq_tvm.cli.console import (
     reports_errors,
 )
 from apq_tvm.cli.eval import mount
+from apq_tvm.cli.options import Json, Module
 from apq_tvm.cli.static import mount as mount_static
 from apq_tvm.signals import unwind_on_signals
 
@@ -51,9 +51,6 @@ app.command("codebooks", epilog="Example: apq-tvm codebooks model.onnx -o books.
     codebooks_command
 )
 mount(app)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-Module = Annotated[Path, typer.Argument(help="Folder of a compiled module.", show_default=False)]
 
 
 def _version(wanted: bool) -> None:

@@ -11,8 +11,6 @@ from apq_tvm.cli.bench import (
     Batch,
     Dims,
     Inputs,
-    Json,
-    Module,
     Seq,
     parse_counts,
     parse_dims,
@@ -20,6 +18,7 @@ from apq_tvm.cli.bench import (
 )
 from apq_tvm.cli.compile import LayoutOption
 from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors
+from apq_tvm.cli.options import Json, Module
 
 Mca = Annotated[str, typer.Option(help="llvm-mca 22, if not installed by make arm-tools.")]
 

@@ -26,7 +26,7 @@ def stored_bytes(tensor: QuantizedTensor) -> int:
 
 
 def check_codes(tensor: QuantizedTensor, name: str, top: int | None = None) -> tuple[int, int]:
-    """Refuse codes that are no uint8 matrix or exceed `top`, and zero points; gives (N, K).
+    """Refuse codes that are no uint8 matrix or exceed `top`, and odd zero points; gives (N, K).
 
     Parameters
     ----------
@@ -49,8 +49,9 @@ def check_codes(tensor: QuantizedTensor, name: str, top: int | None = None) -> t
     top = (1 << scheme.bits) - 1 if top is None else top
     if int(codes.max()) > top:
         raise BadScheme(f"{name}: code {int(codes.max())} exceeds {top} of {scheme}")
-    if tensor.zeros is not None:
-        raise BadScheme(f"{name}: scheme {scheme} has no zero points")
+    if (tensor.zeros is not None) != scheme.zero_points:
+        has = "needs" if scheme.zero_points else "has no"
+        raise BadScheme(f"{name}: scheme {scheme} {has} zero points")
     n, k = codes.shape
     return n, k
 

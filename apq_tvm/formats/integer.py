@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme, UnsupportedModel
-from apq_tvm.formats.arrays import group_count, spread
+from apq_tvm.formats.arrays import check_array, check_codes, group_count, spread
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.levels import Levels
 from apq_tvm.formats.spelling import ACT_BITS, check_group, either
@@ -111,28 +111,11 @@ class IntegerFormat:
         key = (scheme.family, scheme.bits, scheme.zero_points)
         if key != ("int", self.bits, self.zero_points):
             raise BadScheme(f"{name}: scheme {scheme} is not of format {self.name}")
-        if tensor.codes.dtype != np.uint8 or tensor.codes.ndim != 2 or tensor.codes.size == 0:
-            raise BadScheme(
-                f"{name}: codes are {tensor.codes.dtype} {list(tensor.codes.shape)}; "
-                "uint8 [N, K] with N, K >= 1 is needed"
-            )
-        n, k = tensor.codes.shape
+        n, k = check_codes(tensor, name)
         shape = (n, group_count(k, scheme.group_size))
-        if tensor.scales.shape != shape or tensor.scales.dtype != np.float16:
-            raise BadScheme(
-                f"{name}: scales are {tensor.scales.dtype} {list(tensor.scales.shape)}; "
-                f"float16 {list(shape)} is needed"
-            )
-        if (tensor.zeros is not None) != self.zero_points:
-            raise BadScheme(f"{name}: zeros must be there exactly when scheme {scheme} has z")
-        if tensor.zeros is not None and (
-            tensor.zeros.shape != shape
-            or tensor.zeros.dtype != np.uint8
-            or int(tensor.zeros.max()) > self.max_code
-        ):
-            raise BadScheme(f"{name}: zeros must be uint8 {list(shape)}, at most {self.max_code}")
-        if int(tensor.codes.max()) > self.max_code:
-            raise BadScheme(f"{name}: code {int(tensor.codes.max())} exceeds {self.max_code}")
+        check_array(f"{name}: scales", tensor.scales, "float16", shape)
+        if tensor.zeros is not None:
+            check_array(f"{name}: zeros", tensor.zeros, "uint8", shape, self.max_code)
 
     def plain_parameters(self, lo: F32, hi: F32) -> tuple[F32, F32]:
         """Step and zero point of plain rounding, from the extremes of groups.

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.onnx_import.dims import evaluate
+from apq_tvm.onnx_import.symbolic.dims import evaluate
 from apq_tvm.ops.graph.append_cache import append_cache
 from apq_tvm.types import Node
 

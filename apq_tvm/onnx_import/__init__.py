@@ -2,7 +2,8 @@
 
 Nodes keep ONNX semantics at the model's opset, except the ``apq.`` operators. Dimensions in their
 attributes are ints or text over the names in the input specs (``"2 * batch + 1"``; read with
-`apq_tvm.onnx_import.dims.evaluate`). An absent optional input is ``""``, or missing at the end.
+`apq_tvm.onnx_import.symbolic.dims.evaluate`). An absent optional input is ``""``, or missing at the
+end.
 
 ==================================  ==========================================================
 ``apq.Linear(x, w, bias, res)``     ``activation``: y = act(x · wᵀ + bias) + res; w float32 [N, K]
@@ -27,8 +28,8 @@ attributes are ints or text over the names in the input specs (``"2 * batch + 1"
 
 ``LayerNormalization`` and ``RMSNormalization`` may stand in graphs of an older opset than theirs.
 A weight that came quantized is float here too; `ImportedModel.quantized` has its codes
-(`apq_tvm.onnx_import.codes`). ``tests/onnx_reference.py`` is the meaning of all of this in numpy.
-Importing this package does not import onnx.
+(`apq_tvm.onnx_import.integers.codes`). ``tests/onnx_reference.py`` is the meaning of all of this in
+numpy. Importing this package does not import onnx.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
-from apq_tvm.onnx_import.codes import Codes
-from apq_tvm.onnx_import.dims import Dim, evaluate, parse, symbol, symbols
+from apq_tvm.onnx_import.integers.codes import Codes
+from apq_tvm.onnx_import.symbolic.dims import Dim, evaluate, parse, symbol, symbols
 from apq_tvm.types import Array, Node, TensorSpec
 
 Shape = tuple[Dim | None, ...]

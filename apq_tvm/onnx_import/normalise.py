@@ -5,28 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from apq_tvm.onnx_import.activations import fuse_activations, fuse_gelu, fuse_residuals
-from apq_tvm.onnx_import.attention import fuse_attention
-from apq_tvm.onnx_import.caches import cache_lengths, find_caches
-from apq_tvm.onnx_import.cleanup import (
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.integers.codes import to_tensor
+from apq_tvm.onnx_import.integers.quantized import keep_codes
+from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
+from apq_tvm.onnx_import.passes.activations import fuse_activations, fuse_gelu, fuse_residuals
+from apq_tvm.onnx_import.passes.attention import fuse_attention
+from apq_tvm.onnx_import.passes.caches import cache_lengths, find_caches
+from apq_tvm.onnx_import.passes.cleanup import (
     merge_equal_nodes,
     merge_equal_weights,
     rename_outputs,
 )
-from apq_tvm.onnx_import.codes import to_tensor
-from apq_tvm.onnx_import.dims import as_attr, may_be_zero
-from apq_tvm.onnx_import.expand import expand_late
-from apq_tvm.onnx_import.fold import fold
-from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.linear import make_layers
-from apq_tvm.onnx_import.moves import merge_moves
-from apq_tvm.onnx_import.norm import fuse_layer_norm
-from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
-from apq_tvm.onnx_import.positions import decide_comparisons
-from apq_tvm.onnx_import.quantized import keep_codes
+from apq_tvm.onnx_import.passes.expand import expand_late
+from apq_tvm.onnx_import.passes.fold import fold
+from apq_tvm.onnx_import.passes.linear import make_layers
+from apq_tvm.onnx_import.passes.moves import merge_moves
+from apq_tvm.onnx_import.passes.norm import fuse_layer_norm
+from apq_tvm.onnx_import.passes.widen import widen
 from apq_tvm.onnx_import.read import read_graph
-from apq_tvm.onnx_import.shapes import check_shape_inputs, materialize
-from apq_tvm.onnx_import.widen import widen
+from apq_tvm.onnx_import.symbolic.dims import as_attr, may_be_zero
+from apq_tvm.onnx_import.symbolic.positions import decide_comparisons
+from apq_tvm.onnx_import.symbolic.shapes import check_shape_inputs, materialize
 from apq_tvm.types import WEIGHT_INPUT, ImportedModel, QuantizedTensor, TensorSpec
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
-from apq_tvm.onnx_import.expansions import EXPANSIONS
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
+from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
 from apq_tvm.onnx_import.ops import SUPPORTED
 from apq_tvm.types import Array, Node, TensorSpec
 

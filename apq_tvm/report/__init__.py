@@ -9,6 +9,7 @@ from typing import Any
 
 from apq_tvm import __version__
 from apq_tvm.errors import ApqError, BadInput, OutputExists, OutputFailed
+from apq_tvm.evaluation.inputs import Batch
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.results import Results, run_key, write_text
 from apq_tvm.evaluation.schemes import SchemeEvaluator
@@ -16,7 +17,7 @@ from apq_tvm.extras import require
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import METHODS
-from apq_tvm.types import AnyPath
+from apq_tvm.types import AnyPath, ImportedModel
 
 __all__ = ["make_report"]
 
@@ -83,40 +84,41 @@ def make_report(
         A scheme cannot be read, or none could be measured; anything given does not fit; torch or
         matplotlib is not installed.
     """
-    from apq_tvm.onnx_import import import_onnx
-    from apq_tvm.report.page import page
     from apq_tvm.report.timing import time_modules
 
-    progress = progress or Silent()
-    inputs, output = Path(inputs), Path(output)
-    json_output = Path(json_output) if json_output else None
-    calibration = Path(calibration) if calibration else None  # whose content `run_key` digests
-    check_outputs([output, *([json_output] if json_output else [])], force)
+    progress, output = progress or Silent(), Path(output)
+    outputs = [output] if json_output is None else [output, Path(json_output)]
+    check_outputs(outputs, force)
     require("matplotlib", "torch")
-    asked = {name: read_scheme(name) for name in dict.fromkeys(schemes)}
-    if not asked:
-        raise BadInput("name one scheme at least, for example --schemes W8A8,W4A8g32")
+    asked = read_schemes(schemes)
+    options: dict[str, Any] = {"rows": rows, "language": language}
+    options["calibration"] = Path(calibration) if calibration else None
+    options["tensor_types"] = dict(tensor_types or {})
+    partial = output.with_name(f"{output.name}.partial.json")
+    document, call = _measured(model, Path(inputs), asked, options, partial, progress)
+    digest = document["sha256"]
+    document["timings"] = time_modules(modules, digest, call, threads, seconds, progress)
+    with progress.stage("write"):
+        write_report(document, *outputs)
+    partial.unlink(missing_ok=True)
+    return document
+
+
+def _measured(
+    model: AnyPath,
+    inputs: Path,
+    asked: Mapping[str, tuple[str, str]],
+    options: Mapping[str, Any],
+    partial: Path,
+    progress: Progress,
+) -> tuple[dict[str, Any], Batch]:
+    """The document without timings, and the first call of the inputs."""
+    from apq_tvm.onnx_import import import_onnx
+
     with progress.stage("import"):
         imported = import_onnx(model)
-    key = run_key(
-        imported.sha256,
-        inputs,
-        language=vars(language) if language else None,
-        calibration=calibration,
-        tensor_types=dict(tensor_types or {}),
-        rows=rows,
-        version=__version__,
-    )
-    kept = Results(output.with_name(f"{output.name}.partial.json"), key)
-    with SchemeEvaluator(
-        imported,
-        inputs,
-        rows=rows,
-        language=language,
-        calibration=calibration,
-        tensor_types=tensor_types,
-        progress=progress,
-    ) as evaluator:
+    kept = open_results(partial, imported, inputs, options)
+    with SchemeEvaluator(imported, inputs, **options, progress=progress) as evaluator:
         done, failed = measure(evaluator, asked, kept)
         first_call = evaluator.calls.batches[0]
     document = {
@@ -124,18 +126,38 @@ def make_report(
         "model": str(model),
         "sha256": imported.sha256,
         "inputs": str(inputs),
-        "calibration": str(calibration) if calibration else None,
+        "calibration": str(options["calibration"]) if options["calibration"] else None,
         "schemes": done,
         "failed": failed,
-        "timings": time_modules(modules, imported.sha256, first_call, threads, seconds, progress),
     }
-    with progress.stage("write"):
-        html = page(document)
-        if json_output:
-            write_text(json_output, json.dumps(document, indent=1, allow_nan=False) + "\n")
-        write_text(output, html)
-    kept.path.unlink(missing_ok=True)
-    return document
+    return document, first_call
+
+
+def write_report(
+    document: Mapping[str, Any], output: Path, json_output: Path | None = None
+) -> None:
+    """The page, and the figures of it."""
+    from apq_tvm.report.page import page
+
+    html = page(document)
+    if json_output:
+        write_text(json_output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_text(output, html)
+
+
+def open_results(
+    path: Path, model: ImportedModel, inputs: Path, options: Mapping[str, Any]
+) -> Results:
+    """What an interrupted run with the same model, inputs and options left at `path`."""
+    # Of a path, such as the calibration's, `run_key` digests the content.
+    language = options["language"]
+    key = run_key(
+        model.sha256,
+        inputs,
+        version=__version__,
+        **{**options, "language": vars(language) if language else None},
+    )
+    return Results(path, key)
 
 
 def measure(
@@ -193,6 +215,19 @@ def check_outputs(outputs: Sequence[Path], force: bool) -> None:
             raise OutputFailed(f"{path} cannot be written: {reason}")
         if path.exists() and not force:
             raise OutputExists(f"{path} exists; use --force to replace it")
+
+
+def read_schemes(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Scheme and method of every name; each once.
+
+    Raises
+    ------
+    ApqError
+        There is none, or `read_scheme` refuses one.
+    """
+    if not names:
+        raise BadInput("name one scheme at least, for example --schemes W8A8,W4A8g32")
+    return {name: read_scheme(name) for name in dict.fromkeys(names)}
 
 
 def read_scheme(name: str) -> tuple[str, str]:

@@ -15,6 +15,11 @@ from apq_tvm.errors import BuildError
 _ODD_IN_COMMENT = re.compile(r"(?!(?<= )\* )[^A-Za-z0-9_.,:=()\[\]/+ -]")
 
 
+def _utf8(text: str) -> bytes:
+    """Bytes of any text, lone surrogates too, which UTF-8 has no place for."""
+    return text.encode("utf-8", "surrogatepass")
+
+
 def literal(text: str) -> str:
     """Write a C string literal: printable ASCII kept, other UTF-8 bytes as octal escapes.
 
@@ -22,7 +27,7 @@ def literal(text: str) -> str:
     could become one.
     """
     out = []
-    for byte in text.encode().replace(b"\0", b"\xc0\x80"):
+    for byte in _utf8(text).replace(b"\0", b"\xc0\x80"):
         char = chr(byte)
         plain = 32 <= byte < 127 and char not in '"\\?'
         out.append(char if plain else f"\\{byte:03o}")
@@ -31,9 +36,7 @@ def literal(text: str) -> str:
 
 def comment(text: str) -> str:
     """Write text that is to stand inside a comment: odd characters as in a URL, ``%0A``."""
-    return _ODD_IN_COMMENT.sub(
-        lambda odd: "".join(f"%{byte:02X}" for byte in odd[0].encode()), text
-    )
+    return _ODD_IN_COMMENT.sub(lambda odd: "".join(f"%{byte:02X}" for byte in _utf8(odd[0])), text)
 
 
 def identifier(name: str) -> str:

@@ -16,21 +16,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.grouped import GroupedRows
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.errors import PackError
 from apq_tvm.formats.balance import CENTRE, GROUPS, LEVELS, TRIPLE, TRIPLE_BITS
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 _LANES = (4, 8, 16)
-_NAME = re.compile(r"W2Br(\d+)k4\Z")
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,8 @@ class BalanceLayout(GroupedRows):
     lanes: int
     group_size: int = -1
 
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"W2Br(\d+)k4\Z")
+
     def __post_init__(self) -> None:
         if self.lanes not in _LANES:
             raise PackError(f"layout {self.name}: 12, 24 or 48 rows are possible")
@@ -60,27 +60,14 @@ class BalanceLayout(GroupedRows):
             raise PackError(f"layout {self.name} group_size={self.group_size}: one of {GROUPS}")
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> BalanceLayout | None:
-        """Read `name`; groups come from `scheme`. None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If the scheme is none of ``W2*``.
-        """
-        match = _NAME.match(name)
-        if match is None:
-            return None
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Groups come from the scheme."""
         if scheme is None or scheme.family != "balance":
-            raise PackError(f"layout {name} holds W2* codes, not {scheme or 'float32 weights'}")
-        if int(match[1]) % TRIPLE:
-            raise PackError(f"layout {name}: 12, 24 or 48 rows are possible")
+            return None
         return cls(int(match[1]) // TRIPLE, scheme.group_size)
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> BalanceLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """The layout for a device with such vectors; None for other schemes."""
         if scheme is None or scheme.family != "balance":
             return None
@@ -111,7 +98,7 @@ class BalanceLayout(GroupedRows):
         """Bytes of one unit of R rows x 32 k."""
         return TRIPLE_BITS * self.vector_bytes
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks = self.row_blocks(n)
         return {
@@ -119,41 +106,20 @@ class BalanceLayout(GroupedRows):
             "scales": ((blocks, self.padded_groups(k), self.rows), "float16"),
         }
 
-    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
-        """Lay out a quantized matrix; padding means 0.
-
-        Raises
-        ------
-        PackError
-            If the tensor does not fit its scheme or the scheme does not fit the layout.
-        """
-        check_tensor(tensor, name)
-        if (tensor.scheme.family, tensor.scheme.group_size) != ("balance", self.group_size):
-            raise PackError(
-                f"{name}: layout {self.name} with group {self.group_size} cannot hold scheme "
-                f"{tensor.scheme}"
-            )
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked."""
         n, k = tensor.codes.shape
         blocks, units = self.row_blocks(n), self.padded_k(k) // UNIT_K
         codes = np.full((blocks * self.rows, units * UNIT_K), CENTRE, np.uint8)
         codes[:n, :k] = tensor.codes
-        arrays: dict[str, Array] = {
-            "codes": self._pack_codes(codes),
-            "scales": self.interleave(tensor.scales, n, k),
-        }
-        return PackedTensor(self.name, arrays)
+        return {"codes": self._pack_codes(codes), "scales": self.interleave(tensor.scales, n, k)}
 
-    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
-        """Inverse of `pack`, exact: a `QuantizedTensor` of `scheme`.
-
-        Raises
-        ------
-        PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
-        """
-        check_packed(packed, self, n, k)
-        codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
-        scales = self.deinterleave(packed.arrays["scales"], n, k)
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """The tensor whose packed arrays, checked, these are."""
+        codes = self._unpack_codes(arrays["codes"])[:n, :k]
+        scales = self.deinterleave(arrays["scales"], n, k)
         return QuantizedTensor(np.ascontiguousarray(codes), scales, None, scheme)
 
     def weight(

@@ -23,23 +23,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.grouped import GroupedRows
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.errors import PackError
 from apq_tvm.formats import bcq
 from apq_tvm.tensorize.meaning.binary_codes import BYTE_ROWS, UNIT_K, LutUnit
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 ROWS = (8, 16, BYTE_ROWS)
 """Rows a unit may interleave."""
-
-_NAME = re.compile(r"bcq([1-8])(r8|r16|r32|b16)\Z")
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,8 @@ class BcqLayout(GroupedRows):
     group_size: int = -1
     narrow: bool = False
 
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"bcq([1-8])(r8|r16|r32|b16)\Z")
+
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8 or self.rows not in ROWS:
             raise PackError(f"layout {self.name}: 1..8 planes and rows of {ROWS} are possible")
@@ -77,23 +76,14 @@ class BcqLayout(GroupedRows):
             raise PackError(f"layout {self.name}: groups of {self.group_size} do not exist")
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> BcqLayout | None:
-        """Read `name`; groups come from `scheme`. None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If the scheme is of another family or has other bits than the name.
-        """
-        match = _NAME.match(name)
-        if match is None:
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Groups come from the scheme."""
+        if scheme is None or scheme.family != "bcq":
             return None
-        if scheme is None or scheme.family != "bcq" or scheme.bits != int(match[1]):
-            raise PackError(f"layout {name} holds no {scheme or 'float32'} weights")
         return cls(scheme.bits, int(match[2][1:]), scheme.group_size, match[2][0] == "b")
 
     @classmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> BcqLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """What the table kernels of such vectors read; None for other families."""
         if scheme is None or scheme.family != "bcq":
             return None
@@ -117,7 +107,7 @@ class BcqLayout(GroupedRows):
         """Bytes of one unit of R rows x 32 k."""
         return self.unit.nbytes
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks, units = self.row_blocks(n), self.padded_k(k) // UNIT_K
         return {
@@ -125,42 +115,20 @@ class BcqLayout(GroupedRows):
             "scales": ((blocks, self.padded_groups(k), self.bits + 1, self.rows), "float16"),
         }
 
-    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
-        """Lay out a binary-coded matrix.
-
-        Rows past N get scales and offsets 0; codes past K are 0, where activations are 0.
-
-        Raises
-        ------
-        PackError
-            If the tensor does not fit its scheme or the scheme does not fit the layout.
-        """
-        scheme = tensor.scheme
-        mine = ("bcq", self.bits, self.group_size)
-        if (scheme.family, scheme.bits, scheme.group_size) != mine:
-            raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
-        check_tensor(tensor, name)
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked."""
         n, k = tensor.codes.shape
         codes = np.zeros((self.row_blocks(n) * self.rows, self.padded_k(k)), np.uint8)
         codes[:n, :k] = tensor.codes
         scales = np.concatenate((tensor.scales, tensor.tables[bcq.OFFSETS][..., None]), axis=-1)
-        arrays: dict[str, Array] = {
-            "codes": self._pack_codes(codes),
-            "scales": self.interleave(scales, n, k),
-        }
-        return PackedTensor(self.name, arrays)
+        return {"codes": self._pack_codes(codes), "scales": self.interleave(scales, n, k)}
 
-    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
-        """Inverse of `pack`, exact.
-
-        Raises
-        ------
-        PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
-        """
-        check_packed(packed, self, n, k)
-        codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
-        scales = self.deinterleave(packed.arrays["scales"], n, k)
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """The tensor whose packed arrays, checked, these are."""
+        codes = self._unpack_codes(arrays["codes"])[:n, :k]
+        scales = self.deinterleave(arrays["scales"], n, k)
         return QuantizedTensor(
             np.ascontiguousarray(codes),
             np.ascontiguousarray(scales[..., :-1]),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from apq_tvm import formats
-from apq_tvm.codegen.layouts.layout import WeightLayout
 from apq_tvm.errors import BadScheme, PackError
 from apq_tvm.types import Array, PackedTensor, QuantizedTensor
+
+if TYPE_CHECKING:
+    from apq_tvm.codegen.layouts.layout import WeightLayout
 
 
 def check_tensor(tensor: QuantizedTensor, name: str) -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.codegen.layouts.spans import Arrays, SpanLayout
 from apq_tvm.errors import PackError
 from apq_tvm.formats import codebook, family_of
@@ -23,7 +23,7 @@ from apq_tvm.formats.levels import Levels
 from apq_tvm.formats.superblock import SUB_BITS, SUPER
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,9 @@ class CodebookLayout(SpanLayout):
     span_groups: ClassVar[int] = SUPER
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
-        """Read `name`; None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If it does not fit the scheme.
-        """
-        match = cls.pattern.match(name)
-        if match is None:
-            return None
-        bits, count, group, rows = map(int, match.groups())
-        if scheme is None or (*cls._key(scheme), cls._count(scheme)) != (
-            codebook.NAME, bits, group, count,
-        ):  # fmt: skip
-            raise PackError(f"layout {name} cannot hold {scheme or 'float32 weights'}")
-        return cls(bits, rows, group, count)
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Everything but the rows comes from the scheme."""
+        return cls.choose(scheme, details, 4 * int(match[4]))
 
     @classmethod
     def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
@@ -66,11 +52,7 @@ class CodebookLayout(SpanLayout):
         if scheme is None or scheme.family != codebook.NAME:
             return None
         rows = max(4, min(16, vector_bytes // 4))
-        return cls(scheme.bits, rows, scheme.group_size, cls._count(scheme))
-
-    @staticmethod
-    def _count(scheme: Scheme) -> int:
-        return codebook.codebook_count(scheme) if scheme.family == codebook.NAME else 0
+        return cls(scheme.bits, rows, scheme.group_size, codebook.codebook_count(scheme))
 
     @property
     def name(self) -> str:
@@ -102,7 +84,7 @@ class CodebookLayout(SpanLayout):
         """Bits that an index takes here: 2, or 4 for three as well."""
         return 2 if self.codebooks == 4 else 4
 
-    def more_shapes(self, blocks: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def more_shapes(self, blocks: int, k: int) -> Shapes:
         """Shapes of what there is besides codes and scales."""
         return {
             "subs": self.small_shape(blocks, k, SUB_BITS),
@@ -155,21 +137,9 @@ class NonlinearLayout(SpanLayout):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\w+?)(\d)g(\d+)r(\d+)k4\Z")
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
-        """Read `name`; None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If it does not fit the scheme.
-        """
-        match = cls.pattern.match(name)
-        if match is None:
-            return None
-        found = cls.choose(scheme, details, 4 * int(match[4]))
-        if found is None or found.name != name:
-            raise PackError(f"layout {name} cannot hold {scheme or 'float32 weights'}")
-        return found
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Everything but the rows comes from the scheme."""
+        return cls.choose(scheme, details, 4 * int(match[4]))
 
     @classmethod
     def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
@@ -212,7 +182,7 @@ class NonlinearLayout(SpanLayout):
         """The values as they are stored."""
         return [value + self.offset for value in self.levels.values]
 
-    def more_shapes(self, blocks: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def more_shapes(self, blocks: int, k: int) -> Shapes:
         """Shapes of what there is besides codes and scales."""
         return {"table": ((self.entries,), "uint8")}
 
@@ -220,15 +190,17 @@ class NonlinearLayout(SpanLayout):
         """The arrays of `more_shapes`."""
         return {"table": np.array(self.table, np.uint8)}
 
-    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
-        """Inverse of `pack`, exact; another table is refused, since the scheme has only one.
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """The tensor whose packed arrays these are.
 
         Raises
         ------
         PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
+            If their table is another, since the scheme has only one.
         """
-        tensor = super().unpack(packed, n, k, scheme)
-        if packed.arrays["table"].tolist() != self.table:
+        tensor = super().tensor(arrays, n, k, scheme)
+        if arrays["table"].tolist() != self.table:
             raise PackError(f"{self.name}: the table is not that of {scheme}")
         return tensor

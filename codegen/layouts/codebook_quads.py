@@ -16,15 +16,13 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.codegen.layouts.spans import Arrays
-from apq_tvm.errors import PackError
 from apq_tvm.formats import codebook
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning import codebook_quads as books
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 Bytes = NDArray[np.uint8]
 
@@ -39,28 +37,16 @@ class CodebookQuads(CodebookLayout):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"cb([23])c4g16r4q64\Z")
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
-        """Read `name`; None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If it does not fit the scheme.
-        """
-        match = cls.pattern.match(name)
-        if match is None:
-            return None
-        found = cls.choose(scheme, details, 16)
-        if found is None or found.name != name:
-            raise PackError(f"layout {name} cannot hold {scheme or 'float32 weights'}")
-        return found
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Everything comes from the scheme."""
+        return cls.choose(scheme, details, 16)
 
     @classmethod
     def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """The layout for a device with such vectors; None for other schemes or devices."""
         if scheme is None or scheme.family != codebook.NAME or vector_bytes != 16:
             return None
-        if (cls._count(scheme), scheme.group_size) != (books.BOOKS, books.GROUP):
+        if (codebook.codebook_count(scheme), scheme.group_size) != (books.BOOKS, books.GROUP):
             return None
         return cls(scheme.bits, ROWS, books.GROUP) if scheme.bits in books.BITS else None
 
@@ -73,7 +59,7 @@ class CodebookQuads(CodebookLayout):
         """K rounded up to whole quads."""
         return -(-k // books.QUAD) * books.QUAD
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks, spans = self.row_blocks(n), self.spans(k)
         quads = self.padded_k(k) // books.QUAD
@@ -85,38 +71,23 @@ class CodebookQuads(CodebookLayout):
             "table": ((self.entries,), "uint8"),
         }
 
-    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
-        """Lay out a quantized matrix; rows and groups past its end have scale 0.
-
-        Raises
-        ------
-        PackError
-            If the tensor does not fit its scheme or the scheme does not fit the layout.
-        """
-        if self.choose(tensor.scheme, (), 16) != self:
-            raise PackError(f"{name}: layout {self.name} cannot hold scheme {tensor.scheme}")
-        check_tensor(tensor, name)
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked."""
         k, spans = tensor.codes.shape[1], self.spans(tensor.codes.shape[1])
         table = tensor.tables["codebooks"].astype(np.int16).ravel() + self.offset
-        arrays: dict[str, Array] = {
+        return {
             "codes": self._pack_codes(self._by_row(tensor.codes, self.padded_k(k))),
             "scales": self.interleave(tensor.scales, spans),
             "subs": self._pack_subs(self._by_row(tensor.tables["subs"], 16 * spans)),
             "index": self._pack_index(self._by_row(tensor.tables["index"], 16 * spans)),
             "table": table.astype(np.uint8),
         }
-        return PackedTensor(self.name, arrays)
 
-    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
-        """Inverse of `pack`, exact.
-
-        Raises
-        ------
-        PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
-        """
-        check_packed(packed, self, n, k)
-        arrays, groups = packed.arrays, -(-k // self.group)
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """The tensor whose packed arrays, checked, these are."""
+        groups = -(-k // self.group)
         tables = {
             "subs": self._rows(self._unpack_subs(arrays["subs"]), n, groups),
             "index": self._rows(self._unpack_index(arrays["index"]), n, groups),

@@ -9,20 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes, WeightLayout
 from apq_tvm.errors import PackError
-from apq_tvm.types import PackedTensor, Scheme
-
-_NAME = re.compile(r"F32r([1-9]\d?)\Z")
+from apq_tvm.types import Array, PackedTensor, Scheme
 
 
 @dataclass(frozen=True)
-class FloatLayout:
+class FloatLayout(WeightLayout):
     """How one float32 matrix [N, K] lies in memory.
 
     Parameters
@@ -38,30 +36,19 @@ class FloatLayout:
 
     rows: int
 
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"F32r([1-9]\d?)\Z")
+
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= 99:
             raise PackError(f"float layout rows={self.rows}: 1..99 are possible")
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> FloatLayout | None:
-        """Read `name`; None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If a scheme is given: the layout holds no codes.
-        """
-        match = _NAME.match(name)
-        if match is None:
-            return None
-        if scheme is not None:
-            raise PackError(f"layout {name} holds float weights, not scheme {scheme}")
-        return cls(int(match[1]))
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """For float32 weights."""
+        return cls(int(match[1])) if scheme is None else None
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> FloatLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """One vector of rows, for float32 weights."""
         return cls(vector_bytes // 4) if scheme is None else None
 
@@ -70,7 +57,7 @@ class FloatLayout:
         """``F32r{R}``."""
         return f"F32r{self.rows}"
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of the packed array of an [n, k] matrix."""
         return {"weight": ((-(-n // self.rows), k, self.rows), "float32")}
 
@@ -87,17 +74,16 @@ class FloatLayout:
                 f"{name}: {weight.dtype} {list(weight.shape)}; float32 [N, K] with N, K >= 1 "
                 "is needed"
             )
-        n, k = weight.shape
-        blocks = -(-n // self.rows)
-        padded = np.zeros((blocks * self.rows, k), np.float32)
-        padded[:n] = weight
-        # [NB, R, K] -> [NB, K, R]
-        packed = padded.reshape(blocks, self.rows, k).transpose(0, 2, 1)
-        return PackedTensor(self.name, {"weight": np.ascontiguousarray(packed)})
+        return PackedTensor(self.name, self.arrays(weight))
 
-    def row_blocks(self, n: int) -> int:
-        """Blocks of R rows that hold `n` rows."""
-        return -(-n // self.rows)
+    def arrays(self, tensor: NDArray[np.float32]) -> dict[str, Array]:
+        """The packed array of a float32 matrix."""
+        n, k = tensor.shape
+        padded = np.zeros((self.row_blocks(n) * self.rows, k), np.float32)
+        padded[:n] = tensor
+        # [NB, R, K] -> [NB, K, R]
+        packed = padded.reshape(-1, self.rows, k).transpose(0, 2, 1)
+        return {"weight": np.ascontiguousarray(packed)}
 
     def padded_k(self, k: int) -> int:
         """K: there is no padding."""
@@ -109,24 +95,9 @@ class FloatLayout:
         """TensorIR float32 expression of the weight of row ``block * R + lane``, column `k`."""
         return arrays["weight"][block, k, lane]
 
-    def unpack(
-        self, packed: PackedTensor, n: int, k: int, scheme: Scheme | None = None
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme | None
     ) -> NDArray[np.float32]:
-        """Inverse of `pack`: float32 [n, k].
-
-        Raises
-        ------
-        PackError
-            If the array is not this layout's array for an [n, k] matrix.
-        """
-        shape, dtype = self.shapes(n, k)["weight"]
-        weight = packed.arrays.get("weight")
-        if packed.layout != self.name or weight is None or set(packed.arrays) != {"weight"}:
-            raise PackError(f"{packed.layout} with {sorted(packed.arrays)} is no {self.name}")
-        if weight.shape != shape or weight.dtype != np.dtype(dtype):
-            raise PackError(
-                f"{self.name} weight is {weight.dtype} {list(weight.shape)}; "
-                f"{dtype} {list(shape)} is needed"
-            )
+        """float32 [n, k]."""
         # [NB, K, R] -> [NB, R, K]
-        return np.ascontiguousarray(weight.transpose(0, 2, 1)).reshape(-1, k)[:n].copy()
+        return np.ascontiguousarray(arrays["weight"].transpose(0, 2, 1)).reshape(-1, k)[:n].copy()

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from apq_tvm.codegen.layouts.layout import WeightLayout
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.types import Array
 
 
-class GroupedRows:
+class GroupedRows(WeightLayout):
     """Blocks of R interleaved rows; K in whole units and whole groups.
 
     A base class; layouts say how many rows and what groups.
     """
 
-    if TYPE_CHECKING:  # fields or properties of the layout; a property here would be a default
-
-        @property
-        def rows(self) -> int:
-            """R, rows of one block."""
-
-        @property
-        def group_size(self) -> int:
-            """Weights along K that share a scale; -1 for a whole row."""
+    group_size: int
+    """Weights along K that share a scale; -1 for a whole row."""
 
     def padded_k(self, k: int) -> int:
         """K rounded up to whole units and whole groups."""
         step = max(UNIT_K, self.group_size)
         return -(-k // step) * step
-
-    def row_blocks(self, n: int) -> int:
-        """Blocks of R rows that hold `n` rows."""
-        return -(-n // self.rows)
 
     def group_width(self, k: int) -> int:
         """Weights per scale in the packed matrix: the group size, or padded K for a whole row."""

@@ -32,26 +32,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_array, check_packed
 from apq_tvm.codegen.layouts.grouped import GroupedRows
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.errors import PackError
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, centred_code, decode
 from apq_tvm.tensorize.meaning.whole_codes import WIDTHS, pieces
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 ROWS = (1, 4, 8, 16)
 """Rows a unit may interleave: 1 for lookups, then 128-, 256- and 512-bit vectors."""
 
 RUNS = (4, 8)
 """Consecutive k of a row that may stand together."""
-
-_NAME = re.compile(r"W([1-8])r(\d+)k([48])([st]?)\Z")
 
 
 @dataclass(frozen=True)
@@ -127,6 +124,8 @@ class InterleavedLayout(GroupedRows):
     whole: bool = False
     run: int = 4
 
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"W([1-8])r(\d+)k([48])([st]?)\Z")
+
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
             raise PackError(f"layout bits={self.bits}: 1..8 are possible")
@@ -150,38 +149,22 @@ class InterleavedLayout(GroupedRows):
             )
 
     @classmethod
-    def parse(
-        cls, name: str, scheme: Scheme | None, details: Details = ()
-    ) -> InterleavedLayout | None:
-        """Read `name`; groups and zero points come from `scheme`. None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If the scheme is none of integers or has other bits than the name.
-        """
-        match = _NAME.match(name)
-        if match is None:
-            return None
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Groups and zero points come from the scheme."""
         if scheme is None or scheme.family != "int":
-            raise PackError(f"layout {name} holds integer codes, not {scheme or 'float32 weights'}")
-        bits, rows = int(match[1]), int(match[2])
-        if bits != scheme.bits:
-            raise PackError(f"layout {name} has {bits} bits, scheme {scheme} has {scheme.bits}")
+            return None
         variant = bool(match[4]), match[4] == "t", int(match[3])
-        return cls(bits, rows, scheme.group_size, scheme.zero_points, *variant)
+        return cls(scheme.bits, int(match[2]), scheme.group_size, scheme.zero_points, *variant)
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> InterleavedLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """One vector of int32 lanes, for uniform integers."""
         if scheme is None or scheme.family != "int":
             return None
         return cls.of_lanes(scheme, vector_bytes // 4)
 
     @classmethod
-    def of_lanes(cls, scheme: Scheme, lanes: int) -> InterleavedLayout:
+    def of_lanes(cls, scheme: Scheme, lanes: int) -> Self:
         """The layout of integers where vectors have `lanes` int32 lanes: 4 mean Arm's sdot.
 
         Bit-serial products, of activations of fewer than 8 bits, want fields.
@@ -191,7 +174,7 @@ class InterleavedLayout(GroupedRows):
         return cls(scheme.bits, lanes, scheme.group_size, scheme.zero_points, arm, whole)
 
     @classmethod
-    def of_pairs(cls, scheme: Scheme, rows: int) -> InterleavedLayout:
+    def of_pairs(cls, scheme: Scheme, rows: int) -> Self:
         """The layout of integers as smmla takes them, 8 k of a row together: Arm's 4x8 and 8x8."""
         return cls(scheme.bits, rows, scheme.group_size, scheme.zero_points, True, False, 8)
 
@@ -241,10 +224,10 @@ class InterleavedLayout(GroupedRows):
         """Code of padding where there are no zero points, and of rows past N: means 0 there."""
         return 0 if self.zero_points else 1 << (self.bits - 1)
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks, groups = self.row_blocks(n), self.padded_groups(k)
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        shapes: Shapes = {
             "codes": ((blocks, self.padded_k(k) // UNIT_K, self.unit_bytes), "uint8"),
             "scales": ((blocks, groups, self.rows), "float16"),
         }
@@ -252,26 +235,12 @@ class InterleavedLayout(GroupedRows):
             shapes["zeros"] = ((blocks, groups, self.rows), "uint8")
         return shapes
 
-    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
-        """Lay out a quantized matrix.
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked.
 
-        Padding: rows past N and groups past the last get scale 0 and zero point 0; codes past K
-        are their group's zero point, so they stand for 0 (W1 has no code for 0: its padding is 1,
-        and the activations are 0 there).
-
-        Parameters
-        ----------
-        tensor : QuantizedTensor
-            Codes uint8 [N, K], scales float16 [N, G], zeros uint8 [N, G] or None.
-        name : str
-            For errors.
-
-        Raises
-        ------
-        PackError
-            If shapes, dtypes, bits, groups, zero points or a code's range do not fit the layout.
+        Codes past K are their group's zero point (W1 has no code for 0: its padding is 1, and the
+        activations are 0 there).
         """
-        self._check(tensor, name)
         n, k = tensor.codes.shape
         codes = self._padded_codes(tensor)  # [NB * R, Kp]
         arrays: dict[str, Array] = {
@@ -280,30 +249,15 @@ class InterleavedLayout(GroupedRows):
         }
         if tensor.zeros is not None:
             arrays["zeros"] = self.interleave(tensor.zeros, n, k)
-        return PackedTensor(self.name, arrays)
+        return arrays
 
-    def unpack(
-        self, packed: PackedTensor, n: int, k: int, scheme: Scheme | None = None
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme | None
     ) -> QuantizedTensor:
-        """Inverse of `pack`, exact.
-
-        Parameters
-        ----------
-        packed : PackedTensor
-        n, k : int
-            Shape of the matrix without padding.
-        scheme : Scheme, optional
-            Scheme of the result; by default int8 activations with the layout's groups.
-
-        Raises
-        ------
-        PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
-        """
-        check_packed(packed, self, n, k)
-        codes = self._unpack_codes(packed.arrays["codes"])[:n, :k]
-        scales = self.deinterleave(packed.arrays["scales"], n, k)
-        zeros = self.deinterleave(packed.arrays["zeros"], n, k) if self.zero_points else None
+        """The tensor whose packed arrays, checked, these are; of int8 activations by default."""
+        codes = self._unpack_codes(arrays["codes"])[:n, :k]
+        scales = self.deinterleave(arrays["scales"], n, k)
+        zeros = self.deinterleave(arrays["zeros"], n, k) if self.zero_points else None
         if scheme is None:
             scheme = Scheme(self.bits, self.zero_points, group_size=self.group_size)
         return QuantizedTensor(np.ascontiguousarray(codes), scales, zeros, scheme)
@@ -391,33 +345,3 @@ class InterleavedLayout(GroupedRows):
         runs = vectors.view(self._run_dtype).reshape(blocks, -1, self.rows)
         rows = np.ascontiguousarray(runs.transpose(0, 2, 1)).view(np.uint8)
         return rows.reshape(blocks * self.rows, units * UNIT_K)
-
-    def _check(self, tensor: QuantizedTensor, name: str) -> None:
-        scheme = tensor.scheme
-        mine = (self.bits, self.group_size, self.zero_points)
-        if mine != (scheme.bits, scheme.group_size, scheme.zero_points):
-            raise PackError(
-                f"{name}: layout {self.name} with group {self.group_size} and "
-                f"zero_points={self.zero_points} cannot hold scheme {scheme}"
-            )
-        if tensor.codes.ndim != 2 or tensor.codes.size == 0:
-            raise PackError(
-                f"{name}: codes have shape {tensor.codes.shape}; [N, K] with N, K >= 1 is needed"
-            )
-        n, k = tensor.codes.shape
-        groups = (n, self.groups(k))
-        check_array(f"{name}: codes", tensor.codes, (n, k), "uint8")
-        check_array(f"{name}: scales", tensor.scales, groups, "float16")
-        if (tensor.zeros is not None) != self.zero_points:
-            raise PackError(f"{name}: zeros must be there exactly when scheme {scheme} has z")
-        top = (1 << self.bits) - 1
-        if int(tensor.codes.max()) > top:
-            raise PackError(f"{name}: code {int(tensor.codes.max())} exceeds {top} of {scheme}")
-        if not np.isfinite(tensor.scales).all():
-            raise PackError(f"{name}: a scale is not finite")
-        if tensor.zeros is not None:
-            check_array(f"{name}: zeros", tensor.zeros, groups, "uint8")
-            if int(tensor.zeros.max()) > top:
-                raise PackError(
-                    f"{name}: zero point {int(tensor.zeros.max())} exceeds {top} of {scheme}"
-                )

@@ -40,13 +40,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes, WeightLayout
 from apq_tvm.codegen.layouts.mixed_tiles import MixedTiles
 from apq_tvm.codegen.layouts.mixed_views import MixedRecords, RecordViews, SplitViews
 from apq_tvm.errors import PackError
@@ -65,15 +64,13 @@ from apq_tvm.tensorize.meaning.mixed import (
     wide_code,
     words_at,
 )
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
-
-_NAME = re.compile(r"mixed24r(8|16)(c64|c48)\Z")
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 U8 = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class MixedLayout:
+class MixedLayout(WeightLayout):
     """How one ``mixed24`` matrix lies in memory.
 
     Parameters
@@ -91,6 +88,8 @@ class MixedLayout:
     rows: int
     scheme: Scheme
 
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"mixed24r(8|16)(c64|c48)\Z")
+
     def __post_init__(self) -> None:
         if self.rows not in (8, 16):
             raise PackError(f"mixed24 layout rows={self.rows}: 8 or 16 is possible")
@@ -98,28 +97,12 @@ class MixedLayout:
             raise PackError(f"mixed24 layouts hold no {self.scheme}")
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> MixedLayout | None:
-        """Read `name`; the ratio comes from `scheme`. None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If the scheme is of another family or its ratio has the other layout.
-        """
-        match = _NAME.match(name)
-        if match is None:
-            return None
-        if scheme is None:
-            raise PackError(f"layout {name} holds mixed24 codes, not float32 weights")
-        layout = cls(int(match[1]), scheme)
-        if layout.name != name:
-            raise PackError(f"layout {name} does not hold scheme {scheme}; {layout.name} does")
-        return layout
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """The ratio comes from the scheme."""
+        return None if scheme is None else cls(int(match[1]), scheme)
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> MixedLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """16 rows for 64-byte vectors, else 8; None for another family."""
         if scheme is None or scheme.family != "mixed":
             return None
@@ -152,10 +135,6 @@ class MixedLayout:
         """Channels of permuted activations."""
         return GROUP * self.places(k)
 
-    def row_blocks(self, n: int) -> int:
-        """Blocks of R rows that hold `n` rows."""
-        return -(-n // self.rows)
-
     def narrow_place(self, j: Any) -> Any:
         """Place of 2-bit group j; of numbers and of arrays."""
         return j // TRIPLE * (TRIPLE + 1) + j % TRIPLE if self.one_stream else j
@@ -176,7 +155,7 @@ class MixedLayout:
         """Bytes of a 4-bit tile."""
         return 8 * self.rows
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         sizes = Sizes.of(self.scheme, n, k)
         shapes = self._dense_shapes(n, k)
@@ -191,7 +170,7 @@ class MixedLayout:
             }
         return shapes
 
-    def _dense_shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def _dense_shapes(self, n: int, k: int) -> Shapes:
         """Arrays of which records are made."""
         blocks, triples = self.row_blocks(n), self.triples(k)
         supers = Sizes.of(self.scheme, n, k).super_rows
@@ -215,17 +194,12 @@ class MixedLayout:
         groups = int(arrays["permutation"].shape[0])
         return RecordViews(arrays, self.records(GROUP * groups))
 
-    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
-        """Lay out a quantized matrix.
+    def holds(self, tensor: QuantizedTensor) -> bool:
+        """Whether its weights are of the scheme; activations may be others."""
+        return tensor.scheme.weights == self.scheme.weights
 
-        Raises
-        ------
-        PackError
-            If the tensor is of another scheme or its arrays do not fit it.
-        """
-        if tensor.scheme.weights != self.scheme.weights:
-            raise PackError(f"{name}: layout of {self.scheme} cannot hold {tensor.scheme}")
-        check_tensor(tensor, name)
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked."""
         n, k = tensor.codes.shape
         wide = tensor.tables["wide"].astype(bool)
         narrow_codes, wide_codes = self._split(self._padded_codes(tensor), wide, k)
@@ -241,20 +215,13 @@ class MixedLayout:
         arrays["permutation"] = self._permutation(wide, k)
         if Sizes.of(self.scheme, n, k).outliers:
             arrays |= self._pack_sparse(tensor)
-        return PackedTensor(self.name, arrays)
+        return arrays
 
-    def unpack(
-        self, packed: PackedTensor, n: int, k: int, scheme: Scheme | None = None
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme | None
     ) -> QuantizedTensor:
-        """Inverse of `pack`, exact.
-
-        Raises
-        ------
-        PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
-        """
-        check_packed(packed, self, n, k)
-        arrays, sizes = dict(packed.arrays), Sizes.of(self.scheme, n, k)
+        """The tensor whose packed arrays, checked, these are."""
+        arrays, sizes = dict(arrays), Sizes.of(self.scheme, n, k)
         if self.one_stream:
             arrays |= self.records(k).split(arrays["records"], self.row_blocks(n))
         wide = self._wide(arrays["permutation"], k)

@@ -19,25 +19,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes, WeightLayout
 from apq_tvm.errors import PackError
 from apq_tvm.formats.anyprec import channels_of, integer_table, restore_table, table_name
 from apq_tvm.tensorize.meaning.planes import ROWS, plane_code
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 STEP_K = 32
 """K is padded to a multiple of this, as that of quantized activations is."""
 
-_NAME = re.compile(r"planes([1-8])-([1-8])r8\Z")
-
 
 @dataclass(frozen=True)
-class PlanesLayout:
+class PlanesLayout(WeightLayout):
     """How one any-precision matrix [N, K] lies in memory.
 
     Parameters
@@ -60,6 +57,8 @@ class PlanesLayout:
     integer: bool
     channels: int
 
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"planes([1-8])-([1-8])r8\Z")
+
     def __post_init__(self) -> None:
         if not 1 <= self.min_bits <= self.bits <= 8:
             raise PackError(f"layout widths {self.min_bits}..{self.bits}: 1..8 are possible")
@@ -67,7 +66,7 @@ class PlanesLayout:
             raise PackError(f"layout channels={self.channels}: a power of 2 is needed")
 
     @classmethod
-    def of(cls, scheme: Scheme, details: Details) -> PlanesLayout:
+    def of(cls, scheme: Scheme, details: Details) -> Self:
         """The layout of tensors of an any-precision scheme with these details."""
         sizes = dict(details)
         if "channels" not in sizes:
@@ -75,32 +74,23 @@ class PlanesLayout:
         return cls(scheme.min_bits, scheme.bits, scheme.integer_acts, sizes["channels"])
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> PlanesLayout | None:
-        """Read `name`; None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If the scheme is not any-precision or has other widths than the name.
-        """
-        match = _NAME.match(name)
-        if match is None:
-            return None
-        if scheme is None or scheme.family != "anyprec":
-            raise PackError(f"layout {name} holds any-precision codes, not {scheme or 'floats'}")
-        layout = cls.of(scheme, details)
-        if layout.name != name:
-            raise PackError(f"layout {name} has other widths than scheme {scheme}")
-        return layout
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Everything comes from the scheme."""
+        return cls.choose(scheme, details, 0)
 
     @classmethod
-    def choose(
-        cls, scheme: Scheme | None, details: Details, vector_bytes: int
-    ) -> PlanesLayout | None:
+    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
         """The layout of `scheme`, whatever the vectors; None if it is not any-precision."""
         if scheme is None or scheme.family != "anyprec":
             return None
         return cls.of(scheme, details)
+
+    def holds(self, tensor: QuantizedTensor) -> bool:
+        """Whether it has the widths of its scheme, and as many channels share a table."""
+        mine, scheme = ("anyprec", self.min_bits, self.bits, self.integer), tensor.scheme
+        if mine != (scheme.family, scheme.min_bits, scheme.bits, scheme.integer_acts):
+            return False
+        return channels_of(tensor) == self.channels
 
     @property
     def name(self) -> str:
@@ -126,18 +116,14 @@ class PlanesLayout:
         """K rounded up to whole steps."""
         return -(-k // STEP_K) * STEP_K
 
-    def row_blocks(self, n: int) -> int:
-        """Blocks of eight rows that hold `n` rows."""
-        return -(-n // ROWS)
-
     def tables(self, n: int) -> int:
         """T, tables of each width."""
         return -(-self.row_blocks(n) * ROWS // self.channels)
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks, tables = self.row_blocks(n), self.tables(n)
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        shapes: Shapes = {
             "planes": ((self.bits, blocks, self.padded_k(k)), "uint8"),
             "scales": ((blocks, ROWS), "float16"),
         }
@@ -148,23 +134,8 @@ class PlanesLayout:
                 shapes[f"steps{b}"] = ((tables,), "float32")
         return shapes
 
-    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
-        """Lay out an any-precision matrix.
-
-        Padding is 0: codes (activations are 0 there), scales of rows past N, tables past the last.
-
-        Parameters
-        ----------
-        tensor : QuantizedTensor
-        name : str
-            For errors.
-
-        Raises
-        ------
-        PackError
-            If shapes, dtypes, widths or a code's range do not fit the layout.
-        """
-        self._check(tensor, name)
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked."""
         n, k = tensor.codes.shape
         blocks, kp, tables = self.row_blocks(n), self.padded_k(k), self.tables(n)
         padded = np.zeros((blocks * ROWS, kp), np.uint8)
@@ -185,31 +156,26 @@ class PlanesLayout:
                 arrays[table_name(b)], arrays[f"steps{b}"] = integer_table(table)
             else:
                 arrays[table_name(b)] = table
-        return PackedTensor(self.name, arrays)
+        return arrays
 
-    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
-        """Inverse of `pack`; exact where centroids are what their tables can hold (`snap`).
-
-        Raises
-        ------
-        PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
-        """
-        check_packed(packed, self, n, k)
-        planes, blocks = packed.arrays["planes"], self.row_blocks(n)
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """The tensor whose packed arrays these are; exact where tables can hold its centroids."""
+        planes, blocks = arrays["planes"], self.row_blocks(n)
         codes = np.zeros((blocks, ROWS, self.padded_k(k)), np.uint8)
         for p in range(self.bits):
             bit = np.unpackbits(planes[p][:, None], axis=1, bitorder="little")  # [NB, 8, Kp]
             codes |= bit << (self.bits - 1 - p)
         tables, count = {}, -(-n // self.channels)
         for b in self.widths:
-            table = packed.arrays[table_name(b)]
+            table = arrays[table_name(b)]
             if self.integer:
-                table = restore_table(table, packed.arrays[f"steps{b}"])
+                table = restore_table(table, arrays[f"steps{b}"])
             tables[table_name(b)] = table[:count].copy()
         return QuantizedTensor(
             np.ascontiguousarray(codes.reshape(blocks * ROWS, -1)[:n, :k]),
-            packed.arrays["scales"].reshape(-1, 1)[:n].copy(),
+            arrays["scales"].reshape(-1, 1)[:n].copy(),
             None,
             scheme,
             tables,
@@ -230,16 +196,3 @@ class PlanesLayout:
         if self.integer:
             value = value * arrays[f"steps{width}"][table]
         return value * arrays["scales"][block, lane].astype("float32")
-
-    def _check(self, tensor: QuantizedTensor, name: str) -> None:
-        scheme = tensor.scheme
-        mine = ("anyprec", self.min_bits, self.bits, self.integer)
-        if mine != (scheme.family, scheme.min_bits, scheme.bits, scheme.integer_acts):
-            raise PackError(f"{name}: layout {self.name} cannot hold scheme {scheme}")
-        check_tensor(tensor, name)
-        tables = len(tensor.tables[table_name(self.bits)])
-        if -(-len(tensor.codes) // self.channels) != tables:
-            raise PackError(
-                f"{name}: {channels_of(tensor)} channels share a table, {self.channels} in layout "
-                f"{self.name}"
-            )

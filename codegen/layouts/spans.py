@@ -13,21 +13,20 @@ so that they know properties, not formats::
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed, check_tensor
 from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Shapes, WeightLayout
 from apq_tvm.errors import PackError
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 Arrays = Mapping[str, Any]
 
@@ -36,7 +35,7 @@ LANES = (4, 8, 16)
 
 
 @dataclass(frozen=True)
-class SpanLayout(ABC):
+class SpanLayout(WeightLayout):
     """How one matrix [N, K] lies in memory.
 
     Parameters
@@ -63,21 +62,6 @@ class SpanLayout(ABC):
     def __post_init__(self) -> None:
         if self.rows not in LANES:
             raise PackError(f"layout {self.name}: 4, 8 or 16 rows are possible")
-
-    @classmethod
-    @abstractmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
-        """Read `name`; None if it is not of this family. Raises PackError if it does not fit."""
-
-    @classmethod
-    @abstractmethod
-    def choose(cls, scheme: Scheme | None, details: Details, vector_bytes: int) -> Self | None:
-        """The layout for a device with such vectors; None for other schemes."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name, with all that `parse` does not take from the scheme."""
 
     @property
     @abstractmethod
@@ -124,10 +108,6 @@ class SpanLayout(ABC):
         step = max(UNIT_K, self.group)
         return -(-k // step) * step
 
-    def row_blocks(self, n: int) -> int:
-        """Blocks of R rows that hold `n` rows."""
-        return -(-n // self.rows)
-
     def groups(self, k: int) -> int:
         """Groups of a packed row."""
         return self.padded_k(k) // self.group
@@ -136,7 +116,7 @@ class SpanLayout(ABC):
         """Spans of a packed row; the last one may be short."""
         return -(-self.padded_k(k) // self.span)
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         blocks = self.row_blocks(n)
         units = self.padded_k(k) // UNIT_K
@@ -146,77 +126,45 @@ class SpanLayout(ABC):
             **self.more_shapes(blocks, k),
         }
 
-    def more_shapes(self, blocks: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def more_shapes(self, blocks: int, k: int) -> Shapes:
         """Shapes of what there is besides codes and scales."""
         return {}
 
-    def check(self, tensor: QuantizedTensor, name: str) -> None:
-        """Refuse a tensor of another scheme or with arrays that do not fit its scheme.
-
-        Raises
-        ------
-        PackError
-            With the tensor's name.
-        """
-        if self._key(tensor.scheme) != (self.family, self.bits, self.group):
-            raise PackError(f"{name}: layout {self.name} cannot hold scheme {tensor.scheme}")
-        check_tensor(tensor, name)
-
-    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
-        """Lay out a quantized matrix; rows and groups past its end have scale 0.
-
-        Raises
-        ------
-        PackError
-            If the tensor does not fit its scheme or the scheme does not fit the layout.
-        """
-        self.check(tensor, name)
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked."""
         n, k = tensor.codes.shape
         padded = np.zeros((n, self.padded_k(k)), np.uint8)
         padded[:, :k] = tensor.codes
         whole = QuantizedTensor(padded, np.zeros((n, 1), np.float16), None, Scheme(self.bits))
-        arrays: dict[str, Array] = {
-            "codes": self._codes.pack(whole, name).arrays["codes"],
+        return {
+            "codes": self._codes.arrays(whole)["codes"],
             "scales": self.interleave(tensor.scales, self.spans(k)),
             **self.pack_more(tensor, k),
         }
-        return PackedTensor(self.name, arrays)
 
     def pack_more(self, tensor: QuantizedTensor, k: int) -> dict[str, Array]:
         """The arrays of `more_shapes`."""
         return {}
 
-    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
-        """Inverse of `pack`, exact.
-
-        Raises
-        ------
-        PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
-        """
-        check_packed(packed, self, n, k)
-        codes = {
-            "codes": packed.arrays["codes"],
-            "scales": np.zeros((self.row_blocks(n), 1, self.rows), np.float16),
-        }
-        plain = PackedTensor(self._codes.name, codes)
-        whole = self._codes.unpack(plain, n, self.padded_k(k), Scheme(self.bits))
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """The tensor whose packed arrays, checked, these are."""
+        scales = np.zeros((self.row_blocks(n), 1, self.rows), np.float16)
+        codes = {"codes": arrays["codes"], "scales": scales}
+        whole = self._codes.tensor(codes, n, self.padded_k(k), Scheme(self.bits))
         spans = -(-k // self.span)
         return QuantizedTensor(
             np.ascontiguousarray(whole.codes[:, :k]),
-            self.deinterleave(packed.arrays["scales"], n, spans),
+            self.deinterleave(arrays["scales"], n, spans),
             None,
             scheme,
-            self.unpack_more(packed.arrays, n, k),
+            self.unpack_more(arrays, n, k),
         )
 
     def unpack_more(self, arrays: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
         """The tables of the tensor that `pack_more` was given."""
         return {}
-
-    @staticmethod
-    def _key(scheme: Scheme) -> tuple[str, int, int]:
-        return scheme.family, scheme.bits, scheme.group_size
 
     def interleave(self, values: Array, length: int) -> Array:
         """[N, G] -> [NB, length, R], padded with 0."""

@@ -14,14 +14,13 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.codegen.layouts.checks import check_packed
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.codegen.layouts.spans import Arrays
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.formats.superblock import GROUP, NAME, SUPER
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUPS, Records, high_bit
-from apq_tvm.types import Array, PackedTensor, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 Bytes = NDArray[np.uint8]
 
@@ -51,19 +50,12 @@ class SuperRecordsLayout(SuperBlockLayout):
         """Where things lie."""
         return Records(self.bits, self.rows)
 
-    def shapes(self, n: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
         return {"records": ((self.row_blocks(n), self.records.nbytes(k)), "uint8")}
 
-    def pack(self, tensor: QuantizedTensor, name: str = "weight") -> PackedTensor:
-        """Lay out a quantized matrix; rows and groups past its end have scale 0.
-
-        Raises
-        ------
-        PackError
-            If the tensor does not fit its scheme or the scheme does not fit the layout.
-        """
-        self.check(tensor, name)
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked."""
         n, k = tensor.codes.shape
         tables, rec = tensor.tables, self.records
         chunks = -(-k // CHUNK)
@@ -81,19 +73,14 @@ class SuperRecordsLayout(SuperBlockLayout):
             out += [mine.reshape(blocks, -1), scales[:, span]]
         records = np.ascontiguousarray(np.concatenate(out, axis=1))
         assert records.shape[1] == rec.nbytes(k)
-        return PackedTensor(self.name, {"records": records})
+        return {"records": records}
 
-    def unpack(self, packed: PackedTensor, n: int, k: int, scheme: Scheme) -> QuantizedTensor:
-        """Inverse of `pack`, exact.
-
-        Raises
-        ------
-        PackError
-            If the arrays are not this layout's arrays for an [n, k] matrix.
-        """
-        check_packed(packed, self, n, k)
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme
+    ) -> QuantizedTensor:
+        """The tensor whose packed arrays, checked, these are."""
         rec, chunks, blocks = self.records, -(-k // CHUNK), self.row_blocks(n)
-        whole = packed.arrays["records"]
+        whole = arrays["records"]
         bodies, scales = [], []
         for span in range(-(-chunks // _SPAN_CHUNKS)):
             first, count = span * rec.record, min(_SPAN_CHUNKS, chunks - span * _SPAN_CHUNKS)

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from apq_tvm.codegen.layouts.layout import Details
+from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.codegen.layouts.spans import Arrays, SpanLayout
-from apq_tvm.errors import PackError
 from apq_tvm.formats.superblock import GROUP, NAME, SUB_BITS, SUPER
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.types import Array, QuantizedTensor, Scheme
@@ -27,19 +26,10 @@ class SuperBlockLayout(SpanLayout):
     span_groups: ClassVar[int] = SUPER
 
     @classmethod
-    def parse(cls, name: str, scheme: Scheme | None, details: Details = ()) -> Self | None:
-        """Read `name`; None if it is not of this family.
-
-        Raises
-        ------
-        PackError
-            If it does not fit the scheme.
-        """
-        match = cls.pattern.match(name)
-        if match is None:
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Everything but the rows comes from the scheme."""
+        if scheme is None or scheme.family != NAME:
             return None
-        if scheme is None or (scheme.family, scheme.bits) != (NAME, int(match[1])):
-            raise PackError(f"layout {name} holds super-blocks, not {scheme or 'float32 weights'}")
         return cls(scheme.bits, int(match[2]), GROUP)
 
     @classmethod
@@ -64,7 +54,7 @@ class SuperBlockLayout(SpanLayout):
         """True."""
         return True
 
-    def more_shapes(self, blocks: int, k: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def more_shapes(self, blocks: int, k: int) -> Shapes:
         """Shapes of what there is besides codes and scales."""
         small = self.small_shape(blocks, k, SUB_BITS)
         scales = ((blocks, self.spans(k), self.rows), "float16")

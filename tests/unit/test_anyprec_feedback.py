@@ -65,7 +65,7 @@ def test_every_width_gains(text: str) -> None:
     assert ordered == sorted(ordered, reverse=True)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.integers(1, 12),
     st.integers(1, 50),

@@ -52,7 +52,7 @@ def tensors(draw: st.DrawFn) -> QuantizedTensor:
     return QuantizedTensor(codes, rng.normal(size=(n, 1)).astype(np.float16), None, kind, tables)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(tensors())
 def test_packing_is_exact(tensor: QuantizedTensor) -> None:
     n, k = tensor.codes.shape
@@ -70,7 +70,7 @@ def test_packing_is_exact(tensor: QuantizedTensor) -> None:
         np.testing.assert_array_equal(back.tables[key], table)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tensors(), st.data())
 def test_narrow_models_are_prefixes(tensor: QuantizedTensor, data: st.DataObject) -> None:
     """Width b needs the b upper planes and table b: all else may be anything."""
@@ -162,7 +162,7 @@ def test_names_are_canonical() -> None:
     assert scheme("anyprec3-8").widths == (3, 4, 5, 6, 7, 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     WIDTHS,
     st.sampled_from(("", "c1", "c16")),
@@ -215,9 +215,9 @@ def test_bad_tensors_are_refused_by_name() -> None:
 def test_layouts_refuse_what_is_not_theirs() -> None:
     good = small()
     layout = PlanesLayout.of(good.scheme, details(good))
-    with pytest.raises(PackError, match="other widths"):
+    with pytest.raises(PackError, match="cannot hold anyprec2-3"):
         weight_layout("planes3-8r8", good.scheme, details(good))
-    with pytest.raises(PackError, match="any-precision codes"):
+    with pytest.raises(PackError, match="cannot hold W4A8"):
         weight_layout("planes3-8r8", scheme("W4A8"), ())
     with pytest.raises(PackError, match="channels that share"):
         weight_layout("planes2-3r8", good.scheme, ())

@@ -26,7 +26,7 @@ def squared_error(w: np.ndarray, low: int, high: int, bits: int) -> float:
     return float(((decoded - w).astype(np.float64) ** 2).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     w=arrays(
         np.float32,

@@ -115,7 +115,7 @@ def test_one_row_is_compared_with_sdot(m: int, limit: str) -> None:
     assert row["peak_share"] == row["loop_peak_share"] == m * 32 / profile.macs_per_cycle[limit]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from([(1, 32), (4, 4), (4, 8), (8, 8)]),
     st.integers(1, 3),

@@ -30,7 +30,7 @@ CASES = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(CASES, st.integers(1, 120))
 def test_solver_is_optimal(case: list[list[tuple[int, float]]], limit: int) -> None:
     bits = [[b for b, _ in item] for item in case]

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from apq_tvm import pipeline
 from apq_tvm.cli.bench import parse_counts, parse_dims, parse_shapes
-from apq_tvm.cli.compile import parse_tensor_types
 from apq_tvm.cli.main import app
+from apq_tvm.cli.options import parse_tensor_types
 from apq_tvm.errors import ApqError, BadInput, BadScheme, OutputExists
 from apq_tvm.quantizers.guided import Guidance
 

@@ -7,7 +7,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from apq_tvm.codegen.package.folder import COMMON
@@ -49,7 +49,6 @@ BUFFERS = st.lists(
 
 
 @given(buffers=BUFFERS)
-@settings(deadline=None)
 def test_buffers_alive_together_do_not_overlap(library: Any, buffers: list[Buffer]) -> None:
     arena, live, offsets = plan(library, buffers)
     assert arena >= live
@@ -65,7 +64,6 @@ def test_buffers_alive_together_do_not_overlap(library: Any, buffers: list[Buffe
 
 
 @given(buffers=BUFFERS)
-@settings(deadline=None)
 def test_live_bytes(library: Any, buffers: list[Buffer]) -> None:
     _, live, _ = plan(library, buffers)
     most = max(

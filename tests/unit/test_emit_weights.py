@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
@@ -29,7 +29,6 @@ def c_checksum(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @given(words=st.binary(max_size=400).map(lambda b: b[: len(b) // 8 * 8]))
-@settings(deadline=None)
 def test_c_and_python_agree(c_checksum: Any, words: bytes) -> None:
     assert checksum(words) == c_checksum(words)
 
@@ -40,7 +39,6 @@ def test_long_data_agree(c_checksum: Any) -> None:
 
 
 @given(data=st.binary(min_size=64, max_size=64), at=st.integers(0, 511), other=st.integers(0, 511))
-@settings(deadline=None)
 def test_one_or_two_flipped_bits_show(data: bytes, at: int, other: int) -> None:
     altered = bytearray(data)
     for bit in {at, other}:

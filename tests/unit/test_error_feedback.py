@@ -57,7 +57,7 @@ def test_feedback_beats_rounding_on_correlated_inputs(text: str, act_order: bool
     assert output_error(w - dequantize(fed), h, ONES) < 0.6 * plain
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 9),
     st.integers(1, 70),

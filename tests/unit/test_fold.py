@@ -89,7 +89,7 @@ def test_error_is_that_of_plain_int8_within_a_tenth(bits: int, kind: str) -> Non
     assert np.sqrt((error**2).mean()) <= WORSE[kind] * np.sqrt((plain_error**2).mean())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bits=st.sampled_from((2, 4, 8)),
     x=arrays(np.float64, (32,), elements=st.floats(-1e3, 1e3, width=32)),

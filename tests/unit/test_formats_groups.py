@@ -66,7 +66,7 @@ def test_rows_of_one_negative_value_keep_it(name: str, k: int, search: bool) -> 
     assert_allclose(dequantize(quantize_tensor(w, scheme_of(name), search=search)), w, rtol=1e-3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(weights(), st.sampled_from(SCHEMES), st.booleans())
 def test_any_weights_quantize_to_a_valid_tensor(w: Any, name: str, search: bool) -> None:
     tensor = quantize_tensor(w, scheme_of(name), search=search)

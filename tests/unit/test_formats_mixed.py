@@ -145,7 +145,7 @@ def test_sub_scales_are_clipped_in_two_of_three_groups() -> None:
     ),
     search=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_weights(text: str, w: np.ndarray, search: bool) -> None:
     """Valid, deterministic and never further off than a 2-bit step of the largest weights."""
     tensor = quantize_tensor(w, scheme_of(text), search=search)

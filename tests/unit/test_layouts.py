@@ -132,7 +132,7 @@ def test_impossible_runs_are_refused(rows: int, run: int, whole: bool) -> None:
     k=st.integers(1, 300),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trip_in_runs_of_eight(
     bits: int, rows: int, group: int, zero_points: bool, n: int, k: int, seed: int
 ) -> None:
@@ -223,7 +223,7 @@ def test_round_trip_at_edges(bits: int, rows: int, group: int, zero_points: bool
     k=st.integers(1, 300),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_round_trip_any_shape(
     bits: int, rows: int, group: int, zero_points: bool, n: int, k: int, seed: int
 ) -> None:
@@ -270,7 +270,7 @@ def test_unknown_names_are_refused(name: str) -> None:
 
 
 def test_name_of_other_bits_is_refused() -> None:
-    with pytest.raises(PackError, match="W4r8k4 has 4 bits, scheme W3A8g64"):
+    with pytest.raises(PackError, match="W4r8k4 cannot hold W3A8g64"):
         weight_layout("W4r8k4", Scheme(3, group_size=64))
 
 
@@ -299,13 +299,13 @@ def test_pack_refuses_what_does_not_fit() -> None:
     bad = {
         "cannot hold scheme": replace(good, scheme=Scheme(4, True, group_size=64)),
         "code 16 exceeds 15": replace(good, codes=np.full((5, 40), 16, np.uint8)),
-        "codes is int64": replace(good, codes=good.codes.astype(np.int64)),
-        "codes have shape": replace(good, codes=good.codes[0]),
+        "codes are int64": replace(good, codes=good.codes.astype(np.int64)),
+        "codes are uint8": replace(good, codes=good.codes[0]),
         r"scales is float16 \[5, 1\]": replace(good, scales=good.scales[:, :1]),
         "scales is float32": replace(good, scales=good.scales.astype(np.float32)),
-        "scale is not finite": replace(good, scales=np.full((5, 2), np.inf, np.float16)),
-        "zeros must be there": replace(good, zeros=None),
-        "zero point 16 exceeds 15": replace(good, zeros=np.full((5, 2), 16, np.uint8)),
+        "scales holds a value that is not finite": replace(good, scales=np.full((5, 2), np.inf, np.float16)),
+        "needs zero points": replace(good, zeros=None),
+        "zeros holds 16; at most 15": replace(good, zeros=np.full((5, 2), 16, np.uint8)),
         r"zeros is uint8 \[4, 2\]": replace(good, zeros=good.zeros[:4]),
     }
     for message, tensor in bad.items():
@@ -352,9 +352,9 @@ def test_float_layout_refuses_what_does_not_fit() -> None:
         layout.unpack(packed, 2, 3)
     with pytest.raises(PackError, match="is no F32r8"):
         layout.unpack(PackedTensor("F32r4", packed.arrays), 2, 2)
-    with pytest.raises(PackError, match="not float32 weights"):
+    with pytest.raises(PackError, match="cannot hold float32 weights"):
         weight_layout("W4r8k4", None)
-    with pytest.raises(PackError, match="holds float weights"):
+    with pytest.raises(PackError, match="F32r8 cannot hold W4"):
         FloatLayout.parse("F32r8", Scheme(4))
     with pytest.raises(PackError, match="rows=0"):
         FloatLayout(0)

@@ -54,7 +54,7 @@ def test_round_trip_at_edges(text: str, rows: int) -> None:
     k=st.integers(1, 200),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_round_trip_any_shape(text: str, rows: int, n: int, k: int, seed: int) -> None:
     tensor = tensor_of(text, n, k, seed)
     layout = MixedLayout(rows, tensor.scheme)
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused() -> None:
         MixedLayout(4, tensor.scheme)
     with pytest.raises(PackError, match="W4A8"):
         MixedLayout(8, Scheme(4))
-    with pytest.raises(PackError, match="mixed24r8c48"):
+    with pytest.raises(PackError, match="mixed24r8c64 cannot hold mixed24r50"):
         weight_layout("mixed24r8c64", parse_scheme("mixed24r50"))
     with pytest.raises(PackError, match="float32"):
         weight_layout("mixed24r8c64", None)

@@ -26,7 +26,7 @@ def quantized(name: str, n: int, k: int) -> QuantizedTensor:
     return quantize_tensor(w, scheme, search=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(SCHEMES), st.integers(1, 40), st.integers(1, 300), st.sampled_from((16, 32, 64))
 )
@@ -63,7 +63,7 @@ def test_refusals(name: str) -> None:
     layout = default_layout(tensor.scheme, (), 64)
     assert isinstance(layout, SpanLayout)
     other = parse_scheme("W3sA8")
-    with pytest.raises(PackError, match=r"cannot hold|holds super-blocks"):
+    with pytest.raises(PackError, match="cannot hold"):
         weight_layout(layout.name, other)
     with pytest.raises(PackError, match="cannot hold"):
         layout.pack(dataclasses.replace(tensor, scheme=other))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apq_tvm.onnx_import.dims import (
+from apq_tvm.onnx_import.symbolic.dims import (
     LONGEST,
     Dim,
     as_attr,

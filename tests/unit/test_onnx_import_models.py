@@ -112,7 +112,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() -> None:
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    from apq_tvm.onnx_import.expansions import EXPANSIONS
+    from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
     from apq_tvm.onnx_import.ops import REFUSED, SUPPORTED
 
     assert SUPPORTED.isdisjoint(REFUSED) and EXPANSIONS.keys().isdisjoint(SUPPORTED)

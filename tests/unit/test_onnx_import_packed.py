@@ -17,11 +17,11 @@ from quantized_onnx import HALF, MS, RNG, kept, nbits, pack
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.formats import dequantize
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.onnx_import.packed import unpack
+from apq_tvm.onnx_import.integers.packed import unpack
 from apq_tvm.quantizers import quantize
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_packing_is_undone(bits: int, rows: int, count: int, seed: int) -> None:
     codes = np.random.default_rng(seed).integers(0, 1 << bits, (rows, count)).astype(np.uint8)

@@ -16,9 +16,9 @@ from quantized_onnx import MS, RNG, TYPES, integers, kept, nbits
 from apq_tvm.errors import ApqError, UnsupportedModel
 from apq_tvm.formats import dequantize
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.onnx_import.codes import Codes, to_tensor
-from apq_tvm.onnx_import.expansions import EXPANSIONS
-from apq_tvm.onnx_import.packed import meaning
+from apq_tvm.onnx_import.integers.codes import Codes, to_tensor
+from apq_tvm.onnx_import.integers.packed import meaning
+from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
 from apq_tvm.quantizers import quantize
 
 # DequantizeLinear
@@ -134,7 +134,7 @@ def test_a_tied_head_of_codes_shares_them(tmp_path: Path) -> None:
 WORDS = ["x", "w", "s", "q", "ids", "cos", ""]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(sorted(EXPANSIONS)),
     st.lists(st.sampled_from(WORDS), max_size=9),
@@ -171,7 +171,7 @@ def test_nodes_of_all_shapes_have_named_errors(
 # From codes to a tensor, and the plan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 5),
     st.integers(1, 130),

@@ -79,7 +79,7 @@ def test_plain_is_the_reference(fmt: IntegerFormat, group: int, k: int) -> None:
         ),
     ),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_searched_is_never_worse(fmt: IntegerFormat, group: int, w: np.ndarray) -> None:
     assert_never_worse(w, scheme_of(fmt, group))
 

@@ -18,7 +18,7 @@ def error(w: np.ndarray, scheme: Scheme, importance: np.ndarray, search: bool) -
     return float((np.square(w - rounded) * importance).sum(dtype=np.float64))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(1, 6),
     st.integers(1, 70),

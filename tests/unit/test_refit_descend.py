@@ -52,7 +52,7 @@ def errors(w: np.ndarray, tensor: QuantizedTensor, h: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("text", SCHEMES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(n=st.integers(1, 34), k=st.integers(1, 90), kind=st.sampled_from(KINDS))
 def test_no_step_is_worse(text: str, n: int, k: int, kind: str) -> None:
     w, h = weights(n, k, kind, n + k), hessian(k)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.onnx_import.dims import evaluate
+from apq_tvm.onnx_import.symbolic.dims import evaluate
 from apq_tvm.types import Array, ImportedModel, Node
 
 F32 = NDArray[np.float32]

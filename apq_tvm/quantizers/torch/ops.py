@@ -12,7 +12,7 @@ from typing import Any
 
 from apq_tvm.errors import BadInput
 from apq_tvm.extras import require
-from apq_tvm.onnx_import.dims import evaluate
+from apq_tvm.onnx_import.symbolic.dims import evaluate
 
 require("torch")
 import torch  # noqa: E402

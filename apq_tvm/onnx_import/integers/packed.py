@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
-from apq_tvm.onnx_import.codes import CODE_BITS, Codes, check_scales
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.linear import linear
+from apq_tvm.onnx_import.integers.codes import CODE_BITS, Codes, check_scales
+from apq_tvm.onnx_import.passes.linear import linear
 from apq_tvm.types import Array, Node
 
 BITS = (2, 4, 8)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
-from apq_tvm.onnx_import.dims import Dim
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import infer
-from apq_tvm.onnx_import.moves import RESHAPES
-from apq_tvm.onnx_import.positions import span
-from apq_tvm.onnx_import.shapes import carried, limit
+from apq_tvm.onnx_import.passes.moves import RESHAPES
+from apq_tvm.onnx_import.symbolic.dims import Dim
+from apq_tvm.onnx_import.symbolic.infer import infer
+from apq_tvm.onnx_import.symbolic.positions import span
+from apq_tvm.onnx_import.symbolic.shapes import carried, limit
 from apq_tvm.types import Array, Node
 
 FLOATS = ("float32", "float64")

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.onnx_import.dims import (
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     Expr,
     as_attr,
@@ -27,9 +28,8 @@ from apq_tvm.onnx_import.dims import (
     symbol,
     symbols,
 )
-from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import elements, infer, same_shape
-from apq_tvm.onnx_import.values import contents
+from apq_tvm.onnx_import.symbolic.infer import elements, infer, same_shape
+from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Array, Node
 
 # Inputs that say how large the output is; a value that depends on data cannot be compiled there.

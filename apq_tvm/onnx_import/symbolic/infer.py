@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
-from apq_tvm.onnx_import.dims import (
+from apq_tvm.onnx_import.graph import Graph, Shape, np_dtype
+from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     Expr,
     as_attr,
@@ -28,8 +29,7 @@ from apq_tvm.onnx_import.dims import (
     product,
     symbols,
 )
-from apq_tvm.onnx_import.graph import Graph, Shape, np_dtype
-from apq_tvm.onnx_import.values import contents
+from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Array, Node
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.group_query import group_query_attention
-from apq_tvm.onnx_import.multi_head import multi_head_attention
-from apq_tvm.onnx_import.onnx_attention import onnx_attention
-from apq_tvm.onnx_import.packed import gather_block_quantized, matmul_nbits
-from apq_tvm.onnx_import.qlinear import QLINEAR
-from apq_tvm.onnx_import.quantized import dynamic_quantize_matmul, standard
-from apq_tvm.onnx_import.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
-from apq_tvm.onnx_import.rotary import contrib_rotary, onnx_rotary
+from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
+from apq_tvm.onnx_import.integers.qlinear import QLINEAR
+from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
+from apq_tvm.onnx_import.operators.group_query import group_query_attention
+from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
+from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
+from apq_tvm.onnx_import.operators.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
+from apq_tvm.onnx_import.operators.rotary import contrib_rotary, onnx_rotary
 from apq_tvm.types import Node
 
 EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {

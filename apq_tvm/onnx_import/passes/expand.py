@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from apq_tvm.onnx_import.dims import as_attr
 from apq_tvm.onnx_import.graph import Graph, Shape
-from apq_tvm.onnx_import.infer import ELEMENTWISE, infer, same_shape
+from apq_tvm.onnx_import.symbolic.dims import as_attr
+from apq_tvm.onnx_import.symbolic.infer import ELEMENTWISE, infer, same_shape
 from apq_tvm.types import Node
 
 UNARY = frozenset(

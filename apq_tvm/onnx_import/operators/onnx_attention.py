@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import sqrt
 
-from apq_tvm.onnx_import.attend import Heads, added, additive, attend, outside
-from apq_tvm.onnx_import.dims import Dim
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import same_shape
-from apq_tvm.onnx_import.rotary import split_heads
-from apq_tvm.onnx_import.steps import Steps
+from apq_tvm.onnx_import.operators.attend import Heads, added, additive, attend, outside
+from apq_tvm.onnx_import.operators.rotary import split_heads
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import Dim
+from apq_tvm.onnx_import.symbolic.infer import same_shape
 from apq_tvm.types import Node
 
 Q, K, V, MASK, PAST_KEY, PAST_VALUE, LENGTHS = range(7)

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.onnx_import.dims import (
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     Expr,
     bounds,
@@ -23,7 +24,6 @@ from apq_tvm.onnx_import.dims import (
     mod,
     product,
 )
-from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.types import Array, Node
 
 # A tensor with more entries holds data, not a shape.

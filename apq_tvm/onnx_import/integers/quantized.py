@@ -18,10 +18,10 @@ from dataclasses import replace
 import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.onnx_import.codes import CODE_BITS, check_scales, of_integers
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import infer
-from apq_tvm.onnx_import.packed import store
+from apq_tvm.onnx_import.integers.codes import CODE_BITS, check_scales, of_integers
+from apq_tvm.onnx_import.integers.packed import store
+from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Node
 
 RANGES = {

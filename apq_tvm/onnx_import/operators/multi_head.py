@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import sqrt
 
-from apq_tvm.onnx_import.attend import Heads, added, additive, attend, outside
-from apq_tvm.onnx_import.dims import Dim
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.steps import Steps
+from apq_tvm.onnx_import.operators.attend import Heads, added, additive, attend, outside
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import Dim
 from apq_tvm.types import Node
 
 QUERY, KEY, VALUE, QKV_BIAS, PADDING, BIAS, PAST_KEY, PAST_VALUE, PAST_LENGTH, BEAMS = range(10)

@@ -18,13 +18,13 @@ from math import sqrt
 
 import numpy as np
 
-from apq_tvm.onnx_import.attend import Heads, added, additive, attend, outside
-from apq_tvm.onnx_import.dims import Dim, Expr, as_attr, maximum
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import elements
-from apq_tvm.onnx_import.rotary import rotate, table_rows
-from apq_tvm.onnx_import.steps import Steps
-from apq_tvm.onnx_import.values import contents
+from apq_tvm.onnx_import.operators.attend import Heads, added, additive, attend, outside
+from apq_tvm.onnx_import.operators.rotary import rotate, table_rows
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import Dim, Expr, as_attr, maximum
+from apq_tvm.onnx_import.symbolic.infer import elements
+from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Node
 
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, SEQLENS, TOTAL, COS, SIN = range(9)

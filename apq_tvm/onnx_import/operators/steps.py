@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.onnx_import.dims import Dim, as_attr
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import infer
-from apq_tvm.onnx_import.shapes import reshape_to
+from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
+from apq_tvm.onnx_import.symbolic.infer import infer
+from apq_tvm.onnx_import.symbolic.shapes import reshape_to
 from apq_tvm.types import Array, Node
 
 

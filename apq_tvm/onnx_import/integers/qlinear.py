@@ -13,7 +13,7 @@ import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.steps import Steps
+from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Node
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from apq_tvm.onnx_import.dims import Dim, bounds, parse
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.moves import RESHAPES
-from apq_tvm.onnx_import.shapes import full
+from apq_tvm.onnx_import.passes.moves import RESHAPES
+from apq_tvm.onnx_import.symbolic.dims import Dim, bounds, parse
+from apq_tvm.onnx_import.symbolic.shapes import full
 
 
 def span(graph: Graph, value: str) -> tuple[Dim, Dim] | None:

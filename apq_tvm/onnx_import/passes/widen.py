@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.infer import infer, infer_inputs
+from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs
 from apq_tvm.types import Node
 
 HALF = {10: "float16", 16: "bfloat16"}  # ONNX element types

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
-from apq_tvm.onnx_import.codes import CODE_BITS, follow
-from apq_tvm.onnx_import.dims import Expr, product
-from apq_tvm.onnx_import.expansions import EXPANSIONS, expand
 from apq_tvm.onnx_import.graph import Graph, np_dtype
-from apq_tvm.onnx_import.infer import infer, infer_inputs, node_proto, same_shape
-from apq_tvm.onnx_import.shapes import rewrite
-from apq_tvm.onnx_import.values import evaluate
+from apq_tvm.onnx_import.integers.codes import CODE_BITS, follow
+from apq_tvm.onnx_import.operators.expansions import EXPANSIONS, expand
+from apq_tvm.onnx_import.symbolic.dims import Expr, product
+from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs, node_proto, same_shape
+from apq_tvm.onnx_import.symbolic.shapes import rewrite
+from apq_tvm.onnx_import.symbolic.values import evaluate
 from apq_tvm.types import Array, Node
 
 # Constants of these types can be weights of layers.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apq_tvm.onnx_import.dims import Dim
-from apq_tvm.onnx_import.steps import Steps
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import Dim
 
 
 @dataclass(frozen=True)

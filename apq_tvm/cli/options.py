@@ -1,0 +1,49 @@
+"""Options that several commands have, each spelled and explained once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apq_tvm.errors import BadScheme
+
+Model = Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)]
+Module = Annotated[Path, typer.Argument(help="Folder of a compiled module.", show_default=False)]
+Inputs = Annotated[
+    Path, typer.Option(help="npz of arrays by input name, batch first.", show_default=False)
+]
+OutputFile = Annotated[
+    Path, typer.Option("--output", "-o", help="safetensors file to write.", show_default=False)
+]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option("--calibration", help="File of apq-tvm calibrate.", show_default=False),
+]
+TensorType = Annotated[
+    list[str] | None,
+    typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+
+def parse_tensor_types(words: list[str]) -> dict[str, str]:
+    """Read repeated ``--tensor-type REGEX=SCHEME``; the scheme stands after the last ``=``.
+
+    Raises
+    ------
+    BadScheme
+        A word has no ``=`` or nothing on one side of it.
+    """
+    types = {}
+    for word in words:
+        pattern, equals, scheme = word.rpartition("=")
+        if not equals or not pattern or not scheme:
+            raise BadScheme(
+                f"--tensor-type {word!r} is not REGEX=SCHEME, such as 'attention.*=W8A8' "
+                "or 'classifier=float'"
+            )
+        types[pattern] = scheme
+    return types

@@ -1,0 +1,1 @@
+"""Weights that are integers in the file already, and products of integers."""

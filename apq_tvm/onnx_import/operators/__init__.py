@@ -1,0 +1,1 @@
+"""Operators that are written in others."""
