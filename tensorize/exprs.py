@@ -39,6 +39,21 @@ def f32(value: float) -> Expr:
     return tirx.const(value, "float32")
 
 
+def splat(value: int | float, dtype: str, lanes: int = 16) -> Expr:
+    """A constant in every lane."""
+    from tvm import tirx
+
+    return tirx.Broadcast(tirx.const(value, dtype), lanes)
+
+
+def shuffled(vector: Expr, lanes: int, order: Sequence[int]) -> Expr:
+    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
+    from tvm import tirx
+
+    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
+    return tirx.Shuffle([vector] * copies, [tirx.const(i, "int32") for i in order])
+
+
 def magnitude_bits(value: Expr) -> Expr:
     """The pattern of a float32 without its sign: orders like the magnitude, NaN above infinity."""
     from tvm import tirx

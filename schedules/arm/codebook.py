@@ -35,10 +35,15 @@ from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, P
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK
 from apq_tvm.schedules.linear.spans import M_TILES, WEIGHTS, check_integer_acts, schedule_spans
 from apq_tvm.schedules.linear.streams import choose_streams
-from apq_tvm.tensorize.arm.codebook import book_units_intrinsic
-from apq_tvm.tensorize.arm.codebook_quads import books_intrinsic, books_scaling
-from apq_tvm.tensorize.arm.nonlinear import UNITS_ACTS, UNITS_FACTOR, UNITS_UNIT, units_intrinsic
-from apq_tvm.tensorize.arm.super_span import super_intrinsic
+from apq_tvm.tensorize.arm.spans.codebook import book_units_intrinsic
+from apq_tvm.tensorize.arm.spans.codebook_quads import books_intrinsic, books_scaling
+from apq_tvm.tensorize.arm.spans.nonlinear import (
+    UNITS_ACTS,
+    UNITS_FACTOR,
+    UNITS_UNIT,
+    units_intrinsic,
+)
+from apq_tvm.tensorize.arm.spans.super_blocks import super_intrinsic
 from apq_tvm.tensorize.arm.written.codebook import is_written, written_intrinsic
 from apq_tvm.tensorize.arm.written.codebook_asm import Style
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD, BookDot

@@ -17,25 +17,16 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.balance import code_vectors, quotients
 from apq_tvm.tensorize.arm.gemm_panel import row_bytes, unpacked_code, zipped_words
-from apq_tvm.tensorize.arm.lookup import (
-    inserted_left,
-    kept,
-    masked,
-    merged,
-    shifted,
-    shuffled,
-    splat,
-    table_lookup,
-)
+from apq_tvm.tensorize.arm.lookup import inserted_left, kept, masked, merged, shifted, table_lookup
 from apq_tvm.tensorize.arm.planes import lookups
-from apq_tvm.tensorize.arm.quads import (
+from apq_tvm.tensorize.arm.spans.quads import (
     BOOK_ABOVE,
     BOOK_BELOW,
     ORDERS,
     books_of,
     split_index,
 )
-from apq_tvm.tensorize.exprs import Buffer, Expr
+from apq_tvm.tensorize.exprs import Buffer, Expr, shuffled, splat
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit, decode_pair
 from apq_tvm.tensorize.meaning.decoded_formats import (
     NIBBLES,

@@ -19,15 +19,10 @@ from collections.abc import Sequence
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import MAGIC, Expr, neon
+from apq_tvm.tensorize.exprs import MAGIC, Expr, neon, shuffled, splat
 
 BYTES = 16
 """Of a vector."""
-
-
-def splat(value: int | float, dtype: str, lanes: int = BYTES) -> Expr:
-    """A constant in every lane."""
-    return tirx.Broadcast(tirx.const(value, dtype), lanes)
 
 
 def masked(vector: Expr, mask: int) -> Expr:
@@ -74,12 +69,6 @@ def lane(vector: Expr, dtype: str, index: int) -> Expr:
     words = tirx.reinterpret("int32x4", vector)
     four = tirx.Shuffle([words], [tirx.const(index, "int32")] * 4)
     return tirx.reinterpret(dtype, four)
-
-
-def shuffled(vector: Expr, lanes: int, order: Sequence[int]) -> Expr:
-    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
-    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
-    return tirx.Shuffle([vector] * copies, [tirx.const(i, "int32") for i in order])
 
 
 def table_lookup(tables: Sequence[Expr], index: Expr, sve: bool = False) -> Expr:

@@ -16,8 +16,8 @@ from functools import partial
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.lookup import as_float, lane, shuffled, small_dot, splat
-from apq_tvm.tensorize.exprs import MAGIC_BITS, Expr, i64, neon
+from apq_tvm.tensorize.arm.lookup import as_float, lane, small_dot
+from apq_tvm.tensorize.exprs import MAGIC_BITS, Expr, i64, neon, shuffled, splat
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,

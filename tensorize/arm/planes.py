@@ -28,12 +28,10 @@ from apq_tvm.tensorize.arm.lookup import (
     masked,
     merged,
     shifted,
-    shuffled,
-    splat,
     table_lookup,
 )
 from apq_tvm.tensorize.arm.planes_sums import Sums
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64, neon
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, neon, shuffled, splat
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 

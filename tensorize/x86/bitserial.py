@@ -18,7 +18,7 @@ from apq_tvm.tensorize.exprs import Buffer, Expr, llvm, x86
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.pairs.bitserial import Planes, Popcount
 from apq_tvm.tensorize.x86.byte_sums import ByteSums, add
-from apq_tvm.tensorize.x86.planes_index import shifted
+from apq_tvm.tensorize.x86.vectors import shifted
 
 
 def _shift(vector: Expr, down: int) -> Expr:

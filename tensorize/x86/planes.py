@@ -28,14 +28,9 @@ from apq_tvm.tensorize.exprs import Buffer, Expr, prefetch_line, x86
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 from apq_tvm.tensorize.x86.planes_apart import emit_codes, emit_table_dot
-from apq_tvm.tensorize.x86.planes_index import (
-    Index,
-    long_lookup,
-    nibble_indices,
-    shifted,
-    wide_indices,
-)
+from apq_tvm.tensorize.x86.planes_index import Index, long_lookup, nibble_indices, wide_indices
 from apq_tvm.tensorize.x86.planes_sums import add_scaled, load, load_scales, multiply
+from apq_tvm.tensorize.x86.vectors import shifted
 
 
 class X86Planes(PlanesInstruction):

@@ -17,8 +17,9 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import Buffer, i64, prefetch_line
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
-from apq_tvm.tensorize.x86.planes_index import long_lookup, masked, wide_indices
+from apq_tvm.tensorize.x86.planes_index import long_lookup, wide_indices
 from apq_tvm.tensorize.x86.planes_sums import add_scaled, multiply
+from apq_tvm.tensorize.x86.vectors import masked
 
 AHEAD = 4096
 """Bytes ahead in every plane that codes are prefetched."""

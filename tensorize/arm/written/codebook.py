@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from apq_tvm.tensorize.arm.quads import ORDERS
-from apq_tvm.tensorize.arm.span import instruction_name
+from apq_tvm.tensorize.arm.spans.quads import ORDERS
+from apq_tvm.tensorize.arm.spans.span import instruction_name
 from apq_tvm.tensorize.arm.written.call import asm_call, call_function
 from apq_tvm.tensorize.arm.written.codebook_asm import (
     BITS,
@@ -43,7 +43,7 @@ def written_intrinsic(dot: SpanDot, style: Style) -> str:
     -------
     str
         The intrinsic's name. Its `xs` and `extra` are those of
-        `apq_tvm.tensorize.arm.codebook_quads.books_intrinsic`.
+        `spans.codebook_quads.books_intrinsic`.
     """
     names = {"_in_order": style.in_order, "_several": style.several, "_long": style.long}
     kind = "".join(name for name, has in names.items() if has)

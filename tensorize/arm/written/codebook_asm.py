@@ -8,7 +8,7 @@ vector instructions at least, 17.5 cycles of four pipes (V1, V2), 35 of two (N1)
 34: 2.1 times as many. What spreads the books comes to 4.75 more; without SVE unpacking sub-scales
 takes 1.5.
 
-It is written because LLVM makes more of the same product (`apq_tvm.tensorize.arm.codebook_quads`):
+It is written because LLVM makes more of the same product (`spans.codebook_quads`):
 instructions of a call, 512 rows of 2048, scales included (``apq-tvm bench static``):
 
 =============  =======  =======  =====
@@ -24,11 +24,11 @@ Cortex-A55     466 781  527 578  12 %
   merge codes at bits 4-2 with the book below (``bif``), six insert codes that are at bits 7-5 below
   a book (``sri``), and ten put group 2 together: a shift that may insert, a merge or none, and a
   merge with the book. The books of four quads are made ready at once
-  (`apq_tvm.tensorize.arm.quads.books_of`) and spread over a quad's vectors by three ``tbl``.
+  (`spans.quads.books_of`) and spread over a quad's vectors by three ``tbl``.
 - A ``tbl`` of two registers takes twice as long on Neoverse V1 as SVE's of one, which holds a table
   there.
 - A byte of a sub-scale s, ``tbl``, and one of 15 make the float ``2^-104 (128 + s)``, as in
-  `apq_tvm.tensorize.arm.span`. Where a product of int32 is cheap (SVE), s is an int32, a mask or a
+  `spans.span`. Where a product of int32 is cheap (SVE), s is an int32, a mask or a
   shift of a byte that is loaded as a word.
 - What an instruction overwrites (codes to be merged twice, what sums begin at) is loaded for each,
   rather than copied, since loads take no vector pipe.
@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from apq_tvm.tensorize.arm.quads import BOOK_ABOVE, BOOK_BELOW
+from apq_tvm.tensorize.arm.spans.quads import BOOK_ABOVE, BOOK_BELOW
 from apq_tvm.tensorize.arm.written.straight import Straight, Value, together
 from apq_tvm.tensorize.meaning.codebook_quads import SPAN_QUADS, quad_bytes
 from apq_tvm.tensorize.meaning.lookup_span import EXTRA, ROWS
@@ -294,7 +294,7 @@ class Span:
             self.product(quad, *each)
 
     def begin(self) -> None:
-        """What is to be merged with the codes of four quads: `apq_tvm.tensorize.arm.quads`."""
+        """What is to be merged with the codes of four quads: `spans.quads`."""
         s, c = self.code, self.constant
         index = self.load("index", 0)
         nibble = c["nibble"] if self.style.sve else self.pairs[0][1]

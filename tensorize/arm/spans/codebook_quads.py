@@ -1,9 +1,9 @@
 """Dot products with weights of four codebooks on Arm: a span of 4 rows, and its scales.
 
-As in `apq_tvm.tensorize.arm.nonlinear`, by ``tbl`` and ``sdot``, with scales of every 16 weights:
+As in `spans.nonlinear`, by ``tbl`` and ``sdot``, with scales of every 16 weights:
 
 - sums start at `MAGIC`, which is in `extra`, so that a subtraction makes them floats;
-- a sub-scale becomes a float that ``fmla`` multiplies (`apq_tvm.tensorize.arm.span`). There xs is
+- a sub-scale becomes a float that ``fmla`` multiplies (`spans.span`). There xs is
   `BooksScaling.acts` times the activations' scale, and its product with -2^-97 is in `extra`;
 - with SVE a sub-scale is put into an int32 by ``tbl``, and ``mla`` adds its product with the sum of
   a group, which begins at 0 there, to `MAGIC`: below 15 * 16 * 127 * 64 < 2^21.
@@ -29,11 +29,10 @@ from apq_tvm.tensorize.arm.lookup import (
     masked,
     merged,
     shifted,
-    splat,
     table_lookup,
 )
-from apq_tvm.tensorize.arm.quads import books_of
-from apq_tvm.tensorize.arm.span import (
+from apq_tvm.tensorize.arm.spans.quads import books_of
+from apq_tvm.tensorize.arm.spans.span import (
     fma,
     instruction_name,
     load_low,
@@ -47,7 +46,7 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
-from apq_tvm.tensorize.exprs import Expr
+from apq_tvm.tensorize.exprs import Expr, splat
 from apq_tvm.tensorize.meaning.codebook_quads import BookDot
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register

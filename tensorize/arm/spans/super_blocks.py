@@ -1,6 +1,6 @@
 """Dot products of super-blocks on Arm: ``sdot`` by lane, and integer sub-scales and minima.
 
-As `apq_tvm.tensorize.arm.codebook_quads`, sums start at `MAGIC`; a sub-scale and a minimum per row
+As `spans.codebook_quads`, sums start at `MAGIC`; a sub-scale and a minimum per row
 are spread by ``tbl`` from nibbles to 32-bit lanes. `extra` has per group four times `MAGIC` and
 four times the sum of the activations, which the minima multiply.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.lookup import Dot, as_float, masked, shifted, splat, table_lookup
-from apq_tvm.tensorize.arm.span import (
+from apq_tvm.tensorize.arm.lookup import Dot, as_float, masked, shifted, table_lookup
+from apq_tvm.tensorize.arm.spans.span import (
     fma,
     instruction_name,
     load_low,
@@ -21,7 +21,7 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
-from apq_tvm.tensorize.exprs import Expr
+from apq_tvm.tensorize.exprs import Expr, splat
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.super_span import SuperDot
 from apq_tvm.tensorize.registry import register

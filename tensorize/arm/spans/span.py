@@ -11,16 +11,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.lookup import (
-    BYTES,
-    kept,
-    masked,
-    shifted,
-    shuffled,
-    splat,
-    table_lookup,
-)
-from apq_tvm.tensorize.exprs import Expr
+from apq_tvm.tensorize.arm.lookup import BYTES, kept, masked, shifted, table_lookup
+from apq_tvm.tensorize.exprs import Expr, shuffled, splat
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands
 
 _HIGH_BYTE = 12

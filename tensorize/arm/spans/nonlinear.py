@@ -19,14 +19,8 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from apq_tvm.tensorize.arm.lookup import (
-    Dot,
-    masked,
-    shifted,
-    splat,
-    table_lookup,
-)
-from apq_tvm.tensorize.arm.span import (
+from apq_tvm.tensorize.arm.lookup import Dot, masked, shifted, table_lookup
+from apq_tvm.tensorize.arm.spans.span import (
     fma,
     instruction_name,
     start_of,
@@ -35,6 +29,7 @@ from apq_tvm.tensorize.arm.span import (
     tables_of,
     x_of,
 )
+from apq_tvm.tensorize.exprs import splat
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.nonlinear_span import UnitsDot
 from apq_tvm.tensorize.registry import register

@@ -6,7 +6,7 @@ registers as the codebooks fill. It takes four at most (three uops, where one or
 one): where 64 entries do not hold all codebooks, it gets those of the four rows of a group, which
 are loaded by their number, and the row takes the place of the book in the index.
 
-Scales are those of `apq_tvm.tensorize.arm.codebook_quads`, without SVE. A *bunch* is four groups,
+Scales are those of `spans.codebook_quads`, without SVE. A *bunch* is four groups,
 whose small values make up whole words.
 """
 
@@ -26,10 +26,9 @@ from apq_tvm.tensorize.arm.lookup import (
     kept,
     masked,
     shifted,
-    splat,
     table_lookup,
 )
-from apq_tvm.tensorize.arm.span import (
+from apq_tvm.tensorize.arm.spans.span import (
     fma,
     instruction_name,
     load_low,
@@ -42,7 +41,7 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
-from apq_tvm.tensorize.exprs import Expr
+from apq_tvm.tensorize.exprs import Expr, splat
 from apq_tvm.tensorize.meaning.codebook_span import BookUnitsDot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
@@ -67,7 +66,7 @@ def book_units_intrinsic(dot: BookUnitsDot, fused: bool) -> str:
     Returns
     -------
     str
-        The intrinsic's name. Its `xs` and `extra` are as for `arm_lookup.books_intrinsic` without
+        The intrinsic's name. Its `xs` and `extra` are as for `books_intrinsic` without
         SVE.
     """
     name = f"apq_{instruction_name(fused, False)}_{dot.m}x{ROWS}x{dot.k}"
