@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from apq_tvm.formats.mixed import SUPER
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, triple_word, words_at
+from apq_tvm.types import U8
 
 Arrays = Mapping[str, Any]
-U8 = NDArray[np.uint8]
 
 _LINE = 64
 """Bytes of a cache line."""
