@@ -34,7 +34,7 @@ Cortex-A55     466 781  527 578  12 %
   rather than copied, since loads take no vector pipe.
 - On Neoverse N1 one instruction loads several vectors: instructions are what it is short of.
 - On cores that issue in order a load from base and register takes as long as a product, so that
-  both go together (`apq_tvm.tensorize.arm.written.in_order`).
+  both go together.
 """
 
 from __future__ import annotations
