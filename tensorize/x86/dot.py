@@ -28,18 +28,15 @@ bits the operands are |code - 128| <= 128 and the activation with the sign of (c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Expr, splat, x86
+from apq_tvm.tensorize.exprs import Expr, x86
 from apq_tvm.tensorize.meaning.interleaved import Unit
-from apq_tvm.tensorize.meaning.lookup_dot import LookupOperands
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.unit_dot import DotBuffers, decoded, unit_dot_intrinsic
-from apq_tvm.tensorize.x86.vectors import for_rows, maddubs, vpdpbusd, widened
 
 MADDUBS_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 4, 6: 2, 7: 1, 8: 1}
 """bits -> vpmaddubsw results that are summed in int16 (table above, at most the 8 of a unit)."""
@@ -91,81 +88,59 @@ def dot_intrinsic(instruction: DotInstruction, dot: UnitDot, ahead: int = 0) -> 
     ahead : int
         As `unit_dot_intrinsic`.
     """
-
-    def accumulate(o: DotBuffers, group: int) -> None:
-        def codes(vector: int) -> Expr:
-            return decoded(o.dot.unit, o.codes, vector)
-
-        bits = o.dot.unit.bits
-        add_group(instruction, o, group, codes, MADDUBS_SUMS[bits], signed=bits == 8)
-
+    accumulate = _maddubs if instruction is MADDUBS else _vnni
     return unit_dot_intrinsic(instruction.name, dot, accumulate, ahead)
 
 
-def add_group(
-    instruction: DotInstruction,
-    o: DotBuffers | LookupOperands,
-    group: int,
-    value: Callable[[int], Expr],
-    together: int,
-    signed: bool = False,
-) -> None:
-    """Add a group's products to its sums.
+def _four_k(o: DotBuffers, row: int, vector: int) -> Expr:
+    """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row of weights."""
+    unit = o.dot.unit
+    four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
+    return tirx.reinterpret(f"int8x{unit.vector_bytes}", tirx.Broadcast(four, unit.rows))
 
-    Parameters
-    ----------
-    instruction : DotInstruction
-    o : DotBuffers or LookupOperands
-    group : int
-        Of the unit.
-    value : callable
-        What is multiplied, uint8 [4R], by number of a vector of the unit.
-    together : int
-        ``vpmaddubsw`` results that are summed in int16.
-    signed : bool
-        Whether ``vpmaddubsw`` is to take values as ``value - 128``.
-    """
-    unit, m = o.dot.unit, o.dot.m
-    at = [o.sums_at(group, i) for i in range(m)]
+
+def _vnni(o: DotBuffers, group: int) -> None:
+    unit = o.dot.unit
+    intrinsic = f"avx512.vpdpbusd.{8 * unit.vector_bytes}"
+    at = [o.sums_at(group, i) for i in range(o.dot.m)]
     sums = [o.acc[tuple(index)] for index in at]
-    vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
-    for start in range(0, len(vectors), together):
-        words: list[Expr] = [None] * m
-        for vector in vectors[start : start + together]:
-            values = value(vector)
-            for i in range(m):
-                x = for_rows(o.x.vload(o.x_at(i, 4 * vector), "int8x4"), unit.rows)
-                if instruction is not MADDUBS:
-                    sums[i] = vpdpbusd(sums[i], values, x)
-                    continue
-                product = _signed_products(values, x) if signed else maddubs(values, x)
-                words[i] = product if words[i] is None else words[i] + product
-        if instruction is MADDUBS:
-            sums = [total + widened(word) for total, word in zip(sums, words, strict=True)]
+    for vector in range(group * unit.vectors, (group + 1) * unit.vectors):
+        codes = decoded(unit, o.codes, vector)
+        for i in range(o.dot.m):
+            x = _four_k(o, i, vector)
+            sums[i] = x86(f"int32x{unit.rows}", intrinsic, sums[i], codes, x)
     for index, total in zip(at, sums, strict=True):
         b.buffer_store(o.acc, total, index)
 
 
-def dot_of(
-    instruction: DotInstruction, start: Expr | None, codes: Sequence[Expr], x: Sequence[Expr]
-) -> Expr:
-    """int32 [R]: start + Σ code x, whose ``vpmaddubsw`` results int16 can sum; None is 0."""
-    if instruction is MADDUBS:
-        words: Expr = None
-        for code, four in zip(codes, x, strict=True):
-            part = maddubs(code, four)
-            words = part if words is None else words + part
-        return widened(words) if start is None else start + widened(words)
-    total = splat(0, "int32", instruction.rows) if start is None else start
-    for code, four in zip(codes, x, strict=True):
-        total = vpdpbusd(total, code, four)
-    return total
+def _maddubs(o: DotBuffers, group: int) -> None:
+    unit = o.dot.unit
+    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+    at = [o.sums_at(group, i) for i in range(o.dot.m)]
+    sums = [o.acc[tuple(index)] for index in at]
+    vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
+    for start in range(0, len(vectors), MADDUBS_SUMS[unit.bits]):
+        words: list[Expr] = [None] * o.dot.m
+        for vector in vectors[start : start + MADDUBS_SUMS[unit.bits]]:
+            codes = decoded(unit, o.codes, vector)
+            for i in range(o.dot.m):
+                product = _products(unit, codes, _four_k(o, i, vector))
+                words[i] = product if words[i] is None else words[i] + product
+        for i in range(o.dot.m):
+            sums[i] = sums[i] + _avx2("pmadd.wd", "int32x8", words[i], ones)
+    for index, total in zip(at, sums, strict=True):
+        b.buffer_store(o.acc, total, index)
 
 
-def _signed_products(codes: Expr, x: Expr) -> Expr:
-    """int16 [16]: sums of two products of ``code - 128``."""
-    centred = tirx.reinterpret("int8x32", tirx.bitwise_xor(codes, splat(0x80, "uint8", 32)))
-    magnitude = x86("int8x32", "avx2.psign.b", centred, centred)
-    return maddubs(
-        tirx.reinterpret("uint8x32", magnitude), x86("int8x32", "avx2.psign.b", x, centred)
-    )
+def _avx2(name: str, dtype: str, *arguments: Expr) -> Expr:
+    return x86(dtype, f"avx2.{name}", *arguments)
+
+
+def _products(unit: Unit, codes: Expr, x: Expr) -> Expr:
+    """int16 [16]: sums of two products; of signed codes at 8 bits."""
+    if unit.bits < 8:
+        return _avx2("pmadd.ub.sw", "int16x16", codes, x)
+    flip = tirx.Broadcast(tirx.const(0x80, "uint8"), 32)
+    centred = tirx.reinterpret("int8x32", tirx.bitwise_xor(codes, flip))
+    magnitude = tirx.reinterpret("uint8x32", _avx2("psign.b", "int8x32", centred, centred))
+    return _avx2("pmadd.ub.sw", "int16x16", magnitude, _avx2("psign.b", "int8x32", x, centred))

@@ -19,12 +19,11 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, whole
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, llvm, whole
 from apq_tvm.tensorize.meaning.tile import Tile as Tile
 from apq_tvm.tensorize.meaning.tile import add_code, add_product, dequantize
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, MADDUBS_SUMS, DotInstruction
-from apq_tvm.tensorize.x86.vectors import maddubs, vpdpbusd, widened
 
 
 def splits_codes(instruction: DotInstruction, bits: int) -> bool:
@@ -156,10 +155,21 @@ def _accumulate(c: Buffer, m: Expr, j: Expr, lanes: int, value: Any) -> None:
 
 def _dp_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
     lanes = tile.lanes
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
     with b.unroll(tile.k // 4) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
         codes = w.vload([j, k, 0, 0], f"uint8x{4 * lanes}")
         quad = _broadcast_quad(a, m, k, lanes, "int8")
-        _accumulate(c, m, j, lanes, lambda acc: vpdpbusd(acc, codes, quad))
+        _accumulate(c, m, j, lanes, lambda acc: llvm(f"int32x{lanes}", name, acc, codes, quad))
+
+
+def _widen(pairs: Expr, factor: int = 1) -> Expr:
+    """`factor` times the sums of neighbouring int16, as int32 (vpmaddwd); AVX2."""
+    factors = tirx.Broadcast(tirx.const(factor, "int16"), 16)
+    return llvm("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, factors)
+
+
+def _maddubs(codes: Expr, activations: Expr) -> Expr:
+    return llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", codes, activations)
 
 
 def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> None:
@@ -171,7 +181,7 @@ def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> Non
     def add(k: Expr, first: bool) -> None:
         with b.unroll(tile.vectors) as j, b.unroll(tile.m) as m:
             codes = w.vload([j, k, 0, 0], "uint8x32")
-            pairs = maddubs(codes, _broadcast_quad(a, m, k, 8, "int8"))
+            pairs = _maddubs(codes, _broadcast_quad(a, m, k, 8, "int8"))
             if not first:
                 pairs = partials.vload([m, j, 0], "int16x16") + pairs
             b.buffer_store(partials, pairs, [m, j, _ramp(0, 16)])
@@ -182,7 +192,7 @@ def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> Non
             with b.serial(1, sums) as step:
                 add(chunk * sums + step, False)
         with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-            total = widened(partials.vload([m, j, 0], "int16x16"))
+            total = _widen(partials.vload([m, j, 0], "int16x16"))
             _accumulate(c, m, j, 8, lambda acc: acc + total)
 
 
@@ -193,7 +203,7 @@ def _halves_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
     def add(k: Expr, first: bool) -> None:
         with b.unroll(tile.vectors) as j, b.unroll(2) as h, b.unroll(tile.m) as m:
             codes = w.vload([j, k, h, 0, 0], "uint8x32")
-            pairs = maddubs(codes, _broadcast_quad(a, m, k, 8, "int8"))
+            pairs = _maddubs(codes, _broadcast_quad(a, m, k, 8, "int8"))
             if not first:
                 pairs = partials.vload([m, j, h, 0], "int16x16") + pairs
             b.buffer_store(partials, pairs, [m, j, h, _ramp(0, 16)])
@@ -203,8 +213,8 @@ def _halves_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
         with b.serial(1, sums) as step:
             add(chunk * sums + step, False)
         with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-            low = widened(partials.vload([m, j, 0, 0], "int16x16"))
-            high = widened(partials.vload([m, j, 1, 0], "int16x16"), 16)
+            low = _widen(partials.vload([m, j, 0, 0], "int16x16"))
+            high = _widen(partials.vload([m, j, 1, 0], "int16x16"), 16)
             _accumulate(c, m, j, 8, lambda acc: acc + low + high)
 
 

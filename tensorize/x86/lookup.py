@@ -20,13 +20,12 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Expr, llvm, prefetch, shuffled, splat
+from apq_tvm.tensorize.exprs import Expr, llvm, prefetch
 from apq_tvm.tensorize.meaning.lookup_dot import LookupDot, LookupOperands, LookupValues
 from apq_tvm.tensorize.meaning.product import make_pair
 from apq_tvm.tensorize.pairs.unit_dot import decoded
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.x86.dot import DotInstruction, add_group
-from apq_tvm.tensorize.x86.vectors import masked, shifted
+from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 
 MOST_ENTRIES = 64
 """Values that stay in registers."""
@@ -77,7 +76,11 @@ def lookup_intrinsic(
             def value(vector: int, book: Expr = book) -> Expr:
                 return _value(o, tables, permute, vector, book)
 
-            add_group(instruction, o, group, value, 2 if top <= _INT16_SUMS_TOP else 1)
+            vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
+            if instruction is MADDUBS:
+                _maddubs(o, group, vectors, value, 2 if top <= _INT16_SUMS_TOP else 1)
+            else:
+                _vnni(o, group, vectors, value)
 
     return register(name, lambda: make_pair(dot, implement))
 
@@ -115,6 +118,12 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
     return register(name, lambda: make_pair(LookupValues(dot), implement))
 
 
+def _shuffle(source: Expr, lanes: int, order: list[int]) -> Expr:
+    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
+    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
+    return tirx.Shuffle([source] * copies, [tirx.const(i, "int32") for i in order])
+
+
 def _whole_table(o: LookupOperands) -> Expr:
     zero = tirx.const(0, "int64")
     return o.table.vload([zero], f"uint8x{o.dot.entries}")
@@ -139,12 +148,12 @@ def _shuffle_tables(o: LookupOperands) -> list[Expr]:
         orders = [[i % 4 * size + 4 * high + i // 4 for i in lanes] for high in parts]
     else:
         orders = [[16 * part + i for i in lanes] for part in parts]
-    return [shuffled(table, dot.entries, order) for order in orders]
+    return [_shuffle(table, dot.entries, order) for order in orders]
 
 
 def _permute_table(o: LookupOperands) -> list[Expr]:
     """All values in 64 bytes, repeated where there are fewer."""
-    return [shuffled(_whole_table(o), o.dot.entries, [i % o.dot.entries for i in range(64)])]
+    return [_shuffle(_whole_table(o), o.dot.entries, [i % o.dot.entries for i in range(64)])]
 
 
 def _book(o: LookupOperands, group: int) -> Expr | None:
@@ -154,7 +163,17 @@ def _book(o: LookupOperands, group: int) -> Expr | None:
     unit, zero = o.dot.unit, tirx.const(0, "int64")
     at = [tirx.const(group, "int64"), zero] if unit.groups > 1 else [zero]
     books = o.book.vload(at, f"uint8x{unit.rows}")
-    return shuffled(books, unit.rows, [i // 4 for i in range(unit.vector_bytes)])
+    return _shuffle(books, unit.rows, [i // 4 for i in range(unit.vector_bytes)])
+
+
+def _shifted(part: Expr, left: int, size: int) -> Expr:
+    """Bytes shifted left (right if negative) in 16-bit lanes; bits cross into neighbours."""
+    if not left:
+        return part
+    words = tirx.reinterpret(f"uint16x{size // 2}", part)
+    move = tirx.shift_left if left > 0 else tirx.shift_right
+    amount = tirx.Broadcast(tirx.const(abs(left), "uint16"), size // 2)
+    return tirx.reinterpret(f"uint8x{size}", move(words, amount))
 
 
 def _value(
@@ -170,19 +189,19 @@ def _value(
         _, high_shift = unit.fields[1]
         at = tirx.const(size * high_shift, "int64")
         plane = o.codes.vload([at], f"uint8x{size}")  # bit t of every byte is vector t's
-        return _blend(tables[0], tables[1], index, shifted(plane, 7 - vector), size)
+        return _blend(tables[0], tables[1], index, _shifted(plane, 7 - vector, size), size)
     index = decoded(unit, o.codes, vector)
     if book is not None:
-        index = tirx.bitwise_or(index, tirx.shift_left(book, splat(unit.bits, "uint8", size)))
+        index = tirx.bitwise_or(index, _scaled(book, unit.bits, size))
     if permute:
         return llvm(f"uint8x{size}", "llvm.x86.avx512.permvar.qi.512", tables[0], index)
     if len(tables) == 1:
         return _pshufb(tables[0], index, size)
-    upper = shifted(index, 3)  # bit 4 at the top
+    upper = _shifted(index, 3, size)  # bit 4 at the top
     if len(tables) == 2:
         return _blend(tables[0], tables[1], index, upper, size)
     halves = [_blend(tables[i], tables[i + 1], index, upper, size) for i in (0, 2)]
-    return _choose(halves[0], halves[1], shifted(index, 2), size)
+    return _choose(halves[0], halves[1], _shifted(index, 2, size), size)
 
 
 def _two_bits_up(o: LookupOperands, vector: int) -> Expr:
@@ -191,7 +210,12 @@ def _two_bits_up(o: LookupOperands, vector: int) -> Expr:
     (width, shift), *_ = o.dot.unit.fields
     assert (width, shift) == (2, 0)
     part = o.codes.vload([tirx.const(size * (vector % 2), "int64")], f"uint8x{size}")
-    return masked(shifted(part, 2 - vector // 2 * 2), 0x0C)
+    mask = tirx.Broadcast(tirx.const(0x0C, "uint8"), size)
+    return tirx.bitwise_and(_shifted(part, 2 - vector // 2 * 2, size), mask)
+
+
+def _scaled(book: Expr, bits: int, size: int) -> Expr:
+    return tirx.shift_left(book, tirx.Broadcast(tirx.const(bits, "uint8"), size))
 
 
 def _pshufb(table: Expr, index: Expr, size: int) -> Expr:
@@ -207,4 +231,44 @@ def _blend(low: Expr, high: Expr, index: Expr, choice: Expr, size: int) -> Expr:
 def _choose(low: Expr, high: Expr, choice: Expr, size: int) -> Expr:
     """`high` where the top bit of `choice` is set: a vpblendvb, or a mask register's blend."""
     signed = tirx.reinterpret(f"int8x{size}", choice)
-    return tirx.Select(signed < splat(0, "int8", size), high, low)
+    zero = tirx.Broadcast(tirx.const(0, "int8"), size)
+    return tirx.Select(signed < zero, high, low)
+
+
+def _four_k(o: LookupOperands, row: int, vector: int) -> Expr:
+    """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row of weights."""
+    unit = o.dot.unit
+    four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
+    return tirx.reinterpret(f"int8x{unit.vector_bytes}", tirx.Broadcast(four, unit.rows))
+
+
+def _vnni(o: LookupOperands, group: int, vectors: range, value: Any) -> None:
+    unit = o.dot.unit
+    name = f"llvm.x86.avx512.vpdpbusd.{8 * unit.vector_bytes}"
+    at = [o.sums_at(group, i) for i in range(o.dot.m)]
+    sums = [o.acc[tuple(index)] for index in at]
+    for vector in vectors:
+        values = value(vector)
+        for i in range(o.dot.m):
+            x = _four_k(o, i, vector)
+            sums[i] = llvm(f"int32x{unit.rows}", name, sums[i], values, x)
+    for index, total in zip(at, sums, strict=True):
+        b.buffer_store(o.acc, total, index)
+
+
+def _maddubs(o: LookupOperands, group: int, vectors: range, value: Any, together: int) -> None:
+    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+    at = [o.sums_at(group, i) for i in range(o.dot.m)]
+    sums = [o.acc[tuple(index)] for index in at]
+    for start in range(0, len(vectors), together):
+        words: list[Expr] = [None] * o.dot.m
+        for vector in vectors[start : start + together]:
+            values = value(vector)
+            for i in range(o.dot.m):
+                x = _four_k(o, i, vector)
+                product = llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", values, x)
+                words[i] = product if words[i] is None else words[i] + product
+        for i in range(o.dot.m):
+            sums[i] = sums[i] + llvm("int32x8", "llvm.x86.avx2.pmadd.wd", words[i], ones)
+    for index, total in zip(at, sums, strict=True):
+        b.buffer_store(o.acc, total, index)

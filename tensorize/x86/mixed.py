@@ -9,12 +9,13 @@ VPDPBUSD.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Expr, i64, splat, x86
+from apq_tvm.tensorize.exprs import Expr, i64, x86
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -25,8 +26,7 @@ from apq_tvm.tensorize.meaning.mixed import (
 )
 from apq_tvm.tensorize.pairs.mixed_dot import MixedBuffers, MixedInstruction
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOTS
-from apq_tvm.tensorize.x86.dot import DotInstruction, dot_of
-from apq_tvm.tensorize.x86.vectors import for_rows, lanes_of, masked, shifted
+from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 
 
 def _narrow(instruction: DotInstruction, o: MixedBuffers) -> None:
@@ -45,7 +45,7 @@ def _narrow(instruction: DotInstruction, o: MixedBuffers) -> None:
         for i in range(m):
             minus = tirx.Broadcast(o.minus[tuple(o.row(i64(i), i64(tile)))], rows)
             x = [_four_k(o, i, tile * TILE_K + 4 * v) for v in range(4)]
-            total = dot_of(instruction, _pairs(zero, minus), codes, x)
+            total = _dot(instruction, _pairs(zero, minus), codes, x)
             term = _pairs(total, level).astype(f"float32x{rows}")
             sums[i] = sums[i] + term * tirx.Broadcast(o.scale[i64(tile)], rows)
     for index, total in zip(at, sums, strict=True):
@@ -59,16 +59,36 @@ def _wide(instruction: DotInstruction, o: MixedBuffers) -> None:
     lanes = tirx.Ramp(i64(0), i64(1), rows)
     at = [o.row(i64(i), lanes) for i in range(o.m)]
     totals = [
-        dot_of(instruction, o.acc[tuple(index)], codes, [_four_k(o, i, 4 * v) for v in range(4)])
+        _dot(instruction, o.acc[tuple(index)], codes, [_four_k(o, i, 4 * v) for v in range(4)])
         for i, index in enumerate(at)
     ]
     for index, total in zip(at, totals, strict=True):
         b.buffer_store(o.acc, total, index)
 
 
+def _dot(
+    instruction: DotInstruction, start: Expr, codes: Sequence[Expr], x: Sequence[Expr]
+) -> Expr:
+    """int32 [R]: start + Σ code x over four vectors."""
+    rows = instruction.rows
+    if instruction is MADDUBS:
+        # 15 * 127 * 2 * 4 = 15240: int16 holds the sum of the four.
+        words: Expr = None
+        for code, four in zip(codes, x, strict=True):
+            part = x86("int16x16", "avx2.pmadd.ub.sw", code, four)
+            words = part if words is None else words + part
+        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+        return start + x86("int32x8", "avx2.pmadd.wd", words, ones)
+    total = start
+    for code, four in zip(codes, x, strict=True):
+        name = f"avx512.vpdpbusd.{32 * rows}"
+        total = x86(f"int32x{rows}", name, total, code, four)
+    return total
+
+
 def _pairs(a: Expr, b: Expr) -> Expr:
     """Products of int32 lanes that fit 16 bits, one of them not negative."""
-    rows = lanes_of(a)
+    rows = 16 if str(a.ty).endswith("16") else 8
     name = "avx512.pmaddw.d.512" if rows == 16 else "avx2.pmadd.wd"
     halves = [tirx.reinterpret(f"int16x{2 * rows}", value) for value in (a, b)]
     return x86(f"int32x{rows}", name, *halves)
@@ -76,20 +96,26 @@ def _pairs(a: Expr, b: Expr) -> Expr:
 
 def _lanes(words: Expr, shift: int, mask: int) -> Expr:
     """Bits of int32 lanes."""
-    rows = lanes_of(words)
+    rows = 16 if str(words.ty).endswith("16") else 8
     if shift:
-        words = tirx.shift_right(words, splat(shift, "int32", rows))
-    return tirx.bitwise_and(words, splat(mask, "int32", rows))
+        words = tirx.shift_right(words, tirx.Broadcast(tirx.const(shift, "int32"), rows))
+    return tirx.bitwise_and(words, tirx.Broadcast(tirx.const(mask, "int32"), rows))
 
 
 def _bits(load: Expr, shift: int, mask: int) -> Expr:
-    """Bits of bytes."""
-    return masked(shifted(load, -shift), mask)
+    """Bits of bytes; shifted in 16-bit lanes, since x86 has no 8-bit shift."""
+    size = 64 if str(load.ty).endswith("64") else 32
+    if shift:
+        amount = tirx.Broadcast(tirx.const(shift, "uint16"), size // 2)
+        words = tirx.shift_right(tirx.reinterpret(f"uint16x{size // 2}", load), amount)
+        load = tirx.reinterpret(f"uint8x{size}", words)
+    return tirx.bitwise_and(load, tirx.Broadcast(tirx.const(mask, "uint8"), size))
 
 
 def _four_k(o: MixedBuffers, row: int, k: int) -> Expr:
     """int8 [4R]: four activations, repeated for every row of weights."""
-    return for_rows(o.x.vload(o.row(i64(row), i64(k)), "int8x4"), o.rows)
+    four = tirx.reinterpret("int32", o.x.vload(o.row(i64(row), i64(k)), "int8x4"))
+    return tirx.reinterpret(f"int8x{4 * o.rows}", tirx.Broadcast(four, o.rows))
 
 
 INSTRUCTIONS = tuple(

@@ -28,8 +28,7 @@ from apq_tvm.tensorize.meaning.super_records import (
     high_bit,
 )
 from apq_tvm.tensorize.registry import register
-from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction, dot_of
-from apq_tvm.tensorize.x86.vectors import for_rows, lanes_of, masked, shifted
+from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 
 _CODE_BITS = 2
 """Bits of a code that stand together."""
@@ -129,12 +128,12 @@ def _sums(o: DotOperands, which: int, row: int) -> Expr:
 
 def _store(buffer: Any, value: Expr, at: list[Expr]) -> None:
     *lead, last = at
-    lanes = lanes_of(value)
+    lanes = int(str(value.ty).rpartition("x")[2])
     b.buffer_store(buffer, value, [*lead, tirx.Ramp(last, i64(1), lanes)])
 
 
 def _fma(value: Expr, factor: Expr, total: Expr) -> Expr:
-    lanes = lanes_of(value)
+    lanes = int(str(value.ty).rpartition("x")[2])
     dtype = f"float32x{lanes}"
     return tirx.call_llvm_pure_intrin(
         dtype, f"llvm.fma.v{lanes}f32", value, tirx.Broadcast(factor, lanes), total
@@ -156,7 +155,13 @@ def _part(o: DotOperands, vector: int, width: int, at: int, place: int) -> Expr:
     rec = o.dot.records
     size = rec.vector
     found = o.chunk.vload([i64(rec.codes + vector * size)], f"uint8x{size}")
-    return masked(shifted(found, place - at), ((1 << width) - 1) << place)
+    if at != place:  # in 16-bit lanes: x86 has no 8-bit shift, and the mask drops what crosses over
+        words = tirx.reinterpret(f"uint16x{size // 2}", found)
+        move = tirx.shift_right if at > place else tirx.shift_left
+        amount = tirx.Broadcast(tirx.const(abs(at - place), "uint16"), size // 2)
+        found = tirx.reinterpret(f"uint8x{size}", move(words, amount))
+    mask = tirx.const(((1 << width) - 1) << place, "uint8")
+    return tirx.bitwise_and(found, tirx.Broadcast(mask, size))
 
 
 def _codes(o: DotOperands, group: int, i: int, place: int) -> Expr:
@@ -172,6 +177,21 @@ def _products(
     instruction: DotInstruction, o: DotOperands, codes: list[Expr], row: int, group: int
 ) -> Expr:
     """int32 [R]: a group's codes times a row of x."""
-    fours = (o.x.vload(o.at(row, group * GROUP + 4 * i), "int8x4") for i in range(len(codes)))
-    x = [for_rows(four, o.dot.records.rows) for four in fours]
-    return dot_of(instruction, None, codes, x)
+    rows = o.dot.records.rows
+
+    def x(i: int) -> Expr:
+        at = o.at(row, group * GROUP + 4 * i)
+        four = tirx.reinterpret("int32", o.x.vload(at, "int8x4"))
+        return tirx.reinterpret(f"int8x{4 * rows}", tirx.Broadcast(four, rows))
+
+    def call(dtype: str, name: str, *operands: Expr) -> Expr:
+        return tirx.call_llvm_pure_intrin(dtype, f"llvm.x86.{name}", *operands)
+
+    if instruction is MADDUBS:
+        words = [call("int16x16", "avx2.pmadd.ub.sw", c, x(i)) for i, c in enumerate(codes)]
+        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+        return call("int32x8", "avx2.pmadd.wd", words[0] + words[1] + words[2] + words[3], ones)
+    total = tirx.Broadcast(tirx.const(0, "int32"), rows)
+    for i, c in enumerate(codes):
+        total = call(f"int32x{rows}", f"avx512.vpdpbusd.{32 * rows}", total, c, x(i))
+    return total
