@@ -17,9 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-U8 = NDArray[np.uint8]
 
 AnyPath = str | os.PathLike[str]
 """What every function takes where a user names a file or folder."""
@@ -200,9 +197,9 @@ class QuantizedTensor:
         What else the family stores: centroids, sub-scales, outliers.
     """
 
-    codes: U8
+    codes: NDArray[np.uint8]
     scales: NDArray[np.float16]
-    zeros: U8 | None
+    zeros: NDArray[np.uint8] | None
     scheme: Scheme
     tables: Mapping[str, Array] = field(default_factory=dict)
 
@@ -226,12 +223,12 @@ class LayerStats:
         means above weigh each row by its |dL/dy|. 0 where it was not measured.
     """
 
-    mean_square: F32
-    mean: F32
-    absmax: F32
+    mean_square: NDArray[np.float32]
+    mean: NDArray[np.float32]
+    absmax: NDArray[np.float32]
     samples: int
-    hessian: F32 | None = None
-    fisher: F32 | None = None
+    hessian: NDArray[np.float32] | None = None
+    fisher: NDArray[np.float32] | None = None
     importance: float = 0.0
 
 

@@ -64,7 +64,9 @@ from apq_tvm.tensorize.meaning.mixed import (
     wide_code,
     words_at,
 )
-from apq_tvm.types import U8, Array, QuantizedTensor, Scheme
+from apq_tvm.types import Array, QuantizedTensor, Scheme
+
+U8 = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

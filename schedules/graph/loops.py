@@ -8,7 +8,9 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from apq_tvm.schedules.graph.exprs import collect, substitute, uses
-from apq_tvm.tensorize.exprs import Expr, Stmt
+
+Expr = Any
+Stmt = Any
 
 
 def reuse_output(func: Any, scratch: str) -> Any:

@@ -8,7 +8,10 @@ from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import Expr, Stmt, i64
+from apq_tvm.tensorize.exprs import i64
+
+Expr = Any
+Stmt = Any
 
 
 def is_const(e: Expr, value: int | None = None) -> bool:

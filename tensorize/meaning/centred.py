@@ -21,9 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, member
+from apq_tvm.tensorize.exprs import member
 from apq_tvm.tensorize.meaning.interleaved import Unit, decode
 
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 Place = Callable[[Expr, Expr], list[Expr]]
 
 

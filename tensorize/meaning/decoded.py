@@ -12,7 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, whole
+from apq_tvm.tensorize.exprs import whole
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 Load = Callable[..., Expr]
 

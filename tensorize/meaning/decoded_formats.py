@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Expr, i32
+from apq_tvm.tensorize.exprs import i32
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, digit, triple
 from apq_tvm.tensorize.meaning.codebook_quads import (
     BOOKS,
@@ -23,6 +23,7 @@ from apq_tvm.tensorize.meaning.planes import ROWS as PLANE_ROWS
 from apq_tvm.tensorize.meaning.planes import plane_code, table_of
 from apq_tvm.tensorize.meaning.super_span import FIELDS, nibble
 
+Expr = Any  # tvm is untyped
 Loads = Mapping[str, Load]
 
 NIBBLES = Unit(4, 4, ((4, 0),))

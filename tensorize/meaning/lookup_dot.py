@@ -11,9 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.tensorize.meaning.product import Index, Meaning, Operand, View, Views
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.product import Index, Meaning, Operand, Views, make_pair, row_at
 
+Expr = Any  # tvm is untyped
+Buffer = Any
 Arrays = Mapping[str, Any]
 
 ROWS = 4

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, Arrays, SpanDot
+
+Expr = Any  # tvm is untyped
 
 _NIBBLES = Unit(4, ROWS, ((4, 0),))
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64, operand, whole
+from apq_tvm.tensorize.exprs import i64, operand, whole
 
+Expr = Any  # tvm is untyped
+Buffer = Any
 Index = tuple[Expr, ...]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from apq_tvm.tensorize.exprs import Buffer, Expr
+from typing import Any
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 def combine(operation: str, a: Expr, b: Expr) -> Expr:

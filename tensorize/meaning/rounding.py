@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.tensorize.exprs import MAGIC, Expr
+from apq_tvm.tensorize.exprs import MAGIC
+
+Expr = Any  # tvm is untyped
 
 SUM_LIMIT = 1 << 22
 """A sum of integers below this is the difference of two such floats."""

@@ -22,9 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.product import Index, Meaning, Operand, Views, row_at
 
+Expr = Any  # tvm is untyped
+Buffer = Any
 Load = Callable[[Expr], Expr]
 
 CHUNK = 64

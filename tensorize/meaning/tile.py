@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ def _add(c: Buffer, at: tuple[Expr, ...], term: Expr, *reads: Any) -> None:
     b.buffer_store(c, c[at] + term, list(at))
 
 
-def dequantize(out: Buffer, at: tuple[Expr, ...], code: Expr, zero: Expr, scale: Expr) -> None:
+def dequantize(
+    out: Buffer, at: tuple[Expr, ...], code: Expr, zero: Expr, scale: Expr
+) -> None:
     """Store ``out = (code - zero) * scale``, float32 of uint8."""
     from tvm.tirx.script.builder import ir as b
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64, prefetch
+from apq_tvm.tensorize.exprs import i64, prefetch
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, balance_dot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 @dataclass(frozen=True)

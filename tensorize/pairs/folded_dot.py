@@ -15,9 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64, operand, whole
+from apq_tvm.tensorize.exprs import i64, operand, whole
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS, decode
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 STARTS = 8
 """Floats in ``starts``."""

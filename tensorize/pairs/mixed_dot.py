@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, prefetch
+from apq_tvm.tensorize.exprs import prefetch
 from apq_tvm.tensorize.meaning.mixed import TILE_K, TRIPLE, mixed_bytes, narrow_dot, wide_dot
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 @dataclass(frozen=True)

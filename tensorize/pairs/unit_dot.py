@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64, operand, prefetch, whole
+from apq_tvm.tensorize.exprs import i64, operand, prefetch, whole
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.registry import register
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 @dataclass(frozen=True)

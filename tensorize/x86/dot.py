@@ -29,14 +29,14 @@ bits the operands are |code - 128| <= 128 and the activation with the sign of (c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from tvm import tirx
-from tvm.tirx.script.builder import ir as b
-
-from apq_tvm.tensorize.exprs import Expr, x86
+from apq_tvm.tensorize.exprs import x86
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.unit_dot import DotBuffers, decoded, unit_dot_intrinsic
+
+Expr = Any  # tvm is untyped
 
 MADDUBS_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 4, 6: 2, 7: 1, 8: 1}
 """bits -> vpmaddubsw results that are summed in int16 (table above, at most the 8 of a unit)."""
@@ -94,12 +94,16 @@ def dot_intrinsic(instruction: DotInstruction, dot: UnitDot, ahead: int = 0) -> 
 
 def _four_k(o: DotBuffers, row: int, vector: int) -> Expr:
     """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row of weights."""
+    from tvm import tirx
+
     unit = o.dot.unit
     four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
     return tirx.reinterpret(f"int8x{unit.vector_bytes}", tirx.Broadcast(four, unit.rows))
 
 
 def _vnni(o: DotBuffers, group: int) -> None:
+    from tvm.tirx.script.builder import ir as b
+
     unit = o.dot.unit
     intrinsic = f"avx512.vpdpbusd.{8 * unit.vector_bytes}"
     at = [o.sums_at(group, i) for i in range(o.dot.m)]
@@ -114,6 +118,9 @@ def _vnni(o: DotBuffers, group: int) -> None:
 
 
 def _maddubs(o: DotBuffers, group: int) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
     unit = o.dot.unit
     ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
     at = [o.sums_at(group, i) for i in range(o.dot.m)]
@@ -138,6 +145,8 @@ def _avx2(name: str, dtype: str, *arguments: Expr) -> Expr:
 
 def _products(unit: Unit, codes: Expr, x: Expr) -> Expr:
     """int16 [16]: sums of two products; of signed codes at 8 bits."""
+    from tvm import tirx
+
     if unit.bits < 8:
         return _avx2("pmadd.ub.sw", "int16x16", codes, x)
     flip = tirx.Broadcast(tirx.const(0x80, "uint8"), 32)

@@ -19,11 +19,15 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, llvm, whole
+from apq_tvm.tensorize.exprs import llvm, whole
 from apq_tvm.tensorize.meaning.tile import Tile as Tile
 from apq_tvm.tensorize.meaning.tile import add_code, add_product, dequantize
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, MADDUBS_SUMS, DotInstruction
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 
 def splits_codes(instruction: DotInstruction, bits: int) -> bool:

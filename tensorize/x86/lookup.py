@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
-from tvm.tirx.script.builder import ir as b
-
-from apq_tvm.tensorize.exprs import Expr, llvm, prefetch
+from apq_tvm.tensorize.exprs import llvm, prefetch
 from apq_tvm.tensorize.meaning.lookup_dot import LookupDot, LookupOperands, LookupValues
 from apq_tvm.tensorize.meaning.product import make_pair
 from apq_tvm.tensorize.pairs.unit_dot import decoded
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
+
+Expr = Any  # tvm is untyped
 
 MOST_ENTRIES = 64
 """Values that stay in registers."""
@@ -99,6 +98,9 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
     str
         The intrinsic's name.
     """
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
     unit = dot.unit
     permute = vbmi and unit.rows == 16 and dot.entries > 16
     name = f"apq_{'vpermb' if permute else 'pshufb'}_{unit.rows}x32_lut{unit.bits}b{dot.books}u8"
@@ -120,11 +122,15 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
 
 def _shuffle(source: Expr, lanes: int, order: list[int]) -> Expr:
     """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
+    from tvm import tirx
+
     copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
     return tirx.Shuffle([source] * copies, [tirx.const(i, "int32") for i in order])
 
 
 def _whole_table(o: LookupOperands) -> Expr:
+    from tvm import tirx
+
     zero = tirx.const(0, "int64")
     return o.table.vload([zero], f"uint8x{o.dot.entries}")
 
@@ -158,6 +164,8 @@ def _permute_table(o: LookupOperands) -> list[Expr]:
 
 def _book(o: LookupOperands, group: int) -> Expr | None:
     """Codebook of every row, in each of the row's four bytes; None if there is one codebook."""
+    from tvm import tirx
+
     if o.book is None:
         return None
     unit, zero = o.dot.unit, tirx.const(0, "int64")
@@ -168,6 +176,8 @@ def _book(o: LookupOperands, group: int) -> Expr | None:
 
 def _shifted(part: Expr, left: int, size: int) -> Expr:
     """Bytes shifted left (right if negative) in 16-bit lanes; bits cross into neighbours."""
+    from tvm import tirx
+
     if not left:
         return part
     words = tirx.reinterpret(f"uint16x{size // 2}", part)
@@ -180,6 +190,8 @@ def _value(
     o: LookupOperands, tables: list[Expr], permute: bool, vector: int, book: Expr | None
 ) -> Expr:
     """uint8 [4R]: what the codes of one vector stand for."""
+    from tvm import tirx
+
     unit = o.dot.unit
     size = unit.vector_bytes
     if _books_below(o) and not permute:
@@ -206,6 +218,8 @@ def _value(
 
 def _two_bits_up(o: LookupOperands, vector: int) -> Expr:
     """The two low bits of a vector's codes, at bits 2 and 3."""
+    from tvm import tirx
+
     size = o.dot.unit.vector_bytes
     (width, shift), *_ = o.dot.unit.fields
     assert (width, shift) == (2, 0)
@@ -215,6 +229,8 @@ def _two_bits_up(o: LookupOperands, vector: int) -> Expr:
 
 
 def _scaled(book: Expr, bits: int, size: int) -> Expr:
+    from tvm import tirx
+
     return tirx.shift_left(book, tirx.Broadcast(tirx.const(bits, "uint8"), size))
 
 
@@ -230,6 +246,8 @@ def _blend(low: Expr, high: Expr, index: Expr, choice: Expr, size: int) -> Expr:
 
 def _choose(low: Expr, high: Expr, choice: Expr, size: int) -> Expr:
     """`high` where the top bit of `choice` is set: a vpblendvb, or a mask register's blend."""
+    from tvm import tirx
+
     signed = tirx.reinterpret(f"int8x{size}", choice)
     zero = tirx.Broadcast(tirx.const(0, "int8"), size)
     return tirx.Select(signed < zero, high, low)
@@ -237,12 +255,16 @@ def _choose(low: Expr, high: Expr, choice: Expr, size: int) -> Expr:
 
 def _four_k(o: LookupOperands, row: int, vector: int) -> Expr:
     """int8 [4R]: the activations of k = 4 * vector .. + 3, repeated for every row of weights."""
+    from tvm import tirx
+
     unit = o.dot.unit
     four = tirx.reinterpret("int32", o.x.vload(o.x_at(row, 4 * vector), "int8x4"))
     return tirx.reinterpret(f"int8x{unit.vector_bytes}", tirx.Broadcast(four, unit.rows))
 
 
 def _vnni(o: LookupOperands, group: int, vectors: range, value: Any) -> None:
+    from tvm.tirx.script.builder import ir as b
+
     unit = o.dot.unit
     name = f"llvm.x86.avx512.vpdpbusd.{8 * unit.vector_bytes}"
     at = [o.sums_at(group, i) for i in range(o.dot.m)]
@@ -257,6 +279,9 @@ def _vnni(o: LookupOperands, group: int, vectors: range, value: Any) -> None:
 
 
 def _maddubs(o: LookupOperands, group: int, vectors: range, value: Any, together: int) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
     ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
     at = [o.sums_at(group, i) for i in range(o.dot.m)]
     sums = [o.acc[tuple(index)] for index in at]

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-from tvm import tirx
-from tvm.tirx.script.builder import ir as b
-
-from apq_tvm.tensorize.exprs import Expr, i64, x86
+from apq_tvm.tensorize.exprs import i64, x86
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -28,8 +26,13 @@ from apq_tvm.tensorize.pairs.mixed_dot import MixedBuffers, MixedInstruction
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOTS
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
 
+Expr = Any  # tvm is untyped
+
 
 def _narrow(instruction: DotInstruction, o: MixedBuffers) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
     rows, m = o.rows, o.m
     lanes = tirx.Ramp(i64(0), i64(1), rows)
     words = o.codes.vload([i64(words_at(rows))], f"uint8x{2 * rows}")
@@ -53,6 +56,9 @@ def _narrow(instruction: DotInstruction, o: MixedBuffers) -> None:
 
 
 def _wide(instruction: DotInstruction, o: MixedBuffers) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
     rows = o.rows
     loads = [o.codes.vload([i64(4 * rows * i)], f"uint8x{4 * rows}") for i in range(2)]
     codes = [_bits(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
@@ -70,6 +76,8 @@ def _dot(
     instruction: DotInstruction, start: Expr, codes: Sequence[Expr], x: Sequence[Expr]
 ) -> Expr:
     """int32 [R]: start + Σ code x over four vectors."""
+    from tvm import tirx
+
     rows = instruction.rows
     if instruction is MADDUBS:
         # 15 * 127 * 2 * 4 = 15240: int16 holds the sum of the four.
@@ -88,6 +96,8 @@ def _dot(
 
 def _pairs(a: Expr, b: Expr) -> Expr:
     """Products of int32 lanes that fit 16 bits, one of them not negative."""
+    from tvm import tirx
+
     rows = 16 if str(a.ty).endswith("16") else 8
     name = "avx512.pmaddw.d.512" if rows == 16 else "avx2.pmadd.wd"
     halves = [tirx.reinterpret(f"int16x{2 * rows}", value) for value in (a, b)]
@@ -96,6 +106,8 @@ def _pairs(a: Expr, b: Expr) -> Expr:
 
 def _lanes(words: Expr, shift: int, mask: int) -> Expr:
     """Bits of int32 lanes."""
+    from tvm import tirx
+
     rows = 16 if str(words.ty).endswith("16") else 8
     if shift:
         words = tirx.shift_right(words, tirx.Broadcast(tirx.const(shift, "int32"), rows))
@@ -104,6 +116,8 @@ def _lanes(words: Expr, shift: int, mask: int) -> Expr:
 
 def _bits(load: Expr, shift: int, mask: int) -> Expr:
     """Bits of bytes; shifted in 16-bit lanes, since x86 has no 8-bit shift."""
+    from tvm import tirx
+
     size = 64 if str(load.ty).endswith("64") else 32
     if shift:
         amount = tirx.Broadcast(tirx.const(shift, "uint16"), size // 2)
@@ -114,6 +128,8 @@ def _bits(load: Expr, shift: int, mask: int) -> Expr:
 
 def _four_k(o: MixedBuffers, row: int, k: int) -> Expr:
     """int8 [4R]: four activations, repeated for every row of weights."""
+    from tvm import tirx
+
     four = tirx.reinterpret("int32", o.x.vload(o.row(i64(row), i64(k)), "int8x4"))
     return tirx.reinterpret(f"int8x{4 * o.rows}", tirx.Broadcast(four, o.rows))
 

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
-from tvm.tirx.script.builder import ir as b
-
-from apq_tvm.tensorize.exprs import Expr, i64, prefetch
+from apq_tvm.tensorize.exprs import i64, prefetch
 from apq_tvm.tensorize.meaning.product import make_pair, row_at
 from apq_tvm.tensorize.meaning.super_records import (
     GROUP,
@@ -29,6 +26,8 @@ from apq_tvm.tensorize.meaning.super_records import (
 )
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
+
+Expr = Any  # tvm is untyped
 
 _CODE_BITS = 2
 """Bits of a code that stand together."""
@@ -92,6 +91,8 @@ def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
 
     `ahead` is as of `records_dot_intrinsic`: together they ask for every line.
     """
+    from tvm import tirx
+
     rows, dot = records.rows, RecordScale(records, m)
     name = f"apq_records_scale_{m}x{rows}" + (f"_pf{ahead}" if ahead else "")
 
@@ -127,12 +128,17 @@ def _sums(o: DotOperands, which: int, row: int) -> Expr:
 
 
 def _store(buffer: Any, value: Expr, at: list[Expr]) -> None:
+    from tvm import tirx
+    from tvm.tirx.script.builder import ir as b
+
     *lead, last = at
     lanes = int(str(value.ty).rpartition("x")[2])
     b.buffer_store(buffer, value, [*lead, tirx.Ramp(last, i64(1), lanes)])
 
 
 def _fma(value: Expr, factor: Expr, total: Expr) -> Expr:
+    from tvm import tirx
+
     lanes = int(str(value.ty).rpartition("x")[2])
     dtype = f"float32x{lanes}"
     return tirx.call_llvm_pure_intrin(
@@ -142,6 +148,8 @@ def _fma(value: Expr, factor: Expr, total: Expr) -> Expr:
 
 def _small(o: DotOperands, group: int, which: int) -> Expr:
     """int32 [R]: sub-scales (0) or minima (1) of a group."""
+    from tvm import tirx
+
     rows = o.dot.records.rows
     at = group // 2 * rows + 2 * rows * which
     pair = o.chunk.vload([i64(at)], f"uint8x{rows}").astype(f"int32x{rows}")
@@ -152,6 +160,8 @@ def _small(o: DotOperands, group: int, which: int) -> Expr:
 
 def _part(o: DotOperands, vector: int, width: int, at: int, place: int) -> Expr:
     """Bits `at` to ``at + width`` of every byte of a vector, brought to `place`."""
+    from tvm import tirx
+
     rec = o.dot.records
     size = rec.vector
     found = o.chunk.vload([i64(rec.codes + vector * size)], f"uint8x{size}")
@@ -166,6 +176,8 @@ def _part(o: DotOperands, vector: int, width: int, at: int, place: int) -> Expr:
 
 def _codes(o: DotOperands, group: int, i: int, place: int) -> Expr:
     """uint8 [4R]: codes of vector `i` of a group, times 2^place."""
+    from tvm import tirx
+
     codes = _part(o, i, _CODE_BITS, 2 * group, place)
     if o.dot.records.bits == _CODE_BITS:
         return codes
@@ -177,6 +189,8 @@ def _products(
     instruction: DotInstruction, o: DotOperands, codes: list[Expr], row: int, group: int
 ) -> Expr:
     """int32 [R]: a group's codes times a row of x."""
+    from tvm import tirx
+
     rows = o.dot.records.rows
 
     def x(i: int) -> Expr:

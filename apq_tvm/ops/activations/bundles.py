@@ -15,9 +15,12 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import TINY, Quantize, checked_widths
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.rounding import CODES, round_loops, store, sum_loops, tree_loops
 
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 Load = Callable[[Expr], Expr]
 
 BUNDLE = 4

@@ -13,7 +13,10 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 
 def quantize_factors(k: int, group: int, powers: tuple[float, ...], row_block: int) -> PrimFunc:

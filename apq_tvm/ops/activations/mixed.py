@@ -16,8 +16,11 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, Sizes
 from apq_tvm.ops.activations.quantize import argument, scale_and_inverse
-from apq_tvm.tensorize.exprs import Buffer, Expr, f32, i32, i64, magnitude_bits
+from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits
 from apq_tvm.tensorize.meaning.reduce import reduce_loop
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 def mixed_activations(

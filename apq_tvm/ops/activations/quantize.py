@@ -24,8 +24,12 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, f32, i64, magnitude_bits
+from apq_tvm.tensorize.exprs import f32, i64, magnitude_bits
 from apq_tvm.tensorize.meaning.reduce import reduce_loop
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 TINY = 2.0**-100
 """Largest magnitudes below this count as zero."""

@@ -14,7 +14,11 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Quantize, argument, checked_widths
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 
 def quantize_rows(

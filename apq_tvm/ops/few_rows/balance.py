@@ -12,10 +12,13 @@ from apq_tvm.codegen.layouts import BalanceLayout
 from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.linear.nest import Blocking
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_inside
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.balance import balance_dot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import View, product
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 def balance_blocking(layout: BalanceLayout, n: int, k: int, m_tile: int, streams: int) -> Blocking:

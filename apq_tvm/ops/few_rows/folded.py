@@ -19,10 +19,14 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import HALF
 from apq_tvm.tensorize.pairs.folded_dot import STARTS, Chunk, FoldedDot, chunk_loops, chunk_of
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 CHUNK_UNITS = (4, 2, 1)
 """Units that a chunk may have. Sums of one are bounded by 4 units of W8: 128 * 128 * 127 < 2^22."""

@@ -18,9 +18,12 @@ from typing import Any
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.ops.activations.lut_tables import MIDDLE, span_width, units_of
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
-from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, f32, i32, i64
+from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, f32, i32, i64
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS, LutDot, lut_meaning
 from apq_tvm.tensorize.meaning.scaffold import View, product
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 @dataclass(frozen=True)

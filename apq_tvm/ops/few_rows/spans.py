@@ -24,10 +24,13 @@ from typing import Any
 from apq_tvm.codegen.layouts import SpanLayout
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.ops.many_rows.task import STAGES
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.lookup_dot import LookupDot
 from apq_tvm.tensorize.meaning.product import Meaning, View, Views, product
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 DOTS = "apq.dots"
 """Annotation of the root block: names of the blocks for an intrinsic."""

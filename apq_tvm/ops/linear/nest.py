@@ -17,9 +17,12 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec, epilogue_of, store_inside
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.types import Scheme
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 @dataclass(frozen=True)

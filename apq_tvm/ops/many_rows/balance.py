@@ -6,6 +6,8 @@ three vectors of columns. The rest is `apq_tvm.ops.many_rows.interleaved`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
@@ -14,9 +16,13 @@ from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.balance import VECTORS, balance_digits
 from apq_tvm.tensorize.meaning.scaffold import View, product
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 
 class BalanceGemm(ByteGemm):

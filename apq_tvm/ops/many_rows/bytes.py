@@ -16,9 +16,12 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64, prefetch_line
+from apq_tvm.tensorize.exprs import i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import decode
 from apq_tvm.tensorize.meaning.tile import add_code
+
+Expr = Any  # tvm is untyped
+Buffer = Any
 
 
 class ByteGemm(GemmTask):

@@ -30,13 +30,17 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
-from apq_tvm.tensorize.exprs import MAGIC, Buffer, Expr, i64
+from apq_tvm.tensorize.exprs import MAGIC, i64
 from apq_tvm.tensorize.meaning.centred import (
     CentredTile,
     multiply_loops,
     rows_loops,
     spread_loops,
 )
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 MOST_GROUPS = 32
 """Groups of a K block, at most, for sums to run on over it."""

@@ -6,6 +6,8 @@ for every format. Activations stay float32, as in `apq_tvm.ops.linear.decode`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import WeightLayout
@@ -13,7 +15,11 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.float import float_dots
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 
 class _DecodedGemm(GemmTask):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
@@ -10,9 +11,13 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.interleaved import decode
 from apq_tvm.tensorize.meaning.tile import add_product, dequantize
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 
 class _DequantizedGemm(GemmTask):

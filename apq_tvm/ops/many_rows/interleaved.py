@@ -10,7 +10,11 @@ from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
-from apq_tvm.tensorize.exprs import Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 
 class IntegerGemm(ByteGemm):

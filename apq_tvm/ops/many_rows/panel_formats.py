@@ -20,7 +20,6 @@ from apq_tvm.formats.balance import CENTRE
 from apq_tvm.formats.superblock import SUB_MAX
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups
 from apq_tvm.ops.many_rows.panels import PanelFormat
-from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.codebook_quads import BOOKS, GROUP, QUAD
 from apq_tvm.tensorize.meaning.decoded import Source
 from apq_tvm.tensorize.meaning.decoded_formats import (
@@ -34,6 +33,7 @@ from apq_tvm.tensorize.meaning.decoded_formats import (
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.planes import ROWS as PLANE_ROWS
 
+Expr = Any  # tvm is untyped
 Arrays = Any
 
 

@@ -20,12 +20,15 @@ from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.many_rows.panel_formats import stretch
 from apq_tvm.ops.many_rows.panels import PanelFormat, PanelGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking, argument
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.decoded import Source, decode_loops
 from apq_tvm.tensorize.meaning.decoded_formats import OffsetUnit
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, sub_scale, sub_zero
 
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 Arrays = Any
 
 LARGEST = 15

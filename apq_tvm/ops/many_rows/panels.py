@@ -17,9 +17,12 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred import CentredGemm
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.many_rows.task import GemmBlocking
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
+from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit, Source, decode_loops
 
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 Arrays = Any
 
 

@@ -17,9 +17,12 @@ from apq_tvm.ops.few_rows.spans import lookup_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
-from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 from apq_tvm.tensorize.meaning.lookup_dot import LookupValues
 from apq_tvm.tensorize.meaning.product import View, product
+
+PrimFunc = Any  # tvm is untyped
+Expr = Any
+Buffer = Any
 
 
 class SpanGemm(ByteGemm):
