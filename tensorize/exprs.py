@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Expr = Any  # tvm is untyped
+Expr = Any
 Buffer = Any
+Stmt = Any
+PrimFunc = Any
+"""What annotations call tvm's objects: tvm is untyped."""
 
 MAGIC = 1.5 * 2.0**23
 """Added to it, a float32 below 2^22 rounds to an integer: there the unit is 1."""
@@ -34,6 +37,21 @@ def f32(value: float) -> Expr:
     from tvm import tirx
 
     return tirx.const(value, "float32")
+
+
+def splat(value: int | float, dtype: str, lanes: int = 16) -> Expr:
+    """A constant in every lane."""
+    from tvm import tirx
+
+    return tirx.Broadcast(tirx.const(value, dtype), lanes)
+
+
+def shuffled(vector: Expr, lanes: int, order: Sequence[int]) -> Expr:
+    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
+    from tvm import tirx
+
+    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
+    return tirx.Shuffle([vector] * copies, [tirx.const(i, "int32") for i in order])
 
 
 def magnitude_bits(value: Expr) -> Expr:
@@ -83,14 +101,6 @@ def member(
             b.writes(whole(buffers[-1]))
             body(*buffers)
     return builder.get()
-
-
-def shuffled(vector: Expr, lanes: int, order: Sequence[int]) -> Expr:
-    """Lanes `order` of a vector of `lanes`; there may be more of them than it has."""
-    from tvm import tirx
-
-    copies = -(-len(order) // lanes)  # TVM wants no more indices than lanes
-    return tirx.Shuffle([vector] * copies, [tirx.const(i, "int32") for i in order])
 
 
 def moved_bytes(vector: Expr, left: int, size: int) -> Expr:

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
+from onnx_reference import one_node_model, run_reference
 
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.onnx_import.reference import one_node_model, run_reference
 from apq_tvm.types import ImportedModel, Node
 
 # A node as (operator, inputs, outputs[, attributes]); inputs and outputs are words of one string.

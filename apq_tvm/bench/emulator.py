@@ -22,9 +22,6 @@ COMPILERS = {"x86_64": "gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 EMULATORS = {"aarch64": "qemu-aarch64-static"}
 """qemu-user by architecture, where it is not this machine's own."""
 
-QEMU_CPUS = {"cortex-a53": "cortex-a53", "cortex-a72": "cortex-a72", "cortex-a76": "cortex-a76"}
-"""Processors that qemu models by name; others run as ``max``, which has every extension."""
-
 
 class Program:
     """A statically linked executable that calls one kernel.

@@ -50,10 +50,6 @@ class Analyser:
         """Cycles of one execution of each body, repeated without end, from the level-1 cache."""
         return self._steady(assembly(judged))
 
-    def cycles_of(self, text: str) -> float:
-        """Cycles of one execution of some assembly, repeated without end."""
-        return self._steady(text)[0]
-
     def _steady(self, text: str) -> list[float]:
         """Cycles per iteration of every region of `text`, once the pipeline is full."""
         warm, long = (self._run(text, count)["CodeRegions"] for count in (_WARM, _LONG))

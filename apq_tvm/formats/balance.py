@@ -14,15 +14,10 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-from numpy.typing import NDArray
-
 from apq_tvm.formats.family import level_family
 from apq_tvm.formats.levels import Levels
 from apq_tvm.formats.spelling import ACT_BITS
 from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
 
 LEVELS = 5
 """Levels of a weight."""
@@ -73,23 +68,6 @@ def parse(word: str) -> Scheme | None:
     if per_token and act > 8:
         raise ValueError(f"t is for integer activations; A{act} has no activation scales")
     return balance_scheme(act, group, per_token)
-
-
-def error_bound(absmax: F32) -> F32:
-    """Largest |w - decoded| of a group that was rounded from its maximum.
-
-    Parameters
-    ----------
-    absmax : float32, any shape
-        Largest magnitude of each group.
-
-    Returns
-    -------
-    float32
-        Half a step, and twice the rounding of the float16 scale.
-    """
-    step = absmax / np.float32(CENTRE)
-    return np.asarray(step / 2 + 4 * np.maximum(step * 2.0**-11, 2.0**-24), np.float32)
 
 
 def nbytes(tensor: QuantizedTensor) -> int:

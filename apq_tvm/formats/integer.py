@@ -43,12 +43,6 @@ MAX_SCALE = 65504.0
 MIN_SCALE = 2.0**-24
 """Smallest positive float16. A group that is not all zero never gets a smaller scale."""
 
-SCALE_ROUNDING = 2.0**-11
-"""Largest relative error of a normal float16."""
-
-SCALE_ROUNDING_SUBNORMAL = 2.0**-25
-"""Largest absolute error of a subnormal float16."""
-
 _PATTERN = re.compile(r"W(\d+)(Z?)A(\d+)(T?)(?:G(\d+))?\Z")
 
 
@@ -104,24 +98,6 @@ class IntegerFormat:
         """Bits per weight of a row of `k` codes, scales and zero points included."""
         per_group = self.block_bits(0)
         return self.bits + per_group * group_count(k, group_size) / k
-
-    def error_bound(self, lo: F32, hi: F32) -> F32:
-        """Largest |weight - decoded| of `quantize_ref` in a group with extremes `lo` and `hi`.
-
-        Symmetric: the step is absmax / 2^(bits-1); the side that reaches one code less far can
-        lose one whole step. Zero points: half a step for the code, half for the zero point that
-        is rounded too. W1 decodes to the mean magnitude. The rounding of the scale itself is
-        amplified by the largest code.
-        """
-        absmax = np.maximum(np.abs(lo), np.abs(hi))
-        if self.signs_only:
-            step, reach = absmax, 1
-        elif self.zero_points:
-            step, reach = _span(lo, hi) / np.float32(self.max_code), self.max_code
-        else:
-            step, reach = absmax / np.float32(self.zero), self.zero
-        rounding = np.maximum(step * SCALE_ROUNDING, SCALE_ROUNDING_SUBNORMAL)
-        return np.asarray(step + 2 * reach * rounding, np.float32)
 
     def check(self, tensor: QuantizedTensor, name: str) -> None:
         """Refuse a tensor whose arrays are not blocks of this format.

@@ -5,9 +5,9 @@
     w = scale * TABLE[code] * 2^-6           groups of 32 (nl4g64, nl4g128: wider)
 
 4.5 bits per weight for groups of 32; the paper's section 6.3 runs IQ4_NL, which is such a format.
-The table is our own: `apq_tvm.quantizers.families.nonlinear.derive_table` computes it, a test
-compares. Scales may be negative; the table is not symmetric, so that its sign says which side of a
-group reaches further.
+The table is our own, by Lloyd's alternation on normally distributed weights: a test derives it
+(``tests/unit/test_formats_groups.py``). Scales may be negative; the table is not symmetric, so that
+its sign says which side of a group reaches further.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ end.
 
 ``LayerNormalization`` and ``RMSNormalization`` may stand in graphs of an older opset than theirs.
 A weight that came quantized is float here too; `ImportedModel.quantized` has its codes
-(`apq_tvm.onnx_import.integers.codes`). `reference.run_reference` is the meaning of all of this in
+(`apq_tvm.onnx_import.integers.codes`). ``tests/onnx_reference.py`` is the meaning of all of this in
 numpy. Importing this package does not import onnx.
 """
 

@@ -40,7 +40,6 @@ def schedule_chunks(
     dot: FoldedDot,
     intrinsic: str,
     unroll: int = 1,
-    whole: bool = False,
 ) -> None:
     """One task per bundle of row blocks; per tile of x and chunk, all streams side by side.
 
@@ -50,11 +49,9 @@ def schedule_chunks(
     spec : LinearSpec
     dot : FoldedDot
     intrinsic : str
-        Of one chunk, of one stream or of all; or of all chunks.
+        Of one chunk, of one stream or of all.
     unroll : int
         Chunks per iteration.
-    whole : bool
-        Whether the intrinsic has all chunks.
     """
     store, product = (sch.get_sblock(name) for name in ("store", "dot"))
     tile, bundle, stream, *row = sch.get_loops(store)
@@ -77,18 +74,13 @@ def schedule_chunks(
     sch.compute_at(product, tile, preserve_unit_loops=True)
     stream, *inner = sch.get_loops(product)[-axes:]
     lanes, chunk, within = inner[:spatial], inner[spatial], inner[spatial + 1 :]
-    if whole:
-        sch.reorder(stream, *lanes, chunk, *within)
-        init = sch.decompose_reduction(product, stream)
-    else:
-        sch.reorder(chunk, stream, *lanes, *within)
-        if unroll > 1:
-            chunk, part = sch.split(chunk, [None, unroll])
-            sch.unroll(part)
-        init = sch.decompose_reduction(product, chunk)
+    sch.reorder(chunk, stream, *lanes, *within)
+    if unroll > 1:
+        chunk, part = sch.split(chunk, [None, unroll])
+        sch.unroll(part)
+    init = sch.decompose_reduction(product, chunk)
     *outer, lane = sch.get_loops(init)[-(1 + spatial) :]
-    joined = whole or dot.beside
-    for loop in (*outer, *(() if joined else (stream,))):
+    for loop in (*outer, *(() if dot.beside else (stream,))):
         sch.unroll(loop)
     sch.vectorize(lane)
-    sch.tensorize(stream if joined else lanes[0], intrinsic)
+    sch.tensorize(stream if dot.beside else lanes[0], intrinsic)

@@ -3,11 +3,10 @@
 Decisions:
 
 - ``streams``: row blocks read at once;
-- ``step``: groups of a non-uniform table in an iteration;
-- ``together``: whether one ``ld1`` loads four vectors of its codes.
+- ``step``: groups of a non-uniform table in an iteration.
 
-N1 is out of issue slots before it is out of vector pipes: two streams and ``ld1`` take fewer. V1
-and V2 are out of vector pipes: one stream has no copies.
+N1 is out of issue slots before it is out of vector pipes: two streams take fewer. V1 and V2 are out
+of vector pipes: one stream has no copies.
 """
 
 from __future__ import annotations
@@ -36,10 +35,15 @@ from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, P
 from apq_tvm.schedules.linear.quantize import task_rows
 from apq_tvm.schedules.linear.spans import WEIGHTS, schedule_spans
 from apq_tvm.schedules.linear.streams import M_TILES, choose_streams
-from apq_tvm.tensorize.arm.codebook import book_units_intrinsic
-from apq_tvm.tensorize.arm.codebook_quads import books_intrinsic, books_scaling
-from apq_tvm.tensorize.arm.nonlinear import UNITS_ACTS, UNITS_FACTOR, UNITS_UNIT, units_intrinsic
-from apq_tvm.tensorize.arm.super_span import super_intrinsic
+from apq_tvm.tensorize.arm.spans.codebook import book_units_intrinsic
+from apq_tvm.tensorize.arm.spans.codebook_quads import books_intrinsic, books_scaling
+from apq_tvm.tensorize.arm.spans.nonlinear import (
+    UNITS_ACTS,
+    UNITS_FACTOR,
+    UNITS_UNIT,
+    units_intrinsic,
+)
+from apq_tvm.tensorize.arm.spans.super_blocks import super_intrinsic
 from apq_tvm.tensorize.arm.written.codebook import is_written, written_intrinsic
 from apq_tvm.tensorize.arm.written.codebook_asm import Style
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD, BookDot
@@ -73,8 +77,7 @@ def _intrinsic(dot: SpanDot, choice: Choice) -> str:
     fused, sve = "dotprod" in profile.features, "sve" in profile.features
     longer = sve and "sve2" not in profile.features  # cores with SVE 2 have vectors of 16 bytes
     if fused and is_written(dot):
-        longer = longer and isinstance(dot, BookDot) and dot.bits == 3
-        style = Style(sve and isinstance(dot, BookDot), _scarce(profile), profile.in_order, longer)
+        style = Style(sve, _scarce(profile), profile.in_order, longer)
         return written_intrinsic(dot, style)
     if isinstance(dot, BookDot):
         return books_intrinsic(dot, fused, sve, longer)
@@ -83,7 +86,7 @@ def _intrinsic(dot: SpanDot, choice: Choice) -> str:
     if isinstance(dot, SuperDot):
         return super_intrinsic(dot, fused, sve)
     assert isinstance(dot, UnitsDot)
-    return units_intrinsic(dot, fused, sve, choice["together"])
+    return units_intrinsic(dot, fused, sve)
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile, fused: bool) -> None:
@@ -107,9 +110,6 @@ def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide, m_tile: int) 
     streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
     if not nonlinear:
         return SpanBlocking(m_tile, streams)
-    # LLVM moves the loads of longer groups up, and they do not fit the registers.
-    short = scarce and layout.group <= 2 * UNIT_K
-    decide("together", (short, not short))
     return SpanBlocking(m_tile, streams, decide("step", (2, 1, 4)))
 
 

@@ -178,18 +178,6 @@ def tuning(
     return CentredTuning(pairs, parts, decide("stretch", choices), decide("loaded", loaded))
 
 
-def micro_kernel(
-    instruction: GemmInstruction,
-    tile: CentredTile,
-    largest: int,
-    profile: DeviceProfile,
-    decide: Decide,
-) -> str:
-    """The decision ``ld1``, and the intrinsic's name."""
-    multiple = decide("ld1", (True, False) if _three_wide(profile) else (False, True))
-    return centred_intrinsic(instruction, tile, largest, multiple)
-
-
 def _tile(instruction: GemmInstruction, m_tile: int, panel: PanelFormat) -> TileShape:
     """The tile of a kernel; grouped schemes hold an int32 and a float32 sum per element.
 
@@ -237,7 +225,7 @@ def panel_kernel(
         bl = blocking(spec, weights, profile, shape, decide, max(UNIT_K, panel.units[0].k))
         tuned = tuning(weights, profile, instruction.pairs, shape.parts, decide)
         tile, largest = shape.tile(bl.k_step, instruction.pairs), min(weights.largest, 128)
-        micro = micro_kernel(instruction, tile, largest, profile, decide)
+        micro = centred_intrinsic(instruction, tile, largest)
         return GemmPlan(panel, bl, tuned, tile, micro)
 
     def schedule(sch: Any, choice: Choice) -> None:
@@ -295,7 +283,6 @@ dropped."""
 SOME_ROWS = _kernels((SMMLA, 4), (SMULL, 4))
 """The same, after the kernels for few rows."""
 
-ARM_GEMM_KERNELS = (*MANY_ROWS, *SOME_ROWS)
 
 PAIRED_GEMM_KERNELS: tuple[LinearKernel, ...] = tuple(
     _integers(SMMLA, bits, 8, partial(in_pairs, rows=rows), rows, 8)

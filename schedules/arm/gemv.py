@@ -9,16 +9,11 @@ What the decisions mean:
   (`apq_tvm.ops.few_rows.folded`). Cores with four vector pipes are out of issue slots for vectors
   before they are out of loads (V1: 43 % of the sdot peak without, 47 % with); N1 is short of slots
   of any kind (37 % with, 39 % without).
-- ``ordered``: written assembly instead of LLVM's order, for cores that issue in order
-  (`apq_tvm.tensorize.arm.written.in_order`): 40 % of the sdot peak of Cortex-A55 instead of 31 %.
-- ``together``: whether one ``ld1`` loads four vectors of codes. N1 has three slots a cycle in
-  LLVM's model and takes three for an ``ldp`` of two (41 % of the sdot peak with, 39 % without).
 - ``unroll``: chunks per iteration. Scales of two chunks are one 16-byte load.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K
@@ -33,20 +28,10 @@ from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, P
 from apq_tvm.schedules.linear.quantize import task_rows
 from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.tensorize.arm.fold import folded_intrinsic
-from apq_tvm.tensorize.arm.written.in_order import in_order_intrinsic
-from apq_tvm.tensorize.arm.written.in_order_asm import STREAMS
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
 from apq_tvm.types import DeviceProfile
 
 SDOT = Instruction("sdot", ("dotprod",), LANES)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    dot: FoldedDot
-    ordered: bool
-    unroll: int = 1
-    together: bool = False
 
 
 def _wide(profile: DeviceProfile) -> bool:
@@ -74,35 +59,19 @@ def _unrolls(dot: FoldedDot, chunks: int) -> tuple[int, ...]:
     return tuple(u for u in choices if chunks % u == 0)
 
 
-def _may_be_ordered(spec: LinearSpec, dot: FoldedDot) -> bool:
-    layout, fold = interleaved(spec, LANES), dot.fold
-    possible = dot.m == 1 and fold.parts > 1 and not fold.zeros
-    possible = possible and layout.row_blocks(spec.n) % STREAMS == 0
-    possible = possible and (dot.units == 1 or fold.parts == 2)
-    return possible and layout.group_size == UNIT_K * dot.units < layout.padded_k(spec.k)
-
-
-def _ask(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> _Plan:
+def _ask(m_tile: int, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> FoldedDot:
     layout = interleaved(spec, LANES)
     dot = FoldedDot(fold_of(layout), m_tile, chunk_units(layout, spec.k))
     streams = _streams(spec, profile, m_tile, decide)
     own = profile.in_order or _wide(profile)
-    copies = decide("copies", (streams, 1) if own else (1, streams))
-    if _may_be_ordered(spec, dot) and streams == copies == STREAMS:
-        first = profile.in_order
-        if decide("ordered", (first, not first)):
-            return _Plan(dot, True)
-    chunks = layout.padded_k(spec.k) // UNIT_K // dot.units
-    unroll = decide("unroll", _unrolls(dot, chunks))
-    # For one row of x LLVM moves the loads of longer chunks up, and they do not fit the registers.
-    fits = (dot.units <= 2 or m_tile > 1) and not layout.whole
-    scarce = fits and not profile.in_order and profile.vector_pipes == 2
-    return _Plan(dot, False, unroll, decide("together", (scarce, not scarce)))
+    decide("copies", (streams, 1) if own else (1, streams))
+    decide("unroll", _unrolls(dot, layout.padded_k(spec.k) // UNIT_K // dot.units))
+    return dot
 
 
 def _func(choice: Choice) -> Any:
-    plan, layout, own = choice.plan, interleaved(choice.spec, LANES), choice["copies"] > 1
-    return folded_linear(choice.spec, layout, plan.dot, choice["streams"], own, plan.ordered)
+    layout, own = interleaved(choice.spec, LANES), choice["copies"] > 1
+    return folded_linear(choice.spec, layout, choice.plan, choice["streams"], own)
 
 
 def _prepare(choice: Choice) -> Preparation:
@@ -110,18 +79,13 @@ def _prepare(choice: Choice) -> Preparation:
     assert spec.scheme is not None
     per_token = spec.scheme.act_group == -1
     func = fold_activations(spec.k, layout, per_token, copies, task_rows(spec.k))
-    return fold_preparation(spec, layout, choice.plan.dot, copies, func)
+    return fold_preparation(spec, layout, choice.plan, copies, func)
 
 
 def _schedule(sch: Any, choice: Choice) -> None:
-    spec, plan = choice.spec, choice.plan
-    dot = plan.dot
-    if plan.ordered:
-        chunks = interleaved(spec, LANES).padded_k(spec.k) // UNIT_K // dot.units
-        intrinsic = in_order_intrinsic(dot.fold, chunks, dot.units)
-    else:
-        intrinsic = folded_intrinsic(dot.fold, dot.m, dot.units, plan.together)
-    schedule_chunks(sch, spec, dot, intrinsic, plan.unroll, whole=plan.ordered)
+    dot = choice.plan
+    intrinsic = folded_intrinsic(dot.fold, dot.m, dot.units)
+    schedule_chunks(sch, choice.spec, dot, intrinsic, choice["unroll"])
 
 
 def _kernel(bits: int, m_tile: int) -> LinearKernel:

@@ -19,13 +19,11 @@ from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.arm.lookup import BYTES, lane, masked, small_dot, splat
-from apq_tvm.tensorize.exprs import i32, i64, neon
+from apq_tvm.tensorize.arm.lookup import BYTES, lane, masked, small_dot
+from apq_tvm.tensorize.exprs import Expr, i32, i64, neon, splat
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS
 from apq_tvm.tensorize.pairs.balance_dot import BalanceBuffers
 from apq_tvm.tensorize.pairs.balance_dot import balance_intrinsic as dot_intrinsic
-
-Expr = Any  # tvm is untyped
 
 LANES = 4
 

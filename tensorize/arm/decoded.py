@@ -23,24 +23,16 @@ from apq_tvm.tensorize.arm.gemm_panel import (
     unpacked_code,
     zipped_words,
 )
-from apq_tvm.tensorize.arm.lookup import (
-    inserted_left,
-    kept,
-    masked,
-    merged,
-    shifted,
-    splat,
-    table_lookup,
-)
+from apq_tvm.tensorize.arm.lookup import inserted_left, kept, masked, merged, shifted, table_lookup
 from apq_tvm.tensorize.arm.planes import lookups
-from apq_tvm.tensorize.arm.quads import (
+from apq_tvm.tensorize.arm.spans.quads import (
     BOOK_ABOVE,
     BOOK_BELOW,
     ORDERS,
     books_of,
     split_index,
 )
-from apq_tvm.tensorize.exprs import shuffled
+from apq_tvm.tensorize.exprs import Buffer, Expr, shuffled, splat
 from apq_tvm.tensorize.meaning.codebook_quads import BOOKS, QUAD
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit, decode_pair
 from apq_tvm.tensorize.meaning.decoded_formats import NIBBLES
@@ -49,8 +41,6 @@ from apq_tvm.tensorize.meaning.mixed import TILE_K
 from apq_tvm.tensorize.meaning.planes import PlanesStep
 from apq_tvm.tensorize.registry import register
 
-Expr = Any  # tvm is untyped
-Buffer = Any
 Buffers = Mapping[str, Buffer]
 
 _BYTES = 16

@@ -16,26 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.codes import repeated, unpacked
-from apq_tvm.tensorize.arm.written.loads import MODULE, load_vectors
+from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
 from apq_tvm.tensorize.meaning.whole_codes import whole_place
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot, FoldedOperands, folded_pair
 from apq_tvm.tensorize.registry import register
 
-Expr = Any  # tvm is untyped
-Buffer = Any
-Load = Callable[[FoldedOperands, int, int], Expr]
 """uint8 [16]: bytes of a unit's codes by the unit's number in the chunk and their own."""
 
 
-def folded_intrinsic(fold: Fold, m: int, units: int, together: bool = False) -> str:
+def folded_intrinsic(fold: Fold, m: int, units: int) -> str:
     """Register (once) and name the product of one chunk.
 
     Parameters
@@ -46,30 +42,18 @@ def folded_intrinsic(fold: Fold, m: int, units: int, together: bool = False) -> 
         Rows of x; codes are unpacked once for all of them.
     units : int
         Of the chunk.
-    together : bool
-        Whether codes are loaded two or four vectors at a time
-        (`apq_tvm.tensorize.arm.written.loads`).
     """
     unit = fold.unit
     name = f"apq_sdot_fold_{m}x{unit.rows}x{UNIT_K * units}_s8u{unit.bits}f32"
     name += ("_t" if unit.whole else "") + ("_z" if fold.zeros else "")
-    name += "_ld1" if together else ""
-
-    def implement(o: FoldedOperands) -> None:
-        if together:
-            with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", MODULE):
-                _implement(o, _load_together)
-        else:
-            _implement(o, _load)
-
-    return register(name, lambda: folded_pair(FoldedDot(fold, m, units), implement))
+    return register(name, lambda: folded_pair(FoldedDot(fold, m, units), _implement))
 
 
-def _implement(o: FoldedOperands, load: Load) -> None:
+def _implement(o: FoldedOperands) -> None:
     if o.dot.fold.unit.whole:
-        places = _sums_of_whole(o, load)
+        places = _sums_of_whole(o)
     else:
-        places = [_sums(o, load, i) for i in range(o.dot.m)]
+        places = [_sums(o, i) for i in range(o.dot.m)]
     scale = o.scales.vload([0], "float16x4").astype("float32x4")
     for i, total in enumerate(places):
         at = _at(o, i)
@@ -122,14 +106,14 @@ def sums_by_place(
     return total
 
 
-def _sums(o: FoldedOperands, load: Load, row: int) -> Expr:
+def _sums(o: FoldedOperands, row: int) -> Expr:
     def multiply(total: Expr, unit: int, vector: int) -> Expr:
-        return _sdot(total, _codes(o, load, unit, vector), _four_k(o, row, unit, vector))
+        return _sdot(total, _codes(o, unit, vector), _four_k(o, row, unit, vector))
 
     return sums_by_place(o.dot, four_floats(o.starts, o.lead(row, 2), 0), multiply)
 
 
-def _sums_of_whole(o: FoldedOperands, load: Load) -> list[Expr]:
+def _sums_of_whole(o: FoldedOperands) -> list[Expr]:
     """As `_sums`, of every row; unit by unit, because bytes are wanted at several places."""
     fold, lanes = o.dot.fold, tirx.Ramp(0, 1, 4)
     sums = b.alloc_buffer((o.dot.m, len(fold.places), 4), "int32", align=16)
@@ -141,7 +125,7 @@ def _sums_of_whole(o: FoldedOperands, load: Load) -> list[Expr]:
             b.buffer_store(sums, start, [i, part, lanes])
     for unit in range(o.dot.units):
         for vector in range(VECTORS):
-            part, codes = fold.part(vector), _codes(o, load, unit, vector)
+            part, codes = fold.part(vector), _codes(o, unit, vector)
             for i in range(o.dot.m):
                 total = sums.vload([i, part, 0], "int32x4")
                 total = _sdot(total, codes, _four_k(o, i, unit, vector))
@@ -161,18 +145,18 @@ def _sdot(total: Expr, codes: Expr, x: Expr) -> Expr:
     return tirx.call_llvm_pure_intrin("int32x4", name, total, codes, x)
 
 
-def _codes(o: FoldedOperands, load: Load, unit: int, vector: int) -> Expr:
+def _codes(o: FoldedOperands, unit: int, vector: int) -> Expr:
     """int8 [16]: what stands for one vector of the unit (see `apq_tvm.tensorize.meaning.fold`)."""
     fold = o.dot.fold
     if fold.unit.whole and fold.part(vector):
         bits = fold.unit.bits
         mask = ((1 << bits) - 1) << whole_place(bits, vector)
-        byte = tirx.bitwise_and(load(o, unit, vector % bits), repeated(mask))
+        byte = tirx.bitwise_and(_load(o, unit, vector % bits), repeated(mask))
         return tirx.reinterpret("int8x16", byte)
     if not fold.raw or fold.unit.whole:
-        codes = unpacked(fold.unit, partial(load, o, unit), vector, fold.doubled)
+        codes = unpacked(fold.unit, partial(_load, o, unit), vector, fold.doubled)
         return tirx.reinterpret("int8x16", codes)
-    return raw_codes(fold, partial(load, o, unit), vector)
+    return raw_codes(fold, partial(_load, o, unit), vector)
 
 
 def raw_codes(fold: Fold, load: Callable[[int], Expr], vector: int) -> Expr:
@@ -188,18 +172,6 @@ def raw_codes(fold: Fold, load: Callable[[int], Expr], vector: int) -> Expr:
 def _load(o: FoldedOperands, unit: int, index: int) -> Expr:
     lead = [unit] if o.dot.units > 1 else []
     return o.codes.vload([*lead, 16 * index], "uint8x16")
-
-
-def _load_together(o: FoldedOperands, unit: int, index: int) -> Expr:
-    """LLVM makes one load of equal ones."""
-    bits = o.dot.fold.unit.bits
-    count = next((n for n in (4, 2) if bits % n == 0), 1)
-    if count == 1:
-        return _load(o, unit, index)
-    lead = [tirx.const(unit, "int64")] if o.dot.units > 1 else []
-    first = tirx.const(16 * (index // count * count), "int64")
-    address = tirx.address_of(o.codes[(*lead, first)])
-    return load_vectors(address, count)[index % count]
 
 
 def _four_k(o: FoldedOperands, row: int, unit: int, vector: int) -> Expr:

@@ -20,14 +20,10 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.written.multiple import load_multiple, multiple_loads
-from apq_tvm.tensorize.exprs import neon
+from apq_tvm.tensorize.exprs import Buffer, Expr, neon
 from apq_tvm.tensorize.meaning.centred import CentredTile, products
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 @dataclass(frozen=True)
@@ -54,9 +50,7 @@ SDOT = GemmInstruction("sdot", ("dotprod",), False)
 SMULL = GemmInstruction("smull", (), False)
 
 
-def centred_intrinsic(
-    instruction: GemmInstruction, tile: CentredTile, largest: int, multiple: bool = False
-) -> str:
+def centred_intrinsic(instruction: GemmInstruction, tile: CentredTile, largest: int) -> str:
     """Register (once) and name the micro-kernel.
 
     Parameters
@@ -65,14 +59,11 @@ def centred_intrinsic(
     tile : CentredTile
     largest : int
         Largest magnitude in the panel, 1..128.
-    multiple : bool
-        Whether sdot's weights come by loads of 4 vectors
-        (`apq_tvm.tensorize.arm.written.multiple`).
 
     Returns
     -------
     str
-        ``apq_<instr>_<m>x<n>x<k>_s8s8s32``; smull adds ``_x<sums>``, multiple loads ``_ld1``.
+        ``apq_<instr>_<m>x<n>x<k>_s8s8s32``; smull adds ``_x<sums>``.
     """
     name = f"apq_{instruction.name}_{tile}_s8s8s32"
     body: Callable[..., None] = _smmla_body if instruction is SMMLA else _sdot_body
@@ -80,8 +71,6 @@ def centred_intrinsic(
         sums = max(s for s in (1, 2, 4, 8, 16, 32) if s * largest * 254 <= 32767)
         sums = min(sums, tile.k // 4)
         name, body = f"{name}_x{sums}", partial(_smull_body, sums=sums)
-    elif instruction is SDOT and multiple:
-        name, body = f"{name}_ld1", _sdot_multiple_body
     return register(name, lambda: pair(products(tile), partial(body, tile)))
 
 
@@ -101,19 +90,6 @@ def _sdot_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
         x = a.vload([q, 0, 0], "int8x16")
         with b.unroll(tile.columns) as j:
             _dots_by_lane(tile, c, j, x, w.vload([q, j, 0, 0], "int8x16"))
-
-
-def _sdot_multiple_body(tile: CentredTile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    """The same, with four vectors of weights to a load."""
-    vectors: list[Expr] = []
-    with multiple_loads(4):
-        for q in range(tile.k // 4):
-            x = a.vload([q, 0, 0], "int8x16")
-            for j in range(tile.columns):
-                at = q * tile.columns + j
-                if at % 4 == 0:
-                    vectors = load_multiple(4, w[q, j, 0, 0])
-                _dots_by_lane(tile, c, j, x, vectors[at % 4])
 
 
 def _dots_by_lane(tile: CentredTile, c: Buffer, j: Any, x: Expr, codes: Expr) -> None:

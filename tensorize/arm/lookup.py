@@ -16,21 +16,13 @@ of SVE registers); LLVM's IntrinsicsAArch64.td for names; LangRef for ``llvm.vec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import MAGIC, neon, shuffled
-
-Expr = Any  # tvm is untyped
+from apq_tvm.tensorize.exprs import MAGIC, Expr, neon, shuffled, splat
 
 BYTES = 16
 """Of a vector."""
-
-
-def splat(value: int | float, dtype: str, lanes: int = BYTES) -> Expr:
-    """A constant in every lane."""
-    return tirx.Broadcast(tirx.const(value, dtype), lanes)
 
 
 def masked(vector: Expr, mask: int) -> Expr:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.lookup import as_float, lane, small_dot, splat
-from apq_tvm.tensorize.exprs import MAGIC_BITS, i64, neon, shuffled
+from apq_tvm.tensorize.arm.lookup import as_float, lane, small_dot
+from apq_tvm.tensorize.exprs import MAGIC_BITS, Expr, i64, neon, shuffled, splat
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -30,7 +29,6 @@ from apq_tvm.tensorize.meaning.mixed import (
 from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.pairs.mixed_dot import MixedInstruction
 
-Expr = Any  # tvm is untyped
 Dot = Callable[[Expr, Sequence[Expr], Sequence[Expr]], Expr]
 
 ROWS = 8

@@ -28,16 +28,12 @@ from apq_tvm.tensorize.arm.lookup import (
     masked,
     merged,
     shifted,
-    splat,
     table_lookup,
 )
 from apq_tvm.tensorize.arm.planes_sums import Sums
-from apq_tvm.tensorize.exprs import i64, neon, shuffled
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, neon, shuffled, splat
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 _HALF = ROWS // 2
 _MOST = 64

@@ -14,17 +14,16 @@ VPERMI2B, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
 
 from __future__ import annotations
 
-from typing import Any
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import i64, x86
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, VECTORS
 from apq_tvm.tensorize.pairs.balance_dot import BalanceBuffers
 from apq_tvm.tensorize.pairs.balance_dot import balance_intrinsic as dot_intrinsic
 from apq_tvm.tensorize.x86.balance_codes import BalanceInstruction, Codes
 from apq_tvm.tensorize.x86.dot import four_k
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.x86.vectors import maddubs, masked, shifted, vpdpbusd, widened
 
 FIFTH_SUMS = 4
 """``vpmaddubsw`` results of c // 5 that are summed in int16: at most 5 (above), half of a unit."""
@@ -68,14 +67,10 @@ class _Unit(Codes):
             self._look_up(self.vectors())
         else:
             *stored, pooled = self.vectors()
-            self._multiply_vnni([*(self.masked(vector, 0x7F) for vector in stored), pooled])
+            self._multiply_vnni([*(masked(vector, 0x7F) for vector in stored), pooled])
 
-    def _dp(self, total: Expr, codes: Expr, x: Expr) -> Expr:
-        return x86(f"int32x{self.isa.lanes}", f"avx512.vpdpbusd.{8 * self.size}", total, codes, x)
 
     def _look_up(self, vectors: list[Expr]) -> None:
-        from tvm.tirx.script.builder import ir as b
-
         acc = self.o.acc
         at = [[self.o.digit_at(i, part) for part in range(PARTS)] for i in range(self.m)]
         sums = [[acc[tuple(index)] for index in row] for row in at]
@@ -84,14 +79,12 @@ class _Unit(Codes):
                 codes = self.digit(vector, part)
                 for i in range(self.m):
                     x = four_k(self.o, i, 4 * j, self.isa.lanes)
-                    sums[i][part] = self._dp(sums[i][part], codes, x)
+                    sums[i][part] = vpdpbusd(sums[i][part], codes, x)
         for i in range(self.m):
             for part in range(PARTS):
                 b.buffer_store(acc, sums[i][part], at[i][part])
 
     def _multiply_vnni(self, codes: list[Expr]) -> None:
-        from tvm import tirx
-
         lanes = self.isa.lanes
         zero = tirx.Broadcast(tirx.const(0, "int32"), lanes)
         five = tirx.Broadcast(tirx.const(5, "int32"), lanes)
@@ -100,16 +93,13 @@ class _Unit(Codes):
             parts = (code, *self.quotients(code))
             for i in range(self.m):
                 x = four_k(self.o, i, 4 * j, self.isa.lanes)
-                sums[i] = [self._dp(s, p, x) for s, p in zip(sums[i], parts, strict=True)]
+                sums[i] = [vpdpbusd(s, p, x) for s, p in zip(sums[i], parts, strict=True)]
         for i, (t0, t1, t2) in enumerate(sums):
             for part, total in enumerate((t0 - t1 * five, t1 - t2 * five, t2)):
                 self.o.add(i, part, total)
 
     def _multiply_maddubs(self) -> None:
         """One code vector after the other, so that few are live: there are 16 registers."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         ramp = tirx.Ramp(i64(0), i64(1), 16)
         # Sums of c // 5 and c // 25 for every row of x; indexed by constants, so in registers.
         words = b.alloc_buffer((self.m, 2, 16), "int16", align=32)
@@ -120,10 +110,10 @@ class _Unit(Codes):
             fifth, last = self.quotients(code)
             for i in range(self.m):
                 x = four_k(self.o, i, 4 * j, self.isa.lanes)
-                self.o.add(i, 0, self._widen(self.maddubs(code, x)))
+                self.o.add(i, 0, widened(maddubs(code, x)))
                 for which, codes in ((0, fifth), (1, last)):
                     at = [i64(i), i64(which), ramp]
-                    value = self.maddubs(codes, x)
+                    value = maddubs(codes, x)
                     if j % (FIFTH_SUMS if which == 0 else VECTORS):
                         value = words[tuple(at)] + value
                     b.buffer_store(words, value, at)
@@ -132,25 +122,17 @@ class _Unit(Codes):
 
         for j in range(STORED):
             vector = self.load(j)
-            bit = self.masked(self.shift(vector, STORED - j), 1 << j)
+            bit = masked(shifted(vector, j - STORED), 1 << j)
             if j:
                 bit = pooled.vload([i64(0)], f"uint8x{self.size}") | bit
             b.buffer_store(pooled, bit, bytes_at)
-            products(self.masked(vector, 0x7F), j)
+            products(masked(vector, 0x7F), j)
         products(pooled.vload([i64(0)], f"uint8x{self.size}"), STORED)
         self._flush(words, 1, 2)
 
-    def _widen(self, words: Expr, times: int = 1) -> Expr:
-        from tvm import tirx
-
-        factor = tirx.Broadcast(tirx.const(times, "int16"), 16)
-        return x86("int32x8", "avx2.pmadd.wd", words, factor)
-
     def _flush(self, words: Buffer, which: int, part: int) -> None:
         """Add sums of ``c // 5^part``: the digit's own, and -5 times them to the one below."""
-        from tvm import tirx
-
         for i in range(self.m):
             total = words[i64(i), i64(which), tirx.Ramp(i64(0), i64(1), 16)]
-            self.o.add(i, part, self._widen(total))
-            self.o.add(i, part - 1, self._widen(total, -5))
+            self.o.add(i, part, widened(total))
+            self.o.add(i, part - 1, widened(total, -5))

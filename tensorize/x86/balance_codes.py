@@ -14,16 +14,16 @@ VPERMI2B; LLVM's IntrinsicsX86.td for the operand types.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, x86
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, x86
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, balance_digits
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.x86.vectors import maddubs, masked, shifted
 
 
 @dataclass(frozen=True)
@@ -98,57 +98,30 @@ class Codes:
 
     def constant(self, values: list[int], dtype: str) -> Expr:
         """A vector of constants."""
-        from tvm import tirx
-
         lanes = [tirx.const(i, "int32") for i in range(len(values))]
         return tirx.Shuffle([tirx.const(v, dtype) for v in values], lanes)
 
-    def masked(self, vector: Expr, mask: int) -> Expr:
-        """Some bits of every byte."""
-        from tvm import tirx
-
-        return tirx.bitwise_and(vector, tirx.Broadcast(tirx.const(mask, "uint8"), self.size))
-
     def pooled(self, stored: list[Expr]) -> Expr:
-        """The code vector in the top bits of the stored ones, its own top bit 0.
-
-        Shifted in 16-bit lanes: x86 has no 8-bit shift, and the masks drop what crosses over.
-        """
+        """The code vector in the top bits of the stored ones, its own top bit 0."""
         pooled = None
         for j, vector in enumerate(stored):
-            bit = self.masked(self.shift(vector, STORED - j), 1 << j)
+            bit = masked(shifted(vector, j - STORED), 1 << j)
             pooled = bit if pooled is None else pooled | bit
         return pooled
 
     def words(self, vector: Expr) -> Expr:
         """A byte vector as 16-bit lanes."""
-        from tvm import tirx
-
         return tirx.reinterpret(f"uint16x{self.size // 2}", vector)
-
-    def shift(self, vector: Expr, down: int) -> Expr:
-        """A byte vector shifted right in 16-bit lanes."""
-        from tvm import tirx
-
-        amount = tirx.Broadcast(tirx.const(down, "uint16"), self.size // 2)
-        return tirx.reinterpret(f"uint8x{self.size}", tirx.shift_right(self.words(vector), amount))
-
-    def maddubs(self, codes: Expr, factors: Expr) -> Expr:
-        """int16: sums of neighbouring products of uint8 and int8."""
-        name = "avx512.pmaddubs.w.512" if self.size == 64 else "avx2.pmadd.ub.sw"
-        return x86(f"int16x{self.size // 2}", name, codes, factors)
 
     def quotients(self, codes: Expr) -> tuple[Expr, Expr]:
         """c // 5 and c // 25 of every byte."""
-        from tvm import tirx
-
         pairs, vector = self.size // 2, f"uint8x{self.size}"
         # In 16-bit lanes: LLVM makes x - (-1) of x + 1, and the vector of -1 anew every time.
         ones = tirx.Broadcast(tirx.const(0x0101, "uint16"), pairs)
         above = tirx.reinterpret(vector, self.words(codes) + ones)
-        even = self.maddubs(above, self.constant([51, 0] * pairs, "int8"))
-        odd = self.maddubs(above, self.constant([0, 51] * pairs, "int8"))
-        low = self.shift(tirx.reinterpret(vector, even), 8)
+        even = maddubs(above, self.constant([51, 0] * pairs, "int8"))
+        odd = maddubs(above, self.constant([0, 51] * pairs, "int8"))
+        low = shifted(tirx.reinterpret(vector, even), -8)
         fifth = self.merged(low, tirx.reinterpret(vector, odd))
         # 256 times the factor leaves the quotient of an odd byte where it belongs.
         last = self.merged(self.high_product(even, 51), self.high_product(odd, 51 * 256))
@@ -156,8 +129,6 @@ class Codes:
 
     def high_product(self, words: Expr, factor: int) -> Expr:
         """Bytes of ``words * factor >> 16``."""
-        from tvm import tirx
-
         name = "avx512.pmulhu.w.512" if self.size == 64 else "avx2.pmulhu.w"
         factors = tirx.Broadcast(tirx.const(factor, "int16"), self.size // 2)
         product = x86(f"int16x{self.size // 2}", name, words, factors)
@@ -165,8 +136,6 @@ class Codes:
 
     def merged(self, even: Expr, odd: Expr) -> Expr:
         """Even bytes of one vector, whose odd ones are 0, and odd bytes of another."""
-        from tvm import tirx
-
         odd_bytes = self.constant([0, 255] * (self.size // 2), "uint8")
         if self.size == 32:
             return x86("uint8x32", "avx2.pblendvb", even, odd, odd_bytes)
@@ -174,8 +143,6 @@ class Codes:
 
     def digit(self, vector: Expr, part: int) -> Expr:
         """One digit by lookup."""
-        from tvm import tirx
-
         digits = [value // 5**part % 5 for value in range(128)]
         low, high = (self.constant(digits[h : h + 64], "uint8") for h in (0, 64))
         index = tirx.reinterpret("uint8x64", vector)
@@ -183,9 +150,6 @@ class Codes:
 
     def store_digits(self, out: Buffer) -> None:
         """Store the digits of a unit, uint8 [3, 8, L, 4]."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         ramp = tirx.Ramp(0, 1, self.size)  # over the last two axes, which are contiguous
         for j, vector in enumerate(self.vectors()):
             for part, digits in enumerate(self._digits(vector)):
@@ -193,16 +157,12 @@ class Codes:
 
     def _digits(self, vector: Expr) -> list[Expr]:
         """uint8 vectors of the three digits; the top bit of a code is ignored."""
-        from tvm import tirx
-
         if self.isa.tables:
             return [self.digit(vector, part) for part in range(PARTS)]
-        code = self.masked(vector, 0x7F)
+        code = masked(vector, 0x7F)
         fifth, last = self.quotients(code)
 
         def five(digits: Expr) -> Expr:
-            amount = tirx.Broadcast(tirx.const(2, "uint16"), self.size // 2)
-            four = tirx.shift_left(self.words(digits), amount)  # at most 96: stays in its byte
-            return tirx.reinterpret(f"uint8x{self.size}", four) + digits
+            return shifted(digits, 2) + digits  # at most 96: stays in its byte
 
         return [code - five(fifth), fifth - five(last), last]

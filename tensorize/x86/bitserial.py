@@ -10,19 +10,15 @@ IntrinsicsX86.td for the operand types.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import llvm, x86
+from apq_tvm.tensorize.exprs import Buffer, Expr, llvm, x86
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.pairs.bitserial import Planes, Popcount
 from apq_tvm.tensorize.x86.byte_sums import ByteSums, add
-from apq_tvm.tensorize.x86.planes_index import shifted
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.x86.vectors import shifted
 
 
 def _shift(vector: Expr, down: int) -> Expr:

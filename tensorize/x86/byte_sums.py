@@ -7,15 +7,11 @@ vectors (8 each). Then ``vpmaddubsw`` with 2^(s+t) and ``vpmaddwd`` widen them. 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import x86
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr, splat, x86
+from apq_tvm.tensorize.x86.vectors import maddubs, widened
 
 BYTE_PAIRS = 31
 """Vectors whose popcounts a byte can sum: 31 * 8 <= 255."""
@@ -83,8 +79,7 @@ class ByteSums:
         bound = 2 * 8 * pairs << low
         if weight > 6 or self._bound + bound > _INT16_MAX:
             self._flush()
-        factor = tirx.Broadcast(tirx.const(1 << low, "int8"), 32)
-        words = x86("int16x16", "avx2.pmadd.ub.sw", counts, factor)
+        words = maddubs(counts, splat(1 << low, "int8", 32))
         zero = tirx.Broadcast(tirx.const(0, "int16"), 16)
         self._words = add(self._words, words, zero if negative else None)
         self._bound += bound
@@ -94,7 +89,5 @@ class ByteSums:
     def _flush(self, factor: int = 1) -> None:
         if self._words is None:
             return
-        times = tirx.Broadcast(tirx.const(factor, "int16"), 16)
-        wide = x86("int32x8", "avx2.pmadd.wd", self._words, times)
-        self._total = add(self._total, wide)
+        self._total = add(self._total, widened(self._words, factor))
         self._words, self._bound = None, 0

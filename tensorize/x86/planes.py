@@ -21,26 +21,16 @@ PSIGNB, PMADDUBSW, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import prefetch_line, x86
+from apq_tvm.tensorize.exprs import Buffer, Expr, prefetch_line, x86
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 from apq_tvm.tensorize.x86.planes_apart import emit_codes, emit_table_dot
-from apq_tvm.tensorize.x86.planes_index import (
-    Index,
-    long_lookup,
-    nibble_indices,
-    shifted,
-    wide_indices,
-)
+from apq_tvm.tensorize.x86.planes_index import Index, long_lookup, nibble_indices, wide_indices
 from apq_tvm.tensorize.x86.planes_sums import add_scaled, load, load_scales, multiply
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.x86.vectors import shifted
 
 
 class X86Planes(PlanesInstruction):

@@ -12,17 +12,14 @@ bits it does not pay: half of the tables would fill the registers.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import i64, prefetch_line
+from apq_tvm.tensorize.exprs import Buffer, i64, prefetch_line
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
-from apq_tvm.tensorize.x86.planes_index import long_lookup, masked, wide_indices
+from apq_tvm.tensorize.x86.planes_index import long_lookup, wide_indices
 from apq_tvm.tensorize.x86.planes_sums import add_scaled, multiply
-
-Buffer = Any  # tvm is untyped
+from apq_tvm.tensorize.x86.vectors import masked
 
 AHEAD = 4096
 """Bytes ahead in every plane that codes are prefetched."""

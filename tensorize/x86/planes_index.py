@@ -10,13 +10,11 @@ Bits that do not belong to a code need not be cleared: the table repeats its ent
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import x86
-
-Expr = Any  # tvm is untyped
+from apq_tvm.tensorize.exprs import Expr, x86
+from apq_tvm.tensorize.x86.vectors import masked, merged, shifted
 
 
 @dataclass(frozen=True)
@@ -40,35 +38,6 @@ class Index:
             sum((e >> place & 1) << i for i, place in enumerate(self.places))
             for e in range(entries)
         ]
-
-
-def lanes_of(vector: Expr) -> int:
-    """Bytes of a vector expression."""
-    return int(str(vector.ty).rpartition("x")[2])
-
-
-def shifted(vector: Expr, left: int) -> Expr:
-    """Every byte shifted left (right if negative); bits of the neighbour byte come in.
-
-    Shifted in 16-bit lanes: x86 has no shift of bytes.
-    """
-    if left == 0:
-        return vector
-    half = lanes_of(vector) // 2
-    words = tirx.reinterpret(f"uint16x{half}", vector)
-    move = tirx.shift_left if left > 0 else tirx.shift_right
-    words = move(words, tirx.Broadcast(tirx.const(abs(left), "uint16"), half))
-    return tirx.reinterpret(f"uint8x{2 * half}", words)
-
-
-def masked(vector: Expr, mask: int) -> Expr:
-    """Bits of `mask` of every byte."""
-    return tirx.bitwise_and(vector, tirx.Broadcast(tirx.const(mask, "uint8"), lanes_of(vector)))
-
-
-def merged(mask: int, a: Expr, c: Expr) -> Expr:
-    """Bits of `mask` from `a`, the others from `c`."""
-    return tirx.bitwise_or(masked(a, mask), masked(c, 255 - mask))
 
 
 def pairs(q0: Expr, q1: Expr) -> tuple[Expr, Expr]:

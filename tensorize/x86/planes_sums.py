@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import llvm, x86
+from apq_tvm.tensorize.exprs import Buffer, Expr, llvm, splat, x86
 from apq_tvm.tensorize.meaning.planes import QUAD, PlanesStep
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.x86.vectors import maddubs, vpdpbusd, widened
 
 
 def multiply(step: PlanesStep, sums: Expr | None, w: Expr, x: Expr) -> Expr:
     """Products of int8 [V] centroids (offset, if the step's are) and activations, added to `sums`,
     None for 0."""
     if step.offset:
-        if sums is None:
-            sums = tirx.Broadcast(tirx.const(0, "int32"), 16)
-        return x86("int32x16", "avx512.vpdpbusd.512", sums, w, x)
+        return vpdpbusd(splat(0, "int32", 16) if sums is None else sums, w, x)
     size = x86("int8x32", "avx2.psign.b", x, x)
     signed = x86("int8x32", "avx2.psign.b", w, x)
-    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-    words = x86("int16x16", "avx2.pmadd.ub.sw", size, signed)
-    products = x86("int32x8", "avx2.pmadd.wd", words, ones)
+    products = widened(maddubs(size, signed))
     return products if sums is None else sums + products
 
 

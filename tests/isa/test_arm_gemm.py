@@ -14,7 +14,12 @@ from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.arm.gemm import ARM_GEMM_KERNELS, PAIRED_GEMM_KERNELS, prepare_rows
+from apq_tvm.schedules.arm.gemm import (
+    MANY_ROWS,
+    PAIRED_GEMM_KERNELS,
+    SOME_ROWS,
+    prepare_rows,
+)
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
@@ -57,7 +62,7 @@ class GemmCase(ArmCase):
 
 
 def kernel_of(name: str) -> LinearKernel:
-    kernels = (*ARM_GEMM_KERNELS, *PAIRED_GEMM_KERNELS)
+    kernels = (*MANY_ROWS, *SOME_ROWS, *PAIRED_GEMM_KERNELS)
     return next(kernel for kernel in kernels if kernel.name == name)
 
 
@@ -232,7 +237,7 @@ def test_smmla_fails_where_the_core_lacks_it(tmp_path: Path) -> None:
     check("gemm_W4A8_sdot_r4m4", spec, (8,), tmp_path, cpu="neoverse-n1")
 
 
-@pytest.mark.parametrize("kernel", ARM_GEMM_KERNELS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", (*MANY_ROWS, *SOME_ROWS), ids=lambda k: k.name)
 def test_declines_with_a_reason(kernel: LinearKernel) -> None:
     bits = kernel.bits
     with pytest.raises(NotApplicable, match="float32"):

@@ -9,7 +9,7 @@ from arm_tools import assembly, count, inner_loop, scheduled
 
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.arm.gemm import ARM_GEMM_KERNELS, PAIRED_GEMM_KERNELS
+from apq_tvm.schedules.arm.gemm import MANY_ROWS, PAIRED_GEMM_KERNELS, SOME_ROWS
 from apq_tvm.schedules.devices import find_profile
 
 CASES = (
@@ -26,7 +26,7 @@ CASES = (
 
 @pytest.mark.parametrize(("target", "name", "scheme", "dots"), CASES)
 def test_sums_stay_in_registers(target: str, name: str, scheme: str, dots: int) -> None:
-    kernels = (*ARM_GEMM_KERNELS, *PAIRED_GEMM_KERNELS)
+    kernels = (*MANY_ROWS, *SOME_ROWS, *PAIRED_GEMM_KERNELS)
     kernel = next(k for k in kernels if k.name == name)
     profile = find_profile(target, layout=f"4x{kernel.run or 4}")
     source = assembly(

@@ -156,21 +156,6 @@ def test_tables_stay_in_registers(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["graviton2", "graviton3", "graviton4", "cortex-a55"])
-@pytest.mark.parametrize(("name", "indices"), [("cb2", 24), ("cb4", 24 + 6)])
-def test_written_spans_keep_their_constants(name: str, indices: int, target: str) -> None:
-    """Of four quads, beside products and lookups: indices, spread books and sub-scales, scales."""
-    profile = find_profile(target)
-    spec = LinearSpec(512, 4096, scheme_of(name))
-    loop = loop_of(assembly(scheduled(record(name, 1), spec, profile), profile), "sdot")
-    sve = "sve" in profile.features and name == "cb2"
-    assert (count(loop, "sdot"), count(loop, "tbl")) == (64, 64 + (0 if sve else 16))
-    found = count(loop, r"bit|bif|and\s+v\d+|ushr|sli|sri|zip1|zip2")
-    assert found == 4 * indices + 6 + (16 if sve else 4)
-    assert "[sp" not in loop and count(loop, r"mov\s+v\d+") <= 4
-    assert count(loop, r"tbl\s+z\d+") == 64 * sve
-
-
-@pytest.mark.parametrize("target", ["graviton2", "graviton3", "graviton4", "cortex-a55"])
 def test_written_quads_of_3_bits(target: str) -> None:
     """Of four: 22 instructions each for indices, 7 for books of all, and for sub-scales."""
     profile = find_profile(target)

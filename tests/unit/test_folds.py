@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tiny_llama
 from onnx_models import build, rand, run_node, save
+from onnx_reference import run_reference
 
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.onnx_import.reference import run_reference
 from apq_tvm.progress import Silent
 from apq_tvm.quantizers.inputs.folds import apply_fold, find_folds, replace_weights
 from apq_tvm.quantizers.inputs.scaling import scale_model, smooth_scale

@@ -30,11 +30,32 @@ def group_extremes(w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return lo, hi
 
 
+def error_bound(fmt: IntegerFormat, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+    """Largest |weight - decoded| of `quantize_ref` in a group with extremes `lo` and `hi`.
+
+    Symmetric: the step is absmax / 2^(bits-1); the side that reaches one code less far can lose one
+    whole step. Zero points: half a step for the code, half for the zero point that is rounded too.
+    W1 decodes to the mean magnitude. The rounding of the scale itself (2^-11 of a normal float16,
+    2^-25 of a subnormal one) is amplified by the largest code.
+    """
+    absmax = np.maximum(np.abs(lo), np.abs(hi))
+    if fmt.signs_only:
+        step, reach = absmax, 1
+    elif fmt.zero_points:
+        with np.errstate(over="ignore"):
+            width = np.asarray(np.maximum(hi, 0) - np.minimum(lo, 0), np.float32)
+        step, reach = width / np.float32(fmt.max_code), fmt.max_code
+    else:
+        step, reach = absmax / np.float32(fmt.zero), fmt.zero
+    rounding = np.maximum(step * 2.0**-11, 2.0**-25)
+    return np.asarray(step + 2 * reach * rounding, np.float32)
+
+
 def assert_within_bound(fmt: IntegerFormat, w: np.ndarray, group: int) -> QuantizedTensor:
     tensor = fmt.quantize_ref(w, group)
     fmt.check(tensor, "w")
     size = w.shape[1] if group == -1 else group
-    bound = fmt.error_bound(*group_extremes(w, size))
+    bound = error_bound(fmt, *group_extremes(w, size))
     error = np.abs(dequantize(tensor).astype(np.float64) - w)
     assert (error <= bound).all(), f"{fmt.name} off by {(error / bound).max()} of its bound"
     return tensor

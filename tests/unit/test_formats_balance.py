@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from apq_tvm.codegen.layouts import BalanceLayout, default_layout, weight_layout
 from apq_tvm.errors import BadScheme, PackError, UnsupportedModel
 from apq_tvm.formats import bits_per_weight, dequantize, nbytes, parse_scheme
-from apq_tvm.formats.balance import GROUPS, balance_scheme, error_bound
+from apq_tvm.formats.balance import CENTRE, GROUPS, balance_scheme
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
 
@@ -54,6 +54,15 @@ def test_spelling_round_trips(text: str) -> None:
 def test_bad_spelling_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(BadScheme, match=reason):
         parse_scheme(text)
+
+
+def error_bound(absmax: np.ndarray) -> np.ndarray:
+    """Largest |w - decoded| of groups rounded from their maximum.
+
+    Half a step, and twice the rounding of the float16 scale.
+    """
+    step = absmax / np.float32(CENTRE)
+    return np.asarray(step / 2 + 4 * np.maximum(step * 2.0**-11, 2.0**-24), np.float32)
 
 
 @settings(max_examples=60)

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx_models import build, check, only, ops, rand, run_node, save
+from onnx_reference import run_reference
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.onnx_import.reference import run_reference
 
 MS = {"com.microsoft": 1}
 CACHE = {"b": 1, "s": 3, "p": 5, "t": 8}  # what ONNX Runtime takes: several tokens, one sequence

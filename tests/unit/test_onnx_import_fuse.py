@@ -383,9 +383,9 @@ def test_outputs_keep_their_names(tmp_path: Path) -> None:
 
 def test_a_weight_or_an_input_may_itself_be_an_output(tmp_path: Path) -> None:
     from onnx_models import well_formed
+    from onnx_reference import run_reference
 
     from apq_tvm.onnx_import import import_onnx
-    from apq_tvm.onnx_import.reference import run_reference
 
     model = import_onnx(save(build([("Relu", "x", "y")], X, "y x w", {"w": rand(3)}), tmp_path))
     well_formed(model)

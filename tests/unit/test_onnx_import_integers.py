@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx_models import build, check, feeds_for, only, ops, rand, run_node, run_onnx, save
+from onnx_reference import run_reference
 from quantized_onnx import MS, integers, kept
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
-from apq_tvm.onnx_import.reference import run_reference
 from apq_tvm.types import ImportedModel
 
 

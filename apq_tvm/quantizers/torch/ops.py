@@ -1,5 +1,4 @@
-"""What each operator of the normalised graph means in torch; the numpy twin is
-`apq_tvm.onnx_import.reference`.
+"""What each operator of the normalised graph means in torch; its numpy twin is a test's oracle.
 
 Only operators that transformers need are here: the rest is refused by name. Importing this module
 imports torch, so whoever needs it does so inside a function.

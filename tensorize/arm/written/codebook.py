@@ -1,47 +1,32 @@
-"""A span of codes with four codebooks and one row of x on Arm, by `arm_books_asm`.
-
-The instructions come into the module as a function of LLVM IR (TVM's ``pragma_import_llvm``) around
-inline assembly, whose constants LLVM keeps in registers from span to span.
-"""
+"""A span of codes of 3 bits with four codebooks and one row of x on Arm, by `codebook_asm`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from apq_tvm.tensorize.arm.quads import ORDERS
-from apq_tvm.tensorize.arm.span import instruction_name
+from apq_tvm.tensorize.arm.spans.quads import ORDERS
+from apq_tvm.tensorize.arm.spans.span import instruction_name
+from apq_tvm.tensorize.arm.written.call import asm_call, call_function
 from apq_tvm.tensorize.arm.written.codebook_asm import (
+    BITS,
     POINTERS,
     SCRATCH,
     Span,
     Style,
-    constants,
-    fixed,
     places,
-    pointers,
-    registers,
 )
-from apq_tvm.tensorize.arm.written.codebook_quads_asm import Quads3
-from apq_tvm.tensorize.arm.written.loads import TARGET
-from apq_tvm.tensorize.meaning.codebook_quads import QUAD, SPAN_QUADS, BookDot
+from apq_tvm.tensorize.meaning.codebook_quads import SPAN_QUADS, BookDot
 from apq_tvm.tensorize.meaning.lookup_span import SpanDot, SpanOperands, span_pair
-from apq_tvm.tensorize.meaning.unit_spans import BookUnitsDot
 from apq_tvm.tensorize.registry import register
 
-SPAN = QUAD * SPAN_QUADS
-"""k of a span."""
-
-_ARGUMENTS = (*POINTERS, "table", "y")
+_ARGUMENTS = (*POINTERS[:-1], "table", "y")
 
 
 def is_written(dot: SpanDot) -> bool:
-    """Whether there is an intrinsic here."""
-    if dot.m != 1 or dot.k != SPAN:
+    """Whether there is an intrinsic here: for whole spans and one row of x."""
+    if not isinstance(dot, BookDot) or dot.bits != BITS:
         return False
-    if isinstance(dot, BookDot):
-        return True
-    return isinstance(dot, BookUnitsDot) and (dot.bits, dot.books, dot.group) == (4, 4, 16)
+    return dot.m == 1 and dot.quads == SPAN_QUADS
 
 
 def written_intrinsic(dot: SpanDot, style: Style) -> str:
@@ -52,55 +37,43 @@ def written_intrinsic(dot: SpanDot, style: Style) -> str:
     dot : SpanDot
         Which `is_written`.
     style : Style
-        Without SVE where codes have 4 bits; with long vectors only where they have 3. Which
-        vectors there are is looked up then when the program runs.
+        With long vectors a program looks up when it runs how long they are.
 
     Returns
     -------
     str
-        The intrinsic's name. Its `xs` and `extra` are those of `arm_lookup.books_intrinsic`.
+        The intrinsic's name. Its `xs` and `extra` are those of
+        `spans.codebook_quads.books_intrinsic`.
     """
-    assert isinstance(dot, BookDot | BookUnitsDot)
-    names = {"_in_order": style.in_order, "_slots": style.slots, "_long": style.long}
+    names = {"_in_order": style.in_order, "_several": style.several, "_long": style.long}
     kind = "".join(name for name, has in names.items() if has)
-    name = f"apq_{instruction_name(True, style.sve)}{kind}_1x4x{dot.k}_s8lut{dot.bits}b4f32"
+    name = f"apq_{instruction_name(True, style.sve)}{kind}_1x4x{dot.k}_s8lut{BITS}b4f32"
 
     def implement(o: SpanOperands) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
-        def address(buffer: Any) -> Any:
-            return tirx.address_of(buffer[tuple(tirx.const(0, "int64") for _ in buffer.shape)])
-
-        buffers = {**o.arrays, "scales": o.scales, "x": o.x, "xs": o.xs, "extra": o.extra}
-        pointers = [address(buffers[n]) for n in _ARGUMENTS[:-1]] + [address(o.acc)]
-        with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", _function(dot, style, name)):
-            b.evaluate(tirx.call_extern("void", name, *pointers))
+        others = {"scales": o.scales, "x": o.x, "xs": o.xs, "extra": o.extra, "y": o.acc}
+        buffers = {**o.arrays, **others}
+        call_function(name, _functions(dot, style, name), (buffers[n] for n in _ARGUMENTS))
 
     return register(name, lambda: span_pair(dot, implement))
 
 
-def _function(dot: BookDot | BookUnitsDot, style: Style, name: str) -> str:
+def _functions(dot: SpanDot, style: Style, name: str) -> str:
     """LLVM IR of ``void name(codes, subs, index, scales, x, xs, extra, table, y)``."""
-    module = TARGET
-    if places(dot.bits):
-        values = places(dot.bits)
-        module += f"@{name}_places = linkonce_odr hidden unnamed_addr constant "
-        module += f"[{len(values)} x i8] [{', '.join(f'i8 {v}' for v in values)}], align 16\n"
-    if not style.long:
-        return module + _define(dot, style, name, f"{name}_places")
-    # How long vectors are a program knows only when it runs.
-    short = replace(style, long=False)
-    module += _define(dot, short, f"{name}_short", f"{name}_places")
-    return module + _define(dot, style, name, f"{name}_places")
+    values = places()
+    source = f"@{name}_places = linkonce_odr hidden unnamed_addr constant "
+    source += f"[{len(values)} x i8] [{', '.join(f'i8 {v}' for v in values)}], align 16\n"
+    if style.long:
+        short = replace(style, long=False)
+        source += _define(dot, short, f"{name}_short", f"{name}_places")
+    return source + _define(dot, style, name, f"{name}_places")
 
 
-def _define(dot: BookDot | BookUnitsDot, style: Style, name: str, memory: str) -> str:
+def _define(dot: SpanDot, style: Style, name: str, memory: str) -> str:
     """One function, with constants in `memory`; with long vectors it calls one for short ones.
 
     TVM has both inlined.
     """
-    bits, floats, span = dot.bits, "<4 x float>", Quads3 if dot.bits == 3 else Span
+    floats = "<4 x float>"
     arguments = ", ".join(f"ptr %{n}" for n in _ARGUMENTS)
     lines = [f"define linkonce_odr void @{name}({arguments}) alwaysinline {{"]
     lines += _table_lines(dot, style)
@@ -115,20 +88,18 @@ def _define(dot: BookDot | BookUnitsDot, style: Style, name: str, memory: str) -
             "long:",
         ]
     lines.append(f"  %a = load {floats}, ptr %y, align 16")
-    wanted, given = constants(bits, style), fixed(bits, style)
-    operands = [f"ptr %{n}" if n in POINTERS else f"ptr @{memory}" for n in pointers(bits)]
+    wanted, given = style.constants, style.fixed
+    operands = [*(f"ptr %{n}" for n in POINTERS[:-1]), f"ptr @{memory}"]
     kind = _LONG if style.long else _SHORT
     for n, v in wanted.items():
         operands.append(f"{kind} %{n}" if v is None else f"{_SHORT} {_bytes(v)}")
-    kinds = ["=w", *["r"] * len(pointers(bits))]
+    kinds = ["=w", *["r"] * len(POINTERS)]
     kinds += [f"{{v{given[n]}}}" if n in given else "w" for n in wanted] + ["0"]
-    kinds += [f"~{{v{i}}}" for i in range(registers(bits, style))]
+    kinds += [f"~{{v{i}}}" for i in range(style.registers)]
     kinds += [f"~{{x{i}}}" for i in (SCRATCH[:1] if style.sve else SCRATCH)]
     kinds += ["~{p0}"] if style.sve else []
-    text = "\\0A".join(span(bits, style).lines())
-    call = f'call {floats} asm "{text}", "{",".join(kinds)}"'
-    lines.append(f"  %r = {call}({', '.join([*operands, f'{floats} %a'])})")
-    lines += [f"  store {floats} %r, ptr %y, align 16", "  ret void", "}", ""]
+    called = asm_call(floats, Span(style).lines(), kinds, [*operands, f"{floats} %a"])
+    lines += [f"  %r = {called}", f"  store {floats} %r, ptr %y, align 16", "  ret void", "}", ""]
     if style.long:
         lines += [
             "declare i32 @llvm.vscale.i32()",
@@ -141,14 +112,14 @@ _SHORT, _PAIR, _LONG = "<16 x i8>", "<32 x i8>", "<vscale x 16 x i8>"
 _INSERT = "@llvm.vector.insert.nxv16i8.v32i8"
 
 
-def _table_lines(dot: BookDot | BookUnitsDot, style: Style) -> list[str]:
+def _table_lines(dot: SpanDot, style: Style) -> list[str]:
     """``%table0`` and on: entries of ``%table`` in their orders, less the offset."""
     vectors = f"<{dot.entries} x i8>"
     lines = [
         f"  %raised = load {vectors}, ptr %table, align 16",
         f"  %centred = sub {vectors} %raised, {_bytes([dot.offset] * dot.entries)}",
     ]
-    for i, order in enumerate(_tables(dot.bits, style)):
+    for i, order in enumerate(_tables(style)):
         name = f"%part{i}" if style.long else f"%table{i}"
         lanes = ", ".join(f"i32 {n}" for n in order)
         pair = f"{vectors} %centred, {vectors} poison"
@@ -159,14 +130,11 @@ def _table_lines(dot: BookDot | BookUnitsDot, style: Style) -> list[str]:
     return lines
 
 
-def _tables(bits: int, style: Style) -> list[list[int]]:
-    """Entries of every register: with 2 and 3 bits by book and code, then by code and book."""
-    if bits == 2:
-        return [list(range(16)), [i % 4 * 4 + i // 4 for i in range(16)]]
-    if bits == 3 and style.long:
+def _tables(style: Style) -> list[list[int]]:
+    """Entries of every register."""
+    if style.long:
         return list(ORDERS)
-    orders = ORDERS if bits == 3 else [list(range(64))]
-    return [order[at : at + 16] for order in orders for at in range(0, len(order), 16)]
+    return [order[at : at + 16] for order in ORDERS for at in (0, 16)]
 
 
 def _bytes(values: list[int]) -> str:

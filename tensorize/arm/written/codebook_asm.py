@@ -1,43 +1,57 @@
-"""A span of 256 codes of 4 rows with four codebooks and one row of x, as written assembly.
+"""A span of 256 codes of 3 bits of 4 rows with four codebooks and one row of x, as assembly.
 
-Codes of 2 and 3 bits lie in quads (`apq_tvm.tensorize.meaning.codebook_quads`), codes of 4 bits in
-interleaved units, of which two take the place of a quad; sub-scales and books lie alike.
+Codes lie in quads (`apq_tvm.tensorize.meaning.codebook_quads`). Per quad (256 products of 4 rows)
+there are 16 sdot, 16 ``tbl``, 22 instructions that make indices of codes and books, and 16 for the
+scales of the four groups. Of a group's four for the scales one gives the rows' sub-scales, one
+multiplies them, one makes a float of the sum (it began at `MAGIC`) and one adds. So a quad takes 70
+vector instructions at least, 17.5 cycles of four pipes (V1, V2), 35 of two (N1), where W4A8g32 has
+34: 2.1 times as many. What spreads the books comes to 4.75 more; without SVE unpacking sub-scales
+takes 1.5.
 
-Per quad (256 products of 4 rows) there are 16 sdot, 16 ``tbl``, 24 or 22 instructions that make
-indices of codes and books, and 16 for the scales of the four groups: with 2 bits, merges with the
-books (8), masks (8) and shifts (8), with 3 bits one for each of twelve vectors and 10 for the other
-four (`apq_tvm.tensorize.arm.written.codebook_quads_asm`). Of a group's four for the scales one
-gives the rows' sub-scales, one multiplies them, one makes a float of the sum (it began at `MAGIC`)
-and one adds. So these layouts take 72 or 70 vector instructions at least, 18 or 17.5 cycles of four
-pipes (V1, V2), 36 or 35 of two (N1), where W4A8g32 has 34: 2.1 times as many. What spreads the
-books comes to 1.5 more with 2 bits, to 4.75 with 3; without SVE unpacking sub-scales takes 1.5.
-With 4 bits a ``tbl`` of four registers counts three times: 104 and 9.
+It is written because LLVM makes more of the same product (`spans.codebook_quads`):
+instructions of a call, 512 rows of 2048, scales included (``apq-tvm bench static``):
 
+=============  =======  =======  =====
+core           written  LLVM's   saved
+=============  =======  =======  =====
+Neoverse N1    398 686  488 152  18 %
+Neoverse V1    471 403  501 863   6 %
+Neoverse V2    449 365  506 452  11 %
+Cortex-A55     466 781  527 578  12 %
+=============  =======  =======  =====
+
+- There are two tables, with the book above the code in an index, and below it. Six instructions
+  merge codes at bits 4-2 with the book below (``bif``), six insert codes that are at bits 7-5 below
+  a book (``sri``), and ten put group 2 together: a shift that may insert, a merge or none, and a
+  merge with the book. The books of four quads are made ready at once
+  (`spans.quads.books_of`) and spread over a quad's vectors by three ``tbl``.
+- A ``tbl`` of two registers takes twice as long on Neoverse V1 as SVE's of one, which holds a table
+  there.
 - A byte of a sub-scale s, ``tbl``, and one of 15 make the float ``2^-104 (128 + s)``, as in
-  `apq_tvm.tensorize.arm.span`. Where a product of int32 is cheap (SVE), s is an int32, a mask or a
+  `spans.span`. Where a product of int32 is cheap (SVE), s is an int32, a mask or a
   shift of a byte that is loaded as a word.
 - What an instruction overwrites (codes to be merged twice, what sums begin at) is loaded for each,
   rather than copied, since loads take no vector pipe.
-- The books of a row are spread over its four k by two ``zip``, six for four quads; with 3 bits by
-  ``tbl``, of what is to be merged.
-- Neoverse N1 has slots for three instructions a cycle in LLVM's model (`arm_slots`).
+- On Neoverse N1 one instruction loads several vectors: instructions are what it is short of.
 - On cores that issue in order a load from base and register takes as long as a product, so that
-  both go together (`apq_tvm.tensorize.arm.written.in_order`).
+  both go together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from apq_tvm.tensorize.arm.quads import BOOK_ABOVE, BOOK_BELOW
-from apq_tvm.tensorize.arm.written.slots import filled
+from apq_tvm.tensorize.arm.spans.quads import BOOK_ABOVE, BOOK_BELOW
 from apq_tvm.tensorize.arm.written.straight import Straight, Value, together
 from apq_tvm.tensorize.meaning.codebook_quads import SPAN_QUADS, quad_bytes
 from apq_tvm.tensorize.meaning.lookup_span import EXTRA, ROWS
 
-POINTERS = ("codes", "subs", "index", "scales", "x", "xs", "extra")
-"""Operands 1 and on, with 3 bits ``places`` besides; 0 is the sums."""
+POINTERS = ("codes", "subs", "index", "scales", "x", "xs", "extra", "places")
+"""Operands 1 and on; 0 is the sums."""
+
+BITS = 3
+"""Of a code."""
 
 _PAGE = 256
 """Bytes that one pointer reaches with an offset in a register, for a core that issues in order."""
@@ -51,6 +65,18 @@ _BEYOND = {"codes": 26, "extra": 27}
 SCRATCH = (*_OFFSETS, *_BEYOND.values())
 """General registers that a program overwrites."""
 
+_BIF = "bif {d}.16b, {1}.16b, {2}.16b"
+
+_SRI = "sri {d}.16b, {1}.16b, #5"
+
+_WAITING = 3
+"""Lookups that are written before the product with the first of them, on a core that issues in
+order; others find what they need themselves, and registers are scarce."""
+
+_ORDER = (20, 1)
+"""How far `Straight.lines` looks ahead on a core that issues in order, and what it spares: the best
+by llvm-mca."""
+
 
 @dataclass(frozen=True)
 class Style:
@@ -60,8 +86,8 @@ class Style:
     ----------
     sve : bool
         Whether there is SVE: its ``tbl`` of one register, and cheap products of int32.
-    slots : bool
-        Whether slots are scarce rather than vector pipes.
+    several : bool
+        Whether one instruction had better load several vectors.
     in_order : bool
         Whether it is a Cortex-A55 or its like.
     long : bool
@@ -69,65 +95,40 @@ class Style:
     """
 
     sve: bool = False
-    slots: bool = False
+    several: bool = False
     in_order: bool = False
     long: bool = False
 
-    def order(self, bits: int) -> tuple[int, int]:
-        """How far `Straight.lines` looks ahead, and what it spares: the best by llvm-mca."""
-        if self.in_order:
-            return {2: (16, 1), 3: (20, 1), 4: (8, 3)}[bits]
-        if self.slots:
-            return (0, 0) if bits == 4 else (24, 0)
-        return (8, 2) if bits == 4 else (0, 0)
+    @property
+    def tables(self) -> int:
+        """How many registers with entries of the table there are."""
+        return 2 if self.long else 4
 
-
-def pointers(bits: int) -> tuple[str, ...]:
-    """Operands after the sums."""
-    return (*POINTERS, "places") if bits == 3 else POINTERS
-
-
-def constants(bits: int, style: Style) -> dict[str, list[int] | None]:
-    """Bytes of every vector that a program wants as an operand; None for parts of the table."""
-    found: dict[str, list[int] | None] = {f"table{i}": None for i in range(tables(bits, style))}
-    found["magic"] = [0, 0, 0x40, 0x4B] * 4
-    if bits < 3 or style.sve:
-        found["nibble"] = [15] * 16
-    if bits == 3:
+    @property
+    def constants(self) -> dict[str, list[int] | None]:
+        """Bytes of every vector that a program wants as an operand; None for parts of the table."""
+        found: dict[str, list[int] | None] = {f"table{i}": None for i in range(self.tables)}
+        found["magic"] = [0, 0, 0x40, 0x4B] * 4
+        if self.sve:
+            found["nibble"] = [15] * 16
         return found | {"above": [BOOK_ABOVE] * 16, "below": [BOOK_BELOW] * 16}
-    found["mask"] = [0x33 if bits == 2 else 3] * 16
-    if style.sve:
-        return found
-    return found | {f"place{place}": sub_places(place) for place in range(4)}
+
+    @property
+    def fixed(self) -> dict[str, int]:
+        """The registers of constants that have to be in certain ones: those of a ``tbl`` of two."""
+        return {} if self.long else {f"table{i}": 28 + i for i in range(self.tables)}
+
+    @property
+    def registers(self) -> int:
+        """How many vectors a program overwrites: those that neither constants nor sums are in."""
+        return 31 - len(self.constants)
 
 
-def sub_places(place: int) -> list[int]:
-    """Where `Span.sub_scales` has what becomes float32 of a group."""
-    return [at for r in range(ROWS) for at in (255, 255, 4 * place + r, 16)]
-
-
-def places(bits: int) -> list[int]:
+def places() -> list[int]:
     """Bytes in memory that a program wants besides."""
-    if bits != 3:
-        return []
     spread = [4 * quad + i // 4 for quad in range(SPAN_QUADS) for i in range(16)]
-    return spread + [at for place in range(4) for at in sub_places(place)]
-
-
-def tables(bits: int, style: Style) -> int:
-    """How many registers with entries of the table there are."""
-    return 2 if bits == 2 or style.long else 4
-
-
-def fixed(bits: int, style: Style) -> dict[str, int]:
-    """The registers of constants that have to be in certain ones."""
-    count = tables(bits, style)
-    return {f"table{i}": 32 - count + i for i in range(count)} if count == 4 else {}
-
-
-def registers(bits: int, style: Style) -> int:
-    """How many vectors a program overwrites: those that neither constants nor sums are in."""
-    return 31 - len(constants(bits, style))
+    subs = [[at for r in range(ROWS) for at in (255, 255, 4 * n + r, 16)] for n in range(4)]
+    return spread + [at for place in subs for at in place]
 
 
 def in_order_start(pointer: Mapping[str, str]) -> list[str]:
@@ -154,17 +155,24 @@ def in_order_load(name: str, pointer: str, offset: int) -> str:
     return f"ldr {{d:q}}, [{base}, {index}]"
 
 
-class Span:
-    """A program with codes of 2 or 4 bits."""
+@dataclass
+class _Group:
+    x: Value
+    total: Value
+    other: Callable[[], Value]
+    count: int = 0
 
-    def __init__(self, bits: int, style: Style) -> None:
-        self.bits, self.style, self.code = bits, style, Straight()
-        first = 1 + len(pointers(bits))
-        names = enumerate(constants(bits, style))
-        self.constant = {n: Value(first + i) for i, n in names}
-        for name, register in fixed(bits, style).items():
+
+class Span:
+    """The program."""
+
+    def __init__(self, style: Style) -> None:
+        self.style, self.code = style, Straight()
+        first = 1 + len(POINTERS)
+        self.constant = {n: Value(first + i) for i, n in enumerate(style.constants)}
+        for name, register in style.fixed.items():
             self.constant[name] = Value(register=register)
-        self.pointer = {n: f"${i + 1}" for i, n in enumerate(pointers(bits))}
+        self.pointer = {n: f"${i + 1}" for i, n in enumerate(POINTERS)}
         self.total: Value | None = None
         self.pairs: list[list[Value]] = []
         self.addresses: dict[int, int] = {}
@@ -172,26 +180,24 @@ class Span:
 
     def lines(self) -> list[str]:
         """The lines of assembly; constants are operands after the pointers."""
-        s = self.code
-        if self.style.sve:
+        s, style = self.code, self.style
+        if style.sve:
             s.write("ptrue p0.s, vl4")
         for quad in range(SPAN_QUADS):
             self.xs = self.load("xs", 16 * quad)
-            if not self.style.sve and quad % 2 == 0:
+            if not style.sve and quad % 2 == 0:
                 self.subs = self.sub_scales(quad // 2)
+            if not quad:
+                self.begin()
             self.quad(quad)
         scale = s.make(f"ldr {{d:d}}, [{self.pointer['scales']}]")
         scale = s.make("fcvtl {d}.4s, {0}.4h", scale)
         assert self.total is not None
         s.write("fmla $0.4s, {0}.4s, {1}.4s", self.total, scale)
-        before = []
-        if self.style.in_order:
-            before = in_order_start(self.pointer)
-        if self.style.slots:
-            codes = self.pointer["codes"]
-            before = [f"add x{x}, {codes}, #{at}" for at, x in self.addresses.items()]
-        count, order = registers(self.bits, self.style), filled if self.style.slots else None
-        return before + s.lines(count, *self.style.order(self.bits), order)
+        before = in_order_start(self.pointer) if style.in_order else []
+        codes = self.pointer["codes"]
+        before += [f"add x{x}, {codes}, #{at}" for at, x in self.addresses.items()]
+        return before + s.lines(style.registers, *(_ORDER if style.in_order else ()))
 
     def load(self, name: str, offset: int) -> Value:
         """A vector; in order by base and register, which takes as long as other instructions."""
@@ -201,8 +207,8 @@ class Span:
 
     def load_codes(self, quad: int, count: int, first: int = 0) -> list[Value]:
         """Some vectors of a quad."""
-        base = quad * quad_bytes(self.bits) + 16 * first
-        if not self.style.slots:
+        base = quad * quad_bytes(BITS) + 16 * first
+        if not self.style.several:
             return [self.load("codes", base + 16 * i) for i in range(count)]
         names = ", ".join(f"{{d{i}}}.16b" for i in range(count))
         at = self.pointer["codes"]
@@ -213,7 +219,7 @@ class Span:
     def load_extra(self, quad: int, group: int) -> tuple[Value, Callable[[], Value]]:
         """What the sums of a group begin at, and how to get the other half of `extra`."""
         offset, sve = 4 * EXTRA * (4 * quad + group), self.style.sve
-        if self.style.slots and self.bits < 4:
+        if self.style.several:
             text = f"ldp {{d0:q}}, {{d1:q}}, [{self.pointer['extra']}, #{offset}]"
             both = self.code.make_run(text, 2)
             return both[sve], lambda: both[not sve]
@@ -247,32 +253,6 @@ class Span:
             return s.make("tbl {d:z}.b, {{{0:z}.b}}, {1:z}.b", *tables, index)
         return s.make("tbl {d}.16b, {{{0}.16b}}, {1}.16b", *tables, index)
 
-    def multiply(self, quad: int, tables: list[Value], index: dict[int, list[Value]]) -> None:
-        """Products of some groups, and their scales.
-
-        Parameters
-        ----------
-        quad : int
-        tables : list of Value
-        index : mapping
-            Group to its four vectors of entries.
-        """
-        s = self.code
-        extra = {g: self.load_extra(quad, g) for g in index}
-        x = {g: self.load("x", 64 * quad + 16 * g) for g in index}
-        sums = {g: start for g, (start, _) in extra.items()}
-        waiting: list[dict[int, Value]] = []
-        for i in range(5):
-            if i < 4:
-                waiting.append({g: self.lookup(tables, four[i]) for g, four in index.items()})
-            if i:  # the vectors that were looked up before these
-                for g, value in waiting.pop(0).items():
-                    text = f"sdot {{d}}.4s, {{1}}.16b, {{2}}.4b[{i - 1}]"
-                    sums[g] = s.change(text, sums[g], value, x[g])
-        subs = {g: self.sub(quad, g) for g in index}
-        for g, (_, other) in extra.items():
-            self.add(g, sums[g], subs[g], other())
-
     def sub(self, quad: int, group: int) -> Value:
         """A group's sub-scales."""
         s, word = self.code, 2 * quad + group // 2
@@ -284,10 +264,6 @@ class Span:
         if group % 2:
             return s.make("ushr {d}.4s, {0}.4s, #4", self.words[word])
         return s.make("and {d}.16b, {0}.16b, {1}.16b", self.words[word], self.constant["nibble"])
-
-    def place(self, at: int) -> Value:
-        """Some `sub_places`."""
-        return self.constant[f"place{at}"]
 
     def add(self, group: int, total: Value, sub: Value, more: Value) -> None:
         """A sum times its scales; `more` is `MAGIC` or what else there is in `extra`."""
@@ -305,44 +281,106 @@ class Span:
 
     def quad(self, quad: int) -> None:
         """All that belongs to a quad."""
-        s = self.code
-        if quad % 2 == 0:
-            index = self.load("index", 0)
-            text = f"zip{quad // 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b"
-            self.doubled = s.make(text, index)
-        spread = s.make(f"zip{quad % 2 + 1} {{d}}.16b, {{0}}.16b, {{0}}.16b", self.doubled)
-        if self.bits == 2:
-            self.quad2(quad, spread)
-        else:
-            self.quad4(quad, spread)
+        self.groups: dict[int, _Group] = {}
+        self.places: dict[int, Value] = {}
+        self.x: dict[int, Value] = {}
+        self.spread = self.load("places", 16 * quad)
+        waiting: list[tuple[int, int, Value]] = []
+        for group, i, value in self.lookups(quad):
+            waiting.append((group, i, value))
+            if len(waiting) > _WAITING * self.style.in_order:
+                self.product(quad, *waiting.pop(0))
+        for each in waiting:
+            self.product(quad, *each)
 
-    def quad2(self, quad: int, books: Value) -> None:
-        """Products of a quad of 2-bit codes."""
+    def begin(self) -> None:
+        """What is to be merged with the codes of four quads: `spans.quads`."""
         s, c = self.code, self.constant
-        for parity, (mnemonic, table) in enumerate((("bit", "table1"), ("bif", "table0"))):
-            text = mnemonic + " {d}.16b, {1}.16b, {2}.16b"
-            merged = [s.change(text, v, books, c["mask"]) for v in self.load_codes(quad, 4)]
-            low = [s.make("and {d}.16b, {0}.16b, {1}.16b", m, c["nibble"]) for m in merged]
-            high = [s.change("ushr {d}.16b, {0}.16b, #4", m) for m in merged]
-            self.multiply(quad, [c[table]], {parity: low, parity + 2: high})
+        index = self.load("index", 0)
+        nibble = c["nibble"] if self.style.sve else self.pairs[0][1]
+        apart = s.make("ushr {d}.16b, {0}.16b, #1", index)
+        left = s.make("shl {d}.16b, {0}.16b, #1", index)
+        apart = s.change("bit {d}.16b, {1}.16b, {2}.16b", apart, left, nibble)
+        five = s.make("orr {d}.16b, {0}.16b, {1}.16b", c["above"], c["below"])
+        text = "and {d}.16b, {0}.16b, {1}.16b"
+        self.packed = [
+            s.make(text, index, five),
+            s.make("ushr {d}.16b, {0}.16b, #3", index),
+            s.make(text, apart, five),
+        ]
 
-    def quad4(self, quad: int, spread: Value) -> None:
-        """Products of what takes a quad's place where codes have 4 bits."""
-        s = self.code
-        tables = [v for n, v in self.constant.items() if n.startswith("table")]
-        for even in (0, 2):
-            codes = self.load_codes(quad, 4, 2 * even)
-            odd = [s.make("ushr {d}.16b, {0}.16b, #4", v) for v in codes]
-            index = {}
-            for group, vectors in ((even, codes), (even + 1, odd)):
-                book = self.book(spread, group)
-                index[group] = [s.change("sli {d}.16b, {1}.16b, #4", v, book) for v in vectors]
-            self.multiply(quad, tables, index)
+    def tables(self, first: int) -> list[Value]:
+        """Registers of one of two tables."""
+        count = 1 if self.style.long else 2
+        return [self.constant[f"table{first * count + i}"] for i in range(count)]
 
-    def book(self, spread: Value, group: int) -> Value:
-        """The rows' books of a group, four times each."""
+    def lookups(self, quad: int) -> Iterator[tuple[int, int, Value]]:
+        """Group, vector and what is looked up.
+
+        Codes are loaded twice, since they or what they are merged with is overwritten. An insertion
+        overwrites the code that the one before it put below a book.
+        """
+        s, below = self.code, self.constant["below"]
+        first = self.books(0)
+        for i, code in enumerate(self.load_codes(quad, 4)):
+            index = s.change(_BIF, code, first, below)
+            yield 0, i, self.lookup(self.tables(1), index)
+        second, other = self.books(1), self.load_codes(quad, 2, 4)
+        for i, code in enumerate(other):
+            index = s.change(_BIF, code, second, below)
+            yield 1, 2 * i, self.lookup(self.tables(1), index)
+        other = self.load_codes(quad, 2, 4)
+        for i, code in enumerate(other):
+            first = s.change(_SRI, first, code)
+            yield 1, 2 * i + 1, self.lookup(self.tables(0), first)
+        codes = self.load_codes(quad, 4)
+        for i, code in enumerate(codes):
+            second = s.change(_SRI, second, code)
+            yield 3, i, self.lookup(self.tables(0), second)
+        third = self.books(2)
+        for i, code in enumerate(codes):
+            index = s.change(
+                _BIF, self.split(i, code, other[i // 2]), third, self.constant["above"]
+            )
+            yield 2, i, self.lookup(self.tables(0), index)
+
+    def books(self, i: int) -> Value:
+        """Of a quad, to be merged with codes."""
+        return self.lookup([self.packed[i]], self.spread)
+
+    def split(self, i: int, low: Value, high: Value) -> Value:
+        """Codes of group 2, put together."""
+        if i % 2:
+            both = self.code.make("shl {d}.16b, {0}.16b, #1", high)
+            return self.code.change(_BIF, both, low, self.constant["below"])
+        return self.code.change("sli {d}.16b, {1}.16b, #2", low, high)
+
+    def product(self, quad: int, group: int, i: int, value: Value) -> None:
+        """One of four; the last one ends a group."""
         s = self.code
-        moved = s.make(f"ushr {{d}}.16b, {{0}}.16b, #{2 * group}", spread) if group else spread
-        if group == 3:
-            return moved
-        return s.make("and {d}.16b, {0}.16b, {1}.16b", moved, self.constant["mask"])
+        if group not in self.groups:
+            start, other = self.load_extra(quad, group)
+            self.groups[group] = _Group(self.activations(quad, group), start, other)
+        found = self.groups[group]
+        text = f"sdot {{d}}.4s, {{1}}.16b, {{2}}.4b[{i}]"
+        found.total = s.change(text, found.total, value, found.x)
+        found.count += 1
+        if found.count == 4:
+            self.add(group, found.total, self.sub(quad, group), found.other())
+
+    def activations(self, quad: int, group: int) -> Value:
+        """16 of a group; where slots are scarce, of two groups at once."""
+        if not self.style.several:
+            return self.load("x", 64 * quad + 16 * group)
+        if group not in self.x:
+            first = group // 2 * 2
+            at = f"[{self.pointer['x']}, #{64 * quad + 16 * first}]"
+            both = self.code.make_run(f"ldp {{d0:q}}, {{d1:q}}, {at}", 2)
+            self.x |= {first: both[0], first + 1: both[1]}
+        return self.x[group]
+
+    def place(self, at: int) -> Value:
+        """Some `sub_places`, from memory."""
+        if at not in self.places:
+            self.places[at] = self.load("places", 16 * (SPAN_QUADS + at))
+        return self.places[at]

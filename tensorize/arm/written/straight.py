@@ -11,7 +11,7 @@ It also brings independent instructions together for cores that see only some of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -70,10 +70,6 @@ class Instruction:
         return self.text.format(*self.read, **names)
 
 
-Order = Callable[[list[Instruction], int, int, int], list[Instruction]]
-"""Instructions, registers, and `ahead` and `spare` of `Straight.lines` to their order."""
-
-
 class Straight:
     """A program without branches."""
 
@@ -106,9 +102,7 @@ class Straight:
         """An instruction that changes an operand."""
         self.instructions.append(Instruction(text, [], list(read)))
 
-    def lines(
-        self, registers: int, ahead: int = 0, spare: int = 0, order: Order | None = None
-    ) -> list[str]:
+    def lines(self, registers: int, ahead: int = 0, spare: int = 0) -> list[str]:
         """Assembly in registers v0 and on.
 
         Parameters
@@ -118,8 +112,6 @@ class Straight:
             How many instructions are looked at for the next one; 0 leaves them as written.
         spare : int
             Registers left to the instruction that is next as written.
-        order : callable or None
-            What orders them instead of what is for a Cortex-A55.
 
         Raises
         ------
@@ -127,8 +119,7 @@ class Straight:
             There are too few: a mistake in a program.
         """
         if ahead:
-            order = order or _ordered
-            self.instructions = order(self.instructions, registers, ahead, spare)
+            self.instructions = _ordered(self.instructions, registers, ahead, spare)
         _allocate(self.instructions, registers)
         return [line for i in self.instructions for line in i.line().split("\n")]
 
@@ -183,7 +174,7 @@ _HALVES = {"ushr", "shl", "fmla", "fmul", "fcvtl", "sshr"}
 """Instructions of which there may be two in a cycle."""
 
 
-def dependencies(
+def _dependencies(
     instructions: Sequence[Instruction],
 ) -> tuple[dict[int, set[int]], dict[Value, int]]:
     """What each instruction comes after, both by ``id``, and how often values are read."""
@@ -210,7 +201,7 @@ def _ordered(
     instructions: list[Instruction], registers: int, ahead: int, spare: int
 ) -> list[Instruction]:
     """An order in which few of them wait, with as many values alive as there are registers."""
-    before, left = dependencies(instructions)
+    before, left = _dependencies(instructions)
     finish: dict[int, int] = {}
     order: list[Instruction] = []
     waiting, cycle, completed, live = list(instructions), 0, 0, 0
@@ -220,7 +211,7 @@ def _ordered(
         for each in waiting[:ahead]:
             if not all(b in finish for b in before[id(each)]):
                 continue
-            grows = growth(each, left)
+            grows = _growth(each, left)
             most = registers if each is waiting[0] else registers - spare
             if grows > 0 and live + grows > most:
                 continue
@@ -260,7 +251,7 @@ def _fits(each: Instruction, slots: int, vector: int, loads: int) -> bool:
     return slots > 0 and vector >= (1 if each.mnemonic in _HALVES else 2)
 
 
-def growth(each: Instruction, left: dict[Value, int]) -> int:
+def _growth(each: Instruction, left: dict[Value, int]) -> int:
     """Registers that an instruction takes, less those it sets free."""
     taken = 0
     for value in each.made:

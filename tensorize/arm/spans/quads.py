@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from apq_tvm.tensorize.arm.lookup import kept, masked, merged, shifted
-
-Expr = Any  # tvm is untyped
+from apq_tvm.tensorize.exprs import Expr
 
 BOOK_ABOVE, BOOK_BELOW = 7, 0x1C
 """Bits of a code in an index of the first table and of the second one."""

@@ -1,9 +1,9 @@
 """Dot products with weights of four codebooks on Arm: a span of 4 rows, and its scales.
 
-As in `apq_tvm.tensorize.arm.nonlinear`, by ``tbl`` and ``sdot``, with scales of every 16 weights:
+As in `spans.nonlinear`, by ``tbl`` and ``sdot``, with scales of every 16 weights:
 
 - sums start at `MAGIC`, which is in `extra`, so that a subtraction makes them floats;
-- a sub-scale becomes a float that ``fmla`` multiplies (`apq_tvm.tensorize.arm.span`). There xs is
+- a sub-scale becomes a float that ``fmla`` multiplies (`spans.span`). There xs is
   `BooksScaling.acts` times the activations' scale, and its product with -2^-97 is in `extra`;
 - with SVE a sub-scale is put into an int32 by ``tbl``, and ``mla`` adds its product with the sum of
   a group, which begins at 0 there, to `MAGIC`: below 15 * 16 * 127 * 64 < 2^21.
@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.lookup import (
     BYTES,
@@ -28,8 +31,8 @@ from apq_tvm.tensorize.arm.lookup import (
     shifted,
     table_lookup,
 )
-from apq_tvm.tensorize.arm.quads import books_of
-from apq_tvm.tensorize.arm.span import (
+from apq_tvm.tensorize.arm.spans.quads import books_of
+from apq_tvm.tensorize.arm.spans.span import (
     Order,
     Totals,
     fma,
@@ -43,11 +46,10 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.codebook_quads import BookDot
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 _NOWHERE = 128
 """Where no vector has a byte, nor after all steps from quad to quad."""
@@ -100,9 +102,6 @@ def books_intrinsic(dot: BookDot, fused: bool, sve: bool, longer: bool = False) 
     name += f"_{dot.m}x{ROWS}x{dot.k}_s8lut{dot.bits}b4f32"
 
     def implement(o: SpanOperands) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         if not longer:
             lookups = _Lookups2(o, sve) if dot.bits == 2 else _Lookups3(o, sve)
             _add_quads(o, dot, fused, sve, lookups)
@@ -120,9 +119,6 @@ def _add_quads(
     o: SpanOperands, dot: BookDot, fused: bool, sve: bool, lookups: _Lookups2 | _Lookups3
 ) -> None:
     """The products of a span."""
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     totals = Totals(o)
     subs = _WholeSubs(o) if sve else _FloatSubs(o)
     # A loop, and not unrolled: over a whole span LLVM would let registers spill.
@@ -179,8 +175,6 @@ class _WholeSubs:
     """Sub-scales of a whole span: four vectors, one for each group of a quad, byte 4 quad + row."""
 
     def __init__(self, o: SpanOperands) -> None:
-        from tvm import tirx
-
         self._o = o
         loaded = [o.arrays["subs"].vload([at], "uint8x16") for at in (0, BYTES)]
         words = [tirx.reinterpret("int32x4", each) for each in loaded]
@@ -193,8 +187,6 @@ class _WholeSubs:
 
     def start(self, row: int, group: Any) -> Expr:
         """0 in four lanes: a load, where a constant would have to be copied."""
-        from tvm import tirx
-
         return tirx.reinterpret(
             "int32x4", self._o.extra.vload(self._o.at(row, group, 4), "float32x4")
         )
@@ -204,8 +196,6 @@ class _WholeSubs:
 
     def choose(self, group: int) -> None:
         """Go to a group: int32 [4]."""
-        from tvm import tirx
-
         found = table_lookup([self._groups[group]], self._order.load(), sve=True)
         self._sub = tirx.reinterpret("int32x4", found)
 
@@ -261,7 +251,6 @@ class _Lookups3:
         sve: bool,
         lookup: Callable[[Sequence[Expr], Expr], Expr] = table_lookup,
     ) -> None:
-
         self._o, self._sve, self._lookup = o, sve, lookup
         self._tables = tables_of(o, [list(range(BYTES)), list(range(BYTES, 2 * BYTES))])
         index = o.arrays["index"].vload([0], "uint8x16")

@@ -17,17 +17,10 @@ scales so small.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from tvm import tirx
 
-from apq_tvm.tensorize.arm.lookup import (
-    Dot,
-    masked,
-    shifted,
-    splat,
-    table_lookup,
-)
-from apq_tvm.tensorize.arm.span import (
+from apq_tvm.tensorize.arm.lookup import Dot, masked, shifted, table_lookup
+from apq_tvm.tensorize.arm.spans.span import (
     fma,
     instruction_name,
     start_of,
@@ -36,12 +29,10 @@ from apq_tvm.tensorize.arm.span import (
     tables_of,
     x_of,
 )
-from apq_tvm.tensorize.arm.written.loads import MODULE, load_vectors
+from apq_tvm.tensorize.exprs import splat
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.unit_spans import UnitsDot
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 UNITS_ACTS = 2.0**56
 """What `xs` is multiplied by for `units_intrinsic`."""
@@ -56,7 +47,7 @@ _NOT_EXPONENT = ~0x70000000
 """Clears the copies that sign extension made between a float16's sign and its exponent."""
 
 
-def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool, together: bool = False) -> str:
+def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool) -> str:
     """Register (once) and name the dot product of a group of 4-bit codes and one table.
 
     For 32 codes of 4 rows there are 8 products, 8 lookups, 8 masks or shifts, and 4 instructions
@@ -70,8 +61,6 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool, together: bool = Fals
         Whether there is ``sdot``.
     sve : bool
         Whether there is SVE.
-    together : bool
-        Whether four vectors of codes are loaded at a time (`apq_tvm.tensorize.arm.written.loads`).
 
     Returns
     -------
@@ -80,44 +69,21 @@ def units_intrinsic(dot: UnitsDot, fused: bool, sve: bool, together: bool = Fals
         four times and `UNITS_FACTOR` times `xs` four times.
     """
     name = f"apq_{instruction_name(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8lut4f32"
-    name += "_ld1" if together else ""
-
-    def load(o: SpanOperands, unit: int) -> list[Expr]:
-        from tvm import tirx
-
-        codes, lead = o.arrays["codes"], [tirx.const(unit, "int64")] if dot.units > 1 else []
-        if together:
-            first = tirx.const(0, "int64")
-            return load_vectors(tirx.address_of(codes[(*lead, first)]), 4)
-        return [codes.vload([*lead, 16 * i], "uint8x16") for i in range(4)]
 
     def implement(o: SpanOperands) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
-        if not together:
-            _add_units(o, dot, fused, sve, load)
-            return
-        with b.attr(tirx.const(0, "int32"), "pragma_import_llvm", MODULE):
-            _add_units(o, dot, fused, sve, load)
+        _add_units(o, dot, fused, sve)
 
     return register(name, lambda: span_pair(dot, implement))
 
 
-def _add_units(
-    o: SpanOperands,
-    dot: UnitsDot,
-    fused: bool,
-    sve: bool,
-    load: Callable[[SpanOperands, int], list[Expr]],
-) -> None:
+def _add_units(o: SpanOperands, dot: UnitsDot, fused: bool, sve: bool) -> None:
     """The products of a group."""
-    from tvm import tirx
-
     (table,) = tables_of(o, [list(range(16))])
     dots = [Dot(fused, dot.offset, start_of(o, i, 0)) for i in range(dot.m)]
     for unit in range(dot.units):
-        for i, codes in enumerate(load(o, unit)):
+        lead = [tirx.const(unit, "int64")] if dot.units > 1 else []
+        for i in range(4):
+            codes = o.arrays["codes"].vload([*lead, 16 * i], "uint8x16")
             for half, index in enumerate((masked(codes, 15), shifted(codes, -4))):
                 values = table_lookup([table], index, sve)
                 for row, each in enumerate(dots):

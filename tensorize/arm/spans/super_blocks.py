@@ -1,16 +1,17 @@
 """Dot products of super-blocks on Arm: ``sdot`` by lane, and integer sub-scales and minima.
 
-As `apq_tvm.tensorize.arm.codebook_quads`, sums start at `MAGIC`; a sub-scale and a minimum per row
+As `spans.codebook_quads`, sums start at `MAGIC`; a sub-scale and a minimum per row
 are spread by ``tbl`` from nibbles to 32-bit lanes. `extra` has per group four times `MAGIC` and
 four times the sum of the activations, which the minima multiply.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.lookup import Dot, as_float, masked, shifted, splat, table_lookup
-from apq_tvm.tensorize.arm.span import (
+from apq_tvm.tensorize.arm.lookup import Dot, as_float, masked, shifted, table_lookup
+from apq_tvm.tensorize.arm.spans.span import (
     fma,
     instruction_name,
     load_low,
@@ -20,11 +21,10 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
+from apq_tvm.tensorize.exprs import Expr, splat
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.unit_spans import SuperDot
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 _TWO_23_BITS = 0x4B000000
 """Of the float 2^23, whose low bits count in ones."""
@@ -44,9 +44,6 @@ def super_intrinsic(dot: SuperDot, fused: bool, sve: bool) -> str:
     str
         The intrinsic's name.
     """
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     top = (1 << dot.bits) - 1
     name = f"apq_{instruction_name(fused, sve)}_{dot.m}x{ROWS}x{dot.k}_s8u{dot.bits}sf32"
 
@@ -95,8 +92,6 @@ def _unit_at(o: SpanOperands, unit: Expr, byte: int) -> list[Expr]:
 
 def _codes(o: SpanOperands, unit: Expr, vector: int) -> Expr:
     """int8 [16]: the codes of one vector of a unit."""
-    from tvm import tirx
-
     dot, code = o.dot, None
     assert isinstance(dot, SuperDot)
     for width, shift in dot.codes_unit.fields:
@@ -110,8 +105,6 @@ def _codes(o: SpanOperands, unit: Expr, vector: int) -> Expr:
 
 def _small(o: SpanOperands, name: str, unit: Expr, group: int, sve: bool) -> Expr:
     """float32 [4]: a group's sub-scales or minima."""
-    from tvm import tirx
-
     packed = load_low(o.arrays[name], _unit_at(o, unit, 0), "float32")
     nibbles = shifted(packed, -4) if group else masked(packed, 15)
     zero = ROWS  # a byte that is 0

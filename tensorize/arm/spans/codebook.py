@@ -6,14 +6,16 @@ registers as the codebooks fill. It takes four at most (three uops, where one or
 one): where 64 entries do not hold all codebooks, it gets those of the four rows of a group, which
 are loaded by their number, and the row takes the place of the book in the index.
 
-Scales are those of `apq_tvm.tensorize.arm.codebook_quads`, without SVE. A *bunch* is four groups,
+Scales are those of `spans.codebook_quads`, without SVE. A *bunch* is four groups,
 whose small values make up whole words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.lookup import (
     BYTES,
@@ -23,10 +25,9 @@ from apq_tvm.tensorize.arm.lookup import (
     kept,
     masked,
     shifted,
-    splat,
     table_lookup,
 )
-from apq_tvm.tensorize.arm.span import (
+from apq_tvm.tensorize.arm.spans.span import (
     Totals,
     fma,
     instruction_name,
@@ -39,12 +40,11 @@ from apq_tvm.tensorize.arm.span import (
     vector_constant,
     x_of,
 )
+from apq_tvm.tensorize.exprs import Expr, splat
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.meaning.unit_spans import BookUnitsDot
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 BUNCH = 4
 """Groups of a bunch."""
@@ -65,16 +65,13 @@ def book_units_intrinsic(dot: BookUnitsDot, fused: bool) -> str:
     Returns
     -------
     str
-        The intrinsic's name. Its `xs` and `extra` are as for `arm_lookup.books_intrinsic` without
+        The intrinsic's name. Its `xs` and `extra` are as for `books_intrinsic` without
         SVE.
     """
     name = f"apq_{instruction_name(fused, False)}_{dot.m}x{ROWS}x{dot.k}"
     name += f"_s8lut{dot.bits}b{dot.books}g{dot.group}f32"
 
     def implement(o: SpanOperands) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         tables = tables_of(o, _registers(dot.entries)) if dot.entries <= LONGEST else None
         totals = Totals(o)
         bunches, rest = divmod(dot.groups, BUNCH)
@@ -131,8 +128,6 @@ class _Bunch:
 
     def add_to(self, totals: Totals) -> None:
         """Add every group's products with its scales."""
-        from tvm import tirx
-
         o, dot = self._o, self._dot
         for g in range(self._count):
             group = self._first + g
@@ -186,8 +181,6 @@ class _Bunch:
 
     def _loaded(self, g: int) -> list[Expr]:
         """int8 [16] each: the codebooks of the four rows."""
-        from tvm import tirx
-
         o, dot = self._o, self._dot
         size = 1 << dot.bits
         books = []
@@ -203,7 +196,5 @@ class _Bunch:
 
 def _joined(low: Expr, high: Expr | None, lanes: int) -> Expr:
     """uint8: two vectors of so many bytes, one after the other; None is zeros."""
-    from tvm import tirx
-
     high = splat(0, "uint8", lanes) if high is None else high
     return tirx.Shuffle([low, high], [tirx.const(i, "int32") for i in range(2 * lanes)])

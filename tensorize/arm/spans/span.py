@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.arm.lookup import (
-    BYTES,
-    kept,
-    masked,
-    shifted,
-    splat,
-    table_lookup,
-)
-from apq_tvm.tensorize.exprs import shuffled
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
-Expr = Any  # tvm is untyped
+from apq_tvm.tensorize.arm.lookup import BYTES, kept, masked, shifted, table_lookup
+from apq_tvm.tensorize.exprs import Expr, shuffled, splat
+from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands
 
 _HIGH_BYTE = 12
 """Where a vector with sub-scales has the high byte of 2^-97; bytes 8 to 11 are 0."""
@@ -32,15 +26,11 @@ def instruction_name(fused: bool, sve: bool) -> str:
 
 def fma(a: Expr, c: Expr, plus: Expr) -> Expr:
     """float32 [4]: a product and a sum with one rounding."""
-    from tvm import tirx
-
     return tirx.call_llvm_pure_intrin("float32x4", "llvm.fma", a, c, plus)
 
 
 def start_of(o: SpanOperands, row: int, group: Any) -> Expr:
     """`MAGIC` in four lanes."""
-    from tvm import tirx
-
     return tirx.reinterpret("int32x4", o.extra.vload(o.at(row, group, 0), "float32x4"))
 
 
@@ -56,9 +46,6 @@ def sums_of(o: SpanOperands, row: int) -> Expr:
 
 def store_sums(o: SpanOperands, row: int, value: Expr) -> None:
     """Store what `sums_of` loads."""
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     b.buffer_store(o.acc, value, o.at(row, tirx.Ramp(tirx.const(0, "int64"), 1, ROWS)))
 
 
@@ -66,17 +53,12 @@ class Totals:
     """float32 [4] of every row of x: a span's sums before its scale."""
 
     def __init__(self, o: SpanOperands) -> None:
-        from tvm.tirx.script.builder import ir as b
-
         self._o, self._rows = o, range(o.dot.m)
         self._buffer = b.alloc_buffer((o.dot.m, ROWS), "float32", align=16)
         for row in self._rows:
             self._store(row, splat(0.0, "float32", 4))
 
     def _store(self, row: int, value: Expr) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         b.buffer_store(self._buffer, value, [row, tirx.Ramp(0, 1, ROWS)])
 
     def _load(self, row: int) -> Expr:
@@ -97,15 +79,10 @@ class Order:
     """uint8 [16] for `table_lookup`, which goes on by the bytes of four rows."""
 
     def __init__(self, order: list[int]) -> None:
-        from tvm.tirx.script.builder import ir as b
-
         self._buffer = b.alloc_buffer((BYTES,), "uint8", align=16)
         self._set(vector_constant(order))
 
     def _set(self, order: Expr) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         b.buffer_store(self._buffer, order, [tirx.Ramp(0, 1, BYTES)])
 
     def load(self) -> Expr:
@@ -119,8 +96,6 @@ class Order:
 
 def tables_of(o: SpanOperands, orders: list[list[int]]) -> list[Expr]:
     """int8 [16] each: entries of the table in these orders, less the offset."""
-    from tvm import tirx
-
     entries = o.dot.entries
     stored = o.arrays["table"].vload([0], f"uint8x{entries}")
     centred = tirx.reinterpret(f"int8x{entries}", stored) - splat(o.dot.offset, "int8", entries)
@@ -129,22 +104,16 @@ def tables_of(o: SpanOperands, orders: list[list[int]]) -> list[Expr]:
 
 def vector_constant(values: list[int]) -> Expr:
     """uint8 [16]."""
-    from tvm import tirx
-
     return tirx.Shuffle([tirx.const(v, "uint8") for v in values], list(range(16)))
 
 
 def unsigned(vector: Expr) -> Expr:
     """The same 16 bytes as uint8."""
-    from tvm import tirx
-
     return tirx.reinterpret("uint8x16", vector)
 
 
 def load_low(buffer: Any, at: list[Expr], dtype: str) -> Expr:
     """uint8 [16]: 4 or 8 bytes of a buffer, and zeros above them."""
-    from tvm import tirx
-
     size = 4 if dtype == "float32" else 8
     value = tirx.reinterpret(dtype, buffer.vload(at, f"uint8x{size}"))
     lanes = BYTES // size
@@ -154,8 +123,6 @@ def load_low(buffer: Any, at: list[Expr], dtype: str) -> Expr:
 
 def sub_nibbles(loaded: Expr) -> list[Expr]:
     """uint8 [16] twice: low and high nibbles of uint8 [8], and what `sub_float` needs besides."""
-    from tvm import tirx
-
     above = [tirx.const(0 if at < _HIGH_BYTE else 255, "uint8") for at in range(8, BYTES)]
     high = tirx.Shuffle(above, list(range(8)))  # whose nibbles are the high byte of 2^-97
     packed = kept(tirx.Shuffle([loaded, high], [tirx.const(i, "int32") for i in range(BYTES)]))
@@ -164,8 +131,6 @@ def sub_nibbles(loaded: Expr) -> list[Expr]:
 
 def sub_float(nibbles: Expr, word: int) -> Expr:
     """float32 [4]: 128 plus the sub-scales in a word of one of `sub_nibbles`, times 2^-104."""
-    from tvm import tirx
-
     zero = 2 * ROWS
     order = [at for r in range(ROWS) for at in (zero, zero, word * ROWS + r, _HIGH_BYTE)]
     return tirx.reinterpret("float32x4", table_lookup([nibbles], vector_constant(order)))
