@@ -17,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+U8 = NDArray[np.uint8]
 
 AnyPath = str | os.PathLike[str]
 """What every function takes where a user names a file or folder."""
@@ -197,9 +200,9 @@ class QuantizedTensor:
         What else the family stores: centroids, sub-scales, outliers.
     """
 
-    codes: NDArray[np.uint8]
+    codes: U8
     scales: NDArray[np.float16]
-    zeros: NDArray[np.uint8] | None
+    zeros: U8 | None
     scheme: Scheme
     tables: Mapping[str, Array] = field(default_factory=dict)
 
@@ -223,12 +226,12 @@ class LayerStats:
         means above weigh each row by its |dL/dy|. 0 where it was not measured.
     """
 
-    mean_square: NDArray[np.float32]
-    mean: NDArray[np.float32]
-    absmax: NDArray[np.float32]
+    mean_square: F32
+    mean: F32
+    absmax: F32
     samples: int
-    hessian: NDArray[np.float32] | None = None
-    fisher: NDArray[np.float32] | None = None
+    hessian: F32 | None = None
+    fisher: F32 | None = None
     importance: float = 0.0
 
 

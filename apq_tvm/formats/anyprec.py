@@ -34,10 +34,9 @@ from apq_tvm.formats.arrays import check_array, check_codes
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.places import Place
 from apq_tvm.formats.spelling import check_group, parse_acts
-from apq_tvm.types import QuantizedTensor, Scheme
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 F16 = NDArray[np.float16]
-F32 = NDArray[np.float32]
 
 TABLE_SHARE = 0.1
 """Tables of a matrix may take this share of its codes' bytes; else more channels share them."""

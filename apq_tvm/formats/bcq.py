@@ -17,7 +17,6 @@ import re
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.arrays import check_codes, group_count, spread
@@ -25,9 +24,7 @@ from apq_tvm.formats.family import Family
 from apq_tvm.formats.integer import BITS, MAX_SCALE, check_scale, format_of
 from apq_tvm.formats.places import Place, group_places
 from apq_tvm.formats.spelling import parse_acts
-from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 OFFSETS = "offsets"
 """Name of z among a tensor's tables."""

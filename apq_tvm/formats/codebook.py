@@ -37,9 +37,7 @@ from apq_tvm.formats.family import Family
 from apq_tvm.formats.places import group_places
 from apq_tvm.formats.spelling import parse_acts
 from apq_tvm.formats.superblock import SUB_BITS, SUB_MAX, SUPER, group_scales, supers
-from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 NAME = "cb"
 """`Scheme.family`."""

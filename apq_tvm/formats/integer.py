@@ -17,16 +17,13 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme, UnsupportedModel
 from apq_tvm.formats.arrays import check_array, check_codes, group_count, spread
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.levels import Levels
 from apq_tvm.formats.spelling import ACT_BITS, check_group, either
-from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 BITS = tuple(range(1, 9))
 """Weight bits."""

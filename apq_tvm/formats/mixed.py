@@ -47,9 +47,7 @@ from apq_tvm.formats.arrays import check_array
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.places import Place, group_places
 from apq_tvm.formats.spelling import parse_acts
-from apq_tvm.types import Array, QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Array, QuantizedTensor, Scheme
 
 GROUP = 16
 """Input channels of a group, g1."""

@@ -19,16 +19,13 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.arrays import check_array, check_codes, check_tables, group_count, spread
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.places import Place, group_places
 from apq_tvm.formats.spelling import parse_acts
-from apq_tvm.types import Array, QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Array, QuantizedTensor, Scheme
 
 NAME = "super"
 """`Scheme.family`."""

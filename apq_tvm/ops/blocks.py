@@ -9,11 +9,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.rounding import reduce_loop
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 @contextmanager

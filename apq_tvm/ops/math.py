@@ -14,13 +14,10 @@ Waite, *Software Manual for the Elementary Functions* (1980), chapter 6.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import f32
-
-Expr = Any  # tvm.tirx.PrimExpr: tvm is untyped
+from apq_tvm.tensorize.exprs import Expr, f32
 
 _LOG2E = 1.4426950408889634
 _LN2_HIGH = 0.693359375  # 10 bits, so that n * _LN2_HIGH is exact for |n| < 2^14

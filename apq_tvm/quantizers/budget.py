@@ -25,9 +25,7 @@ from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.feedback.error_feedback import damage
 from apq_tvm.quantizers.registry import prepare, quantize_tensor
 from apq_tvm.quantizers.stored import Stored
-from apq_tvm.types import Calibration, ImportedModel, LayerStats, QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Calibration, ImportedModel, LayerStats, QuantizedTensor, Scheme
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128, -1)

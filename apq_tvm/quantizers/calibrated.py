@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
@@ -19,6 +18,7 @@ from apq_tvm.quantizers.inputs.scaling import scale_model
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
 from apq_tvm.types import (
+    F32,
     Array,
     Calibration,
     ImportedModel,
@@ -27,8 +27,6 @@ from apq_tvm.types import (
     QuantizedTensor,
     Scheme,
 )
-
-F32 = NDArray[np.float32]
 
 METHODS = ("rtn", "gptq", "awq", "smoothquant", "awq+gptq", "smoothquant+gptq", "learned")
 """How codes are chosen: each family's own way; with error feedback; after scales that AWQ or

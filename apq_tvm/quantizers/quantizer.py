@@ -6,14 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.feedback.error_feedback import Feedback
-from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Calibration, LayerStats, QuantizedTensor, Scheme
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.families import family_of
 from apq_tvm.formats.integer import check_weight
@@ -27,9 +24,7 @@ from apq_tvm.quantizers.families import (
 )
 from apq_tvm.quantizers.feedback import anyprec as anyprec_feedback
 from apq_tvm.quantizers.quantizer import QuantContext, Quantizer
-from apq_tvm.types import Calibration, LayerStats, QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Calibration, LayerStats, QuantizedTensor, Scheme
 
 
 def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> QuantizedTensor:

@@ -16,11 +16,12 @@ from typing import ClassVar, Self
 import numpy as np
 
 from apq_tvm.codegen.layouts.layout import Details, Shapes
-from apq_tvm.codegen.layouts.spans import Arrays, Expr, SpanLayout
+from apq_tvm.codegen.layouts.spans import Arrays, SpanLayout
 from apq_tvm.errors import PackError
 from apq_tvm.formats import codebook, family_of
 from apq_tvm.formats.levels import Levels
 from apq_tvm.formats.superblock import SUB_BITS, SUPER
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
 from apq_tvm.codegen.layouts.layout import NARROW, Details, Shapes
-from apq_tvm.codegen.layouts.spans import Arrays, Expr
+from apq_tvm.codegen.layouts.spans import Arrays
 from apq_tvm.formats import codebook
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning import codebook_quads as books
-from apq_tvm.types import Array, QuantizedTensor, Scheme
-
-Bytes = NDArray[np.uint8]
+from apq_tvm.types import U8, Array, QuantizedTensor, Scheme
 
 ROWS = 4
 """R, rows of one block."""
@@ -96,18 +94,18 @@ class CodebookQuads(CodebookLayout):
         scales = self.deinterleave(arrays["scales"], n, -(-k // self.span))
         return QuantizedTensor(codes, scales, None, scheme, tables)
 
-    def _by_row(self, values: Array, width: int) -> Bytes:
+    def _by_row(self, values: Array, width: int) -> U8:
         """[N, length] -> [NB, 4, width], padded with 0."""
         padded = np.zeros((self.row_blocks(len(values)) * ROWS, width), np.uint8)
         padded[: len(values), : values.shape[1]] = values
         return padded.reshape(-1, ROWS, width)
 
     @staticmethod
-    def _rows(values: Bytes, n: int, width: int) -> Bytes:
+    def _rows(values: U8, n: int, width: int) -> U8:
         """Inverse of `_by_row`."""
         return np.ascontiguousarray(values.reshape(-1, values.shape[-1])[:n, :width])
 
-    def _pack_codes(self, codes: Bytes) -> Bytes:
+    def _pack_codes(self, codes: U8) -> U8:
         """[NB, 4, Kp] -> [NB, Q, bytes]."""
         split = codes.reshape(len(codes), ROWS, -1, 4, 4, 4)  # [NB, row, quad, group, vector, k]
         quads = split.shape[2]
@@ -120,7 +118,7 @@ class CodebookQuads(CodebookLayout):
                     packed[:, :, register] |= (part << shift).astype(np.uint8)
         return packed.reshape(len(codes), quads, -1)
 
-    def _unpack_codes(self, packed: Array) -> Bytes:
+    def _unpack_codes(self, packed: Array) -> U8:
         """Inverse of `_pack_codes`."""
         quads = packed.reshape(*packed.shape[:2], -1, ROWS, 4)
         codes = np.zeros((len(packed), ROWS, packed.shape[1], 4, 4, 4), np.uint8)
@@ -131,7 +129,7 @@ class CodebookQuads(CodebookLayout):
                     codes[:, :, :, group, vector] |= (part << up).transpose(0, 2, 1, 3)
         return codes.reshape(len(packed), ROWS, -1)
 
-    def _pack_index(self, index: Bytes) -> Bytes:
+    def _pack_index(self, index: U8) -> U8:
         """[NB, 4, 16 S] -> [NB, S, 16]."""
         split = index.reshape(len(index), ROWS, -1, books.SPAN_QUADS, 4)
         packed = np.zeros(split.shape[:-1], np.uint8)  # [NB, row, span, quad]
@@ -141,7 +139,7 @@ class CodebookQuads(CodebookLayout):
         whole = packed.transpose(0, 2, 3, 1).reshape(len(index), split.shape[2], -1)
         return np.ascontiguousarray(whole)
 
-    def _unpack_index(self, packed: Array) -> Bytes:
+    def _unpack_index(self, packed: Array) -> U8:
         """Inverse of `_pack_index`."""
         split = packed.reshape(*packed.shape[:2], books.SPAN_QUADS, ROWS).transpose(0, 3, 1, 2)
         index = np.zeros((*split.shape, 4), np.uint8)
@@ -151,17 +149,17 @@ class CodebookQuads(CodebookLayout):
         return index.reshape(len(packed), ROWS, -1)
 
     @staticmethod
-    def _pack_subs(subs: Bytes) -> Bytes:
+    def _pack_subs(subs: U8) -> U8:
         """[NB, 4, 16 S] -> [NB, S, 32]."""
         split = subs.reshape(len(subs), ROWS, -1, books.SPAN_QUADS, 2, 2)
         packed = (split[..., 0] | split[..., 1] << 4).transpose(0, 2, 3, 4, 1)
         return np.ascontiguousarray(packed.reshape(len(subs), packed.shape[1], -1))
 
     @staticmethod
-    def _unpack_subs(packed: Array) -> Bytes:
+    def _unpack_subs(packed: Array) -> U8:
         """Inverse of `_pack_subs`."""
         split = packed.reshape(*packed.shape[:2], books.SPAN_QUADS, 2, ROWS)
-        subs: Bytes = np.stack([split & 15, split >> 4], -1).transpose(0, 4, 1, 2, 3, 5)
+        subs: U8 = np.stack([split & 15, split >> 4], -1).transpose(0, 4, 1, 2, 3, 5)
         return subs.reshape(len(packed), ROWS, -1)
 
     def _centroids(self, arrays: Mapping[str, Array]) -> Array:

@@ -64,9 +64,7 @@ from apq_tvm.tensorize.meaning.mixed import (
     wide_code,
     words_at,
 )
-from apq_tvm.types import Array, QuantizedTensor, Scheme
-
-U8 = NDArray[np.uint8]
+from apq_tvm.types import U8, Array, QuantizedTensor, Scheme
 
 
 @dataclass(frozen=True)

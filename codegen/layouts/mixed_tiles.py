@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.formats.mixed import GROUP
 from apq_tvm.tensorize.meaning.mixed import SUB_MASKS, SUB_SHIFTS, TRIPLE, ZERO_SHIFTS, words_at
-from apq_tvm.types import Array
+from apq_tvm.types import U8, Array
 
 VECTORS = 4
 """Vectors of a tile."""
-
-U8 = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

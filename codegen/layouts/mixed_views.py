@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.formats.mixed import SUPER
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, triple_word, words_at
+from apq_tvm.types import U8
 
-Expr = Any  # tvm is untyped
 Arrays = Mapping[str, Any]
-U8 = NDArray[np.uint8]
 
 _LINE = 64
 """Bytes of a cache line."""

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from apq_tvm.codegen.layouts.interleaved import InterleavedLayout
 from apq_tvm.codegen.layouts.layout import Shapes, WeightLayout
 from apq_tvm.errors import PackError
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 
-Expr = Any  # tvm is untyped
 Arrays = Mapping[str, Any]
 
 LANES = (4, 8, 16)

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.codegen.layouts.layout import NARROW, Details, Shapes
-from apq_tvm.codegen.layouts.spans import Arrays, Expr
+from apq_tvm.codegen.layouts.spans import Arrays
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.formats.superblock import GROUP, NAME, SUPER
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUPS, Records, high_bit
-from apq_tvm.types import Array, QuantizedTensor, Scheme
-
-Bytes = NDArray[np.uint8]
+from apq_tvm.types import U8, Array, QuantizedTensor, Scheme
 
 _SPAN_CHUNKS = SUPER * GROUP // CHUNK
 
@@ -105,7 +103,7 @@ class SuperRecordsLayout(SuperBlockLayout):
         tables: dict[str, Array] = {"min_scales": m, "subs": subs, "mins": mins}
         return QuantizedTensor(codes, d, None, scheme, tables)
 
-    def _by_chunk(self, values: Array, width: int, chunks: int) -> Bytes:
+    def _by_chunk(self, values: Array, width: int, chunks: int) -> U8:
         """[N, length] -> [NB, chunk, R, width], padded with 0."""
         blocks = self.row_blocks(len(values))
         padded = np.zeros((blocks * self.rows, chunks * width), np.uint8)
@@ -114,10 +112,10 @@ class SuperRecordsLayout(SuperBlockLayout):
         return np.ascontiguousarray(split.transpose(0, 2, 1, 3))
 
     @staticmethod
-    def _rows(values: Bytes, n: int, width: int) -> Bytes:
+    def _rows(values: U8, n: int, width: int) -> U8:
         return np.ascontiguousarray(values[:n, :width])
 
-    def _pack_codes(self, codes: Bytes) -> Bytes:
+    def _pack_codes(self, codes: U8) -> U8:
         """[NB, chunk, R, 64] -> [NB, chunk, bytes]."""
         split = codes.reshape(*codes.shape[:3], GROUPS, 4, 4)  # [NB, chunk, R, group, i, c]
         vectors = 4 if self.bits == 2 else 6
@@ -130,7 +128,7 @@ class SuperRecordsLayout(SuperBlockLayout):
                     packed[:, :, 4 + i // 2] |= code >> 2 << high_bit(group, i)
         return packed.reshape(*codes.shape[:2], -1)
 
-    def _unpack_codes(self, packed: Bytes) -> Bytes:
+    def _unpack_codes(self, packed: U8) -> U8:
         """Inverse of `_pack_codes`, as [NB * R, columns]."""
         vectors = packed.reshape(*packed.shape[:2], -1, self.rows, 4)
         blocks, chunks = packed.shape[:2]
@@ -143,7 +141,7 @@ class SuperRecordsLayout(SuperBlockLayout):
                 codes[:, :, :, group, i] = code.transpose(0, 2, 1, 3)
         return codes.reshape(blocks * self.rows, -1)
 
-    def _pack_scales(self, scales: list[Array]) -> Bytes:
+    def _pack_scales(self, scales: list[Array]) -> U8:
         """float16 [N, S], twice -> [NB, S, 4R]: low and high bytes of one, then of the other."""
         parts = []
         for values in scales:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from apq_tvm.codegen.layouts.layout import Details, Shapes
-from apq_tvm.codegen.layouts.spans import Arrays, Expr, SpanLayout
+from apq_tvm.codegen.layouts.spans import Arrays, SpanLayout
 from apq_tvm.formats.superblock import GROUP, NAME, SUB_BITS, SUPER
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 

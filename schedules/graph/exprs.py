@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
-Expr = Any
+from apq_tvm.tensorize.exprs import Expr
 
 
 def lanes_of(expr: Expr) -> int:

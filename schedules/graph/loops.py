@@ -8,9 +8,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from apq_tvm.schedules.graph.exprs import collect, substitute, uses
-
-Expr = Any
-Stmt = Any
+from apq_tvm.tensorize.exprs import Expr, Stmt
 
 
 def reuse_output(func: Any, scratch: str) -> Any:

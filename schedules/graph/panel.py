@@ -8,10 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
-from apq_tvm.tensorize.exprs import i64
-
-Expr = Any
-Stmt = Any
+from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 
 
 def is_const(e: Expr, value: int | None = None) -> bool:
@@ -212,9 +209,7 @@ class Packing:
         squares, whole_k = self.cols // side, self.depth // side
         done_k = whole_k * side
         parts = [
-            loop(
-                whole_k, lambda kb: loop(squares, lambda jb: self._square(kb * side, jb * side))
-            )
+            loop(whole_k, lambda kb: loop(squares, lambda jb: self._square(kb * side, jb * side)))
         ]
         if not is_const(self.cols, self.tile.cols):
             beside = loop(done_k, lambda k: self._elements(k, squares * side))

@@ -15,9 +15,7 @@ from tvm import ir, sym, tirx
 from apq_tvm.schedules.graph.exprs import substitute, uses
 from apq_tvm.schedules.graph.loops import fuse_outer, mergeable, nest, rebuild
 from apq_tvm.schedules.graph.vectorize import Loop, NotVector, Vectorizer
-
-Expr = Any
-Stmt = Any
+from apq_tvm.tensorize.exprs import Expr, Stmt
 
 
 def _is_int(e: Expr) -> bool:

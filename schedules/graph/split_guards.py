@@ -13,9 +13,7 @@ from tvm import ir, sym, tirx
 
 from apq_tvm.schedules.graph.exprs import call_name, collect, substitute, uses
 from apq_tvm.schedules.graph.loops import is_straight
-
-Expr = Any
-Stmt = Any
+from apq_tvm.tensorize.exprs import Expr, Stmt
 
 _MOST = 3  # cuts of one loop: each doubles nothing, but adds a copy of the body
 

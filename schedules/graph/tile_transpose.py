@@ -14,9 +14,7 @@ from apq_tvm.schedules.graph.exprs import substitute, uses
 from apq_tvm.schedules.graph.loops import fuse_outer, nest
 from apq_tvm.schedules.graph.panel import SQUARE, transpose_block
 from apq_tvm.schedules.graph.vectorize import Loop
-
-Expr = Any
-Stmt = Any
+from apq_tvm.tensorize.exprs import Expr, Stmt
 
 
 def _stride(index: Expr, loop: Any) -> int | None:

@@ -26,9 +26,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from apq_tvm.schedules.graph.exprs import call_name, lanes_of, substitute, uses
-
-Expr = Any
-Stmt = Any
+from apq_tvm.tensorize.exprs import Expr, Stmt
 
 _BINARY = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min,

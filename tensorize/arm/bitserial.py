@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.lookup import shifted
-from apq_tvm.tensorize.exprs import llvm
+from apq_tvm.tensorize.exprs import Buffer, Expr, llvm
 from apq_tvm.tensorize.pairs.bitserial import Planes, Popcount
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 ROWS = 4
 _BYTES = 16

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tvm import tirx
 
 from apq_tvm.tensorize.arm.lookup import inserted_left
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.whole_codes import pieces
-
-Expr = Any  # tvm is untyped
 
 
 def unpacked(unit: Unit, load: Callable[[int], Expr], vector: int, doubled: bool = False) -> Expr:

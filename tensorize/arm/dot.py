@@ -22,16 +22,15 @@ before sadalp adds neighbours into int32, and addp brings two rows of four to fo
 
 from __future__ import annotations
 
-from typing import Any
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.codes import unpacked
-from apq_tvm.tensorize.exprs import neon
+from apq_tvm.tensorize.exprs import Expr, neon
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.unit_dot import unit_dot_intrinsic
-
-Expr = Any  # tvm is untyped
 
 SMULL_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 4, 7: 2, 8: 2}
 """bits -> products that are summed in int16 (table above, at most the 8 of a unit)."""
@@ -48,8 +47,6 @@ def smull_intrinsic(dot: UnitDot, ahead: int = 0) -> str:
 
 
 def _smull(o: Bound, group: int) -> None:
-    from tvm.tirx.script.builder import ir as b
-
     unit = o.dot.unit
     vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
     step = SMULL_SUMS[unit.bits]
@@ -67,8 +64,6 @@ def _smull(o: Bound, group: int) -> None:
 
 def _words(o: Bound, row: int, vectors: range, half: int) -> Expr:
     """int16 [8]: sums of products of two rows of the weights, four k apart."""
-    from tvm import tirx
-
     words: Expr = None
     for vector in vectors:
         lanes = [tirx.const(8 * half + lane, "int32") for lane in range(8)]
@@ -82,7 +77,6 @@ def _words(o: Bound, row: int, vectors: range, half: int) -> Expr:
 
 def _codes(o: Bound, vector: int) -> Expr:
     """int8 [16]."""
-    from tvm import tirx
 
     def load(index: int) -> Expr:
         return o.codes.vload([tirx.const(16 * index, "int64")], "uint8x16")

@@ -12,20 +12,16 @@ What these layouts are for is fewer rows, which then need no panel at all
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.codes import repeated, unpacked
-from apq_tvm.tensorize.exprs import i32
+from apq_tvm.tensorize.exprs import Buffer, Expr, i32
 from apq_tvm.tensorize.meaning.centred import rows_of_sums, spreading
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 _VECTOR = "uint8x16"
 

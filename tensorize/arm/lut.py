@@ -8,22 +8,18 @@ nibbles. So 128 weights of a plane take 8 operations. Source: Arm Architecture R
 
 from __future__ import annotations
 
-from typing import Any
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import neon
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS
 from apq_tvm.tensorize.pairs.lut_dot import LutBuffers, LutInstruction
-
-Expr = Any  # tvm is untyped
 
 ROWS = 16
 """Rows of a unit."""
 
 
 def _tbl(o: LutBuffers) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     bits, low = o.dot.unit.bits, tirx.Broadcast(tirx.const(15, "uint8"), ROWS)
     four = tirx.Broadcast(tirx.const(4, "uint8"), ROWS)
     at = {(i, p): o.acc_at(i, p) for i in range(o.dot.m) for p in range(bits)}

@@ -12,21 +12,17 @@ of sdot by lane; for each two more rows of x 8 smmla, 2 ``shl`` and 4 ``fmla``, 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.codes import repeated, unpacked
 from apq_tvm.tensorize.arm.fold import fma, four_floats, raw_codes, sums_by_place
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.pairs.folded_dot import FoldedOperands, folded_pair
 from apq_tvm.tensorize.pairs.paired_dot import BYTES, PairedDot
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 OCTETS = UNIT_K // 8
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.lookup import BYTES
-from apq_tvm.tensorize.exprs import i64, llvm
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, llvm
 from apq_tvm.tensorize.meaning.planes import QUAD, PlanesStep
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 class Multiplier(Protocol):

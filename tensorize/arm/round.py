@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.tensorize.exprs import MAGIC, member, neon
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.exprs import MAGIC, Buffer, Expr, member, neon
 from apq_tvm.tensorize.meaning.rounding import (
     CODES,
     bounded,
@@ -21,17 +24,11 @@ from apq_tvm.tensorize.meaning.rounding import (
 )
 from apq_tvm.tensorize.registry import register
 
-Expr = Any  # tvm is untyped
-Buffer = Any
-
 
 def round_intrinsic(bits: int) -> str:
     """Register (once) and name ``q[e] = round_value(x[e], inverse[0])``, 16 codes."""
-    from tvm import tirx
 
     def implement(x: Buffer, inverse: Buffer, q: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
         def all_(value: Any, dtype: str, lanes: int) -> Expr:
             return tirx.Broadcast(tirx.const(value, dtype), lanes)
 
@@ -57,11 +54,8 @@ def sum_intrinsic(dotprod: bool) -> str:
     dotprod : bool
         By ``sdot`` with ones, else by ``saddlp`` and ``sadalp``.
     """
-    from tvm import tirx
 
     def implement(q: Buffer, s: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
         codes, sums = q.vload([0], "int8x16"), s.vload([0], "int32x4")
         if dotprod:
             ones = tirx.Broadcast(tirx.const(1, "int8"), CODES)
@@ -86,11 +80,8 @@ def tree_intrinsic(operation: str) -> str:
     ----------
     operation : {"max", "add"}
     """
-    from tvm import tirx
 
     def implement(x: Buffer, y: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
         name = "smaxp.v4i32" if operation == "max" else "addp.v4i32"
         vectors = [x.vload([g, 0], "int32x4") for g in range(4)]
         value = tree(lambda a, c: neon("int32x4", name, a, c), vectors)
@@ -105,8 +96,6 @@ def tree_intrinsic(operation: str) -> str:
 
 def _even(a: Expr, c: Expr, dtype: str) -> Expr:
     """Elements 0, 2, 4, .. of two vectors read as `dtype`."""
-    from tvm import tirx
-
     lanes = 8 if dtype == "int16" else 16
     halves = [tirx.reinterpret(f"{dtype}x{lanes}", v) for v in (a, c)]
     return tirx.Shuffle(halves, [tirx.const(i, "int32") for i in range(0, 2 * lanes, 2)])

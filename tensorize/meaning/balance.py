@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i32, i64
+from apq_tvm.tensorize.exprs import Expr, i32, i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
@@ -20,8 +20,6 @@ VECTORS = 8
 """Code vectors of a unit; 7 are stored, the eighth in their top bits."""
 
 STORED = 7
-
-Expr = Any  # tvm is untyped
 
 
 def triple(load: Callable[[Any], Expr], size: int, vector: Any, lane: Any) -> Expr:

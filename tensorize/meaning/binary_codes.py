@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i32, i64
+from apq_tvm.tensorize.exprs import Expr, i32, i64
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
-
-Expr = Any  # tvm is untyped
 
 UNIT_K = 32
 """k of one unit."""

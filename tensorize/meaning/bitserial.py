@@ -17,13 +17,9 @@ The planes are ABQ-LLM's (AAAI 2025), section 3.4.
 
 from __future__ import annotations
 
-from typing import Any
-
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
-
-Expr = Any  # tvm is untyped
 
 
 def term(code: Expr, bits: list[Expr], q: int) -> Expr:

@@ -19,11 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
-
-Expr = Any  # tvm is untyped
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.lookup_span import Arrays, SpanDot
-
-Expr = Any  # tvm is untyped
 
 BOOKS = 4
 """Codebooks."""

@@ -12,12 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i32, member
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i32, member
 from apq_tvm.tensorize.meaning.scaffold import Operand, View
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from apq_tvm.tensorize.exprs import i32
+from apq_tvm.tensorize.exprs import Expr, i32
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, digit, triple
 from apq_tvm.tensorize.meaning.codebook_quads import (
     BOOKS,
@@ -22,8 +21,6 @@ from apq_tvm.tensorize.meaning.planes import ROWS as PLANE_ROWS
 from apq_tvm.tensorize.meaning.planes import plane_code, table_of
 from apq_tvm.tensorize.meaning.scaffold import Load, Operand
 from apq_tvm.tensorize.meaning.unit_spans import FIELDS, nibble
-
-Expr = Any  # tvm is untyped
 
 NIBBLES = Unit(4, 4, ((4, 0),))
 """4-bit codes of 4 rows."""

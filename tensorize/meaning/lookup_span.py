@@ -18,10 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.scaffold import Bound, Load, Meaning, Operand, bound_pair
 
-Expr = Any  # tvm is untyped
 Arrays = Mapping[str, Load]
 SpanOperands = Bound
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
 TILE_K = 16
@@ -29,8 +30,6 @@ ZERO_SHIFTS = (0, 2, 4)
 SUB_SHIFTS = (6, 10, 13)
 SUB_MASKS = (15, 7, 7)
 """Where those bits are: zeros of 2 bits, sub-scales of 4, 3 and 3."""
-
-Expr = Any  # tvm is untyped
 
 
 def _i32(value: Any) -> Expr:

@@ -14,12 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
 
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 ROWS = 8
 """Rows whose bits share a byte."""

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from apq_tvm.tensorize.exprs import MAGIC
-
-Expr = Any  # tvm is untyped
+from apq_tvm.tensorize.exprs import MAGIC, Expr
 
 SUM_LIMIT = 1 << 22
 """A sum of integers below this is the difference of two such floats."""

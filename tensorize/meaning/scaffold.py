@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 Load = Callable[..., Expr]
 
 

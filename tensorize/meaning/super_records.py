@@ -20,12 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
-
-Expr = Any  # tvm is untyped
 
 CHUNK = 64
 """Columns of a chunk."""
@@ -177,9 +174,7 @@ class RecordDot:
         )
         return Meaning("dot", operands, shape, (self.k,), self._product)
 
-    def _product(
-        self, axes: Sequence[Expr], chunk: Load, x: Load, xs: Load, factors: Load
-    ) -> Expr:
+    def _product(self, axes: Sequence[Expr], chunk: Load, x: Load, xs: Load, factors: Load) -> Expr:
         from tvm import tirx
 
         which, *m, r, k = axes

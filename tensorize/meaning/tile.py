@@ -16,12 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i32
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i32
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand, View, pair
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 
 @dataclass(frozen=True)

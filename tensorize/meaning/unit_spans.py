@@ -11,12 +11,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, Arrays, SpanDot
-
-Expr = Any  # tvm is untyped
 
 FIELDS = {2: ((2, 0),), 3: ((2, 0), (1, 2)), 4: ((4, 0),)}
 """Bits of a code -> (width, shift) of the parts it is stored in."""

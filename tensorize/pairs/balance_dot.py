@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, prefetch
+from apq_tvm.tensorize.exprs import Expr, i64, prefetch
 from apq_tvm.tensorize.meaning.balance import PARTS, STORED, balance_dot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import Bound, Rows, pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 
 class BalanceBuffers(Bound):

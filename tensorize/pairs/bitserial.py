@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import i64, prefetch
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, prefetch
 from apq_tvm.tensorize.meaning.bitserial import bitserial_dot, pack_planes
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 @dataclass(frozen=True)

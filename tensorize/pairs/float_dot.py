@@ -6,14 +6,11 @@ every SIMD machine, and LLVM picks them (``vpsrld``, ``vcvtdq2ps``, ``vfmadd231p
 
 from __future__ import annotations
 
-from typing import Any
-
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.unit_dot import decoded, unit_dot_intrinsic
-
-Expr = Any  # tvm is untyped
 
 
 def float_dot_intrinsic(dot: UnitDot, ahead: int = 0) -> str:

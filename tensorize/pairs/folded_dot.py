@@ -13,12 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS, decode
 from apq_tvm.tensorize.meaning.scaffold import Bound, Load, Meaning, Operand, pair
-
-Expr = Any  # tvm is untyped
 
 STARTS = 8
 """Floats in ``starts``."""

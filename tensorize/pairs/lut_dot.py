@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, prefetch
+from apq_tvm.tensorize.exprs import Expr, i64, prefetch
 from apq_tvm.tensorize.meaning.binary_codes import LutDot, LutUnit, lut_meaning
 from apq_tvm.tensorize.meaning.scaffold import Bound, pair
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
 
 
 class LutBuffers(Bound):

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
-
-Expr = Any  # tvm is untyped
 
 BYTES = 16
 """Of activations for 8 k."""

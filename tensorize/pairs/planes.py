@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from apq_tvm.tensorize.exprs import Buffer
 from apq_tvm.tensorize.meaning.planes import (
     PlanesStep,
     planes_codes,
@@ -18,8 +18,6 @@ from apq_tvm.tensorize.meaning.planes import (
 )
 from apq_tvm.tensorize.meaning.scaffold import Meaning, pair
 from apq_tvm.tensorize.registry import register
-
-Buffer = Any  # tvm is untyped
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, moved_bytes, prefetch
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, moved_bytes, prefetch
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.registry import register
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 def unit_dot_intrinsic(

@@ -30,15 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from apq_tvm.tensorize.exprs import x86
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.exprs import Expr, x86
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.unit_dot import decoded, unit_dot_intrinsic
-
-Expr = Any  # tvm is untyped
 
 MADDUBS_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 4, 6: 2, 7: 1, 8: 1}
 """bits -> vpmaddubsw results that are summed in int16 (table above, at most the 8 of a unit)."""
@@ -90,6 +90,7 @@ def dot_intrinsic(instruction: DotInstruction, dot: UnitDot, ahead: int = 0) -> 
     ahead : int
         As `unit_dot_intrinsic`.
     """
+
     def group_products(o: Bound, group: int) -> None:
         together = MADDUBS_SUMS[dot.unit.bits]
         add_products(instruction, o, group, lambda v: decoded(dot.unit, o.codes, v), together)
@@ -117,9 +118,6 @@ def add_products(
     together : int
         ``vpmaddubsw`` results that int16 can sum.
     """
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     unit, rows = o.dot.unit, range(o.dot.m)
     at = [o.sums_at(group, i) for i in rows]
     sums = [o.acc[tuple(index)] for index in at]
@@ -150,8 +148,6 @@ def four_products(
     instruction: DotInstruction, start: Expr | None, codes: Sequence[Expr], x: Sequence[Expr]
 ) -> Expr:
     """int32 [R]: start, 0 for None, + Σ code x over four vectors; int16 must hold their sums."""
-    from tvm import tirx
-
     rows = instruction.rows
     if instruction is MADDUBS:
         words: Expr = None
@@ -169,8 +165,6 @@ def four_products(
 
 def four_k(o: Bound, row: int, k: int, lanes: int) -> Expr:
     """int8 [4 lanes]: four activations from column `k` on, repeated for every row of weights."""
-    from tvm import tirx
-
     four = tirx.reinterpret("int32", o.x.vload(o.at(row, k), "int8x4"))
     return tirx.reinterpret(f"int8x{4 * lanes}", tirx.Broadcast(four, lanes))
 
@@ -181,8 +175,6 @@ def _avx2(name: str, dtype: str, *arguments: Expr) -> Expr:
 
 def _products(unit: Unit, codes: Expr, x: Expr) -> Expr:
     """int16 [16]: sums of two products; of signed codes at 8 bits."""
-    from tvm import tirx
-
     if unit.bits < 8:
         return _avx2("pmadd.ub.sw", "int16x16", codes, x)
     flip = tirx.Broadcast(tirx.const(0x80, "uint8"), 32)

@@ -17,7 +17,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import llvm
+from apq_tvm.tensorize.exprs import Buffer, Expr, llvm
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.meaning.tile import Tile as Tile
 from apq_tvm.tensorize.meaning.tile import (
@@ -28,9 +28,6 @@ from apq_tvm.tensorize.meaning.tile import (
 )
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, MADDUBS_SUMS, DotInstruction
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 def splits_codes(instruction: DotInstruction, bits: int) -> bool:

@@ -15,16 +15,15 @@ LLVM's IntrinsicsX86.td for the names.
 
 from __future__ import annotations
 
-from typing import Any
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import llvm, moved_bytes, prefetch, shuffled
+from apq_tvm.tensorize.exprs import Expr, llvm, moved_bytes, prefetch, shuffled
 from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
 from apq_tvm.tensorize.meaning.unit_dot import LookupDot
 from apq_tvm.tensorize.pairs.unit_dot import decoded
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import DotInstruction, add_products
-
-Expr = Any  # tvm is untyped
 
 MOST_ENTRIES = 64
 """Values that stay in registers."""
@@ -93,9 +92,6 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
     str
         The intrinsic's name.
     """
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     unit = dot.unit
     permute = vbmi and unit.rows == 16 and dot.entries > 16
     name = f"apq_{'vpermb' if permute else 'pshufb'}_{unit.rows}x32_lut{unit.bits}b{dot.books}u8"
@@ -115,8 +111,6 @@ def decode_intrinsic(dot: LookupDot, vbmi: bool = False) -> str:
 
 
 def _whole_table(o: Bound) -> Expr:
-    from tvm import tirx
-
     zero = tirx.const(0, "int64")
     return o.table.vload([zero], f"uint8x{o.dot.entries}")
 
@@ -150,8 +144,6 @@ def _permute_table(o: Bound) -> list[Expr]:
 
 def _book(o: Bound, group: int) -> Expr | None:
     """Codebook of every row, in each of the row's four bytes; None if there is one codebook."""
-    from tvm import tirx
-
     if "book" not in o.arrays:
         return None
     unit, zero = o.dot.unit, tirx.const(0, "int64")
@@ -160,12 +152,8 @@ def _book(o: Bound, group: int) -> Expr | None:
     return shuffled(books, unit.rows, [i // 4 for i in range(unit.vector_bytes)])
 
 
-def _value(
-    o: Bound, tables: list[Expr], permute: bool, vector: int, book: Expr | None
-) -> Expr:
+def _value(o: Bound, tables: list[Expr], permute: bool, vector: int, book: Expr | None) -> Expr:
     """uint8 [4R]: what the codes of one vector stand for."""
-    from tvm import tirx
-
     unit = o.dot.unit
     size = unit.vector_bytes
     if _books_below(o) and not permute:
@@ -192,8 +180,6 @@ def _value(
 
 def _two_bits_up(o: Bound, vector: int) -> Expr:
     """The two low bits of a vector's codes, at bits 2 and 3."""
-    from tvm import tirx
-
     size = o.dot.unit.vector_bytes
     (width, shift), *_ = o.dot.unit.fields
     assert (width, shift) == (2, 0)
@@ -203,8 +189,6 @@ def _two_bits_up(o: Bound, vector: int) -> Expr:
 
 
 def _scaled(book: Expr, bits: int, size: int) -> Expr:
-    from tvm import tirx
-
     return tirx.shift_left(book, tirx.Broadcast(tirx.const(bits, "uint8"), size))
 
 
@@ -220,8 +204,6 @@ def _blend(low: Expr, high: Expr, index: Expr, choice: Expr, size: int) -> Expr:
 
 def _choose(low: Expr, high: Expr, choice: Expr, size: int) -> Expr:
     """`high` where the top bit of `choice` is set: a vpblendvb, or a mask register's blend."""
-    from tvm import tirx
-
     signed = tirx.reinterpret(f"int8x{size}", choice)
     zero = tirx.Broadcast(tirx.const(0, "int8"), size)
     return tirx.Select(signed < zero, high, low)

@@ -20,28 +20,22 @@ permps256  float32  8 floats    per nibble 2 shifts, 2 lookups (of 8 entries), b
 
 from __future__ import annotations
 
-from typing import Any
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import i64, x86
+from apq_tvm.tensorize.exprs import Expr, i64, x86
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS
 from apq_tvm.tensorize.pairs.lut_dot import LutBuffers, LutInstruction
-
-Expr = Any  # tvm is untyped
 
 PLANES_AT_ONCE = 3
 """Planes whose sums stay in the 16 registers of AVX2 while a unit passes."""
 
 
 def _all(value: int, dtype: str, lanes: int) -> Expr:
-    from tvm import tirx
-
     return tirx.Broadcast(tirx.const(value, dtype), lanes)
 
 
 def _pshufb(o: LutBuffers) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     bits, low = o.dot.unit.bits, _all(15, "uint8", 32)
     for first in range(0, bits, PLANES_AT_ONCE):
         planes = range(first, min(bits, first + PLANES_AT_ONCE))
@@ -68,16 +62,11 @@ def _pshufb(o: LutBuffers) -> None:
 
 def _twice(table: Expr) -> Expr:
     """int8 [32]: one 128-bit table in both lanes."""
-    from tvm import tirx
-
     lane = tirx.reinterpret("int8x16", table)
     return tirx.Shuffle([lane, lane], [tirx.const(i, "int32") for i in range(32)])
 
 
 def _vpermb(o: LutBuffers) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     bits = o.dot.unit.bits
     low, ones = _all(0x0F0F0F0F, "int32", 16), _all(0x01010101, "int32", 16)
     which = _all(0x30201000, "int32", 16)  # byte j of a lane looks into table j of the register
@@ -109,9 +98,6 @@ def _vpermb(o: LutBuffers) -> None:
 
 
 def _permps(o: LutBuffers) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     bits, rows = o.dot.unit.bits, o.dot.unit.rows
     at = {(i, p): o.acc_at(i, p) for i in range(o.dot.m) for p in range(bits)}
     sums = {key: o.acc[tuple(index)] for key, index in at.items()}
@@ -142,8 +128,6 @@ def _tree(terms: list[Expr]) -> Expr:
 
 def _find16(o: LutBuffers, row: int, quad: int, keys: Expr) -> Expr:
     """float32 [16]: the instruction looks at the lowest four bits of a key."""
-    from tvm import tirx
-
     table = o.entries(row, quad * ENTRIES, 16)
     index = tirx.reinterpret("int32x16", keys)
     return x86("float32x16", "avx512.permvar.sf.512", table, index)
@@ -151,8 +135,6 @@ def _find16(o: LutBuffers, row: int, quad: int, keys: Expr) -> Expr:
 
 def _find8(o: LutBuffers, row: int, quad: int, keys: Expr) -> Expr:
     """float32 [8]: of two lookups by three bits the one that the fourth bit chooses."""
-    from tvm import tirx
-
     index = tirx.reinterpret("int32x8", keys)
     low, high = (
         x86("float32x8", "avx2.permps", o.entries(row, quad * ENTRIES + at, 8), index)

@@ -10,9 +10,11 @@ VPDPBUSD.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, moved_bytes, x86
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.exprs import Expr, i64, moved_bytes, x86
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -26,13 +28,8 @@ from apq_tvm.tensorize.pairs.mixed_dot import MixedInstruction
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOTS
 from apq_tvm.tensorize.x86.dot import DotInstruction, four_k, four_products
 
-Expr = Any  # tvm is untyped
-
 
 def _narrow(instruction: DotInstruction, o: Bound) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     rows, m = o.dot.lanes, o.dot.m
     lanes = tirx.Ramp(i64(0), i64(1), rows)
     words = o.codes.vload([i64(words_at(rows))], f"uint8x{2 * rows}")
@@ -56,9 +53,6 @@ def _narrow(instruction: DotInstruction, o: Bound) -> None:
 
 
 def _wide(instruction: DotInstruction, o: Bound) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     rows = o.dot.lanes
     loads = [o.codes.vload([i64(4 * rows * i)], f"uint8x{4 * rows}") for i in range(2)]
     codes = [_bits(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
@@ -75,8 +69,6 @@ def _wide(instruction: DotInstruction, o: Bound) -> None:
 
 def _pairs(a: Expr, b: Expr) -> Expr:
     """Products of int32 lanes that fit 16 bits, one of them not negative."""
-    from tvm import tirx
-
     rows = 16 if str(a.ty).endswith("16") else 8
     name = "avx512.pmaddw.d.512" if rows == 16 else "avx2.pmadd.wd"
     halves = [tirx.reinterpret(f"int16x{2 * rows}", value) for value in (a, b)]
@@ -85,8 +77,6 @@ def _pairs(a: Expr, b: Expr) -> Expr:
 
 def _lanes(words: Expr, shift: int, mask: int) -> Expr:
     """Bits of int32 lanes."""
-    from tvm import tirx
-
     rows = 16 if str(words.ty).endswith("16") else 8
     if shift:
         words = tirx.shift_right(words, tirx.Broadcast(tirx.const(shift, "int32"), rows))
@@ -95,8 +85,6 @@ def _lanes(words: Expr, shift: int, mask: int) -> Expr:
 
 def _bits(load: Expr, shift: int, mask: int) -> Expr:
     """Bits of bytes."""
-    from tvm import tirx
-
     size = 64 if str(load.ty).endswith("64") else 32
     load = moved_bytes(load, -shift, size)
     return tirx.bitwise_and(load, tirx.Broadcast(tirx.const(mask, "uint8"), size))

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.tensorize.exprs import i64, moved_bytes, prefetch
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.tensorize.exprs import Expr, i64, moved_bytes, prefetch
 from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
 from apq_tvm.tensorize.meaning.super_records import GROUP, RecordDot, Records, high_bit
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction, four_k, four_products
-
-Expr = Any  # tvm is untyped
 
 _CODE_BITS = 2
 """Bits of a code that stand together."""
@@ -83,8 +84,6 @@ def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
 
     `ahead` is as of `records_dot_intrinsic`: together they ask for every line.
     """
-    from tvm import tirx
-
     rows, dot = records.rows, RecordDot(records, m)
     name = f"apq_records_scale_{m}x{rows}" + (f"_pf{ahead}" if ahead else "")
 
@@ -124,17 +123,12 @@ def _sums(o: Bound, which: int, row: int) -> Expr:
 
 
 def _store(buffer: Any, value: Expr, at: list[Expr]) -> None:
-    from tvm import tirx
-    from tvm.tirx.script.builder import ir as b
-
     *lead, last = at
     lanes = int(str(value.ty).rpartition("x")[2])
     b.buffer_store(buffer, value, [*lead, tirx.Ramp(last, i64(1), lanes)])
 
 
 def _fma(value: Expr, factor: Expr, total: Expr) -> Expr:
-    from tvm import tirx
-
     lanes = int(str(value.ty).rpartition("x")[2])
     dtype = f"float32x{lanes}"
     return tirx.call_llvm_pure_intrin(
@@ -144,8 +138,6 @@ def _fma(value: Expr, factor: Expr, total: Expr) -> Expr:
 
 def _small(o: Bound, group: int, which: int) -> Expr:
     """int32 [R]: sub-scales (0) or minima (1) of a group."""
-    from tvm import tirx
-
     rows = o.dot.records.rows
     at = group // 2 * rows + 2 * rows * which
     pair = o.chunk.vload([i64(at)], f"uint8x{rows}").astype(f"int32x{rows}")
@@ -156,8 +148,6 @@ def _small(o: Bound, group: int, which: int) -> Expr:
 
 def _part(o: Bound, vector: int, width: int, at: int, place: int) -> Expr:
     """Bits `at` to ``at + width`` of every byte of a vector, brought to `place`."""
-    from tvm import tirx
-
     rec = o.dot.records
     size = rec.vector
     found = o.chunk.vload([i64(rec.codes + vector * size)], f"uint8x{size}")
@@ -168,8 +158,6 @@ def _part(o: Bound, vector: int, width: int, at: int, place: int) -> Expr:
 
 def _codes(o: Bound, group: int, i: int, place: int) -> Expr:
     """uint8 [4R]: codes of vector `i` of a group, times 2^place."""
-    from tvm import tirx
-
     codes = _part(o, i, _CODE_BITS, 2 * group, place)
     if o.dot.records.bits == _CODE_BITS:
         return codes

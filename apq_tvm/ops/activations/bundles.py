@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Load, Quantize, checked_widths, scale_and_inverse
 from apq_tvm.ops.blocks import each, put
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.rounding import (
     CODES,
     reduce_loop,
@@ -24,10 +24,6 @@ from apq_tvm.tensorize.meaning.rounding import (
     sum_loops,
     tree_loops,
 )
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 BUNDLE = 4
 """Groups whose results are one vector."""
@@ -168,9 +164,7 @@ class Bundles(Quantize):
         _combine(f"total{suffix}", "add", sums, lambda g: self.xsum[row, first + start + g])
 
 
-def _combine(
-    name: str, operation: str, source: Buffer, target: Callable[[Expr], Any]
-) -> None:
+def _combine(name: str, operation: str, source: Buffer, target: Callable[[Expr], Any]) -> None:
     """``target(g) = combine over lanes of source[g]``: by pairs, or one by one for one group."""
     many, lanes = (int(extent) for extent in source.shape)
     if many > 1:

@@ -8,20 +8,15 @@ Where the factor is to be `MAGIC`'s float, scales keep 22 bits, so that the prod
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.bundles import Bundles
 from apq_tvm.ops.activations.quantize import shortened
 from apq_tvm.ops.blocks import argument, put
-from apq_tvm.tensorize.exprs import MAGIC
+from apq_tvm.tensorize.exprs import MAGIC, Expr, PrimFunc
 from apq_tvm.tensorize.meaning.lookup_span import EXTRA
 from apq_tvm.tensorize.meaning.rounding import CODES
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
 
 NAME = "quantize_extra"
 """Attribute ``apq.op``."""

@@ -14,10 +14,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Quantize, checked_widths
 from apq_tvm.ops.blocks import argument
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 
 
 def quantize_factors(k: int, group: int, powers: tuple[float, ...], row_block: int) -> PrimFunc:

@@ -17,7 +17,6 @@ Results are unrolled for vectors of 4; a schedule has nothing to choose but the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -27,13 +26,9 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.activations.quantize import scale_and_inverse
 from apq_tvm.ops.blocks import argument, row_tasks
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
-from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, f32, i64, whole
+from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, PrimFunc, f32, i64, whole
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
 from apq_tvm.tensorize.pairs.folded_dot import STARTS
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 
 def fold_activations(

@@ -16,20 +16,14 @@ its span's scale NaN or infinite, and so every result that it enters.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Load, each_part, scale_and_inverse
 from apq_tvm.ops.blocks import argument, each, put, reduce_all
-from apq_tvm.tensorize.exprs import MAGIC, f32, i32, i64, magnitude_bits
+from apq_tvm.tensorize.exprs import MAGIC, Buffer, Expr, PrimFunc, f32, i32, i64, magnitude_bits
 from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, signs
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 LARGEST = 127
 """Largest magnitude in an integer table."""

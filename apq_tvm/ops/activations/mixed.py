@@ -17,10 +17,7 @@ from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.formats.mixed import GROUP, Sizes
 from apq_tvm.ops.activations.quantize import copy_row, scale_and_inverse
 from apq_tvm.ops.blocks import argument, each, put, reduce_all, row_tasks
-from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits
-
-Expr = Any  # tvm is untyped
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr, f32, i32, i64, magnitude_bits
 
 
 def mixed_activations(

@@ -6,19 +6,13 @@ in two pairs. Tiles of M then need no predicate.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.activations.fold import FoldActivations, ramp
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.pairs.paired_dot import BYTES, activation_bytes
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 
 def fold_alone(

@@ -18,12 +18,9 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.activations.quantize import Quantize, checked_widths
 from apq_tvm.ops.blocks import argument, put
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 from apq_tvm.tensorize.meaning.bitserial import pack_planes
 from apq_tvm.tensorize.meaning.scaffold import View, product
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 
 def quantize_planes(

@@ -26,11 +26,8 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.blocks import argument, each, put, reduce_all, row_tasks
-from apq_tvm.tensorize.exprs import f32, i32, i64, magnitude_bits, whole
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, f32, i32, i64, magnitude_bits, whole
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 Load = Callable[[Expr], Expr]
 
 TINY = 2.0**-100

@@ -15,11 +15,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Quantize, checked_widths, copy_row
 from apq_tvm.ops.blocks import argument, put
-from apq_tvm.tensorize.exprs import i64
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 
 
 def quantize_rows(

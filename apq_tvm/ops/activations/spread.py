@@ -15,11 +15,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Quantize, checked_widths
 from apq_tvm.ops.blocks import argument, put
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 from apq_tvm.tensorize.meaning.planes import QUAD
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 
 def quantize_spread(k: int, group: int, lanes: int, row_block: int, bits: int) -> PrimFunc:

@@ -24,8 +24,6 @@ scale of its own columns as often as that changes (`apq_tvm.ops.activations.spre
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
@@ -33,6 +31,7 @@ from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.ops.blocks import each, put
 from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, PlanesTask, parts_of
 from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 from apq_tvm.tensorize.meaning.planes import (
     ROWS,
     PlanesStep,
@@ -43,10 +42,6 @@ from apq_tvm.tensorize.meaning.planes import (
     table_dot,
 )
 from apq_tvm.tensorize.meaning.scaffold import View, product
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 RUN = 512
 """Columns whose codes `planes_gemv_apart` puts together at once: 4 KB of them."""

@@ -14,11 +14,9 @@ from apq_tvm.formats.anyprec import table_name
 from apq_tvm.ops.blocks import put
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
+from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.tensorize.meaning.planes import QUAD, ROWS, PlanesStep
 from apq_tvm.tensorize.meaning.scaffold import View
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 PLANES_K = 64
 """Columns of a step; a last one may have half."""

@@ -15,12 +15,10 @@ from apq_tvm.codegen.layouts import BalanceLayout
 from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
-from apq_tvm.tensorize.exprs import i32, i64
+from apq_tvm.tensorize.exprs import Expr, i32, i64
 from apq_tvm.tensorize.meaning.balance import balance_dot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import View
-
-Expr = Any  # tvm is untyped
 
 
 def balance_linear(spec: LinearSpec, layout: BalanceLayout, blocking: Blocking) -> Any:

@@ -25,12 +25,9 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
-from apq_tvm.tensorize.exprs import i32, i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, i32, i64
 from apq_tvm.tensorize.meaning.bitserial import bitserial_dot
 from apq_tvm.tensorize.meaning.scaffold import View
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 def bitserial_linear(

@@ -20,15 +20,11 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import HALF
 from apq_tvm.tensorize.meaning.scaffold import View, product
 from apq_tvm.tensorize.pairs.folded_dot import STARTS, FoldedDot
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 CHUNK_UNITS = (4, 2, 1)
 """Units that a chunk may have. Sums of one are bounded by 4 units of W8: 128 * 128 * 127 < 2^22."""
@@ -142,9 +138,7 @@ class _Folded(LinearNest):
         pair = self._pair(tile, [inner[0] // i64(2)])
         return tirx.min(pair * i64(2), self.m - i64(2)) + inner[0] % i64(2)
 
-    def dot_products(
-        self, x: tuple[Buffer, ...], weights: dict[str, Buffer], own: bool
-    ) -> Buffer:
+    def dot_products(self, x: tuple[Buffer, ...], weights: dict[str, Buffer], own: bool) -> Buffer:
         """Σ over chunks of the scaled products."""
         dot, spans = self.dot, self.blocking.spans
         xq, starts, factors = x

@@ -14,11 +14,9 @@ from typing import Any
 from apq_tvm.codegen.layouts import SpanLayout
 from apq_tvm.ops.few_rows.spans import SpanBlocking, SpanLinear
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.lookup_span import EXTRA, SpanDot
 from apq_tvm.tensorize.meaning.scaffold import View
-
-Expr = Any  # tvm is untyped
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,9 @@ from apq_tvm.codegen.layouts.mixed_views import Place
 from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.blocks import each, put
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
-from apq_tvm.tensorize.exprs import i64, prefetch_line
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, prefetch_line
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, narrow_dot, wide_dot
 from apq_tvm.tensorize.meaning.scaffold import View, product
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 _LINE = 64
 """Bytes of a cache line."""

@@ -15,12 +15,10 @@ from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.ops.few_rows.spans import SpanBlocking, SpanLinear
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.ops.many_rows.spans import SpanGemm
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import View
 from apq_tvm.tensorize.meaning.super_records import CHUNK, GROUP, RecordDot
-
-Expr = Any  # tvm is untyped
 
 _CHUNK_UNITS = CHUNK // UNIT_K
 

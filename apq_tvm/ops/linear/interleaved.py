@@ -12,11 +12,9 @@ from typing import Any
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_inside
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.scaffold import View
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
-
-Expr = Any  # tvm is untyped
 
 
 def packed_linear(

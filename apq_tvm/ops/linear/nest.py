@@ -18,11 +18,8 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.linear.spec import LinearSpec, epilogue_of, store_inside
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.scaffold import Meaning, View, product
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,7 @@ class Blocking:
     units: int
 
     @classmethod
-    def of(
-        cls, layout: Any, n: int, k: int, m_tile: int, streams: int, width: int = 0
-    ) -> Blocking:
+    def of(cls, layout: Any, n: int, k: int, m_tile: int, streams: int, width: int = 0) -> Blocking:
         """The blocking of an [n, k] matrix in `layout`, in spans of `width` or of a group."""
         width = width or layout.group_width(k)
         units = max(1, width // UNIT_K)
@@ -172,9 +167,7 @@ class LinearNest:
         dots = b.sblock_alloc_buffer([*outer, *map(i64, inner)], meaning.operands[-1].dtype)
 
         def views(t: Expr, nb: Expr, g: Expr, s: Expr, u: Expr) -> list[View]:
-            read = operands(
-                self._block(nb, s), self._first(t), g, g * i64(self.blocking.units) + u
-            )
+            read = operands(self._block(nb, s), self._first(t), g, g * i64(self.blocking.units) + u)
             return [*read, View(dots, (t, nb, g, s, *[0] * len(inner)))]
 
         product(meaning, "dot", views, (), outer, [i64(self.blocking.units)], init)

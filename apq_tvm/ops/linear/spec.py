@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import WeightLayout
+from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.types import Scheme
 
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu")
 """Epilogues a linear layer may have."""
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ three vectors of columns. The rest is `apq_tvm.ops.many_rows.bytes`.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
@@ -16,12 +14,9 @@ from apq_tvm.formats.balance import CENTRE, TRIPLE
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking, around
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.balance import VECTORS, balance_digits
 from apq_tvm.tensorize.meaning.scaffold import View, product
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 class BalanceGemm(ByteGemm):

@@ -17,13 +17,10 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument, arguments, around, put
-from apq_tvm.tensorize.exprs import i64, prefetch_line
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import decode
 from apq_tvm.tensorize.meaning.scaffold import View
 from apq_tvm.tensorize.meaning.tile import byte_products, tile_loops
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 class ByteGemm(GemmTask):

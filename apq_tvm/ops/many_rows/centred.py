@@ -38,12 +38,9 @@ from apq_tvm.ops.many_rows.task import (
     around,
     put,
 )
-from apq_tvm.tensorize.exprs import MAGIC, i64
+from apq_tvm.tensorize.exprs import MAGIC, Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.centred import CentredTile, products, rows_of_sums
 from apq_tvm.tensorize.meaning.scaffold import View, product
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 _VECTOR = "float32x4"
 

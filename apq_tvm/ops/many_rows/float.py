@@ -13,13 +13,10 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout, WeightLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument, arguments, around, put
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import decode
 from apq_tvm.tensorize.meaning.scaffold import View, product
 from apq_tvm.tensorize.meaning.tile import dequantization, float_products, tile_loops
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 class _FloatTask(GemmTask):

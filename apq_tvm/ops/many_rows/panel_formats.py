@@ -21,6 +21,7 @@ from apq_tvm.formats.balance import CENTRE
 from apq_tvm.formats.superblock import SUB_MAX
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups
 from apq_tvm.ops.many_rows.panels import PanelFormat
+from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.codebook_quads import BOOKS, GROUP, QUAD, SPAN_QUADS
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit
 from apq_tvm.tensorize.meaning.decoded_formats import (
@@ -35,7 +36,6 @@ from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.planes import ROWS as PLANE_ROWS
 from apq_tvm.tensorize.meaning.scaffold import View
 
-Expr = Any  # tvm is untyped
 Arrays = Any
 
 

@@ -12,14 +12,12 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.many_rows.panels import PanelFormat, PanelGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.centred import largest_byte
 from apq_tvm.tensorize.meaning.decoded_formats import uniform_unit
 from apq_tvm.tensorize.meaning.interleaved import HALF, UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import View
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
 Arrays = Any
 
 

@@ -19,15 +19,12 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.many_rows.panels import PanelFormat, PanelGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking, argument, around, put
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.decoded_formats import offset_unit
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, sub_scale, sub_zero
 from apq_tvm.tensorize.meaning.scaffold import View
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 Arrays = Any
 
 LARGEST = 15

@@ -18,14 +18,11 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred import CentredGemm
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.many_rows.task import GemmBlocking, around, put
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.centred import spreading
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit, decode_loops
 from apq_tvm.tensorize.meaning.scaffold import View, product
 
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 Arrays = Any
 
 

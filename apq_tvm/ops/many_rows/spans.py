@@ -17,10 +17,8 @@ from apq_tvm.ops.few_rows.spans import lookup_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking, put
+from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.tensorize.meaning.scaffold import View, product
-
-Expr = Any  # tvm is untyped
-Buffer = Any
 
 
 class SpanGemm(ByteGemm):

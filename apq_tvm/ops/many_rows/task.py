@@ -28,15 +28,11 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops import math
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.tile import Tile
 
 STAGES = "apq.stages"
 """Annotation of the root block: names of the blocks whose innermost loop is one vector."""
-
-PrimFunc = Any  # tvm is untyped
-Expr = Any
-Buffer = Any
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,8 @@ from numpy.typing import NDArray
 from apq_tvm.formats.anyprec import choose_channels, snap, table_name
 from apq_tvm.formats.integer import check_scale, format_of, round_scale
 from apq_tvm.quantizers.quantizer import QuantContext
-from apq_tvm.types import QuantizedTensor, Scheme
+from apq_tvm.types import F32, F64, QuantizedTensor, Scheme
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CHUNK = 1 << 17

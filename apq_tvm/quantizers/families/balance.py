@@ -10,7 +10,6 @@ instead (section 3.1); `apq_tvm.quantizers.torch.graph` is where that starts fro
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.arrays import group_count
@@ -18,10 +17,7 @@ from apq_tvm.formats.balance import CENTRE
 from apq_tvm.formats.families import check_tensor
 from apq_tvm.formats.integer import MAX_SCALE, round_scale
 from apq_tvm.quantizers.quantizer import QuantContext
-from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
+from apq_tvm.types import F32, F64, QuantizedTensor, Scheme
 
 RATIOS = tuple(map(np.float32, (1.0, 0.9, 0.8, 0.72, 0.64, 0.57, 0.5, 0.44, 0.38, 0.32, 0.26)))
 """Steps tried, relative to the one that covers a group's largest magnitude."""

@@ -29,10 +29,8 @@ from apq_tvm.formats.arrays import group_count
 from apq_tvm.formats.integer import MAX_SCALE
 from apq_tvm.quantizers.families import rtn
 from apq_tvm.quantizers.quantizer import QuantContext
-from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
+from apq_tvm.types import F32, F64, LayerStats, QuantizedTensor, Scheme
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
 CHUNK = 1 << 16

@@ -23,9 +23,7 @@ from apq_tvm.formats.codebook import MAX_CENTROID, UNIT, check_codebooks, codebo
 from apq_tvm.formats.superblock import SUB_MAX, SUPER, supers
 from apq_tvm.quantizers.families.codebook_groups import TINY, Chunk, Lookup, chunks, importance
 from apq_tvm.quantizers.quantizer import QuantContext
-from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 RATIOS = (1.3, 1.12, 1.0, 0.9, 0.78, 0.65)
 """Steps tried first, relative to the one that puts a group's largest weight on the largest

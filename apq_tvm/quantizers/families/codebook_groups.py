@@ -14,10 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.formats.integer import check_weight
-from apq_tvm.types import LayerStats
-
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
+from apq_tvm.types import F32, U8, LayerStats
 
 CHUNK = 1 << 16
 """Weights handled at a time: work arrays stay in a second-level cache."""

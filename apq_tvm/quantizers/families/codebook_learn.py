@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from apq_tvm.formats.codebook import MAX_CENTROID, codebook_count
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.families.codebook_groups import TINY, Groups, Lookup
-from apq_tvm.types import Calibration, Scheme
+from apq_tvm.types import F32, Calibration, Scheme
 
-F32 = NDArray[np.float32]
 I8 = NDArray[np.int8]
 
 SAMPLE = 60_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.formats.arrays import group_count
 from apq_tvm.formats.families import family_of
@@ -11,9 +10,7 @@ from apq_tvm.formats.levels import Levels
 from apq_tvm.quantizers.families.codebook import round_scales
 from apq_tvm.quantizers.families.codebook_groups import TINY, Groups, Lookup, chunks, importance
 from apq_tvm.quantizers.quantizer import QuantContext
-from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 RATIOS = (1.25, 1.17, 1.1, 1.04, 1.0, 0.96, 0.91, 0.85, 0.78)
 """Steps tried, with both signs, relative to the one that puts a group's largest weight on the

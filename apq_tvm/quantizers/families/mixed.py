@@ -21,9 +21,7 @@ from apq_tvm.formats.mixed import GROUP, Sizes, sub_scale_bits, wide_columns
 from apq_tvm.quantizers.families.mixed_scales import NarrowScales, encode, narrow_scales, row_scales
 from apq_tvm.quantizers.feedback.error_feedback import DAMPING, Columns, feedback_of, walk
 from apq_tvm.quantizers.quantizer import QuantContext
-from apq_tvm.types import Array, LayerStats, QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Array, LayerStats, QuantizedTensor, Scheme
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.integer import round_scale
 from apq_tvm.formats.mixed import SUPER
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32
 
 NARROW_FACTORS = (1.1, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 """2-bit steps tried, relative to the one that covers a group's range."""

@@ -31,9 +31,8 @@ from apq_tvm.formats.integer import (
     round_scale,
 )
 from apq_tvm.formats.scheme import check_scheme
-from apq_tvm.types import QuantizedTensor, Scheme
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
-F32 = NDArray[np.float32]
 CHUNK = 1 << 16
 """Weights quantized at a time: float32 work arrays stay in a second-level cache."""
 

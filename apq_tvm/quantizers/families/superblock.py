@@ -21,10 +21,7 @@ from apq_tvm.formats.superblock import GROUP, SUB_MAX, SUPER, supers
 from apq_tvm.quantizers.families.codebook import round_scales
 from apq_tvm.quantizers.families.codebook_groups import TINY, Chunk, chunks, importance
 from apq_tvm.quantizers.quantizer import QuantContext
-from apq_tvm.types import Array, QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
+from apq_tvm.types import F32, U8, Array, QuantizedTensor, Scheme
 
 SHIFTS = (-0.6, -0.35, -0.1, 0.15, 0.4, 0.65)
 """Steps tried: the range of a group is so many codes longer than the largest code."""

@@ -9,7 +9,6 @@ every weight's error counts by it.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.formats.integer import (
     MAX_SCALE,
@@ -20,9 +19,7 @@ from apq_tvm.formats.integer import (
     round_scale,
 )
 from apq_tvm.quantizers.families import rtn
-from apq_tvm.types import QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.64, 0.58, 0.52, 0.46, 0.4, 0.3)
 """Steps tried, relative to the one that covers a group's whole range."""

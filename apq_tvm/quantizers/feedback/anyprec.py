@@ -23,10 +23,7 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.quantizers.feedback.descend import Nearest, sweep
 from apq_tvm.quantizers.feedback.error_feedback import Columns, Feedback, walk
 from apq_tvm.quantizers.feedback.refit import refit
-from apq_tvm.types import QuantizedTensor
-
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
+from apq_tvm.types import F32, U8, QuantizedTensor
 
 WEIGHT = 2.0
 """How much more the error of each width counts than that of the width before. Near 1 the narrow

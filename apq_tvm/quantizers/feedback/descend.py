@@ -13,15 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.families import dequantize, family_of
 from apq_tvm.formats.levels import Levels
-from apq_tvm.types import QuantizedTensor
-
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
+from apq_tvm.types import F32, U8, QuantizedTensor
 
 Nearest = Callable[[int, F32], tuple[U8, F32]]
 """``(column, target [R]) -> (codes [R], values [R])``: the codes that decode nearest to the target,

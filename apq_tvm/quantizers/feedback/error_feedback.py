@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
-from apq_tvm.types import LayerStats
+from apq_tvm.types import F32, LayerStats
 
-F32 = NDArray[np.float32]
 Columns = NDArray[np.intp]
 QuantizeColumns = Callable[[F32, Columns], F32]
 """``(w [N, C], columns [C]) -> ŵ [N, C]``: the decoded values of what the columns become. `w` is

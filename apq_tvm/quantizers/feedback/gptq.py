@@ -14,16 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
 from apq_tvm.quantizers.feedback.descend import Nearest, descend, nearest_codes
 from apq_tvm.quantizers.feedback.error_feedback import DAMPING, Columns, Feedback, feedback_of, walk
 from apq_tvm.quantizers.feedback.refit import refit
 from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
-from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, LayerStats, QuantizedTensor, Scheme
 
 TURNS = 3
 """Rounds of refitted scales and descending codes after the walk: a fourth gains less than 1 %."""

@@ -7,14 +7,11 @@ family's own ``dequantize``, with that array 1 and the others 0.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.families import dequantize, family_of
 from apq_tvm.formats.places import Place, array_of, filled
-from apq_tvm.types import QuantizedTensor
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, QuantizedTensor
 
 
 def places_of(tensor: QuantizedTensor) -> list[Place]:

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from apq_tvm.formats.families import dequantize, family_of
 from apq_tvm.formats.places import Place, array_of, filled
 from apq_tvm.quantizers.feedback.places import factors, places_of
-from apq_tvm.types import QuantizedTensor
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, QuantizedTensor
 
 STEPS = 2
 """Of conjugate gradients: few, since scales and codes take turns (`gptq`)."""

@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.onnx_import.symbolic.dims import evaluate
-from apq_tvm.types import Array, ImportedModel, Node
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Array, ImportedModel, Node
 
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 MOVES = ("Reshape", "apq.Reshape", "Transpose", "Squeeze", "Unsqueeze", "apq.Expand", "Identity")

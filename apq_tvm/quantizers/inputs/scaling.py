@@ -17,16 +17,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.families import rtn
 from apq_tvm.quantizers.feedback.error_feedback import damage
 from apq_tvm.quantizers.inputs.folds import Fold, apply_fold, find_folds
-from apq_tvm.types import Calibration, ImportedModel, LayerStats, Scheme
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Calibration, ImportedModel, LayerStats, Scheme
 
 RATIOS = tuple(i / 20 for i in range(21))
 """Exponents tried for AWQ, as in its code; 0 changes nothing."""

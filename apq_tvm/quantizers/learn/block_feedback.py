@@ -19,7 +19,7 @@ from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.calibrated import correct_biases
-from apq_tvm.quantizers.feedback.error_feedback import F32, output_error
+from apq_tvm.quantizers.feedback.error_feedback import output_error
 from apq_tvm.quantizers.feedback.gptq import fed_back, improve, layer_feedback
 from apq_tvm.quantizers.inputs.row_sums import Sums
 from apq_tvm.quantizers.inputs.statistics import rows_read, weigh_rows
@@ -30,7 +30,7 @@ from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, half_products, plain_product
 from apq_tvm.quantizers.torch.ops import Tensor, torch
 from apq_tvm.quantizers.torch.round import fake_activations
-from apq_tvm.types import Array, Calibration, LayerStats, Node, QuantizedTensor
+from apq_tvm.types import F32, Array, Calibration, LayerStats, Node, QuantizedTensor
 
 SENSITIVITY = "E[x^2] of what quantized blocks give, rows weighed by |dL/dy|"
 

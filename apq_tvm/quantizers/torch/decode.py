@@ -8,16 +8,13 @@ Widths of an any-precision tensor each have arrays of their own.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats.families import dequantize, family_of
 from apq_tvm.formats.places import Place, array_of, filled
 from apq_tvm.quantizers.feedback.places import factors, places_of
 from apq_tvm.quantizers.torch.ops import Tensor, torch
-from apq_tvm.types import Array, QuantizedTensor
-
-F32 = NDArray[np.float32]
+from apq_tvm.types import F32, Array, QuantizedTensor
 
 
 class Decoder:
