@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import assembly, count, emulated, inner_loop, needs_qemu, scheduled
 from test_anyprec import (
     RELATIVE_ERROR,
     SHAPES,
@@ -17,7 +17,6 @@ from test_anyprec import (
     random_tensor,
 )
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import details, parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -47,7 +46,7 @@ def check(
     spec = LinearSpec(n, k, tensor.scheme, epilogue, activation, epilogue, details(tensor))
     layout = kernel.layout(spec, profile)
     packed = layout.pack(tensor).arrays.values()
-    program = Program(scheduled(kernel, spec, profile), profile, folder)
+    program = emulated(scheduled(kernel, spec, profile), profile, folder)
     weight, rng = integer_weights(tensor, kernel.width), np.random.default_rng(n + k)
     for m in (kernel.m_min, kernel.m_min + 1):
         x = rng.normal(size=(m, k)).astype(np.float32)

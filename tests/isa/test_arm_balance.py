@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import Emulated, assembly, count, emulated, inner_loop, needs_qemu, scheduled
 from balance_cases import Layer
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.formats.balance import balance_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.balance import ARM_BALANCE_KERNELS
@@ -46,9 +45,9 @@ def test_kernels(
 ) -> None:
     """Groups, tails of N and K, tiles that overlap, epilogues, and the largest sums."""
 
-    def compiled(func: Any, profile: DeviceProfile) -> Program:
+    def compiled(func: Any, profile: DeviceProfile) -> Emulated:
         cpu = target if target in ("cortex-a53", "cortex-a72") else "max"
-        return Program(func, profile, tmp_path, cpu)
+        return emulated(func, profile, tmp_path, cpu)
 
     odd = bool(m_tile & 1)
     scheme = balance_scheme(8, group, per_token=odd)

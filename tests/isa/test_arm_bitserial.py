@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import assembly, count, emulated, inner_loop, needs_qemu, scheduled
 from bitserial_cases import codes_reference, unpacked
 from linear_cases import RELATIVE_ERROR, dequantized, quantized_weight
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.bitserial import AHEADS, ARM_BITSERIAL_KERNELS
@@ -57,11 +56,8 @@ def test_kernels(
     func, rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
     assert rule == "aarch64_quantize_planes"
     cpu = target if target in ("cortex-a53", "cortex-a72") else "max"
-    folders = [tmp_path / name for name in ("planes", "kernel")]
-    for folder in folders:
-        folder.mkdir()
-    prepare = Program(func, profile, folders[0], cpu)
-    run = Program(scheduled(kernel, spec, profile), profile, folders[1], cpu)
+    prepare = emulated(func, profile, tmp_path, cpu)
+    run = emulated(scheduled(kernel, spec, profile), profile, tmp_path, cpu)
 
     rng, layout = np.random.default_rng(q * p), kernel.layout(spec, profile)
     weight = quantized_weight(n, k, scheme, rng)

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import assembly, count, emulated, inner_loop, needs_qemu, scheduled
 from linear_cases import RELATIVE_ERROR
 from test_anyprec import integer_weights, random_tensor
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, details, parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -57,6 +56,7 @@ class Layer:
         tensor: QuantizedTensor,
         target: str,
         folder: Path,
+        cpu: str = "max",
         **epilogue: Any,
     ) -> None:
         n, k = tensor.codes.shape
@@ -78,12 +78,9 @@ class Layer:
         preparation = kernel.prepare(kernel.choose(self.spec, profile, Defaults()))
         assert preparation is not None
         prepare, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
-        folders = [folder / name for name in ("prepare", "multiply")]
-        for each in folders:
-            each.mkdir(parents=True)
         self.together = 2 if "smmla" in kernel.name else 4
-        self._prepare = Program(prepare, profile, folders[0])
-        self._multiply = Program(scheduled(kernel, self.spec, profile), profile, folders[1])
+        self._prepare = emulated(prepare, profile, folder)
+        self._multiply = emulated(scheduled(kernel, self.spec, profile), profile, folder, cpu)
 
     def check(self, m: int, relative: float = RELATIVE_ERROR) -> None:
         """Compare with the decoded weights times what the activations' codes mean."""
@@ -183,9 +180,8 @@ def test_least_shapes(scheme: str, tmp_path: Path) -> None:
 
 @needs_qemu
 def test_graviton2_needs_no_smmla(tmp_path: Path) -> None:
-    layer = Layer(kernel_of("nl4", "sdot"), quantized("nl4", 8, 64), "graviton2", tmp_path)
-    layer._multiply._cpu = "neoverse-n1"
-    layer.check(12)
+    tensor = quantized("nl4", 8, 64)
+    Layer(kernel_of("nl4", "sdot"), tensor, "graviton2", tmp_path, "neoverse-n1").check(12)
 
 
 @pytest.mark.parametrize("kernel", DECODED_KERNELS, ids=lambda k: k.name)

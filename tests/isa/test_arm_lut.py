@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import Emulated, assembly, count, emulated, inner_loop, needs_qemu, scheduled
 from lut_cases import Case, tables, weights
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.codegen.layouts import default_layout
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.errors import NotApplicable
@@ -45,13 +44,9 @@ def test_kernels(
     bits: int, m_tile: int, n: int, k: int, group: int, target: str, rows: Any, tmp_path: Path
 ) -> None:
     """Tails of N and K, one and several streams, epilogues; tables by the target's own rule."""
-    count_ = iter(range(9))
-
-    def compiled(func: Any, profile: DeviceProfile) -> Program:
-        folder = tmp_path / str(next(count_))
-        folder.mkdir()
+    def compiled(func: Any, profile: DeviceProfile) -> Emulated:
         cpu = target if target.startswith("cortex") else "max"
-        return Program(func, profile, folder, cpu)
+        return emulated(func, profile, tmp_path, cpu)
 
     odd = bool(bits % 2)
     spec = LinearSpec(n, k, bcq.scheme_of(bits, group), odd, "relu" if odd else "", not odd)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, inner_loop, needs_qemu
+from arm_tools import assembly, count, emulated, inner_loop, needs_qemu
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.layernorm import layernorm
 from apq_tvm.ops.graph.softmax import softmax
@@ -37,7 +36,7 @@ def normal(*shape: int) -> Any:
 @pytest.mark.parametrize(("problem", "rank"), ((QK, 4), (PV, 4), (COLUMNS, 2)))
 def test_batch_matmul(problem: Any, rank: int, tmp_path: Path) -> None:
     """Rows and columns that are no multiples of a tile; k in fours and beside them."""
-    run = Program(scheduled(batch_matmul(*problem)), find_profile("graviton2"), tmp_path)
+    run = emulated(scheduled(batch_matmul(*problem)), find_profile("graviton2"), tmp_path)
     for sizes in ({"B": 2, "S": 11, "T": 19}, {"B": 1, "S": 1, "T": 3}, {"B": 1, "S": 24, "T": 8}):
         a, b = (
             normal(*(sizes[d] if isinstance(d, str) else d for d in shape)) for shape in problem[:2]
@@ -52,7 +51,7 @@ def test_batch_matmul(problem: Any, rank: int, tmp_path: Path) -> None:
 @needs_qemu
 def test_softmax(tmp_path: Path) -> None:
     func = scheduled(softmax(("B", 2, "S", "S"), ("B", 1, 1, "S"), 0.25))
-    run = Program(func, find_profile("graviton2"), tmp_path)
+    run = emulated(func, find_profile("graviton2"), tmp_path)
     for size in (1, 3, 4, 7, 13):
         x, mask = normal(2, 2, size, size), normal(2, 1, 1, size)
         mask[..., size // 2 + 1 :] = -np.inf
@@ -66,7 +65,7 @@ def test_softmax(tmp_path: Path) -> None:
 @needs_qemu
 @pytest.mark.parametrize("width", (7, 48))
 def test_layernorm(width: int, tmp_path: Path) -> None:
-    run = Program(scheduled(layernorm(("S", width))), find_profile("graviton2"), tmp_path)
+    run = emulated(scheduled(layernorm(("S", width))), find_profile("graviton2"), tmp_path)
     for rows in (1, 6):
         x, scale, shift = normal(rows, width) * 3 + 10, normal(width), normal(width)
         y = np.full_like(x, np.nan)

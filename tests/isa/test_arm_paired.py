@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import Program, needs_qemu, rounding
+from arm_tools import emulated, needs_qemu, rounding
 from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_weight
 
 from apq_tvm.bench.static_layer import outputs
@@ -45,11 +45,9 @@ class Layer:
         raw = self.layout.unit
         assert raw.run == 8
         self.fold = Fold(raw, self.layout.zero_points, bool(choice.decisions.get("unfolded")))
-        for part in ("kernel", "prepare"):
-            (folder / part).mkdir(parents=True)
-        self._kernel = Program(kernel.scheduled(choice), profile, folder / "kernel")
+        self._kernel = emulated(kernel.scheduled(choice), profile, folder)
         scheduled, _ = schedule_preparation(preparation, preparation.func, profile, decide)
-        self._prepare = Program(scheduled, profile, folder / "prepare")
+        self._prepare = emulated(scheduled, profile, folder)
 
     def run(self, x: Array, weight: QuantizedTensor, *extra: Array) -> tuple[Array, Array, Array]:
         """The result, what the prepared activations stand for, and their scales by chunk."""

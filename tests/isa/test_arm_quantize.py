@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, needs_qemu
+from arm_tools import assembly, count, emulated, needs_qemu
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_function
@@ -34,7 +33,7 @@ def run(
         np.full((m, kp // (kp if weight == -1 else weight)), 99, np.int32),
     )
     cpu = {"cortex-a72": "cortex-a72", "graviton2": "neoverse-n1"}.get(target, "max")
-    program = Program(quantize(k, act, weight, target, bits), find_profile(target), folder, cpu)
+    program = emulated(quantize(k, act, weight, target, bits), find_profile(target), folder, cpu)
     program(x, *results)
     return results
 
