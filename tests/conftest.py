@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests")]
 
 import demo_model  # noqa: E402
 
-pytest_plugins = ("covering",)
+pytest_plugins = ("covering", "compiled_once")
 
 
 @cache

@@ -2,7 +2,8 @@
 
 A test of hundreds of cases is a product of a few lists. `make test` takes few cases that together
 have every value of every parameter, of a record every field; `make test-all` (``--all-cases``)
-takes them all. Tests of one short list, whose rows somebody chose, always run whole.
+takes them all. Tests of one short list, whose rows somebody chose, always run whole but for the
+rows marked ``all_cases``.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the cases that cover nothing new, unless all are asked for or named one by one."""
     if config.getoption("--all-cases") or any("[" in arg for arg in config.args):
         return
+    left_out = [item for item in items if item.get_closest_marker("all_cases")]
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = [
+    left_out += [
         item
         for cases in tests.values()
         if len(cases) > (FEW if len([*cases[0].iter_markers("parametrize")]) == 1 else 1)

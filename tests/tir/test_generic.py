@@ -52,7 +52,8 @@ def check(graph: Graph, profile: Any, decide: Decide) -> list[str]:
                 scheduled, name = schedule_function(func, profile, decide)
                 module.update_func(variable, scheduled)
                 names.append(name)
-    run = relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())["main"]
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):  # as modules are built
+        run = relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())["main"]
     session = onnxruntime.InferenceSession(
         graph.model().SerializeToString(), providers=["CPUExecutionProvider"]
     )
