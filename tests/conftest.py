@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests")]
+HELPERS = [ROOT / "examples", *(ROOT / "tests" / name for name in ("", "tir", "isa"))]
+sys.path[:0] = map(str, HELPERS)
 
 import demo_model  # noqa: E402
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Hashable
 from pathlib import Path
@@ -12,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tir"))
-
 from built import built, check_arguments, key_of
 from linear_cases import Case
 from tvm_ffi import structural_equal

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, emulated, inner_loop, needs_qemu, scheduled
+from arm_tools import emulated, needs_qemu, scheduled
 from bitserial_cases import codes_reference, unpacked
 from linear_cases import RELATIVE_ERROR, dequantized, quantized_weight
 
@@ -99,15 +99,3 @@ def test_chosen_where_fewer_operations(text: tuple[int, int], chosen: tuple[int,
         kernel = next(k for k in ARM_BITSERIAL_KERNELS if k.bits == q)
         with pytest.raises(NotApplicable, match="integer dot is faster"):
             kernel.check(spec, profile)
-
-
-@pytest.mark.parametrize(("p", "ands"), ((1, 0), (2, 1)))
-def test_three_operations_per_vector(p: int, ands: int) -> None:
-    profile = find_profile("graviton2")
-    spec = LinearSpec(256, 1024, Scheme(1, False, p))
-    kernel = next(k for k in ARM_BITSERIAL_KERNELS if k.name == "bitserial_W1_cntudot_r4m1")
-    source = assembly(scheduled(kernel, spec, profile), profile)
-    loop = inner_loop(source, "cnt").split("\tb.ne")[0]
-    found = count(loop, "cnt")
-    assert found and count(loop, "udot") == found and count(loop, "and") == ands * found
-    assert count(loop, "eor") <= 2 * found and "[sp" not in loop

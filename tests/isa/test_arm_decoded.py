@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, emulated, inner_loop, needs_qemu, scheduled
+from arm_tools import emulated, needs_qemu, scheduled
 from linear_cases import RELATIVE_ERROR
 from test_anyprec import integer_weights, random_tensor
 
@@ -212,24 +211,3 @@ def test_declines_planes_of_one_group_and_other_books() -> None:
     with pytest.raises(NotApplicable, match="a quarter of 4-bit groups"):
         scheme = parse_scheme("mixed24r0.5")
         kernel_of("mixed24", "smmla").check(LinearSpec(64, 64, scheme), profile)
-
-
-@pytest.mark.parametrize(("scheme", "smmla"), (("nl4", 12), ("W2*A8", 24)))
-def test_products_stay_in_registers(scheme: str, smmla: int) -> None:
-    profile, kernel = find_profile("graviton3"), kernel_of(scheme, "smmla")
-    spec = LinearSpec(48, 1024, parse_scheme(scheme))
-    loop = inner_loop(assembly(scheduled(kernel, spec, profile), profile), "smmla")
-    loop = loop.split("\tb.ne")[0].split("\tb.lo")[0]
-    found = count(loop, "smmla")
-    assert found and found % smmla == 0
-    assert "[sp" not in loop
-
-
-def test_decoding_is_vectors() -> None:
-    """A unit of nl4: 8 lookups of 16 weights, zips while two codes share a byte."""
-    profile, kernel = find_profile("graviton3"), kernel_of("nl4", "smmla")
-    spec = LinearSpec(48, 1024, parse_scheme("nl4"))
-    loop = inner_loop(assembly(scheduled(kernel, spec, profile), profile), "tbl").split("\tb.ne")[0]
-    found = count(loop, "tbl")
-    assert found and found % 8 == 0 and count(loop, "zip[12]") == found // 2
-    assert not re.search(r"\tldrb\t", loop)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, emulated, inner_loop, needs_qemu, scheduled
+from arm_tools import emulated, needs_qemu, scheduled
 from mixed_cases import MixedCase
 
 from apq_tvm.errors import NotApplicable
@@ -85,14 +85,3 @@ def test_every_core_gets_its_own_kernel() -> None:
         assert [c.kernel for c in plan] == few + many
     with pytest.raises(NotApplicable, match="needs dotprod"):
         kernel_of("sdot", 1).check(spec, find_profile("cortex-a72"))
-
-
-@pytest.mark.parametrize("target", ("graviton3", "cortex-a55"))
-def test_inner_loop(target: str) -> None:
-    """A word row: 32 products of 4x4, nothing spilled, no conversion, no vector cut in half."""
-    profile = find_profile(target)
-    spec = LinearSpec(256, 1024, parse_scheme("mixed24o0"))
-    source = assembly(scheduled(kernel_of("sdot", 1), spec, profile), profile)
-    loop = inner_loop(source, "sdot").split("\tb.ne")[0]
-    assert count(loop, "sdot") == 32
-    assert count(loop, "scvtf|fcvtl2?|ext|xtn2?") == 0 and "[sp" not in loop
