@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-HELPERS = [ROOT / "examples", *(ROOT / "tests" / name for name in ("", "tir", "isa"))]
+HELPERS = [ROOT / "examples", *(ROOT / "tests" / name for name in ("", "tir", "isa", "e2e"))]
 sys.path[:0] = map(str, HELPERS)
 
 import demo_model  # noqa: E402
 
-pytest_plugins = ("covering", "compiled_once")
+pytest_plugins = ("covering", "compiled_once", "scheduling", "words_modules")
 
 
 @cache
