@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-HELPERS = [ROOT / "examples", *(ROOT / "tests" / name for name in ("", "tir", "isa", "e2e"))]
-sys.path[:0] = map(str, HELPERS)
+HELPERS = ("examples", "tests", *(f"tests/{name}" for name in ("tir", "isa", "e2e", "unit")))
+sys.path[:0] = [str(ROOT / name) for name in HELPERS]
 
 import demo_model  # noqa: E402
 
