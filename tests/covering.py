@@ -2,8 +2,8 @@
 
 A test of hundreds of cases is a product of a few lists. `make test` takes few cases that together
 have every value of every parameter, of a record every field; `make test-all` (``--all-cases``)
-takes them all. Tests of one short list, whose rows somebody chose, always run whole but for the
-rows marked ``all_cases``.
+takes them all. Tests of one short list, whose rows somebody chose, run whole, but for rows marked
+``all_cases`` and for all but two of the seeds of random decisions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 
 import pytest
+
+SEEDS = 2
+"""So many seeds of a parameter ``seed``."""
 
 Value = tuple[str, Hashable]
 """(parameter or field, value)"""
@@ -29,7 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the cases that cover nothing new, unless all are asked for or named one by one."""
     if config.getoption("--all-cases") or any("[" in arg for arg in config.args):
         return
-    left_out = [item for item in items if item.get_closest_marker("all_cases")]
+    left_out = [item for item in items if _for_all_cases(item)]
+    items[:] = [item for item in items if not _for_all_cases(item)]
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -44,6 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dropped = set(map(id, left_out))
         items[:] = [item for item in items if id(item) not in dropped]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _for_all_cases(item: pytest.Item) -> bool:
+    """Whether it is marked ``all_cases``, or has random decisions of a later seed."""
+    values = getattr(getattr(item, "callspec", None), "params", {})
+    return item.get_closest_marker("all_cases") is not None or values.get("seed", 0) >= SEEDS
 
 
 def cover(cases: Sequence[frozenset[Value]]) -> list[bool]:
