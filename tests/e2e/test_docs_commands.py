@@ -158,6 +158,7 @@ def test_documents_are_what_one_can_do(document: Path, folder: Path) -> None:
 arm_documents = [d for d in documents for b in blocks(d) if ARM.search(b.text)]
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize("document", sorted(set(arm_documents)), ids=name_of)
 def test_commands_for_arm(document: Path, folder: Path) -> None:
     for tool in (COMPILERS["aarch64"], EMULATORS["aarch64"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,8 @@ def test_never_overwrites_without_force(mixed: CompiledModule) -> None:
     assert contents(mixed.path) == before
 
 
-def test_force_replaces_a_module(tmp_path: Path) -> None:
-    output = tmp_path / "replaced"
-    emit(mixed_model(), output, {"mark": 1})
+def test_force_replaces_a_module(mixed: CompiledModule, tmp_path: Path) -> None:
+    output = shutil.copytree(mixed.path, tmp_path / "replaced")
     (output / "left behind").write_text("old")
     emit(mixed_model(), output, {"mark": 2}, force=True)
     assert json.loads((output / "manifest.json").read_text())["mark"] == 2
@@ -62,10 +62,11 @@ def test_names_that_do_not_import(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 4_000])
-def test_disk_full_leaves_the_old_output(tmp_path: Path, limit: int) -> None:
+def test_disk_full_leaves_the_old_output(
+    mixed: CompiledModule, tmp_path: Path, limit: int
+) -> None:
     """The weights, the first file and the largest, do not fit."""
-    output = tmp_path / "kept"
-    emit(mixed_model(), output, {})
+    output = shutil.copytree(mixed.path, tmp_path / "kept")
     before = contents(output)
     root, helpers = Path(__file__).parents[2], Path(__file__).parent
     code = f"""
@@ -91,11 +92,12 @@ def test_disk_full_leaves_the_old_output(tmp_path: Path, limit: int) -> None:
 
 
 @pytest.mark.parametrize("step", ["compile_sources", "link_library", "write_package"])
-def test_disk_full_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_disk_full_later(
+    mixed: CompiledModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     import apq_tvm.codegen.emit as stage
 
-    output = tmp_path / "kept"
-    emit(mixed_model(), output, {})
+    output = shutil.copytree(mixed.path, tmp_path / "kept")
     before = contents(output)
 
     def full(*args: Any) -> None:

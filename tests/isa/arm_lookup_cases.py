@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from arm_tools import inner_loop, scheduled
+from arm_tools import emulated, inner_loop, scheduled
 from linear_cases import RELATIVE_ERROR
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.formats import dequantize, parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
@@ -67,11 +66,8 @@ class Layer:
         preparation = kernel.prepare(kernel.choose(self.spec, profile, Defaults()))
         assert preparation is not None
         prepare, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
-        folders = [folder / name for name in ("prepare", "multiply")]
-        for each in folders:
-            each.mkdir(parents=True)
-        self._prepare = Program(prepare, profile, folders[0])
-        self._multiply = Program(scheduled(kernel, self.spec, profile), profile, folders[1], cpu)
+        self._prepare = emulated(prepare, profile, folder)
+        self._multiply = emulated(scheduled(kernel, self.spec, profile), profile, folder, cpu)
 
     def check(self, x: Any) -> None:
         """Compare with the decoded weights times what the activations' codes mean."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
+import tempfile
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tir"))
-
+from built import built, check_arguments, key_of
 from linear_cases import Case
+from tvm_ffi import structural_equal
 
 from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL, Program
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -47,11 +46,35 @@ def scheduled(
     return kernel.scheduled(kernel.choose(spec, profile, decide))
 
 
+_EMULATED: dict[Hashable, list[Emulated]] = {}
+
+
+def emulated(func: Any, profile: DeviceProfile, folder: Path, cpu: str = "max") -> Emulated:
+    """A PrimFunc as a program under qemu; the same one again if it was built before."""
+    alike = _EMULATED.setdefault((cpu, key_of(func, profile)), [])
+    for program in alike:
+        if structural_equal(program.func, func, map_free_vars=True):
+            return program
+    alike.append(Emulated(func, profile, folder, cpu))
+    return alike[-1]
+
+
+class Emulated:
+    """A program that calls a PrimFunc on numpy arrays, without checks in its code."""
+
+    def __init__(self, func: Any, profile: DeviceProfile, folder: Path, cpu: str) -> None:
+        self.func = func
+        own = Path(tempfile.mkdtemp(dir=folder))
+        self._program = Program(func, profile, own, cpu, checked=False)
+
+    def __call__(self, *arrays: Any) -> None:
+        check_arguments(self.func, arrays)
+        self._program(*arrays)
+
+
 def assembly(func: Any, profile: DeviceProfile) -> str:
     """What LLVM makes of a scheduled PrimFunc; needs neither compiler nor qemu."""
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    built = tvm.tirx.build(mod, target=tvm.target.Target(dict(profile.target)))
-    return str(built.inspect_source("asm"))
+    return built(func, profile).assembly
 
 
 def count(source: str, mnemonic: str) -> int:
@@ -90,7 +113,7 @@ class ArmCase(Case):
     ) -> None:
         """Compile once, run for every number of rows of x."""
         profile = find_profile(target, layout=layout)
-        program = Program(scheduled(kernel, self.spec, profile), profile, folder, cpu)
+        program = emulated(scheduled(kernel, self.spec, profile), profile, folder, cpu)
         weights = [packed.numpy() for packed in self._packed]
 
         def run(operands: list[Any], extra: list[Any], y: Any) -> Any:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import needs_qemu, scheduled
+from arm_tools import emulated, needs_qemu, scheduled
 from test_anyprec import integer_weights, random_tensor
 from test_arm_anyprec import TARGETS, record
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import details, parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -50,7 +49,7 @@ def check(
     kernel = record(kind, bits, instruction)
     spec = LinearSpec(n, k, tensor.scheme, True, "relu", False, details(tensor))
     packed = kernel.layout(spec, profile).pack(tensor).arrays.values()
-    program = Program(scheduled(kernel, spec, profile), profile, folder)
+    program = emulated(scheduled(kernel, spec, profile), profile, folder)
     weight, rng = integer_weights(tensor, bits), np.random.default_rng(n + k)
     for m in (kernel.m_tile, kernel.m_tile + 1):
         x = rng.normal(size=(m, k)).astype(np.float32)
@@ -102,7 +101,7 @@ def test_preparation(tmp_path: Path) -> None:
     preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
     assert preparation is not None
     func, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
-    program = Program(func, profile, tmp_path)
+    program = emulated(func, profile, tmp_path)
     x = np.random.default_rng(0).normal(size=(3, k)).astype(np.float32)
     want = spread(x, group)
     outputs = [np.full_like(array, 77) for array in want]

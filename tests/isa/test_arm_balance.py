@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import Emulated, emulated, needs_qemu
 from balance_cases import Layer
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.formats.balance import balance_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.balance import ARM_BALANCE_KERNELS
@@ -46,9 +45,9 @@ def test_kernels(
 ) -> None:
     """Groups, tails of N and K, tiles that overlap, epilogues, and the largest sums."""
 
-    def compiled(func: Any, profile: DeviceProfile) -> Program:
+    def compiled(func: Any, profile: DeviceProfile) -> Emulated:
         cpu = target if target in ("cortex-a53", "cortex-a72") else "max"
-        return Program(func, profile, tmp_path, cpu)
+        return emulated(func, profile, tmp_path, cpu)
 
     odd = bool(m_tile & 1)
     scheme = balance_scheme(8, group, per_token=odd)
@@ -67,17 +66,3 @@ def test_every_core_gets_its_own_kernel() -> None:
         few = [kernel_of(instruction, m).name for m in (1, 2, 4)]
         many = ["gemm_W2starA8_smmla_r4m8"] if target == "graviton4" else []
         assert [c.kernel for c in plan] == few + many
-
-
-@pytest.mark.parametrize("target", ("graviton3", "cortex-a55"))
-def test_inner_loop(target: str) -> None:
-    """A unit: 24 dot products; two umull, uzp2 and tbl per code vector, and nothing spilled."""
-    profile = find_profile(target)
-    spec = LinearSpec(240, 1024, balance_scheme(8, 128))
-    source = assembly(scheduled(kernel_of("sdot", 1), spec, profile), profile)
-    loop = inner_loop(source, "sdot").split("\tb.ne")[0]
-    found = count(loop, "sdot")
-    assert found and found % 24 == 0
-    assert count(loop, "umull2?") == 2 * found // 3 and count(loop, "tbl") == found // 3
-    assert count(loop, "uzp2") == found // 3 and count(loop, "sri") == found // 4
-    assert "[sp" not in loop

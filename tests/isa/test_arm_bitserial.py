@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import emulated, needs_qemu, scheduled
 from bitserial_cases import codes_reference, unpacked
 from linear_cases import RELATIVE_ERROR, dequantized, quantized_weight
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.bitserial import ARM_BITSERIAL_KERNELS
@@ -59,11 +58,8 @@ def test_kernels(
     func, rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
     assert rule == "aarch64_quantize_planes"
     cpu = target if target in ("cortex-a53", "cortex-a72") else "max"
-    folders = [tmp_path / name for name in ("planes", "kernel")]
-    for folder in folders:
-        folder.mkdir()
-    prepare = Program(func, profile, folders[0], cpu)
-    run = Program(scheduled(kernel, spec, profile), profile, folders[1], cpu)
+    prepare = emulated(func, profile, tmp_path, cpu)
+    run = emulated(scheduled(kernel, spec, profile), profile, tmp_path, cpu)
 
     rng, layout = np.random.default_rng(q * p), kernel.layout(spec, profile)
     weight = quantized_weight(n, k, scheme, rng)
@@ -105,15 +101,3 @@ def test_chosen_where_fewer_operations(text: tuple[int, int], chosen: tuple[int,
         kernel = next(k for k in ARM_BITSERIAL_KERNELS if k.bits == q)
         with pytest.raises(NotApplicable, match="integer dot is faster"):
             rows_of(kernel, spec, profile)
-
-
-@pytest.mark.parametrize(("p", "ands"), ((1, 0), (2, 1)))
-def test_three_operations_per_vector(p: int, ands: int) -> None:
-    profile = find_profile("graviton2")
-    spec = LinearSpec(256, 1024, Scheme(1, False, p))
-    kernel = next(k for k in ARM_BITSERIAL_KERNELS if k.name == "bitserial_W1_cntudot_r4m1")
-    source = assembly(scheduled(kernel, spec, profile), profile)
-    loop = inner_loop(source, "cnt").split("\tb.ne")[0]
-    found = count(loop, "cnt")
-    assert found and count(loop, "udot") == found and count(loop, "and") == ands * found
-    assert count(loop, "eor") <= 2 * found and "[sp" not in loop

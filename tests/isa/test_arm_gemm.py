@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import ArmCase, needs_qemu, scheduled
+from arm_tools import ArmCase, emulated, needs_qemu, scheduled
 from linear_cases import quantized_activations
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -154,7 +153,7 @@ def test_largest_sums_are_exact(name: str, scheme: str, tmp_path: Path) -> None:
     spec = LinearSpec(8, 512, parsed)
     profile = find_profile(TARGETS[kernel.instruction.name], layout="4x4")
     case, layout = case_of(kernel, spec), kernel.layout(spec, profile)
-    program = Program(scheduled(kernel, spec, profile), profile, tmp_path)
+    program = emulated(scheduled(kernel, spec, profile), profile, tmp_path)
     width = parsed.group_size
     for code in (0, (1 << parsed.bits) - 1):
         tensor = _constant(spec, code)
@@ -195,7 +194,7 @@ def test_running_sums_with_unequal_scales(tmp_path: Path) -> None:
     x = np.abs(np.random.default_rng(1).standard_normal((8, 1024))).astype(np.float32)
     operands, values = case.activations(x)
     y = np.full((8, 8), np.nan, np.float32)
-    Program(scheduled(kernel, spec, profile), profile, tmp_path)(
+    emulated(scheduled(kernel, spec, profile), profile, tmp_path)(
         *operands, *layout.pack(tensor).arrays.values(), y
     )
     weight = (tensor.codes - 8.0) * np.repeat(tensor.scales.astype(np.float64), 32, axis=1)
@@ -215,7 +214,7 @@ def test_interleaved_activations(scheme: str, m: int, together: int, tmp_path: P
     codes, scales, sums = quantized_activations(x, layout, spec.scheme)
     want = [codes_of(codes, together), factors_of(scales, together), factors_of(sums, together)]
     got = [np.full_like(array, 77) for array in want]
-    Program(func, profile, tmp_path)(x, *got)
+    emulated(func, profile, tmp_path)(x, *got)
     if spec.scheme.act_bits == 8:
         np.testing.assert_array_equal(got[0], want[0])
         np.testing.assert_array_equal(got[2], want[2])

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from arm_tools import ArmCase, assembly, count, needs_qemu, scheduled
+from built import built
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.codegen.layouts import InterleavedLayout
@@ -67,15 +67,11 @@ def test_meaning(bits: int, group: int) -> None:
     layout = InterleavedLayout(bits, 4, group, inverted=True)
     unit = layout.unit
     name = smull_intrinsic(smull_meaning(unit))
-    func = TensorIntrin.get(name).desc.with_attr("global_symbol", "main")
     rng = np.random.default_rng(bits)
     packed = rng.integers(0, 256, (1, 1, unit.nbytes), dtype=np.uint8)
     codes = layout._unpack_codes(packed).astype(int) - (128 if bits == 8 else 0)
     x = rng.integers(-127, 128, 32, dtype=np.int8)
-    acc = np.zeros((2, 4) if group == 16 else (4,), np.int32)
-    out = tvm.runtime.tensor(acc)
-    target = tvm.target.Target(dict(find_profile("host").target))
-    operands = map(tvm.runtime.tensor, (packed.reshape(-1), x))
-    tvm.tirx.build(func, target=target)["main"](*operands, out)
+    out = np.zeros((2, 4) if group == 16 else (4,), np.int32)
+    built(TensorIntrin.get(name).desc, find_profile("host"))(packed.reshape(-1), x, out)
     parts = (codes * x).reshape(4, -1, group).sum(-1).T
-    np.testing.assert_array_equal(out.numpy(), parts if group == 16 else parts[0])
+    np.testing.assert_array_equal(out, parts if group == 16 else parts[0])

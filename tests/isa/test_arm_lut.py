@@ -7,20 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import Emulated, emulated, needs_qemu
 from lut_cases import Case, tables, weights
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.codegen.layouts import default_layout
 from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.lut import ARM_LUT_KERNELS
-from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import DeviceProfile
 
@@ -45,13 +41,10 @@ def test_kernels(
     bits: int, m_tile: int, n: int, k: int, group: int, target: str, rows: Any, tmp_path: Path
 ) -> None:
     """Tails of N and K, one and several streams, epilogues; tables by the target's own rule."""
-    count_ = iter(range(9))
 
-    def compiled(func: Any, profile: DeviceProfile) -> Program:
-        folder = tmp_path / str(next(count_))
-        folder.mkdir()
+    def compiled(func: Any, profile: DeviceProfile) -> Emulated:
         cpu = target if target.startswith("cortex") else "max"
-        return Program(func, profile, folder, cpu)
+        return emulated(func, profile, tmp_path, cpu)
 
     odd = bool(bits % 2)
     spec = LinearSpec(n, k, bcq.scheme_of(bits, group), odd, "relu" if odd else "", not odd)
@@ -92,28 +85,3 @@ def test_tiles_that_do_not_fit_the_registers_decline(bits: int, m_tile: int, wor
         return
     with pytest.raises(NotApplicable, match=words):
         kernel.check(spec, profile)
-
-
-@pytest.mark.parametrize(("bits", "target"), ((2, "graviton3"), (4, "cortex-a55")))
-def test_eight_operations_per_vector_of_keys(bits: int, target: str) -> None:
-    """and, ushr, two tbl, four uaddw: nothing spilled, nothing converted one by one."""
-    profile = find_profile(target)
-    spec = LinearSpec(1024, 512, bcq.scheme_of(bits, 128))
-    source = assembly(scheduled(kernel_of(bits, 1), spec, profile), profile)
-    loop = inner_loop(source, "tbl").split("\tb.ne")[0]
-    found = count(loop, "tbl")
-    assert found and found % (8 * bits) == 0
-    assert count(loop, "uaddw2?") == 2 * found and count(loop, "ushr|and") == found
-    assert "[sp" not in loop
-    assert count(source, "scvtf") == 0
-
-
-def test_tables_are_rounded_without_conversions() -> None:
-    profile = find_profile("graviton2")
-    spec = LinearSpec(64, 512, bcq.scheme_of(2, 128))
-    preparation = kernel_of(2, 1).prepare(kernel_of(2, 1).choose(spec, profile, Defaults()))
-    assert preparation is not None
-    func, rule = schedule_preparation(preparation, preparation.func, profile, Defaults())
-    source = assembly(func, profile)
-    assert rule == "aarch64_lut_tables" and isinstance(func, tvm.tirx.PrimFunc)
-    assert count(source, "fcvt[a-z]+|frint[a-z]|fminnm") == 0

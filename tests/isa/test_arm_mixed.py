@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from arm_tools import assembly, count, inner_loop, needs_qemu, scheduled
+from arm_tools import emulated, needs_qemu, scheduled
 from mixed_cases import MixedCase
 
-from apq_tvm.bench.emulator import Program
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -18,7 +17,6 @@ from apq_tvm.schedules.arm.mixed import ARM_MIXED_KERNELS
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.select import choose
-from apq_tvm.types import DeviceProfile
 
 CASES = (
     ("sdot", 1, "mixed24", 64, 256, "graviton2", (1, 3)),
@@ -33,19 +31,6 @@ def kernel_of(instruction: str, m_tile: int) -> LinearKernel:
     wanted = (instruction, m_tile)
     (found,) = (k for k in ARM_MIXED_KERNELS if (k.instruction.name, k.m_tile) == wanted)
     return found
-
-
-class _Built:
-    """Programs in folders of their own."""
-
-    def __init__(self, folder: Path, cpu: str) -> None:
-        self._folder, self._cpu, self._made = folder, cpu, 0
-
-    def __call__(self, func: Any, profile: DeviceProfile) -> Program:
-        self._made += 1
-        folder = self._folder / str(self._made)
-        folder.mkdir()
-        return Program(func, profile, folder, self._cpu)
 
 
 @needs_qemu
@@ -63,7 +48,7 @@ def test_kernels(
     """Both layouts, outliers, tails of N and K, tiles that overlap."""
     profile = find_profile(target)
     cpu = target if target in ("cortex-a53", "cortex-a72") else "max"
-    built = _Built(tmp_path, cpu)
+    built = partial(emulated, folder=tmp_path, cpu=cpu)
     epilogue = (True, "gelu", True) if m_tile == 2 else (False, "", False)
     spec = LinearSpec(n, k, parse_scheme(text), *epilogue)
     kernel = kernel_of(instruction, m_tile)
@@ -78,7 +63,7 @@ def test_kernels(
 def test_extreme_codes_do_not_overflow(instruction: str, tmp_path: Path) -> None:
     """Codes, sub-scales and activations at their largest: int16 sums and floats' units hold."""
     profile = find_profile("graviton2")
-    built = _Built(tmp_path, "max")
+    built = partial(emulated, folder=tmp_path)
     spec = LinearSpec(8, 64, parse_scheme("mixed24o0"))
     kernel = kernel_of(instruction, 1)
     case = MixedCase(kernel, spec, profile, 0, built)
@@ -100,14 +85,3 @@ def test_every_core_gets_its_own_kernel() -> None:
         assert [c.kernel for c in plan] == few + many
     with pytest.raises(NotApplicable, match="needs dotprod"):
         kernel_of("sdot", 1).check(spec, find_profile("cortex-a72"))
-
-
-@pytest.mark.parametrize("target", ("graviton3", "cortex-a55"))
-def test_inner_loop(target: str) -> None:
-    """A word row: 32 products of 4x4, nothing spilled, no conversion, no vector cut in half."""
-    profile = find_profile(target)
-    spec = LinearSpec(256, 1024, parse_scheme("mixed24o0"))
-    source = assembly(scheduled(kernel_of("sdot", 1), spec, profile), profile)
-    loop = inner_loop(source, "sdot").split("\tb.ne")[0]
-    assert count(loop, "sdot") == 32
-    assert count(loop, "scvtf|fcvtl2?|ext|xtn2?") == 0 and "[sp" not in loop

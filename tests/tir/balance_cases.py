@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built import built
 from linear_cases import ACTIVATIONS, RELATIVE_ERROR
-from lut_cases import compiled_here
 
 from apq_tvm.codegen.layouts import BalanceLayout
 from apq_tvm.errors import NotApplicable
@@ -42,7 +42,7 @@ class Layer:
         spec: LinearSpec,
         profile: DeviceProfile,
         decisions: Any = None,
-        compiled: Callable[[Any, DeviceProfile], Callable[..., None]] = compiled_here,
+        compiled: Callable[[Any, DeviceProfile], Callable[..., None]] = built,
     ) -> None:
         try:
             kernel.check(spec, profile)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tvm
+from built import Kernel, built
 
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
@@ -26,22 +26,13 @@ def build(
     profile: DeviceProfile,
     decide: Decide | None = None,
     on: DeviceProfile | None = None,
-) -> tuple[Callable[..., None], str]:
-    """The kernel as a callable over numpy arrays (the last is the result), and its assembly.
+) -> Kernel:
+    """The kernel, callable over numpy arrays (the last is the result).
 
     With `on`, the PrimFunc is left unscheduled and built for that profile: its plain loops.
     """
     choice = kernel.choose(spec, profile, decide or Defaults())
-    func = kernel.scheduled(choice) if on is None else kernel.func(choice)
-    target = tvm.target.Target(dict((on or profile).target))
-    module = tvm.tirx.build(func.with_attr("global_symbol", "f"), target=target)
-
-    def call(*arrays: Array) -> None:
-        tensors = [tvm.runtime.tensor(a) for a in arrays]
-        module["f"](*tensors)
-        arrays[-1][...] = tensors[-1].numpy()
-
-    return call, module.inspect_source("s")
+    return built(kernel.scheduled(choice) if on is None else kernel.func(choice), on or profile)
 
 
 def quantize_reference(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from built import aligned, built
 
 from apq_tvm.codegen.layouts import FloatLayout, InterleavedLayout
 from apq_tvm.errors import NotApplicable
@@ -72,15 +72,6 @@ def quantized_activations(
     return xq, scale[..., 0].astype(np.float32), xsum
 
 
-def aligned(array: Array) -> Any:
-    """A tvm tensor that starts on a cache line, as packed weights do."""
-    room = np.empty(array.nbytes + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    view = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    view[...] = array
-    return tvm.runtime.tensor(view)
-
-
 def profile_for(kernel: LinearKernel) -> DeviceProfile:
     """The smallest profile that has the kernel's instructions; skips if this machine has not."""
     host = find_profile("host")
@@ -98,8 +89,7 @@ def build(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide
         kernel.check(spec, profile)
     except NotApplicable as reason:
         pytest.skip(f"{kernel.name}: {reason}")
-    func = kernel.scheduled(kernel.choose(spec, profile, decide))
-    return tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))["main"]
+    return built(kernel.scheduled(kernel.choose(spec, profile, decide)), profile)
 
 
 class Case:
@@ -132,10 +122,8 @@ class Case:
         """Compare a kernel that was built for this machine."""
 
         def run(operands: list[Array], extra: list[Array], y: Array) -> Array:
-            result = tvm.runtime.tensor(y)
-            tensors = [*map(tvm.runtime.tensor, operands), *self._packed]
-            kernel(*tensors, *map(tvm.runtime.tensor, extra), result)
-            return result.numpy()
+            kernel(*operands, *self._packed, *extra, y)
+            return y
 
         self.compare(run, m)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
-from linear_cases import ACTIVATIONS, aligned
+from built import built
+from linear_cases import ACTIVATIONS
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
@@ -70,20 +70,6 @@ def profile_of(kernel: LinearKernel) -> DeviceProfile:
     return profile
 
 
-def compiled_here(func: Any, profile: DeviceProfile) -> Callable[..., None]:
-    """The PrimFunc on this machine."""
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    kernel = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))["main"]
-
-    def call(*arrays: Array) -> None:
-        tensors = [aligned(a) for a in arrays]
-        kernel(*tensors)
-        for array, tensor in zip(arrays, tensors, strict=True):
-            array[...] = tensor.numpy()
-
-    return call
-
-
 class Case:
     """One layer, compiled with its preparation.
 
@@ -97,7 +83,7 @@ class Case:
         decide: Decide | None = None,
         seed: int = 0,
         profile: DeviceProfile | None = None,
-        compiled: Callable[[Any, DeviceProfile], Callable[..., None]] = compiled_here,
+        compiled: Callable[[Any, DeviceProfile], Callable[..., None]] = built,
     ) -> None:
         assert spec.scheme is not None
         profile, decide = profile or profile_of(kernel), decide or Defaults()

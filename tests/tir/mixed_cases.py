@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from built import built
 from linear_cases import ACTIVATIONS
-from lut_cases import compiled_here
 
 from apq_tvm.formats import dequantize
 from apq_tvm.formats.mixed import dense_part
@@ -25,7 +25,7 @@ RELATIVE_ERROR = 3e-6
 class MixedCase:
     """A layer with its weights, prepared activations and a float64 reference.
 
-    `built` makes a scheduled PrimFunc callable over numpy arrays, on another machine if need be.
+    `compiled` makes a scheduled PrimFunc callable over numpy arrays, on another machine if need be.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class MixedCase:
         spec: LinearSpec,
         profile: DeviceProfile,
         seed: int = 0,
-        built: Callable[[Any, DeviceProfile], Callable[..., None]] = compiled_here,
+        compiled: Callable[[Any, DeviceProfile], Callable[..., None]] = built,
     ) -> None:
         assert spec.scheme is not None
         self.spec, self.rng = spec, np.random.default_rng(seed)
@@ -51,7 +51,7 @@ class MixedCase:
         scheduled, name = schedule_preparation(preparation, preparation.func, profile, Defaults())
         assert name == f"{profile.arch}_mixed_activations"
         self.outputs = list(preparation.func.params)[2:]
-        self.prepare = built(scheduled, profile)
+        self.prepare = compiled(scheduled, profile)
 
     def prepared(self, x: np.ndarray) -> list[Any]:
         """The kernel's first arguments."""

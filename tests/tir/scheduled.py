@@ -1,13 +1,13 @@
-"""Build one scheduled PrimFunc for a device profile and call it with numpy arrays."""
+"""Schedule and build one PrimFunc for a device profile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from built import Kernel, built
 
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.graph.rules import schedule_function
@@ -28,28 +28,11 @@ PROFILES = [
 ]
 
 
-def compiled(
-    func: Any, profile: DeviceProfile, decide: Decide | None = None
-) -> Callable[..., None]:
-    """A callable over numpy arrays; the arrays of results are filled in place."""
+def compiled(func: Any, profile: DeviceProfile, decide: Decide | None = None) -> Kernel:
+    """A PrimFunc by its rule; callable over numpy arrays, those of results are filled in place."""
     scheduled, name = schedule_function(func, profile, decide or Defaults())
     assert name
     return built(scheduled, profile)
-
-
-def built(scheduled: Any, profile: DeviceProfile) -> Callable[..., None]:
-    """As `compiled`, of a PrimFunc that is scheduled."""
-    module = tvm.IRModule({"f": scheduled.with_attr("global_symbol", "f")})
-    kernel = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))["f"]
-
-    def call(*arrays: Any) -> None:
-        tensors = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays]
-        kernel(*tensors)
-        for array, tensor in zip(arrays, tensors, strict=True):
-            if array.flags.writeable and array.flags.owndata:
-                array[...] = tensor.numpy()
-
-    return call
 
 
 def normal(rng: np.random.Generator, shape: Sequence[int], scale: float = 1.0) -> Any:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
-from linear_cases import aligned
+from built import aligned, built
 from tvm import te
 from tvm.s_tir import TensorIntrin
 
@@ -77,8 +76,7 @@ def profile_for(kernel: LinearKernel) -> DeviceProfile:
 def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile) -> Any:
     kernel.check(spec, profile)
     func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    return tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))
+    return built(func, profile)
 
 
 def kernel_of(
@@ -94,7 +92,7 @@ def check(
     (n, k), profile = tensor.codes.shape, profile_for(kernel)
     activation = "relu" if epilogue else ""
     spec = LinearSpec(n, k, tensor.scheme, epilogue, activation, epilogue, details(tensor))
-    run = compiled(kernel, spec, profile)["main"]
+    run = compiled(kernel, spec, profile)
     layout = kernel.layout(spec, profile)
     packed = [aligned(array) for array in layout.pack(tensor).arrays.values()]
     weight, rng = integer_weights(tensor, kernel.width), np.random.default_rng(n + k)
@@ -107,10 +105,9 @@ def check(
         largest = np.abs(want).max() + 1
         want = np.maximum(want + bias, 0) + residual if epilogue else want
         extra = [bias, residual] if epilogue else []
-        y = tvm.runtime.tensor(np.full((m, n), np.nan, np.float32))
-        operands = [tvm.runtime.tensor(a) for a in (xq, xs, xsum)]
-        run(*operands, *packed, *map(tvm.runtime.tensor, extra), y)
-        np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=RELATIVE_ERROR * largest)
+        y = np.full((m, n), np.nan, np.float32)
+        run(xq, xs, xsum, *packed, *extra, y)
+        np.testing.assert_allclose(y, want, rtol=0, atol=RELATIVE_ERROR * largest)
 
 
 @pytest.mark.parametrize("kernel", ANYPREC_KERNELS, ids=lambda k: k.name)
@@ -181,11 +178,8 @@ def same_halves(name: str, operands: list[Array], acc: Array) -> None:
     """The instructions give what the plain loops give."""
     results = []
     for half in ("desc", "impl"):
-        func = getattr(TensorIntrin.get(name), half).with_attr("global_symbol", "main")
-        target = tvm.target.Target(dict(find_profile("host").target))
-        out = aligned(acc)
-        tvm.tirx.build(func, target=target)["main"](*map(aligned, operands), out)
-        results.append(out.numpy())
+        results.append(acc.copy())
+        built(getattr(TensorIntrin.get(name), half), find_profile("host"))(*operands, results[-1])
     np.testing.assert_array_equal(results[1], results[0])
 
 
@@ -215,10 +209,9 @@ def test_weight_expression_means_the_format(name: str) -> None:
     shapes = layout.shapes(11, 40)
     held = {key: te.placeholder(shape, dtype, key) for key, (shape, dtype) in shapes.items()}
     for bits in tensor.scheme.widths:
-        built = tvm.tirx.build(_decode(layout, held, bits), target="llvm")["main"]
-        y = tvm.runtime.tensor(np.zeros((11, 40), np.float32))
-        built(*(tvm.runtime.tensor(packed[key]) for key in held), y)
-        np.testing.assert_allclose(y.numpy(), dequantize(tensor, bits), rtol=1e-3, atol=1e-6)
+        y = np.zeros((11, 40), np.float32)
+        built(_decode(layout, held, bits), "llvm")(*(packed[key] for key in held), y)
+        np.testing.assert_allclose(y, dequantize(tensor, bits), rtol=1e-3, atol=1e-6)
 
 
 def _decode(layout: PlanesLayout, held: dict[str, Any], bits: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from linear_cases import aligned
+from built import aligned, built
 from test_anyprec import (
     compiled,
     integer_weights,
@@ -51,17 +51,15 @@ def prepared(
     preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
     assert preparation is not None
     func, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
-    target = tvm.target.Target(dict(profile.target))
-    run = tvm.tirx.build(func.with_attr("global_symbol", "main"), target=target)["main"]
+    run = built(func, profile)
     group = scheme.act_group
     kp = -(-spec.k // max(32, group)) * max(32, group)
     m = len(x)
-    xq, xs, xsum = (
-        tvm.runtime.tensor(np.full((m, width), 77, dtype))
+    codes, scales, sums = (
+        np.full((m, width), 77, dtype)
         for width, dtype in ((kp, "int8"), (kp // QUAD, "float32"), (1, "float32"))
     )
-    run(tvm.runtime.tensor(x), xq, xs, xsum)
-    codes, scales, sums = xq.numpy(), xs.numpy(), xsum.numpy()
+    run(x, codes, scales, sums)
     padded = np.zeros((m, kp), np.float32)
     padded[:, : spec.k] = x
     parts = padded.reshape(m, -1, group)
@@ -81,7 +79,7 @@ def check(
     (n, k), profile = tensor.codes.shape, profile_for(kernel)
     activation = "relu" if epilogue else ""
     spec = LinearSpec(n, k, tensor.scheme, epilogue, activation, epilogue, details(tensor))
-    run = compiled(kernel, spec, profile)["main"]
+    run = compiled(kernel, spec, profile)
     packed = [aligned(a) for a in kernel.layout(spec, profile).pack(tensor).arrays.values()]
     weight, rng = integer_weights(tensor, kernel.width), np.random.default_rng(n + k)
     for m in rows:

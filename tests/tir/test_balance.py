@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from balance_cases import Layer
-from linear_cases import aligned
+from built import built
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.codegen.layouts import BalanceLayout, default_layout
@@ -72,10 +71,10 @@ def test_groups_and_tails(kernel: LinearKernel) -> None:
 
 
 @pytest.mark.parametrize("kind", ("gemv", "gemm"))
-@pytest.mark.parametrize("n", (48, 64, 51))
-def test_epilogues(n: int, kind: str) -> None:
+@pytest.mark.parametrize(("n", "activation"), ((48, "gelu"), (64, "silu"), (51, "relu")))
+def test_epilogues(n: int, activation: str, kind: str) -> None:
     kernel = kernel_of(kind, "maddubs")
-    spec = LinearSpec(n, 64, balance_scheme(8, 32), True, "gelu", True)
+    spec = LinearSpec(n, 64, balance_scheme(8, 32), True, activation, True)
     layer_of(kernel, spec).check(kernel.m_tile + 1)
 
 
@@ -107,13 +106,10 @@ def test_intrinsics_equal_their_plain_loops(instruction: Any) -> None:
     ):
         results = []
         for half in ("desc", "impl"):
-            func = getattr(TensorIntrin.get(name), half).with_attr("global_symbol", "main")
-            target = tvm.target.Target(dict(host.target))
-            built = tvm.tirx.build(func, target=target)["main"]
-            y = aligned(np.zeros(out, np.int32 if operands else np.uint8))
-            inputs = [tvm.runtime.tensor(a.astype(np.int8)) for a in operands]
-            built(aligned(unit), *inputs, y)
-            results.append(y.numpy())
+            y = np.zeros(out, np.int32 if operands else np.uint8)
+            run = built(getattr(TensorIntrin.get(name), half), host)
+            run(unit, *(a.astype(np.int8) for a in operands), y)
+            results.append(y)
         np.testing.assert_array_equal(results[1], results[0])
         assert results[0].any()
 
@@ -130,12 +126,10 @@ def test_generic_kernel_reads_the_layout(lanes: int) -> None:
     )
     layout = default_layout(scheme, (), lanes)
     func = decode_linear(LinearSpec(29, 70, scheme), layout)
-    target = tvm.target.Target({"kind": "llvm"})
-    built = tvm.tirx.build(func, target=target)["main"]
     x = rng.standard_normal((2, 70)).astype(np.float32)
-    y = tvm.runtime.tensor(np.zeros((2, 29), np.float32))
-    built(tvm.runtime.tensor(x), *map(aligned, layout.pack(weight).arrays.values()), y)
-    np.testing.assert_allclose(y.numpy(), x @ dequantize(weight).T, rtol=1e-5, atol=1e-4)
+    y = np.zeros((2, 29), np.float32)
+    built(func, "llvm")(x, *layout.pack(weight).arrays.values(), y)
+    np.testing.assert_allclose(y, x @ dequantize(weight).T, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
@@ -171,7 +165,6 @@ def test_the_instructions_are_there(instruction: str, target: str, counts: dict[
     profile, spec = find_profile(target), LinearSpec(96, 256, balance_scheme(8, 128))
     kernel.check(spec, profile)
     func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
-    built = tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))
-    source = str(built.inspect_source("asm"))
+    source = built(func, profile).assembly
     for mnemonic, least in counts.items():
         assert len(re.findall(rf"\b(?:{mnemonic})\b", source)) >= least

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tvm
 from bitserial_cases import codes_reference, unpacked
-from linear_cases import aligned, dequantized, profile_for, quantized_weight
+from built import built
+from linear_cases import dequantized, profile_for, quantized_weight
 from scheduled import PROFILES as TARGETS
-from scheduled import built, compiled
+from scheduled import compiled
 from tvm.s_tir import TensorIntrin
 
 from apq_tvm.errors import NotApplicable
@@ -56,14 +57,11 @@ class Layer:
         profile = profile_of(kernel)
         kernel.check(spec, profile)
         choice = kernel.choose(spec, profile, Recorded(decisions or {}))
-        target = tvm.target.Target(dict(profile.target))
-        scheduled = kernel.scheduled(choice).with_attr("global_symbol", "main")
-        self.kernel = tvm.tirx.build(tvm.IRModule({"main": scheduled}), target=target)["main"]
+        self.kernel = built(kernel.scheduled(choice), profile)
         preparation = kernel.prepare(choice)
         assert preparation is not None
         func, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
-        module = tvm.IRModule({"f": func.with_attr("global_symbol", "f")})
-        self.prepare = tvm.tirx.build(module, target=target)["f"]
+        self.prepare = built(func, profile)
         self.outputs = list(preparation.func.params)[1:]
         self.spec, self.layout = spec, kernel.layout(spec, profile)
 
@@ -74,27 +72,27 @@ class Layer:
         assert scheme is not None
         weight = quantized_weight(spec.n, k, scheme, rng)
         layout: Any = self.layout
-        packed = [aligned(array) for array in layout.pack(weight).arrays.values()]
+        packed = layout.pack(weight).arrays.values()
         x = np.zeros((m, layout.padded_k(k)), np.float32)
         x[:, :k] = rng.standard_normal((m, k))
         width = layout.padded_k(k) if scheme.act_group == -1 else layout.group_width(k)
         codes, scales = codes_reference(x, scheme.act_bits, k, width)
         outs = [
-            tvm.runtime.tensor(np.full((m, *map(int, out.shape[1:])), 99, str(out.dtype)))
+            np.full((m, *map(int, out.shape[1:])), 99, str(out.dtype))
             for out in self.outputs
         ]
-        self.prepare(tvm.runtime.tensor(x[:, :k].copy()), *outs)
-        got = unpacked(outs[0].numpy())
+        self.prepare(x[:, :k], *outs)
+        got = unpacked(outs[0])
         if scheme.act_bits == 1:
             got[:, :k] = 2 * got[:, :k] - 1
         np.testing.assert_array_equal(got, codes)
-        np.testing.assert_allclose(outs[1].numpy(), scales, rtol=1e-6)
+        np.testing.assert_allclose(outs[1], scales, rtol=1e-6)
         values = (codes.reshape(m, -1, width) * scales[..., None]).reshape(m, -1)[:, :k]
         want = values @ dequantized(weight).T
-        y = tvm.runtime.tensor(np.full((m, spec.n), np.nan, np.float32))
+        y = np.full((m, spec.n), np.nan, np.float32)
         self.kernel(*outs, *packed, y)
         atol = RELATIVE_ERROR * (np.abs(want).max() + 1)
-        np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=atol)
+        np.testing.assert_allclose(y, want, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
@@ -156,12 +154,8 @@ def test_intrinsic_equals_its_plain_loops(q: int, p: int, instruction: Any) -> N
         acc = rng.integers(-99, 99, (*rows, unit.rows)).astype(np.int32)
         results = []
         for half in ("desc", "impl"):
-            func = getattr(TensorIntrin.get(name), half).with_attr("global_symbol", "main")
-            out = tvm.runtime.tensor(acc)
-            target = tvm.target.Target(dict(host.target))
-            built = tvm.tirx.build(func, target=target)["main"]
-            built(tvm.runtime.tensor(codes), tvm.runtime.tensor(x), out)
-            results.append(out.numpy())
+            results.append(acc.copy())
+            built(getattr(TensorIntrin.get(name), half), host)(codes, x, results[-1])
         np.testing.assert_array_equal(results[1], results[0])
 
 
@@ -264,9 +258,7 @@ def test_what_it_cannot_compute_is_declined(scheme: Scheme, target: str, reason:
 def assembly(kernel: LinearKernel, target: str, scheme: Scheme) -> str:
     profile, spec = find_profile(target), LinearSpec(64, 512, scheme)
     func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    built = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))
-    return str(built.inspect_source("asm"))
+    return built(func, profile).assembly
 
 
 @pytest.mark.parametrize("p", (1, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from built import built
 
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.formats import parse_scheme
@@ -41,4 +42,4 @@ def test_runs_of_eight(scheme: str, rows: int) -> None:
     case = Case(spec, layout)
     sch = tvm.s_tir.Schedule(decode_linear(spec, layout, 0))
     schedule_decode(sch)
-    case.check(tvm.tirx.build(sch.mod, target=tvm.target.Target("llvm"))["main"], 3)
+    case.check(built(sch.mod["main"], "llvm"), 3)

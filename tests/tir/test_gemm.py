@@ -74,7 +74,7 @@ def check(
         pytest.skip(f"this CPU has no {needs(kernel)}")
     profile = profile_of(kernel)
     kernel.check(spec, profile)
-    run, _ = build(kernel, spec, profile, decide)
+    run = build(kernel, spec, profile, decide)
     for m in ms:
         arrays, want = problem(kernel, spec, profile, m, extreme=extreme)
         run(*arrays)
@@ -94,8 +94,8 @@ def test_matches_the_reference_in_every_scheme(kernel: LinearKernel, scheme: Sch
 def test_plain_loops_mean_the_same_on_any_machine(kernel: LinearKernel) -> None:
     scheme = base_scheme(kernel)
     spec = LinearSpec(19, 70, scheme, bias=True)
-    run, assembly = build(kernel, spec, profile_of(kernel), on=find_profile("x86-64"))
-    assert "ymm" not in assembly
+    run = build(kernel, spec, profile_of(kernel), on=find_profile("x86-64"))
+    assert "ymm" not in run.assembly
     arrays, want = problem(kernel, spec, profile_of(kernel), 9)
     run(*arrays)
     assert relative_error(arrays[-1], want) < FLOAT32_SUM
@@ -168,7 +168,7 @@ def test_random_decisions(kernel: LinearKernel, seed: int) -> None:
 @pytest.mark.parametrize("kernel", [param(k) for k in GEMM_KERNELS if k.act_bits == 8])
 def test_inner_loop_is_the_instruction(kernel: LinearKernel) -> None:
     spec = LinearSpec(96, 256, base_scheme(kernel))
-    _, assembly = build(kernel, spec, profile_of(kernel))
+    assembly = build(kernel, spec, profile_of(kernel)).assembly
     name = kernel.instruction.name
     assert len(re.findall(INSTRUCTION_IN_ASSEMBLY[name], assembly)) >= 32
     assert "vpdpbusd" not in assembly or name != "maddubs"
@@ -177,7 +177,7 @@ def test_inner_loop_is_the_instruction(kernel: LinearKernel) -> None:
 def test_avx_vnni_without_avx512_builds() -> None:
     kernel = find("gemm_W4A8_vpdpbusd256_r8")
     spec = LinearSpec(96, 256, base_scheme(kernel))
-    _, assembly = build(kernel, spec, find_profile("alderlake"))
+    assembly = build(kernel, spec, find_profile("alderlake")).assembly
     assert re.search(r"\{vex\}\s+vpdpbusd\s.*ymm", assembly)
     assert "zmm" not in assembly
 
@@ -211,7 +211,7 @@ def test_every_element_is_written() -> None:
         pytest.skip("this CPU has no fma")
     profile = find_profile("znver3")
     spec = LinearSpec(29, 40, None)
-    run, _ = build(kernel, spec, profile)
+    run = build(kernel, spec, profile)
     arrays, _ = problem(kernel, spec, profile, 9)
     run(*arrays)
     assert np.isfinite(arrays[-1]).all()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lut_cases import compiled_here
+from built import built
 from mixed_cases import MixedCase
 
 from apq_tvm.errors import NotApplicable
@@ -38,7 +38,7 @@ def profile_for(kernel: LinearKernel) -> DeviceProfile:
 
 def compiled(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Any:
     kernel.check(spec, profile)
-    return compiled_here(kernel.scheduled(kernel.choose(spec, profile, decide)), profile)
+    return built(kernel.scheduled(kernel.choose(spec, profile, decide)), profile)
 
 
 def kernel_of(instruction: str, m_tile: int) -> LinearKernel:

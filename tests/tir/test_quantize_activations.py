@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from built import built
 from gemm_cases import quantize_reference
 from scheduled import PROFILES
 
@@ -25,8 +25,6 @@ def run(
     decide = decide or Defaults()
     func = quantize_func(x.shape[1], act, weight, profile, decide)
     func = schedule_quantize(func, profile, decide)
-    module = tvm.IRModule({"f": func.with_attr("global_symbol", "f")})
-    kernel = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))["f"]
     m, k = x.shape
     step = max(32, weight)
     kp = -(-k // step) * step
@@ -35,10 +33,8 @@ def run(
         np.full((m, kp // (kp if act == -1 else act)), np.nan, np.float32),
         np.full((m, kp // (kp if weight == -1 else weight)), 99, np.int32),
     )
-    tensors = [tvm.runtime.tensor(a) for a in (x, *results)]
-    kernel(*tensors)
-    codes, scales, sums = (t.numpy() for t in tensors[1:])
-    return codes, scales, sums
+    built(func, profile)(x, *results)
+    return results
 
 
 def expect(x: Any, act: int, weight: int, got: tuple[Any, Any, Any]) -> None:

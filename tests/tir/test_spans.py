@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -175,28 +174,6 @@ def test_extremes_do_not_saturate(name: str, kind: str) -> None:
     xq[:, K:] = 0
     kernel = record(tensor.scheme.family, "maddubs", kind)
     check(kernel, worst, profile("znver3"), [xq.astype(np.int8)])
-
-
-@pytest.mark.parametrize(
-    ("name", "target", "wanted"),
-    [
-        ("cb2", "znver3", ("vpshufb", "vpmaddubsw")),
-        ("cb3", "znver3", ("vpshufb", "vpblendvb", "vpmaddubsw")),
-        ("cb2", "znver4", ("vpshufb", "vpdpbusd")),
-        ("cb4", "znver4", ("vpermb", "vpdpbusd")),
-        ("cb3", "cascadelake", ("vpshufb", "vpdpbusd")),
-        ("W2sA8", "znver3", ("vpmaddubsw", "vpmaddwd")),
-    ],
-)
-def test_values_are_looked_up_in_registers(name: str, target: str, wanted: tuple[str]) -> None:
-    tensor, device = quantized(name), find_profile(target)
-    spec = LinearSpec(N, K, tensor.scheme)
-    instruction = "maddubs" if target == "znver3" else "vpdpbusd512"
-    source = built(record(tensor.scheme.family, instruction, "m1"), spec, device).mod
-    assembly = source.inspect_source("s")
-    vectors = "%zmm" if instruction == "vpdpbusd512" else "%ymm"
-    for mnemonic in wanted:
-        assert re.search(rf"\s{mnemonic}\s.*{vectors}", assembly), mnemonic
 
 
 def test_too_many_centroids_are_declined() -> None:

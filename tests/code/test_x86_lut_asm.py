@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-import tvm
+from built import built
 
 from apq_tvm.formats import bcq
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -33,9 +33,8 @@ def test_lookups(
     spec = LinearSpec(1024, 512, bcq.scheme_of(bits, 128, kernel.act_bits))
     kernel.check(spec, profile)
     func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
-    built = tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))
     loop = max(
-        re.split(r"(?m)^\.LBB", str(built.inspect_source("asm"))),
+        re.split(r"(?m)^\.LBB", built(func, profile).assembly),
         key=lambda block: len(re.findall(mnemonic, block)),
     )
     # One or two streams of one unit, times the units that LLVM takes at once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-import tvm
+from built import built
 
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
@@ -38,8 +38,7 @@ def assembly(kernel: LinearKernel, target: str, scheme: Scheme) -> str:
     spec, profile = LinearSpec(512, 512, scheme), find_profile(target)
     kernel.check(spec, profile)
     func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
-    built = tvm.tirx.build(func, target=tvm.target.Target(dict(profile.target)))
-    return str(built.inspect_source("asm"))
+    return built(func, profile).assembly
 
 
 def find(name: str) -> LinearKernel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-import tvm
+from built import built
 
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -22,9 +22,7 @@ def assembly(name: str, target: str) -> str:
     profile = find_profile(target)
     kernel.check(spec, profile)
     func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    built = tvm.tirx.build(module, target=tvm.target.Target(dict(profile.target)))
-    return str(built.inspect_source("asm"))
+    return built(func, profile).assembly
 
 
 def count(source: str, mnemonic: str) -> int:

@@ -73,7 +73,12 @@ def learned(
 
 @pytest.mark.parametrize(
     ("scheme", "kind"),
-    [("W3A8", "abq"), ("W3zA8g16", "abq"), ("W2*A8", "abq"), ("W3A8g16", "finetune")],
+    [
+        pytest.param("W3A8", "abq", marks=pytest.mark.all_cases),
+        ("W3zA8g16", "abq"),
+        pytest.param("W2*A8", "abq", marks=pytest.mark.all_cases),
+        ("W3A8g16", "finetune"),
+    ],
 )
 def test_learning_comes_closer_to_the_float_model(
     files: tuple[Path, Path, Path], tmp_path: Path, scheme: str, kind: str
