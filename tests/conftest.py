@@ -58,9 +58,11 @@ def demo_onnx() -> Path:
 
 @pytest.fixture
 def clean_imports() -> Iterator[None]:
-    """Forget modules that a test imports from folders of its own."""
+    """Forget modules that a test imports from folders of its own; torch loads only once."""
     before, path = set(sys.modules), list(sys.path)
+    stays = (sys.prefix, sys.base_prefix, str(ROOT))
     yield
     sys.path[:] = path
     for name in set(sys.modules) - before:
-        del sys.modules[name]
+        if not str(getattr(sys.modules[name], "__file__", "")).startswith(stays):
+            del sys.modules[name]

@@ -38,7 +38,8 @@ def tree_with_format(folder: Path) -> Path:
 
 def test_a_new_format_is_a_file_and_a_line(tmp_path: Path) -> None:
     tree = tree_with_format(tmp_path / "tree")
-    path = os.pathsep.join(map(str, (tree, ROOT, ROOT / "examples", ROOT / "tests" / "unit")))
+    homes = (tree, ROOT, ROOT / "examples", ROOT / "tests", ROOT / "tests" / "unit")
+    path = os.pathsep.join(map(str, homes))
     done = subprocess.run(
         [sys.executable, HERE / "new_format_steps.py", tmp_path],
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
