@@ -11,6 +11,7 @@ import tvm
 from tvm import sym, tirx
 from tvm_ffi import structural_equal, structural_hash, structural_map
 
+from apq_tvm.codegen.build.pipeline import build
 from apq_tvm.types import DeviceProfile
 
 _BUILT: deque[Kernel] = deque(maxlen=64)  # the latest; all would fill the memory
@@ -43,8 +44,7 @@ class Kernel:
         self.func, self.key = func, key_of(func, target)
         target = dict(target.target) if isinstance(target, DeviceProfile) else target
         mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-            self._module = tirx.build(mod, target=tvm.target.Target(target))
+        self._module = build(mod, tvm.target.Target(target), checked=False)
         self._function: Any = None
 
     def __call__(self, *arrays: Any) -> None:

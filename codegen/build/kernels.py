@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import tirx
 from tvm.target import codegen
 
+from apq_tvm.codegen.build.pipeline import build
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
 
@@ -128,7 +128,7 @@ def build_kernels(
     count = -(-len(names) // _KERNELS_PER_OBJECT)
     shares = [names[i::count] for i in range(count)]
     paths = [folder / f"{prefix}kernels_{i}.o" for i in range(count)]
-    # tirx.build leaves the interpreter lock and keeps its state per thread.
+    # `build` leaves the interpreter lock and keeps its state per thread.
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         jobs = [pool.submit(_build_object, mod, share, target, prefix, checked) for share in shares]
@@ -146,8 +146,7 @@ def _build_object(mod: Any, names: Sequence[str], target: Any, prefix: str, chec
     }
     memory = os.memfd_create("apq_kernels")
     try:
-        with tvm.transform.PassContext(config={"tirx.disable_assert": not checked}):
-            built = tirx.build(tvm.IRModule(functions), target=target)
+        built = build(tvm.IRModule(functions), target, checked)
         built.write_to_file(f"/proc/self/fd/{memory}", "o")
         with os.fdopen(os.dup(memory), "rb") as file:
             file.seek(0)

@@ -1,0 +1,92 @@
+"""What becomes of scheduled TensorIR before LLVM: TVM's passes for CPUs, and one of ours.
+
+TVM's default pipeline (``tvm/s_tir/pipeline.py``, 0.27) walks every function for GPUs too, and for
+values of nested ``Let`` expressions it puts back what each stands for, in every pass anew: a kernel
+with ``gelu`` took 2 to 4 s, of which LLVM's share is a tenth. Here passes for GPUs are left out,
+which changes nothing, and large values become slots (`apq_tvm.schedules.graph.lets.spill_large`) as
+soon as loops are vectorized.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
+from tvm.tirx.compilation_pipeline import register_tir_pipeline
+
+from apq_tvm.schedules.graph.lets import spill_large
+
+NAME = "apq_cpu"
+
+
+def _spill_large(mod: Any, _: Any) -> Any:
+    functions = {name: spill_large(func) for name, func in mod.functions.items()}
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _passes() -> tuple[Any, Any, Any]:
+    """The passes of all functions, then what finishes those of hosts and of devices."""
+    structured, plain = s_tir.transform, tirx.transform
+    passes = (
+        structured.CanonicalizeLoop(),
+        structured.LowerInitBlock(),
+        structured.PlanAndUpdateBufferAllocationLocation(),
+        structured.ConvertBlocksToOpaque(),
+        structured.CompactBufferAllocation(),
+        structured.LowerMatchBuffer(),
+        structured.StmtSimplify(),
+        structured.AnnotateIrregularLoop(),
+        structured.LowerOpaqueBlock(),
+        plain.FlattenBuffer(),
+        plain.BF16ComputeLegalize(),
+        plain.NarrowDataType(32),
+        structured.LoopPartition(),
+        plain.VectorizeLoop(True),
+        tvm.transform.module_pass(_spill_large, opt_level=0, name="apq.SpillLarge"),
+        plain.StorageRewrite(),
+        structured.HoistIfThenElse(),
+        plain.UnrollLoop(),
+        structured.RenormalizeSplitPattern(),
+        plain.StmtSimplify(),
+        plain.RemoveNoOp(),
+        structured.RewriteUnsafeSelect(),
+        plain.CommonSubexprElim(),
+        plain.FP8ComputeLegalize(),
+        plain.VerifyMemory(),
+        plain.AnnotateEntryFunc(),
+        plain.SplitHostDevice(),
+        plain.MakePackedAPI(),
+        plain.FP8StorageLegalize(),
+        plain.BF16StorageLegalize(),
+    )
+    return tvm.ir.transform.Sequential(passes), finalize_host_passes, finalize_device_passes
+
+
+register_tir_pipeline(NAME, _passes)
+
+
+def build(mod: Any, target: Any, checked: bool = True) -> Any:
+    """Compile PrimFuncs for a CPU.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Scheduled functions with a ``global_symbol`` each.
+    target : tvm.target.Target
+        Of kind llvm.
+    checked : bool
+        Let kernels check the type, rank and dimensions of their arguments; several KB of code each.
+
+    Returns
+    -------
+    tvm.runtime.Module
+
+    Raises
+    ------
+    Exception
+        Of TVM's own, which have no base.
+    """
+    with tvm.transform.PassContext(config={"tirx.disable_assert": not checked}):
+        return tirx.build(mod, target=target, pipeline=NAME)
