@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -122,12 +123,15 @@ def runtime_imports(tree: ast.AST, package: str) -> Iterator[str]:
             yield from runtime_imports(node, package)
 
 
-def arrows() -> Iterator[tuple[str, str]]:
+@cache
+def arrows() -> tuple[tuple[str, str], ...]:
     """(module, what it imports of ours) of every module."""
-    for name, path in sources():
-        for imported in runtime_imports(ast.parse(path.read_text()), name):
-            if imported.startswith("apq_tvm."):
-                yield name, imported
+    return tuple(
+        (name, imported)
+        for name, path in sources()
+        for imported in runtime_imports(ast.parse(path.read_text()), name)
+        if imported.startswith("apq_tvm.")
+    )
 
 
 def test_imports_run_one_way() -> None:
@@ -171,16 +175,14 @@ def circle_of(arrows: dict[str, set[str]]) -> list[str]:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     # An import inside a function counts: it only hides that neither is to be had without the other.
-    modules = dict(sources())
-    arrows: dict[str, set[str]] = {name: set() for name in modules}
-    for name, path in modules.items():
-        for imported in runtime_imports(ast.parse(path.read_text()), name):
-            while imported and imported not in modules:  # a name of a module, or nothing of ours
-                imported = imported.rpartition(".")[0]
-            if imported:
-                arrows[name].add(imported)
-    assert sum(map(len, arrows.values())) > len(modules)
-    assert not (circle := circle_of(arrows)), " <- ".join(circle)
+    found: dict[str, set[str]] = {name: set() for name, _ in sources()}
+    for name, imported in arrows():
+        while imported and imported not in found:  # a name of a module
+            imported = imported.rpartition(".")[0]
+        if imported:
+            found[name].add(imported)
+    assert sum(map(len, found.values())) > len(found)
+    assert not (circle := circle_of(found)), " <- ".join(circle)
     assert circle_of({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}})[0] in "abc"
 
 
