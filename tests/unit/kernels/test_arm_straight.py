@@ -20,6 +20,7 @@ def program(steps: list[Step]) -> tuple[Straight, list[str]]:
             for i, value in enumerate(code.make_run(f"load{number} {{d0}} {{d1}}", 2)):
                 meaning[value] = f"load{number}.{i}"
                 alive.append(value)
+            alive = alive[-6:]  # of 20 registers, some hold what comes
             continue
         a, c = alive[first % len(alive)], alive[second % len(alive)]
         if kind == 1 or a is c:
