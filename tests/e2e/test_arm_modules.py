@@ -176,11 +176,12 @@ exec {COMPILERS["aarch64"]} -D__BIONIC__ "$@"
 @pytest.mark.parametrize(
     "target,cpus",
     (
-        pytest.param("graviton2", ("neoverse-n1",), marks=pytest.mark.all_cases),
+        ("graviton2", ("neoverse-n1",)),
         ("graviton3", ("max",)),
-        pytest.param("arm-auto", ("max", "neoverse-n1", "cortex-a72"), marks=pytest.mark.all_cases),
+        ("arm-auto", ("max", "neoverse-n1", "cortex-a72")),
     ),
 )
+@pytest.mark.all_cases
 def test_demo_model(target: str, cpus: tuple[str, ...], demo_onnx: Path, tmp_path: Path) -> None:
     """A real sentence encoder; its library is small, even with code for three kinds of machines."""
     import sentences

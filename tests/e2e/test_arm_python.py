@@ -68,6 +68,7 @@ def run_python(root: Path, code: str, folder: Path, cpu: str = "max") -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.all_cases
 def test_package_in_an_aarch64_python(
     arm_root: Path, words: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def _lacking() -> str:
 pytestmark = [needs_qemu, pytest.mark.skipif(bool(_lacking()), reason=_lacking())]
 
 
+@pytest.mark.all_cases
 def test_cycles_of_kernels_add_up(words: Callable[[str], Path], tmp_path: Path) -> None:
     module = words("graviton2")
     for length in (9, 18):

@@ -216,7 +216,10 @@ def test_errors_name_the_culprit(words: tuple[str, ...], message: str, folder: P
 
 @pytest.mark.parametrize(
     ("number", "step", "exit_code"),
-    [(signal.SIGTERM, "link_library", 143), (signal.SIGHUP, "write_package", 129)],
+    [
+        (signal.SIGTERM, "link_library", 143),
+        pytest.param(signal.SIGHUP, "write_package", 129, marks=pytest.mark.all_cases),
+    ],
 )
 def test_a_signal_leaves_nothing_behind(
     folder: Path, tmp_path: Path, number: signal.Signals, step: str, exit_code: int

@@ -23,7 +23,7 @@ from apq_tvm.bench.static_mca import find_analyser
 from apq_tvm.cli.main import app
 from apq_tvm.errors import BadInput
 from tests.docs_model import write_folder
-from tests.docs_text import DOCUMENTS, Block, blocks, commands, name_of, pending
+from tests.docs_text import DOCUMENTS, README, Block, blocks, commands, name_of, pending
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("torch")
@@ -134,7 +134,8 @@ def run_python(document: Path, block: Block) -> list[str]:
 
 
 documents = [d for d in DOCUMENTS if any(b.language == "sh" for b in blocks(d))]
-each_document = pytest.mark.parametrize("document", documents, ids=name_of)
+_others = [pytest.param(d, marks=pytest.mark.all_cases) for d in documents if d != README]
+each_document = pytest.mark.parametrize("document", [README, *_others], ids=name_of)
 
 
 @each_document

@@ -61,7 +61,7 @@ def test_names_that_do_not_import(tmp_path: Path, name: str) -> None:
         emit(mixed_model(), tmp_path / name, {})
 
 
-@pytest.mark.parametrize("limit", [100, 4_000])
+@pytest.mark.parametrize("limit", [100, pytest.param(4_000, marks=pytest.mark.all_cases)])
 def test_disk_full_leaves_the_old_output(
     mixed: CompiledModule, tmp_path: Path, limit: int
 ) -> None:

@@ -72,7 +72,12 @@ def distilled(
 
 @pytest.mark.parametrize(
     ("scheme", "method"),
-    [("W3A8g16", "gptq"), ("nl4", "rtn"), ("W4A8", "smoothquant+gptq"), ("mixed24", "gptq")],
+    [
+        ("W3A8g16", "gptq"),
+        pytest.param("nl4", "rtn", marks=pytest.mark.all_cases),
+        pytest.param("W4A8", "smoothquant+gptq", marks=pytest.mark.all_cases),
+        pytest.param("mixed24", "gptq", marks=pytest.mark.all_cases),
+    ],
 )
 def test_tuning_lowers_the_divergence_and_keeps_codes(
     files: Files, tmp_path: Path, scheme: str, method: str
