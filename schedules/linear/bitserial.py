@@ -45,6 +45,8 @@ def check_possible(
     assert spec.scheme is not None
     if spec.scheme.group_size == 16:
         raise NotApplicable("groups of 16 are half of the 32 bits that are counted at once")
+    if _layout(spec, instruction).whole:
+        raise NotApplicable("planes are cut from fields of bits; these codes lie whole in bytes")
 
 
 def _layout(spec: LinearSpec, instruction: Popcount) -> InterleavedLayout:
