@@ -34,11 +34,12 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Expr, x86
+from apq_tvm.tensorize.exprs import Expr, splat, x86
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.pairs.unit_dot import decoded, unit_dot_intrinsic
+from apq_tvm.tensorize.x86.vectors import for_rows, maddubs, vpdpbusd, widened
 
 MADDUBS_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 4, 6: 2, 7: 1, 8: 1}
 """bits -> vpmaddubsw results that are summed in int16 (table above, at most the 8 of a unit)."""
@@ -123,7 +124,6 @@ def add_products(
     sums = [o.acc[tuple(index)] for index in at]
     vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
     if instruction is MADDUBS:
-        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
         for start in range(0, len(vectors), together):
             words: list[Expr] = [None] * o.dot.m
             for vector in vectors[start : start + together]:
@@ -132,14 +132,12 @@ def add_products(
                     product = _products(unit, codes, four_k(o, i, 4 * vector, unit.rows))
                     words[i] = product if words[i] is None else words[i] + product
             for i in rows:
-                sums[i] = sums[i] + _avx2("pmadd.wd", "int32x8", words[i], ones)
+                sums[i] = sums[i] + widened(words[i])
     else:
-        intrinsic = f"avx512.vpdpbusd.{8 * unit.vector_bytes}"
         for vector in vectors:
             codes = values(vector)
             for i in rows:
-                x = four_k(o, i, 4 * vector, unit.rows)
-                sums[i] = x86(f"int32x{unit.rows}", intrinsic, sums[i], codes, x)
+                sums[i] = vpdpbusd(sums[i], codes, four_k(o, i, 4 * vector, unit.rows))
     for index, total in zip(at, sums, strict=True):
         b.buffer_store(o.acc, total, index)
 
@@ -148,36 +146,29 @@ def four_products(
     instruction: DotInstruction, start: Expr | None, codes: Sequence[Expr], x: Sequence[Expr]
 ) -> Expr:
     """int32 [R]: start, 0 for None, + Σ code x over four vectors; int16 must hold their sums."""
-    rows = instruction.rows
     if instruction is MADDUBS:
         words: Expr = None
         for code, four in zip(codes, x, strict=True):
-            part = _avx2("pmadd.ub.sw", "int16x16", code, four)
+            part = maddubs(code, four)
             words = part if words is None else words + part
-        ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
-        total = _avx2("pmadd.wd", "int32x8", words, ones)
+        total = widened(words)
         return total if start is None else start + total
-    total = tirx.Broadcast(tirx.const(0, "int32"), rows) if start is None else start
+    total = splat(0, "int32", instruction.rows) if start is None else start
     for code, four in zip(codes, x, strict=True):
-        total = x86(f"int32x{rows}", f"avx512.vpdpbusd.{32 * rows}", total, code, four)
+        total = vpdpbusd(total, code, four)
     return total
 
 
 def four_k(o: Bound, row: int, k: int, lanes: int) -> Expr:
     """int8 [4 lanes]: four activations from column `k` on, repeated for every row of weights."""
-    four = tirx.reinterpret("int32", o.x.vload(o.at(row, k), "int8x4"))
-    return tirx.reinterpret(f"int8x{4 * lanes}", tirx.Broadcast(four, lanes))
-
-
-def _avx2(name: str, dtype: str, *arguments: Expr) -> Expr:
-    return x86(dtype, f"avx2.{name}", *arguments)
+    return for_rows(o.x.vload(o.at(row, k), "int8x4"), lanes)
 
 
 def _products(unit: Unit, codes: Expr, x: Expr) -> Expr:
     """int16 [16]: sums of two products; of signed codes at 8 bits."""
     if unit.bits < 8:
-        return _avx2("pmadd.ub.sw", "int16x16", codes, x)
-    flip = tirx.Broadcast(tirx.const(0x80, "uint8"), 32)
-    centred = tirx.reinterpret("int8x32", tirx.bitwise_xor(codes, flip))
-    magnitude = tirx.reinterpret("uint8x32", _avx2("psign.b", "int8x32", centred, centred))
-    return _avx2("pmadd.ub.sw", "int16x16", magnitude, _avx2("psign.b", "int8x32", x, centred))
+        return maddubs(codes, x)
+    flipped = tirx.bitwise_xor(codes, splat(0x80, "uint8", 32))
+    centred = tirx.reinterpret("int8x32", flipped)
+    magnitude = tirx.reinterpret("uint8x32", x86("int8x32", "avx2.psign.b", centred, centred))
+    return maddubs(magnitude, x86("int8x32", "avx2.psign.b", x, centred))
