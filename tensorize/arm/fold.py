@@ -28,8 +28,6 @@ from apq_tvm.tensorize.meaning.whole_codes import whole_place
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot, FoldedOperands, folded_pair
 from apq_tvm.tensorize.registry import register
 
-"""uint8 [16]: bytes of a unit's codes by the unit's number in the chunk and their own."""
-
 
 def folded_intrinsic(fold: Fold, m: int, units: int) -> str:
     """Register (once) and name the product of one chunk.

@@ -35,15 +35,12 @@ class FoldedDot:
         Of a chunk.
     blocks : int
         Row blocks side by side, which share the loads of one row of x.
-    chunks : int
-        Of a row, where it has them all; 0 for one.
     """
 
     fold: Fold
     m: int
     units: int
     blocks: int = 1
-    chunks: int = 0
 
     @property
     def in_pairs(self) -> bool:
@@ -100,19 +97,17 @@ class FoldedDot:
     def meaning(self) -> Meaning:
         """Operands ``codes`` u8, ``x`` i8, ``starts`` f32, ``factors`` f32, ``scales`` f16, perhaps
         ``zeros`` u8, and the sums f32."""
-        unit, lead, chunks = self.fold.unit, self.lead, max(1, self.chunks)
+        unit, lead = self.fold.unit, self.lead
         many = bool(lead)  # rows of x, and strides of the axes between them and the floats
 
-        def of_weights(name: str, along: int, size: int, dtype: str, align: int) -> Operand:
-            """Row blocks side by side are some distance apart, if not whole."""
-            count = chunks * along
-            axis = (count,) if count > 1 or self.chunks or self.beside else ()
-            apart = bool(self.beside and axis) and not self.chunks
-            return Operand(name, (*self.beside, *axis, size), dtype, align, apart)
+        def of_weights(name: str, count: int, size: int, dtype: str, align: int) -> Operand:
+            """Row blocks side by side are some distance apart."""
+            axis = (count,) if count > 1 or self.beside else ()
+            return Operand(name, (*self.beside, *axis, size), dtype, align, bool(self.beside))
 
-        chunk = (chunks,) if lead or self.chunks else ()
+        chunk = (1,) if lead else ()
         copies = (self.copies,) if lead or self.copies > 1 else ()
-        nbytes = self.x_bytes(UNIT_K * self.units * chunks)
+        nbytes = self.x_bytes(UNIT_K * self.units)
         zeros = of_weights("zeros", 1, unit.rows, "uint8", unit.rows)
         operands = (
             of_weights("codes", self.units, unit.nbytes, "uint8", unit.vector_bytes),
@@ -123,7 +118,7 @@ class FoldedDot:
             *((zeros,) if self.fold.zeros else ()),
             Operand("acc", self.spatial, "float32", 16),
         )
-        reduced = (chunks, self.units, VECTORS, 4)
+        reduced = (1, self.units, VECTORS, 4)
         return Meaning("dot", operands, self.spatial, reduced, self._term)
 
     def _term(self, axes: Sequence[Expr], *loads: Load) -> Expr:

@@ -69,7 +69,6 @@ class _Unit(Codes):
             *stored, pooled = self.vectors()
             self._multiply_vnni([*(masked(vector, 0x7F) for vector in stored), pooled])
 
-
     def _look_up(self, vectors: list[Expr]) -> None:
         acc = self.o.acc
         at = [[self.o.digit_at(i, part) for part in range(PARTS)] for i in range(self.m)]

@@ -18,12 +18,13 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Expr, llvm, moved_bytes, prefetch, shuffled
+from apq_tvm.tensorize.exprs import Expr, llvm, prefetch, shuffled
 from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
 from apq_tvm.tensorize.meaning.unit_dot import LookupDot
 from apq_tvm.tensorize.pairs.unit_dot import decoded
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import DotInstruction, add_products
+from apq_tvm.tensorize.x86.vectors import masked, shifted
 
 MOST_ENTRIES = 64
 """Values that stay in registers."""
@@ -163,7 +164,7 @@ def _value(o: Bound, tables: list[Expr], permute: bool, vector: int, book: Expr 
         _, high_shift = unit.fields[1]
         at = tirx.const(size * high_shift, "int64")
         plane = o.codes.vload([at], f"uint8x{size}")  # bit t of every byte is vector t's
-        return _blend(tables[0], tables[1], index, moved_bytes(plane, 7 - vector, size), size)
+        return _blend(tables[0], tables[1], index, shifted(plane, 7 - vector), size)
     index = decoded(unit, o.codes, vector)
     if book is not None:
         index = tirx.bitwise_or(index, _scaled(book, unit.bits, size))
@@ -171,11 +172,11 @@ def _value(o: Bound, tables: list[Expr], permute: bool, vector: int, book: Expr 
         return llvm(f"uint8x{size}", "llvm.x86.avx512.permvar.qi.512", tables[0], index)
     if len(tables) == 1:
         return _pshufb(tables[0], index, size)
-    upper = moved_bytes(index, 3, size)  # bit 4 at the top
+    upper = shifted(index, 3)  # bit 4 at the top
     if len(tables) == 2:
         return _blend(tables[0], tables[1], index, upper, size)
     halves = [_blend(tables[i], tables[i + 1], index, upper, size) for i in (0, 2)]
-    return _choose(halves[0], halves[1], moved_bytes(index, 2, size), size)
+    return _choose(halves[0], halves[1], shifted(index, 2), size)
 
 
 def _two_bits_up(o: Bound, vector: int) -> Expr:
@@ -184,8 +185,7 @@ def _two_bits_up(o: Bound, vector: int) -> Expr:
     (width, shift), *_ = o.dot.unit.fields
     assert (width, shift) == (2, 0)
     part = o.codes.vload([tirx.const(size * (vector % 2), "int64")], f"uint8x{size}")
-    mask = tirx.Broadcast(tirx.const(0x0C, "uint8"), size)
-    return tirx.bitwise_and(moved_bytes(part, 2 - vector // 2 * 2, size), mask)
+    return masked(shifted(part, 2 - vector // 2 * 2), 0x0C)
 
 
 def _scaled(book: Expr, bits: int, size: int) -> Expr:

@@ -14,7 +14,7 @@ from functools import partial
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Expr, i64, moved_bytes, x86
+from apq_tvm.tensorize.exprs import Expr, i64, splat, x86
 from apq_tvm.tensorize.meaning.mixed import (
     SUB_MASKS,
     SUB_SHIFTS,
@@ -27,6 +27,7 @@ from apq_tvm.tensorize.meaning.scaffold import Bound
 from apq_tvm.tensorize.pairs.mixed_dot import MixedInstruction
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS as DOTS
 from apq_tvm.tensorize.x86.dot import DotInstruction, four_k, four_products
+from apq_tvm.tensorize.x86.vectors import lanes_of, masked, shifted
 
 
 def _narrow(instruction: DotInstruction, o: Bound) -> None:
@@ -38,7 +39,7 @@ def _narrow(instruction: DotInstruction, o: Bound) -> None:
     sums = [o.acc[tuple(index)] for index in at]
     for tile in range(TRIPLE):
         load = o.codes.vload([i64(tile * 4 * rows)], f"uint8x{4 * rows}")
-        codes = [_bits(load, 2 * v, 3) for v in range(4)]
+        codes = [masked(shifted(load, -2 * v), 3) for v in range(4)]
         zero = _lanes(words, ZERO_SHIFTS[tile], 3)
         plus = tirx.Broadcast(o.plus[i64(tile)], rows)
         level = _lanes(words, SUB_SHIFTS[tile], SUB_MASKS[tile]) + plus
@@ -55,7 +56,7 @@ def _narrow(instruction: DotInstruction, o: Bound) -> None:
 def _wide(instruction: DotInstruction, o: Bound) -> None:
     rows = o.dot.lanes
     loads = [o.codes.vload([i64(4 * rows * i)], f"uint8x{4 * rows}") for i in range(2)]
-    codes = [_bits(loads[v % 2], v // 2 * 4, 15) for v in range(4)]
+    codes = [masked(shifted(loads[v % 2], v // 2 * -4), 15) for v in range(4)]
     lanes = tirx.Ramp(i64(0), i64(1), rows)
     at = [o.at(i, lanes) for i in range(o.dot.m)]
     x = [[four_k(o, i, 4 * v, rows) for v in range(4)] for i in range(o.dot.m)]
@@ -69,7 +70,7 @@ def _wide(instruction: DotInstruction, o: Bound) -> None:
 
 def _pairs(a: Expr, b: Expr) -> Expr:
     """Products of int32 lanes that fit 16 bits, one of them not negative."""
-    rows = 16 if str(a.ty).endswith("16") else 8
+    rows = lanes_of(a)
     name = "avx512.pmaddw.d.512" if rows == 16 else "avx2.pmadd.wd"
     halves = [tirx.reinterpret(f"int16x{2 * rows}", value) for value in (a, b)]
     return x86(f"int32x{rows}", name, *halves)
@@ -77,17 +78,10 @@ def _pairs(a: Expr, b: Expr) -> Expr:
 
 def _lanes(words: Expr, shift: int, mask: int) -> Expr:
     """Bits of int32 lanes."""
-    rows = 16 if str(words.ty).endswith("16") else 8
+    rows = lanes_of(words)
     if shift:
-        words = tirx.shift_right(words, tirx.Broadcast(tirx.const(shift, "int32"), rows))
-    return tirx.bitwise_and(words, tirx.Broadcast(tirx.const(mask, "int32"), rows))
-
-
-def _bits(load: Expr, shift: int, mask: int) -> Expr:
-    """Bits of bytes."""
-    size = 64 if str(load.ty).endswith("64") else 32
-    load = moved_bytes(load, -shift, size)
-    return tirx.bitwise_and(load, tirx.Broadcast(tirx.const(mask, "uint8"), size))
+        words = tirx.shift_right(words, splat(shift, "int32", rows))
+    return tirx.bitwise_and(words, splat(mask, "int32", rows))
 
 
 INSTRUCTIONS = tuple(

@@ -17,11 +17,12 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Expr, i64, moved_bytes, prefetch
+from apq_tvm.tensorize.exprs import Expr, i64, prefetch, splat
 from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
 from apq_tvm.tensorize.meaning.super_records import GROUP, RecordDot, Records, high_bit
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction, four_k, four_products
+from apq_tvm.tensorize.x86.vectors import lanes_of, masked, shifted
 
 _CODE_BITS = 2
 """Bits of a code that stand together."""
@@ -95,7 +96,7 @@ def records_scale_intrinsic(records: Records, m: int, ahead: int = 0) -> str:
                 o.scales.vload([i64(at)], f"uint8x{rows}").astype(f"uint16x{rows}")
                 for at in (first, first + rows)
             )
-            up = tirx.shift_left(high, tirx.Broadcast(tirx.const(8, "uint16"), rows))
+            up = tirx.shift_left(high, splat(8, "uint16", rows))
             half = tirx.reinterpret(f"float16x{rows}", tirx.bitwise_or(low, up))
             return half.astype(f"float32x{rows}")
 
@@ -124,12 +125,12 @@ def _sums(o: Bound, which: int, row: int) -> Expr:
 
 def _store(buffer: Any, value: Expr, at: list[Expr]) -> None:
     *lead, last = at
-    lanes = int(str(value.ty).rpartition("x")[2])
+    lanes = lanes_of(value)
     b.buffer_store(buffer, value, [*lead, tirx.Ramp(last, i64(1), lanes)])
 
 
 def _fma(value: Expr, factor: Expr, total: Expr) -> Expr:
-    lanes = int(str(value.ty).rpartition("x")[2])
+    lanes = lanes_of(value)
     dtype = f"float32x{lanes}"
     return tirx.call_llvm_pure_intrin(
         dtype, f"llvm.fma.v{lanes}f32", value, tirx.Broadcast(factor, lanes), total
@@ -142,18 +143,15 @@ def _small(o: Bound, group: int, which: int) -> Expr:
     at = group // 2 * rows + 2 * rows * which
     pair = o.chunk.vload([i64(at)], f"uint8x{rows}").astype(f"int32x{rows}")
     if group % 2:
-        return tirx.shift_right(pair, tirx.Broadcast(tirx.const(4, "int32"), rows))
-    return tirx.bitwise_and(pair, tirx.Broadcast(tirx.const(15, "int32"), rows))
+        return tirx.shift_right(pair, splat(4, "int32", rows))
+    return tirx.bitwise_and(pair, splat(15, "int32", rows))
 
 
 def _part(o: Bound, vector: int, width: int, at: int, place: int) -> Expr:
     """Bits `at` to ``at + width`` of every byte of a vector, brought to `place`."""
     rec = o.dot.records
-    size = rec.vector
-    found = o.chunk.vload([i64(rec.codes + vector * size)], f"uint8x{size}")
-    found = moved_bytes(found, place - at, size)
-    mask = tirx.const(((1 << width) - 1) << place, "uint8")
-    return tirx.bitwise_and(found, tirx.Broadcast(mask, size))
+    found = o.chunk.vload([i64(rec.codes + vector * rec.vector)], f"uint8x{rec.vector}")
+    return masked(shifted(found, place - at), ((1 << width) - 1) << place)
 
 
 def _codes(o: Bound, group: int, i: int, place: int) -> Expr:
