@@ -92,4 +92,3 @@ def check_arguments(func: Any, arrays: Sequence[Any]) -> None:
         wanted = [simplify(structural_map(d, (tirx.Var, known))) for d in buffer.shape]
         shape = f"{buffer.name} is {array.dtype}{list(array.shape)}, not {wanted}"
         assert [int(size) for size in array.shape] == [int(dim) for dim in wanted], shape
-

@@ -1,14 +1,17 @@
-"""C files of the runtime, compiled once in a session: every module that a test emits has the same.
+"""What modules have in common, compiled once in a session: the runtime's C, and equal kernels.
 
-What is the same is the whole command, the source and every header beside it.
+Of C the same is the whole command, the source and every header beside it; of kernels the functions,
+their names and the target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tvm_ffi import structural_hash
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,3 +38,22 @@ def compiled_once() -> Iterator[None]:
     library.run = run
     yield
     library.run = plain
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_once() -> Iterator[None]:
+    """Give `build_kernels` the object of the same functions for the same target."""
+    from apq_tvm.codegen.build import kernels
+
+    plain, objects = kernels._build_object, dict[object, bytes]()
+
+    def build(mod: Any, names: Sequence[str], target: Any, prefix: str, checked: bool) -> bytes:
+        functions = ((name, structural_hash(mod[name])) for name in names)
+        key = (str(target), prefix, checked, *functions)
+        if key not in objects:
+            objects[key] = plain(mod, names, target, prefix, checked)
+        return objects[key]
+
+    kernels._build_object = build
+    yield
+    kernels._build_object = plain

@@ -3,12 +3,14 @@
 A test of hundreds of cases is a product of a few lists. `make test` takes few cases that together
 have every value of every parameter, of a record every field; `make test-all` (``--all-cases``)
 takes them all. Tests of one short list, whose rows somebody chose, run whole, but for rows marked
-``all_cases`` and for all but two of the seeds of random decisions.
+``all_cases`` and for all but two of the seeds of random decisions. A test marked ``few(n)`` is one
+whose kernels `tests/conformance` runs too: of its cover the `n` cases that add most.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 
 import pytest
@@ -40,8 +42,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out += [
         item
         for cases in tests.values()
-        if len(cases) > (FEW if len([*cases[0].iter_markers("parametrize")]) == 1 else 1)
-        for item, wanted in zip(cases, cover([*map(_values, cases)]), strict=True)
+        if len(cases) > _runs_whole(cases[0])
+        for item, wanted in zip(cases, cover([*map(_values, cases)], _most(cases[0])), strict=True)
         if not wanted
     ]
     if left_out:
@@ -56,14 +58,26 @@ def _for_all_cases(item: pytest.Item) -> bool:
     return item.get_closest_marker("all_cases") is not None or values.get("seed", 0) >= SEEDS
 
 
-def cover(cases: Sequence[frozenset[Value]]) -> list[bool]:
-    """Which few of the cases have every value that any of them has.
+def _runs_whole(item: pytest.Item) -> int:
+    """So many cases of its test are all run."""
+    single = len([*item.iter_markers("parametrize")]) == 1
+    return min(FEW if single else 1, _most(item))
+
+
+def _most(item: pytest.Item) -> int:
+    """So many cases of its test are run at most."""
+    marker = item.get_closest_marker("few")
+    return marker.args[0] if marker else sys.maxsize
+
+
+def cover(cases: Sequence[frozenset[Value]], most: int = sys.maxsize) -> list[bool]:
+    """Which few of the cases have every value that any of them has; `most` of them.
 
     Taken one by one, of those that add most the first: no smallest cover, but near it.
     """
     taken = [False] * len(cases)
     missing = frozenset().union(*cases)
-    while missing:
+    while missing and sum(taken) < most:
         best = max(range(len(cases)), key=lambda i: len(missing & cases[i]))
         taken[best] = True
         missing -= cases[best]

@@ -26,13 +26,19 @@ A8_ERROR, FLOAT_ERROR = 0.03, 1e-5  # as in test_families.py
 pytestmark = needs_qemu
 
 
-@pytest.mark.parametrize("target,cpu", (("graviton3", "max"), ("cortex-a53", "cortex-a53")))
+TARGETS = (
+    ("graviton3", "max"),
+    pytest.param("cortex-a53", "cortex-a53", marks=pytest.mark.all_cases),
+)
+
+
+@pytest.mark.parametrize("target,cpu", TARGETS)
 def test_layers_compute_their_decoded_weights(
     target: str, cpu: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     schemes = (*INTEGERS, *(name for pair in PAIRS for name in pair))
     if not request.config.getoption("--all-cases"):  # those of other thirds have tests of kernels
-        schemes = schemes[int(target == "graviton3") :: 3]
+        schemes = schemes[1::3]
     rng = np.random.default_rng(1)
     weights = {f"w{i}": rng.standard_normal((K, N)).astype(np.float32) for i in range(len(schemes))}
     nodes = [("MatMul", f"x w{i}", f"y{i}") for i in range(len(schemes))]

@@ -74,8 +74,8 @@ def auto(words: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
     (
         ("max", "armv8.6-i8mm"),
         ("neoverse-n1", "armv8.2-dotprod"),
-        ("cortex-a76", "armv8.2-dotprod"),
-        ("cortex-a72", "armv8-a"),
+        pytest.param("cortex-a76", "armv8.2-dotprod", marks=pytest.mark.all_cases),
+        pytest.param("cortex-a72", "armv8-a", marks=pytest.mark.all_cases),
         ("cortex-a53", "armv8-a"),
     ),
 )

@@ -26,13 +26,10 @@ A8_ERROR, FLOAT_ERROR = 0.03, 1e-5
 
 
 def schemes(target: str, every: bool) -> tuple[str, ...]:
-    """Every format, or of every family those that are this target's share.
-
-    Machines with vectors share out all; each builds two widths of any-precision.
-    """
+    """Every format, or of every family the first; here two."""
     if every:
         return tuple(name for names in FORMATS.values() for name in names)
-    share = {"host": slice(0, None, 2), "x86-64-v3": slice(1, None, 2), "x86-64": slice(2)}[target]
+    share = slice(2 if target == "host" else 1)
     # Every width has kernels of its own to build, all of which tests/tir runs.
     narrow = r"anyprec(\d)-\d", lambda found: f"anyprec{found[1]}-{int(found[1]) + 1}"
     names = [name for names in FORMATS.values() for name in names[share]]
@@ -49,7 +46,10 @@ class Compiled:
     biases: list[Array]
 
 
-@pytest.fixture(scope="module", params=("host", "x86-64-v3", "x86-64"))
+TARGETS = ("host", pytest.param("x86-64-v3", marks=pytest.mark.all_cases), "x86-64")
+
+
+@pytest.fixture(scope="module", params=TARGETS)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     names = schemes(request.param, request.config.getoption("--all-cases"))
     folder = tmp_path_factory.mktemp(f"families_{request.param.replace('-', '_')}")

@@ -62,9 +62,7 @@ def test_names_that_do_not_import(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [100, pytest.param(4_000, marks=pytest.mark.all_cases)])
-def test_disk_full_leaves_the_old_output(
-    mixed: CompiledModule, tmp_path: Path, limit: int
-) -> None:
+def test_disk_full_leaves_the_old_output(mixed: CompiledModule, tmp_path: Path, limit: int) -> None:
     """The weights, the first file and the largest, do not fit."""
     output = shutil.copytree(mixed.path, tmp_path / "kept")
     before = contents(output)

@@ -76,6 +76,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(4)
 @needs_qemu
 @pytest.mark.parametrize(("kind", "bits", "instruction", "group", "shape"), CASES)
 def test_matches_float64(

@@ -32,6 +32,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(5)
 @needs_qemu
 @pytest.mark.parametrize(("name", "target", "m_tile", "k"), CASES)
 def test_kernel_computes_the_decoded_weights(

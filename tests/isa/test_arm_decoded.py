@@ -145,6 +145,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(4)
 @needs_qemu
 @pytest.mark.parametrize(("scheme", "instruction", "width"), CASES)
 def test_matches_float64_at_edges(

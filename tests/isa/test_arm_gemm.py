@@ -98,6 +98,7 @@ SCHEMES = (
 )
 
 
+@pytest.mark.few(5)
 @needs_qemu
 @pytest.mark.parametrize(("name", "scheme"), SCHEMES)
 def test_matches_float64_at_edges(name: str, scheme: str, tmp_path: Path) -> None:

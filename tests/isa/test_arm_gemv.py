@@ -108,6 +108,7 @@ MAKE_TEST = (0, 1, 2, 3, 5, 6, 8, 9, 13, 17, 19)
 """Cases of every code width's way to be read, and of assembly written and not."""
 
 
+@pytest.mark.few(4)
 @needs_qemu
 @pytest.mark.parametrize(
     "case",

@@ -41,6 +41,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(4)
 @needs_qemu
 @pytest.mark.parametrize(("name", "target", "m_tile", "instruction"), CASES)
 def test_kernel_computes_the_decoded_weights(

@@ -33,6 +33,7 @@ def kernel_of(instruction: str, m_tile: int) -> LinearKernel:
     return found
 
 
+@pytest.mark.few(3)
 @needs_qemu
 @pytest.mark.parametrize(("instruction", "m_tile", "text", "n", "k", "target", "rows"), CASES)
 def test_kernels(

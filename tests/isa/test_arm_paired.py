@@ -110,6 +110,7 @@ CASES: tuple[tuple[str, str, int, int, tuple[int, ...], dict[str, object]], ...]
 )
 
 
+@pytest.mark.few(5)
 @needs_qemu
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_formats_and_tails(case: int, tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def check(
         np.testing.assert_allclose(y, want, rtol=0, atol=RELATIVE_ERROR * largest)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kernel", ANYPREC_KERNELS, ids=lambda k: k.name)
 def test_every_width_and_ragged_shapes(kernel: LinearKernel) -> None:
     """Kernels share out the shapes; M goes through 1..5 from the kernel's least."""

@@ -99,6 +99,7 @@ def check(
         np.testing.assert_allclose(y.numpy(), want, rtol=0, atol=RELATIVE_ERROR * largest)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kernel", ANYPREC_KERNELS, ids=lambda k: k.name)
 def test_every_width(kernel: LinearKernel) -> None:
     """Kernels share out the shapes, groups and bits of activations."""

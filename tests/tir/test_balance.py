@@ -55,6 +55,7 @@ def layer_of(kernel: LinearKernel, spec: LinearSpec, decisions: Any = None) -> L
     return Layer(kernel, spec, profile_of(kernel), decisions)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kernel", BALANCE_KERNELS, ids=lambda k: k.name)
 def test_groups_and_tails(kernel: LinearKernel) -> None:
     """N through the edges of lanes and blocks, K of units and groups, M of tiles."""

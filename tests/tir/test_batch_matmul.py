@@ -49,6 +49,7 @@ def test_attention(profile: Any, case: Any) -> None:
         check(run, left, right, tuple(perms))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("swap", list(product((False, True), repeat=3)))
 def test_every_side_transposed_or_not(profile: Any, swap: tuple[bool, bool, bool]) -> None:

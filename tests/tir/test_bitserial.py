@@ -77,10 +77,7 @@ class Layer:
         x[:, :k] = rng.standard_normal((m, k))
         width = layout.padded_k(k) if scheme.act_group == -1 else layout.group_width(k)
         codes, scales = codes_reference(x, scheme.act_bits, k, width)
-        outs = [
-            np.full((m, *map(int, out.shape[1:])), 99, str(out.dtype))
-            for out in self.outputs
-        ]
+        outs = [np.full((m, *map(int, out.shape[1:])), 99, str(out.dtype)) for out in self.outputs]
         self.prepare(x[:, :k], *outs)
         got = unpacked(outs[0])
         if scheme.act_bits == 1:
@@ -95,6 +92,7 @@ class Layer:
         np.testing.assert_allclose(y, want, rtol=0, atol=atol)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q_and_p(q: int, instruction: Any) -> None:

@@ -81,6 +81,7 @@ def check(
         assert relative_error(arrays[-1], want) < FLOAT32_SUM, f"M={m}"
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("kernel", "scheme"), [param(k, s) for k in GEMM_KERNELS for s in variants(k)]
 )
@@ -120,6 +121,7 @@ def test_edges_of_k(kernel: LinearKernel, k: int) -> None:
     check(kernel, LinearSpec(33, k, base_scheme(kernel)), (kernel.m_tile + 1,))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kernel", [param(k) for k in TYPICAL])
 def test_edges_of_m(kernel: LinearKernel) -> None:
     rows = range(kernel.m_tile, kernel.m_tile + 9)

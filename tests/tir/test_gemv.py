@@ -34,6 +34,7 @@ def by_name(kernel: LinearKernel) -> str:
     return kernel.name
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kernel", GEMV_KERNELS, ids=by_name)
 def test_formats_and_tails(kernel: LinearKernel) -> None:
     """The M tiles of one instruction share out the formats; N, K and M go through their edges."""

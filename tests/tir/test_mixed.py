@@ -54,6 +54,7 @@ def by_name(kernel: LinearKernel) -> str:
     return kernel.name
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kernel", MIXED_KERNELS, ids=by_name)
 def test_shapes_and_formats(kernel: LinearKernel) -> None:
     """The M tiles of one instruction share out the formats; N, K and M go through their edges."""

@@ -132,6 +132,7 @@ def check(
         assert np.abs(y.numpy() - wanted).max() <= RELATIVE_ERROR * np.abs(wanted).max()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "kind", "instruction"), CASES)
 def test_kernel_computes_the_decoded_weights(name: str, kind: str, instruction: str) -> None:
     tensor = quantized(name)
