@@ -48,6 +48,7 @@ def test_avx512_looks_up_in_registers(bits: int, merges: int, target: str) -> No
     assert count(loop, "prefetcht0") >= bits
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("target", ("haswell", "znver3"))
 @pytest.mark.parametrize("bits", (2, 3, 4, 5, 8))
 def test_avx2_looks_up_in_registers(bits: int, target: str) -> None:

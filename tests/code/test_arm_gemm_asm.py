@@ -24,6 +24,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("target", "name", "scheme", "dots"), CASES)
 def test_sums_stay_in_registers(target: str, name: str, scheme: str, dots: int) -> None:
     kernels = (*MANY_ROWS, *SOME_ROWS, *PAIRED_GEMM_KERNELS)

@@ -11,6 +11,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.devices import find_profile
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "target", "wanted"),
     [

@@ -27,9 +27,9 @@ TO_FLOAT, TO_HOST = 0.97, 0.9999
 # `auto` has the kernels of the others, and the demo model is compiled for graviton3.
 TARGETS = (
     ("graviton2", "neoverse-n1"),
-    pytest.param("graviton3", "max", marks=pytest.mark.all_cases),
-    pytest.param("cortex-a53", "cortex-a53", marks=pytest.mark.all_cases),
-    pytest.param("cortex-a76", "cortex-a76", marks=pytest.mark.all_cases),
+    ("graviton3", "max"),
+    ("cortex-a53", "cortex-a53"),
+    ("cortex-a76", "cortex-a76"),
 )
 
 pytestmark = needs_qemu
@@ -53,6 +53,7 @@ def check(y: Array, references: tuple[Array, Array]) -> None:
     assert cosine(y, wanted) > TO_FLOAT and cosine(y, mine) > TO_HOST
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize("target,cpu", TARGETS)
 def test_results_under_qemu(
     target: str, cpu: str, words: Callable[[str], Path], ids: Array,

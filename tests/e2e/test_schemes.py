@@ -27,12 +27,21 @@ ROWS = (1, 2, 3, 4, 5, 9, 40)
 A8_ERROR, FLOAT_ERROR = 0.02, 1e-5
 
 
+FEW = ("W3zA8g64", "W4A8g32", "W4A8tg64", "W8A8", "W4A4g32", "W2A2g64", "W3A16g64", "float")
+"""What `make test` compiles: of widths, groups, activations and zero points each kind."""
+
+
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def schemes(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return SCHEMES if request.config.getoption("--all-cases") else FEW
+
+
+@pytest.fixture(scope="module")
+def compiled(schemes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("schemes")
     rng = np.random.default_rng(1)
     weights, nodes, outputs = {}, [], []
-    for i in range(len(SCHEMES)):
+    for i in range(len(schemes)):
         weights[f"w{i}"] = rng.standard_normal((K, N)).astype(np.float32)
         weights[f"b{i}"] = rng.standard_normal(N).astype(np.float32)
         nodes += [("MatMul", f"x w{i}", f"m{i}"), ("Add", f"m{i} b{i}", f"y{i}")]
@@ -40,18 +49,20 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "weights.npz", **weights)
     inputs = {"x": ("float32", ["rows", K])}
     path = save(build(nodes, inputs, " ".join(outputs), weights), folder)
-    types = {f"^n_m{i}$": scheme for i, scheme in enumerate(SCHEMES)}
+    types = {f"^n_m{i}$": scheme for i, scheme in enumerate(schemes)}
     apq_tvm.compile(path, folder / "mixed", tensor_types=types)
     return folder
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_every_layer_computes_its_decoded_weights(compiled: Path, rows: int) -> None:
+def test_every_layer_computes_its_decoded_weights(
+    compiled: Path, schemes: tuple[str, ...], rows: int
+) -> None:
     module = load_module(compiled / "mixed")
     weights = np.load(compiled / "weights.npz")
     x = np.random.default_rng(rows).standard_normal((rows, K)).astype(np.float32)
     outputs = module.run(x=x)
-    for i, name in enumerate(SCHEMES):
+    for i, name in enumerate(schemes):
         scheme = parse_scheme(name)
         w = np.ascontiguousarray(weights[f"w{i}"].T)
         decoded = w if scheme is None else dequantize(quantize_tensor(w, scheme))
@@ -64,9 +75,11 @@ def test_every_layer_computes_its_decoded_weights(compiled: Path, rows: int) -> 
         assert relative < limit, f"{name} at {rows} rows"
 
 
-def test_manifest_says_which_scheme_each_layer_got(compiled: Path) -> None:
+def test_manifest_says_which_scheme_each_layer_got(
+    compiled: Path, schemes: tuple[str, ...]
+) -> None:
     module = load_module(compiled / "mixed")
     layers = {layer["name"]: layer for layer in module.manifest["layers"]}
-    assert [layers[f"n_m{i}"]["scheme"] for i in range(len(SCHEMES))] == list(SCHEMES)
+    assert [layers[f"n_m{i}"]["scheme"] for i in range(len(schemes))] == list(schemes)
     assert all(layer["kernels"][0]["m_min"] == 1 for layer in layers.values())
     assert all(layer["kernels"][-1]["m_max"] == -1 for layer in layers.values())

@@ -70,6 +70,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(3)
 @needs_qemu
 @pytest.mark.parametrize(("kind", "bits", "instruction"), CASES)
 def test_every_width(kind: str, bits: int, instruction: str, tmp_path: Path) -> None:

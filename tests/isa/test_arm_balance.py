@@ -31,6 +31,7 @@ def kernel_of(instruction: str, m_tile: int) -> LinearKernel:
     return found
 
 
+@pytest.mark.few(2)
 @needs_qemu
 @pytest.mark.parametrize(("instruction", "m_tile", "n", "k", "group", "target", "rows"), CASES)
 def test_kernels(

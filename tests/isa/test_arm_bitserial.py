@@ -35,6 +35,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(3)
 @needs_qemu
 @pytest.mark.parametrize(("isa", "bits", "m_tile", "n", "k", "group", "zeros", "target"), CASES)
 def test_kernels(

@@ -172,6 +172,7 @@ def test_several_k_blocks_and_tasks(scheme: str, tmp_path: Path) -> None:
     Layer(kernel_of(scheme, "smmla"), quantized(scheme, 14, 4160), "graviton3", tmp_path).check(131)
 
 
+@pytest.mark.few(3)
 @needs_qemu
 @pytest.mark.parametrize("scheme", ("nl4", "W2*A8g128", "W2sA8", "mixed24", "cb2"))
 def test_least_shapes(scheme: str, tmp_path: Path) -> None:

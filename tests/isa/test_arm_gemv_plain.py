@@ -34,6 +34,7 @@ def find(name: str) -> Any:
     return next(k for k in GEMV_KERNELS if k.name == name)
 
 
+@pytest.mark.few(3)
 @needs_qemu
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_formats(case: int, tmp_path: Path) -> None:

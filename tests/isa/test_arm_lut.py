@@ -35,6 +35,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(2)
 @needs_qemu
 @pytest.mark.parametrize(("bits", "m_tile", "n", "k", "group", "target", "rows"), CASES)
 def test_kernels(

@@ -30,6 +30,7 @@ def normal(*shape: int) -> Any:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.few(2)
 @needs_qemu
 @pytest.mark.parametrize(("problem", "rank"), ((QK, 4), (PV, 4), (COLUMNS, 2)))
 def test_batch_matmul(problem: Any, rank: int, tmp_path: Path) -> None:

@@ -49,6 +49,27 @@ class Graph:
         return out
 
 
+def joined(graphs: Mapping[str, Graph]) -> Graph:
+    """One graph of several of the same opset, each name behind its graph's."""
+    nodes, inputs, outputs, weights = [], {}, {}, {}
+    for name, graph in graphs.items():
+        for node in map(_copy, graph.nodes):
+            node.input[:] = [value and f"{name}/{value}" for value in node.input]
+            node.output[:] = [value and f"{name}/{value}" for value in node.output]
+            nodes.append(node)
+        inputs |= {f"{name}/{key}": value for key, value in graph.inputs.items()}
+        outputs |= {f"{name}/{key}": value for key, value in graph.outputs.items()}
+        weights |= {f"{name}/{key}": value for key, value in graph.weights.items()}
+    (opset,) = {graph.opset for graph in graphs.values()}
+    return Graph(nodes, inputs, outputs, weights, opset)
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
 def _f(*shape: int) -> Any:
     return _RNG.standard_normal(shape).astype(np.float32)
 

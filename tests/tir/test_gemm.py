@@ -109,12 +109,14 @@ TYPICAL = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kernel", [param(k) for k in TYPICAL])
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 15, 16, 17, 47, 48, 49])
 def test_edges_of_n(kernel: LinearKernel, n: int) -> None:
     check(kernel, LinearSpec(n, 64, base_scheme(kernel)), (kernel.m_tile,))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kernel", [param(k) for k in TYPICAL])
 @pytest.mark.parametrize("k", [1, 31, 32, 33, 129, 511, 512, 513, 1300])
 def test_edges_of_k(kernel: LinearKernel, k: int) -> None:
@@ -136,6 +138,7 @@ EPILOGUES = (
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kernel", [param(find(name)) for name in EPILOGUES])
 @pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if a])
 def test_epilogues(kernel: LinearKernel, activation: str) -> None:

@@ -32,6 +32,7 @@ def acts(instruction: str) -> int:
     return 8 if instruction in ("vpermb", "pshufb") else 32
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("bits,m_tile", ((1, 1), (2, 2), (3, 4), (5, 1), (8, 1)))
 @pytest.mark.parametrize("instruction", NAMES)
 def test_kernels(instruction: str, bits: int, m_tile: int) -> None:
