@@ -150,10 +150,10 @@ KEYS = {"shape", "m", "threads", "scheme", "cold", "us", "rival", "rival_us", "r
 def test_bench_linear_reports_every_case(tmp_path: Path) -> None:
     rows = report(
         "bench", "linear", "--shape", "128x64", "--m", "1,4", "--scheme", "W4A8g32,W8A8",
-        "--threads", "1,2", "--against", "onnxruntime", "--seconds", "0", "--warm", cwd=tmp_path,
+        "--threads", "2", "--against", "onnxruntime", "--seconds", "0", "--warm", cwd=tmp_path,
     )  # fmt: skip
     assert [(r["m"], r["threads"], r["scheme"]) for r in rows] == [
-        (m, threads, scheme) for scheme in ("W4A8g32", "W8A8") for threads in (1, 2) for m in (1, 4)
+        (m, 2, scheme) for scheme in ("W4A8g32", "W8A8") for m in (1, 4)
     ]
     for row in rows:
         assert KEYS <= set(row)

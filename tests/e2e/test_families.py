@@ -25,15 +25,13 @@ ROWS = (1, 2, 3, 5, 17)
 A8_ERROR, FLOAT_ERROR = 0.03, 1e-5
 
 
-def schemes(target: str, every: bool) -> tuple[str, ...]:
-    """Every format, or of every family the first; here two."""
+def schemes(every: bool) -> tuple[str, ...]:
+    """Every format, or of every family the first."""
     if every:
         return tuple(name for names in FORMATS.values() for name in names)
-    share = slice(2 if target == "host" else 1)
     # Every width has kernels of its own to build, all of which tests/tir runs.
     narrow = r"anyprec(\d)-\d", lambda found: f"anyprec{found[1]}-{int(found[1]) + 1}"
-    names = [name for names in FORMATS.values() for name in names[share]]
-    return tuple(dict.fromkeys(re.sub(*narrow, name) for name in names))
+    return tuple(re.sub(*narrow, names[0]) for names in FORMATS.values())
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ TARGETS = ("host", pytest.param("x86-64-v3", marks=pytest.mark.all_cases), "x86-
 
 @pytest.fixture(scope="module", params=TARGETS)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    names = schemes(request.param, request.config.getoption("--all-cases"))
+    names = schemes(request.config.getoption("--all-cases"))
     folder = tmp_path_factory.mktemp(f"families_{request.param.replace('-', '_')}")
     rng = np.random.default_rng(1)
     weights, biases, nodes = {}, [], []

@@ -36,6 +36,7 @@ def tree_with_format(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.all_cases
 def test_a_new_format_is_a_file_and_a_line(tmp_path: Path) -> None:
     tree = tree_with_format(tmp_path / "tree")
     homes = (tree, ROOT, ROOT / "examples", ROOT / "tests", ROOT / "tests" / "unit")

@@ -40,6 +40,7 @@ def step(ids: np.ndarray, total: int, past: Mapping[str, Any]) -> dict[str, Any]
     return {"input_ids": ids, "mask": np.ones((ids.shape[0], total), np.int64), **past}
 
 
+@pytest.mark.all_cases
 def test_a_quantized_decoder_generates(tmp_path: Path) -> None:
     """The first prompt has no past; then token by token, each side with its own cache."""
     path = tiny_decoder.write(tmp_path)

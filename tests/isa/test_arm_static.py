@@ -112,6 +112,7 @@ def test_peaks_of_profiles_are_llvm_mcas() -> None:
     assert {("neoverse-n1", "sdot"), ("neoverse-v1", "smmla"), ("cortex-a55", "sdot")} <= checked
 
 
+@pytest.mark.all_cases
 @needs_mca
 def test_rows_repeat_and_add_up(tmp_path: Path) -> None:
     cases = [LinearCase(n, 64, 1, "W4A8g32", 1) for n in (32, 64)]

@@ -79,6 +79,7 @@ def of_opset(opset: int) -> dict[str, Graph]:
     return {name: graph for name, graph in GRAPHS.items() if graph.opset == opset}
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize("opset", sorted({graph.opset for graph in GRAPHS.values()}))
 @pytest.mark.isa("avx2")
 def test_avx2(opset: int) -> None:

@@ -186,6 +186,7 @@ def test_a_table_and_its_head_in_two_forms_take_the_bits_of_both(tmp_path: Path)
     assert storage(quantized).all.bits == pytest.approx(plan.bits_per_weight, rel=0.02)
 
 
+@pytest.mark.all_cases
 def test_codebooks_of_two_and_three_bits_are_mixed(tmp_path: Path) -> None:
     """As in the paper's table at 3.2 bits: the layers that need the third bit get it."""
     rng = np.random.default_rng(0)
