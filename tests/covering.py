@@ -4,7 +4,8 @@ A test of hundreds of cases is a product of a few lists. `make test` takes few c
 have every value of every parameter, of a record every field; `make test-all` (``--all-cases``)
 takes them all. Tests of one short list, whose rows somebody chose, run whole, but for rows marked
 ``all_cases`` and for all but two of the seeds of random decisions. A test marked ``few(n)`` is one
-whose kernels `tests/conformance` runs too: of its cover the `n` cases that add most.
+whose kernels `tests/conformance` runs too: `make test` takes the `n` cases that add most, and `make
+test-all` the cover.
 """
 
 from __future__ import annotations
@@ -32,20 +33,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the cases that cover nothing new, unless all are asked for or named one by one."""
-    if config.getoption("--all-cases") or any("[" in arg for arg in config.args):
+    if any("[" in arg for arg in config.args):
         return
-    left_out = [item for item in items if _for_all_cases(item)]
-    items[:] = [item for item in items if not _for_all_cases(item)]
+    every = config.getoption("--all-cases")
+    left_out = [item for item in items if not every and _for_all_cases(item)]
+    dropped = set(map(id, left_out))
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out += [
-        item
-        for cases in tests.values()
-        if len(cases) > _runs_whole(cases[0])
-        for item, wanted in zip(cases, cover([*map(_values, cases)], _most(cases[0])), strict=True)
-        if not wanted
-    ]
+        if id(item) not in dropped:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        few = cases[0].get_closest_marker("few")
+        if every and few is None:
+            continue
+        most = few.args[0] if few and not every else sys.maxsize
+        single = len([*cases[0].iter_markers("parametrize")]) == 1
+        if len(cases) > min(FEW if single else 1, most):
+            taken = cover([*map(_values, cases)], most)
+            left_out += [item for item, wanted in zip(cases, taken, strict=True) if not wanted]
     if left_out:
         dropped = set(map(id, left_out))
         items[:] = [item for item in items if id(item) not in dropped]
@@ -56,18 +61,6 @@ def _for_all_cases(item: pytest.Item) -> bool:
     """Whether it is marked ``all_cases``, or has random decisions of a later seed."""
     values = getattr(getattr(item, "callspec", None), "params", {})
     return item.get_closest_marker("all_cases") is not None or values.get("seed", 0) >= SEEDS
-
-
-def _runs_whole(item: pytest.Item) -> int:
-    """So many cases of its test are all run."""
-    single = len([*item.iter_markers("parametrize")]) == 1
-    return min(FEW if single else 1, _most(item))
-
-
-def _most(item: pytest.Item) -> int:
-    """So many cases of its test are run at most."""
-    marker = item.get_closest_marker("few")
-    return marker.args[0] if marker else sys.maxsize
 
 
 def cover(cases: Sequence[frozenset[Value]], most: int = sys.maxsize) -> list[bool]:

@@ -25,12 +25,7 @@ LIBRARY_BYTES = 600_000
 TO_FLOAT, TO_HOST = 0.97, 0.9999
 
 # `auto` has the kernels of the others, and the demo model is compiled for graviton3.
-TARGETS = (
-    ("graviton2", "neoverse-n1"),
-    ("graviton3", "max"),
-    ("cortex-a53", "cortex-a53"),
-    ("cortex-a76", "cortex-a76"),
-)
+TARGETS = (("graviton2", "neoverse-n1"), ("cortex-a53", "cortex-a53"))
 
 pytestmark = needs_qemu
 
@@ -177,7 +172,6 @@ exec {COMPILERS["aarch64"]} -D__BIONIC__ "$@"
 @pytest.mark.parametrize(
     "target,cpus",
     (
-        ("graviton2", ("neoverse-n1",)),
         ("graviton3", ("max",)),
         ("arm-auto", ("max", "neoverse-n1", "cortex-a72")),
     ),
