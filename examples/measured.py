@@ -340,6 +340,40 @@ def arm_layouts() -> str:
     return table(("scheme", "layout", *columns), lines)
 
 
+def models() -> str:
+    """Models that people have: what became of each."""
+    document = read("models")
+
+    def outcome(row: Row) -> str:
+        return str(row.get("refused") or row.get("failed") or "compiles").replace("|", "/")[:160]
+
+    cells = (
+        (
+            r["model"],
+            f"`{r['scheme']}`",
+            outcome(r),
+            *(
+                (
+                    r["seconds"],
+                    r["peak_mb"],
+                    f"{r['error']:.1e}",
+                    f"{r['cosine']:.5f}",
+                    r["us"],
+                    r["rival_us"],
+                    f"**{r['rival_us'] / r['us']:.2f}**",
+                )
+                if r["compiled"]
+                else ("",) * 7
+            ),
+        )
+        for r in document["rows"]
+    )
+    columns = ("model", "scheme", "outcome", "s", "MB", "error", "cosine", "ours µs", "ORT fp32 µs",
+               "ratio")  # fmt: skip
+    dated = dates(document["rows"])
+    return f"{machine_name(document)}. Measured {dated}.\n\n{table(columns, cells)}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "headlines": headlines,
     "linear": linear,
@@ -347,6 +381,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "repeats": repeats,
     "lookups": lookups,
     "model": model,
+    "models": models,
     "accuracy": accuracy,
     "arm_decode": lambda: arm_shares("arm_decode"),
     "arm_prefill": lambda: arm_shares("arm_prefill"),

@@ -1,0 +1,141 @@
+"""Compiles models that people have and compares them with ONNX Runtime: ``docs/models.md``.
+
+``python examples/measure_models.py`` downloads the packages (500 MB) into ``build/models``, takes
+about half an hour and keeps the rows in ``docs/measured/models.json``. ``--only TEXT`` measures the
+models whose names contain it. Each is compiled in a process of its own, which may end as it likes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import measure
+import measured
+import numpy as np
+import zoo
+
+CACHE = measured.ROOT / "build" / "models"
+SCHEMES = ("float", "W8A8")
+LIMIT_S = 300
+DTYPES = {"float": "float32", "float16": "float16", "double": "float64", "int64": "int64"}
+DTYPES |= {"int32": "int32", "int8": "int8", "uint8": "uint8", "bool": "bool"}
+
+
+def compiled(path: Path, scheme: str, folder: Path) -> dict[str, Any]:
+    """Compile in this process; seconds, and its peak of memory."""
+    import apq_tvm
+
+    began = time.monotonic()
+    apq_tvm.compile(path, folder, scheme=scheme)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    return {"seconds": round(time.monotonic() - began, 1), "peak_mb": peak}
+
+
+def session_of(path: Path) -> Any:
+    """ONNX Runtime on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def compared(model: zoo.Model, path: Path, folder: Path) -> dict[str, Any]:
+    """Worst output: largest difference relative to the largest value, and cosine; both times."""
+    from apq_tvm.bench.timing import Candidate, interleave
+    from apq_tvm.module import load_module
+
+    session, module = session_of(path), load_module(folder)
+    specs = [(i.name, DTYPES[i.type[7:-1]], i.shape) for i in session.get_inputs()]
+    inputs = model.inputs(specs)
+    module.set_num_threads(1)
+    mine, errors, cosines = module.run(inputs), [], []
+    for out, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):
+        wanted, got = (np.asarray(v, np.float64).ravel() for v in (value, mine[out.name]))
+        if wanted.shape != got.shape or not np.isfinite(got[np.isfinite(wanted)]).all():
+            raise ValueError(f"output {out.name}: {mine[out.name].shape} is not {value.shape}")
+        errors.append(
+            float(np.abs(wanted - got).max(initial=0) / (np.abs(wanted).max(initial=1e-9)))
+        )
+        norms = np.linalg.norm(wanted) * np.linalg.norm(got)
+        cosines.append(float(wanted @ got / norms) if norms else float(not (wanted - got).any()))
+
+    def repeated(run: Any) -> Candidate:
+        return Candidate(lambda repeats: [run() for _ in range(repeats)] and None)
+
+    times = interleave(
+        {
+            "ours": repeated(lambda: module.run(inputs)),
+            "rival": repeated(lambda: session.run(None, inputs)),
+        }
+    )
+    return {
+        "error": max(errors),
+        "cosine": min(cosines),
+        "us": round(times["ours"].us),
+        "rival_us": round(times["rival"].us),
+        "noise": round(times["ours"].noise, 2),
+    }
+
+
+def worker(number: int, scheme: str, folder: Path) -> None:
+    """One model and scheme; a row of figures, or what refused it, as the last line."""
+    from apq_tvm.errors import ApqError
+
+    model = zoo.MODELS[number]
+    path = model.path(CACHE)
+    try:
+        row = {"compiled": True, **compiled(path, scheme, folder / "module")}
+        row |= compared(model, path, folder / "module")
+    except ApqError as error:
+        row = {"compiled": False, "refused": f"{type(error).__name__}: {error}"}
+    print(json.dumps(row))
+
+
+def outcome(number: int, scheme: str) -> dict[str, Any]:
+    """The worker's row; how it ended, if it gave none."""
+    with tempfile.TemporaryDirectory(prefix="apq-models-") as folder:
+        words = [sys.executable, __file__, "--worker", str(number), scheme, folder]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return {"compiled": False, "failed": f"took longer than {LIMIT_S} s"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        return {"compiled": False, "failed": f"ended with {done.returncode}: {last[:200]}"}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="part of models' names")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        number, scheme, folder = arguments.worker
+        worker(int(number), scheme, Path(folder))
+        return
+    rows = []
+    for number, model in enumerate(zoo.MODELS):
+        if arguments.only not in model.name:
+            continue
+        model.path(CACHE)
+        for scheme in SCHEMES:
+            rows.append({"model": model.name, "scheme": scheme, **outcome(number, scheme)})
+            print(json.dumps(rows[-1]), flush=True)
+    if not arguments.only:
+        measured.store("models", rows, measure.place())
+        measured.render_all()
+
+
+if __name__ == "__main__":
+    main()

