@@ -33,6 +33,7 @@ class ShapeLowering:
         """Converters by operator name."""
         return {
             "apq.AppendCache": self.append_cache,
+            "apq.Assume": self.assume,
             "apq.Dims": self.dims,
             "apq.Expand": self.expand,
             "apq.Full": self.full,
@@ -52,6 +53,11 @@ class ShapeLowering:
     def reshape(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Reshape``."""
         return relax.op.reshape(inputs[0], relax.ShapeExpr(self._shape(node)))
+
+    def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Assume``: the emitted code checks it where the value is read."""
+        kind = relax.TensorType(self._shape(node), inputs[0].ty.dtype)
+        return bb.match_cast(bb.emit(inputs[0]), kind, node.name)
 
     def expand(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Expand``."""

@@ -15,6 +15,7 @@ from apq_tvm.codegen.graph.c_text import comment, identifier, literal
 from apq_tvm.codegen.graph.plain import (
     Array,
     Call,
+    Condition,
     Copy,
     Graph,
     Place,
@@ -172,11 +173,7 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
                 f'"%s is %lld, this model allows at most {symbol.limit}", {literal(symbol.name)}, '
                 f"(long long){symbol.c_name});"
             )
-    for condition in graph.conditions:
-        lines.append(
-            f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", '
-            f"{literal(condition.message)});"
-        )
+    lines += [_condition_line(condition) for condition in graph.conditions]
     for array, ports in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         dims = [d for p in ports for d in p.dims]
         lines += [f"  {array}[{i}] = {d};" for i, d in enumerate(dims)]
@@ -187,6 +184,11 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
             target = f"&bytes[{numbers[id(buffer)]}]"
             lines.append(_bytes_line(target, buffer.name, buffer.dtype, buffer.dims))
     return "\n".join([*lines, "  return rc;", "}"])
+
+
+def _condition_line(condition: Condition) -> str:
+    message = literal(condition.message)
+    return f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", {message});'
 
 
 def _bytes_line(target: str, name: str, dtype: str, dims: Sequence[str]) -> str:
@@ -246,6 +248,8 @@ def _step_lines(number: int, step: Step, pointers: _Pointers, prefix: str) -> li
         return _call_lines(number, step, pointers, prefix)
     if isinstance(step, Copy):
         return [_row_copy(step, pointers)]
+    if isinstance(step, Condition):
+        return [_condition_line(step)]
     return _region_lines(step, pointers)
 
 

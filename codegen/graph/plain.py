@@ -125,6 +125,17 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """Must hold for the input shapes: a C condition and the message when it does not.
+
+    Among the steps, it must hold where it stands: a branch that does not run asks nothing.
+    """
+
+    test: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Copy:
     """The bytes of one value become those of another of the same shape.
 
@@ -170,7 +181,7 @@ class Region:
     keeps: tuple[Tensor, ...] = ()
 
 
-Step = Call | Copy | Region
+Step = Call | Condition | Copy | Region
 
 
 def tensors_of(step: Step) -> list[Tensor]:
@@ -179,6 +190,8 @@ def tensors_of(step: Step) -> list[Tensor]:
         return [arg for arg in step.args if isinstance(arg, Tensor)]
     if isinstance(step, Copy):
         return [step.target, step.source]
+    if isinstance(step, Condition):
+        return []
     values = (step.trip, step.condition, step.counter, *step.keeps)
     return [value for value in values if isinstance(value, Tensor)]
 
@@ -204,14 +217,6 @@ class Port:
     dims: tuple[str, ...]
     shown: tuple[str, ...]
     may_be_empty: int = -1
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Must hold for the input shapes: a C condition and the message when it does not."""
-
-    test: str
-    message: str
 
 
 @dataclass

@@ -282,8 +282,9 @@ class _Reader:
                     self.names[want] = f"({have})"
                 elif c_expr(want, self.names) != have:
                     text = c_expr(want, self.names)
-                    message = f"a dimension of {binding.var.name} must be {text}, but is {have}"
-                    self.graph.conditions.append(Condition(f"({have}) == ({text})", message))
+                    name = binding.var.name
+                    message = f"these input shapes do not fit: {name} needs {have} to be {text}"
+                    self.regions.require(Condition(f"({have}) == ({text})", message))
         self.values[binding.var] = value
 
     def _call(self, variable: Any, call: Any) -> None:
@@ -387,12 +388,13 @@ class _Reader:
         """Take note of what a kernel asks of the input shapes."""
         for dimension, limit in limits.items():
             symbol = next((s for s in self.graph.symbols if s.c_name == dimension), None)
-            if symbol is not None:
+            if symbol is not None and not self.regions.branching:
                 symbol.limit = limit if symbol.limit is None else min(limit, symbol.limit)
             else:
                 message = f"these input shapes are too large: {dimension} must be at most {limit}"
-                self.graph.conditions.append(Condition(f"{dimension} <= {limit}", message))
-        self.graph.conditions += conditions
+                self.regions.require(Condition(f"{dimension} <= {limit}", message))
+        for condition in conditions:
+            self.regions.require(condition)
 
 
 def _function_names(mod: Any) -> set[str]:

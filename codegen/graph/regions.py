@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from apq_tvm.codegen.graph.plain import Buffer, Copy, Graph, Place, Region, Tensor
+from apq_tvm.codegen.graph.plain import Buffer, Condition, Copy, Graph, Place, Region, Tensor
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.types import REGION
 
@@ -28,6 +28,7 @@ class _Open:
 
     at: int
     carried: list[Tensor]
+    branch: bool = False
 
 
 class Regions:
@@ -43,6 +44,18 @@ class Regions:
         self._graph = graph
         self._open: list[_Open] = []
         self._loops = 0
+
+    def require(self, condition: Condition) -> None:
+        """Add a condition: on every input, or on those that make a branch run."""
+        if self.branching:
+            self._graph.steps.append(condition)
+        else:
+            self._graph.conditions.append(condition)
+
+    @property
+    def branching(self) -> bool:
+        """Whether what is read now may not run."""
+        return any(region.branch for region in self._open)
 
     def read(self, name: str, given: Sequence[Value]) -> Renamed:
         """Add what one call stands for.
@@ -138,7 +151,7 @@ class Regions:
     def _then(self, counts: list[str], given: list[Value]) -> Renamed:
         """``condition, captured -> token, captured``."""
         condition, *captured = _tensors(given[: 1 + int(counts[0])])
-        self._open.append(_Open(len(self._graph.steps), []))
+        self._open.append(_Open(len(self._graph.steps), [], branch=True))
         self._graph.steps.append(Region("then", condition=condition))
         return [None] * (len(captured) + 2) + [*captured]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.types import Array, Node
 
@@ -106,10 +104,9 @@ def each_body(node: Node, change: Callable[[Body], Body]) -> Node:
     return replace(node, attrs=attrs)
 
 
-def constant_of(body: Body, value: str) -> Array | None:
-    """The constant that a value of a body is, through Identity."""
+def copied_in(body: Body, value: str) -> str:
+    """What a value of a body is a copy of."""
     makers = {out: node for node in body.nodes for out in node.outputs}
     while value in makers and makers[value].op == "Identity":
         value = makers[value].inputs[0]
-    array = body.weights.get(value)
-    return None if array is None else np.asarray(array)
+    return value

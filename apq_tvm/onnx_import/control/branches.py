@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from apq_tvm.onnx_import.control.assume import assumed_squeeze
 from apq_tvm.onnx_import.control.bodies import Body, captures, splice
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
@@ -25,6 +26,9 @@ def branch(graph: Graph, node: Node) -> list[Node]:
             raise steps.refuse(f"its condition {graph.describe(condition)} is not one value")
         nodes, results = splice(graph, first if known.item() else second, captures(node))
         return [*nodes, *_results(graph, node, results)]
+    assumed = assumed_squeeze(graph, node)
+    if assumed is not None:
+        return assumed
     token = graph.fresh(f"{node.name}.then")
     start, then, given = _inside(graph, node, "Then", first, condition, token)
     other = graph.fresh(f"{node.name}.else")

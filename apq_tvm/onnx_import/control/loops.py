@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apq_tvm.onnx_import.control.bodies import Body, captures, constant_of, own_inputs, splice
+from apq_tvm.onnx_import.control.bodies import Body, captures, copied_in, own_inputs, splice
 from apq_tvm.onnx_import.control.regions import Looped, end_loop, start_loop
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
@@ -89,19 +89,12 @@ def _runs(graph: Graph, body: Body, condition: str) -> tuple[bool, bool]:
     if condition and before is not None and not before.any():
         return False, False
     known = not condition or before is not None
-    again = constant_of(body, body.outputs[0])
-    passed = _source(body, body.outputs[0]) == (body.inputs[1] if len(body.inputs) > 1 else "")
+    source = copied_in(body, body.outputs[0])
+    again = body.weights.get(source)
+    passed = source in body.inputs[1:2]
     if known and (passed or (again is not None and bool(again.any()))):
         return True, False
     return True, True
-
-
-def _source(body: Body, value: str) -> str:
-    """What a value of a body is a copy of."""
-    makers = {out: node for node in body.nodes for out in node.outputs}
-    while value in makers and makers[value].op == "Identity":
-        value = makers[value].inputs[0]
-    return value
 
 
 def _is_small(body: Body, rounds: int, states: int) -> bool:

@@ -18,6 +18,7 @@ from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
 from apq_tvm.onnx_import.operators.recurrent.operators import gru, lstm, rnn
+from apq_tvm.onnx_import.operators.recurrent.quantized import dynamic_quantize_lstm
 from apq_tvm.onnx_import.operators.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
 from apq_tvm.onnx_import.operators.rotary import contrib_rotary, onnx_rotary
 from apq_tvm.types import Node
@@ -35,6 +36,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     "apq.MoveFirst": move_first,
     "com.microsoft.DequantizeLinear": standard,
+    "com.microsoft.DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
     "com.microsoft.GatherBlockQuantized": gather_block_quantized,
     "com.microsoft.GroupQueryAttention": group_query_attention,

@@ -384,7 +384,7 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     # The normalisations may be younger than the graph's opset.
     **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
     "apq.Embedding": _embedding,
-    **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice"), _given),
+    **dict.fromkeys(("apq.Assume", "apq.Reshape", "apq.Expand", "apq.Slice"), _given),
     **dict.fromkeys(("apq.AppendCache", "apq.Full", "apq.Range", "apq.Dims"), _given),
     **REGION_RULES,
 }

@@ -76,12 +76,14 @@ class Layer:
         # Sequences of rows inside, whatever the layout outside.
         self.x = steps.transpose(steps.input(X), 1, 0, 2) if self.batch_first else steps.input(X)
         self.batch, self.length = shape[:2] if self.batch_first else shape[1::-1]
-        directions, rows, hidden = steps.shape(steps.input(R), 3)
-        self.hidden = steps.size(hidden, "hidden size")
-        if (directions, rows) != (len(flags), gates * self.hidden):
+        directions, *sides = steps.shape(steps.input(R), 3)
+        self.hidden = steps.size(min(steps.size(d, "hidden size") for d in sides), "hidden size")
+        if directions != len(flags) or sorted(map(str, sides)) != sorted(
+            map(str, (self.hidden, gates * self.hidden))
+        ):
             raise steps.refuse(
-                f"its weights are for {directions} directions and {rows} rows, but it has "
-                f"{len(flags)} directions of {gates} times {self.hidden} rows"
+                f"its recurrent weights {steps.graph.describe(steps.input(R))} are not those of "
+                f"{len(flags)} directions of {gates} gates"
             )
         self.gates = gates
         self.dtype = str(steps.graph.dtype(self.x))
@@ -100,21 +102,27 @@ class Layer:
         at = self.steps.constant(np.asarray(direction.index, np.int64))
         return self.steps("Gather", value, at, axis=0)
 
+    def matrix(self, index: int, direction: Direction) -> str:
+        """A direction's weights turned over: [K, G * H]."""
+        return self.steps("Transpose", self.of(index, direction), perm=(1, 0))
+
     def rows(self, value: str, first: int, count: int = 1) -> str:
         """Gates `first` to ``first + count`` of the rows of a value."""
         return self.steps.slice(value, 0, first * self.hidden, (first + count) * self.hidden)
 
     def gate(self, value: str, index: int) -> str:
         """One gate of a value [B, G * H]."""
-        axis = len(self.steps.shape(value)) - 1
-        return self.steps.slice(value, axis, index * self.hidden, (index + 1) * self.hidden)
+        return self.gates_of(value, index, 1)
 
-    def linear(self, name: str, x: str, weight: str, bias: str = "") -> str:
-        """``x · weightᵀ + bias``; with a constant weight a layer called `name`."""
+    def gates_of(self, value: str, first: int, count: int) -> str:
+        """Some gates of a value [B, G * H]."""
+        return self.steps.slice(value, 1, first * self.hidden, (first + count) * self.hidden)
+
+    def linear(self, name: str, x: str, matrix: str, bias: str = "") -> str:
+        """``x · matrix + bias``; with a constant matrix a layer called `name`."""
         steps = self.steps
-        turned = steps("Transpose", weight, perm=(1, 0))
         y = steps.graph.fresh(f"{name}.product")
-        steps.add(Node("MatMul", steps.graph.fresh(name), (x, turned), (y,)))
+        steps.add(Node("MatMul", steps.graph.fresh(name), (x, matrix), (y,)))
         return steps("Add", y, bias) if bias else y
 
     def bias(self, direction: Direction) -> tuple[str, str]:
@@ -172,12 +180,14 @@ class Layer:
         steps = self.steps
         x, captured = products(direction)
         state = [self.initial(index, direction) for index in states]
+        if self.length == 1 and not inside:
+            one = (self.batch, self.gates * self.hidden)
+            made = step(direction, steps.reshape(x, *one), state, captured)
+            return steps.reshape(made[0], 1, self.batch, self.hidden), made
         scanned = [x, inside] if inside else [x]
-        loop = start_loop(
-            steps,
-            direction.name,
-            Looped(state, captured, scanned, direction.backward * len(scanned), self.length),
-        )
+        backward = direction.backward * len(scanned)
+        looped = Looped(state, captured, scanned, backward, self.length)
+        loop = start_loop(steps, direction.name, looped)
         made = step(direction, loop.entries[0], loop.carried, loop.captured)
         y = made[0]
         if inside:

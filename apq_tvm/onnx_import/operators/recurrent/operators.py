@@ -13,8 +13,8 @@ INITIAL_H, INITIAL_C, PEEPHOLES = 5, 6, 7
 
 def _input_products(layer: Layer, direction: Direction, bias: str) -> str:
     """``x · Wᵀ + bias`` of all steps: one linear layer."""
-    weight = layer.of(W, direction)
-    return layer.linear(f"{direction.name}.input", layer.x, weight, bias)
+    matrix = layer.matrix(W, direction)
+    return layer.linear(f"{direction.name}.input", layer.x, matrix, bias)
 
 
 def _sum(layer: Layer, direction: Direction) -> str:
@@ -30,7 +30,7 @@ def rnn(graph: Graph, node: Node) -> list[Node]:
 
     def products(direction: Direction) -> tuple[str, list[str]]:
         x = _input_products(layer, direction, _sum(layer, direction))
-        return x, [layer.of(R, direction)]
+        return x, [layer.matrix(R, direction)]
 
     def step(direction: Direction, x: str, state: list[str], captured: list[str]) -> list[str]:
         y = layer.linear(f"{direction.name}.recurrent", state[0], captured[0])
@@ -47,7 +47,7 @@ def gru(graph: Graph, node: Node) -> list[Node]:
 
     def products(direction: Direction) -> tuple[str, list[str]]:
         first, second = layer.bias(direction)
-        r = layer.of(R, direction)
+        r = layer.matrix(R, direction)
         bias, inner = "", ""
         if first and late:
             # The bias of the recurrent product is reset with it.
@@ -59,7 +59,7 @@ def gru(graph: Graph, node: Node) -> list[Node]:
             bias = steps("Add", first, second)
         captured = [r, inner] if inner else [r]
         if not late:
-            captured = [layer.rows(r, 0, 2), layer.rows(r, 2)]
+            captured = [layer.gates_of(r, 0, 2), layer.gates_of(r, 2, 1)]
         return _input_products(layer, direction, bias), captured
 
     def step(direction: Direction, x: str, state: list[str], captured: list[str]) -> list[str]:
@@ -69,7 +69,7 @@ def gru(graph: Graph, node: Node) -> list[Node]:
             z, r = (apply(f, steps("Add", layer.gate(y, i), layer.gate(x, i))) for i in (0, 1))
             reset = steps("Mul", r, layer.gate(y, 2))
         else:
-            pair = steps.slice(x, 1, 0, 2 * layer.hidden)
+            pair = layer.gates_of(x, 0, 2)
             both = apply(f, steps("Add", layer.linear(name, h, captured[0]), pair))
             z, r = layer.gate(both, 0), layer.gate(both, 1)
             reset = layer.linear(f"{name}.hidden", steps("Mul", r, h), captured[1])
@@ -82,13 +82,17 @@ def gru(graph: Graph, node: Node) -> list[Node]:
 
 def lstm(graph: Graph, node: Node) -> list[Node]:
     """Gates i, o, f, c; peepholes i, o, f."""
-    steps = Steps(graph, node)
-    layer, apply = Layer(steps, 4, ("Sigmoid", "Tanh", "Tanh")), clipping(steps)
-    coupled = bool(node.attrs.get("input_forget", 0))
+    return lstm_steps(Layer(Steps(graph, node), 4, ("Sigmoid", "Tanh", "Tanh")))
+
+
+def lstm_steps(layer: Layer) -> list[Node]:
+    """The nodes of an LSTM whose weights `layer` knows."""
+    steps = layer.steps
+    apply, coupled = clipping(steps), bool(steps.node.attrs.get("input_forget", 0))
 
     def products(direction: Direction) -> tuple[str, list[str]]:
         x = _input_products(layer, direction, _sum(layer, direction))
-        captured = [layer.of(R, direction)]
+        captured = [layer.matrix(R, direction)]
         peepholes = layer.of(PEEPHOLES, direction)
         return x, [*captured, peepholes] if peepholes else captured
 
