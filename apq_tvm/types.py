@@ -27,6 +27,9 @@ AnyPath = str | os.PathLike[str]
 WEIGHT_INPUT = {"apq.Linear": 1, "apq.Embedding": 0}
 """Which input of a node that can be quantized is its weight."""
 
+REGION = "apq.region/"
+"""How the packed functions are called that stand in Relax for the ends of loops and branches."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

@@ -16,6 +16,7 @@ from tvm import relax
 
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
+from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.shapes import ShapeLowering
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
@@ -56,10 +57,12 @@ def lower(
         return {array: variables[param] for array, param in of_layer[layer].items()}
 
     linears = LinearLowering(packed.plan, kernels, decide, layer_params)
+    shapes = ShapeLowering(symbols)
     converters = {
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
-        **ShapeLowering(symbols).converters(),
+        **shapes.converters(),
+        **region_converters(shapes),
     }
     model = packed.plan.quantized.model
     visible = {

@@ -33,6 +33,7 @@ class ShapeLowering:
         """Converters by operator name."""
         return {
             "apq.AppendCache": self.append_cache,
+            "apq.Assume": self.assume,
             "apq.Dims": self.dims,
             "apq.Expand": self.expand,
             "apq.Full": self.full,
@@ -41,16 +42,22 @@ class ShapeLowering:
             "apq.Slice": self.slice,
         }
 
-    def _dim(self, dim: int | str) -> Any:
+    def dim(self, dim: int | str) -> Any:
+        """A dimension as Relax expression."""
         value = evaluate(dim, self._symbols, tirx.min, tirx.max)
         return tirx.const(value, "int64") if isinstance(value, int) else value
 
     def _shape(self, node: Node) -> list[Any]:
-        return [self._dim(d) for d in node.attrs["shape"]]
+        return [self.dim(d) for d in node.attrs["shape"]]
 
     def reshape(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Reshape``."""
         return relax.op.reshape(inputs[0], relax.ShapeExpr(self._shape(node)))
+
+    def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Assume``: the emitted code checks it where the value is read."""
+        kind = relax.TensorType(self._shape(node), inputs[0].ty.dtype)
+        return bb.match_cast(bb.emit(inputs[0]), kind, node.name)
 
     def expand(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Expand``."""
@@ -59,8 +66,8 @@ class ShapeLowering:
     def slice(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Slice``: starts are in range, so the output's shape is exact."""
         shape, axes = self._shape(node), list(node.attrs["axes"])
-        starts = [self._dim(d) for d in node.attrs["starts"]]
-        steps = [self._dim(d) for d in node.attrs["steps"]]
+        starts = [self.dim(d) for d in node.attrs["starts"]]
+        steps = [self.dim(d) for d in node.attrs["steps"]]
 
         def element(x: Any) -> Any:
             def at(*index: Any) -> Any:
@@ -99,14 +106,14 @@ class ShapeLowering:
             start, delta = numbers["start"], numbers["delta"]
             return te.compute(self._shape(node), lambda i: start + i.astype(dtype) * delta, "range")
 
-        arguments = [self._dim(given[key]) for key in symbolic]
+        arguments = [self.dim(given[key]) for key in symbolic]
         return bb.emit_te(
             values, *arguments, primfunc_name_hint="range", primfunc_attrs=alone or None
         )
 
     def _number(self, value: Any, dtype: str) -> Any:
         if isinstance(value, str):
-            return self._dim(value).astype(dtype)
+            return self.dim(value).astype(dtype)
         return tirx.const(np.asarray(value).item(), dtype)
 
     def dims(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -124,7 +131,7 @@ class ShapeLowering:
 
             return te.compute(shape, at, "dims")
 
-        numbers = [self._dim(d) for d in node.attrs["dims"]]
+        numbers = [self.dim(d) for d in node.attrs["dims"]]
         # FuseTIR fails on a number beside a symbol that only an inner buffer binds.
         alone = {"op_pattern": OPAQUE}
         return bb.emit_te(values, *numbers, primfunc_name_hint="dims", primfunc_attrs=alone)

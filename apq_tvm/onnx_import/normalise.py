@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
@@ -61,6 +62,7 @@ def import_model(path: Path) -> ImportedModel:
 
 def _rewrite(graph: Graph) -> None:
     """Everything after the shapes are known."""
+    tidy_regions(graph)
     merge_equal_nodes(graph)
     materialize(graph)
     keep_codes(graph)
@@ -74,11 +76,13 @@ def _rewrite(graph: Graph) -> None:
     fuse_activations(graph)
     fuse_residuals(graph)
     fuse_attention(graph)
+    tidy_regions(graph)
     merge_equal_nodes(graph)
     rename_outputs(graph)
     merge_equal_weights(graph)
     graph.sweep()
     check_supported(graph)
+    check_regions(graph)
     check_shape_inputs(graph)
     check_layers(graph)
 

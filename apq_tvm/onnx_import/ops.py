@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
+from apq_tvm.onnx_import.control.bodies import Body, each_body
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.types import Node
 
@@ -106,9 +108,17 @@ def decompose(graph: Graph) -> None:
     nodes = []
     for node in graph.nodes:
         rule = CONTRIB.get(node.op)
+        node = each_body(node, lambda body: _decomposed(graph, body))
         nodes += rule(graph, node) if rule else [node]
     graph.nodes = nodes
     graph.index()
+
+
+def _decomposed(graph: Graph, body: Body) -> Body:
+    """A body whose operators are written likewise; weights that this takes become its own."""
+    inner = replace(graph, nodes=list(body.nodes), weights=dict(body.weights))
+    decompose(inner)
+    return replace(body, nodes=tuple(inner.nodes), weights=inner.weights)
 
 
 def _gelu(graph: Graph, node: Node) -> list[Node]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     import onnx
 
 OLDEST_OPSET = 11
-CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
+BODIES = {"If": 1, "Loop": 2, "Scan": 0}
+"""Operators whose attributes may hold graphs, and how many inputs they have before any others."""
 
 
 def read_graph(path: Path) -> tuple[Graph, str]:
@@ -142,12 +144,14 @@ def _inline_standard(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 def _check_control_flow(graph: onnx.GraphProto) -> None:
     from onnx import AttributeProto
 
-    found = [
-        f"{node.op_type} {node.name or node.output[0]!r}"
-        for node in graph.node
-        if node.op_type in CONTROL_FLOW
-        or any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
-    ]
+    found = []
+    for node in graph.node:
+        inner = [a for a in node.attribute if a.type == AttributeProto.GRAPH]
+        lists = any(a.type == AttributeProto.GRAPHS for a in node.attribute)
+        if lists or (inner and node.op_type not in BODIES) or node.op_type == "SequenceMap":
+            found.append(f"{node.op_type} {node.name or node.output[0]!r}")
+        for attribute in inner:
+            _check_control_flow(attribute.g)
     if found:
         raise UnsupportedModel(
             f"control flow cannot be compiled: {', '.join(found)}; export the model without it "
@@ -209,8 +213,26 @@ def _nodes(graph: onnx.GraphProto, folder: Path, weights: dict[str, Array]) -> l
             weights[proto.output[0]] = _constant(attrs, name)
         else:
             inputs, outputs = _strip(proto.input), _strip(proto.output)
-            nodes.append(Node(domain + proto.op_type, name, inputs, outputs, attrs))
+            node = Node(domain + proto.op_type, name, inputs, outputs, attrs)
+            if any(isinstance(value, Body) for value in attrs.values()):
+                node = with_captures(node, BODIES[node.op])
+            nodes.append(node)
     return nodes
+
+
+def _body(graph: onnx.GraphProto, folder: Path, node: str) -> Body:
+    """A graph inside of a node."""
+    if graph.sparse_initializer:
+        raise UnsupportedModel(f"node {node!r}: sparse weights cannot be compiled")
+    weights = {w.name: read_tensor(w, folder, w.name) for w in graph.initializer}
+    nodes = _nodes(graph, folder, weights)
+    inputs = tuple(i.name for i in graph.input)
+    outputs = tuple(o.name for o in graph.output)
+    made = [*inputs, *(o for n in nodes for o in n.outputs if o)]
+    _refuse_duplicates("value", [*made, *(name for name in weights if name not in inputs)])
+    captured = captured_by(inputs, outputs, nodes, weights)
+    nodes = sort_nodes(nodes, [*inputs, *weights, *captured])
+    return Body(inputs, outputs, tuple(nodes), weights, captured)
 
 
 def _strip(values: Iterable[str]) -> tuple[str, ...]:
@@ -225,6 +247,8 @@ def _attribute(proto: onnx.AttributeProto, folder: Path, node: str) -> Any:
     from onnx import AttributeProto, helper
 
     value = helper.get_attribute_value(proto)
+    if proto.type == AttributeProto.GRAPH:
+        return _body(value, folder, node)
     if proto.type == AttributeProto.TENSOR:
         return read_tensor(value, folder, f"{node}.{proto.name}")
     if isinstance(value, bytes):

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from apq_tvm.codegen.graph.c_text import comment, identifier, literal
-from apq_tvm.codegen.graph.plain import Array, Call, Graph, Place, Port, Tensor
+from apq_tvm.codegen.graph.plain import (
+    Array,
+    Call,
+    Condition,
+    Copy,
+    Graph,
+    Place,
+    Port,
+    Region,
+    Step,
+    Tensor,
+)
 from apq_tvm.types import Variant
 
 DL_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2}
@@ -162,11 +173,7 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
                 f'"%s is %lld, this model allows at most {symbol.limit}", {literal(symbol.name)}, '
                 f"(long long){symbol.c_name});"
             )
-    for condition in graph.conditions:
-        lines.append(
-            f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", '
-            f"{literal(condition.message)});"
-        )
+    lines += [_condition_line(condition) for condition in graph.conditions]
     for array, ports in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         dims = [d for p in ports for d in p.dims]
         lines += [f"  {array}[{i}] = {d};" for i, d in enumerate(dims)]
@@ -177,6 +184,11 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
             target = f"&bytes[{numbers[id(buffer)]}]"
             lines.append(_bytes_line(target, buffer.name, buffer.dtype, buffer.dims))
     return "\n".join([*lines, "  return rc;", "}"])
+
+
+def _condition_line(condition: Condition) -> str:
+    message = literal(condition.message)
+    return f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", {message});'
 
 
 def _bytes_line(target: str, name: str, dtype: str, dims: Sequence[str]) -> str:
@@ -222,13 +234,50 @@ def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
         "  (void)frame;",
         *_symbol_lines(graph, "frame->symbols"),
     ]
-    for number, call in enumerate(graph.calls):
-        lines += _call_lines(number, call, pointers, prefix)
+    for number, step in enumerate(graph.steps):
+        lines += _step_lines(number, step, pointers, prefix)
     copies = [_copy_line(i, graph, pointers) for i in range(len(graph.results))]
     if any(copies):
         lines.append("  /* Outputs that are inputs, constants or another output. */")
     lines += [c for c in copies if c]
     return "\n".join([*lines, "  return rc;", "}"])
+
+
+def _step_lines(number: int, step: Step, pointers: _Pointers, prefix: str) -> list[str]:
+    if isinstance(step, Call):
+        return _call_lines(number, step, pointers, prefix)
+    if isinstance(step, Copy):
+        return [_row_copy(step, pointers)]
+    if isinstance(step, Condition):
+        return [_condition_line(step)]
+    return _region_lines(step, pointers)
+
+
+def _region_lines(step: Region, pointers: _Pointers) -> list[str]:
+    flag = "" if step.condition is None else f"*(const uint8_t *)({pointers.of(step.condition)})"
+    if step.kind == "loop":
+        i = f"i{step.number}"
+        trip = step.trip
+        if isinstance(trip, Tensor):
+            trip = f"*(const int64_t *)({pointers.of(trip)})"
+        test = f"{i} < ({trip})" + (f" && {flag}" if flag else "")
+        lines = [f"  for (int64_t {i} = 0; {test}; {i}++) {{"]
+        if step.counter is not None:
+            lines.append(f"  memcpy({pointers.of(step.counter)}, &{i}, sizeof {i});")
+        return lines
+    return {"then": [f"  if ({flag}) {{"], "else": ["  } else {"]}.get(step.kind, ["  }"])
+
+
+def _row_copy(step: Copy, pointers: _Pointers) -> str:
+    sizes = [f"(size_t){step.target.itemsize}", *(f"(size_t)({d})" for d in step.target.dims)]
+    size = " * ".join(sizes)
+
+    def at(tensor: Tensor, row: str) -> str:
+        start = pointers.of(tensor)
+        return f"(unsigned char *)({start}) + (size_t)({row}) * {size}" if row else start
+
+    target, source = at(step.target, step.target_row), at(step.source, step.source_row)
+    return f"  memcpy({target}, {source}, {size});"
 
 
 def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> list[str]:

@@ -68,7 +68,7 @@ class Symbol:
 
 @dataclass
 class Buffer:
-    """A tensor the graph allocates; `first` and `last` are the calls that use it.
+    """A tensor the graph allocates; `first` and `last` are the steps that use it.
 
     `output` is the graph output whose memory it is, if it is one.
     """
@@ -125,6 +125,78 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """Must hold for the input shapes: a C condition and the message when it does not.
+
+    Among the steps, it must hold where it stands: a branch that does not run asks nothing.
+    """
+
+    test: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The bytes of one value become those of another of the same shape.
+
+    Parameters
+    ----------
+    target, source : Tensor
+    target_row, source_row : str
+        C expression: which entry along an axis before the first is meant; ``""`` where the tensor
+        has no such axis.
+    """
+
+    target: Tensor
+    source: Tensor
+    target_row: str = ""
+    source_row: str = ""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where a region of steps starts or ends; regions are nested properly.
+
+    Parameters
+    ----------
+    kind : str
+        ``"loop"``, ``"end_loop"``, ``"then"``, ``"else"`` or ``"end_if"``.
+    number : int
+        Of the loop: its C counter is ``i{number}``.
+    trip : str or Tensor
+        A loop's largest number of rounds: a C expression, or an int64 of no dimensions.
+    condition : Tensor or None
+        A boolean: of ``"then"``, and of a loop that may stop earlier, read before every round.
+    counter : Tensor or None
+        An int64 that holds the number of the round.
+    keeps : tuple of Tensor
+        What must outlive the rounds of a loop: values it carries or collects.
+    """
+
+    kind: str
+    number: int = 0
+    trip: str | Tensor = ""
+    condition: Tensor | None = None
+    counter: Tensor | None = None
+    keeps: tuple[Tensor, ...] = ()
+
+
+Step = Call | Condition | Copy | Region
+
+
+def tensors_of(step: Step) -> list[Tensor]:
+    """Every value that a step touches."""
+    if isinstance(step, Call):
+        return [arg for arg in step.args if isinstance(arg, Tensor)]
+    if isinstance(step, Copy):
+        return [step.target, step.source]
+    if isinstance(step, Condition):
+        return []
+    values = (step.trip, step.condition, step.counter, *step.keeps)
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+@dataclass(frozen=True)
 class Precision:
     """A layer whose bits are chosen at run time, and between which."""
 
@@ -147,14 +219,6 @@ class Port:
     may_be_empty: int = -1
 
 
-@dataclass(frozen=True)
-class Condition:
-    """Must hold for the input shapes: a C condition and the message when it does not."""
-
-    test: str
-    message: str
-
-
 @dataclass
 class Graph:
     """A module's graph in execution order.
@@ -169,10 +233,15 @@ class Graph:
     weights: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     results: tuple[Tensor, ...] = ()
     conditions: list[Condition] = field(default_factory=list)
     precisions: list[Precision] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The kernel calls among the steps."""
+        return [step for step in self.steps if isinstance(step, Call)]
 
     def kernels(self) -> list[str]:
         """Every PrimFunc that some call may run, sorted."""
@@ -192,17 +261,32 @@ def place_outputs(graph: Graph) -> None:
     graph : Graph
         Changed in place. Buffers that no call uses keep ``first`` = -1 and get no memory.
     """
-    for number, call in enumerate(graph.calls):
-        for arg in call.args:
-            if isinstance(arg, Tensor) and arg.place is Place.BUFFER:
-                buffer = graph.buffers[int(arg.key)]
+    for number, step in enumerate(graph.steps):
+        for tensor in tensors_of(step):
+            if tensor.place is Place.BUFFER:
+                buffer = graph.buffers[int(tensor.key)]
                 buffer.first = number if buffer.first < 0 else buffer.first
                 buffer.last = number
+    _outlive_loops(graph)
     for number, result in enumerate(graph.results):
         if result.place is Place.BUFFER:
             buffer = graph.buffers[int(result.key)]
             if buffer.output is None:
                 buffer.output = number
+
+
+def _outlive_loops(graph: Graph) -> None:
+    """What a loop reads and did not make is needed until its last round."""
+    started: list[int] = []
+    for number, step in enumerate(graph.steps):
+        kind = step.kind if isinstance(step, Region) else ""
+        if kind == "loop":
+            started.append(number)
+        elif kind == "end_loop":
+            start = started.pop()  # inner loops end before those around them
+            for buffer in graph.buffers:
+                if 0 <= buffer.first <= start <= buffer.last <= number:
+                    buffer.last = number
 
 
 def total_weight_bytes(weights: Mapping[str, Array]) -> int:

@@ -29,6 +29,7 @@ from apq_tvm.codegen.graph.plain import (
     Tensor,
     place_outputs,
 )
+from apq_tvm.codegen.graph.regions import Regions, is_region
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.types import TensorSpec, Variant
 
@@ -136,6 +137,7 @@ class _Reader:
         self.values: dict[Any, Any] = {}  # Relax variable → Tensor or tuple of values
         self.by_content: dict[str, str] = {}  # hash of an array → its name among the weights
         self.leftovers: list[str] = []
+        self.regions = Regions(self.graph)
 
     def read(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Graph:
         variables = list(self.main.params)
@@ -280,8 +282,9 @@ class _Reader:
                     self.names[want] = f"({have})"
                 elif c_expr(want, self.names) != have:
                     text = c_expr(want, self.names)
-                    message = f"a dimension of {binding.var.name} must be {text}, but is {have}"
-                    self.graph.conditions.append(Condition(f"({have}) == ({text})", message))
+                    name = binding.var.name
+                    message = f"these input shapes do not fit: {name} needs {have} to be {text}"
+                    self.regions.require(Condition(f"({have}) == ({text})", message))
         self.values[binding.var] = value
 
     def _call(self, variable: Any, call: Any) -> None:
@@ -299,10 +302,23 @@ class _Reader:
             source = self._value(call.args[0])
             dims = self._dims(self._tensor_type(variable, variable.name).shape)
             self.values[variable] = Tensor(source.place, source.key, source.dtype, dims)
+        elif isinstance(call.op, relax.ExternFunc) and is_region(str(call.op.global_symbol)):
+            self._region(str(call.op.global_symbol), call.args)
         else:
             extern = [a for a in call.args if isinstance(a, relax.ExternFunc)]
             target = extern[0] if extern else call.op
             self.leftovers.append(str(getattr(target, "global_symbol", op)))
+
+    def _region(self, name: str, args: Sequence[Any]) -> None:
+        """Where a loop or a branch starts or ends: `apq_tvm.lower.regions` says with what."""
+        given: list[Tensor | str] = []
+        for arg in args:
+            value = self._value(arg)
+            given.append(value if isinstance(value, Tensor) else c_expr(arg, self.names))
+        renamed = self.regions.read(name, given)
+        for arg, value in zip(args, renamed, strict=True):
+            if value is not None:
+                self.values[arg] = value
 
     def _kernel_call(self, call: Any) -> None:
         name = call.op.name_hint
@@ -342,7 +358,7 @@ class _Reader:
                 check_call(choice.func, run, taken)
         if not choices:
             check_call(name, func, args)
-        self.graph.calls.append(
+        self.graph.steps.append(
             Call(
                 kernel=name,
                 variants=choices,
@@ -372,12 +388,13 @@ class _Reader:
         """Take note of what a kernel asks of the input shapes."""
         for dimension, limit in limits.items():
             symbol = next((s for s in self.graph.symbols if s.c_name == dimension), None)
-            if symbol is not None:
+            if symbol is not None and not self.regions.branching:
                 symbol.limit = limit if symbol.limit is None else min(limit, symbol.limit)
             else:
                 message = f"these input shapes are too large: {dimension} must be at most {limit}"
-                self.graph.conditions.append(Condition(f"{dimension} <= {limit}", message))
-        self.graph.conditions += conditions
+                self.regions.require(Condition(f"{dimension} <= {limit}", message))
+        for condition in conditions:
+            self.regions.require(condition)
 
 
 def _function_names(mod: Any) -> set[str]:

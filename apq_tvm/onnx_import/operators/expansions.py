@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.control.branches import branch
+from apq_tvm.onnx_import.control.loops import loop, move_first, scan
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
@@ -15,16 +17,26 @@ from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, stan
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
+from apq_tvm.onnx_import.operators.recurrent.operators import gru, lstm, rnn
+from apq_tvm.onnx_import.operators.recurrent.quantized import dynamic_quantize_lstm
 from apq_tvm.onnx_import.operators.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
 from apq_tvm.onnx_import.operators.rotary import contrib_rotary, onnx_rotary
 from apq_tvm.types import Node
 
 EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
     "Attention": onnx_attention,
+    "GRU": gru,
+    "If": branch,
+    "LSTM": lstm,
+    "Loop": loop,
+    "RNN": rnn,
     "RotaryEmbedding": onnx_rotary,
+    "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
+    "apq.MoveFirst": move_first,
     "com.microsoft.DequantizeLinear": standard,
+    "com.microsoft.DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
     "com.microsoft.GatherBlockQuantized": gather_block_quantized,
     "com.microsoft.GroupQueryAttention": group_query_attention,

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.control.regions import without_constants
 from apq_tvm.onnx_import.graph import Graph, np_dtype
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS, expand
 from apq_tvm.onnx_import.symbolic.dims import Expr, product
 from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs, node_proto, same_shape
+from apq_tvm.onnx_import.symbolic.regions import MARKERS
 from apq_tvm.onnx_import.symbolic.shapes import rewrite
 from apq_tvm.onnx_import.symbolic.values import evaluate
 from apq_tvm.types import Array, Node
@@ -44,6 +46,9 @@ def fold(graph: Graph) -> None:
         if node.op in EXPANSIONS:
             pending.extendleft(reversed(expand(graph, node)))
             continue
+        if node.op in MARKERS:
+            node, known = without_constants(graph, node)
+            alias |= known
         if _fold_constant(graph, node, outputs):
             continue
         infer(graph, node)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.onnx_import.control.bodies import Body
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs
 from apq_tvm.types import Node
@@ -27,9 +28,7 @@ def widen(graph: Graph) -> None:
     for name, array in graph.weights.items():
         if array.dtype.name in halves:
             graph.weights[name] = array.astype(np.float32)
-    graph.nodes = [
-        replace(n, attrs={k: _attr(k, v) for k, v in n.attrs.items()}) for n in graph.nodes
-    ]
+    graph.nodes = [_node(n) for n in graph.nodes]
     before: list[Node] = []
     inner: dict[str, str] = {}
     for spec in graph.inputs:
@@ -61,11 +60,16 @@ def widen(graph: Graph) -> None:
 def _has_half(graph: Graph) -> bool:
     """Whether half precision occurs anywhere."""
     halves = tuple(HALF.values())
-    tensors = [a for n in graph.nodes for a in n.attrs.values() if isinstance(a, np.ndarray)]
+    nodes, weights = list(graph.nodes), list(graph.weights.values())
+    for node in nodes:  # grows on the way
+        for body in (a for a in node.attrs.values() if isinstance(a, Body)):
+            nodes += body.nodes
+            weights += body.weights.values()
+    tensors = [a for n in nodes for a in n.attrs.values() if isinstance(a, np.ndarray)]
     return (
-        any(array.dtype.name in halves for array in (*graph.weights.values(), *tensors))
+        any(array.dtype.name in halves for array in (*weights, *tensors))
         or any(spec.dtype in halves for spec in (*graph.inputs, *graph.outputs))
-        or any(n.attrs.get(key) in HALF for n in graph.nodes for key in ("to", "dtype"))
+        or any(n.attrs.get(key) in HALF for n in nodes for key in ("to", "dtype"))
     )
 
 
@@ -82,7 +86,14 @@ def _complete_outputs(graph: Graph) -> None:
     ]
 
 
+def _node(node: Node) -> Node:
+    return replace(node, attrs={key: _attr(key, value) for key, value in node.attrs.items()})
+
+
 def _attr(key: str, value: Any) -> Any:
+    if isinstance(value, Body):
+        weights = {name: _attr(name, array) for name, array in value.weights.items()}
+        return replace(value, nodes=tuple(map(_node, value.nodes)), weights=weights)
     if key in ("to", "dtype") and value in HALF:
         return FLOAT32
     if isinstance(value, np.ndarray) and value.dtype.name in HALF.values():

@@ -29,6 +29,7 @@ from apq_tvm.onnx_import.symbolic.dims import (
     product,
     symbols,
 )
+from apq_tvm.onnx_import.symbolic.regions import REGION_RULES
 from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Array, Node
 
@@ -383,8 +384,9 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     # The normalisations may be younger than the graph's opset.
     **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
     "apq.Embedding": _embedding,
-    **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice"), _given),
+    **dict.fromkeys(("apq.Assume", "apq.Reshape", "apq.Expand", "apq.Slice"), _given),
     **dict.fromkeys(("apq.AppendCache", "apq.Full", "apq.Range", "apq.Dims"), _given),
+    **REGION_RULES,
 }
 
 

@@ -1,0 +1,1 @@
+"""Control flow: bodies of nodes, branches and loops, and the flat graph they become."""

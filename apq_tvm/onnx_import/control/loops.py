@@ -1,0 +1,188 @@
+"""``Loop`` and ``Scan``: written out where there are few rounds, else nodes between markers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apq_tvm.onnx_import.control.bodies import Body, captures, copied_in, own_inputs, splice
+from apq_tvm.onnx_import.control.regions import Looped, end_loop, start_loop
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import Dim
+from apq_tvm.onnx_import.symbolic.infer import elements, unify
+from apq_tvm.onnx_import.symbolic.values import contents
+from apq_tvm.types import Node
+
+FEW_NODES = 256
+"""A loop is written out if that makes no more nodes than this."""
+
+ENDLESS = (1 << 63) - 1
+
+
+class _Deferred(Steps):
+    """Steps that are inferred once `fold` meets them: bodies hold operators yet to be expanded."""
+
+    def add(self, node: Node) -> None:
+        self.nodes.append(node)
+
+
+def loop(graph: Graph, node: Node) -> list[Node]:
+    """The nodes of a Loop (ONNX operator specification, opsets 11 to 25).
+
+    Raises
+    ------
+    UnsupportedModel
+        The number of rounds, and so the size of an output, depends on data.
+    """
+    steps = _Deferred(graph, node)
+    body: Body = node.attrs["body"]
+    limit, condition, *states = (*own_inputs(node), "", "")[: max(len(own_inputs(node)), 2)]
+    rounds = _rounds(graph, limit)
+    runs, conditional = _runs(graph, body, condition)
+    if not runs:
+        rounds, conditional = 0, False
+    if isinstance(rounds, int) and not conditional and _is_small(body, rounds, len(states)):
+        return _written_out(steps, body, rounds, states)
+    if len(body.outputs) - 1 > len(states) and (conditional or rounds is None):
+        raise steps.refuse(
+            "it collects a value of each round, but the number of rounds depends on data; give it "
+            "a number of rounds that follows from shapes, and a condition that is always true"
+        )
+    always = steps.constant(np.asarray(True))
+    flags = [condition or always] if conditional else []
+    outer = captures(node)
+    looped = Looped(
+        [*flags, *states],
+        list(outer.values()),
+        trip=rounds,
+        limit=limit if rounds is None else "",
+        conditional=conditional,
+    )
+    start = start_loop(steps, node.name, looped)
+    inner = start.carried[len(flags) :]
+    given = dict(zip(outer, start.captured, strict=True))
+    flag = start.carried[0] if conditional else always
+    given |= dict(zip(body.inputs, (start.round, flag, *inner), strict=False))
+    nodes, (again, *made) = splice(graph, body, given)
+    steps.nodes += nodes
+    carried, entries = made[: len(states)], made[len(states) :]
+    if conditional:
+        carried = [again, *carried]
+    finals, stacks = end_loop(steps, start, carried, entries, "0" * len(entries))
+    return steps.done(*finals[len(flags) :], *stacks)
+
+
+def _rounds(graph: Graph, limit: str) -> Dim | None:
+    """The number of rounds, if it follows from shapes."""
+    known = elements(contents(graph, limit)) if limit else None
+    if known is None or len(known) != 1:
+        return None
+    (rounds,) = known
+    if isinstance(rounds, int):
+        return None if rounds >= ENDLESS else max(rounds, 0)
+    return rounds
+
+
+def _runs(graph: Graph, body: Body, condition: str) -> tuple[bool, bool]:
+    """Whether the loop runs at all, and whether it may end before its last round."""
+    before = graph.weights.get(condition)
+    if condition and before is not None and not before.any():
+        return False, False
+    known = not condition or before is not None
+    source = copied_in(body, body.outputs[0])
+    again = body.weights.get(source)
+    passed = source in body.inputs[1:2]
+    if known and (passed or (again is not None and bool(again.any()))):
+        return True, False
+    return True, True
+
+
+def _is_small(body: Body, rounds: int, states: int) -> bool:
+    collects = len(body.outputs) - 1 > states
+    return rounds * max(len(body.nodes), 1) <= FEW_NODES and (rounds > 0 or not collects)
+
+
+def _written_out(steps: Steps, body: Body, rounds: int, states: list[str]) -> list[Node]:
+    """Every round by nodes of its own."""
+    graph = steps.graph
+    entries: list[list[str]] = [[] for _ in body.outputs[1 + len(states) :]]
+    for i in range(rounds):
+        given = captures(steps.node)
+        numbers = (steps.number(i, "int64"), steps.constant(np.asarray(True)))
+        given |= dict(zip(body.inputs, (*numbers, *states), strict=False))
+        nodes, outputs = splice(graph, body, given)
+        steps.nodes += nodes
+        states = outputs[1 : 1 + len(states)]
+        for collected, value in zip(entries, outputs[1 + len(states) :], strict=True):
+            collected.append(value)
+    return steps.done(*states, *(_stacked(steps, values, 0) for values in entries))
+
+
+def _stacked(steps: Steps, values: list[str], axis: int) -> str:
+    rows = [_unsqueezed(steps, value, axis) for value in values]
+    return rows[0] if len(rows) == 1 else steps("Concat", *rows, axis=axis)
+
+
+def _unsqueezed(steps: Steps, value: str, axis: int) -> str:
+    if steps.graph.opset < 13:
+        return steps("Unsqueeze", value, axes=(axis,))
+    return steps("Unsqueeze", value, steps.constant(np.asarray([axis], np.int64)))
+
+
+def scan(graph: Graph, node: Node) -> list[Node]:
+    """The nodes of a Scan (ONNX operator specification, opsets 11 to 25).
+
+    Raises
+    ------
+    UnsupportedModel
+        The shape of a scanned value is unknown.
+    """
+    steps = _Deferred(graph, node)
+    body: Body = node.attrs["body"]
+    given = own_inputs(node)
+    count = int(node.attrs["num_scan_inputs"])
+    states, scanned = list(given[: len(given) - count]), list(given[len(given) - count :])
+    collected = len(body.outputs) - len(states)
+    axes = _list(node, "scan_input_axes", count)
+    trip: Dim | None = None
+    for i, value in enumerate(scanned):
+        shape = steps.shape(value)
+        trip = unify(graph, trip, shape[axes[i] % len(shape)])
+        scanned[i] = _moved(steps, value, axes[i] % len(shape), 0, len(shape))
+    backward = "".join(map(str, _list(node, "scan_input_directions", count)))
+    captured = captures(node)
+    looped = Looped(states, list(captured.values()), scanned, backward, trip)
+    start = start_loop(steps, node.name, looped)
+    names = dict(zip(captured, start.captured, strict=True))
+    names |= dict(zip(body.inputs, (*start.carried, *start.entries), strict=True))
+    nodes, outputs = splice(graph, body, names)
+    steps.nodes += nodes
+    backward = "".join(map(str, _list(node, "scan_output_directions", collected)))
+    finals, stacks = end_loop(
+        steps, start, outputs[: len(states)], outputs[len(states) :], backward
+    )
+    axes = _list(node, "scan_output_axes", collected)
+    stacks = [steps("apq.MoveFirst", s, axis=a) if a else s for s, a in zip(stacks, axes, strict=True)]
+    return steps.done(*finals, *stacks)
+
+
+def move_first(graph: Graph, node: Node) -> list[Node]:
+    """``apq.MoveFirst``: the first axis goes to ``axis``, once the rank is known."""
+    steps = Steps(graph, node)
+    (value,) = node.inputs
+    rank = len(steps.shape(value))
+    axis = int(node.attrs["axis"]) % rank
+    return steps.done(_moved(steps, value, 0, axis, rank))
+
+
+def _moved(steps: Steps, value: str, source: int, target: int, rank: int) -> str:
+    """One axis at another place."""
+    order = [axis for axis in range(rank) if axis != source]
+    order.insert(target, source)
+    return value if source == target else steps("Transpose", value, perm=tuple(order))
+
+
+def _list(node: Node, name: str, count: int) -> list[int]:
+    """A list of integers, all 0 by default."""
+    given = [int(v) for v in node.attrs.get(name, ())]
+    return given or [0] * count

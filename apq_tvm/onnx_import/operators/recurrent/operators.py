@@ -1,0 +1,121 @@
+"""The steps of LSTM, GRU and RNN (ONNX operator specification, opsets 7 to 22)."""
+
+from __future__ import annotations
+
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.operators.recurrent.functions import clipping
+from apq_tvm.onnx_import.operators.recurrent.layer import Direction, Layer, R, W
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.types import Node
+
+INITIAL_H, INITIAL_C, PEEPHOLES = 5, 6, 7
+
+
+def _input_products(layer: Layer, direction: Direction, bias: str) -> str:
+    """``x · Wᵀ + bias`` of all steps: one linear layer."""
+    matrix = layer.matrix(W, direction)
+    return layer.linear(f"{direction.name}.input", layer.x, matrix, bias)
+
+
+def _sum(layer: Layer, direction: Direction) -> str:
+    """Both biases in one, where nothing comes between them."""
+    first, second = layer.bias(direction)
+    return layer.steps("Add", first, second) if first else ""
+
+
+def rnn(graph: Graph, node: Node) -> list[Node]:
+    """``Ht = f(Xt · Wᵀ + Ht-1 · Rᵀ + Wb + Rb)``."""
+    steps = Steps(graph, node)
+    layer, apply = Layer(steps, 1, ("Tanh",)), clipping(steps)
+
+    def products(direction: Direction) -> tuple[str, list[str]]:
+        x = _input_products(layer, direction, _sum(layer, direction))
+        return x, [layer.matrix(R, direction)]
+
+    def step(direction: Direction, x: str, state: list[str], captured: list[str]) -> list[str]:
+        y = layer.linear(f"{direction.name}.recurrent", state[0], captured[0])
+        return [apply(direction.functions[0], steps("Add", y, x))]
+
+    return layer.run(products, step, [INITIAL_H])
+
+
+def gru(graph: Graph, node: Node) -> list[Node]:
+    """Gates z, r, h; ``linear_before_reset`` says what the reset gate multiplies."""
+    steps = Steps(graph, node)
+    layer, apply = Layer(steps, 3, ("Sigmoid", "Tanh")), clipping(steps)
+    late = bool(node.attrs.get("linear_before_reset", 0))
+
+    def products(direction: Direction) -> tuple[str, list[str]]:
+        first, second = layer.bias(direction)
+        r = layer.matrix(R, direction)
+        bias, inner = "", ""
+        if first and late:
+            # The bias of the recurrent product is reset with it.
+            gates = steps("Add", layer.rows(first, 0, 2), layer.rows(second, 0, 2))
+            bias = steps("Concat", gates, layer.rows(first, 2), axis=0)
+            zero = steps.expand(steps.number(0.0, layer.dtype), 2 * layer.hidden)
+            inner = steps("Concat", zero, layer.rows(second, 2), axis=0)
+        elif first:
+            bias = steps("Add", first, second)
+        captured = [r, inner] if inner else [r]
+        if not late:
+            captured = [layer.gates_of(r, 0, 2), layer.gates_of(r, 2, 1)]
+        return _input_products(layer, direction, bias), captured
+
+    def step(direction: Direction, x: str, state: list[str], captured: list[str]) -> list[str]:
+        h, (f, g), name = state[0], direction.functions, f"{direction.name}.recurrent"
+        if late:
+            y = layer.linear(name, h, *captured)
+            z, r = (apply(f, steps("Add", layer.gate(y, i), layer.gate(x, i))) for i in (0, 1))
+            reset = steps("Mul", r, layer.gate(y, 2))
+        else:
+            pair = layer.gates_of(x, 0, 2)
+            both = apply(f, steps("Add", layer.linear(name, h, captured[0]), pair))
+            z, r = layer.gate(both, 0), layer.gate(both, 1)
+            reset = layer.linear(f"{name}.hidden", steps("Mul", r, h), captured[1])
+        new = apply(g, steps("Add", reset, layer.gate(x, 2)))
+        # (1 - z) * new + z * h
+        return [steps("Add", new, steps("Mul", z, steps("Sub", h, new)))]
+
+    return layer.run(products, step, [INITIAL_H])
+
+
+def lstm(graph: Graph, node: Node) -> list[Node]:
+    """Gates i, o, f, c; peepholes i, o, f."""
+    return lstm_steps(Layer(Steps(graph, node), 4, ("Sigmoid", "Tanh", "Tanh")))
+
+
+def lstm_steps(layer: Layer) -> list[Node]:
+    """The nodes of an LSTM whose weights `layer` knows."""
+    steps = layer.steps
+    apply, coupled = clipping(steps), bool(steps.node.attrs.get("input_forget", 0))
+
+    def products(direction: Direction) -> tuple[str, list[str]]:
+        x = _input_products(layer, direction, _sum(layer, direction))
+        captured = [layer.matrix(R, direction)]
+        peepholes = layer.of(PEEPHOLES, direction)
+        return x, [*captured, peepholes] if peepholes else captured
+
+    def step(direction: Direction, x: str, state: list[str], captured: list[str]) -> list[str]:
+        h, c = state
+        f, g, out = direction.functions
+        sums = layer.linear(f"{direction.name}.recurrent", h, captured[0])
+        sums = steps("Add", sums, x)
+
+        def gate(index: int, hole: int, cell: str) -> str:
+            total = layer.gate(sums, index)
+            if len(captured) > 1:
+                weight = layer.rows(captured[1], hole)
+                total = steps("Add", total, steps("Mul", weight, cell))
+            return apply(f, total)
+
+        i = gate(0, 0, c)
+        new = apply(g, layer.gate(sums, 3))
+        if coupled:  # f = 1 - i
+            cell = steps("Add", c, steps("Mul", i, steps("Sub", new, c)))
+        else:
+            kept = steps("Mul", gate(2, 2, c), c)
+            cell = steps("Add", kept, steps("Mul", i, new))
+        return [steps("Mul", gate(1, 1, cell), apply(out, cell)), cell]
+
+    return layer.run(products, step, [INITIAL_H, INITIAL_C])
