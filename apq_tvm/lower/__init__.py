@@ -14,10 +14,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.shapes import ShapeLowering
+from apq_tvm.lower.windows import WindowLowering
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
 
 __all__ = ["lower"]
@@ -48,9 +50,10 @@ def lower(
         A node whose shape or operator Relax cannot express; the message names it.
     """
     params, of_layer = _params(packed)
-    # ``main``'s parameters and symbols exist only once the import runs, hence the late lookup.
+    # ``main``'s parameters exist only once the import runs, hence the late lookup.
     variables: dict[str, Any] = {}
-    symbols: dict[str, Any] = {}
+    model = packed.plan.quantized.model
+    dims = Dims(model)
 
     def layer_params(layer: str) -> dict[str, Any]:
         return {array: variables[param] for array, param in of_layer[layer].items()}
@@ -59,9 +62,9 @@ def lower(
     converters = {
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
-        **ShapeLowering(symbols).converters(),
+        **ShapeLowering(dims).converters(),
+        **WindowLowering(dims).converters(),
     }
-    model = packed.plan.quantized.model
     visible = {
         name
         for node in model.nodes
@@ -71,7 +74,7 @@ def lower(
     hidden = frozenset(model.weights) - visible
     # TVM's importer prints on standard output, which belongs to --json.
     with contextlib.redirect_stdout(sys.stderr):
-        mod = import_graph(model, converters, params, hidden, variables, symbols)
+        mod = import_graph(model, converters, params, hidden, variables, dims)
         linears.finish()
         mod = _fuse(mod)
     return LoweredModel(packed, mod, params, linears.variants, linears.funcs, linears.preparations)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
+from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.onnx_import.symbolic.dims import evaluate
 from apq_tvm.ops.graph.append_cache import append_cache
 from apq_tvm.types import Node
 
@@ -22,17 +22,17 @@ class ShapeLowering:
 
     Parameters
     ----------
-    symbols : mapping of str to tvm.tirx.Var
-        By the name the dimension has in the ONNX file; may be filled after construction.
+    dims : Dims
     """
 
-    def __init__(self, symbols: Mapping[str, Any]) -> None:
-        self._symbols = symbols
+    def __init__(self, dims: Dims) -> None:
+        self._dim = dims
 
     def converters(self) -> dict[str, Convert]:
         """Converters by operator name."""
         return {
             "apq.AppendCache": self.append_cache,
+            "apq.Assume": self.assume,
             "apq.Dims": self.dims,
             "apq.Expand": self.expand,
             "apq.Full": self.full,
@@ -41,16 +41,17 @@ class ShapeLowering:
             "apq.Slice": self.slice,
         }
 
-    def _dim(self, dim: int | str) -> Any:
-        value = evaluate(dim, self._symbols, tirx.min, tirx.max)
-        return tirx.const(value, "int64") if isinstance(value, int) else value
-
     def _shape(self, node: Node) -> list[Any]:
         return [self._dim(d) for d in node.attrs["shape"]]
 
     def reshape(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Reshape``."""
         return relax.op.reshape(inputs[0], relax.ShapeExpr(self._shape(node)))
+
+    def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Assume``: the emitted C compares the dimensions before anything runs."""
+        kind = relax.TensorType(self._shape(node), inputs[0].ty.dtype)
+        return bb.match_cast(inputs[0], kind)
 
     def expand(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Expand``."""

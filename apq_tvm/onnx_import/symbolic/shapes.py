@@ -260,15 +260,17 @@ def _slice(graph: Graph, node: Node) -> Rewritten:
     by = steps or [1] * len(starts)
     shape, spans = list(x), []
     for start, end, axis, step in zip(starts, ends, at, by, strict=True):
-        if not isinstance(step, int) or (step <= 0 and isinstance(x[axis], Expr)):
+        if not isinstance(step, int) or not step:
             return None
-        if step <= 0:
-            return None  # all numbers: ONNX's inference and Relax know it
-        first = _clamped(graph, node, start, x[axis])
-        last = _clamped(graph, node, end, x[axis])
+        if step > 0:
+            first = _clamped(graph, node, start, x[axis])
+            last = _clamped(graph, node, end, x[axis])
+        else:
+            first = _clamped_back(start, x[axis], 0)
+            last = _clamped_back(end, x[axis], -1)
         if first is None or last is None:
             return None
-        count = maximum(floordiv(last - first + step - 1, step), 0)
+        count = maximum(floordiv(last - first + step - (1 if step > 0 else -1), step), 0)
         shape[axis] = count
         spans.append((axis, first, step))
     if same_shape(x, tuple(shape)):
@@ -305,6 +307,14 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim | None:
         return at
     order = compare(at, size)
     return minimum(at, size) if order is None else (at if order <= 0 else size)
+
+
+def _clamped_back(at: Dim, size: Dim, least: int) -> Dim | None:
+    """A limit of a slice that runs backwards: the start is an element, the end one before one."""
+    low, high = bounds(at)
+    if high is not None and high < 0:
+        return maximum(at + size, least)
+    return None if low is None or low < 0 else minimum(at, size - 1)
 
 
 def _gather(graph: Graph, node: Node) -> Rewritten:
