@@ -19,7 +19,7 @@ from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.shapes import ShapeLowering
-from apq_tvm.lower.windows import WindowLowering
+from apq_tvm.lower.images import ImageLowering
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
 
 __all__ = ["lower"]
@@ -63,7 +63,7 @@ def lower(
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
         **ShapeLowering(dims).converters(),
-        **WindowLowering(dims).converters(),
+        **ImageLowering(dims, model.value_specs).converters(),
     }
     visible = {
         name

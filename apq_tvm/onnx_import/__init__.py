@@ -21,11 +21,11 @@ end.
 ``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (not 0), ``shape`` of the
                                     output; starts are counted from the front and in range
 ``apq.Assume(x)``                   ``shape``: what the model needs `x` to have, checked at run time
-``apq.Pool(x)``                     windows of ``kernel``, ``strides``, ``dilations`` over x padded
+``apq.PoolFirst(x)``                     windows of ``kernel``, ``strides``, ``dilations`` over x padded
                                     by ``before``; ``kind`` "max", "average" (``include_pad``) or
                                     "lp" (``p``); ``shape``
 ``apq.Pad(x, value)``               ``mode``, ``before`` (per axis, negative cuts off), ``shape``
-``apq.Resize(x)``                   ``axes``, ``scales`` (0.0: output by input size), ``roi``, and
+``apq.ResizeAxes(x)``                   ``axes``, ``scales`` (0.0: output by input size), ``roi``, and
                                     ONNX's ``mode`` and so on; ``shape``
 ``apq.Full()``                      ``shape``, ``value`` (0-d array), ``dtype``
 ``apq.Range()``                     ``shape`` (one entry), ``start``, ``delta``, ``dtype``

@@ -413,7 +413,7 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
     "apq.Embedding": _embedding,
     **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice", "apq.Assume"), _given),
-    **dict.fromkeys(("apq.Pool", "apq.Pad", "apq.Resize"), _given),
+    **dict.fromkeys(("apq.PoolFirst", "apq.Pad", "apq.ResizeAxes"), _given),
     **dict.fromkeys(("apq.AppendCache", "apq.Full", "apq.Range", "apq.Dims"), _given),
 }
 

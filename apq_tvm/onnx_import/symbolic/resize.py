@@ -1,4 +1,4 @@
-"""Resize (ONNX opset 11 to 19) and Upsample as ``apq.Resize``: sizes and scales are worked out."""
+"""Resize (ONNX opset 11 to 19) and Upsample as ``apq.ResizeAxes``: sizes and scales are worked out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CROP = "tf_crop_and_resize"
 
 
 def rewrite_resize(graph: Graph, node: Node) -> Rewritten:
-    """``apq.Resize`` in place of Resize or Upsample; None while its sizes are not known.
+    """``apq.ResizeAxes`` in place of Resize or Upsample; None while its sizes are not known.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def rewrite_resize(graph: Graph, node: Node) -> Rewritten:
         return node.inputs[0]
     return carried(
         graph,
-        "apq.Resize",
+        "apq.ResizeAxes",
         node,
         shape,
         axes=tuple(axis for axis, _, _ in kept),

@@ -1,6 +1,6 @@
 """Operators over windows of an image: padding and output sizes are worked out here, once.
 
-Pooling becomes ``apq.Pool`` and padding ``apq.Pad``, which carry what `sizes` may have made of
+Pooling becomes ``apq.PoolFirst`` and padding ``apq.Pad``, which carry what `sizes` may have made of
 symbolic extents; a convolution keeps its operator and gets plain ``pads``.
 """
 
@@ -132,7 +132,7 @@ def _conv(graph: Graph, node: Node) -> Rewritten:
 
 
 def _pool(graph: Graph, node: Node) -> Rewritten:
-    """MaxPool, AveragePool and LpPool as ``apq.Pool``."""
+    """MaxPool, AveragePool and LpPool as ``apq.PoolFirst``."""
     x = _image(graph, node.inputs[0])
     if x is None or len([out for out in node.outputs if out]) > 1:
         return None
@@ -147,7 +147,7 @@ def _pool(graph: Graph, node: Node) -> Rewritten:
             )
     return carried(
         graph,
-        "apq.Pool",
+        "apq.PoolFirst",
         node,
         (*x[:2], *found.out),
         kind={"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}[node.op],

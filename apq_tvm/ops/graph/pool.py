@@ -21,7 +21,7 @@ def pool(
     before, after : sequence
         Padding of each spatial axis, numbers or expressions. Windows may reach past it.
     attrs : mapping
-        Of ``apq.Pool`` (`apq_tvm.onnx_import`).
+        Of ``apq.PoolFirst`` (`apq_tvm.onnx_import`).
 
     Returns
     -------

@@ -24,7 +24,7 @@ def resize(x: Any, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     shape : sequence
         Extents of the result.
     attrs : mapping
-        Of ``apq.Resize`` (`apq_tvm.onnx_import`).
+        Of ``apq.ResizeAxes`` (`apq_tvm.onnx_import`).
 
     Returns
     -------

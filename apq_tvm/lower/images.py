@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import relax, tirx
@@ -11,32 +11,60 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.ops.graph.conv import conv
 from apq_tvm.ops.graph.pad import pad
 from apq_tvm.ops.graph.pool import pool
 from apq_tvm.ops.graph.resize import resize
-from apq_tvm.types import Node
+from apq_tvm.types import Node, TensorSpec
 
 ALONE = {"op_pattern": 8}
 """FuseTIR fails on a number beside a symbol that only an inner buffer binds."""
 
 
-class WindowLowering:
+class ImageLowering:
     """Converters of operators over windows.
 
     Parameters
     ----------
     dims : Dims
+    specs : mapping of str to TensorSpec
+        What the import knows of values.
     """
 
-    def __init__(self, dims: Dims) -> None:
+    def __init__(self, dims: Dims, specs: Mapping[str, TensorSpec]) -> None:
         self._dims = dims
+        self._specs = specs
 
     def converters(self) -> dict[str, Convert]:
         """Converters by operator name."""
-        return {"apq.Pad": self.pad, "apq.Pool": self.pool, "apq.Resize": self.resize}
+        return {"Conv": self.conv, "apq.Pad": self.pad, "apq.PoolFirst": self.pool, "apq.ResizeAxes": self.resize}
+
+    def conv(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``Conv``, whose ``auto_pad`` the ONNX import has spelled out."""
+        x, weight, bias = (*inputs, None)[:3]
+        known_shape(x, node)
+        shape = self._out(node)
+        rank = len(shape) - 2
+        args = (
+            tuple(node.attrs.get("strides", (1,) * rank)),
+            tuple(node.attrs.get("dilations", (1,) * rank)),
+            tuple(node.attrs.get("pads", (0,) * (2 * rank))),
+            node.attrs.get("group", 1),
+        )
+        made = bb.emit_te(
+            lambda a, w: conv(a, w, shape, *args), x, weight, primfunc_name_hint=f"conv{rank}d"
+        )
+        if bias is None:
+            return made
+        flat = relax.op.reshape(bias, relax.ShapeExpr([1, shape[1], *[1] * rank]))
+        return relax.op.add(made, bb.emit(flat))
+
+    def _out(self, node: Node) -> list[Any]:
+        """Extents of a node's first output."""
+        return self._dims.shape(self._specs[node.outputs[0]].shape)
 
     def pool(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        """``apq.Pool``."""
+        """``apq.PoolFirst``."""
         known_shape(inputs[0], node)
         shape = self._dims.shape(node.attrs["shape"])
         pads = [*node.attrs["before"], *node.attrs["after"]]
@@ -71,7 +99,7 @@ class WindowLowering:
         return self._emit(bb, whole, tensors, before, "pad")
 
     def resize(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        """``apq.Resize``."""
+        """``apq.ResizeAxes``."""
         if node.attrs["antialias"]:
             raise UnsupportedModel(
                 f"Resize {node.name!r}: antialias is not done; resize before the model, or export "
