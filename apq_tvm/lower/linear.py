@@ -21,6 +21,7 @@ from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
 if TYPE_CHECKING:
+    from apq_tvm.lower.windows import WindowLowering
     from apq_tvm.schedules.decide import Decide
     from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
 
@@ -45,6 +46,8 @@ class LinearLowering:
         ``(kernel name, LinearSpec) -> Decide``: the tuning log, or the defaults.
     param_vars : callable
         ``layer name -> {array name: relax.Var}``: the layer's packed weights.
+    windows : WindowLowering
+        Knows which inputs are windows, which are quantized as they are gathered.
 
     Attributes
     ----------
@@ -62,7 +65,9 @@ class LinearLowering:
         kernels: Mapping[str, LinearKernel],
         decide: Callable[[str, LinearSpec], Decide],
         param_vars: Callable[[str], Mapping[str, Any]],
+        windows: WindowLowering,
     ) -> None:
+        self._windows = windows
         self._plan = plan
         self._kernels = kernels
         self._decide = decide
@@ -152,6 +157,10 @@ class LinearLowering:
         read = tuple(weights[name] for name in preparation.weights)
         key = (x, preparation.key, read)
         if key not in self._prepared:
+            gathered = self._windows.gathered(x, preparation, self._plan.profile)
+            if gathered is not None:
+                x2d, preparation = gathered
+                self.preparations.setdefault(preparation.key, preparation)
             name = preparation.key
             if name not in self._vars:
                 func = preparation.func.with_attr("global_symbol", name)
@@ -252,6 +261,8 @@ def _dispatch(name: str, made: Sequence[_Made]) -> Any:
 
 def _leading(preparation: Preparation, buffer: Any, m: Any) -> Any:
     """The first extent of an output where x has `m` rows: M, or pairs of rows."""
+    if preparation.gathers:
+        return m
     return substitute(buffer.shape[0], preparation.func.params[0].shape[0], m)
 
 

@@ -45,20 +45,21 @@ class ShapeLowering:
         value = evaluate(dim, self._symbols, tirx.min, tirx.max)
         return tirx.const(value, "int64") if isinstance(value, int) else value
 
-    def _shape(self, node: Node) -> list[Any]:
+    def extents(self, node: Node) -> list[Any]:
+        """The dimensions of a node's attribute ``shape``."""
         return [self._dim(d) for d in node.attrs["shape"]]
 
     def reshape(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Reshape``."""
-        return relax.op.reshape(inputs[0], relax.ShapeExpr(self._shape(node)))
+        return relax.op.reshape(inputs[0], relax.ShapeExpr(self.extents(node)))
 
     def expand(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Expand``."""
-        return relax.op.broadcast_to(inputs[0], relax.ShapeExpr(self._shape(node)))
+        return relax.op.broadcast_to(inputs[0], relax.ShapeExpr(self.extents(node)))
 
     def slice(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Slice``: starts are in range, so the output's shape is exact."""
-        shape, axes = self._shape(node), list(node.attrs["axes"])
+        shape, axes = self.extents(node), list(node.attrs["axes"])
         starts = [self._dim(d) for d in node.attrs["starts"]]
         steps = [self._dim(d) for d in node.attrs["steps"]]
 
@@ -76,14 +77,14 @@ class ShapeLowering:
     def append_cache(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.AppendCache``."""
         given = [value for value in inputs if value is not None]
-        shape = self._shape(node)
+        shape = self.extents(node)
         return bb.emit_te(append_cache, *given, shape, primfunc_name_hint="append_cache")
 
     def full(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Full``."""
         dtype = node.attrs["dtype"]
         value = relax.const(np.asarray(node.attrs["value"], dtype), dtype)
-        return relax.op.full(relax.ShapeExpr(self._shape(node)), value, dtype)
+        return relax.op.full(relax.ShapeExpr(self.extents(node)), value, dtype)
 
     def range(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Range``."""
@@ -97,7 +98,7 @@ class ShapeLowering:
             numbers = {key: self._number(value, dtype) for key, value in given.items()}
             numbers |= {k: a.astype(dtype) for k, a in zip(symbolic, arguments, strict=True)}
             start, delta = numbers["start"], numbers["delta"]
-            return te.compute(self._shape(node), lambda i: start + i.astype(dtype) * delta, "range")
+            return te.compute(self.extents(node), lambda i: start + i.astype(dtype) * delta, "range")
 
         arguments = [self._dim(given[key]) for key in symbolic]
         return bb.emit_te(
