@@ -12,7 +12,7 @@ from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
-from tvm import relax
+from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -72,7 +72,7 @@ class LinearLowering:
         self._kernels = kernels
         self._decide = decide
         self._param_vars = param_vars
-        self._entry: dict[tuple[LinearSpec, str], _Entry] = {}
+        self._entry: dict[tuple[LinearSpec, str, int], _Entry] = {}
         self._prepared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.preparations: dict[str, Preparation] = {}
         self._needed: dict[str, set[tuple[int, int]]] = {}
@@ -93,7 +93,7 @@ class LinearLowering:
         lead = known_shape(x, node)[:-1]
         m = reduce(mul, lead, 1)
         x2d = bb.emit(relax.op.reshape(x, relax.ShapeExpr([m, spec.k])))
-        entry = self._add_funcs(bb, node, spec)
+        entry = self._add_funcs(bb, node, spec, _least(lead))
         weights = self._param_vars(node.name)
         args: list[Any] = []
         for preparation in entry.preparations:
@@ -114,9 +114,13 @@ class LinearLowering:
         for key, needed in self._needed.items():
             self.variants[key] = _ranges(key, needed)
 
-    def _add_funcs(self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec) -> _Entry:
-        choices = self._plan.choices[node.name]
-        key = (spec, choices[0].layout)
+    def _add_funcs(
+        self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec, least: int
+    ) -> _Entry:
+        """The PrimFuncs of a layer whose inputs have `least` rows or more."""
+        every = self._plan.choices[node.name]
+        choices = tuple(c for c in every if c.m_max < 0 or c.m_max >= least)
+        key = (spec, choices[0].layout, choices[0].m_min)
         if key in self._entry:
             return self._entry[key]
         made = [self._add_kernel(bb, choice, spec) for choice in choices]
@@ -241,7 +245,6 @@ class _Entry:
 
 def _dispatch(name: str, made: Sequence[_Made]) -> Any:
     """An empty PrimFunc with the arguments of a shared call: what Relax needs to see."""
-    from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
@@ -257,6 +260,11 @@ def _dispatch(name: str, made: Sequence[_Made]) -> Any:
             b.match_buffer(b.arg(f"a{i}", b.handle()), shape, param.dtype, align=4, offset_factor=1)
         b.evaluate(tirx.const(0, "int32"))
     return builder.get()
+
+
+def _least(dims: Sequence[Any]) -> int:
+    """Fewest rows of an input: symbols are at least 1, but a cache may be empty."""
+    return reduce(mul, (int(d) for d in dims if isinstance(d, tirx.IntImm)), 1)
 
 
 def _leading(preparation: Preparation, buffer: Any, m: Any) -> Any:

@@ -98,7 +98,8 @@ class ShapeLowering:
             numbers = {key: self._number(value, dtype) for key, value in given.items()}
             numbers |= {k: a.astype(dtype) for k, a in zip(symbolic, arguments, strict=True)}
             start, delta = numbers["start"], numbers["delta"]
-            return te.compute(self.extents(node), lambda i: start + i.astype(dtype) * delta, "range")
+            shape = self.extents(node)
+            return te.compute(shape, lambda i: start + i.astype(dtype) * delta, "range")
 
         arguments = [self._dim(given[key]) for key in symbolic]
         return bb.emit_te(

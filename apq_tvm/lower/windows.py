@@ -11,6 +11,7 @@ from tvm import relax
 from apq_tvm.errors import NotApplicable
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.ops.graph.resample import Resampling, fold, resize
 from apq_tvm.ops.graph.window_reduce import depthwise, pool
 from apq_tvm.ops.graph.windows import Geometry, windows
 from apq_tvm.types import DeviceProfile, Node
@@ -48,6 +49,8 @@ class WindowLowering:
             "apq.Windows": self.windows,
             "apq.Depthwise": self.depthwise,
             "apq.Pool": self.pool,
+            "apq.Fold": self.fold,
+            "apq.Resize": self.resize,
         }
 
     def windows(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -74,6 +77,23 @@ class WindowLowering:
         kind, padding = str(node.attrs["kind"]), bool(node.attrs["padding"])
         func = pool(shapes.of(x), out, Geometry.of(node.attrs), kind, padding)
         return call(bb, func, [x], shapes)
+
+    def fold(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Fold``; what follows is fused with it."""
+        args, out = [v for v in inputs if v is not None], self._extents(node)
+        geometry = Geometry.of(node.attrs)
+
+        def folded(z: Any, *bias: Any) -> Any:
+            return fold(z, bias[0] if bias else None, out, geometry)
+
+        return bb.emit_te(folded, *args, primfunc_name_hint="fold")
+
+    def resize(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Resize``; what follows is fused with it."""
+        names = ("mode", "coordinates", "rounding")
+        how = Resampling(*(str(node.attrs[n]) for n in names), tuple(node.attrs["scales"]))
+        out = self._extents(node)
+        return bb.emit_te(lambda x: resize(x, out, how), inputs[0], primfunc_name_hint="resize")
 
     def gathered(
         self, rows: Any, preparation: Preparation, profile: DeviceProfile

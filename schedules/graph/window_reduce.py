@@ -117,14 +117,20 @@ class _Loops:
         out = image * self.out_steps[0]
         out = sum((o * self.out_steps[1 + i] for i, o in enumerate(position)), out)
         # Pixels from `first` to `end` have windows that lie inside along the last axis.
-        size, stride, begin = self.sizes[last], i64(g.strides[last]), g.begin(last, self.sizes[last])
+        size, stride, begin = (
+            self.sizes[last],
+            i64(g.strides[last]),
+            g.begin(last, self.sizes[last]),
+        )
         width = self.out[last]
         first = tirx.min(tirx.max((begin + stride - 1) // stride, i64(0)), width)
         room = size + begin - i64(g.reach(last))
         end = tirx.Select(room >= i64(0), room // stride + 1, i64(0))
         end = tirx.min(tirx.max(end, first), width)
         simplify = sym.Analyzer().simplify
-        named, (base, out, first, end) = bind_all([simplify(e) for e in (base, out, first, end)], "p")
+        named, (base, out, first, end) = bind_all(
+            [simplify(e) for e in (base, out, first, end)], "p"
+        )
         counts = [self._counted(i, o) for i, o in enumerate(position)]
         pixel = _Pixel(self, base, out, spans, counts)
         return tirx.stmt_seq(*binds, *more, *named, *self._pixels(pixel, first, end, width))
@@ -169,7 +175,12 @@ class _Pixel:
         g, last = u.geometry, len(u.sizes) - 1
         start = first * i64(g.strides[last]) - g.begin(last, u.sizes[last])
         low, high = tap_range(g, last, first, u.sizes[last])
-        values = [self.base + start * u.steps[1 + last], self.out + first * i64(channels), low, high]
+        values = [
+            self.base + start * u.steps[1 + last],
+            self.out + first * i64(channels),
+            low,
+            high,
+        ]
         binds, (base, out, low, high) = bind_all(values, "q")
         self._range = None if inside else (low, high)
         scales: list[Stmt] = []
@@ -251,9 +262,7 @@ class _Pixel:
             return loop(span.high - span.low, outer)
         if self._range is not None:
             low, high = self._range
-            return loop(
-                high - low, lambda t: tap(number + (low + t), offset + (low + t) * step)
-            )
+            return loop(high - low, lambda t: tap(number + (low + t), offset + (low + t) * step))
         every = [tap(number + i64(t), offset + i64(t) * step) for t in range(g.kernel[axis])]
         return tirx.stmt_seq(*every)
 

@@ -19,6 +19,7 @@ from apq_tvm.onnx_import.conv.layers import (
     pooling,
     stored_axes,
 )
+from apq_tvm.onnx_import.conv.resample import resize, transposed
 from apq_tvm.onnx_import.graph import Graph, Shape, with_attrs
 from apq_tvm.onnx_import.passes.expand import REDUCTIONS, UNARY
 from apq_tvm.onnx_import.symbolic.dims import as_attr
@@ -30,7 +31,7 @@ Rule = Callable[["ChannelsLast", Node], bool]
 
 def channels_last(graph: Graph) -> None:
     """Rewrite convolutions as linear layers, and what lies between them, channels last."""
-    if any(node.op == "Conv" for node in graph.nodes):
+    if any(node.op in ("Conv", "ConvTranspose") for node in graph.nodes):
         ChannelsLast(graph).run()
 
 
@@ -170,10 +171,8 @@ def _operand(last: ChannelsLast, value: str, rank: int) -> str:
     if array is None:
         shape = graph.shape(value)
         return last.last(value) if shape is not None and len(shape) == rank else value
-    if array.ndim < 2 or array.size == 1:
-        # [W] lies along the last axis of the image, which is not the last of the twin.
-        if array.size == 1:
-            return value
+    if array.size == 1:
+        return value
     wide = array.reshape((1,) * (rank - array.ndim) + array.shape)
     name = f"{value}.last{rank}"
     if name not in graph.weights:
@@ -248,9 +247,8 @@ def _pad(last: ChannelsLast, node: Node) -> bool:
         return False
     if pads.size != 2 * rank or graph.shape(node.outputs[0]) is None:
         return False
-    moved = np.moveaxis(pads.reshape(2, rank), 1, 1)
-    order = (0, *range(2, rank), 1)
-    name = graph.add_weight(f"{node.inputs[1]}.last", np.ascontiguousarray(moved[:, order]).reshape(-1))
+    moved = pads.reshape(2, rank)[:, (0, *range(2, rank), 1)].reshape(-1)
+    name = graph.add_weight(f"{node.inputs[1]}.last", np.ascontiguousarray(moved))
     inputs = (last.last(x), name, *node.inputs[2:])
     last.add(replace(node, inputs=inputs, outputs=(last.made(node.outputs[0]),)))
     return True
@@ -291,6 +289,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("MaxPool", "AveragePool"), pooling),
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool"), global_pooling),
     "Conv": convolution,
+    "ConvTranspose": transposed,
+    "Resize": resize,
     "Pad": _pad,
     "Slice": _slice,
     "apq.Slice": _slice,

@@ -11,7 +11,6 @@ from apq_tvm.onnx_import.conv.geometry import window_attrs
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.passes.linear import stored
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
-from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Array, Node
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
     w, group = graph.weights.get(node.inputs[1]), int(node.attrs.get("group", 1))
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     shape, out = graph.known_shape(x), graph.known_shape(node.outputs[0])
-    if w is None or shape is None or out is None or not _float_image(graph, x):
+    if w is None or shape is None or out is None or not float_image(graph, x):
         return False
     if w.dtype != np.float32 or w.ndim != len(shape) or (bias and bias not in graph.weights):
         return False
@@ -51,13 +50,14 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
     return True
 
 
-def _float_image(graph: Graph, x: str) -> bool:
+def float_image(graph: Graph, x: str) -> bool:
     return graph.dtype(x) == "float32" and graph.rank(x) in RANKS
 
 
 def _joined(group: int, outputs: int) -> int:
     """How many groups make one layer."""
-    return min(d for d in range(1, group + 1) if group % d == 0 and (d * outputs >= LEAST_OUTPUTS or d == group))
+    fitting = [d for d in range(1, group) if group % d == 0 and d * outputs >= LEAST_OUTPUTS]
+    return min(fitting, default=group)
 
 
 def _depthwise(last: ChannelsLast, node: Node, attrs: dict[str, Any]) -> None:
@@ -66,12 +66,12 @@ def _depthwise(last: ChannelsLast, node: Node, attrs: dict[str, Any]) -> None:
     taps = stored(graph, node.inputs[1], ".taps", w.reshape(w.shape[0], -1).T)
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     y = last.made(node.outputs[0])
-    attrs = {**attrs, "activation": "", "shape": _attr(graph, y)}
+    attrs = {**attrs, "activation": "", "shape": shape_attr(graph, y)}
     inputs = (last.last(node.inputs[0]), taps, bias, "")
     last.add(Node("apq.Depthwise", node.name, inputs, (y,), attrs))
 
 
-def _attr(graph: Graph, value: str) -> tuple[int | str, ...]:
+def shape_attr(graph: Graph, value: str) -> tuple[int | str, ...]:
     shape = graph.known_shape(value)
     assert shape is not None
     return tuple(as_attr(dim) for dim in shape)
@@ -92,8 +92,6 @@ def _grouped(
         tail = f".{i}" if layers > 1 else ""
         matrix = _matrix(w[i * rows : (i + 1) * rows], joined)
         weight = stored(graph, node.inputs[1], f".rows{tail}", matrix)
-        if layers == 1:
-            _carry_codes(graph, node.inputs[1], weight)
         shift = ""
         if bias is not None:
             shift = stored(graph, node.inputs[2], f".part{tail}", bias[i * rows : (i + 1) * rows])
@@ -123,10 +121,6 @@ def _matrix(w: Array, joined: int) -> Array:
     return wide.reshape(outputs, -1)
 
 
-def _carry_codes(graph: Graph, source: str, target: str) -> None:
-    """Codes of a matrix that only lies in another order, one scale a row at most."""
-
-
 def _windows(
     last: ChannelsLast, node: Node, x: str, attrs: dict[str, Any], channels: tuple[int, int],
     out: Sequence[Dim],
@@ -151,7 +145,7 @@ def pooling(last: ChannelsLast, node: Node) -> bool:
     """``MaxPool`` and ``AveragePool`` of an image whose channels come last already."""
     graph, x = last.graph, node.inputs[0]
     shape, out = graph.known_shape(x), graph.known_shape(node.outputs[0])
-    if not last.has(x) or shape is None or out is None or not _float_image(graph, x):
+    if not last.has(x) or shape is None or out is None or not float_image(graph, x):
         return False
     if len(node.outputs) > 1 or not isinstance(shape[1], int):
         return False
@@ -159,7 +153,7 @@ def pooling(last: ChannelsLast, node: Node) -> bool:
     kind = "max" if node.op == "MaxPool" else "average"
     padding = bool(node.attrs.get("count_include_pad", 0))
     y = last.made(node.outputs[0])
-    attrs |= {"kind": kind, "padding": padding, "shape": _attr(graph, y)}
+    attrs |= {"kind": kind, "padding": padding, "shape": shape_attr(graph, y)}
     last.add(Node("apq.Pool", node.name, (last.last(x),), (y,), attrs))
     return True
 
@@ -188,6 +182,3 @@ def stored_axes(graph: Graph, axes: Sequence[int]) -> str:
     name = f"axes.{'_'.join(map(str, axes))}"
     graph.weights.setdefault(name, np.asarray(axes, np.int64))
     return name
-
-
-__all__ = ["convolution", "global_pooling", "infer", "pooling", "stored_axes"]

@@ -381,10 +381,12 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "Pad": _pad,
     "Flatten": _flatten,
     # The normalisations may be younger than the graph's opset.
-    **dict.fromkeys(("apq.Gelu", "apq.Activation", "LayerNormalization", "RMSNormalization"), _like),
+    **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
+    "apq.Activation": _like,
     "apq.Embedding": _embedding,
     **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice"), _given),
     **dict.fromkeys(("apq.Windows", "apq.Depthwise", "apq.Pool"), _given),
+    **dict.fromkeys(("apq.Fold", "apq.Resize"), _given),
     **dict.fromkeys(("apq.AppendCache", "apq.Full", "apq.Range", "apq.Dims"), _given),
 }
 

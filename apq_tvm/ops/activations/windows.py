@@ -69,9 +69,7 @@ def quantize_windows(
 class _Windows(Quantize):
     name = "quantize_windows"
 
-    def of(
-        self, shape: Sequence[Dim], geometry: Geometry, channels: tuple[int, int]
-    ) -> PrimFunc:
+    def of(self, shape: Sequence[Dim], geometry: Geometry, channels: tuple[int, int]) -> PrimFunc:
         """The PrimFunc for one kind of windows."""
         m = tirx.Var("m", "int64")
         with IRBuilder() as builder, b.prim_func(s_tir=True):
@@ -83,7 +81,9 @@ class _Windows(Quantize):
             self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
             gather = Gather(self.x, geometry, *channels)
             with row_tasks(m, self.row_block, [whole(self.x)], [whole(self.xq)]) as (first, mine):
-                self.rows = b.sblock_alloc_buffer((self.row_block, self.padded), "float32", align=64)
+                self.rows = b.sblock_alloc_buffer(
+                    (self.row_block, self.padded), "float32", align=64
+                )
                 with each("gather", mine) as row:
                     self._gather(gather, first, row)
                 with each("row", mine) as row:
