@@ -275,6 +275,28 @@ def _slice(last: ChannelsLast, node: Node) -> bool:
     return True
 
 
+def _squeezed(last: ChannelsLast, node: Node) -> bool:
+    """Squeeze and Unsqueeze of spatial axes, where some are left."""
+    graph, x, rank = last.graph, node.inputs[0], graph_rank(last, node)
+    axes, y = node.attrs.get("axes"), node.outputs[0]
+    given = len(node.inputs) > 1
+    if given and node.inputs[1] in graph.weights:
+        axes = tuple(int(a) for a in graph.weights[node.inputs[1]].reshape(-1))
+    result = graph.rank(y)
+    if rank is None or axes is None or not _image(last, x) or result is None:
+        return False
+    wide = max(rank, result)
+    if min(rank, result) < 3 or any(int(a) % wide < 2 for a in axes) or graph.dtype(y) is None:
+        return False
+    moved = tuple(sorted(_place(int(a), wide) for a in axes))
+    new = replace(node, inputs=(last.last(x),), outputs=(last.made(y),))
+    if given:
+        last.add(replace(new, inputs=(new.inputs[0], stored_axes(graph, moved))))
+    else:
+        last.add(with_attrs(new, {"axes": moved}))
+    return True
+
+
 MORE_UNARY = (
     "Acos Acosh Asin Asinh Atan Atanh Celu Cosh Elu Gelu HardSigmoid HardSwish IsInf IsNaN "
     "LeakyRelu Mish Selu Shrink Sinh Softplus Softsign Tan ThresholdedRelu apq.Gelu "
@@ -293,5 +315,6 @@ RULES: dict[str, Rule] = {
     "Resize": resize,
     "Pad": _pad,
     "Slice": _slice,
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), _squeezed),
     "apq.Slice": _slice,
 }

@@ -20,7 +20,7 @@ COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"
 def resize(last: ChannelsLast, node: Node) -> bool:
     """Nearest and linear ``Resize`` of the spatial axes, by constant scales or to known sizes."""
     graph, x, attrs = last.graph, node.inputs[0], node.attrs
-    shape, out = graph.known_shape(x), graph.known_shape(node.outputs[0])
+    shape, out = graph.known_shape(x), graph.shape(node.outputs[0])
     mode = attrs.get("mode", "nearest")
     coordinates = attrs.get("coordinate_transformation_mode", "half_pixel")
     if not last.has(x) or shape is None or out is None or not float_image(graph, x):
@@ -30,8 +30,9 @@ def resize(last: ChannelsLast, node: Node) -> bool:
     if attrs.get("antialias", 0) or attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return False
     scales = _scales(graph, node, len(shape))
-    if scales is None or out[:2] != shape[:2]:
+    if scales is None or None in out[2:] or shape[1] != out[1]:
         return False
+    graph.shapes[node.outputs[0]] = (*shape[:2], *out[2:])  # ONNX's inference may lose the batch
     y = last.made(node.outputs[0])
     given = {
         "mode": mode,
