@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-
 from windows_reference import WINDOW_OPS, depthwise
 
 from apq_tvm.onnx_import.symbolic.dims import evaluate

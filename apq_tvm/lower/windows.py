@@ -90,8 +90,10 @@ class WindowLowering:
 
     def resize(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Resize``; what follows is fused with it."""
-        names = ("mode", "coordinates", "rounding")
-        how = Resampling(*(str(node.attrs[n]) for n in names), tuple(node.attrs["scales"]))
+        mode, coordinates, rounding = (
+            str(node.attrs[name]) for name in ("mode", "coordinates", "rounding")
+        )
+        how = Resampling(mode, coordinates, rounding, tuple(node.attrs["scales"]))
         out = self._extents(node)
         return bb.emit_te(lambda x: resize(x, out, how), inputs[0], primfunc_name_hint="resize")
 

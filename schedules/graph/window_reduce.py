@@ -18,7 +18,7 @@ from tvm import sym, tirx
 
 from apq_tvm.ops import math
 from apq_tvm.ops.graph.window_reduce import LOWEST, tap_range
-from apq_tvm.ops.graph.windows import Geometry
+from apq_tvm.ops.graph.windows import NAMES, Geometry
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
@@ -66,11 +66,8 @@ class _Taps:
 class _Loops:
     def __init__(self, func: Any, lanes: int, pixels: int, vectors: int) -> None:
         attrs = func.attrs
-        names = ("kernel", "strides", "dilations", "begins", "ends")
         self.func = func
-        self.geometry = Geometry(
-            *(tuple(int(v) for v in attrs[f"apq.{n}"]) for n in names), str(attrs["apq.auto"])
-        )
+        self.geometry = Geometry.of({n: attrs[f"apq.{n}"] for n in (*NAMES, "auto")})
         self.op = str(attrs["apq.op"])
         self.largest = self.op == "pool" and str(attrs["apq.kind"]) == "max"
         x, y = func.params[0], func.params[-1]

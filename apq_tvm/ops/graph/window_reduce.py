@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 from apq_tvm.ops import math
 from apq_tvm.ops.graph.shapes import Dim, Symbols
-from apq_tvm.ops.graph.windows import Geometry
+from apq_tvm.ops.graph.windows import NAMES, Geometry
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
 
 LOWEST = -3.4028234663852886e38
@@ -134,7 +134,6 @@ def _reduced(shape: Any, geometry: Geometry, term: Any, reduction: Any) -> Any:
 
 
 def _marked(func: PrimFunc, geometry: Geometry, attrs: dict[str, Any]) -> PrimFunc:
-    names = ("kernel", "strides", "dilations", "begins", "ends")
-    where = {f"apq.{name}": list(getattr(geometry, name)) for name in names}
+    where = {f"apq.{name}": list(getattr(geometry, name)) for name in NAMES}
     work = {"apq.work": 2 * geometry.taps, "op_pattern": 8, "apq.auto": geometry.auto}
     return func.with_attrs({**where, **work, **attrs})

@@ -20,6 +20,8 @@ from apq_tvm.ops.blocks import argument, row_tasks
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, f32, i64
 
+NAMES = ("kernel", "strides", "dilations", "begins", "ends")
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -45,8 +47,8 @@ class Geometry:
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> Geometry:
         """From the attributes of ``apq.Windows``, ``apq.Depthwise`` or ``apq.Pool``."""
-        names = ("kernel", "strides", "dilations", "begins", "ends")
-        return cls(*(tuple(int(v) for v in attrs[n]) for n in names), str(attrs.get("auto", "")))
+        lists = {name: tuple(int(v) for v in attrs[name]) for name in NAMES}
+        return cls(**lists, auto=str(attrs.get("auto", "")))
 
     @property
     def taps(self) -> int:
@@ -111,7 +113,7 @@ class Gather:
 
     def at(self, row: Expr) -> list[Expr]:
         """Image and position of output row `row`, bound to names."""
-        index = []
+        index: list[Expr] = []
         for extent in reversed(self.out):
             index.insert(0, b.bind(row % extent))
             row = row // extent

@@ -1,4 +1,4 @@
-"""Operators on windows of images, channels last, in torch; ``tests/windows_reference.py`` beside."""
+"""Operators on windows of images in torch; ``tests/windows_reference.py`` has them in numpy."""
 
 from __future__ import annotations
 
