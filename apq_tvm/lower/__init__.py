@@ -15,11 +15,12 @@ import tvm
 from tvm import relax
 
 from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.images import ImageLowering
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.shapes import ShapeLowering
-from apq_tvm.lower.images import ImageLowering
+from apq_tvm.lower.windows import WindowLowering
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
 
 __all__ = ["lower"]
@@ -58,11 +59,14 @@ def lower(
     def layer_params(layer: str) -> dict[str, Any]:
         return {array: variables[param] for array, param in of_layer[layer].items()}
 
-    linears = LinearLowering(packed.plan, kernels, decide, layer_params)
+    shapes = ShapeLowering(dims)
+    windows = WindowLowering(shapes.extents)
+    linears = LinearLowering(packed.plan, kernels, decide, layer_params, windows)
     converters = {
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
-        **ShapeLowering(dims).converters(),
+        **shapes.converters(),
+        **windows.converters(),
         **ImageLowering(dims, model.value_specs).converters(),
     }
     visible = {

@@ -41,25 +41,26 @@ class ShapeLowering:
             "apq.Slice": self.slice,
         }
 
-    def _shape(self, node: Node) -> list[Any]:
+    def extents(self, node: Node) -> list[Any]:
+        """The dimensions of a node's attribute ``shape``."""
         return [self._dim(d) for d in node.attrs["shape"]]
 
     def reshape(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Reshape``."""
-        return relax.op.reshape(inputs[0], relax.ShapeExpr(self._shape(node)))
+        return relax.op.reshape(inputs[0], relax.ShapeExpr(self.extents(node)))
 
     def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Assume``: the emitted C compares the dimensions before anything runs."""
-        kind = relax.TensorType(self._shape(node), inputs[0].ty.dtype)
+        kind = relax.TensorType(self.extents(node), inputs[0].ty.dtype)
         return bb.match_cast(inputs[0], kind)
 
     def expand(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Expand``."""
-        return relax.op.broadcast_to(inputs[0], relax.ShapeExpr(self._shape(node)))
+        return relax.op.broadcast_to(inputs[0], relax.ShapeExpr(self.extents(node)))
 
     def slice(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Slice``: starts are in range, so the output's shape is exact."""
-        shape, axes = self._shape(node), list(node.attrs["axes"])
+        shape, axes = self.extents(node), list(node.attrs["axes"])
         starts = [self._dim(d) for d in node.attrs["starts"]]
         steps = [self._dim(d) for d in node.attrs["steps"]]
 
@@ -77,14 +78,14 @@ class ShapeLowering:
     def append_cache(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.AppendCache``."""
         given = [value for value in inputs if value is not None]
-        shape = self._shape(node)
+        shape = self.extents(node)
         return bb.emit_te(append_cache, *given, shape, primfunc_name_hint="append_cache")
 
     def full(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Full``."""
         dtype = node.attrs["dtype"]
         value = relax.const(np.asarray(node.attrs["value"], dtype), dtype)
-        return relax.op.full(relax.ShapeExpr(self._shape(node)), value, dtype)
+        return relax.op.full(relax.ShapeExpr(self.extents(node)), value, dtype)
 
     def range(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Range``."""
@@ -98,7 +99,8 @@ class ShapeLowering:
             numbers = {key: self._number(value, dtype) for key, value in given.items()}
             numbers |= {k: a.astype(dtype) for k, a in zip(symbolic, arguments, strict=True)}
             start, delta = numbers["start"], numbers["delta"]
-            return te.compute(self._shape(node), lambda i: start + i.astype(dtype) * delta, "range")
+            shape = self.extents(node)
+            return te.compute(shape, lambda i: start + i.astype(dtype) * delta, "range")
 
         arguments = [self._dim(given[key]) for key in symbolic]
         return bb.emit_te(

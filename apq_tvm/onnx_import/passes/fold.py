@@ -17,7 +17,7 @@ from apq_tvm.onnx_import.symbolic.dims import Expr, product
 from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs, node_proto, same_shape
 from apq_tvm.onnx_import.symbolic.shapes import rewrite
 from apq_tvm.onnx_import.symbolic.values import evaluate
-from apq_tvm.onnx_import.symbolic.windows import rewrite_windows
+from apq_tvm.onnx_import.symbolic.windows import infer_windows
 from apq_tvm.types import Array, Node
 
 # Constants of these types can be weights of layers.
@@ -51,7 +51,7 @@ def fold(graph: Graph) -> None:
         source = copied(graph, node)
         if source is None and _fold_values(graph, node, outputs):
             continue
-        new = source or rewrite(graph, node) or rewrite_windows(graph, node)
+        new = source or rewrite(graph, node)
         if isinstance(new, str):
             value = node.outputs[0]
             if value not in outputs:
@@ -60,6 +60,7 @@ def fold(graph: Graph) -> None:
             new = [Node("Identity", node.name, (new,), (value,))]
         for made in new or [node]:
             infer(graph, made)
+            infer_windows(graph, made)
             graph.maker.update((out, made) for out in made.outputs if out)
             graph.nodes.append(made)
     graph.index()

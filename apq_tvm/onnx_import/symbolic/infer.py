@@ -411,9 +411,12 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "Flatten": _flatten,
     # The normalisations may be younger than the graph's opset.
     **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
+    "apq.Activation": _like,
     "apq.Embedding": _embedding,
     **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice", "apq.Assume"), _given),
     **dict.fromkeys(("apq.PoolFirst", "apq.Pad", "apq.ResizeAxes"), _given),
+    **dict.fromkeys(("apq.Windows", "apq.Depthwise", "apq.Pool"), _given),
+    **dict.fromkeys(("apq.Fold", "apq.Resize"), _given),
     **dict.fromkeys(("apq.AppendCache", "apq.Full", "apq.Range", "apq.Dims"), _given),
 }
 

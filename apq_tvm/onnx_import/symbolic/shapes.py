@@ -18,7 +18,6 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
-    Expr,
     as_attr,
     bounds,
     compare,
@@ -352,6 +351,28 @@ def _gather(graph: Graph, node: Node) -> Rewritten:
     return [first, reshape_to(graph, last, shape, (*x[:axis], *x[axis + 1 :]))]
 
 
+def _split(graph: Graph, node: Node) -> Rewritten:
+    """Parts of an axis that is not a number are slices: no constant could say where to cut."""
+    x = graph.known_shape(node.inputs[0])
+    shapes = [graph.known_shape(out) for out in node.outputs]
+    if x is None or any(shape is None for shape in shapes):
+        return None
+    axis = node.attrs.get("axis", 0) % len(x)
+    if all(isinstance(shape[axis], int) for shape in (x, *shapes)):  # type: ignore[index]
+        return None
+    nodes, start = [], 0
+    for number, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
+        assert shape is not None
+        if out:
+            part = carried(
+                graph, "apq.Slice", node, shape, axes=(axis,), starts=(as_attr(start),), steps=(1,)
+            )
+            name = graph.fresh(f"{node.name}:{number}") if number else node.name
+            nodes.append(replace(part, name=name, outputs=(out,)))
+        start = start + shape[axis]  # type: ignore[assignment]
+    return nodes
+
+
 def _one_hot(graph: Graph, node: Node) -> Rewritten:
     """A depth given as [n] becomes a scalar, the only form TVM reads."""
     depth = graph.weights.get(node.inputs[1])
@@ -387,5 +408,6 @@ RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
     "Range": _range,
     "Slice": _slice,
     "Gather": _gather,
+    "Split": _split,
     "OneHot": _one_hot,
 }

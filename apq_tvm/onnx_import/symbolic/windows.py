@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph, with_attrs
-from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, bounds, floordiv, maximum, minimum
-from apq_tvm.onnx_import.symbolic.infer import elements
+from apq_tvm.onnx_import.symbolic.dims import (
+    Dim,
+    as_attr,
+    bounds,
+    floordiv,
+    maximum,
+    minimum,
+    parse,
+)
+from apq_tvm.onnx_import.symbolic.infer import elements, infer
 from apq_tvm.onnx_import.symbolic.resize import rewrite_resize
 from apq_tvm.onnx_import.symbolic.shapes import Rewritten, carried
 from apq_tvm.onnx_import.symbolic.values import contents
@@ -201,28 +208,6 @@ def _inputs(graph: Graph, node: Node, position: int) -> list[Dim] | None:
     return elements(contents(graph, node.inputs[position]))
 
 
-def _split(graph: Graph, node: Node) -> Rewritten:
-    """Parts of an axis that is not a number are slices: no constant could say where to cut."""
-    x = graph.known_shape(node.inputs[0])
-    shapes = [graph.known_shape(out) for out in node.outputs]
-    if x is None or any(shape is None for shape in shapes):
-        return None
-    axis = node.attrs.get("axis", 0) % len(x)
-    if all(isinstance(shape[axis], int) for shape in (x, *shapes)):  # type: ignore[index]
-        return None
-    nodes, start = [], 0
-    for number, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
-        assert shape is not None
-        if out:
-            part = carried(
-                graph, "apq.Slice", node, shape, axes=(axis,), starts=(as_attr(start),), steps=(1,)
-            )
-            name = graph.fresh(f"{node.name}:{number}") if number else node.name
-            nodes.append(replace(part, name=name, outputs=(out,)))
-        start = start + shape[axis]  # type: ignore[assignment]
-    return nodes
-
-
 def _conv_transpose(graph: Graph, node: Node) -> Rewritten:
     """What every axis was given is spelled out, so that dynamic sizes need no special case."""
     attrs = node.attrs
@@ -241,12 +226,37 @@ RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
     "Pad": _pad,
     "Resize": rewrite_resize,
     "Upsample": rewrite_resize,
-    "Split": _split,
 }
+SIZED = ("MaxPool", "AveragePool", "LpPool", "Pad", "Resize", "Upsample")
 
 
-def rewrite_windows(graph: Graph, node: Node) -> list[Node] | str | None:
-    """As `apq_tvm.onnx_import.symbolic.shapes.rewrite`, for the operators here."""
-    rule: Any = RULES.get(node.op)
-    new = None if rule is None else rule(graph, node)
-    return [new] if isinstance(new, Node) else new
+def infer_windows(graph: Graph, node: Node) -> None:
+    """Record the shape that one of `SIZED` makes; ONNX's inference does not compute with symbols.
+
+    Raises
+    ------
+    ImportFailed, UnsupportedModel
+        As the rewriting below.
+    """
+    if node.op not in SIZED or graph.known_shape(node.outputs[0]) is not None:
+        return
+    new = RULES[node.op](graph, node)
+    if isinstance(new, Node):
+        graph.shapes[node.outputs[0]] = tuple(parse(dim) for dim in new.attrs["shape"])
+    elif isinstance(new, str):
+        graph.shapes[node.outputs[0]] = graph.shape(new) or ()
+
+
+def rewrite_windows(graph: Graph) -> None:
+    """Write what no other pass took in with everything that follows from the sizes."""
+    for node in graph.each():
+        rule = RULES.get(node.op)
+        new = None if rule is None else rule(graph, node)
+        if isinstance(new, str):
+            new = Node("Identity", node.name, (new,), node.outputs[:1])
+        if new is not None:
+            made = new if isinstance(new, list) else [new]
+            for each in made:
+                infer(graph, each)
+            graph.replace(node, *made)
+    graph.sweep()
