@@ -51,12 +51,14 @@ def linear_spec(quantized: QuantizedModel, node: Node) -> LinearSpec:
         activation=node.attrs.get("activation", ""),
         residual=bool(operands[3]),
         details=formats.details(tensor) if tensor else (),
+        after=bool(node.attrs.get("after", False)),
     )
 
 
 def epilogue(spec: LinearSpec) -> list[str]:
     """What follows the product, in order: of ``bias``, the activation's name and ``residual``."""
-    parts = ("bias" if spec.bias else "", spec.activation, "residual" if spec.residual else "")
+    last = ("residual" if spec.residual else "", spec.activation)
+    parts = ("bias" if spec.bias else "", *(last if spec.after else last[::-1]))
     return [part for part in parts if part]
 
 

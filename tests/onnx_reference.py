@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from windows_reference import WINDOW_OPS, depthwise
 
 from apq_tvm.onnx_import.symbolic.dims import evaluate
 from apq_tvm.onnx_import.symbolic.infer import node_proto
@@ -101,6 +102,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
     "silu": lambda x: x * _sigmoid(x),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "hardsigmoid": lambda x: np.clip(x / 6 + 0.5, 0, 1).astype(np.float32),
+    "hardswish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1).astype(np.float32),
 }
 
 
@@ -110,6 +114,8 @@ def _linear(
     y = x @ w.T
     if bias is not None:
         y = y + bias
+    if attrs.get("after"):
+        return ACTIVATIONS[attrs["activation"]](y + residual)
     y = ACTIVATIONS[attrs["activation"]](y)
     return y if residual is None else np.asarray(y + residual)
 
@@ -154,6 +160,12 @@ def _dims(attrs: Any, symbols: Mapping[str, int]) -> Array:
     return np.asarray(values, attrs["dtype"]).reshape(attrs["shape"])
 
 
+def _depthwise(
+    attrs: Any, _: Any, x: Array, w: Array, bias: Any = None, residual: Any = None
+) -> Array:
+    return ACTIVATIONS[attrs["activation"]](depthwise(attrs, x, w, bias))
+
+
 def _append_cache(attrs: Any, _: Any, past: Any, new: Array, start: Array) -> Array:
     whole = np.zeros(attrs["shape"], np.float32)
     for b, first in enumerate(start):
@@ -165,6 +177,9 @@ def _append_cache(attrs: Any, _: Any, past: Any, new: Array, start: Array) -> Ar
 
 
 _OPS: dict[str, Callable[..., Array]] = {
+    **WINDOW_OPS,
+    "apq.Activation": lambda attrs, _, x: ACTIVATIONS[attrs["activation"]](x),
+    "apq.Depthwise": _depthwise,
     "apq.Linear": _linear,
     "apq.Embedding": _embedding,
     "apq.MatMul": _matmul,

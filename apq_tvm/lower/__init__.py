@@ -14,11 +14,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.images import ImageLowering
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.shapes import ShapeLowering
+from apq_tvm.lower.windows import WindowLowering
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
 
 __all__ = ["lower"]
@@ -49,22 +52,25 @@ def lower(
         A node whose shape or operator Relax cannot express; the message names it.
     """
     params, of_layer = _params(packed)
-    # ``main``'s parameters and symbols exist only once the import runs, hence the late lookup.
+    # ``main``'s parameters exist only once the import runs, hence the late lookup.
     variables: dict[str, Any] = {}
-    symbols: dict[str, Any] = {}
+    model = packed.plan.quantized.model
+    dims = Dims(model)
 
     def layer_params(layer: str) -> dict[str, Any]:
         return {array: variables[param] for array, param in of_layer[layer].items()}
 
-    linears = LinearLowering(packed.plan, kernels, decide, layer_params)
-    shapes = ShapeLowering(symbols)
+    shapes = ShapeLowering(dims)
+    windows = WindowLowering(shapes.extents)
+    linears = LinearLowering(packed.plan, kernels, decide, layer_params, windows)
     converters = {
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
         **shapes.converters(),
-        **region_converters(shapes),
+        **region_converters(dims),
+        **windows.converters(),
+        **ImageLowering(dims, model.value_specs).converters(),
     }
-    model = packed.plan.quantized.model
     visible = {
         name
         for node in model.nodes
@@ -74,7 +80,7 @@ def lower(
     hidden = frozenset(model.weights) - visible
     # TVM's importer prints on standard output, which belongs to --json.
     with contextlib.redirect_stdout(sys.stderr):
-        mod = import_graph(model, converters, params, hidden, variables, symbols)
+        mod = import_graph(model, converters, params, hidden, variables, dims)
         linears.finish()
         mod = _fuse(mod)
     return LoweredModel(packed, mod, params, linears.variants, linears.funcs, linears.preparations)

@@ -12,7 +12,7 @@ from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
-from tvm import relax
+from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.ops.linear.spec import LinearSpec
@@ -21,6 +21,7 @@ from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
 if TYPE_CHECKING:
+    from apq_tvm.lower.windows import WindowLowering
     from apq_tvm.schedules.decide import Decide
     from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
 
@@ -45,6 +46,8 @@ class LinearLowering:
         ``(kernel name, LinearSpec) -> Decide``: the tuning log, or the defaults.
     param_vars : callable
         ``layer name -> {array name: relax.Var}``: the layer's packed weights.
+    windows : WindowLowering
+        Knows which inputs are windows, which are quantized as they are gathered.
 
     Attributes
     ----------
@@ -62,12 +65,14 @@ class LinearLowering:
         kernels: Mapping[str, LinearKernel],
         decide: Callable[[str, LinearSpec], Decide],
         param_vars: Callable[[str], Mapping[str, Any]],
+        windows: WindowLowering,
     ) -> None:
+        self._windows = windows
         self._plan = plan
         self._kernels = kernels
         self._decide = decide
         self._param_vars = param_vars
-        self._entry: dict[tuple[LinearSpec, str], _Entry] = {}
+        self._entry: dict[tuple[LinearSpec, str, int], _Entry] = {}
         self._prepared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.preparations: dict[str, Preparation] = {}
         self._needed: dict[str, set[tuple[int, int]]] = {}
@@ -88,7 +93,7 @@ class LinearLowering:
         lead = known_shape(x, node)[:-1]
         m = reduce(mul, lead, 1)
         x2d = bb.emit(relax.op.reshape(x, relax.ShapeExpr([m, spec.k])))
-        entry = self._add_funcs(bb, node, spec)
+        entry = self._add_funcs(bb, node, spec, _least(lead))
         weights = self._param_vars(node.name)
         args: list[Any] = []
         for preparation in entry.preparations:
@@ -109,9 +114,13 @@ class LinearLowering:
         for key, needed in self._needed.items():
             self.variants[key] = _ranges(key, needed)
 
-    def _add_funcs(self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec) -> _Entry:
-        choices = self._plan.choices[node.name]
-        key = (spec, choices[0].layout)
+    def _add_funcs(
+        self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec, least: int
+    ) -> _Entry:
+        """The PrimFuncs of a layer whose inputs have `least` rows or more."""
+        every = self._plan.choices[node.name]
+        choices = tuple(c for c in every if c.m_max < 0 or c.m_max >= least)
+        key = (spec, choices[0].layout, choices[0].m_min)
         if key in self._entry:
             return self._entry[key]
         made = [self._add_kernel(bb, choice, spec) for choice in choices]
@@ -152,6 +161,10 @@ class LinearLowering:
         read = tuple(weights[name] for name in preparation.weights)
         key = (x, preparation.key, read)
         if key not in self._prepared:
+            gathered = self._windows.gathered(x, preparation, self._plan.profile)
+            if gathered is not None:
+                x2d, preparation = gathered
+                self.preparations.setdefault(preparation.key, preparation)
             name = preparation.key
             if name not in self._vars:
                 func = preparation.func.with_attr("global_symbol", name)
@@ -232,7 +245,6 @@ class _Entry:
 
 def _dispatch(name: str, made: Sequence[_Made]) -> Any:
     """An empty PrimFunc with the arguments of a shared call: what Relax needs to see."""
-    from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as b
 
@@ -250,8 +262,15 @@ def _dispatch(name: str, made: Sequence[_Made]) -> Any:
     return builder.get()
 
 
+def _least(dims: Sequence[Any]) -> int:
+    """Fewest rows of an input: symbols are at least 1, but a cache may be empty."""
+    return reduce(mul, (int(d) for d in dims if isinstance(d, tirx.IntImm)), 1)
+
+
 def _leading(preparation: Preparation, buffer: Any, m: Any) -> Any:
     """The first extent of an output where x has `m` rows: M, or pairs of rows."""
+    if preparation.gathers:
+        return m
     return substitute(buffer.shape[0], preparation.func.params[0].shape[0], m)
 
 

@@ -19,7 +19,7 @@ from apq_tvm.formats import details
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
-from apq_tvm.ops.graph.elementwise import gelu
+from apq_tvm.ops.graph.elementwise import activation, gelu
 from apq_tvm.ops.graph.embedding import embedding
 from apq_tvm.ops.graph.layernorm import layernorm
 from apq_tvm.ops.graph.scan import cumsum
@@ -37,6 +37,10 @@ class Shapes:
     def of(self, x: Any) -> tuple[int | str, ...]:
         """Integers, and texts for what is dynamic."""
         return tuple(self._dim(extent) for extent in known_shape(x, self._node))
+
+    def dims(self, extents: Sequence[Any]) -> tuple[int | str, ...]:
+        """The same of dimensions that no operand has."""
+        return tuple(self._dim(extent) for extent in extents)
 
     def _dim(self, extent: Any) -> int | str:
         if isinstance(extent, tirx.IntImm):
@@ -110,6 +114,13 @@ def convert_gelu(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> A
     return call(bb, gelu(shapes.of(x), node.attrs.get("approximate", "none")), [x], shapes)
 
 
+def convert_activation(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.Activation`` that no layer took in."""
+    shapes = Shapes(node)
+    (x,) = inputs
+    return call(bb, activation(shapes.of(x), str(node.attrs["activation"])), [x], shapes)
+
+
 def embedding_converter(
     packed: PackedModel, param_vars: Callable[[str], Mapping[str, Any]]
 ) -> Convert:
@@ -159,6 +170,7 @@ def node_converters(
 ) -> dict[str, Convert]:
     """Converters by operator name."""
     return {
+        "apq.Activation": convert_activation,
         "apq.Embedding": embedding_converter(packed, param_vars),
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,

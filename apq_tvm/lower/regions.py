@@ -12,15 +12,15 @@ from typing import Any
 
 from tvm import relax
 
+from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.lower.shapes import ShapeLowering
 from apq_tvm.types import REGION, Node
 
 ENDLESS = (1 << 63) - 1
 
 
-def region_converters(shapes: ShapeLowering) -> dict[str, Convert]:
+def region_converters(dims: Dims) -> dict[str, Convert]:
     """Converters of the operators that `apq_tvm.onnx_import.control.regions` describes."""
 
     def loop(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -28,7 +28,7 @@ def region_converters(shapes: ShapeLowering) -> dict[str, Convert]:
         trip, *values = inputs
         if trip is None:
             given = attrs["trip"]
-            trip = shapes.dim(ENDLESS if given is None else given)
+            trip = dims(ENDLESS if given is None else given)
         else:
             trip = bb.emit(trip)
         first = len(values) - len(attrs["backward"])
@@ -43,7 +43,7 @@ def region_converters(shapes: ShapeLowering) -> dict[str, Convert]:
         outs = [_like(value, node) for value in inputs[1 : 1 + carried]]
         trip = node.attrs["trip"]
         for value in inputs[1 + carried :]:
-            shape = [shapes.dim(trip), *known_shape(value, node)]
+            shape = [dims(trip), *known_shape(value, node)]
             outs.append(relax.TensorType(shape, value.ty.dtype))
         return _call(bb, "end_loop", [carried, node.attrs["backward"]], inputs, outs)
 

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
+import tvm_ffi
 from onnx import helper
-from tvm import relax
+from tvm import relax, sym
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from apq_tvm.errors import UnsupportedModel
+from apq_tvm.lower.dims import ATTRIBUTE, Dims
 from apq_tvm.types import Array, ImportedModel, Node, TensorSpec
 
 Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
@@ -29,7 +31,7 @@ def import_graph(
     params: Mapping[str, Array],
     hidden: frozenset[str],
     variables: dict[str, Any],
-    symbols: dict[str, Any],
+    dims: Dims,
 ) -> tvm.IRModule:
     """Build the Relax module of `model`.
 
@@ -44,8 +46,8 @@ def import_graph(
         Weights that only our converters read, in packed form; they reach them as None.
     variables : dict of str to relax.Var
         Filled with the variables of `params` before the first node is converted.
-    symbols : dict of str to tvm.tirx.Var
-        Filled likewise with the symbolic dimensions of the graph inputs.
+    dims : Dims
+        Its symbols are filled likewise with the dimensions of the graph inputs.
 
     Returns
     -------
@@ -61,13 +63,14 @@ def import_graph(
         (name, relax.Var(f"param{i}", relax.TensorType(array.shape, str(array.dtype))))
         for i, (name, array) in enumerate(params.items())
     )
-    importer = _Importer(model, converters, hidden, variables, symbols)
+    importer = _Importer(model, converters, hidden, variables, dims)
     with warnings.catch_warnings():
         # The importer warns about every renamed input; names of ours come from the signature.
         warnings.simplefilter("ignore")
         mod = importer.from_onnx(_graph_proto(model), model.opset)
     # The emitted C refuses larger inputs by the dimension's name.
-    mod["main"] = mod["main"].with_attr("tir_var_upper_bound", dict(model.limits))
+    main = mod["main"].with_attr("tir_var_upper_bound", dict(model.limits))
+    mod["main"] = main.with_attr(ATTRIBUTE, dict(dims.expressions()))
     return mod
 
 
@@ -109,7 +112,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         converters: Mapping[str, Convert],
         hidden: frozenset[str],
         variables: Mapping[str, Any],
-        symbols: dict[str, Any],
+        dims: Dims,
     ) -> None:
         super().__init__(None, None)
         self._model = model
@@ -117,7 +120,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._hidden = hidden
         self._by_name = {node.name: node for node in model.nodes}
         self._variables = variables
-        self._symbols = symbols
+        self._dims = dims
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, array in self._model.weights.items():
@@ -129,9 +132,12 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         for spec in self._model.inputs:
             for dim, extent in zip(spec.shape, self._nodes[spec.name].ty.shape, strict=True):
                 if isinstance(dim, str):
-                    self._symbols[dim] = extent
+                    self._dims.symbols[dim] = extent
         for name, var in self._variables.items():
             self._inputs[f"param {name}"] = var
+        parameter = self._dims.parameter()
+        if parameter is not None:
+            self._inputs["dims"] = parameter
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """The ONNX import has listed unsupported operators already, all at once."""
@@ -143,11 +149,53 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         convert = self._converters.get(op_name)
         try:
             if convert is not None:
-                return self.bb.normalize(convert(self.bb, self._by_name[name], list(inputs)))
-            return super()._convert_operator(op_name, inputs, attrs, opset)
+                made = convert(self.bb, self._by_name[name], list(inputs))
+            else:
+                made = super()._convert_operator(op_name, inputs, attrs, opset)
+            return self._with_known_shapes(self._by_name[name], self.bb.normalize(made))
         except UnsupportedModel:
             raise
         except Exception as error:
             raise UnsupportedModel(
                 f"{op_name} {name!r} cannot be lowered to Relax: {error}"
             ) from error
+
+    def _with_known_shapes(self, node: Node, made: Any) -> Any:
+        """Results with the shapes that the ONNX import found, where Relax spells them otherwise.
+
+        The emitted C compares both spellings for the shapes of each run.
+        """
+        specs = [self._model.value_specs.get(name) for name in node.outputs]
+        if isinstance(made.ty, relax.TensorType):
+            return self._with_known_shape(made, specs[0])
+        if not isinstance(made.ty, relax.TupleType) or not any(
+            self._differs(kind, spec) for kind, spec in zip(made.ty.fields, specs, strict=False)
+        ):
+            return made
+        parts = [self.bb.emit(relax.TupleGetItem(made, i)) for i in range(len(specs))]
+        return relax.Tuple(
+            [self._with_known_shape(p, s) for p, s in zip(parts, specs, strict=True)]
+        )
+
+    def _differs(self, kind: Any, spec: TensorSpec | None) -> list[Any] | None:
+        """The shape `kind` should have, if it may have another."""
+        if spec is None or not isinstance(kind, relax.TensorType):
+            return None
+        wanted = self._dims.known(spec.shape)
+        if wanted is None or (kind.ndim not in (-1, len(wanted))):
+            return None
+        if isinstance(kind.shape, relax.ShapeExpr):
+            have = list(kind.shape.values)
+            if all(tvm_ffi.structural_equal(h, w) for h, w in zip(have, wanted, strict=True)):
+                return None
+            analyzer = sym.Analyzer()
+            if all(analyzer.can_prove_equal(h, w) for h, w in zip(have, wanted, strict=True)):
+                return None
+        return wanted
+
+    def _with_known_shape(self, value: Any, spec: TensorSpec | None) -> Any:
+        wanted = self._differs(value.ty, spec)
+        if wanted is None:
+            return value
+        value = value if isinstance(value, relax.Var) else self.bb.emit(value)
+        return self.bb.match_cast(value, relax.TensorType(wanted, value.ty.dtype))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
+from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.onnx_import.symbolic.dims import evaluate
 from apq_tvm.ops.graph.append_cache import append_cache
 from apq_tvm.types import Node
 
@@ -22,12 +22,11 @@ class ShapeLowering:
 
     Parameters
     ----------
-    symbols : mapping of str to tvm.tirx.Var
-        By the name the dimension has in the ONNX file; may be filled after construction.
+    dims : Dims
     """
 
-    def __init__(self, symbols: Mapping[str, Any]) -> None:
-        self._symbols = symbols
+    def __init__(self, dims: Dims) -> None:
+        self._dim = dims
 
     def converters(self) -> dict[str, Convert]:
         """Converters by operator name."""
@@ -42,32 +41,33 @@ class ShapeLowering:
             "apq.Slice": self.slice,
         }
 
-    def dim(self, dim: int | str) -> Any:
-        """A dimension as Relax expression."""
-        value = evaluate(dim, self._symbols, tirx.min, tirx.max)
-        return tirx.const(value, "int64") if isinstance(value, int) else value
-
-    def _shape(self, node: Node) -> list[Any]:
-        return [self.dim(d) for d in node.attrs["shape"]]
+    def extents(self, node: Node) -> list[Any]:
+        """The dimensions of a node's attribute ``shape``."""
+        return [self._dim(d) for d in node.attrs["shape"]]
 
     def reshape(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Reshape``."""
-        return relax.op.reshape(inputs[0], relax.ShapeExpr(self._shape(node)))
+        return relax.op.reshape(inputs[0], relax.ShapeExpr(self.extents(node)))
+
+    def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.Assume``: the emitted C compares the dimensions before anything runs."""
+        kind = relax.TensorType(self.extents(node), inputs[0].ty.dtype)
+        return bb.match_cast(inputs[0], kind)
 
     def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Assume``: the emitted code checks it where the value is read."""
-        kind = relax.TensorType(self._shape(node), inputs[0].ty.dtype)
+        kind = relax.TensorType(self.extents(node), inputs[0].ty.dtype)
         return bb.match_cast(bb.emit(inputs[0]), kind, node.name)
 
     def expand(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Expand``."""
-        return relax.op.broadcast_to(inputs[0], relax.ShapeExpr(self._shape(node)))
+        return relax.op.broadcast_to(inputs[0], relax.ShapeExpr(self.extents(node)))
 
     def slice(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Slice``: starts are in range, so the output's shape is exact."""
-        shape, axes = self._shape(node), list(node.attrs["axes"])
-        starts = [self.dim(d) for d in node.attrs["starts"]]
-        steps = [self.dim(d) for d in node.attrs["steps"]]
+        shape, axes = self.extents(node), list(node.attrs["axes"])
+        starts = [self._dim(d) for d in node.attrs["starts"]]
+        steps = [self._dim(d) for d in node.attrs["steps"]]
 
         def element(x: Any) -> Any:
             def at(*index: Any) -> Any:
@@ -83,14 +83,14 @@ class ShapeLowering:
     def append_cache(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.AppendCache``."""
         given = [value for value in inputs if value is not None]
-        shape = self._shape(node)
+        shape = self.extents(node)
         return bb.emit_te(append_cache, *given, shape, primfunc_name_hint="append_cache")
 
     def full(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Full``."""
         dtype = node.attrs["dtype"]
         value = relax.const(np.asarray(node.attrs["value"], dtype), dtype)
-        return relax.op.full(relax.ShapeExpr(self._shape(node)), value, dtype)
+        return relax.op.full(relax.ShapeExpr(self.extents(node)), value, dtype)
 
     def range(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Range``."""
@@ -104,16 +104,17 @@ class ShapeLowering:
             numbers = {key: self._number(value, dtype) for key, value in given.items()}
             numbers |= {k: a.astype(dtype) for k, a in zip(symbolic, arguments, strict=True)}
             start, delta = numbers["start"], numbers["delta"]
-            return te.compute(self._shape(node), lambda i: start + i.astype(dtype) * delta, "range")
+            shape = self.extents(node)
+            return te.compute(shape, lambda i: start + i.astype(dtype) * delta, "range")
 
-        arguments = [self.dim(given[key]) for key in symbolic]
+        arguments = [self._dim(given[key]) for key in symbolic]
         return bb.emit_te(
             values, *arguments, primfunc_name_hint="range", primfunc_attrs=alone or None
         )
 
     def _number(self, value: Any, dtype: str) -> Any:
         if isinstance(value, str):
-            return self.dim(value).astype(dtype)
+            return self._dim(value).astype(dtype)
         return tirx.const(np.asarray(value).item(), dtype)
 
     def dims(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -131,7 +132,7 @@ class ShapeLowering:
 
             return te.compute(shape, at, "dims")
 
-        numbers = [self.dim(d) for d in node.attrs["dims"]]
+        numbers = [self._dim(d) for d in node.attrs["dims"]]
         # FuseTIR fails on a number beside a symbol that only an inner buffer binds.
         alone = {"op_pattern": OPAQUE}
         return bb.emit_te(values, *numbers, primfunc_name_hint="dims", primfunc_attrs=alone)

@@ -18,8 +18,15 @@ end.
                                     new[b, j - at[b]] ([B, S, N, H]), then 0; past may be absent
 ``apq.Reshape(x)``                  ``shape``: where a constant target with 0 and -1 cannot say it
 ``apq.Expand(x)``                   ``shape``: of the output, broadcasting done
-``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (positive), ``shape`` of the
+``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (not 0), ``shape`` of the
                                     output; starts are counted from the front and in range
+``apq.Assume(x)``                   ``shape``: what the model needs `x` to have, checked at run time
+``apq.PoolFirst(x)``                     windows of ``kernel``, ``strides``, ``dilations`` over x padded
+                                    by ``before``; ``kind`` "max", "average" (``include_pad``) or
+                                    "lp" (``p``); ``shape``
+``apq.Pad(x, value)``               ``mode``, ``before`` (per axis, negative cuts off), ``shape``
+``apq.ResizeAxes(x)``                   ``axes``, ``scales`` (0.0: output by input size), ``roi``, and
+                                    ONNX's ``mode`` and so on; ``shape``
 ``apq.Full()``                      ``shape``, ``value`` (0-d array), ``dtype``
 ``apq.Range()``                     ``shape`` (one entry), ``start``, ``delta``, ``dtype``
 ``apq.Dims()``                      ``dims`` as a tensor of ``shape`` (ints, rank 0 or 1) and

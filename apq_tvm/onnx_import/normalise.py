@@ -6,11 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
+from apq_tvm.onnx_import.conv.affine import fold_affine
+from apq_tvm.onnx_import.conv.channels_last import channels_last
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
 from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
-from apq_tvm.onnx_import.passes.activations import fuse_activations, fuse_gelu, fuse_residuals
+from apq_tvm.onnx_import.passes.activations import (
+    fuse_activations,
+    fuse_gelu,
+    fuse_hard,
+    fuse_last_activations,
+    fuse_residuals,
+)
 from apq_tvm.onnx_import.passes.attention import fuse_attention
 from apq_tvm.onnx_import.passes.caches import cache_lengths, find_caches
 from apq_tvm.onnx_import.passes.cleanup import (
@@ -25,9 +33,11 @@ from apq_tvm.onnx_import.passes.moves import merge_moves
 from apq_tvm.onnx_import.passes.norm import fuse_layer_norm
 from apq_tvm.onnx_import.passes.widen import widen
 from apq_tvm.onnx_import.read import read_graph
+from apq_tvm.onnx_import.symbolic.assume import assume_equal
 from apq_tvm.onnx_import.symbolic.dims import as_attr, may_be_zero
 from apq_tvm.onnx_import.symbolic.positions import decide_comparisons
 from apq_tvm.onnx_import.symbolic.shapes import check_shape_inputs, materialize
+from apq_tvm.onnx_import.symbolic.windows import rewrite_windows
 from apq_tvm.types import WEIGHT_INPUT, ImportedModel, QuantizedTensor, TensorSpec
 
 
@@ -65,7 +75,11 @@ def _rewrite(graph: Graph) -> None:
     tidy_regions(graph)
     merge_equal_nodes(graph)
     materialize(graph)
+    assume_equal(graph)
     keep_codes(graph)
+    fold_affine(graph)
+    channels_last(graph)
+    rewrite_windows(graph)
     make_layers(graph)
     merge_moves(graph)
     decide_comparisons(graph)
@@ -73,8 +87,10 @@ def _rewrite(graph: Graph) -> None:
     fold(graph)  # what is left of a decided comparison or of a tensor of one number
     fuse_layer_norm(graph)
     fuse_gelu(graph)
+    fuse_hard(graph)
     fuse_activations(graph)
     fuse_residuals(graph)
+    fuse_last_activations(graph)
     fuse_attention(graph)
     tidy_regions(graph)
     merge_equal_nodes(graph)

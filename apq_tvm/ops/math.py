@@ -163,6 +163,21 @@ def silu(x: Expr) -> Expr:
     return _bind(x, lambda v: v / (f32(1.0) + exp(-v)))
 
 
+def relu6(x: Expr) -> Expr:
+    """min(max(x, 0), 6)."""
+    return _clamp(x, 0.0, 6.0)
+
+
+def hardsigmoid(x: Expr) -> Expr:
+    """min(max(x / 6 + 1/2, 0), 1): torch's Hardsigmoid, ONNX HardSigmoid with alpha = 1/6."""
+    return _clamp(x * f32(1 / 6) + f32(0.5), 0.0, 1.0)
+
+
+def hardswish(x: Expr) -> Expr:
+    """x * hardsigmoid(x): ONNX HardSwish (opset 14)."""
+    return _bind(x, lambda v: v * hardsigmoid(v))
+
+
 ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
     "": lambda x: x,
     "relu": relu,
@@ -171,6 +186,9 @@ ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
     "tanh": tanh,
     "sigmoid": sigmoid,
     "silu": silu,
+    "relu6": relu6,
+    "hardsigmoid": hardsigmoid,
+    "hardswish": hardswish,
 }
 
 

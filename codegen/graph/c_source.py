@@ -149,6 +149,8 @@ def _symbol_lines(graph: Graph, source: str) -> list[str]:
     for i, symbol in enumerate(graph.symbols):
         lines.append(f"  const int64_t {symbol.c_name} = {source}[{i}];")
         lines.append(f"  (void){symbol.c_name};")
+    for name, expression in graph.derived.items():
+        lines += [f"  const int64_t {name} = {expression};", f"  (void){name};"]
     return lines
 
 

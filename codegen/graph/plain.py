@@ -223,6 +223,7 @@ class Port:
 class Graph:
     """A module's graph in execution order.
 
+    `derived` are dimensions computed from those of the inputs: name in C and expression.
     `results` holds the value of every output; `direct` tells the outputs whose buffer is written in
     place (the others are copied at the end).
     """
@@ -230,6 +231,7 @@ class Graph:
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
     symbols: tuple[Symbol, ...] = ()
+    derived: dict[str, str] = field(default_factory=dict)
     weights: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)

@@ -31,10 +31,13 @@ from apq_tvm.codegen.graph.plain import (
 )
 from apq_tvm.codegen.graph.regions import Regions, is_region
 from apq_tvm.errors import UnsupportedModel
+from apq_tvm.schedules.graph.exprs import collect
 from apq_tvm.types import TensorSpec, Variant
 
 # A constant of up to this many bytes is written into the C source, others go to the weights file.
 SMALL_CONSTANT_BYTES = 256
+# Attribute of ``main`` that `apq_tvm.lower` sets.
+DERIVED = "apq.dims"
 DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
 )
@@ -141,12 +144,16 @@ class _Reader:
 
     def read(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Graph:
         variables = list(self.main.params)
+        derived = dict((self.main.attrs or {}).get(DERIVED, {}))
+        extents = variables.pop() if derived else None
         if len(variables) != len(inputs) + len(self.params):
             raise UnsupportedModel(
                 f"main takes {len(variables)} parameters, but the model has {len(inputs)} inputs "
                 f"and {len(self.params)} weights"
             )
         self._read_inputs(variables[: len(inputs)], inputs)
+        if extents is not None:
+            self._read_derived(extents, derived)
         weights = zip(variables[len(inputs) :], self.params.items(), strict=True)
         for variable, (name, array) in weights:
             self.values[variable] = self._weight(name, array)
@@ -194,6 +201,15 @@ class _Reader:
             ports.append(Port(spec.name, _dtype(kind.dtype, spec.name), dims, shown_dims, empty))
         self.graph.inputs = tuple(ports)
         self.graph.symbols = tuple(symbols)
+
+    def _read_derived(self, extents: Any, derived: Mapping[str, Any]) -> None:
+        """Dimensions that ``main`` gets in a shape parameter, computed from those of the inputs."""
+        by_name = {var.name: text for var, text in self.names.items()}
+        for var in extents.ty.values:
+            expression = derived[var.name]
+            names = {v: by_name[v.name] for v in collect(expression, tirx.Var)}
+            self.names[var] = _c_name(var.name, set(self.names.values()))
+            self.graph.derived[self.names[var]] = c_expr(expression, names)
 
     def _tensor_type(self, variable: Any, name: str) -> Any:
         kind = variable.ty

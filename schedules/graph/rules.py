@@ -12,6 +12,8 @@ from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
 from apq_tvm.schedules.graph.softmax import schedule_softmax
+from apq_tvm.schedules.graph.window_reduce import schedule_window_reduce
+from apq_tvm.schedules.graph.windows import schedule_windows
 from apq_tvm.schedules.linear.quantize import schedule_quantize
 from apq_tvm.types import DeviceProfile
 
@@ -23,10 +25,14 @@ Rule = Callable[[Any, DeviceProfile, Decide], Any]
 
 RULES: dict[str, Rule] = {
     "batch_matmul": schedule_batch_matmul,
+    "depthwise": schedule_window_reduce,
     "embedding": schedule_embedding,
     "layernorm": schedule_layernorm,
+    "pool": schedule_window_reduce,
     "quantize_activations": schedule_quantize,
+    "quantize_windows": schedule_quantize,
     "softmax": schedule_softmax,
+    "windows": schedule_windows,
 }
 """``apq.op`` of a PrimFunc → its schedule. Beside these are those of a device's own."""
 

@@ -33,12 +33,19 @@ class Preparation:
     schedule : callable
         ``(func, profile, decide)`` → the scheduled PrimFunc. None: as its attribute ``apq.op`` says
         (`apq_tvm.schedules.graph.rules`).
+    gather : callable
+        ``(shape of an image, Geometry, channels)`` → a PrimFunc with the same outputs for its
+        windows as rows; None where there is none, and the rows have to be made first.
+    gathers : bool
+        This is such a one: what it reads is the image.
     """
 
     key: str
     func: Any
     weights: tuple[str, ...] = ()
     schedule: Callable[[Any, DeviceProfile, Decide], Any] | None = None
+    gather: Callable[..., Any] | None = None
+    gathers: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,19 @@ def prepare_activations(choice: Choice) -> Preparation | None:
     # Arm's bundles have a rule of their own.
     bundles = func.attrs["apq.op"] == "quantize_bundles"
     schedule = None if bundles else schedule_quantize
-    return Preparation(f"quantize_k{spec.k}_{named}{bits}", func, schedule=schedule)
+    gather = None if bundles else gathering(groups, scheme.act_bits)
+    key = f"quantize_k{spec.k}_{named}{bits}"
+    return Preparation(key, func, schedule=schedule, gather=gather)
+
+
+def gathering(groups: tuple[int, int], bits: int) -> Callable[..., Any]:
+    """`Preparation.gather` of `apq_tvm.ops.activations.quantize`."""
+    from apq_tvm.ops.activations.windows import quantize_windows
+
+    lanes = Defaults()("lanes", (32, 16))
+    return lambda shape, geometry, channels: quantize_windows(
+        shape, geometry, channels, groups, lanes, bits
+    )
 
 
 def nothing_decided(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:

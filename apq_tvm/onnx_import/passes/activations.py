@@ -9,6 +9,7 @@ from apq_tvm.onnx_import.symbolic.infer import same_shape
 from apq_tvm.types import Node
 
 PLAIN = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid"}
+LAYERS = ("apq.Linear", "apq.Depthwise")
 
 
 def _near(value: float | None, target: float) -> bool:
@@ -132,23 +133,96 @@ def _is_power(graph: Graph, value: str, x: str, power: int) -> bool:
     return count == power
 
 
+def fuse_hard(graph: Graph) -> None:
+    """Write HardSwish in its spellings, and Clip to 0..6, as ``apq.Activation``."""
+    for node in graph.each():
+        if not node.outputs or graph.dtype(node.outputs[0]) != "float32":
+            continue
+        x, name = "", ""
+        if node.op == "HardSwish":
+            x, name = node.inputs[0], "hardswish"
+        elif node.op == "HardSigmoid" and _sixth(node):
+            x, name = node.inputs[0], "hardsigmoid"
+        elif node.op == "Clip" and _clips(graph, node, 6.0):
+            x, name = node.inputs[0], "relu6"
+        elif node.op in ("Mul", "Div"):
+            x = _hard_swish(graph, node)
+            name = "hardswish"
+        if x:
+            attrs = {"activation": name}
+            graph.replace(node, Node("apq.Activation", node.name, (x,), node.outputs, attrs))
+    graph.sweep()
+
+
+def _sixth(node: Node) -> bool:
+    """HardSigmoid with torch's slope."""
+    slope, shift = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
+    return _near(slope, 1 / 6) and shift == 0.5
+
+
+def _clips(graph: Graph, node: Node, top: float) -> bool:
+    """A Clip to 0..top."""
+    low, high = (*node.inputs, "", "")[1:3]
+    return graph.scalar(low) == 0.0 and graph.scalar(high) == top
+
+
+def _hard_swish(graph: Graph, node: Node) -> str:
+    """The x of ``x * clip(x + 3, 0, 6) / 6`` or ``x * hardsigmoid(x)``, or ``""``."""
+    values, constant = _factors(graph, node.outputs[0])
+    if len(values) != 2:
+        return ""
+    for x, gate in (values, values[::-1]):
+        maker = graph.maker.get(gate)
+        if maker is None or not graph.only_use(gate):
+            continue
+        hard = maker.op == "apq.Activation" and maker.attrs["activation"] == "hardsigmoid"
+        if hard and maker.inputs[0] == x and _near(constant, 1.0):
+            return x
+        six = maker.op == "apq.Activation" and maker.attrs["activation"] == "relu6"
+        three = _split(graph, graph.made_by(maker.inputs[0], "Add")) if six else None
+        if three is not None and three[0] == x and three[1] == 3.0 and _near(constant, 1 / 6):
+            return x
+    return ""
+
+
 def fuse_activations(graph: Graph) -> None:
     """Let a layer apply the activation that alone reads it."""
     for node in graph.each():
-        name, x = PLAIN.get(node.op, ""), node.inputs[0] if node.inputs else ""
-        uses = 1
-        if node.op == "apq.Gelu":
-            name = "gelu_tanh" if node.attrs["approximate"] == "tanh" else "gelu"
-        elif node.op == "Mul":
-            x, uses = _silu(graph, node), 2
-            name = "silu" if x else ""
-        layer = graph.made_by(x, "apq.Linear") if name else None
+        x, name, uses = _activation(graph, node)
+        layer = graph.made_by(x, *LAYERS) if name else None
         if layer is None or graph.uses[x] != uses or _is_output(graph, x):
             continue
         if layer.attrs["activation"] or layer.inputs[3]:
             continue
         graph.replace(node, with_attrs(replace(layer, outputs=node.outputs), {"activation": name}))
     graph.sweep()
+
+
+def fuse_last_activations(graph: Graph) -> None:
+    """Let a layer that adds a residual apply the activation that alone reads the sum."""
+    for node in graph.each():
+        x, name, uses = _activation(graph, node)
+        layer = graph.made_by(x, "apq.Linear") if name else None
+        if layer is None or graph.uses[x] != uses or _is_output(graph, x):
+            continue
+        if layer.attrs["activation"] or not layer.inputs[3]:
+            continue
+        attrs = {"activation": name, "after": True}
+        graph.replace(node, with_attrs(replace(layer, outputs=node.outputs), attrs))
+    graph.sweep()
+
+
+def _activation(graph: Graph, node: Node) -> tuple[str, str, int]:
+    """What a node is applied to, its name among the activations or ``""``, how often it reads."""
+    x = node.inputs[0] if node.inputs else ""
+    if node.op == "apq.Gelu":
+        return x, "gelu_tanh" if node.attrs["approximate"] == "tanh" else "gelu", 1
+    if node.op == "apq.Activation":
+        return x, str(node.attrs["activation"]), 1
+    if node.op == "Mul":
+        x = _silu(graph, node)
+        return x, "silu" if x else "", 2
+    return x, PLAIN.get(node.op, ""), 1
 
 
 def _is_output(graph: Graph, value: str) -> bool:

@@ -19,6 +19,7 @@ from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs, node_proto, 
 from apq_tvm.onnx_import.symbolic.regions import MARKERS
 from apq_tvm.onnx_import.symbolic.shapes import rewrite
 from apq_tvm.onnx_import.symbolic.values import evaluate
+from apq_tvm.onnx_import.symbolic.windows import infer_windows
 from apq_tvm.types import Array, Node
 
 # Constants of these types can be weights of layers.
@@ -64,6 +65,7 @@ def fold(graph: Graph) -> None:
             new = [Node("Identity", node.name, (new,), (value,))]
         for made in new or [node]:
             infer(graph, made)
+            infer_windows(graph, made)
             graph.maker.update((out, made) for out in made.outputs if out)
             graph.nodes.append(made)
     graph.index()

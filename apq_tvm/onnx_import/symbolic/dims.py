@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import reduce
+from math import gcd
 from operator import mul
 from typing import Any, Union
 
@@ -144,7 +145,7 @@ def _without(atoms: Monomial, part: Monomial) -> Monomial | None:
     return tuple(left)
 
 
-def _exact(a: Dim, b: Dim) -> Dim | None:
+def exact(a: Dim, b: Dim) -> Dim | None:
     """``a / b`` where every term of `a` is a multiple of the single term of `b`."""
     if a == b:
         return 1
@@ -161,18 +162,76 @@ def _exact(a: Dim, b: Dim) -> Dim | None:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """``a // b``, rounded down as in Python."""
+    """``a // b``, rounded down as in Python.
+
+    Multiples of `b` are taken out, and division by one number after another becomes division by
+    their product: sizes of pooled pooled images then have one spelling.
+    """
     if isinstance(a, int) and isinstance(b, int):
         return a // b
-    exact = _exact(a, b)
-    return exact if exact is not None else _call("floordiv", a, b)
+    quotient = exact(a, b)
+    if quotient is not None:
+        return quotient
+    whole, rest = _taken_out(a, b)
+    if isinstance(rest, int) and isinstance(b, int):
+        return whole + rest // b
+    if isinstance(b, int) and b > 0 and isinstance(rest, Expr):
+        common = gcd(b, *(c for _, c in rest.terms))
+        if common > 1:
+            return whole + floordiv(exact(rest, common) or 0, b // common)
+        inner = _lone_call(rest, "floordiv")
+        if inner is not None and isinstance(inner.b, int) and inner.b > 0:
+            return whole + floordiv(inner.a, inner.b * b)
+        first, number = _constant(rest)
+        inner = _lone_call(first, "floordiv")
+        if number and inner is not None and isinstance(inner.b, int) and inner.b > 0:
+            # x // m + c = (x + c * m) // m
+            return whole + floordiv(inner.a + number * inner.b, inner.b * b)
+    return whole + _call("floordiv", rest, b)
+
+
+def _taken_out(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    """``(q, r)`` with ``a = q * b + r``: the terms of `a` that are multiples of `b` make q."""
+    if len(_terms(b)) != 1:
+        return 0, a
+    (part, by) = _terms(b)[0]
+    whole: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for atoms, coefficient in _terms(a):
+        left = _without(atoms, part)
+        if left is None:
+            rest[atoms] = coefficient
+            continue
+        # Of a multiple of a symbol only whole ones; of numbers the remainder counts from 0.
+        times = coefficient // by if not part or coefficient % by == 0 else 0
+        whole[left] = whole.get(left, 0) + times
+        rest[atoms] = coefficient - times * by
+    return _dim(whole), _dim(rest)
+
+
+def _constant(dim: Dim) -> tuple[Dim, int]:
+    """`dim` without its number, and that."""
+    number = next((c for atoms, c in _terms(dim) if not atoms), 0)
+    return dim - number, number
+
+
+def _lone_call(dim: Dim, fn: str) -> Call | None:
+    """`dim` if it is one call of `fn` and nothing else."""
+    if not isinstance(dim, Expr) or len(dim.terms) != 1 or dim.terms[0][1] != 1:
+        return None
+    atoms = dim.terms[0][0]
+    call = atoms[0] if len(atoms) == 1 else None
+    return call if isinstance(call, Call) and call.fn == fn else None
 
 
 def mod(a: Dim, b: Dim) -> Dim:
     """``a % b`` with the sign of `b`."""
     if isinstance(a, int) and isinstance(b, int):
         return a % b
-    return 0 if _exact(a, b) is not None else _call("mod", a, b)
+    rest = _taken_out(a, b)[1]
+    if isinstance(rest, int) and isinstance(b, int):
+        return rest % b
+    return 0 if exact(a, b) is not None else _call("mod", rest, b)
 
 
 def minimum(a: Dim, b: Dim) -> Dim:

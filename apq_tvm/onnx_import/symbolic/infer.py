@@ -29,6 +29,7 @@ from apq_tvm.onnx_import.symbolic.dims import (
     product,
     symbols,
 )
+from apq_tvm.onnx_import.symbolic.ratios import Ratio
 from apq_tvm.onnx_import.symbolic.regions import REGION_RULES
 from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Array, Node
@@ -320,6 +321,33 @@ def _conv(graph: Graph, node: Node) -> list[Shape | None]:
     return [None if channels is None else (x[0], channels[0], *out)]
 
 
+def _conv_transpose(graph: Graph, node: Node) -> list[Shape | None]:
+    """ConvTranspose over symbolic sizes (ONNX, ``output_shape`` and ``auto_pad``)."""
+    x, w = graph.shape(node.inputs[0]), graph.shape(node.inputs[1])
+    known = graph.shape(node.outputs[0])
+    if x is None or w is None or None in w or (known is not None and None not in known):
+        return [None]
+    rank, attrs = len(x) - 2, node.attrs
+    strides = attrs.get("strides", (1,) * rank)
+    dilations = attrs.get("dilations", (1,) * rank)
+    pads = attrs.get("pads", (0,) * (2 * rank))
+    extra = attrs.get("output_padding", (0,) * rank)
+    wanted, auto = attrs.get("output_shape"), attrs.get("auto_pad", "NOTSET")
+    out: list[Dim | None] = []
+    for i, (dim, size) in enumerate(zip(x[2:], w[2:], strict=True)):
+        if wanted:
+            out.append(wanted[i - rank])
+        elif dim is None or size is None:
+            out.append(None)
+        elif auto.startswith("SAME"):
+            out.append(dim * strides[i])
+        else:
+            reach = (size - 1) * dilations[i] + 1
+            cut = 0 if auto == "VALID" else pads[i] + pads[i + rank]
+            out.append((dim - 1) * strides[i] + reach + (extra[i] - cut))
+    return [(x[0], w[1] * attrs.get("group", 1), *out)]  # type: ignore[operator]
+
+
 def _pad(graph: Graph, node: Node) -> list[Shape | None]:
     x, pads = graph.shape(node.inputs[0]), contents(graph, node.inputs[1])
     if x is None or pads is None or len(node.inputs) > 3:
@@ -376,6 +404,7 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "Tile": _tile,
     "Split": _split,
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
     "MaxPool": _conv,
     "AveragePool": _conv,
     "LpPool": _conv,
@@ -383,8 +412,12 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "Flatten": _flatten,
     # The normalisations may be younger than the graph's opset.
     **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
+    "apq.Activation": _like,
     "apq.Embedding": _embedding,
-    **dict.fromkeys(("apq.Assume", "apq.Reshape", "apq.Expand", "apq.Slice"), _given),
+    **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice", "apq.Assume"), _given),
+    **dict.fromkeys(("apq.PoolFirst", "apq.Pad", "apq.ResizeAxes"), _given),
+    **dict.fromkeys(("apq.Windows", "apq.Depthwise", "apq.Pool"), _given),
+    **dict.fromkeys(("apq.Fold", "apq.Resize"), _given),
     **dict.fromkeys(("apq.AppendCache", "apq.Full", "apq.Range", "apq.Dims"), _given),
     **REGION_RULES,
 }
@@ -400,7 +433,7 @@ def same_shape(a: Shape | None, b: Shape | None) -> bool:
 
 
 def elements(array: Array | None) -> list[Dim] | None:
-    """The entries of symbolic contents, if all are known."""
-    if array is None or any(v is None for v in array.ravel()):
+    """The entries of symbolic contents, if all are known and whole numbers."""
+    if array is None or any(v is None or isinstance(v, Ratio) for v in array.ravel()):
         return None
     return [v if isinstance(v, Expr) else int(v) for v in array.ravel()]

@@ -18,7 +18,6 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
-    Expr,
     as_attr,
     bounds,
     compare,
@@ -260,15 +259,17 @@ def _slice(graph: Graph, node: Node) -> Rewritten:
     by = steps or [1] * len(starts)
     shape, spans = list(x), []
     for start, end, axis, step in zip(starts, ends, at, by, strict=True):
-        if not isinstance(step, int) or (step <= 0 and isinstance(x[axis], Expr)):
+        if not isinstance(step, int) or not step:
             return None
-        if step <= 0:
-            return None  # all numbers: ONNX's inference and Relax know it
-        first = _clamped(graph, node, start, x[axis])
-        last = _clamped(graph, node, end, x[axis])
+        if step > 0:
+            first = _clamped(graph, node, start, x[axis])
+            last = _clamped(graph, node, end, x[axis])
+        else:
+            first = _clamped_back(start, x[axis], 0)
+            last = _clamped_back(end, x[axis], -1)
         if first is None or last is None:
             return None
-        count = maximum(floordiv(last - first + step - 1, step), 0)
+        count = maximum(floordiv(last - first + step - (1 if step > 0 else -1), step), 0)
         shape[axis] = count
         spans.append((axis, first, step))
     if same_shape(x, tuple(shape)):
@@ -307,6 +308,14 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim | None:
     return minimum(at, size) if order is None else (at if order <= 0 else size)
 
 
+def _clamped_back(at: Dim, size: Dim, least: int) -> Dim | None:
+    """A limit of a slice that runs backwards: the start is an element, the end one before one."""
+    low, high = bounds(at)
+    if high is not None and high < 0:
+        return maximum(at + size, least)
+    return None if low is None or low < 0 else minimum(at, size - 1)
+
+
 def _gather(graph: Graph, node: Node) -> Rewritten:
     """One entry or evenly spaced ones are a slice, e.g. ``x[:, 0]`` in CLS pooling."""
     x, at = graph.known_shape(node.inputs[0]), graph.weights.get(node.inputs[1])
@@ -340,6 +349,28 @@ def _gather(graph: Graph, node: Node) -> Rewritten:
     )
     last = Node("Reshape", node.name, (inner,), node.outputs)
     return [first, reshape_to(graph, last, shape, (*x[:axis], *x[axis + 1 :]))]
+
+
+def _split(graph: Graph, node: Node) -> Rewritten:
+    """Parts of an axis that is not a number are slices: no constant could say where to cut."""
+    x = graph.known_shape(node.inputs[0])
+    shapes = [graph.known_shape(out) for out in node.outputs]
+    if x is None or any(shape is None for shape in shapes):
+        return None
+    axis = node.attrs.get("axis", 0) % len(x)
+    if all(isinstance(shape[axis], int) for shape in (x, *shapes)):  # type: ignore[index]
+        return None
+    nodes, start = [], 0
+    for number, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
+        assert shape is not None
+        if out:
+            part = carried(
+                graph, "apq.Slice", node, shape, axes=(axis,), starts=(as_attr(start),), steps=(1,)
+            )
+            name = graph.fresh(f"{node.name}:{number}") if number else node.name
+            nodes.append(replace(part, name=name, outputs=(out,)))
+        start = start + shape[axis]  # type: ignore[assignment]
+    return nodes
 
 
 def _one_hot(graph: Graph, node: Node) -> Rewritten:
@@ -377,5 +408,6 @@ RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
     "Range": _range,
     "Slice": _slice,
     "Gather": _gather,
+    "Split": _split,
     "OneHot": _one_hot,
 }

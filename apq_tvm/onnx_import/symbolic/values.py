@@ -1,7 +1,7 @@
 """Symbolic contents of small integer tensors: what a graph computes from the shapes of its inputs.
 
-Contents are numpy object arrays whose entries are dimensions (`dims`), booleans, or None where
-nothing is known.
+Contents are numpy object arrays whose entries are dimensions (`dims`), in floats fractions of them
+(`ratios`), booleans, or None where nothing is known.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.symbolic import ratios
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
-    Expr,
     bounds,
     compare,
     equal,
@@ -29,12 +29,17 @@ from apq_tvm.types import Array, Node
 # A tensor with more entries holds data, not a shape.
 LARGEST = 64
 
+FLOATS = ("float32", "float64")
+
 
 def contents(graph: Graph, value: str) -> Array | None:
-    """What is known of the entries of an integer or boolean tensor, None if nothing."""
+    """What is known of the entries of a small tensor, None if nothing."""
     weight = graph.weights.get(value)
     if weight is None:
         return graph.values.get(value)
+    if weight.dtype.name in FLOATS and weight.size <= LARGEST:
+        entries = [ratios.number(v) for v in weight.ravel().tolist()]
+        return _objects(entries if weight.ndim else entries[0], weight.shape)
     if weight.dtype.kind not in "iub" or weight.size > LARGEST:
         return None
     return _objects(weight.tolist(), weight.shape)
@@ -51,8 +56,10 @@ def evaluate(graph: Graph, node: Node) -> list[Array] | None:
     if node.op == "Size":
         known = graph.known_shape(node.inputs[0])
         return None if known is None else [_objects(product(known), ())]
-    rule = RULES.get(node.op)
-    if rule is None:
+    first = node.inputs[0] if node.inputs else ""
+    floats = graph.dtype(first) in FLOATS if first else False
+    rule = (FLOAT_RULES.get(node.op) if floats else None) or RULES.get(node.op)
+    if rule is None or any(v and v not in graph.weights and v not in graph.values for v in node.inputs):
         return None
     arguments = [contents(graph, v) if v else None for v in node.inputs]
     if any(argument is None for v, argument in zip(node.inputs, arguments, strict=True) if v):
@@ -145,7 +152,7 @@ def _cast(node: Node, x: Array) -> Array | None:
         return np.asarray(
             np.frompyfunc(lambda v: None if v is None else _not(_equal(v, 0)), 1, 1)(x), object
         )
-    if kind not in "iu":
+    if kind not in "iuf":
         return None
     return np.asarray(
         np.frompyfunc(lambda v: int(v) if isinstance(v, bool) else v, 1, 1)(x), object
@@ -168,7 +175,7 @@ def _squeeze(node: Node, x: Array, axes: Array | None = None) -> Array:
 
 
 def _concrete(array: Array | None) -> list[int] | None:
-    if array is None or any(v is None or isinstance(v, Expr) for v in array.ravel()):
+    if array is None or any(not isinstance(v, int) for v in array.ravel()):
         return None
     return [int(v) for v in array.ravel()]
 
@@ -256,6 +263,37 @@ def _reduce(fn: Callable[[Any, Any], Any]) -> Callable[..., Array | None]:
         return np.asarray(result, object)
 
     return rule
+
+
+def _float_cast(node: Node, x: Array) -> Array | None:
+    from apq_tvm.onnx_import.graph import np_dtype
+
+    kind = np.dtype(np_dtype(node.attrs["to"])).kind
+    if kind == "f":
+        return x
+    return _elementwise(ratios.truncate)(node, x) if kind in "iu" else None
+
+
+FLOAT_RULES: dict[str, Callable[..., Any]] = {
+    "Add": _elementwise(ratios.add),
+    "Sub": _elementwise(ratios.sub),
+    "Mul": _elementwise(ratios.mul),
+    "Div": _elementwise(ratios.div),
+    "Neg": _elementwise(lambda a: ratios.sub(0, a)),
+    "Reciprocal": _elementwise(lambda a: ratios.div(1, a)),
+    "Floor": _elementwise(ratios.floor),
+    "Ceil": _elementwise(ratios.ceil),
+    "Min": _elementwise(ratios.smaller),
+    "Max": _elementwise(ratios.larger),
+    "Less": _elementwise(ratios.less),
+    "Greater": _elementwise(lambda a, b: ratios.less(b, a)),
+    "LessOrEqual": _elementwise(lambda a, b: _not(ratios.less(b, a))),
+    "GreaterOrEqual": _elementwise(lambda a, b: _not(ratios.less(a, b))),
+    "Cast": _float_cast,
+    **dict.fromkeys(("Equal", "Mod", "ReduceProd", "ReduceSum"), lambda *_: None),
+    **dict.fromkeys(("ReduceMax", "ReduceMin"), lambda *_: None),
+}
+"""Of operators whose first input is of floats; None says that those of integers do not hold."""
 
 
 RULES: dict[str, Callable[..., Any]] = {

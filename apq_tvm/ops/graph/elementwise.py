@@ -30,3 +30,23 @@ def gelu(shape: Sequence[Dim], approximate: str = "none") -> Any:
     y = te.compute(x.shape, lambda *i: function(x(*i)), "y")
     func = te.create_prim_func([x, y])
     return func.with_attrs({"apq.op": "elementwise", "op_pattern": 8})
+
+
+def activation(shape: Sequence[Dim], name: str) -> Any:
+    """An activation of `apq_tvm.ops.math.ACTIVATIONS` by name.
+
+    Parameters
+    ----------
+    shape : sequence of int or str
+        Strings are dynamic dimensions.
+    name : str
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x float32, y float32)``, unscheduled, attr ``apq.op`` = "elementwise".
+    """
+    x = te.placeholder(Symbols().shape(shape), "float32", "x")
+    y = te.compute(x.shape, lambda *i: math.activation(name, x(*i)), "y")
+    func = te.create_prim_func([x, y])
+    return func.with_attrs({"apq.op": "elementwise", "op_pattern": 8})

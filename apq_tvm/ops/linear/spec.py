@@ -9,7 +9,10 @@ from apq_tvm.codegen.layouts import WeightLayout
 from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.types import Scheme
 
-ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu")
+ACTIVATIONS = (
+    *("", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "silu"),
+    *("relu6", "hardsigmoid", "hardswish"),
+)
 """Epilogues a linear layer may have."""
 
 
@@ -29,6 +32,8 @@ class LinearSpec:
     residual : bool
     details : tuple of (str, int)
         Sizes of the weights that scheme and shape do not tell (`apq_tvm.formats.details`).
+    after : bool
+        The activation comes last: act(x Wᵀ + b + residual).
     """
 
     n: int
@@ -38,6 +43,7 @@ class LinearSpec:
     activation: str = ""
     residual: bool = False
     details: tuple[tuple[str, int], ...] = ()
+    after: bool = False
 
 
 class Operands:
@@ -95,11 +101,14 @@ def epilogue_of(
     row: Expr,
     col: Expr,
 ) -> Expr:
-    """act(total + bias) + residual."""
+    """act(total + bias) + residual, or act(total + bias + residual)."""
     from apq_tvm.ops import math
 
-    value = math.activation(spec.activation, total if bias is None else total + bias[col])
-    return value if residual is None else value + residual[row, col]
+    value = total if bias is None else total + bias[col]
+    if not spec.after:
+        value = math.activation(spec.activation, value)
+    value = value if residual is None else value + residual[row, col]
+    return math.activation(spec.activation, value) if spec.after else value
 
 
 def store_inside(y: Buffer, value: Expr, row: Expr, col: Expr, inside: Expr, always: bool) -> None:

@@ -251,9 +251,12 @@ class GemmTask(ABC):
         row, col = self.row + m, self.row_block(j) * i64(self.lanes) + r
         if self.bias is not None:
             value = value + self.bias[col]
-        value = math.activation(self.spec.activation, value)
+        if not self.spec.after:
+            value = math.activation(self.spec.activation, value)
         if self.residual is not None:
             value = value + self.residual[row, col]
+        if self.spec.after:
+            value = math.activation(self.spec.activation, value)
         b.writes(self.y[row, col])
         b.buffer_store(self.y, value, [row, col])
 

@@ -192,7 +192,10 @@ def _run(
 ) -> Sequence[Tensor]:
     if node.op == "apq.Linear":
         x, w, bias, residual = (*given, None, None)[:4]
-        y = ACTIVATIONS[node.attrs["activation"]](product(node, x, w, bias))
+        activation, y = ACTIVATIONS[node.attrs["activation"]], product(node, x, w, bias)
+        if node.attrs.get("after"):
+            return (activation(y + residual),)
+        y = activation(y)
         return (y if residual is None else y + residual,)
     attrs = resolve(node.attrs, symbols)
     if node.op == "Split":

@@ -18,6 +18,8 @@ require("torch")
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
+from apq_tvm.quantizers.torch.windows import WINDOW_OPS, depthwise  # noqa: E402
+
 __all__ = ["ACTIVATIONS", "OPS", "F", "Tensor", "dtype_named", "resolve", "torch"]
 
 Tensor = Any
@@ -44,6 +46,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
+    "relu6": F.relu6,
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
 }
 
 
@@ -263,7 +268,16 @@ def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
     return run
 
 
+def _depthwise(
+    attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor = None, residual: Tensor = None
+) -> Tensor:
+    return ACTIVATIONS[attrs["activation"]](depthwise(attrs, x, w, bias))
+
+
 OPS: dict[str, Callable[..., Any]] = {
+    **WINDOW_OPS,
+    "apq.Activation": lambda attrs, x: ACTIVATIONS[attrs["activation"]](x),
+    "apq.Depthwise": _depthwise,
     "apq.AppendCache": _append_cache,
     "apq.Embedding": _embedding,
     "apq.MatMul": _matmul,

@@ -1,0 +1,100 @@
+"""Dimensions of the importer as TIR: every one that is no polynomial is a variable of its own.
+
+A size such as ``(height + 31) // 32`` stands in the shapes of a hundred tensors. Written out, each
+comparison of shapes takes TVM's simplifier through all of it, and a convolutional network of
+dynamic size took minutes. Here it is one variable, which ``main`` gets as part of a shape
+parameter, and the emitted C computes it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tvm import relax, tirx
+
+from apq_tvm.onnx_import.symbolic.dims import Call, Expr, evaluate, parse
+from apq_tvm.types import ImportedModel
+
+ATTRIBUTE = "apq.dims"
+"""Attribute of ``main``: derived dimension → its expression over the input dimensions."""
+
+
+class Dims:
+    """Dimension attributes as TIR.
+
+    Parameters
+    ----------
+    model : ImportedModel
+        Every shape in it is looked through, so that all derived dimensions are known at once.
+    """
+
+    def __init__(self, model: ImportedModel) -> None:
+        self.symbols: dict[str, Any] = {}
+        self._derived: dict[str, Any] = {}
+        for text in _texts(model):
+            if text not in self._derived and is_derived(text):
+                number = len(self._derived)
+                self._derived[text] = tirx.Var(f"dim{number}", "int64")
+
+    def __call__(self, dim: int | str) -> Any:
+        """One dimension: an int64 constant, a variable, or a polynomial of variables.
+
+        Raises
+        ------
+        ValueError
+            A symbol that no input has.
+        """
+        if isinstance(dim, str) and dim in self._derived:
+            return self._derived[dim]
+        value = evaluate(dim, self.symbols, tirx.min, tirx.max)
+        return tirx.const(value, "int64") if isinstance(value, int) else value
+
+    def shape(self, dims: Iterable[int | str]) -> list[Any]:
+        """Extents of a shape."""
+        return [self(dim) for dim in dims]
+
+    def known(self, dims: Iterable[int | str]) -> list[Any] | None:
+        """`shape`, or None where the importer knows some dimension by no expression."""
+        try:
+            return self.shape(dims)
+        except ValueError:
+            return None
+
+    def parameter(self) -> Any:
+        """The parameter of ``main`` that binds the derived variables; None if there are none."""
+        if not self._derived:
+            return None
+        return relax.Var("dims", relax.ShapeType(list(self._derived.values())))
+
+    def expressions(self) -> Mapping[str, Any]:
+        """Name of each derived variable → what it is, over the input dimensions."""
+        return {
+            var.name: evaluate(text, self.symbols, tirx.min, tirx.max)
+            for text, var in self._derived.items()
+        }
+
+
+def is_derived(text: str) -> bool:
+    """Whether a dimension is more than a polynomial of symbols."""
+    if not any(mark in text for mark in ("//", "%", "min(", "max(")):
+        return False
+    dim = parse(text)
+    return isinstance(dim, Expr) and any(
+        isinstance(atom, Call) for atoms, _ in dim.terms for atom in atoms
+    )
+
+
+def _texts(model: ImportedModel) -> Iterable[str]:
+    for node in model.nodes:
+        if node.op.startswith("apq."):
+            for value in node.attrs.values():
+                for entry in value if isinstance(value, tuple) else ():
+                    if isinstance(entry, str):
+                        yield entry
+    for spec in model.value_specs.values():
+        for dim in spec.shape:
+            # Unknown ones are named after their value, whatever that is called.
+            if isinstance(dim, str) and not dim.startswith(f"{spec.name}_dim_"):
+                yield dim
+

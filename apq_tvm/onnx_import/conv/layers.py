@@ -1,0 +1,184 @@
+"""Convolutions and poolings on images whose channels come last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from apq_tvm.onnx_import.conv.geometry import window_attrs
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.passes.linear import stored
+from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
+from apq_tvm.types import Array, Node
+
+if TYPE_CHECKING:
+    from apq_tvm.onnx_import.conv.channels_last import ChannelsLast
+
+RANKS = (3, 4, 5)
+"""Of images: one to three spatial axes."""
+
+LEAST_OUTPUTS = 16
+"""Groups of fewer output channels are joined, with zeros between them: vectors have 16 lanes."""
+
+MOST_LAYERS = 64
+"""Groups that become layers of their own."""
+
+
+def convolution(last: ChannelsLast, node: Node) -> bool:
+    """``Conv`` with constant weights; whether it was written."""
+    graph, x = last.graph, node.inputs[0]
+    w, group = graph.weights.get(node.inputs[1]), int(node.attrs.get("group", 1))
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    shape, out = graph.known_shape(x), graph.known_shape(node.outputs[0])
+    if w is None or shape is None or out is None or not float_image(graph, x):
+        return False
+    if w.dtype != np.float32 or w.ndim != len(shape) or (bias and bias not in graph.weights):
+        return False
+    if shape[1] != w.shape[1] * group or w.shape[0] % group:
+        return False
+    attrs = window_attrs(node, w.shape[2:], shape[2:])
+    depthwise = group > 1 and w.shape[1] == 1 and w.shape[0] == group
+    if depthwise:
+        _depthwise(last, node, attrs)
+        return True
+    joined = _joined(group, w.shape[0] // group)
+    if group // joined > MOST_LAYERS:
+        return False
+    _grouped(last, node, attrs, group, joined)
+    return True
+
+
+def float_image(graph: Graph, x: str) -> bool:
+    return graph.dtype(x) == "float32" and graph.rank(x) in RANKS
+
+
+def _joined(group: int, outputs: int) -> int:
+    """How many groups make one layer."""
+    fitting = [d for d in range(1, group) if group % d == 0 and d * outputs >= LEAST_OUTPUTS]
+    return min(fitting, default=group)
+
+
+def _depthwise(last: ChannelsLast, node: Node, attrs: dict[str, Any]) -> None:
+    graph = last.graph
+    w = graph.weights[node.inputs[1]]
+    taps = stored(graph, node.inputs[1], ".taps", w.reshape(w.shape[0], -1).T)
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    y = last.made(node.outputs[0])
+    attrs = {**attrs, "activation": "", "shape": shape_attr(graph, y)}
+    inputs = (last.last(node.inputs[0]), taps, bias, "")
+    last.add(Node("apq.Depthwise", node.name, inputs, (y,), attrs))
+
+
+def shape_attr(graph: Graph, value: str) -> tuple[int | str, ...]:
+    shape = graph.known_shape(value)
+    assert shape is not None
+    return tuple(as_attr(dim) for dim in shape)
+
+
+def _grouped(
+    last: ChannelsLast, node: Node, attrs: dict[str, Any], group: int, joined: int
+) -> None:
+    """One layer for every `joined` groups."""
+    graph, x = last.graph, last.last(node.inputs[0])
+    w = graph.weights[node.inputs[1]]
+    bias = graph.weights[node.inputs[2]] if len(node.inputs) > 2 and node.inputs[2] else None
+    y = last.made(node.outputs[0])
+    layers = group // joined
+    rows, depth = w.shape[0] // layers, w.shape[1] * joined
+    parts = []
+    for i in range(layers):
+        tail = f".{i}" if layers > 1 else ""
+        matrix = _matrix(w[i * rows : (i + 1) * rows], joined)
+        weight = stored(graph, node.inputs[1], f".rows{tail}", matrix)
+        shift = ""
+        if bias is not None:
+            shift = stored(graph, node.inputs[2], f".part{tail}", bias[i * rows : (i + 1) * rows])
+        name = f"{node.name}{tail}"
+        out = y if layers == 1 else graph.fresh(f"{y}{tail}")
+        source = _windows(last, node, x, attrs, (i * depth, depth), graph.known_shape(y) or ())
+        linear = (source, weight, shift, "")
+        result = (*(graph.known_shape(y) or ())[:-1], rows)
+        graph.shapes[out], graph.dtypes[out] = result, "float32"
+        last.add(Node("apq.Linear", name, linear, (out,), {"activation": ""}), known=True)
+        parts.append(out)
+    if layers > 1:
+        name = graph.fresh(f"{node.name}.concat")
+        last.add(Node("Concat", name, tuple(parts), (y,), {"axis": int(w.ndim) - 1}))
+
+
+def _matrix(w: Array, joined: int) -> Array:
+    """[Cout, Cin / group, *kernel] of `joined` groups as [Cout, taps * Cin], tap-major."""
+    outputs, depth, taps = w.shape[0], w.shape[1], int(np.prod(w.shape[2:]))
+    flat = w.reshape(outputs, depth, taps).transpose(0, 2, 1)  # [Cout, taps, Cin / group]
+    if joined == 1:
+        return flat.reshape(outputs, -1)
+    wide = np.zeros((outputs, taps, joined, depth), np.float32)
+    each = outputs // joined
+    for g in range(joined):
+        wide[g * each : (g + 1) * each, :, g] = flat[g * each : (g + 1) * each]
+    return wide.reshape(outputs, -1)
+
+
+def _windows(
+    last: ChannelsLast, node: Node, x: str, attrs: dict[str, Any], channels: tuple[int, int],
+    out: Sequence[Dim],
+) -> str:  # fmt: skip
+    """The rows that a layer multiplies: pixels as they are, or windows of them."""
+    graph = last.graph
+    shape = graph.known_shape(x)
+    assert shape is not None
+    plain = all(v == 1 for key in ("kernel", "strides") for v in attrs[key])
+    plain = plain and not any((*attrs["begins"], *attrs["ends"]))
+    whole = channels == (0, shape[-1])
+    if plain and whole:
+        return x
+    width = int(np.prod(attrs["kernel"])) * channels[1]
+    rows = graph.fresh(f"{x}.windows")
+    given = {**attrs, "channels": channels, "shape": (*map(as_attr, out[:-1]), width)}
+    last.add(Node("apq.Windows", graph.fresh(f"{node.name}.windows"), (x,), (rows,), given))
+    return rows
+
+
+def pooling(last: ChannelsLast, node: Node) -> bool:
+    """``MaxPool`` and ``AveragePool`` of an image whose channels come last already."""
+    graph, x = last.graph, node.inputs[0]
+    shape, out = graph.known_shape(x), graph.known_shape(node.outputs[0])
+    if not last.has(x) or shape is None or out is None or not float_image(graph, x):
+        return False
+    if len(node.outputs) > 1 or not isinstance(shape[1], int):
+        return False
+    attrs = window_attrs(node, tuple(node.attrs["kernel_shape"]), shape[2:])
+    kind = "max" if node.op == "MaxPool" else "average"
+    padding = bool(node.attrs.get("count_include_pad", 0))
+    y = last.made(node.outputs[0])
+    attrs |= {"kind": kind, "padding": padding, "shape": shape_attr(graph, y)}
+    last.add(Node("apq.Pool", node.name, (last.last(x),), (y,), attrs))
+    return True
+
+
+def global_pooling(last: ChannelsLast, node: Node) -> bool:
+    """``GlobalAveragePool`` and ``GlobalMaxPool`` as reductions over the middle axes."""
+    graph, x = last.graph, node.inputs[0]
+    rank = graph.rank(x)
+    if not last.has(x) or rank not in RANKS:
+        return False
+    op = "ReduceMean" if node.op == "GlobalAveragePool" else "ReduceMax"
+    axes = tuple(range(1, rank - 1))
+    y = last.made(node.outputs[0])
+    inputs: tuple[str, ...] = (last.last(x),)
+    attrs: dict[str, Any] = {"keepdims": 1}
+    if graph.opset >= 18:
+        inputs = (*inputs, stored_axes(graph, axes))
+    else:
+        attrs["axes"] = axes
+    last.add(Node(op, node.name, inputs, (y,), attrs))
+    return True
+
+
+def stored_axes(graph: Graph, axes: Sequence[int]) -> str:
+    """Axes as a constant, stored once."""
+    name = f"axes.{'_'.join(map(str, axes))}"
+    graph.weights.setdefault(name, np.asarray(axes, np.int64))
+    return name

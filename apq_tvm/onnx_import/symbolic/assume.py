@@ -1,0 +1,55 @@
+"""Sizes that the model needs to be equal and that no shape proves to be: checked at run time."""
+
+from __future__ import annotations
+
+from apq_tvm.onnx_import.graph import Graph, Shape
+from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, equal
+from apq_tvm.onnx_import.symbolic.infer import ELEMENTWISE
+from apq_tvm.types import Node
+
+ALIGNED = frozenset((*ELEMENTWISE, "PRelu"))
+
+
+def assume_equal(graph: Graph) -> None:
+    """Put ``apq.Assume`` in front of operands whose sizes are only equal for some inputs.
+
+    An image of 640 pixels that was halved five times and doubled again fits the one that was halved
+    four times; one of 650 does not, and a run refuses it.
+    """
+    for node in graph.each():
+        out = graph.known_shape(node.outputs[0]) if node.outputs else None
+        if out is None:
+            continue
+        if node.op in ALIGNED:
+            _align(graph, node, out, None)
+        elif node.op == "Concat":
+            _align(graph, node, out, node.attrs["axis"] % len(out))
+
+
+def _align(graph: Graph, node: Node, out: tuple[Dim, ...], free: int | None) -> None:
+    """Give every operand of `node` the sizes of its result, apart from axis `free`."""
+    for value in dict.fromkeys(v for v in node.inputs if v and v not in graph.weights):
+        shape = graph.known_shape(value)
+        if shape is None or len(shape) > len(out):
+            continue
+        wanted = _wanted(shape, out, free)
+        if wanted is None:
+            continue
+        now = graph.maker[node.outputs[0]]
+        same = graph.fresh(f"{value}.fitted")
+        attrs = {"shape": tuple(as_attr(dim) for dim in wanted)}
+        check = Node("apq.Assume", graph.fresh(f"{node.name}.fits"), (value,), (same,), attrs)
+        graph.shapes[same], graph.dtypes[same] = wanted, str(graph.dtype(value))
+        inputs = tuple(same if v == value else v for v in now.inputs)
+        graph.replace(now, check, Node(now.op, now.name, inputs, now.outputs, now.attrs))
+
+
+def _wanted(shape: tuple[Dim, ...], out: tuple[Dim, ...], free: int | None) -> Shape | None:
+    """`shape` with the dimensions of `out` where it does not broadcast; None if it has them."""
+    offset = len(out) - len(shape)
+    wanted = [
+        dim if dim == 1 or axis + offset == free or equal(dim, out[axis + offset]) else
+        out[axis + offset]
+        for axis, dim in enumerate(shape)
+    ]  # fmt: skip
+    return None if tuple(wanted) == tuple(shape) else tuple(wanted)

@@ -1,0 +1,104 @@
+"""Quantization of the windows of an image, gathered on the way: no float im2col.
+
+Codes, scales and sums are those of `apq_tvm.ops.activations.quantize` of the rows that
+`apq_tvm.ops.graph.windows` makes, which exist only a few at a time, in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.activations.quantize import Quantize, checked_widths, each_part
+from apq_tvm.ops.blocks import argument, each, row_tasks
+from apq_tvm.ops.graph.shapes import Dim, Symbols
+from apq_tvm.ops.graph.windows import Gather, Geometry
+from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64, whole
+
+SCRATCH = 4096
+"""float32 in the rows of a task: with their codes they stay in the first cache."""
+
+
+def quantize_windows(
+    shape: Sequence[Dim],
+    geometry: Geometry,
+    channels: tuple[int, int],
+    groups: tuple[int, int],
+    lanes: int,
+    bits: int,
+) -> PrimFunc:
+    """Quantize the windows of an image to int8, or to fewer bits in int8.
+
+    Parameters
+    ----------
+    shape : sequence of int or str
+        Of the image [N, *sizes, C]; strings are dynamic dimensions.
+    geometry : Geometry
+    channels : tuple of int
+        The first one that is read, and how many.
+    groups : tuple of int
+        Columns that share a scale, and a sum; -1 for a whole row.
+    lanes, bits : int
+        As in `apq_tvm.ops.activations.quantize.quantize_activations`.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x f32 [N, *sizes, C], xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, Gw])``, M the number
+        of output positions.
+
+    Raises
+    ------
+    NotApplicable
+        The groups do not divide each other, or activations of one bit.
+    """
+    if bits == 1:
+        raise NotApplicable("padding has no sign: activations of one bit need K columns")
+    k = geometry.taps * channels[1]
+    padded, width, sum_width = checked_widths(k, *groups, bits)
+    rows = max(1, SCRATCH // padded)
+    quantize = _Windows(k, padded, width, sum_width, min(lanes, sum_width), rows, bits)
+    return quantize.of(shape, geometry, channels)
+
+
+class _Windows(Quantize):
+    name = "quantize_windows"
+
+    def of(self, shape: Sequence[Dim], geometry: Geometry, channels: tuple[int, int]) -> PrimFunc:
+        """The PrimFunc for one kind of windows."""
+        m = tirx.Var("m", "int64")
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name(self.name)
+            b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
+            self.x = argument("x", Symbols().shape(shape), "float32")
+            self.xq = self.declare_codes(m)
+            self.xs = self.declare_factors("xs", m, self.padded // self.width, "float32")
+            self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
+            gather = Gather(self.x, geometry, *channels)
+            with row_tasks(m, self.row_block, [whole(self.x)], [whole(self.xq)]) as (first, mine):
+                self.rows = b.sblock_alloc_buffer(
+                    (self.row_block, self.padded), "float32", align=64
+                )
+                with each("gather", mine) as row:
+                    self._gather(gather, first, row)
+                with each("row", mine) as row:
+                    self._quantized(first, row)
+        return builder.get()
+
+    def _gather(self, gather: Gather, first: Expr, row: Expr) -> None:
+        gather.copy(gather.at(first + row), self.rows, [row])
+        if self.padded > self.k:
+            with b.serial(0, i64(self.padded - self.k)) as c:
+                b.buffer_store(self.rows, f32(0.0), [row, c + i64(self.k)])
+
+    def _quantized(self, first: Expr, row: Expr) -> None:
+        def group(number: Expr, x: Any, suffix: str) -> None:
+            self._group(first + row, number, x, suffix)
+
+        sizes = (self.padded, self.padded, self.width)
+        each_part(self.rows, row, sizes, ("group", "tail_group"), group)

@@ -1,0 +1,278 @@
+"""Depthwise convolution and pooling: tiles of pixels by vectors of channels in registers.
+
+A task is a row of output pixels. Taps that fall outside the image are left out of the loops instead
+of tested: along the last axis pixels whose windows lie inside run in tiles with the taps unrolled,
+the few at either end one by one. The last vector of channels ends with the channels, so it may
+repeat some: no masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import mul
+from typing import Any
+
+from tvm import sym, tirx
+
+from apq_tvm.ops import math
+from apq_tvm.ops.graph.window_reduce import LOWEST, tap_range
+from apq_tvm.ops.graph.windows import NAMES, Geometry
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.graph.loops import parallel_when
+from apq_tvm.schedules.graph.lowering import finish
+from apq_tvm.schedules.graph.panel import bind_all, loop, strides
+from apq_tvm.schedules.graph.vectorize import vectorize_loops
+from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
+from apq_tvm.types import DeviceProfile
+
+UNROLLED = 32
+"""Most taps of the last axis that are unrolled."""
+
+
+def schedule_window_reduce(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Schedule `apq_tvm.ops.graph.window_reduce`.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+    profile : DeviceProfile
+    decide : Decide
+        ``pixels`` and ``vectors`` of the register tile, ``parallel_least`` (operations worth a
+        second thread).
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+    wide = profile.vector_registers >= 32
+    pixels = decide("pixels", (4, 2, 6, 8))
+    vectors = decide("vectors", (2, 1, 3) if wide else (1, 2))
+    least = decide("parallel_least", (1 << 17, 1 << 15, 1 << 19))
+    loops = _Loops(func, profile.vector_bytes // 4, pixels, vectors)
+    lowered = vectorize_loops(loops.build(), profile.vector_bytes)
+    return finish(parallel_when(lowered, loops.work, least))
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """Taps of the outer axes that lie inside, and the last axis's start and range of taps."""
+
+    low: Expr
+    high: Expr
+
+
+class _Loops:
+    def __init__(self, func: Any, lanes: int, pixels: int, vectors: int) -> None:
+        attrs = func.attrs
+        self.func = func
+        self.geometry = Geometry.of({n: attrs[f"apq.{n}"] for n in (*NAMES, "auto")})
+        self.op = str(attrs["apq.op"])
+        self.largest = self.op == "pool" and str(attrs["apq.kind"]) == "max"
+        x, y = func.params[0], func.params[-1]
+        self.sizes, self.out = list(x.shape[1:-1]), list(y.shape[1:-1])
+        self.channels = int(x.shape[-1])
+        self.steps = strides(x.shape)
+        self.out_steps = strides(y.shape)
+        while lanes > self.channels:
+            lanes //= 2
+        self.lanes, self.pixels, self.vectors = lanes, pixels, vectors
+
+    def build(self) -> Any:
+        """The loops; `work` is what `parallel_when` asks for."""
+        func, views = self.func, []
+        declared: list[Stmt] = []
+        for p in func.params:
+            size = reduce(mul, p.shape, i64(1))
+            view = tirx.decl_buffer((size,), p.dtype, f"{p.name}_flat", data=p.data)
+            declared.append(tirx.DeclBuffer(view, data=p.data))
+            views.append(view)
+        self.x, self.y = views[0], views[-1]
+        self.w = views[1] if self.op == "depthwise" else None
+        self.bias = views[2] if self.op == "depthwise" and func.attrs["apq.bias"] else None
+        lead = [func.params[-1].shape[0], *self.out[:-1]]
+        rows = reduce(mul, lead, i64(1))
+        body = loop(rows, lambda row: self._row(row, lead), tirx.ForKind.PARALLEL)
+        self.work = rows * self.out[-1] * i64(self.channels * self.geometry.taps)
+        return func.with_body(tirx.stmt_seq(*declared, body))
+
+    def _row(self, row: Expr, lead: Sequence[Expr]) -> Stmt:
+        """One row of output pixels along the last axis."""
+        g, last = self.geometry, len(self.sizes) - 1
+        index: list[Expr] = []
+        for extent in reversed(lead[1:]):
+            index.insert(0, row % extent)
+            row = row // extent
+        binds, (image, *position) = bind_all([row, *index], "at")
+        ranges = [tap_range(g, i, o, self.sizes[i]) for i, o in enumerate(position)]
+        more, bounds = bind_all([e for span in ranges for e in span], "tap")
+        spans = [_Taps(*bounds[2 * i : 2 * i + 2]) for i in range(last)]
+        starts = [o * i64(g.strides[i]) - g.begin(i, self.sizes[i]) for i, o in enumerate(position)]
+        base = image * self.steps[0]
+        base = sum((s * self.steps[1 + i] for i, s in enumerate(starts)), base)
+        out = image * self.out_steps[0]
+        out = sum((o * self.out_steps[1 + i] for i, o in enumerate(position)), out)
+        # Pixels from `first` to `end` have windows that lie inside along the last axis.
+        size, stride, begin = (
+            self.sizes[last],
+            i64(g.strides[last]),
+            g.begin(last, self.sizes[last]),
+        )
+        width = self.out[last]
+        first = tirx.min(tirx.max((begin + stride - 1) // stride, i64(0)), width)
+        room = size + begin - i64(g.reach(last))
+        end = tirx.Select(room >= i64(0), room // stride + 1, i64(0))
+        end = tirx.min(tirx.max(end, first), width)
+        simplify = sym.Analyzer().simplify
+        named, (base, out, first, end) = bind_all(
+            [simplify(e) for e in (base, out, first, end)], "p"
+        )
+        counts = [self._counted(i, o) for i, o in enumerate(position)]
+        pixel = _Pixel(self, base, out, spans, counts)
+        return tirx.stmt_seq(*binds, *more, *named, *self._pixels(pixel, first, end, width))
+
+    def _pixels(self, pixel: _Pixel, first: Expr, end: Expr, width: Expr) -> list[Stmt]:
+        tiles = (end - first) // i64(self.pixels)
+        done = first + tiles * i64(self.pixels)
+        whole = self.geometry.kernel[-1] <= UNROLLED
+        inner = [
+            loop(tiles, lambda t: pixel.at(first + t * i64(self.pixels), self.pixels, whole)),
+            loop(end - done, lambda t: pixel.at(done + t, 1, whole)),
+        ]
+        left = loop(first, lambda t: pixel.at(t, 1, False))
+        right = loop(width - end, lambda t: pixel.at(end + t, 1, False))
+        return [left, *inner, right]
+
+    def _counted(self, axis: int, position: Expr) -> Expr:
+        """float32: positions that a mean counts along an axis."""
+        if self.op != "pool" or self.largest:
+            return f32(1.0)
+        padding = bool(self.func.attrs["apq.padding"])
+        low, high = tap_range(self.geometry, axis, position, self.sizes[axis], padding)
+        return (high - low).astype("float32")
+
+    def counted(self, position: Expr) -> Expr:
+        """The same for the last axis."""
+        return self._counted(len(self.sizes) - 1, position)
+
+
+class _Pixel:
+    """The channels of a tile of pixels."""
+
+    def __init__(
+        self, loops: _Loops, base: Expr, out: Expr, spans: Sequence[_Taps], counts: Sequence[Expr]
+    ) -> None:
+        self.loops, self.base, self.out = loops, base, out
+        self.spans, self.counts = spans, counts
+
+    def at(self, first: Expr, pixels: int, inside: bool) -> Stmt:
+        """Pixels from `first` on; `inside`: their windows are, along the last axis."""
+        u, lanes, channels = self.loops, self.loops.lanes, self.loops.channels
+        g, last = u.geometry, len(u.sizes) - 1
+        start = first * i64(g.strides[last]) - g.begin(last, u.sizes[last])
+        low, high = tap_range(g, last, first, u.sizes[last])
+        values = [
+            self.base + start * u.steps[1 + last],
+            self.out + first * i64(channels),
+            low,
+            high,
+        ]
+        binds, (base, out, low, high) = bind_all(values, "q")
+        self._range = None if inside else (low, high)
+        scales: list[Stmt] = []
+        self._counts: list[Expr] = []
+        if u.op == "pool" and not u.largest:
+            each = [u.counted(first + i64(p)) for p in range(pixels)]
+            scales, self._counts = bind_all([reduce(mul, self.counts, c) for c in each], "n")
+
+        def block(channel: Expr, vectors: int) -> Stmt:
+            return self._block(base, out, channel, pixels, vectors)
+
+        wide = u.vectors * lanes
+        blocks = channels // wide
+        parts = [loop(i64(blocks), lambda c: block(c * i64(wide), u.vectors))]
+        done = blocks * wide
+        while done + lanes <= channels:
+            parts.append(block(i64(done), 1))
+            done += lanes
+        if done < channels:
+            parts.append(block(i64(channels - lanes), 1))
+        return tirx.stmt_seq(*binds, *scales, *parts)
+
+    def _block(self, base: Expr, out: Expr, channel: Expr, pixels: int, vectors: int) -> Stmt:
+        u, lanes = self.loops, self.loops.lanes
+        g, last = u.geometry, len(u.sizes) - 1
+        acc = tirx.decl_buffer((pixels * vectors * lanes,), "float32", "acc")
+        grid = [(p, v) for p in range(pixels) for v in range(vectors)]
+        one = i64(1)
+
+        def place(p: int, v: int) -> Expr:
+            at = tirx.const((p * vectors + v) * lanes, "int32")
+            return tirx.Ramp(at, tirx.const(1, "int32"), lanes)
+
+        start = tirx.Broadcast(f32(LOWEST if u.largest else 0.0), lanes)
+        begin = [tirx.BufferStore(acc, start, [place(p, v)]) for p, v in grid]
+        step = i64(g.strides[last]) * u.steps[1 + last]
+
+        def tap(number: Expr, offset: Expr) -> Stmt:
+            weights: list[Stmt] = []
+            factors: list[Any] = []
+            if u.w is not None:
+                at = [number * i64(u.channels) + channel + i64(v * lanes) for v in range(vectors)]
+                loads = [tirx.BufferLoad(u.w, [tirx.Ramp(a, one, lanes)]) for a in at]
+                weights, factors = bind_all(loads, "w")
+            stores = []
+            for p, v in grid:
+                at_x = base + offset + i64(p) * step + channel + i64(v * lanes)
+                value = tirx.BufferLoad(u.x, [tirx.Ramp(at_x, one, lanes)])
+                old = tirx.BufferLoad(acc, [place(p, v)])
+                if u.w is not None:
+                    value = old + value * factors[v]
+                else:
+                    value = tirx.max(old, value) if u.largest else old + value
+                stores.append(tirx.BufferStore(acc, value, [place(p, v)]))
+            return tirx.stmt_seq(*weights, *stores)
+
+        body = self._taps(0, i64(0), i64(0), tap)
+        end = [
+            self._store(acc, (p * vectors + v) * lanes, out, channel + i64(v * lanes), p)
+            for p, v in grid
+        ]
+        return tirx.stmt_seq(tirx.AllocBuffer(acc), *begin, body, *end)
+
+    def _taps(
+        self, axis: int, number: Expr, offset: Expr, tap: Callable[[Expr, Expr], Stmt]
+    ) -> Stmt:
+        """Loops over the taps, the last axis unrolled where all of them lie inside."""
+        u, g = self.loops, self.loops.geometry
+        last = len(u.sizes) - 1
+        step = i64(g.dilations[axis]) * u.steps[1 + axis]
+        if axis < last:
+            span = self.spans[axis]
+
+            def outer(t: Expr) -> Stmt:
+                at = span.low + t
+                following = (number + at) * i64(g.kernel[axis + 1])
+                return self._taps(axis + 1, following, offset + at * step, tap)
+
+            return loop(span.high - span.low, outer)
+        if self._range is not None:
+            low, high = self._range
+            return loop(high - low, lambda t: tap(number + (low + t), offset + (low + t) * step))
+        every = [tap(number + i64(t), offset + i64(t) * step) for t in range(g.kernel[axis])]
+        return tirx.stmt_seq(*every)
+
+    def _store(self, acc: Any, first: int, out: Expr, column: Expr, pixel: int) -> Stmt:
+        """One vector of results, as a loop that is vectorized later."""
+        u = self.loops
+        lane = tirx.Var("e", "int64")
+        value: Any = tirx.BufferLoad(acc, [i64(first) + lane])
+        if self._counts:
+            value = value / self._counts[pixel]
+        if u.bias is not None:
+            value = value + tirx.BufferLoad(u.bias, [column + lane])
+        if u.op == "depthwise":
+            value = math.activation(str(u.func.attrs["apq.activation"]), value)
+        body = tirx.BufferStore(u.y, value, [out + i64(pixel * u.channels) + column + lane])
+        return tirx.For(lane, i64(0), i64(u.lanes), tirx.ForKind.SERIAL, body)
