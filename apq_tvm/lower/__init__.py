@@ -14,10 +14,13 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from apq_tvm.lower.arithmetic import ARITHMETIC
+from apq_tvm.lower.indexing import indexing_converters
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.shapes import ShapeLowering
+from apq_tvm.lower.windows import window_converters
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
 
 __all__ = ["lower"]
@@ -59,6 +62,9 @@ def lower(
     converters = {
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
+        **ARITHMETIC,
+        **indexing_converters(packed.plan.quantized.model),
+        **window_converters(packed.plan.quantized.model),
         **ShapeLowering(symbols).converters(),
     }
     model = packed.plan.quantized.model

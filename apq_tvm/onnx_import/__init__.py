@@ -16,6 +16,7 @@ end.
 ``apq.Gelu(x)``                     ``approximate``: ``"none"`` or ``"tanh"``
 ``apq.AppendCache(past, new, at)``  ``shape`` [B, N, T, H]: past[b, :, j] for j < at[b], then
                                     new[b, j - at[b]] ([B, S, N, H]), then 0; past may be absent
+``apq.MaxPoolIndices(x)``           MaxPool with both outputs: values and their places
 ``apq.Reshape(x)``                  ``shape``: where a constant target with 0 and -1 cannot say it
 ``apq.Expand(x)``                   ``shape``: of the output, broadcasting done
 ``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (positive), ``shape`` of the

@@ -8,7 +8,7 @@ from pathlib import Path
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
-from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
+from apq_tvm.onnx_import.ops import check_supported, decompose
 from apq_tvm.onnx_import.passes.activations import fuse_activations, fuse_gelu, fuse_residuals
 from apq_tvm.onnx_import.passes.attention import fuse_attention
 from apq_tvm.onnx_import.passes.caches import cache_lengths, find_caches
@@ -80,7 +80,6 @@ def _rewrite(graph: Graph) -> None:
     graph.sweep()
     check_supported(graph)
     check_shape_inputs(graph)
-    check_layers(graph)
 
 
 def _with_dims(raw: Graph, equal: dict[str, str]) -> Graph:

@@ -254,7 +254,7 @@ def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> li
     for check in call.id_checks:
         lines.append(
             f"    if ((rc = apq_check_ids({literal(check.layer)}, &t[{argument_of[check.arg]}], "
-            f"{check.lowest}, {check.rows})) != APQ_OK) return rc;"
+            f"{check.column}, {check.columns}, {check.lowest}, {check.rows})) != APQ_OK) return rc;"
         )
     lines += _launch_lines(call, len(args), prefix)
     return [*lines, "    if (rc != APQ_OK) return rc;", "  }"]

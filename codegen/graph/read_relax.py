@@ -14,7 +14,13 @@ from tvm import ir, relax, tirx
 
 from apq_tvm.codegen.graph.bounds import find_accesses
 from apq_tvm.codegen.graph.c_expr import c_expr
-from apq_tvm.codegen.graph.calls import call_work, id_checks, shape_limits, symbols_at
+from apq_tvm.codegen.graph.calls import (
+    call_work,
+    id_checks,
+    least_extents,
+    shape_limits,
+    symbols_at,
+)
 from apq_tvm.codegen.graph.check_calls import check_call
 from apq_tvm.codegen.graph.plain import (
     Array,
@@ -333,7 +339,8 @@ class _Reader:
         reaches, lookups = self.accesses.get(name, ((), ()))
         names = symbols_at(self.unscheduled[name], args) if reaches else {}
         self._limit(*shape_limits(name, reaches, names))
-        checks = id_checks(func, name, lookups)
+        self._limit({}, least_extents(func, name, args))
+        checks = id_checks(func, name, lookups, args)
         run, taken = func, args
         for choice in reversed(choices):
             if choice.func:

@@ -12,17 +12,30 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
+from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
 from apq_tvm.onnx_import.operators.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
 from apq_tvm.onnx_import.operators.rotary import contrib_rotary, onnx_rotary
+from apq_tvm.onnx_import.operators.standard import (
+    batch_normalization,
+    det,
+    dropout,
+    lp_normalization,
+)
 from apq_tvm.types import Node
 
-EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
+EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Attention": onnx_attention,
+    "BatchNormalization": batch_normalization,
+    "DFT": dft,
+    "Det": det,
+    "Dropout": dropout,
+    "LpNormalization": lp_normalization,
     "RotaryEmbedding": onnx_rotary,
     "SimplifiedLayerNormalization": simplified_layer_norm,
+    "STFT": stft,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     "com.microsoft.DequantizeLinear": standard,
     "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
@@ -39,8 +52,8 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
 }
 
 
-def expand(graph: Graph, node: Node) -> list[Node]:
-    """What `node` is written as.
+def expand(graph: Graph, node: Node) -> list[Node] | None:
+    """What `node` is written as; None if it stays, as it is used here.
 
     Raises
     ------

@@ -13,6 +13,7 @@ from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.graph import Graph, np_dtype
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS, expand
+from apq_tvm.onnx_import.operators.functions import inline_function, is_function
 from apq_tvm.onnx_import.symbolic.dims import Expr, product
 from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs, node_proto, same_shape
 from apq_tvm.onnx_import.symbolic.shapes import rewrite
@@ -41,8 +42,7 @@ def fold(graph: Graph) -> None:
     while pending:
         original = pending.popleft()
         node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
-        if node.op in EXPANSIONS:
-            pending.extendleft(reversed(expand(graph, node)))
+        if _inlined(graph, node, pending):
             continue
         if _fold_constant(graph, node, outputs):
             continue
@@ -63,6 +63,18 @@ def fold(graph: Graph) -> None:
             graph.nodes.append(made)
     graph.index()
     graph.sweep()
+
+
+def _inlined(graph: Graph, node: Node, pending: deque[Node]) -> bool:
+    """Put what `node` is written as before the nodes that are pending, if it is written in others."""
+    inner = None
+    if node.op in EXPANSIONS:
+        inner = expand(graph, node)
+    elif is_function(node, graph.opset) and copied(graph, node) is None:
+        inner = inline_function(graph, node)
+    if inner is not None:
+        pending.extendleft(reversed(inner))
+    return inner is not None
 
 
 def copied(graph: Graph, node: Node) -> str | None:

@@ -28,7 +28,7 @@ def widen(graph: Graph) -> None:
         if array.dtype.name in halves:
             graph.weights[name] = array.astype(np.float32)
     graph.nodes = [
-        replace(n, attrs={k: _attr(k, v) for k, v in n.attrs.items()}) for n in graph.nodes
+        replace(n, attrs={k: widen_attr(k, v) for k, v in n.attrs.items()}) for n in graph.nodes
     ]
     before: list[Node] = []
     inner: dict[str, str] = {}
@@ -82,7 +82,8 @@ def _complete_outputs(graph: Graph) -> None:
     ]
 
 
-def _attr(key: str, value: Any) -> Any:
+def widen_attr(key: str, value: Any) -> Any:
+    """An attribute without half precision."""
     if key in ("to", "dtype") and value in HALF:
         return FLOAT32
     if isinstance(value, np.ndarray) and value.dtype.name in HALF.values():
