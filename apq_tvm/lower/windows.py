@@ -1,14 +1,16 @@
-"""MaxPool with indices, Col2Im, TensorScatter."""
+"""MaxPool with indices, Col2Im, TensorScatter, RoiAlign."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
+from apq_tvm.lower.arithmetic import elementwise
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.windows import Windows, col2im, max_pool_indices, tensor_scatter
@@ -73,7 +75,7 @@ def col2im_converter(model: ImportedModel) -> Convert:
         data = shapes.of(x)
         if data[1:] and isinstance(data[2], int) and data[2] != prod(blocks):
             raise UnsupportedModel(
-                f"Col2Im {node.name!r}: {data[2]} columns, but its image has room for {prod(blocks)}"
+                f"Col2Im {node.name!r}: {data[2]} columns, but its image has {prod(blocks)} windows"
             )
         windows = Windows(kernel, strides, dilations, pads[:rank])
         func = col2im(data, image, blocks, windows, str(x.ty.dtype))
@@ -98,10 +100,50 @@ def convert_tensor_scatter(bb: relax.BlockBuilder, node: Node, inputs: Sequence[
     return call(bb, func.with_attr("apq.layer", node.name), args, shapes)
 
 
+def convert_roi_align(
+    bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any], *, opset: int
+) -> Any:
+    """``RoiAlign``: TVM's, with the scale before the shift of half a pixel, and real images.
+
+    Raises
+    ------
+    UnsupportedModel
+        Mode ``max``, for which ONNX and TVM take the largest of different things.
+    """
+    x, rois, images = inputs
+    default = "half_pixel" if opset >= 16 else "output_half_pixel"
+    half = node.attrs.get("coordinate_transformation_mode", default) == "half_pixel"
+    if node.attrs.get("mode", "avg") != "avg":
+        raise UnsupportedModel(f"RoiAlign {node.name!r}: mode 'max' cannot be compiled, only 'avg'")
+    dtype, scale = str(rois.ty.dtype), float(node.attrs.get("spatial_scale", 1.0))
+    scaled = relax.op.multiply(rois, relax.const(scale, dtype))
+    if half:
+        scaled = relax.op.subtract(scaled, relax.const(0.5, dtype))
+    last = x.ty.shape[0] - 1
+    kept = elementwise(bb, lambda v: _clamped(v, last).astype(dtype), images)
+    table = relax.op.concat([relax.op.expand_dims(kept, axis=1), bb.normalize(scaled)], axis=1)
+    return relax.op.vision.roi_align(
+        x,
+        bb.normalize(table),
+        pooled_size=tuple(int(node.attrs.get(k, 1)) for k in ("output_height", "output_width")),
+        spatial_scale=1.0,
+        sample_ratio=int(node.attrs.get("sampling_ratio", 0)),
+        aligned=half,
+        layout="NCHW",
+        mode="avg",
+    )
+
+
+def _clamped(index: Any, last: Any) -> Any:
+    number = index.astype("int64")
+    return tirx.max(tirx.min(number, last), tirx.const(0, "int64"))
+
+
 def window_converters(model: ImportedModel) -> dict[str, Convert]:
     """Converters by operator name."""
     return {
         "Col2Im": col2im_converter(model),
+        "RoiAlign": partial(convert_roi_align, opset=model.opset),
         "TensorScatter": convert_tensor_scatter,
         "apq.MaxPoolIndices": max_pool_converter(model),
     }

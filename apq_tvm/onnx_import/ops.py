@@ -14,19 +14,20 @@ from apq_tvm.types import Node
 # What is left after folding must be one of these, or an ``apq.`` operator.
 SUPPORTED = frozenset(
     "Abs Acos Acosh Add AffineGrid And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool "
-    "BatchNormalization BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil "
-    "Clip Col2Im Concat ConstantOfShape Conv ConvTranspose Cos Cosh CumProd CumSum DepthToSpace "
-    "DequantizeLinear Div DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand EyeLike Flatten "
-    "Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool "
-    "GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish "
-    "Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Less "
-    "LessOrEqual Log LogSoftmax LpPool MatMul MatMulInteger Max MaxPool MaxRoiPool MaxUnpool "
-    "Mean MeanVarianceNormalization Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow "
-    "QuantizeLinear RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum "
-    "ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu "
-    "Reshape Resize ReverseSequence RoiAlign Round Scatter ScatterElements ScatterND Selu Shape Shrink Sigmoid "
-    "Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum "
-    "Tan Tanh TensorScatter ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor".split()
+    "BatchNormalization BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast "
+    "CastLike Ceil Clip Col2Im Concat ConstantOfShape Conv ConvTranspose Cos Cosh CumProd "
+    "CumSum DepthToSpace DequantizeLinear Div DynamicQuantizeLinear Einsum Elu Equal Erf Exp "
+    "Expand EyeLike Flatten Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool "
+    "GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization "
+    "HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN "
+    "LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpPool MatMul MatMulInteger "
+    "Max MaxPool MaxRoiPool MaxUnpool Mean MeanVarianceNormalization Min Mish Mod Mul Neg Not "
+    "OneHot Or PRelu Pad Pow QuantizeLinear RMSNormalization Range Reciprocal ReduceL1 "
+    "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+    "ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign Round Scatter "
+    "ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax "
+    "Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh TensorScatter "
+    "ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor".split()
 )
 
 # Those TVM's importer knows and this compiler still refuses, with the reason.
@@ -47,6 +48,7 @@ REFUSED = {
     "Dropout": "it is dropped, as it does nothing at inference, but here its mask is used",
     "Upsample": "it is older than opset 11",
 }
+
 
 def check_supported(graph: Graph) -> None:
     """Refuse operators nothing can compile.

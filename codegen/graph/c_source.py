@@ -34,6 +34,8 @@ class WeightsFile:
 
 def dl_dtype(dtype: str) -> str:
     """Write a numpy dtype as a ``DLDataType`` initializer."""
+    if dtype == "bfloat16":
+        return "{4, 16, 1}"
     bits = np.dtype(dtype).itemsize * 8
     return f"{{{DL_CODES[np.dtype(dtype).name.rstrip('0123456789')]}, {bits}, 1}}"
 

@@ -69,8 +69,8 @@ def least_extents(func: Any, kernel: str, args: Sequence[Tensor | str]) -> list[
         return []
     names = symbols_at(func, args)
     conditions = []
-    for extent, least in attrs["apq.least"]:
-        have = c_expr(extent, names)
+    for extent, number in attrs["apq.least"]:
+        have, least = c_expr(extent, names), int(number)
         message = f"these input shapes are too small: {kernel} wants {least} entries, not {have}"
         conditions.append(Condition(f"{have} >= {least}", message))
     return conditions

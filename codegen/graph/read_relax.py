@@ -195,7 +195,8 @@ class _Reader:
                 str(d) for d in (spec.shape if len(spec.shape) == len(dims) else dims)
             )
             empty = -1 if spec.may_be_empty is None else spec.may_be_empty
-            ports.append(Port(spec.name, _dtype(kind.dtype, spec.name), dims, shown_dims, empty))
+            dtype = _declared(_dtype(kind.dtype, spec.name), spec)
+            ports.append(Port(spec.name, dtype, dims, shown_dims, empty))
         self.graph.inputs = tuple(ports)
         self.graph.symbols = tuple(symbols)
 
@@ -217,7 +218,7 @@ class _Reader:
                 raise UnsupportedModel(f"output '{spec.name}' is not a tensor (a shape or a tuple)")
             same_rank = len(spec.shape) == len(tensor.dims)
             shown = tuple(str(d) for d in (spec.shape if same_rank else tensor.dims))
-            ports.append(Port(spec.name, tensor.dtype, tensor.dims, shown))
+            ports.append(Port(spec.name, _declared(tensor.dtype, spec), tensor.dims, shown))
         self.graph.outputs = tuple(ports)
         self.graph.results = tuple(values)
 
@@ -385,6 +386,11 @@ class _Reader:
                 message = f"these input shapes are too large: {dimension} must be at most {limit}"
                 self.graph.conditions.append(Condition(f"{dimension} <= {limit}", message))
         self.graph.conditions += conditions
+
+
+def _declared(dtype: str, spec: TensorSpec) -> str:
+    """The type a user sees: bfloat16 is bits of 16 to kernels."""
+    return "bfloat16" if (dtype, spec.dtype) == ("uint16", "bfloat16") else dtype
 
 
 def _function_names(mod: Any) -> set[str]:

@@ -33,6 +33,9 @@ def main() -> None:
         stage = "import" if options.only_import else "schedule"
         outcomes = judge.alone([c.name for c in cases], stage)
         print(Counter(k for k, _ in outcomes.values()), f"{stage} {time.time() - began:.0f} s")
+        for name, outcome in outcomes.items():
+            if outcome[0] not in ("passes", "refused"):
+                print(name, *outcome, flush=True)
         if not options.only_import:
             taken = [c for c in cases if outcomes[c.name][0] == "passes"]
             done = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import warnings
 from collections.abc import Iterator, Sequence
@@ -50,18 +51,23 @@ class Case:
         return tuple(sorted((o.domain, o.version) for o in model.opset_import))
 
 
-def collect() -> Iterator[Case]:
-    """Every node case of the onnx package; those with several inputs also with weights."""
-    from onnx.backend.test.case.node import collect_testcases
+def collect(*files: str) -> Iterator[Case]:
+    """Every node case of the onnx package, or those of some of its files.
+
+    One with several inputs comes twice, once with all but the first as weights.
+    """
+    from onnx.backend.test.case import node
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = collect_testcases(None)
+        for file in files:
+            importlib.import_module(f"{node.__name__}.{file}")
+        found = list(node._NodeTestCases) if files else node.collect_testcases(None)
     for case in sorted(found, key=lambda c: c.name):
         if case.model is None or not case.data_sets:
             continue
         graph = case.model.graph
-        given, wanted = case.data_sets[0]
+        given, wanted = ([_array(v) for v in part] for part in case.data_sets[0])
         feeds = {i.name: v for i, v in zip(graph.input, given, strict=False)}
         results = {o.name: v for o, v in zip(graph.output, wanted, strict=False)}
         data = case.model.SerializeToString()
@@ -69,6 +75,10 @@ def collect() -> Iterator[Case]:
         yield plain
         if len(feeds) > 1 and all(_numeric(v) for v in feeds.values()):
             yield _with_weights(plain)
+
+
+def _array(value: Any) -> Any:
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
 def _numeric(value: Any) -> bool:

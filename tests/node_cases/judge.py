@@ -63,9 +63,7 @@ class Judge:
     def _run(self, names: Sequence[str], stage: str) -> tuple[dict[str, Outcome], Outcome]:
         """What one process said, and how it ended."""
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=serve, args=(there, self._folder, names, stage)
-        )
+        process = self._context.Process(target=serve, args=(there, self._folder, names, stage))
         process.start()
         there.close()
         found, why = dict[str, Outcome](), ("slow", f"no answer in {SECONDS} s")

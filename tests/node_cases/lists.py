@@ -19,5 +19,7 @@ def write(outcomes: Mapping[str, Outcome]) -> None:
     """Write both lists from a run of every case."""
     names = sorted(name for name, (kind, _) in outcomes.items() if kind == "passes")
     (FOLDER / "passing.txt").write_text("".join(f"{name}\n" for name in names))
-    refused = sorted(f"{name}: {why}\n" for name, (kind, why) in outcomes.items() if kind == "refused")
+    refused = sorted(
+        f"{name}: {why}\n" for name, (kind, why) in outcomes.items() if kind == "refused"
+    )
     (FOLDER / "refused.txt").write_text("".join(refused))

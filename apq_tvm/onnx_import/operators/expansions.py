@@ -16,23 +16,29 @@ from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
+from apq_tvm.onnx_import.operators.resize import resize
 from apq_tvm.onnx_import.operators.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
 from apq_tvm.onnx_import.operators.rotary import contrib_rotary, onnx_rotary
 from apq_tvm.onnx_import.operators.standard import (
     batch_normalization,
+    conv_transpose,
     det,
     dropout,
     lp_normalization,
+    max_unpool,
 )
 from apq_tvm.types import Node
 
 EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Attention": onnx_attention,
     "BatchNormalization": batch_normalization,
+    "ConvTranspose": conv_transpose,
     "DFT": dft,
     "Det": det,
     "Dropout": dropout,
     "LpNormalization": lp_normalization,
+    "MaxUnpool": max_unpool,
+    "Resize": resize,
     "RotaryEmbedding": onnx_rotary,
     "SimplifiedLayerNormalization": simplified_layer_norm,
     "STFT": stft,

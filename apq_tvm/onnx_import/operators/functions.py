@@ -1,4 +1,4 @@
-"""Standard operators that nothing here compiles, but ONNX defines in others: Celu, a loss, a window.
+"""Standard operators that nothing here compiles, but ONNX defines in others: Celu, a window.
 
 ONNX's own inliner works before types are known to anyone but itself: it fails on weights without a
 declared type and on absent inputs. Here the types are at hand.
@@ -26,9 +26,7 @@ def is_function(node: Node, opset: int) -> bool:
     if "." in node.op or node.op in SUPPORTED:
         return False
     schema = _schema(node.op, opset)
-    return schema is not None and (
-        schema.has_function or schema.has_context_dependent_function
-    )
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
 def _schema(op: str, opset: int) -> Any:

@@ -6,6 +6,7 @@ import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import as_attr, product
 from apq_tvm.types import Node
 
 
@@ -112,7 +113,9 @@ def det(graph: Graph, node: Node) -> list[Node]:
         raise steps.refuse(f"matrices of {size} x {size}; up to 3 x 3 can be compiled")
 
     def entry(row: int, column: int) -> str:
-        at = steps.slice(steps.slice(x, len(shape) - 2, row, row + 1), len(shape) - 1, column, column + 1)
+        at = steps.slice(
+            steps.slice(x, len(shape) - 2, row, row + 1), len(shape) - 1, column, column + 1
+        )
         return steps.reshape(at, *shape[:-2])
 
     def minor(rows: list[int], columns: list[int]) -> str:
@@ -126,3 +129,67 @@ def det(graph: Graph, node: Node) -> list[Node]:
         return total
 
     return steps.done(minor(list(range(size)), list(range(size))))
+
+
+def conv_transpose(graph: Graph, node: Node) -> list[Node] | None:
+    """ConvTranspose to a given output shape: padding that makes it so.
+
+    Raises
+    ------
+    UnsupportedModel
+        Sizes that are not known before run time.
+    """
+    wanted = node.attrs.get("output_shape")
+    if not wanted:
+        return None
+    steps = Steps(graph, node)
+    rank = len(steps.shape(node.inputs[0])) - 2
+    sizes = [steps.size(d, "input size") for d in steps.shape(node.inputs[0])[2:]]
+    kernel = [steps.size(d, "kernel size") for d in steps.shape(node.inputs[1])[2:]]
+    strides, dilations = (node.attrs.get(k, (1,) * rank) for k in ("strides", "dilations"))
+    extra = list(node.attrs.get("output_padding", (0,) * rank))
+    before, after = [], []
+    for i, out in enumerate(wanted[-rank:]):
+        total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - out
+        if total < 0:  # more than the kernel reaches: zeros behind
+            extra[i], total = extra[i] - total, 0
+        half = total // 2
+        upper = node.attrs.get("auto_pad", "NOTSET") == "SAME_UPPER"
+        before.append(half if upper else total - half)
+        after.append(total - before[-1])
+    dropped = ("output_shape", "auto_pad", "pads", "output_padding")
+    attrs = {key: value for key, value in node.attrs.items() if key not in dropped}
+    attrs |= {"pads": (*before, *after), "output_padding": tuple(extra)}
+    return [Node(node.op, node.name, node.inputs, node.outputs, attrs)]
+
+
+def max_unpool(graph: Graph, node: Node) -> list[Node]:
+    """MaxUnpool: its values scattered over zeros, by places in the flattened result.
+
+    Raises
+    ------
+    UnsupportedModel
+        An output shape is given: what its places count in is nowhere said.
+    """
+    steps = Steps(graph, node)
+    if steps.input(2):
+        raise steps.refuse("its output shape is given; leave that to the kernel and its pads")
+    x, places = node.inputs[:2]
+    shape = steps.shape(x)
+    kernel = node.attrs["kernel_shape"]
+    rank = len(kernel)
+    strides, pads = (
+        node.attrs.get(key, (fill,) * count)
+        for key, fill, count in (("strides", 1, rank), ("pads", 0, 2 * rank))
+    )
+    out = [
+        (dim - 1) * strides[i] + kernel[i] - pads[i] - pads[i + rank]
+        for i, dim in enumerate(shape[2:])
+    ]
+    whole = product([*shape[:2], *out])
+    dtype = str(graph.dtype(x))
+    zeros = steps("apq.Full", shape=(as_attr(whole),), value=np.zeros((), dtype), dtype=dtype)
+    count = product(shape)
+    flat, at = steps.reshape(x, count), steps.reshape(places, count)
+    y = steps("ScatterElements", zeros, at, flat, axis=0)
+    return steps.done(steps.reshape(y, *shape[:2], *out))

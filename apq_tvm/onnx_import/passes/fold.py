@@ -66,7 +66,7 @@ def fold(graph: Graph) -> None:
 
 
 def _inlined(graph: Graph, node: Node, pending: deque[Node]) -> bool:
-    """Put what `node` is written as before the nodes that are pending, if it is written in others."""
+    """Put what `node` is written as in front of the pending nodes; whether it is written so."""
     inner = None
     if node.op in EXPANSIONS:
         inner = expand(graph, node)

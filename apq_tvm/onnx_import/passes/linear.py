@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.errors import ImportFailed
-from apq_tvm.errors import UnsupportedModel
+from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.passes.moves import RESHAPES
 from apq_tvm.onnx_import.symbolic.dims import Dim
@@ -85,8 +84,8 @@ def stored(graph: Graph, source: str, transform: str, array: Array) -> str:
             single = np.ascontiguousarray(array, np.float32)
         if array.dtype == np.float64 and bool((np.isinf(single) & np.isfinite(array)).any()):
             raise UnsupportedModel(
-                f"weight {source!r} of a linear layer holds numbers that are infinities in float32, "
-                "in which layers are computed; scale them"
+                f"weight {source!r} of a linear layer holds numbers that are infinities in "
+                "float32, in which layers are computed; scale them"
             )
         graph.weights[name] = single
     return name

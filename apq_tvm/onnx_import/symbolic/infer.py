@@ -355,6 +355,16 @@ def _embedding(graph: Graph, node: Node) -> list[Shape | None]:
     return [None if table is None or ids is None else (*ids, table[1])]
 
 
+def _from_bfloat16(graph: Graph, node: Node) -> list[Shape | None]:
+    graph.dtypes[node.outputs[0]] = "float32"
+    return [graph.shape(node.inputs[0])]
+
+
+def _to_bfloat16(graph: Graph, node: Node) -> list[Shape | None]:
+    graph.dtypes[node.outputs[0]] = "bfloat16"
+    return [graph.shape(node.inputs[0])]
+
+
 def _max_pool_indices(graph: Graph, node: Node) -> list[Shape | None]:
     """``apq.MaxPoolIndices``: as MaxPool, by ONNX's inference."""
     _onnx(graph, Node("MaxPool", node.name, node.inputs, node.outputs, node.attrs))
@@ -402,6 +412,8 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     # The normalisations may be younger than the graph's opset.
     **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
     "apq.Embedding": _embedding,
+    "apq.FromBfloat16": _from_bfloat16,
+    "apq.ToBfloat16": _to_bfloat16,
     "apq.MaxPoolIndices": _max_pool_indices,
     "apq.MatMul": _transposed_matmul,
     **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice"), _given),

@@ -1,7 +1,8 @@
 """Integer arithmetic that cannot trap, and other elementwise functions TVM computes otherwise.
 
-A processor's division stops the process at a divisor of 0 and at the least number divided by -1; so
-do lanes of a vector that hold nothing. ONNX leaves division by 0 open: here it gives 0, as in numpy.
+A processor's division stops the process at a divisor of 0 and at the least number divided by -1;
+so do lanes of a vector that hold nothing. ONNX leaves division by 0 open: here it gives 0, as in
+numpy.
 """
 
 from __future__ import annotations
@@ -89,12 +90,18 @@ def _quotient(a: Any, b: Any) -> tuple[str, Any]:
 
 
 def shift(a: Any, b: Any, *, left: bool) -> Any:
-    """Logical shift of unsigned integers; by as many bits as there are, or more, it gives 0."""
+    """``a << b`` or ``a >> b``; by less than 0, or by all bits, nothing but the sign stays."""
     dtype = str(a.ty)
-    bits = tirx.const(int(dtype.removeprefix("uint").removeprefix("int")), b.ty)
-    by = tirx.Select(b < bits, b, tirx.const(0, b.ty)).astype(dtype)
+    unsigned = dtype.startswith("u")
+    bits = int(dtype.removeprefix("u").removeprefix("int"))
+    fits = b < tirx.const(bits, b.ty)
+    if not unsigned:
+        fits = tirx.all(fits, b >= tirx.const(0, b.ty))
+    by = tirx.Select(fits, b, tirx.const(bits - 1, b.ty))
+    if not left and not unsigned:
+        return tirx.shift_right(a, by)
     moved = tirx.shift_left(a, by) if left else tirx.shift_right(a, by)
-    return tirx.Select(b < bits, moved, tirx.const(0, dtype))
+    return tirx.Select(fits, moved, tirx.const(0, dtype))
 
 
 def to_integer(x: Any, dtype: str) -> Any:
@@ -109,8 +116,10 @@ def to_integer(x: Any, dtype: str) -> Any:
     high = (1 << (bits if unsigned else bits - 1)) - 1
     # The largest float that is no larger than `high`.
     digits = {"float32": 24, "float64": 53, "float16": 11}[kind]
-    top = high if high.bit_length() <= digits else (high >> (high.bit_length() - digits)) << (
-        high.bit_length() - digits
+    top = (
+        high
+        if high.bit_length() <= digits
+        else (high >> (high.bit_length() - digits)) << (high.bit_length() - digits)
     )
     if kind == "float16":
         low, top = max(low, -65504), min(top, 65504)
@@ -119,3 +128,21 @@ def to_integer(x: Any, dtype: str) -> Any:
     # Signed conversions are single instructions; narrow ones go through 32 bits.
     through = "int32" if bits < 32 else "int64" if dtype == "uint32" else dtype
     return number.astype(through).astype(dtype)
+
+
+def from_bfloat16(x: Any) -> Any:
+    """A bfloat16, as uint16, as float32: its upper half."""
+    return tirx.reinterpret("float32", x.astype("uint32") << tirx.const(16, "uint32"))
+
+
+def to_bfloat16(x: Any) -> Any:
+    """A float32 rounded to bfloat16, ties to even, as uint16."""
+
+    def u32(value: int) -> Any:
+        return tirx.const(value, "uint32")
+
+    bits = tirx.reinterpret("uint32", x)
+    even = (bits >> u32(16)) & u32(1)
+    rounded = (bits + u32(0x7FFF) + even) >> u32(16)
+    quiet = (bits >> u32(16)) | u32(0x40)
+    return tirx.Select(x == x, rounded, quiet).astype("uint16")

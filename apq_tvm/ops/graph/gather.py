@@ -1,4 +1,4 @@
-"""Elements by indices that only a run knows (ONNX Gather, GatherElements, GatherND, ReverseSequence).
+"""Elements by indices that only a run knows: ONNX Gather and its kin, ReverseSequence.
 
 A negative index counts from the end. One outside its axis is refused by the module before the call,
 by the attributes that `checked` gives; here it is clamped besides, so that nothing outside the

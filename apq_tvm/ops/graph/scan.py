@@ -8,7 +8,7 @@ from typing import Any
 def running(
     dtype: str, *, exclusive: bool = False, reverse: bool = False, product: bool = False
 ) -> Any:
-    """Running sums or products along the middle axis of a [outer, n, inner] tensor, all sizes dynamic.
+    """Running sums or products along the middle axis of [outer, n, inner], all sizes dynamic.
 
     Parameters
     ----------

@@ -109,7 +109,6 @@ def _copy(b: Any, x: Any, y: Any) -> None:
 
 def _axes(b: Any, kind: str, loops: Any) -> list[Any]:
     """Block axes of all loops, also where there is one."""
-    axes = b.axis.remap(kind * len(loops), loops) if isinstance(loops, list | tuple) else None
-    if axes is None:
-        axes = b.axis.remap(kind, [loops])
-    return list(axes) if isinstance(axes, list | tuple) else [axes]
+    every = [loops] if isinstance(loops, tirx.Var) else list(loops)
+    axes = b.axis.remap(kind * len(every), every)
+    return [axes] if isinstance(axes, tirx.Var) else list(axes)

@@ -124,9 +124,7 @@ class _Heap:
             child = self._place[0] * 2 + 1
             with b.If(child < size), b.Then():
                 right = tirx.min(child + 1, size - 1)
-                pick = tirx.if_then_else(
-                    self.worse(*self.at(right), *self.at(child)), right, child
-                )
+                pick = tirx.if_then_else(self.worse(*self.at(right), *self.at(child)), right, child)
                 with b.If(self.worse(*self.at(pick), self._value[0], self._index[0])), b.Then():
                     self.move(pick, self._place[0])
                     b.buffer_store(self._place, pick, [0])

@@ -47,7 +47,9 @@ def max_pool_indices(
     symbols = Symbols()
     x = te.placeholder(symbols.shape(data), dtype, "x")
     spatial = x.shape[2:]
-    taps = [te.reduce_axis((0, tirx.const(k, "int64")), f"k{i}") for i, k in enumerate(windows.kernel)]
+    taps = [
+        te.reduce_axis((0, tirx.const(k, "int64")), f"k{i}") for i, k in enumerate(windows.kernel)
+    ]
     least = tirx.const(-1, "int64"), tirx.min_value(dtype)
 
     def better(a: Any, b: Any) -> Any:
@@ -105,7 +107,9 @@ def col2im(
     x = te.placeholder(Symbols().shape(data), dtype, "x")
     size = reduce(mul, windows.kernel)
     channels = x.shape[1] // size
-    taps = [te.reduce_axis((0, tirx.const(k, "int64")), f"k{i}") for i, k in enumerate(windows.kernel)]
+    taps = [
+        te.reduce_axis((0, tirx.const(k, "int64")), f"k{i}") for i, k in enumerate(windows.kernel)
+    ]
 
     def element(n: Any, c: Any, *at: Any) -> Any:
         row, column, inside = c, tirx.const(0, "int64"), []

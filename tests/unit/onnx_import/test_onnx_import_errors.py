@@ -319,7 +319,7 @@ def test_weights_that_are_not_finite(tmp_path: Path, dtype: str, value: float) -
     model = import_onnx(save(build(nodes, inputs, "y", {"w": weight}), tmp_path))
     quantized = quantize(model, "W8A8")
     assert not quantized.layers and "infinities or NaN" in quantized.notes["n_y"]
-    with pytest.raises(UnsupportedModel, match="NaN|infinit"):
+    with pytest.raises(UnsupportedModel, match=r"NaN|infinit"):
         quantize(model, "W8A8", {"n_y": "W4A8"})
 
 
@@ -327,7 +327,7 @@ def test_float64_weights_beyond_float32(tmp_path: Path) -> None:
     weight = rand(8, 6).astype(np.float64)
     weight[0, 0] = 1e300
     inputs = {"x": ("float64", ["b", 8])}
-    with pytest.raises(UnsupportedModel, match="'w' of a linear layer.*infinities"):
+    with pytest.raises(UnsupportedModel, match=r"'w' of a linear layer.*infinities"):
         import_onnx(save(build(LAYER, inputs, "y", {"w": weight}), tmp_path))
 
 
