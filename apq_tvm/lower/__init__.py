@@ -14,10 +14,13 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from apq_tvm.lower.arithmetic import ARITHMETIC
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.images import ImageLowering
+from apq_tvm.lower.indexing import indexing_converters
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
+from apq_tvm.lower.places import place_converters
 from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.shapes import ShapeLowering
@@ -66,6 +69,9 @@ def lower(
     converters = {
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
+        **ARITHMETIC,
+        **indexing_converters(packed.plan.quantized.model),
+        **place_converters(packed.plan.quantized.model),
         **shapes.converters(),
         **region_converters(dims),
         **windows.converters(),

@@ -22,7 +22,7 @@ from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.elementwise import activation, gelu
 from apq_tvm.ops.graph.embedding import embedding
 from apq_tvm.ops.graph.layernorm import layernorm
-from apq_tvm.ops.graph.scan import cumsum
+from apq_tvm.ops.graph.scan import running
 from apq_tvm.ops.graph.softmax import softmax
 from apq_tvm.types import ImportedModel, Node, PackedModel
 
@@ -148,16 +148,17 @@ def embedding_converter(
 
 
 def cumsum_converter(model: ImportedModel) -> Convert:
-    """``CumSum`` along a constant axis, as [outer, n, inner]."""
+    """``CumSum`` and ``CumProd`` along a constant axis, as [outer, n, inner]."""
 
     def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         x, extents = inputs[0], known_shape(inputs[0], node)
         if node.inputs[1] not in model.weights:
-            raise UnsupportedModel(f"CumSum {node.name!r}: its axis is not a constant")
-        axis = int(model.weights[node.inputs[1]]) % len(extents)
+            raise UnsupportedModel(f"{node.op} {node.name!r}: its axis is not a constant")
+        axis = int(model.weights[node.inputs[1]].reshape(())) % len(extents)
         shape = [reduce(mul, extents[:axis], 1), extents[axis], reduce(mul, extents[axis + 1 :], 1)]
         flags = {key: bool(node.attrs.get(key, 0)) for key in ("exclusive", "reverse")}
-        func = bb.add_func(cumsum(str(x.ty.dtype), **flags), "cumsum")
+        flags["product"] = node.op == "CumProd"
+        func = bb.add_func(running(str(x.ty.dtype), **flags), "cumsum")
         x3d = bb.emit(relax.op.reshape(x, relax.ShapeExpr(shape)))
         y = bb.emit(relax.call_tir(func, [x3d], relax.TensorType(shape, x.ty.dtype)))
         return relax.op.reshape(y, relax.ShapeExpr(extents))
@@ -175,6 +176,7 @@ def node_converters(
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,
         "apq.Softmax": convert_softmax,
+        "CumProd": cumsum_converter(packed.plan.quantized.model),
         "CumSum": cumsum_converter(packed.plan.quantized.model),
         "LayerNormalization": convert_layernorm,
         "RMSNormalization": convert_rms_norm,

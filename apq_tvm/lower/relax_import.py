@@ -97,7 +97,9 @@ def _proto_attrs(node: Node) -> dict[str, Any]:
 
 
 def _value_info(spec: TensorSpec, lengths: Mapping[str, str]) -> onnx.ValueInfoProto:
-    elem = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    # TVM computes nothing in bfloat16: its bits are passed on (`apq.FromBfloat16`).
+    held = "uint16" if spec.dtype == "bfloat16" else spec.dtype
+    elem = helper.np_dtype_to_tensor_dtype(np.dtype(held))
     # TVM's importer reads sums of dimensions.
     shape = [lengths.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]
     return helper.make_tensor_value_info(spec.name, elem, shape)

@@ -50,11 +50,6 @@ class ShapeLowering:
         return relax.op.reshape(inputs[0], relax.ShapeExpr(self.extents(node)))
 
     def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        """``apq.Assume``: the emitted C compares the dimensions before anything runs."""
-        kind = relax.TensorType(self.extents(node), inputs[0].ty.dtype)
-        return bb.match_cast(inputs[0], kind)
-
-    def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Assume``: the emitted code checks it where the value is read."""
         kind = relax.TensorType(self.extents(node), inputs[0].ty.dtype)
         return bb.match_cast(bb.emit(inputs[0]), kind, node.name)

@@ -16,6 +16,9 @@ end.
 ``apq.Gelu(x)``                     ``approximate``: ``"none"`` or ``"tanh"``
 ``apq.AppendCache(past, new, at)``  ``shape`` [B, N, T, H]: past[b, :, j] for j < at[b], then
                                     new[b, j - at[b]] ([B, S, N, H]), then 0; past may be absent
+``apq.FromBfloat16(x)``             a graph input as float32; ``apq.ToBfloat16(x)`` the reverse: no
+                                    other value is bfloat16
+``apq.MaxPoolIndices(x)``           MaxPool with both outputs: values and their places
 ``apq.Reshape(x)``                  ``shape``: where a constant target with 0 and -1 cannot say it
 ``apq.Expand(x)``                   ``shape``: of the output, broadcasting done
 ``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (not 0), ``shape`` of the

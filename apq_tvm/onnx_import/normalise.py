@@ -11,7 +11,7 @@ from apq_tvm.onnx_import.conv.channels_last import channels_last
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
-from apq_tvm.onnx_import.ops import check_layers, check_supported, decompose
+from apq_tvm.onnx_import.ops import check_supported, decompose
 from apq_tvm.onnx_import.passes.activations import (
     fuse_activations,
     fuse_gelu,
@@ -100,7 +100,6 @@ def _rewrite(graph: Graph) -> None:
     check_supported(graph)
     check_regions(graph)
     check_shape_inputs(graph)
-    check_layers(graph)
 
 
 def _with_dims(raw: Graph, equal: dict[str, str]) -> Graph:

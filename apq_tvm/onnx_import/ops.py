@@ -16,19 +16,20 @@ from apq_tvm.types import Node
 # What is left after folding must be one of these, or an ``apq.`` operator.
 SUPPORTED = frozenset(
     "Abs Acos Acosh Add AffineGrid And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool "
-    "BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil "
-    "Clip Concat ConstantOfShape Conv ConvTranspose Cos Cosh CumSum DepthToSpace "
-    "DequantizeLinear Div DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand EyeLike Flatten "
-    "Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool "
-    "GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish "
-    "Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Less "
-    "LessOrEqual Log LogSoftmax LpPool MatMul MatMulInteger Max MaxPool MaxRoiPool MaxUnpool "
-    "Mean MeanVarianceNormalization Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow "
-    "QuantizeLinear RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum "
-    "ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu "
-    "Reshape Resize RoiAlign Round Scatter ScatterElements ScatterND Selu Shape Shrink Sigmoid "
-    "Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum "
-    "Tan Tanh ThresholdedRelu Tile Transpose Trilu Unsqueeze Where Xor".split()
+    "BatchNormalization BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast "
+    "CastLike Ceil Clip Col2Im Concat ConstantOfShape Conv ConvTranspose Cos Cosh CumProd "
+    "CumSum DepthToSpace DequantizeLinear Div DynamicQuantizeLinear Einsum Elu Equal Erf Exp "
+    "Expand EyeLike Flatten Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool "
+    "GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization "
+    "HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN "
+    "LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpPool MatMul MatMulInteger "
+    "Max MaxPool MaxRoiPool MaxUnpool Mean MeanVarianceNormalization Min Mish Mod Mul Neg Not "
+    "OneHot Or PRelu Pad Pow QuantizeLinear RMSNormalization Range Reciprocal ReduceL1 "
+    "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+    "ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign Round Scatter "
+    "ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax "
+    "Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh TensorScatter "
+    "ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor".split()
 )
 
 # Those TVM's importer knows and this compiler still refuses, with the reason.
@@ -47,15 +48,8 @@ REFUSED = {
     **dict.fromkeys(("EmbedLayerNormalization", "MatMulInteger16"), _CONTRIB),
     "Constant": "it is a weight",
     "Dropout": "it is dropped, as it does nothing at inference, but here its mask is used",
-    "TopK": "TVM calls its run-time library for it",
     "Upsample": "it is older than opset 11",
 }
-
-# Weights of these are a layer's; an infinity there is a mistake, in a mask it is not.
-LAYERS = frozenset(
-    "apq.Linear apq.Embedding Conv ConvTranspose Gemm MatMul LayerNormalization BatchNormalization "
-    "InstanceNormalization GroupNormalization RMSNormalization PRelu".split()
-)
 
 
 def check_supported(graph: Graph) -> None:
@@ -70,8 +64,6 @@ def check_supported(graph: Graph) -> None:
     for node in graph.nodes:
         if not node.op.startswith("apq.") and node.op not in SUPPORTED:
             found[node.op].append(repr(node.name))
-        elif node.op == "MaxPool" and len(node.outputs) > 1:
-            found["MaxPool with indices"].append(repr(node.name))
     if found:
         listed = "; ".join(
             f"{op}{f' ({REFUSED[op]})' if op in REFUSED else ''}: {', '.join(names)}"
@@ -79,27 +71,6 @@ def check_supported(graph: Graph) -> None:
         )
         raise UnsupportedModel(
             f"operators that cannot be compiled: {listed}; replace them in the model"
-        )
-
-
-def check_layers(graph: Graph) -> None:
-    """Refuse infinities in the weights of layers.
-
-    Raises
-    ------
-    UnsupportedModel
-        Naming every such weight.
-    """
-    read = {v for node in graph.nodes if node.op in LAYERS for v in node.inputs}
-    bad = [
-        name
-        for name, array in graph.weights.items()
-        if name in read and array.dtype.kind == "f" and not bool(np.isfinite(array).all())
-    ]
-    if bad:
-        raise UnsupportedModel(
-            f"weights hold infinities: {', '.join(map(repr, bad))}; the training run or the export "
-            "failed"
         )
 
 

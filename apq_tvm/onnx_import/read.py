@@ -16,8 +16,6 @@ from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
-from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
-from apq_tvm.onnx_import.ops import SUPPORTED
 from apq_tvm.types import Array, Node, TensorSpec
 
 if TYPE_CHECKING:
@@ -54,9 +52,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     model = _inline(model)
     _check_control_flow(model.graph)
     model, opset = _at_known_opset(model)
-    model = _inline_standard(model, opset)
     graph = model.graph
-    _check_control_flow(graph)
     _refuse_duplicates("input", (i.name for i in graph.input))
     _refuse_duplicates("output", (o.name for o in graph.output))
     _refuse_duplicates("weight", (w.name for w in graph.initializer))
@@ -66,7 +62,6 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     folder = path.resolve().parent
     weights = {w.name: read_tensor(w, folder, w.name) for w in graph.initializer}
     nodes = _nodes(graph, folder, weights)
-    _check_finite(weights)
     dims = _DimNames()
     # A weight with the name of an input is its default value (ONNX IR, "Graphs"): it wins.
     inputs = [_spec(i, "input", dims) for i in graph.input if i.name not in weights]
@@ -113,34 +108,6 @@ def _inline(model: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_local_functions(model)
 
 
-def _inline_standard(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Replace standard operators that nothing compiles but ONNX defines as functions, e.g. Celu."""
-    from onnx import defs, inliner
-
-    names = {n.op_type for n in model.graph.node if n.domain in ("", "ai.onnx")}
-    names -= SUPPORTED | EXPANSIONS.keys()
-    schemas = {
-        name: defs.get_schema(name, opset)
-        for name in sorted(names)
-        if defs.has(name, max_inclusive_version=opset)
-    }
-    found = [
-        ("", name)
-        for name, schema in schemas.items()
-        if schema.has_function or schema.has_context_dependent_function
-    ]
-    if not found:
-        return model
-    for node in model.graph.node:
-        # onnx's inliner leaves attributes that the node does not state without a value.
-        given = {a.name for a in node.attribute}
-        if node.domain in ("", "ai.onnx") and ("", node.op_type) in found:
-            for name, attribute in schemas[node.op_type].attributes.items():
-                if name not in given and attribute.default_value.type:
-                    node.attribute.append(attribute.default_value)
-    return inliner.inline_selected_functions(model, found, inline_schema_functions=True)
-
-
 def _check_control_flow(graph: onnx.GraphProto) -> None:
     from onnx import AttributeProto
 
@@ -161,7 +128,7 @@ def _check_control_flow(graph: onnx.GraphProto) -> None:
 
 def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """The model at opset 11 or later, converted if need be."""
-    from onnx import defs, version_converter
+    from onnx import defs, helper, version_converter
 
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
     newest = defs.onnx_opset_version()
@@ -174,9 +141,15 @@ def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         )
     if opset >= OLDEST_OPSET:
         return model, opset
+    # The converter knows weights only as inputs with a default, as files of that time have them.
+    inputs = {value.name for value in model.graph.input}
+    for weight in model.graph.initializer:
+        if weight.name not in inputs:
+            kind = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
+            model.graph.input.append(helper.make_value_info(weight.name, kind))
     try:
         return version_converter.convert_version(model, OLDEST_OPSET), OLDEST_OPSET
-    except RuntimeError as error:  # every failure of the converter's C++ code
+    except (RuntimeError, version_converter.ConvertError) as error:  # failures of its C++ code
         raise UnsupportedModel(
             f"the model has opset {opset}, older than {OLDEST_OPSET}, and onnx cannot convert it "
             f"({str(error).strip()}); export it again with a newer opset"
@@ -270,19 +243,6 @@ def _constant(attrs: dict[str, Any], name: str) -> Array:
     if "value" in attrs:
         return np.asarray(attrs["value"])
     raise UnsupportedModel(f"Constant {name!r} holds {sorted(attrs) or 'nothing'}, not numbers")
-
-
-def _check_finite(weights: dict[str, Array]) -> None:
-    """Refuse NaN; infinities are legal in masks, so `ops.check_layers` looks for those."""
-    bad = [
-        name
-        for name, array in weights.items()
-        if array.dtype.kind == "f" and array.size > 1 and bool(np.isnan(array).any())
-    ]
-    if bad:
-        raise UnsupportedModel(
-            f"weights hold NaN: {', '.join(map(repr, bad))}; the training run or the export failed"
-        )
 
 
 class _DimNames:

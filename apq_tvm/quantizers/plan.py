@@ -19,6 +19,7 @@ from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.registry import prepare, quantizer_of
 from apq_tvm.types import (
     WEIGHT_INPUT,
+    Array,
     Calibration,
     ImportedModel,
     Node,
@@ -99,7 +100,7 @@ def quantize(
     BadScheme
         If a scheme is bad or does not fit a weight, or an expression is invalid or matches nothing.
     UnsupportedModel
-        If a weight holds NaN or infinity.
+        If a weight that `tensor_types` names holds NaN or infinity; others stay float.
     BadInput
         If the calibration is of another model or lacks what the method needs, or `codebooks` has
         none for a scheme.
@@ -250,6 +251,8 @@ def _layers(
             note = "; ".join(filter(None, map(model.notes.get, (weight, node.name))))
         elif default is not None and chosen is not None and weight in model.notes:
             chosen, note = None, model.notes[weight]  # codes that cannot be kept, nor rounded again
+        if chosen is not None and not kept and not _finite(model.weights[weight]):
+            chosen, note = None, "its weight holds infinities or NaN, which no code stands for"
         for pattern, expression, scheme in rules:
             if expression.search(node.name) or expression.search(weight):
                 unused.discard(pattern)
@@ -265,6 +268,10 @@ def _layers(
             f"tensor type {words} matches no linear layer or embedding of {model.name}; nearest "
             f"are {close or 'none'}; compile --dry-run lists all"
         )
+
+
+def _finite(weight: Array) -> bool:
+    return weight.dtype.kind != "f" or bool(np.isfinite(weight).all())
 
 
 def _with_activations(node: Node, weights: Scheme, default: Scheme) -> Scheme:

@@ -45,6 +45,8 @@ class WeightsFile:
 
 def dl_dtype(dtype: str) -> str:
     """Write a numpy dtype as a ``DLDataType`` initializer."""
+    if dtype == "bfloat16":
+        return "{4, 16, 1}"
     bits = np.dtype(dtype).itemsize * 8
     return f"{{{DL_CODES[np.dtype(dtype).name.rstrip('0123456789')]}, {bits}, 1}}"
 
@@ -305,7 +307,7 @@ def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> li
     for check in call.id_checks:
         lines.append(
             f"    if ((rc = apq_check_ids({literal(check.layer)}, &t[{argument_of[check.arg]}], "
-            f"{check.lowest}, {check.rows})) != APQ_OK) return rc;"
+            f"{check.column}, {check.columns}, {check.lowest}, {check.rows})) != APQ_OK) return rc;"
         )
     lines += _launch_lines(call, len(args), prefix)
     return [*lines, "    if (rc != APQ_OK) return rc;", "  }"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from apq_tvm.codegen.graph.bounds import Lookup, Reach
@@ -28,31 +28,56 @@ def symbols_at(func: Any, args: Sequence[Tensor | str]) -> dict[Any, str]:
     return names
 
 
-def id_checks(func: Any, kernel: str, lookups: Sequence[Lookup]) -> tuple[IdCheck, ...]:
+def id_checks(
+    func: Any, kernel: str, lookups: Sequence[Lookup], args: Sequence[Tensor | str]
+) -> tuple[IdCheck, ...]:
     """List the ids to check before a call.
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        With attributes ``apq.id_rows`` and ``apq.ids_arg`` (an int, or equally long lists) and
-        ``apq.layer`` (the name in the message), its ids may be negative, as in ONNX.
+        With attributes ``apq.id_rows`` and ``apq.ids_arg`` (an int, or equally long lists; rows may
+        be expressions of the function's symbols) and ``apq.layer`` (the name in the message), its
+        ids may be negative, as in ONNX, or not less than ``apq.id_lowest``. Entry i of the lists is
+        about column i of ``apq.id_columns``.
     kernel : str
         Names the layer where the attributes are missing.
     lookups : sequence of Lookup
         What `apq_tvm.codegen.graph.bounds` found; used where the attributes are missing.
+    args : sequence of Tensor or str
+        Of the call.
     """
     attrs = func.attrs or {}
     if "apq.id_rows" not in attrs:
-        return tuple(IdCheck(kernel, found.ids, 0, found.rows) for found in lookups)
-    layer = str(attrs["apq.layer"])
-    args, rows = (_ints(attrs[key]) for key in ("apq.ids_arg", "apq.id_rows"))
-    return tuple(IdCheck(layer, a, -r, r) for a, r in zip(args, rows, strict=True))
+        return tuple(IdCheck(kernel, found.ids, "0", str(found.rows)) for found in lookups)
+    layer = str(attrs["apq.layer"]) if "apq.layer" in attrs else kernel
+    columns = int(attrs["apq.id_columns"]) if "apq.id_columns" in attrs else 1
+    names = symbols_at(func, args)
+    checks = []
+    pairs = zip(_list(attrs["apq.ids_arg"]), _list(attrs["apq.id_rows"]), strict=True)
+    for number, (arg, extent) in enumerate(pairs):
+        rows = str(extent) if isinstance(extent, int) else c_expr(extent, names)
+        lowest = str(attrs["apq.id_lowest"]) if "apq.id_lowest" in attrs else f"-({rows})"
+        checks.append(IdCheck(layer, int(arg), lowest, rows, number % columns, columns))
+    return tuple(checks)
 
 
-def _ints(value: Any) -> list[int]:
-    if isinstance(value, int | tirx.IntImm):
-        return [int(value)]
-    return [int(v) for v in value]
+def least_extents(func: Any, kernel: str, args: Sequence[Tensor | str]) -> list[Condition]:
+    """List what a function asks of extents by ``apq.least``, pairs of an extent and a number."""
+    attrs = func.attrs or {}
+    if "apq.least" not in attrs:
+        return []
+    names = symbols_at(func, args)
+    conditions = []
+    for extent, number in attrs["apq.least"]:
+        have, least = c_expr(extent, names), int(number)
+        message = f"these input shapes are too small: {kernel} wants {least} entries, not {have}"
+        conditions.append(Condition(f"{have} >= {least}", message))
+    return conditions
+
+
+def _list(value: Any) -> list[Any]:
+    return [value] if isinstance(value, int | ir.Expr) else list(value)
 
 
 def shape_limits(

@@ -83,12 +83,18 @@ class Buffer:
 
 @dataclass(frozen=True)
 class IdCheck:
-    """Before the call, every element of argument `arg` must be in ``lowest .. rows - 1``."""
+    """Before the call, elements of argument `arg` must be in ``lowest .. rows - 1``.
+
+    `lowest` and `rows` are C expressions; every element is checked, or of `columns` that lie side
+    by side the one at `column`.
+    """
 
     layer: str
     arg: int
-    lowest: int
-    rows: int
+    lowest: str
+    rows: str
+    column: int = 0
+    columns: int = 1
 
 
 @dataclass(frozen=True)

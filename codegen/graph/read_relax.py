@@ -14,7 +14,13 @@ from tvm import ir, relax, tirx
 
 from apq_tvm.codegen.graph.bounds import find_accesses
 from apq_tvm.codegen.graph.c_expr import c_expr
-from apq_tvm.codegen.graph.calls import call_work, id_checks, shape_limits, symbols_at
+from apq_tvm.codegen.graph.calls import (
+    call_work,
+    id_checks,
+    least_extents,
+    shape_limits,
+    symbols_at,
+)
 from apq_tvm.codegen.graph.check_calls import check_call
 from apq_tvm.codegen.graph.plain import (
     Array,
@@ -198,7 +204,8 @@ class _Reader:
                 str(d) for d in (spec.shape if len(spec.shape) == len(dims) else dims)
             )
             empty = -1 if spec.may_be_empty is None else spec.may_be_empty
-            ports.append(Port(spec.name, _dtype(kind.dtype, spec.name), dims, shown_dims, empty))
+            dtype = _declared(_dtype(kind.dtype, spec.name), spec)
+            ports.append(Port(spec.name, dtype, dims, shown_dims, empty))
         self.graph.inputs = tuple(ports)
         self.graph.symbols = tuple(symbols)
 
@@ -229,7 +236,7 @@ class _Reader:
                 raise UnsupportedModel(f"output '{spec.name}' is not a tensor (a shape or a tuple)")
             same_rank = len(spec.shape) == len(tensor.dims)
             shown = tuple(str(d) for d in (spec.shape if same_rank else tensor.dims))
-            ports.append(Port(spec.name, tensor.dtype, tensor.dims, shown))
+            ports.append(Port(spec.name, _declared(tensor.dtype, spec), tensor.dims, shown))
         self.graph.outputs = tuple(ports)
         self.graph.results = tuple(values)
 
@@ -365,7 +372,8 @@ class _Reader:
         reaches, lookups = self.accesses.get(name, ((), ()))
         names = symbols_at(self.unscheduled[name], args) if reaches else {}
         self._limit(*shape_limits(name, reaches, names))
-        checks = id_checks(func, name, lookups)
+        self._limit({}, least_extents(func, name, args))
+        checks = id_checks(func, name, lookups, args)
         run, taken = func, args
         for choice in reversed(choices):
             if choice.func:
@@ -411,6 +419,11 @@ class _Reader:
                 self.regions.require(Condition(f"{dimension} <= {limit}", message))
         for condition in conditions:
             self.regions.require(condition)
+
+
+def _declared(dtype: str, spec: TensorSpec) -> str:
+    """The type a user sees: bfloat16 is bits of 16 to kernels."""
+    return "bfloat16" if (dtype, spec.dtype) == ("uint16", "bfloat16") else dtype
 
 
 def _function_names(mod: Any) -> set[str]:

@@ -105,7 +105,7 @@ _ALIGNMENT = 64  # what kernels want; other memory is copied by the library
 _CPU = 1  # DLPack kDLCPU
 _MAX_THREADS = 1024
 _ERRORS = {-1: InputError, -2: BadWeights, -3: WrongMachine, -4: RunError, -5: RunError}
-_DL_CODES = {"b": 6, "i": 0, "u": 1, "f": 2}  # numpy kind → DLDataTypeCode
+_DL_CODES = {"b": 6, "i": 0, "u": 1, "f": 2, "V": 4}  # numpy kind → DLDataTypeCode; V: bfloat16
 
 
 class _DLTensor(ctypes.Structure):
@@ -425,7 +425,7 @@ def run(
             dims = (ctypes.c_int64 * max(len(info.shape), 1))()
             _library.check(_library.shape_c(context, given, ctypes.c_int32(index), dims))
             shape = tuple(dims[: len(info.shape)])
-            results[info.name] = _aligned_empty(shape, np.dtype(info.dtype))
+            results[info.name] = _aligned_empty(shape, _dtype_of(info))
             _describe(wanted[index], results[info.name], keep)
         _library.check(_library.run_c(context, given, wanted, ctypes.c_int32(operator.index(bits))))
     finally:
@@ -464,7 +464,7 @@ def _as_array(info: TensorInfo, value: Any) -> Array:
             f"input '{info.name}' is a {type(value).__name__}; wanted a numpy array or another "
             f"tensor with __dlpack__, of {info.dtype}"
         )
-    if array.dtype != np.dtype(info.dtype):  # also another byte order
+    if array.dtype != _dtype_of(info):  # also another byte order
         swapped = array.dtype.name == info.dtype
         raise InputError(
             f"input '{info.name}' has dtype {array.dtype.str if swapped else array.dtype}, wanted "
@@ -473,6 +473,20 @@ def _as_array(info: TensorInfo, value: Any) -> Array:
     if any(s % array.itemsize for s in array.strides):
         array = array.copy()  # a field of packed records: DLPack strides count whole elements
     return array
+
+
+def _dtype_of(info: TensorInfo) -> np.dtype[Any]:
+    """numpy's dtype of an input or output; bfloat16 is one of ml_dtypes."""
+    if info.dtype == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise InputError(
+                f"'{info.name}' is of bfloat16, which numpy knows by the package ml_dtypes alone: "
+                "install it"
+            ) from error
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(info.dtype)
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -14,25 +14,44 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
+from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
 from apq_tvm.onnx_import.operators.recurrent.operators import gru, lstm, rnn
 from apq_tvm.onnx_import.operators.recurrent.quantized import dynamic_quantize_lstm
+from apq_tvm.onnx_import.operators.resize import resize
 from apq_tvm.onnx_import.operators.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
 from apq_tvm.onnx_import.operators.rotary import contrib_rotary, onnx_rotary
+from apq_tvm.onnx_import.operators.standard import (
+    batch_normalization,
+    conv_transpose,
+    det,
+    dropout,
+    lp_normalization,
+    max_unpool,
+)
 from apq_tvm.types import Node
 
-EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
+EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Attention": onnx_attention,
     "GRU": gru,
     "If": branch,
     "LSTM": lstm,
     "Loop": loop,
     "RNN": rnn,
+    "BatchNormalization": batch_normalization,
+    "ConvTranspose": conv_transpose,
+    "DFT": dft,
+    "Det": det,
+    "Dropout": dropout,
+    "LpNormalization": lp_normalization,
+    "MaxUnpool": max_unpool,
+    "Resize": resize,
     "RotaryEmbedding": onnx_rotary,
     "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,
+    "STFT": stft,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     "apq.MoveFirst": move_first,
     "com.microsoft.DequantizeLinear": standard,
@@ -51,8 +70,8 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node]]] = {
 }
 
 
-def expand(graph: Graph, node: Node) -> list[Node]:
-    """What `node` is written as.
+def expand(graph: Graph, node: Node) -> list[Node] | None:
+    """What `node` is written as; None if it stays, as it is used here.
 
     Raises
     ------

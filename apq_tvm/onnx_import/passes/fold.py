@@ -14,6 +14,7 @@ from apq_tvm.onnx_import.control.regions import without_constants
 from apq_tvm.onnx_import.graph import Graph, np_dtype
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS, expand
+from apq_tvm.onnx_import.operators.functions import inline_function, is_function
 from apq_tvm.onnx_import.symbolic.dims import Expr, product
 from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs, node_proto, same_shape
 from apq_tvm.onnx_import.symbolic.regions import MARKERS
@@ -44,8 +45,7 @@ def fold(graph: Graph) -> None:
     while pending:
         original = pending.popleft()
         node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
-        if node.op in EXPANSIONS:
-            pending.extendleft(reversed(expand(graph, node)))
+        if _inlined(graph, node, pending):
             continue
         if node.op in MARKERS:
             node, known = without_constants(graph, node)
@@ -70,6 +70,18 @@ def fold(graph: Graph) -> None:
             graph.nodes.append(made)
     graph.index()
     graph.sweep()
+
+
+def _inlined(graph: Graph, node: Node, pending: deque[Node]) -> bool:
+    """Put what `node` is written as in front of the pending nodes; whether it is written so."""
+    inner = None
+    if node.op in EXPANSIONS:
+        inner = expand(graph, node)
+    elif is_function(node, graph.opset) and copied(graph, node) is None:
+        inner = inline_function(graph, node)
+    if inner is not None:
+        pending.extendleft(reversed(inner))
+    return inner is not None
 
 
 def copied(graph: Graph, node: Node) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.errors import ImportFailed
+from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.passes.moves import RESHAPES
 from apq_tvm.onnx_import.symbolic.dims import Dim
@@ -80,9 +80,14 @@ def stored(graph: Graph, source: str, transform: str, array: Array) -> str:
     """
     name = f"{source}{transform}"
     if name not in graph.weights:
-        # What overflows becomes infinite, and is refused by name in the end.
         with np.errstate(over="ignore"):
-            graph.weights[name] = np.ascontiguousarray(array, np.float32)
+            single = np.ascontiguousarray(array, np.float32)
+        if array.dtype == np.float64 and bool((np.isinf(single) & np.isfinite(array)).any()):
+            raise UnsupportedModel(
+                f"weight {source!r} of a linear layer holds numbers that are infinities in "
+                "float32, in which layers are computed; scale them"
+            )
+        graph.weights[name] = single
     return name
 
 

@@ -13,7 +13,7 @@ from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs
 from apq_tvm.types import Node
 
 HALF = {10: "float16", 16: "bfloat16"}  # ONNX element types
-FLOAT32 = 1
+FLOAT32, FLOAT16 = 1, 10
 
 
 def widen(graph: Graph) -> None:
@@ -35,14 +35,21 @@ def widen(graph: Graph) -> None:
         if spec.dtype in halves:
             inner[spec.name] = graph.fresh(f"{spec.name}.f32")
             name = graph.fresh(f"{spec.name}.widen")
-            before.append(Node("Cast", name, (spec.name,), (inner[spec.name],), {"to": FLOAT32}))
+            given, made = (spec.name,), (inner[spec.name],)
+            if spec.dtype == "bfloat16":
+                before.append(Node("apq.FromBfloat16", name, given, made))
+            else:
+                before.append(Node("Cast", name, given, made, {"to": FLOAT32}))
     after: list[Node] = []
     for spec in graph.outputs:
         if spec.dtype in halves and spec.name not in inner:
             inner[spec.name] = graph.fresh(f"{spec.name}.f32")
-            to = next(elem for elem, dtype in HALF.items() if dtype == spec.dtype)
             name = graph.fresh(f"{spec.name}.narrow")
-            after.append(Node("Cast", name, (inner[spec.name],), (spec.name,), {"to": to}))
+            given, made = (inner[spec.name],), (spec.name,)
+            if spec.dtype == "bfloat16":
+                after.append(Node("apq.ToBfloat16", name, given, made))
+            else:
+                after.append(Node("Cast", name, given, made, {"to": FLOAT16}))
             if spec.name in graph.weights:
                 graph.weights[inner[spec.name]] = graph.weights.pop(spec.name)
     renamed = [
@@ -87,12 +94,14 @@ def _complete_outputs(graph: Graph) -> None:
 
 
 def _node(node: Node) -> Node:
-    return replace(node, attrs={key: _attr(key, value) for key, value in node.attrs.items()})
+    attrs = {key: widen_attr(key, value) for key, value in node.attrs.items()}
+    return replace(node, attrs=attrs)
 
 
-def _attr(key: str, value: Any) -> Any:
+def widen_attr(key: str, value: Any) -> Any:
+    """An attribute without half precision."""
     if isinstance(value, Body):
-        weights = {name: _attr(name, array) for name, array in value.weights.items()}
+        weights = {name: widen_attr(name, array) for name, array in value.weights.items()}
         return replace(value, nodes=tuple(map(_node, value.nodes)), weights=weights)
     if key in ("to", "dtype") and value in HALF:
         return FLOAT32

@@ -78,9 +78,9 @@ def _onnx(graph: Graph, node: Node) -> None:
     read = [v for v in node.inputs if v]
     if any(graph.dtype(value) is None for value in read):
         return
-    types = {value: _type_proto(graph, value) for value in read}
+    types = {value: type_proto(graph, value) for value in read}
     data = {
-        value: numpy_helper.from_array(np.ascontiguousarray(graph.weights[value]))
+        value: numpy_helper.from_array(np.asarray(graph.weights[value], order="C"))
         for value in read
         if value in graph.weights and graph.weights[value].size <= SMALL
     }
@@ -110,7 +110,8 @@ def _dim(proto: onnx.TensorShapeProto.Dimension) -> Dim | None:
     return parse(proto.dim_param) if proto.dim_param else None
 
 
-def _type_proto(graph: Graph, value: str) -> onnx.TypeProto:
+def type_proto(graph: Graph, value: str) -> onnx.TypeProto:
+    """The type of a value whose element type is known."""
     from onnx import helper
 
     elem = helper.np_dtype_to_tensor_dtype(np.dtype(str(graph.dtype(value))))
@@ -383,6 +384,34 @@ def _embedding(graph: Graph, node: Node) -> list[Shape | None]:
     return [None if table is None or ids is None else (*ids, table[1])]
 
 
+def _from_bfloat16(graph: Graph, node: Node) -> list[Shape | None]:
+    graph.dtypes[node.outputs[0]] = "float32"
+    return [graph.shape(node.inputs[0])]
+
+
+def _to_bfloat16(graph: Graph, node: Node) -> list[Shape | None]:
+    graph.dtypes[node.outputs[0]] = "bfloat16"
+    return [graph.shape(node.inputs[0])]
+
+
+def _max_pool_indices(graph: Graph, node: Node) -> list[Shape | None]:
+    """``apq.MaxPoolIndices``: as MaxPool, by ONNX's inference."""
+    _onnx(graph, Node("MaxPool", node.name, node.inputs, node.outputs, node.attrs))
+    return []
+
+
+def _transposed_matmul(graph: Graph, node: Node) -> list[Shape | None]:
+    """``apq.MatMul``."""
+    a, b = (graph.shape(v) for v in node.inputs)
+    graph.dtypes[node.outputs[0]] = str(graph.dtype(node.inputs[0]))
+    if a is None or b is None:
+        return [None]
+    perms = [node.attrs[key] for key in ("perm_a", "perm_b", "perm_out")]
+    a, b = tuple(a[i] for i in perms[0]), tuple(b[i] for i in perms[1])
+    y = matmul_shape(graph, a, b)
+    return [None if y is None else tuple(y[i] for i in perms[2])]
+
+
 def _given(graph: Graph, node: Node) -> list[Shape | None]:
     """``apq.`` nodes that carry their shape."""
     graph.dtypes[node.outputs[0]] = node.attrs.get("dtype") or str(graph.dtype(node.inputs[0]))
@@ -414,6 +443,10 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
     "apq.Activation": _like,
     "apq.Embedding": _embedding,
+    "apq.FromBfloat16": _from_bfloat16,
+    "apq.ToBfloat16": _to_bfloat16,
+    "apq.MaxPoolIndices": _max_pool_indices,
+    "apq.MatMul": _transposed_matmul,
     **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice", "apq.Assume"), _given),
     **dict.fromkeys(("apq.PoolFirst", "apq.Pad", "apq.ResizeAxes"), _given),
     **dict.fromkeys(("apq.Windows", "apq.Depthwise", "apq.Pool"), _given),

@@ -48,7 +48,9 @@ SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
     "TopK": (1,),
     "OneHot": (1,),
     "Trilu": (1,),
+    "CumProd": (1,),
     "CumSum": (1,),
+    "Col2Im": (1, 2),
     "AffineGrid": (1,),
     **dict.fromkeys(("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean", "ReduceProd"), (1,)),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceLogSum", "ReduceSumSquare"), (1,)),
@@ -397,7 +399,16 @@ def limit(graph: Graph, dim: Dim, size: int) -> bool:
     return True
 
 
+def _max_pool(graph: Graph, node: Node) -> Rewritten:
+    """With indices it is an operator of ours."""
+    if not any(node.outputs[1:]):
+        return None
+    names = (node.outputs[0] or graph.fresh(f"{node.name}.values"), node.outputs[1])
+    return Node("apq.MaxPoolIndices", node.name, node.inputs, names, node.attrs)
+
+
 RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
+    "MaxPool": _max_pool,
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Squeeze": _resized,

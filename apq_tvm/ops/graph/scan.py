@@ -1,21 +1,25 @@
-"""CumSum (ONNX opset 14): a running sum along one axis. TVM 0.27 lowers it to a packed call."""
+"""CumSum and CumProd: running along one axis. TVM 0.27 lowers them to packed calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def cumsum(dtype: str, *, exclusive: bool = False, reverse: bool = False) -> Any:
-    """Running sums along the middle axis of a [outer, n, inner] tensor, all sizes dynamic.
+def running(
+    dtype: str, *, exclusive: bool = False, reverse: bool = False, product: bool = False
+) -> Any:
+    """Running sums or products along the middle axis of [outer, n, inner], all sizes dynamic.
 
     Parameters
     ----------
     dtype : str
         Of input and output.
     exclusive : bool
-        The sum at i leaves out element i.
+        The one at i leaves out element i.
     reverse : bool
-        Sums run from the end.
+        They run from the end.
+    product : bool
+        Products, not sums.
 
     Returns
     -------
@@ -36,9 +40,9 @@ def cumsum(dtype: str, *, exclusive: bool = False, reverse: bool = False) -> Any
             with b.grid(outer, n, inner) as loops, b.sblock("scan"):
                 o, step, i = b.axis.remap("SRS", loops)
                 at, before = (n - 1 - step, n - step) if reverse else (step, step - 1)
-                first = tirx.const(0, dtype) if exclusive else x[o, at, i]
+                first = tirx.const(int(product), dtype) if exclusive else x[o, at, i]
                 added = x[o, before if exclusive else at, i]
                 # if_then_else, not Select: the element before the first does not exist
-                later = y[o, before, i] + added
+                later = y[o, before, i] * added if product else y[o, before, i] + added
                 b.buffer_store(y, tirx.if_then_else(step > 0, later, first), [o, at, i])
     return builder.get()

@@ -124,7 +124,8 @@ static inline int64_t apq_max(int64_t a, int64_t b) { return a > b ? a : b; }
 /* bytes = itemsize * product of dims; fails where a dimension is negative or the product overflows. */
 int apq_bytes(size_t *bytes, const char *name, size_t itemsize, int32_t ndim, const int64_t *dims);
 /* Fails, naming layer and value, unless lowest <= id < rows for every id (int32 or int64). */
-int apq_check_ids(const char *layer, const DLTensor *ids, int64_t lowest, int64_t rows);
+int apq_check_ids(const char *layer, const DLTensor *ids, int64_t first, int64_t step, int64_t lowest,
+                  int64_t rows);
 /* Runs a kernel; `work` estimates its nanoseconds on one thread. */
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
              int32_t num_args, double work);

@@ -38,22 +38,23 @@ static int64_t id_at(const DLTensor *ids, int64_t i) {
   return ((const int32_t *)ids->data)[i];
 }
 
-int apq_check_ids(const char *layer, const DLTensor *ids, int64_t lowest, int64_t rows) {
+int apq_check_ids(const char *layer, const DLTensor *ids, int64_t first, int64_t step, int64_t lowest,
+                  int64_t rows) {
   int64_t count = 1, bad = 0;
   for (int32_t i = 0; i < ids->ndim; i++) count *= ids->shape[i];
-  for (int64_t i = 0; i < count; i++) {
+  for (int64_t i = first; i < count; i += step) {
     int64_t id = id_at(ids, i);
     bad += id < lowest || id >= rows;
   }
   if (bad == 0) return APQ_OK;
-  for (int64_t i = 0;; i++) {
+  for (int64_t i = first;; i += step) {
     int64_t id = id_at(ids, i);
     if (id < lowest || id >= rows) {
       return apq_fail(APQ_BAD_INPUT,
                       "layer %s: id %lld (element %lld) is outside its table of %lld rows; %lld of %lld "
                       "ids are",
                       layer, (long long)id, (long long)i, (long long)rows, (long long)bad,
-                      (long long)count);
+                      (long long)(count / step));
     }
   }
 }

@@ -13,6 +13,7 @@ from onnx_models import build, check, ops, rand, save
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
+from apq_tvm.quantizers.plan import quantize
 
 X = {"x": ("float32", ["b", 8])}
 LAYER = [("MatMul", "x w", "y")]
@@ -308,27 +309,25 @@ def test_an_opset_from_the_future(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
-def test_nan_weights(tmp_path: Path, dtype: str) -> None:
-    weight = rand(8, 6).astype(dtype)
-    weight[3, 2] = np.nan
-    nodes = [("Cast", "w", "f", {"to": 1}), ("MatMul", "x f", "y")]
-    with pytest.raises(UnsupportedModel, match="NaN: 'w'"):
-        import_onnx(save(build(nodes, X, "y", {"w": weight}), tmp_path))
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf])
-def test_infinite_weights(tmp_path: Path, value: float) -> None:
-    weight = rand(8, 6)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite(tmp_path: Path, dtype: str, value: float) -> None:
+    """They stay float, with a remark, and are refused where the user asks for codes."""
+    weight = rand(16, 6).astype(dtype)
     weight[3, 2] = value
-    with pytest.raises(UnsupportedModel, match=r"infinities: 'w\.T'"):
-        import_onnx(save(build(LAYER, X, "y", {"w": weight}), tmp_path))
+    nodes = [("Cast", "w", "f", {"to": 1}), ("MatMul", "x f", "y")]
+    inputs = {"x": ("float32", ["b", 16])}
+    model = import_onnx(save(build(nodes, inputs, "y", {"w": weight}), tmp_path))
+    quantized = quantize(model, "W8A8")
+    assert not quantized.layers and "infinities or NaN" in quantized.notes["n_y"]
+    with pytest.raises(UnsupportedModel, match=r"NaN|infinit"):
+        quantize(model, "W8A8", {"n_y": "W4A8"})
 
 
 def test_float64_weights_beyond_float32(tmp_path: Path) -> None:
     weight = rand(8, 6).astype(np.float64)
     weight[0, 0] = 1e300
     inputs = {"x": ("float64", ["b", 8])}
-    with pytest.raises(UnsupportedModel, match="infinities: 'w"):
+    with pytest.raises(UnsupportedModel, match=r"'w' of a linear layer.*infinities"):
         import_onnx(save(build(LAYER, inputs, "y", {"w": weight}), tmp_path))
 
 

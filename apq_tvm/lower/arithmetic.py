@@ -1,0 +1,120 @@
+"""Elementwise nodes where TVM's importer computes something else, or stops the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+
+from apq_tvm.lower.relax_import import Convert
+from apq_tvm.onnx_import.graph import np_dtype
+from apq_tvm.ops.graph.arithmetic import (
+    broadcast,
+    divide,
+    from_bfloat16,
+    remainder,
+    shift,
+    to_bfloat16,
+    to_integer,
+)
+from apq_tvm.types import Node
+
+
+def elementwise(bb: relax.BlockBuilder, fn: Callable[..., Any], *inputs: Any) -> Any:
+    """`fn` of the elements of the inputs, broadcast."""
+
+    def compute(*tensors: Any) -> Any:
+        return broadcast(fn, *tensors)
+
+    return bb.emit_te(compute, *inputs, primfunc_name_hint="elementwise")
+
+
+def _dtype(value: Any) -> str:
+    return str(value.ty.dtype)
+
+
+def _integral(value: Any) -> bool:
+    return _dtype(value).startswith(("int", "uint"))
+
+
+def convert_div(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Div``."""
+    if not _integral(inputs[0]):
+        return relax.op.divide(*inputs)
+    return elementwise(bb, divide, *inputs)
+
+
+def convert_mod(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Mod``."""
+    fmod = bool(node.attrs.get("fmod", 0))
+    if _integral(inputs[0]):
+        return elementwise(bb, partial(remainder, of_dividend=fmod), *inputs)
+    return relax.op.mod(*inputs) if fmod else relax.op.floor_mod(*inputs)
+
+
+def convert_shift(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``BitShift``."""
+    return elementwise(bb, partial(shift, left=node.attrs["direction"] == "LEFT"), *inputs)
+
+
+def convert_cast(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Cast`` and ``CastLike``."""
+    if node.op == "CastLike":
+        to = _dtype(inputs[1])
+    else:
+        to = np_dtype(node.attrs["to"])
+    (x, source) = inputs[0], _dtype(inputs[0])
+    if source == to:
+        return x
+    if to == "bool":  # TVM would convert to an integer first
+        zero = tirx.const(False if source == "bool" else 0, source)
+        return elementwise(bb, lambda v: v != zero, x)
+    if source.startswith("float") and np.dtype(to).kind in "iu":
+        return elementwise(bb, lambda v: to_integer(v, to), x)
+    return relax.op.astype(x, to)
+
+
+def convert_bit_cast(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``BitCast`` between types of one size."""
+    to = np_dtype(node.attrs["to"])
+    return elementwise(bb, lambda v: tirx.reinterpret(to, v), inputs[0])
+
+
+def convert_is_inf(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``IsInf`` of both signs or one."""
+    dtype = _dtype(inputs[0])
+    no = tirx.const(False, "bool")
+
+    def test(v: Any) -> Any:
+        above = v == tirx.infinity(dtype) if node.attrs.get("detect_positive", 1) else no
+        below = v == -tirx.infinity(dtype) if node.attrs.get("detect_negative", 1) else no
+        return tirx.any(above, below)
+
+    return elementwise(bb, test, inputs[0])
+
+
+def convert_from_bfloat16(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.FromBfloat16``."""
+    return elementwise(bb, from_bfloat16, inputs[0])
+
+
+def convert_to_bfloat16(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.ToBfloat16``."""
+    return elementwise(bb, to_bfloat16, inputs[0])
+
+
+ARITHMETIC: dict[str, Convert] = {
+    "BitCast": convert_bit_cast,
+    "BitShift": convert_shift,
+    "Cast": convert_cast,
+    "CastLike": convert_cast,
+    "Div": convert_div,
+    "IsInf": convert_is_inf,
+    "Mod": convert_mod,
+    "apq.FromBfloat16": convert_from_bfloat16,
+    "apq.ToBfloat16": convert_to_bfloat16,
+}
+"""Converters by operator name."""

@@ -1,0 +1,195 @@
+"""Standard operators that are written in others, where they are used as only some models do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import as_attr, product
+from apq_tvm.types import Node
+
+
+def reduced(steps: Steps, op: str, x: str, axes: tuple[int, ...], keep: bool = True) -> str:
+    """A reduction; since opset 18 (ReduceSum: 13) its axes are an input."""
+    since = 13 if op == "ReduceSum" else 18
+    if steps.graph.opset < since:
+        return steps(op, x, axes=axes, keepdims=int(keep))
+    return steps(op, x, steps.constant(np.asarray(axes, np.int64)), keepdims=int(keep))
+
+
+def batch_normalization(graph: Graph, node: Node) -> list[Node] | None:
+    """BatchNormalization in training mode: with the statistics of its own input.
+
+    Raises
+    ------
+    UnsupportedModel
+        Outputs for training of an opset before 14 are read.
+    """
+    steps = Steps(graph, node)
+    if not node.attrs.get("training_mode", 0):
+        if any(node.outputs[1:]):
+            raise steps.refuse("its outputs for training cannot be computed; export for inference")
+        return None
+    x, scale, bias, mean, variance = node.inputs
+    shape = steps.shape(x)
+    axes = tuple(i for i in range(len(shape)) if i != 1)
+    momentum = float(node.attrs.get("momentum", 0.9))
+
+    def per_channel(value: str) -> str:
+        channels = graph.shape(value)
+        assert channels is not None
+        return steps.reshape(value, *(channels[0] if i == 1 else 1 for i in range(len(shape))))
+
+    def running(old: str, new: str) -> str:
+        kept = steps("Mul", old, steps.number(momentum, str(graph.dtype(old))))
+        return steps("Add", kept, steps("Mul", new, steps.number(1 - momentum, kind)))
+
+    kind = str(graph.dtype(x))
+    current = reduced(steps, "ReduceMean", x, axes)
+    centred = steps("Sub", x, current)
+    spread = reduced(steps, "ReduceMean", steps("Mul", centred, centred), axes)
+    epsilon = steps.number(float(node.attrs.get("epsilon", 1e-5)), kind)
+    scaled = steps("Div", centred, steps("Sqrt", steps("Add", spread, epsilon)))
+    y = steps("Add", steps("Mul", scaled, per_channel(scale)), per_channel(bias))
+    results = [y]
+    for index, old, new in ((1, mean, current), (2, variance, spread)):
+        wanted = steps.wants(index)
+        results.append(running(old, steps.reshape(new, shape[1])) if wanted else "")
+    return steps.done(*results)
+
+
+def dropout(graph: Graph, node: Node) -> list[Node] | None:
+    """Dropout that is told to drop something.
+
+    Raises
+    ------
+    UnsupportedModel
+        Its training mode is on, or decided at run time: what it drops is random.
+    """
+    steps = Steps(graph, node)
+    mode, ratio = steps.input(2), steps.input(1)
+    if not mode or graph.scalar(mode) == 0 or graph.scalar(ratio or mode) == 0:
+        return _mask_of_ones(steps) if steps.wants(1) else None
+    if ratio and graph.scalar(ratio) == 0:
+        return _mask_of_ones(steps) if steps.wants(1) else None
+    raise steps.refuse(
+        "it is in training mode, so its result is random; export the model in inference mode "
+        "(model.eval())"
+    )
+
+
+def _mask_of_ones(steps: Steps) -> list[Node]:
+    x = steps.node.inputs[0]
+    shape = steps.shape(x)
+    mask = steps.expand(steps.constant(np.asarray(True)), *shape)
+    return steps.done(steps("Identity", x), mask)
+
+
+def lp_normalization(graph: Graph, node: Node) -> list[Node]:
+    """``x / norm(x)`` along one axis, and 0 where the norm is 0."""
+    steps, x = Steps(graph, node), node.inputs[0]
+    axis, p = int(node.attrs.get("axis", -1)), int(node.attrs.get("p", 2))
+    norm = reduced(steps, "ReduceL1" if p == 1 else "ReduceL2", x, (axis,))
+    zero = steps.number(0, str(graph.dtype(x)))
+    one = steps.number(1, str(graph.dtype(x)))
+    nothing = steps("Equal", norm, zero)
+    divided = steps("Div", x, steps("Where", nothing, one, norm))
+    return steps.done(steps("Where", nothing, zero, divided))
+
+
+def det(graph: Graph, node: Node) -> list[Node]:
+    """Determinants of up to 3 x 3, written out.
+
+    Raises
+    ------
+    UnsupportedModel
+        The matrices are larger.
+    """
+    steps, x = Steps(graph, node), node.inputs[0]
+    shape = steps.shape(x)
+    size = steps.size(shape[-1], "matrix size")
+    if not 1 <= size <= 3:
+        raise steps.refuse(f"matrices of {size} x {size}; up to 3 x 3 can be compiled")
+
+    def entry(row: int, column: int) -> str:
+        at = steps.slice(
+            steps.slice(x, len(shape) - 2, row, row + 1), len(shape) - 1, column, column + 1
+        )
+        return steps.reshape(at, *shape[:-2])
+
+    def minor(rows: list[int], columns: list[int]) -> str:
+        if len(rows) == 1:
+            return entry(rows[0], columns[0])
+        total = ""
+        for i, column in enumerate(columns):
+            others = [c for c in columns if c != column]
+            term = steps("Mul", entry(rows[0], column), minor(rows[1:], others))
+            total = steps("Sub" if i % 2 else "Add", total, term) if total else term
+        return total
+
+    return steps.done(minor(list(range(size)), list(range(size))))
+
+
+def conv_transpose(graph: Graph, node: Node) -> list[Node] | None:
+    """ConvTranspose to a given output shape: padding that makes it so.
+
+    Raises
+    ------
+    UnsupportedModel
+        Sizes that are not known before run time.
+    """
+    wanted = node.attrs.get("output_shape")
+    if not wanted:
+        return None
+    steps = Steps(graph, node)
+    rank = len(steps.shape(node.inputs[0])) - 2
+    sizes = [steps.size(d, "input size") for d in steps.shape(node.inputs[0])[2:]]
+    kernel = [steps.size(d, "kernel size") for d in steps.shape(node.inputs[1])[2:]]
+    strides, dilations = (node.attrs.get(k, (1,) * rank) for k in ("strides", "dilations"))
+    extra = list(node.attrs.get("output_padding", (0,) * rank))
+    before, after = [], []
+    for i, out in enumerate(wanted[-rank:]):
+        total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - out
+        if total < 0:  # more than the kernel reaches: zeros behind
+            extra[i], total = extra[i] - total, 0
+        half = total // 2
+        upper = node.attrs.get("auto_pad", "NOTSET") == "SAME_UPPER"
+        before.append(half if upper else total - half)
+        after.append(total - before[-1])
+    dropped = ("output_shape", "auto_pad", "pads", "output_padding")
+    attrs = {key: value for key, value in node.attrs.items() if key not in dropped}
+    attrs |= {"pads": (*before, *after), "output_padding": tuple(extra)}
+    return [Node(node.op, node.name, node.inputs, node.outputs, attrs)]
+
+
+def max_unpool(graph: Graph, node: Node) -> list[Node]:
+    """MaxUnpool: its values scattered over zeros, by places in the flattened result.
+
+    Raises
+    ------
+    UnsupportedModel
+        An output shape is given: what its places count in is nowhere said.
+    """
+    steps = Steps(graph, node)
+    if steps.input(2):
+        raise steps.refuse("its output shape is given; leave that to the kernel and its pads")
+    x, places = node.inputs[:2]
+    shape = steps.shape(x)
+    kernel = node.attrs["kernel_shape"]
+    rank = len(kernel)
+    strides, pads = (
+        node.attrs.get(key, (fill,) * count)
+        for key, fill, count in (("strides", 1, rank), ("pads", 0, 2 * rank))
+    )
+    out = [
+        (dim - 1) * strides[i] + kernel[i] - pads[i] - pads[i + rank]
+        for i, dim in enumerate(shape[2:])
+    ]
+    whole = product([*shape[:2], *out])
+    dtype = str(graph.dtype(x))
+    zeros = steps("apq.Full", shape=(as_attr(whole),), value=np.zeros((), dtype), dtype=dtype)
+    count = product(shape)
+    flat, at = steps.reshape(x, count), steps.reshape(places, count)
+    y = steps("ScatterElements", zeros, at, flat, axis=0)
+    return steps.done(steps.reshape(y, *shape[:2], *out))

@@ -1,0 +1,80 @@
+"""Each case ends as ``passes``, ``refused``, or a bug: ``wrong``, ``crash``, ``error``, ``slow``.
+
+Cases run in processes of their own, many in one module; a group that does not pass whole is halved.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from tests.node_cases.cases import Case
+from tests.node_cases.worker import Outcome, serve
+
+GROUP = 48
+SECONDS = 300
+"""For a group; a single case gets a tenth."""
+
+
+class Judge:
+    """Runs cases that were stored in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["apq_tvm.pipeline", "tests.node_cases.preload"])
+
+    def alone(self, names: Sequence[str], stage: str) -> dict[str, Outcome]:
+        """Outcomes of the stages up to ``"import"`` or ``"schedule"``, case by case."""
+        left, found = list(names), dict[str, Outcome]()
+        while left:
+            group, left = left[: 4 * GROUP], left[4 * GROUP :]
+            while group:
+                done, why = self._run(group, stage)
+                found |= done
+                group = group[len(done) :]
+                if group:
+                    found[group.pop(0)] = why
+        return found
+
+    def compiled(self, cases: Sequence[Case]) -> Iterator[tuple[str, Outcome]]:
+        """Outcomes of modules, as they come."""
+        ordered = sorted(cases, key=lambda c: (c.key, c.name))
+        for _, group in groupby(ordered, key=lambda c: c.key):
+            names = [case.name for case in group]
+            for start in range(0, len(names), GROUP):
+                yield from self._group(names[start : start + GROUP])
+
+    def _group(self, names: Sequence[str]) -> Iterator[tuple[str, Outcome]]:
+        found, why = self._run(names, "compile")
+        together = len(found) == len(names)
+        kinds = {kind for kind, _ in found.values()}
+        if together and (len(names) == 1 or kinds <= {"passes", "wrong"}):
+            yield from found.items()
+        elif len(names) == 1:
+            yield names[0], why
+        else:
+            size = -(-len(names) // (2 if len(names) < 12 else 4))
+            for start in range(0, len(names), size):
+                yield from self._group(names[start : start + size])
+
+    def _run(self, names: Sequence[str], stage: str) -> tuple[dict[str, Outcome], Outcome]:
+        """What one process said, and how it ended."""
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=serve, args=(there, self._folder, names, stage))
+        process.start()
+        there.close()
+        found, why = dict[str, Outcome](), ("slow", f"no answer in {SECONDS} s")
+        seconds = SECONDS if stage == "compile" and len(names) > 1 else SECONDS // 5
+        try:
+            while len(found) < len(names) and here.poll(seconds):
+                name, outcome = here.recv()
+                found[name] = outcome
+        except EOFError:
+            process.join()
+            why = ("crash", f"the process ended with {process.exitcode}")
+        process.kill()
+        process.join()
+        return found, why

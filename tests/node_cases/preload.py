@@ -1,0 +1,10 @@
+"""Imported once, before processes are forked."""
+
+import onnx.reference  # noqa: F401
+import tvm  # noqa: F401
+
+import apq_tvm.codegen.emit
+import apq_tvm.lower
+import apq_tvm.onnx_import.normalise
+import apq_tvm.schedule
+import apq_tvm.select  # noqa: F401

@@ -1,0 +1,164 @@
+"""What runs in a process of its own: cases through the importer, or through a compiled module."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.node_cases.cases import Case, join, load, own
+
+Outcome = tuple[str, str]
+"""``passes``, ``refused``, ``wrong``, ``error``, and why."""
+
+
+def serve(pipe: Connection, folder: Path, names: Sequence[str], stage: str) -> None:
+    """Judge cases and send the outcome of each; one group is one module."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    cases = [load(folder, name) for name in names]
+    if stage == "compile":
+        compile_c_once(folder)
+        for name, outcome in compiled(cases):
+            pipe.send((name, outcome))
+    else:
+        for case in cases:
+            pipe.send((case.name, scheduled(case) if stage == "schedule" else imported(case)))
+    pipe.close()
+
+
+def compile_c_once(folder: Path) -> None:
+    """Keep objects of C sources on disk, for all processes; without optimization, for speed."""
+    from apq_tvm.codegen.build import library
+
+    plain = library.run
+
+    def run(command: Sequence[str]) -> str:
+        if "-c" not in command:
+            return plain(command)
+        source, output = Path(command[-3]), Path(command[-1])
+        parts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+        stored = folder / f"{hashlib.sha256(b''.join(parts)).hexdigest()}.o"
+        if not stored.exists():
+            plain([word.replace("-O2", "-O0") for word in command])
+            written = folder / f"{stored.name}.{os.getpid()}"
+            written.write_bytes(output.read_bytes())
+            written.rename(stored)
+        output.write_bytes(stored.read_bytes())
+        return ""
+
+    library.run = run
+
+
+def imported(case: Case) -> Outcome:
+    """Whether the importer takes it."""
+
+    def work(path: Path) -> None:
+        from apq_tvm.onnx_import import import_onnx
+
+        import_onnx(path)
+
+    return _tried(case, "import", work)
+
+
+def scheduled(case: Case) -> Outcome:
+    """Whether every stage before the emission of code takes it."""
+
+    def work(path: Path) -> None:
+        from apq_tvm import pipeline
+        from apq_tvm.progress import Silent
+
+        stopwatch = pipeline._Stopwatch()
+        chosen = pipeline.plan(path, scheme="float", stopwatch=stopwatch)
+        for plan in chosen.variants or (chosen,):
+            pipeline._schedule(plan, Silent(), stopwatch)
+
+    return _tried(case, "lower", work)
+
+
+def _tried(case: Case, stage: str, work: Callable[[Path], None]) -> Outcome:
+    from apq_tvm.errors import ApqError
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(case.model)
+        try:
+            work(path)
+        except ApqError as error:
+            return "refused", _line(error)
+        except Exception as error:
+            return "error", f"{stage}: {type(error).__name__}: {_line(error)}"
+    return "passes", ""
+
+
+def compiled(cases: Sequence[Case]) -> list[tuple[str, Outcome]]:
+    """Every case of one module; all have the same outcome where it cannot be compiled or run."""
+    import apq_tvm
+    from apq_tvm.errors import ApqError
+    from apq_tvm.module import load_module
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(join(cases).SerializeToString())
+        stage = "compile"
+        try:
+            apq_tvm.compile(path, Path(folder) / "compiled", scheme="float")
+            stage = "run"
+            module = load_module(Path(folder) / "compiled")
+            feeds = {
+                own(i, k): np.asarray(v) for i, c in enumerate(cases) for k, v in c.feeds.items()
+            }
+            got = module.run(feeds)
+        except ApqError as error:
+            return [(case.name, ("refused", _line(error))) for case in cases]
+        except Exception as error:
+            ours = any(kind.__name__ == "ModuleError" for kind in type(error).__mro__)
+            text = f"{stage}: {type(error).__name__}: {_line(error)}"
+            return [(case.name, ("refused" if ours else "error", text)) for case in cases]
+        return [
+            (c.name, compared(c, {n: got[own(i, n)] for n in c.wanted}))
+            for i, c in enumerate(cases)
+        ]
+
+
+def compared(case: Case, got: dict[str, Any]) -> Outcome:
+    """The comparison of onnx's own runner: type, shape, values."""
+    for name, value in case.wanted.items():
+        want = np.asarray(value)
+        have = got[name]
+        if want.dtype != have.dtype or want.shape != have.shape:
+            return "wrong", (
+                f"{name} is {have.dtype}{list(have.shape)}, not {want.dtype}{list(want.shape)}"
+            )
+        wide = [a.astype(np.float32) if a.dtype.kind == "V" else a for a in (have, want)]
+        rtol, atol = tolerance(case, want)
+        try:
+            np.testing.assert_allclose(*wide, rtol=rtol, atol=atol)
+        except AssertionError as error:
+            return "wrong", f"{name}: {_line(error)}"
+    return "passes", ""
+
+
+def tolerance(case: Case, want: Any) -> tuple[float, float]:
+    """The case's own, and room for the roundings of `want` itself.
+
+    Half precision is computed in float32 here, and rounded at every step there; transforms have
+    float32's errors where 0 is meant.
+    """
+    step = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-22}.get(want.dtype.name)
+    if step is None:
+        return case.rtol, case.atol
+    wide = np.abs(want.astype(np.float32))
+    largest = float(wide[np.isfinite(wide)].max(initial=0))
+    return max(case.rtol, 2 * step), max(case.atol, step * largest)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400]
