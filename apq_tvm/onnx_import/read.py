@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import keyword
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.checks.nodes import check_node
+from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
@@ -63,7 +65,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
         raise UnsupportedModel(f"sparse weights cannot be compiled: {names}; store them densely")
     folder = path.resolve().parent
     weights = {w.name: read_tensor(w, folder, w.name) for w in graph.initializer}
-    nodes = _nodes(graph, folder, weights)
+    nodes = _nodes(graph, folder, weights, opset)
     _check_finite(weights)
     dims = _DimNames()
     # A weight with the name of an input is its default value (ONNX IR, "Graphs"): it wins.
@@ -185,23 +187,26 @@ def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
         raise ImportFailed(f"{what} names must be unique: {', '.join(map(repr, twice))}")
 
 
-def _nodes(graph: onnx.GraphProto, folder: Path, weights: dict[str, Array]) -> list[Node]:
+def _nodes(
+    graph: onnx.GraphProto, folder: Path, weights: dict[str, Array], opset: int
+) -> list[Node]:
     """Nodes with unique names; Constants become weights."""
     taken = {node.name for node in graph.node}
     seen: set[str] = set()
+    counts: defaultdict[str, int] = defaultdict(lambda: 1)
     nodes = []
     for i, proto in enumerate(graph.node):
         domain = "" if proto.domain in ("", "ai.onnx") else f"{proto.domain}."
         name = proto.name
         if not name or name in seen:
             base = name or f"{proto.op_type}_{i}"
-            count = 1
             name = base
             while name in taken:
-                count += 1
-                name = f"{base}_{count}"
+                counts[base] += 1
+                name = f"{base}_{counts[base]}"
             taken.add(name)
         seen.add(name)
+        check_node(proto, domain + proto.op_type, name, opset)
         attrs = {a.name: _attribute(a, folder, name) for a in proto.attribute}
         if domain + proto.op_type == "Constant":
             if proto.output[0] in weights:
@@ -303,6 +308,11 @@ def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
         )
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):
+        if dim.WhichOneof("value") == "dim_value" and dim.dim_value > LARGEST_DIM:
+            raise UnsupportedModel(
+                f"{what} {info.name!r} has {dim.dim_value} elements along axis {axis}; the most is "
+                f"{LARGEST_DIM}"
+            )
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
             shape.append(int(dim.dim_value))
         else:

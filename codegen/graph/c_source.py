@@ -102,6 +102,7 @@ def graph_source(
         '#include <string.h>\n\n#include "apq_runtime.h"',
         _kernel_declarations(graph, device.prefix),
         _constants(graph.constants),
+        _wide_function(graph),
         _shapes_function(graph, numbers),
         _graph_function(graph, _Pointers(graph, weights, numbers), device.prefix),
         _tables(graph, [(b.first, b.last) for b in buffers], device.cpu_flags),
@@ -146,6 +147,27 @@ def _dims(dims: Sequence[str]) -> str:
     return "{" + ", ".join(dims or ("1",)) + "}"
 
 
+def _wide_function(graph: Graph) -> str:
+    """Whether every size that the graph computes fits ``int64_t``, part by part."""
+    parts = sorted(graph.expressions(), key=lambda text: (len(text), text))
+    if not parts:
+        return ""
+    functions = ("floordiv", "floormod", "truncdiv", "truncmod", "min", "max")
+    symbols = [f"  const apq_wide {s.c_name} = symbols[{i}];" for i, s in enumerate(graph.symbols)]
+    return "\n".join(
+        [
+            *(f"#define apq_{name} apq_wide_{name}" for name in functions),
+            "static int sizes_fit(const int64_t *symbols) {",
+            *symbols,
+            *(f"  (void){symbol.c_name};" for symbol in graph.symbols),
+            *(f"  if (!apq_fits({part})) return 0;" for part in parts),
+            "  return 1;",
+            "}",
+            *(f"#undef apq_{name}" for name in functions),
+        ]
+    )
+
+
 def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
     lines = [
         "static int shapes(const int64_t *symbols, int64_t *inputs, int64_t *outputs,",
@@ -162,6 +184,11 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
                 f'"%s is %lld, this model allows at most {symbol.limit}", {literal(symbol.name)}, '
                 f"(long long){symbol.c_name});"
             )
+    if graph.expressions():
+        lines.append(
+            "  if (!sizes_fit(symbols)) return apq_fail(APQ_BAD_INPUT, "
+            '"these input shapes are too large: a size computed from them does not fit 64 bits");'
+        )
     for condition in graph.conditions:
         lines.append(
             f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", '

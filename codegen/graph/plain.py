@@ -174,6 +174,17 @@ class Graph:
     conditions: list[Condition] = field(default_factory=list)
     precisions: list[Precision] = field(default_factory=list)
 
+    def expressions(self) -> set[str]:
+        """Every sum, difference and product of sizes that is computed, the parts of others too."""
+        texts = {d for port in (*self.inputs, *self.outputs) for d in port.dims}
+        texts |= {d for buffer in self.buffers for d in buffer.dims}
+        texts |= {condition.test for condition in self.conditions}
+        for call in self.calls:
+            texts.add(call.rows)
+            for arg in call.args:
+                texts |= {arg} if isinstance(arg, str) else set(arg.dims)
+        return {part for text in texts for part in _parenthesised(text)}
+
     def kernels(self) -> list[str]:
         """Every PrimFunc that some call may run, sorted."""
         names: set[str] = set()
@@ -182,6 +193,20 @@ class Graph:
             if not call.variants:
                 names.add(call.kernel)
         return sorted(names)
+
+
+def _parenthesised(text: str) -> list[str]:
+    """The parts of a C expression in parentheses of their own, not those of a function."""
+    starts: list[int] = []
+    parts = []
+    for at, letter in enumerate(text):
+        if letter == "(":
+            starts.append(at)
+        elif letter == ")":
+            start = starts.pop()
+            if start == 0 or not (text[start - 1].isalnum() or text[start - 1] == "_"):
+                parts.append(text[start : at + 1])
+    return parts
 
 
 def place_outputs(graph: Graph) -> None:
