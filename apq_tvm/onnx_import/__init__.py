@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from apq_tvm.errors import ApqError, ImportFailed
 from apq_tvm.types import AnyPath, ImportedModel
 
 __all__ = ["import_onnx"]
@@ -74,4 +75,16 @@ def import_onnx(path: AnyPath) -> ImportedModel:
     """
     from apq_tvm.onnx_import.normalise import import_model
 
-    return import_model(Path(path))
+    try:
+        return import_model(Path(path))
+    except ApqError:
+        raise
+    except (
+        *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
+        *(RuntimeError, StopIteration, TypeError, ValueError),
+    ) as error:
+        # RuntimeError is also what onnx's C++ raises, and too deep a recursion.
+        raise ImportFailed(
+            f"{str(path)!r} contradicts itself ({type(error).__name__}: {error}); if ONNX Runtime "
+            "runs it, please report it"
+        ) from error

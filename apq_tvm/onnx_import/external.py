@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path, name: str) -> Array:
         return array
     path, offset, length = _locate(tensor, folder, name)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    count = int(np.prod(shape, dtype=np.int64))
+    count = prod(shape)
     bits = _SUB_BYTE.get(TensorProto.DataType.Name(tensor.data_type), dtype.itemsize * 8)
     needed = (count * bits + 7) // 8
     if length not in (None, needed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import keyword
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.checks.nodes import check_node
+from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM
 from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
@@ -61,7 +63,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
         raise UnsupportedModel(f"sparse weights cannot be compiled: {names}; store them densely")
     folder = path.resolve().parent
     weights = {w.name: read_tensor(w, folder, w.name) for w in graph.initializer}
-    nodes = _nodes(graph, folder, weights)
+    nodes = _nodes(graph, folder, weights, opset)
     dims = _DimNames()
     # A weight with the name of an input is its default value (ONNX IR, "Graphs"): it wins.
     inputs = [_spec(i, "input", dims) for i in graph.input if i.name not in weights]
@@ -162,24 +164,27 @@ def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
         raise ImportFailed(f"{what} names must be unique: {', '.join(map(repr, twice))}")
 
 
-def _nodes(graph: onnx.GraphProto, folder: Path, weights: dict[str, Array]) -> list[Node]:
+def _nodes(
+    graph: onnx.GraphProto, folder: Path, weights: dict[str, Array], opset: int
+) -> list[Node]:
     """Nodes with unique names; Constants become weights."""
     taken = {node.name for node in graph.node}
     seen: set[str] = set()
+    counts: defaultdict[str, int] = defaultdict(lambda: 1)
     nodes = []
     for i, proto in enumerate(graph.node):
         domain = "" if proto.domain in ("", "ai.onnx") else f"{proto.domain}."
         name = proto.name
         if not name or name in seen:
             base = name or f"{proto.op_type}_{i}"
-            count = 1
             name = base
             while name in taken:
-                count += 1
-                name = f"{base}_{count}"
+                counts[base] += 1
+                name = f"{base}_{counts[base]}"
             taken.add(name)
         seen.add(name)
-        attrs = {a.name: _attribute(a, folder, name) for a in proto.attribute}
+        check_node(proto, domain + proto.op_type, name, opset)
+        attrs = {a.name: _attribute(a, folder, name, opset) for a in proto.attribute}
         if domain + proto.op_type == "Constant":
             if proto.output[0] in weights:
                 raise ImportFailed(f"value names must be unique: {proto.output[0]!r}")
@@ -193,12 +198,12 @@ def _nodes(graph: onnx.GraphProto, folder: Path, weights: dict[str, Array]) -> l
     return nodes
 
 
-def _body(graph: onnx.GraphProto, folder: Path, node: str) -> Body:
+def _body(graph: onnx.GraphProto, folder: Path, node: str, opset: int) -> Body:
     """A graph inside of a node."""
     if graph.sparse_initializer:
         raise UnsupportedModel(f"node {node!r}: sparse weights cannot be compiled")
     weights = {w.name: read_tensor(w, folder, w.name) for w in graph.initializer}
-    nodes = _nodes(graph, folder, weights)
+    nodes = _nodes(graph, folder, weights, opset)
     inputs = tuple(i.name for i in graph.input)
     outputs = tuple(o.name for o in graph.output)
     made = [*inputs, *(o for n in nodes for o in n.outputs if o)]
@@ -216,12 +221,12 @@ def _strip(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _attribute(proto: onnx.AttributeProto, folder: Path, node: str) -> Any:
+def _attribute(proto: onnx.AttributeProto, folder: Path, node: str, opset: int) -> Any:
     from onnx import AttributeProto, helper
 
     value = helper.get_attribute_value(proto)
     if proto.type == AttributeProto.GRAPH:
-        return _body(value, folder, node)
+        return _body(value, folder, node, opset)
     if proto.type == AttributeProto.TENSOR:
         return read_tensor(value, folder, f"{node}.{proto.name}")
     if isinstance(value, bytes):
@@ -287,6 +292,11 @@ def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
         )
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):
+        if dim.WhichOneof("value") == "dim_value" and dim.dim_value > LARGEST_DIM:
+            raise UnsupportedModel(
+                f"{what} {info.name!r} has {dim.dim_value} elements along axis {axis}; the most is "
+                f"{LARGEST_DIM}"
+            )
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
             shape.append(int(dim.dim_value))
         else:

@@ -6,7 +6,7 @@ The source holds the module table, ``shapes`` (every dimension and buffer size f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from apq_tvm.codegen.graph.plain import (
     Region,
     Step,
     Tensor,
+    parenthesised,
 )
 from apq_tvm.types import Variant
 
@@ -115,6 +116,7 @@ def graph_source(
         '#include <string.h>\n\n#include "apq_runtime.h"',
         _kernel_declarations(graph, device.prefix),
         _constants(graph.constants),
+        _wide_function(graph),
         _shapes_function(graph, numbers),
         _graph_function(graph, _Pointers(graph, weights, numbers), device.prefix),
         _tables(graph, [(b.first, b.last) for b in buffers], device.cpu_flags),
@@ -161,6 +163,37 @@ def _dims(dims: Sequence[str]) -> str:
     return "{" + ", ".join(dims or ("1",)) + "}"
 
 
+def _innermost_first(parts: Iterable[str]) -> list[str]:
+    return sorted(set(parts), key=lambda text: (len(text), text))
+
+
+def _wide_function(graph: Graph) -> str:
+    """Whether every size that the graph computes fits ``int64_t``, part by part."""
+    parts = _innermost_first(graph.expressions())
+    if not parts and not graph.derived:
+        return ""
+    functions = ("floordiv", "floormod", "truncdiv", "truncmod", "min", "max")
+    symbols = [f"  const apq_wide {s.c_name} = symbols[{i}];" for i, s in enumerate(graph.symbols)]
+    derived = []
+    for name, text in graph.derived.items():
+        inner = _innermost_first(parenthesised(text))
+        derived += [f"  if (!apq_fits({part})) return 0;" for part in inner]
+        derived += [f"  const apq_wide {name} = {text};", f"  if (!apq_fits({name})) return 0;"]
+    return "\n".join(
+        [
+            *(f"#define apq_{name} apq_wide_{name}" for name in functions),
+            "static int sizes_fit(const int64_t *symbols) {",
+            *symbols,
+            *(f"  (void){symbol.c_name};" for symbol in graph.symbols),
+            *derived,
+            *(f"  if (!apq_fits({part})) return 0;" for part in parts),
+            "  return 1;",
+            "}",
+            *(f"#undef apq_{name}" for name in functions),
+        ]
+    )
+
+
 def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
     lines = [
         "static int shapes(const int64_t *symbols, int64_t *inputs, int64_t *outputs,",
@@ -177,6 +210,11 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
                 f'"%s is %lld, this model allows at most {symbol.limit}", {literal(symbol.name)}, '
                 f"(long long){symbol.c_name});"
             )
+    if graph.expressions() or graph.derived:
+        lines.append(
+            "  if (!sizes_fit(symbols)) return apq_fail(APQ_BAD_INPUT, "
+            '"these input shapes are too large: a size computed from them does not fit 64 bits");'
+        )
     lines += [_condition_line(condition) for condition in graph.conditions]
     for array, ports in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         dims = [d for p in ports for d in p.dims]

@@ -251,6 +251,22 @@ class Graph:
         """The kernel calls among the steps."""
         return [step for step in self.steps if isinstance(step, Call)]
 
+    def expressions(self) -> set[str]:
+        """Every sum, difference and product of sizes that is computed, the parts of others too."""
+        texts = {d for port in (*self.inputs, *self.outputs) for d in port.dims}
+        texts |= {d for buffer in self.buffers for d in buffer.dims}
+        texts |= {condition.test for condition in self.conditions}
+        for step in self.steps:
+            if isinstance(step, Condition):
+                texts.add(step.test)
+            elif isinstance(step, Call):
+                texts |= {step.rows, *(arg for arg in step.args if isinstance(arg, str))}
+            elif isinstance(step, Region) and isinstance(step.trip, str):
+                texts.add(step.trip)
+            for tensor in tensors_of(step):
+                texts |= set(tensor.dims)
+        return {part for text in texts for part in parenthesised(text)}
+
     def kernels(self) -> list[str]:
         """Every PrimFunc that some call may run, sorted."""
         names: set[str] = set()
@@ -259,6 +275,20 @@ class Graph:
             if not call.variants:
                 names.add(call.kernel)
         return sorted(names)
+
+
+def parenthesised(text: str) -> list[str]:
+    """The parts of a C expression in parentheses of their own, not those of a function."""
+    starts: list[int] = []
+    parts = []
+    for at, letter in enumerate(text):
+        if letter == "(":
+            starts.append(at)
+        elif letter == ")":
+            start = starts.pop()
+            if start == 0 or not (text[start - 1].isalnum() or text[start - 1] == "_"):
+                parts.append(text[start : at + 1])
+    return parts
 
 
 def place_outputs(graph: Graph) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
+from tvm.sym import Analyzer
 
 from apq_tvm.codegen.graph.bounds import find_accesses
 from apq_tvm.codegen.graph.c_expr import c_expr
@@ -324,6 +327,7 @@ class _Reader:
         elif op == "relax.reshape" and isinstance(self._value(call.args[0]), Tensor):
             source = self._value(call.args[0])
             dims = self._dims(self._tensor_type(variable, variable.name).shape)
+            self._same_size(source.dims, call.args[0].ty.shape, variable)
             self.values[variable] = Tensor(source.place, source.key, source.dtype, dims)
         elif isinstance(call.op, relax.ExternFunc) and is_region(str(call.op.global_symbol)):
             self._region(str(call.op.global_symbol), call.args)
@@ -342,6 +346,16 @@ class _Reader:
         for arg, value in zip(args, renamed, strict=True):
             if value is not None:
                 self.values[arg] = value
+
+    def _same_size(self, have: Sequence[str], shape: Any, view: Any) -> None:
+        """A view of a tensor has as many elements as it: a condition where nothing proves that."""
+        wanted = view.ty.shape
+        counts = [reduce(mul, dims, tirx.const(1, "int64")) for dims in (shape, wanted)]
+        if Analyzer().can_prove_equal(*counts):
+            return
+        old, new = (" * ".join(dims) or "1" for dims in (have, self._dims(wanted)))
+        message = f"these input shapes do not fit together: {old} elements as a tensor of {new}"
+        self.regions.require(Condition(f"({old}) == ({new})", message))
 
     def _kernel_call(self, call: Any) -> None:
         name = call.op.name_hint

@@ -158,7 +158,8 @@ def _libc() -> str:
 class _Library:
     """The loaded library, its open handle, and contexts that no call is using."""
 
-    def __init__(self, folder: Path, info: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        info = manifest["library"]
         self.name = str(info["name"])
         here = (_system(), platform.machine())
         if here != (info["system"], info["machine"]):
@@ -185,8 +186,20 @@ class _Library:
         self.handle = ctypes.c_void_p()
         weights = os.fsencode(folder / "weights.safetensors")
         self.check(self._function("open")(weights, ctypes.byref(self.handle)))
+        self.check_ports(folder, manifest)
         self.idle: deque[ctypes.c_void_p] = deque()
         self.verified = False
+
+    def check_ports(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        """The library reads and writes as many tensors and dimensions as it was built for."""
+        for kind in ("input", "output"):
+            rank, ports = self._function(f"{kind}_rank"), manifest[f"{kind}s"]
+            found = [rank(self.handle, ctypes.c_int32(i)) for i in range(len(ports) + 1)]
+            if found != [*(len(port["shape"]) for port in ports), -1]:
+                raise LoadError(
+                    f"{folder / 'manifest.json'} does not belong to lib{self.name}.so: other "
+                    f"{kind}s; copy or compile the module again"
+                )
 
     def _function(self, name: str) -> Any:
         return getattr(self.c, f"{self.name}_{name}")
@@ -218,12 +231,31 @@ def _read_manifest() -> dict[str, Any]:
     path = _FOLDER / "manifest.json"
     try:
         loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
-    needed = {"inputs", "outputs", "library", "precisions"}
-    if not isinstance(loaded, dict) or not needed <= loaded.keys():
+    if not _is_manifest(loaded):
         raise LoadError(f"{path} is not a compiled module's; copy or compile the module again")
     return loaded
+
+
+def _is_manifest(loaded: Any) -> bool:
+    """Whether all that this file takes from it is there and of the right kind."""
+    try:
+        ports = [*loaded["inputs"], *loaded["outputs"]]
+        words = [loaded["library"][key] for key in ("name", "system", "machine", "libc")]
+        words += [port[key] for port in ports for key in ("name", "dtype")]
+        dims = [d for port in ports for d in (*port["shape"], len(port["shape"]))]
+        bits = [b for least, most in loaded["precisions"].values() for b in (least, most)]
+        types = [np.dtype(port["dtype"]).kind for port in ports]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
+    return (
+        all(isinstance(word, str) for word in words)
+        and all(isinstance(dim, int | str) for dim in dims)
+        and all(isinstance(number, int) for number in bits)
+        and all(kind in _DL_CODES for kind in types)
+        and words[0].isidentifier()
+    )
 
 
 def _tensor_infos(entries: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:
@@ -233,7 +265,7 @@ def _tensor_infos(entries: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:
 manifest: dict[str, Any] = _read_manifest()
 inputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["inputs"])
 outputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["outputs"])
-_library = _Library(_FOLDER, manifest["library"])
+_library = _Library(_FOLDER, manifest)
 
 
 # ---- threads, weights, memory ----
@@ -492,6 +524,9 @@ def _dtype_of(info: TensorInfo) -> np.dtype[Any]:
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array whose first element the kernels may use as it is."""
     size = math.prod(shape) * dtype.itemsize
-    block = np.empty(size + _ALIGNMENT, np.uint8)
+    try:
+        block = np.empty(size + _ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:  # NumPy refuses more than it can count
+        raise RunError(f"no memory for an output of {size} bytes") from error
     start = -block.ctypes.data % _ALIGNMENT
     return block[start : start + size].view(dtype).reshape(shape)

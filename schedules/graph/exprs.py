@@ -40,3 +40,17 @@ def uses(node: Any, var: Any) -> bool:
 def substitute(node: Any, var: Any, value: Expr) -> Any:
     """`node` with every use of the scalar `var` replaced."""
     return tvm_ffi.structural_map(node, (tirx.Var, lambda v: value if v.same_as(var) else v))
+
+
+def masked_select(mask: Any, loaded: Any, other: Any) -> Any:
+    """``Select(mask, loaded, other)``, where `loaded` is made of loads under `mask`; for x86.
+
+    LLVM 22 holds `mask` for true all over the first value of such a selection, also as the mask of
+    a load there, which then reads the whole vector: past the end of the tensor. So the condition is
+    written as another value: a lane is also on if it is less than the CRC32 of 0, which is 0.
+    LLVM does not compute that, and moves it out of loops.
+    """
+    lanes, zero, one = lanes_of(mask), tirx.const(0, "int32"), tirx.const(1, "int32")
+    crc = tirx.call_llvm_pure_intrin("int32", "llvm.x86.sse42.crc32.32.32", zero, zero)
+    never = tirx.LT(tirx.Ramp(zero, one, lanes), tirx.Broadcast(crc, lanes))
+    return tirx.Select(tirx.Or(mask, never), loaded, other)

@@ -25,7 +25,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from apq_tvm.schedules.graph.exprs import call_name, lanes_of, substitute, uses
+from apq_tvm.schedules.graph.exprs import call_name, lanes_of, masked_select, substitute, uses
 from apq_tvm.tensorize.exprs import Expr, Stmt
 
 _BINARY = (
@@ -183,6 +183,8 @@ class Vectorizer:
         if lanes_of(condition) == 1:
             yes, no = self.wide(self.expr(e.args[1])), self.wide(self.expr(e.args[2]))
             return tirx.if_then_else(condition, yes, no)
+        if not self.loop.masks:
+            raise NotVector("the device has no masks")
         outer = self.mask
         other = tirx.Not(condition)
         self.mask = condition if outer is None else tirx.And(outer, condition)
@@ -190,7 +192,7 @@ class Vectorizer:
         self.mask = other if outer is None else tirx.And(outer, other)
         no = self.wide(self.expr(e.args[2]))
         self.mask = outer
-        return tirx.Select(condition, yes, no)
+        return masked_select(condition, yes, no)
 
     def _index(self, buffer: Any, indices: Any) -> tuple[Expr, bool]:
         """The rewritten index and whether it is one run of consecutive elements."""
@@ -247,7 +249,7 @@ class Vectorizer:
         lanes = self.loop.lanes
         if self.mask is not None:
             neutral = tirx.Broadcast(_REDUCTIONS[r.op](r.dtype), lanes)
-            value = tirx.Select(self.mask, value, neutral)
+            value = masked_select(self.mask, value, neutral)
         at = [tirx.Ramp(tirx.const(self.accumulator * lanes, "int32"), 1, lanes)]
         return tirx.BufferStore(
             r.accumulators, r.op(tirx.BufferLoad(r.accumulators, at), value), at

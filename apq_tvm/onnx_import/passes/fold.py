@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.checks.sizes import Budget, computed_entries
 from apq_tvm.onnx_import.control.regions import without_constants
 from apq_tvm.onnx_import.graph import Graph, np_dtype
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS, expand
 from apq_tvm.onnx_import.operators.functions import inline_function, is_function
-from apq_tvm.onnx_import.symbolic.dims import Expr, product
 from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs, node_proto, same_shape
 from apq_tvm.onnx_import.symbolic.regions import MARKERS
 from apq_tvm.onnx_import.symbolic.shapes import rewrite
@@ -42,6 +42,7 @@ def fold(graph: Graph) -> None:
     outputs = {spec.name for spec in graph.outputs}
     alias: dict[str, str] = {}
     pending, graph.nodes = deque(graph.nodes), []
+    budget = Budget(graph.weights.values())
     while pending:
         original = pending.popleft()
         node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
@@ -50,7 +51,7 @@ def fold(graph: Graph) -> None:
         if node.op in MARKERS:
             node, known = without_constants(graph, node)
             alias |= known
-        if _fold_constant(graph, node, outputs):
+        if _fold_constant(graph, node, outputs, budget):
             continue
         infer(graph, node)
         source = copied(graph, node)
@@ -137,7 +138,7 @@ def _fold_values(graph: Graph, node: Node, outputs: set[str]) -> bool:
     return True
 
 
-def _fold_constant(graph: Graph, node: Node, outputs: set[str]) -> bool:
+def _fold_constant(graph: Graph, node: Node, outputs: set[str], budget: Budget) -> bool:
     """Compute a node whose inputs are all constants; whether it is gone."""
     constants = graph.weights
     read = [v for v in node.inputs if v]
@@ -149,11 +150,9 @@ def _fold_constant(graph: Graph, node: Node, outputs: set[str]) -> bool:
     if copied(graph, node) is not None:
         return False  # an alias, which keeps the weight's name
     before = sum(constants[v].size for v in read)
-    for value in node.outputs:
-        shape = graph.known_shape(value)
-        after = product(shape) if shape is not None else 0
-        if isinstance(after, Expr) or after > max(FREE_ENTRIES, GROWTH * before):
-            return False
+    after = computed_entries(graph, node, {v: constants[v] for v in read})
+    if after is None or after > max(FREE_ENTRIES, GROWTH * before) or not budget.takes(after):
+        return False
     try:
         arrays = _compute(node, {v: constants[v] for v in read}, graph.opset)
     except (IndexError, ValueError) as error:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.checks.attributes import check_attributes
+from apq_tvm.onnx_import.checks.sizes import check_sizes
 from apq_tvm.onnx_import.graph import Graph, Shape, np_dtype
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
@@ -47,8 +49,10 @@ def infer(graph: Graph, node: Node) -> None:
     Raises
     ------
     ImportFailed
-        The shapes of its inputs contradict each other; the message names the node.
+        The shapes of its inputs contradict each other, or its attributes; the message names the
+        node.
     """
+    check_attributes(graph, node)
     if not node.op.startswith("apq.") and "." not in node.op:
         _onnx(graph, node)
     rule = RULES.get(node.op)
@@ -56,6 +60,7 @@ def infer(graph: Graph, node: Node) -> None:
     for value, shape in zip(node.outputs, shapes or (), strict=False):
         if shape is not None:
             graph.shapes[value] = shape
+    check_sizes(graph, node)
 
 
 def infer_inputs(graph: Graph) -> None:

@@ -7,6 +7,7 @@ Contents are numpy object arrays whose entries are dimensions (`dims`), in float
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from apq_tvm.types import Array, Node
 
 # A tensor with more entries holds data, not a shape.
 LARGEST = 64
+# An expression with more terms, or factors in one, is no size.
+MOST_TERMS = 64
 
 FLOATS = ("float32", "float64")
 
@@ -75,6 +78,15 @@ def evaluate(graph: Graph, node: Node) -> list[Array] | None:
     return None if any(a.size > LARGEST for a in arrays) else arrays
 
 
+def is_too_long(dim: Any) -> bool:
+    """Whether a number needs more than 64 bits, or an expression has very many terms."""
+    if isinstance(dim, Expr):
+        return len(dim.terms) > MOST_TERMS or any(
+            len(atoms) > MOST_TERMS or is_too_long(coefficient) for atoms, coefficient in dim.terms
+        )
+    return isinstance(dim, int) and dim.bit_length() > 64
+
+
 def _objects(values: Any, shape: tuple[int, ...]) -> Array:
     """An object array; numpy must not look into the entries."""
     array = np.empty(shape, object)
@@ -86,7 +98,8 @@ def _objects(values: Any, shape: tuple[int, ...]) -> Array:
 def _elementwise(fn: Callable[..., Any]) -> Callable[..., Array]:
     def rule(node: Node, *arguments: Array) -> Array:
         def entry(*values: Any) -> Any:
-            return None if any(v is None for v in values) else fn(*values)
+            result = None if any(v is None for v in values) else fn(*values)
+            return None if is_too_long(result) else result
 
         whole = np.frompyfunc(entry, len(arguments), 1)(*arguments)
         return np.asarray(whole, object)
@@ -229,14 +242,14 @@ def _split(node: Node, x: Array, sizes: Array | None = None) -> list[Array] | No
 def _constant_of_shape(node: Node, shape: Array) -> Array | None:
     target = _concrete(shape)
     value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32)))
-    if target is None or value.dtype.kind not in "iub" or int(np.prod(target)) > LARGEST:
+    if target is None or value.dtype.kind not in "iub" or not 0 <= prod(target) <= LARGEST:
         return None
-    return _objects([value.reshape(-1)[0].item()] * int(np.prod(target)), tuple(target))
+    return _objects([value.reshape(-1)[0].item()] * prod(target), tuple(target))
 
 
 def _expand(node: Node, x: Array, shape: Array) -> Array | None:
     target = _concrete(shape)
-    if target is None or int(np.prod(target)) > LARGEST:
+    if target is None or not 0 <= prod(target) <= LARGEST:
         return None
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(target)))
 
@@ -246,8 +259,8 @@ def _range(node: Node, start: Array, limit: Array, delta: Array) -> Array | None
     if any(v is None for v in given):
         return None
     (first,), (last,), (step,) = given  # type: ignore[misc]
-    values = list(range(first, last, step)) if step else []
-    return _objects(values, (len(values),)) if len(values) <= LARGEST else None
+    values = range(first, last, step) if step else range(0)
+    return _objects(list(values), (len(values),)) if not values[LARGEST:] else None
 
 
 def _reduce(fn: Callable[[Any, Any], Any]) -> Callable[..., Array | None]:

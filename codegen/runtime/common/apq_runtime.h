@@ -107,7 +107,8 @@ enum { APQ_MAX_THREADS = 1024 };
 int apq_has_openmp(void);
 /* Physical cores this process may use: affinity, then control group quota, then OMP_NUM_THREADS. */
 int32_t apq_default_threads(void);
-/* Called at the start of every run: `threads` if this thread may start a team, else 1. */
+/* Called at the start of every run: `threads`, or fewer at a limit of threads, 1 without OpenMP and where
+ * a fork took this thread's team. */
 int32_t apq_usable_threads(int32_t threads);
 /* How many tasks the next kernel on this thread is cut into. */
 void apq_set_tasks(int32_t tasks);
@@ -120,6 +121,26 @@ int64_t apq_truncdiv(int64_t a, int64_t b);
 int64_t apq_truncmod(int64_t a, int64_t b);
 static inline int64_t apq_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t apq_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* What an input may give for a dimension: comparisons of shapes were decided for these
+ * (apq_tvm/onnx_import/symbolic/dims.py), and kernels' indices proved. */
+#define APQ_LARGEST_DIM 999999999
+
+/* Sizes are computed in int64_t; whether that overflows at the symbols at hand is found out with these. */
+__extension__ typedef __int128 apq_wide;
+static inline apq_wide apq_wide_truncdiv(apq_wide a, apq_wide b) { return b == 0 ? 0 : a / b; }
+static inline apq_wide apq_wide_truncmod(apq_wide a, apq_wide b) { return b == 0 ? 0 : a % b; }
+static inline apq_wide apq_wide_floordiv(apq_wide a, apq_wide b) {
+  apq_wide rest = apq_wide_truncmod(a, b);
+  return apq_wide_truncdiv(a, b) - (rest != 0 && (rest < 0) != (b < 0));
+}
+static inline apq_wide apq_wide_floormod(apq_wide a, apq_wide b) {
+  apq_wide rest = apq_wide_truncmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+static inline apq_wide apq_wide_min(apq_wide a, apq_wide b) { return a < b ? a : b; }
+static inline apq_wide apq_wide_max(apq_wide a, apq_wide b) { return a > b ? a : b; }
+static inline int apq_fits(apq_wide v) { return v >= INT64_MIN && v <= INT64_MAX; }
 
 /* bytes = itemsize * product of dims; fails where a dimension is negative or the product overflows. */
 int apq_bytes(size_t *bytes, const char *name, size_t itemsize, int32_t ndim, const int64_t *dims);
@@ -149,6 +170,8 @@ static inline apq_any apq_int(int64_t v) {
  * `order` is scratch of 2 * n. */
 size_t apq_plan(int32_t n, const apq_lifetime *lifetimes, const size_t *bytes, size_t *offsets,
                 int32_t *order);
+/* Saturates. */
+size_t apq_sum(size_t a, size_t b);
 /* The most bytes alive at any one call: what no plan can be smaller than. */
 size_t apq_live_bytes(int32_t n, const apq_lifetime *lifetimes, const size_t *bytes);
 
@@ -176,6 +199,8 @@ int apq_choose(const apq_module *const *modules, const apq_module **chosen);
 int apq_open(const apq_module *const *modules, const char *weights_path, apq_handle **out);
 void apq_close(apq_handle *handle);
 const char *apq_target(const apq_handle *handle);
+/* Number of dimensions of an input or output, -1 past the last. */
+int32_t apq_rank(const apq_handle *handle, int32_t of_output, int32_t index);
 int apq_verify(const apq_handle *handle);
 int apq_set_num_threads(apq_handle *handle, int32_t threads);
 int32_t apq_num_threads(const apq_handle *handle);

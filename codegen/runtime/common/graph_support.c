@@ -20,16 +20,19 @@ int64_t apq_floormod(int64_t a, int64_t b) {
 
 int apq_bytes(size_t *bytes, const char *name, size_t itemsize, int32_t ndim, const int64_t *dims) {
   size_t total = itemsize;
+  int empty = 0;
   for (int32_t i = 0; i < ndim; i++) {
     if (dims[i] < 0) {
       return apq_fail(APQ_BAD_INPUT, "tensor %s would have size %lld along axis %d at this input shape",
                       name, (long long)dims[i], (int)i);
     }
-    if (__builtin_mul_overflow(total, (size_t)dims[i], &total) || total > SIZE_MAX / 4) {
+    empty = empty || dims[i] == 0; /* the others must fit all the same: loops count them */
+    size_t dim = dims[i] == 0 ? 1 : (size_t)dims[i];
+    if (__builtin_mul_overflow(total, dim, &total) || total > SIZE_MAX / 4) {
       return apq_fail(APQ_BAD_INPUT, "tensor %s would be too large at this input shape", name);
     }
   }
-  *bytes = total;
+  *bytes = empty ? 0 : total;
   return APQ_OK;
 }
 

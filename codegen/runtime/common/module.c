@@ -83,6 +83,13 @@ const char *apq_target(const apq_handle *h) {
   return "";
 }
 
+int32_t apq_rank(const apq_handle *h, int32_t of_output, int32_t index) {
+  if (h == NULL) return is_null("the handle");
+  const apq_module *m = h->module;
+  if (index < 0 || index >= (of_output ? m->num_outputs : m->num_inputs)) return -1;
+  return (of_output ? m->outputs : m->inputs)[index].ndim;
+}
+
 int apq_verify(const apq_handle *h) {
   if (h == NULL) return is_null("the handle");
   const apq_module *m = h->module;
@@ -267,9 +274,11 @@ static int check_tensor(const char *kind, const apq_value *want, const DLTensor 
   return APQ_OK;
 }
 
-/* What kernels never see: an empty input, or one without memory. A cache may be empty. */
+/* What kernels never see: an empty input, or one without memory, or of more bytes than can be counted
+ * (strides of 0 make any shape). A cache may be empty. */
 static int check_filled(const apq_value *want, const DLTensor *t) {
   int empty = 0;
+  size_t bytes;
   for (int32_t i = 0; i < t->ndim; i++) {
     if (t->shape[i] == 0 && i == want->may_be_empty) {
       empty = 1;
@@ -277,7 +286,8 @@ static int check_filled(const apq_value *want, const DLTensor *t) {
       return bad_shape("input", want, t, "; no dimension may be zero");
     }
   }
-  if (empty) return APQ_OK;
+  int rc = apq_bytes(&bytes, want->name, t->dtype.bits / 8, t->ndim, t->shape);
+  if (rc != APQ_OK || empty) return rc;
   if (t->data == NULL) return apq_fail(APQ_BAD_INPUT, "input '%s' has no data", want->name);
   return APQ_OK;
 }
@@ -305,6 +315,10 @@ static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
   }
   for (int32_t i = 0; i < m->num_symbols; i++) {
     c->symbols[i] = inputs[m->symbols[i].input].shape[m->symbols[i].axis];
+    if (c->symbols[i] > APQ_LARGEST_DIM) {
+      return apq_fail(APQ_BAD_INPUT, "%s is %lld, no dimension may be larger than %d", m->symbols[i].name,
+                      (long long)c->symbols[i], APQ_LARGEST_DIM);
+    }
   }
   plan *p = NULL, *oldest = &c->plans[0];
   for (int32_t i = 0; i < PLANS && p == NULL; i++) {
@@ -378,10 +392,10 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
   const apq_module *m = c->handle->module;
   size_t staged = 0;
   for (int32_t i = 0; i < m->num_inputs; i++) {
-    staged += ready_to_use(&inputs[i]) ? 0 : stage_of(&inputs[i]);
+    staged = apq_sum(staged, ready_to_use(&inputs[i]) ? 0 : stage_of(&inputs[i]));
   }
   for (int32_t i = 0; i < m->num_outputs; i++) {
-    staged += ready_to_use(&outputs[i]) ? 0 : stage_of(&outputs[i]);
+    staged = apq_sum(staged, ready_to_use(&outputs[i]) ? 0 : stage_of(&outputs[i]));
   }
   int rc = grow(&c->staging, staged, "copies of unaligned tensors");
   if (rc == APQ_OK) rc = grow(&c->arena, p->arena, "working memory");

@@ -9,6 +9,9 @@ static size_t rounded(size_t bytes) {
   return (bytes + APQ_ALIGNMENT - 1) / APQ_ALIGNMENT * APQ_ALIGNMENT;
 }
 
+/* The sum, or SIZE_MAX, which nobody can allocate. */
+size_t apq_sum(size_t a, size_t b) { return a > SIZE_MAX - b ? SIZE_MAX : a + b; }
+
 static int together(apq_lifetime a, apq_lifetime b) {
   return a.first <= b.last && b.first <= a.last;
 }
@@ -29,7 +32,7 @@ size_t apq_plan(int32_t n, const apq_lifetime *lifetimes, const size_t *bytes, s
     for (int32_t j = 0; j < i; j++) {
       int32_t other = placed[j];
       if (!together(lifetimes[b], lifetimes[other])) continue;
-      size_t start = offsets[other], stop = start + rounded(bytes[other]);
+      size_t start = offsets[other], stop = apq_sum(start, rounded(bytes[other]));
       if (start >= end && start - end >= need && start - end < best_gap) {
         best_gap = start - end;
         best = end;
@@ -38,7 +41,8 @@ size_t apq_plan(int32_t n, const apq_lifetime *lifetimes, const size_t *bytes, s
       if (stop > end) end = stop;
     }
     offsets[b] = found ? best : end;
-    if (offsets[b] + need > arena) arena = offsets[b] + need;
+    size_t top = apq_sum(offsets[b], need);
+    if (top > arena) arena = top;
     int32_t j = i;
     for (; j > 0 && offsets[placed[j - 1]] > offsets[b]; j--) placed[j] = placed[j - 1];
     placed[j] = b;
@@ -52,7 +56,7 @@ size_t apq_live_bytes(int32_t n, const apq_lifetime *lifetimes, const size_t *by
     size_t now = 0;
     for (int32_t j = 0; j < n; j++) {
       if (lifetimes[j].first <= lifetimes[i].first && lifetimes[i].first <= lifetimes[j].last) {
-        now += bytes[j];
+        now = apq_sum(now, bytes[j]);
       }
     }
     if (now > most) most = now;

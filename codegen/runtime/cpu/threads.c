@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -51,11 +53,56 @@ static void look_up(void *library, const char *name, void *function) {
   memcpy(function, &symbol, sizeof symbol);
 }
 
+/* ---- forks ---- */
+
+/* A fork copies the thread that calls it, and what libgomp notes of its team, but not the team: in the
+ * child such a thread would wait for it for ever, whichever module or library had started it. It goes on
+ * alone; new threads of the child have teams. Where there was no other thread, there was no team. */
+static _Thread_local int threads_at_fork = 0;
+static _Thread_local int is_forked = 0;
+/* The module was opened in a forked process that had an OpenMP runtime already: nobody can tell whether
+ * it had teams before the fork. It is the process's first thread that forked. */
+static int first_thread_is_forked = 0;
+
+/* A folder has one link from its parent, one from itself and one from each folder in it. */
+static int count_threads(void) {
+  struct stat tasks;
+  return stat("/proc/self/task", &tasks) == 0 ? (int)tasks.st_nlink - 2 : -1;
+}
+
+static void before_fork(void) { threads_at_fork = count_threads(); }
+
+static void after_fork(void) {
+  is_forked = is_forked || threads_at_fork != 1;
+  first_thread_is_forked = 0;
+}
+
+/* PF_FORKNOEXEC of linux/sched.h, in the ninth field of /proc/self/stat (proc(5)). */
+static int forked_without_exec(void) {
+  char text[1024];
+  unsigned flags = 0;
+  FILE *file = fopen("/proc/self/stat", "re");
+  size_t got = file == NULL ? 0 : fread(text, 1, sizeof text - 1, file);
+  if (file != NULL) fclose(file);
+  text[got] = '\0';
+  const char *name_end = strrchr(text, ')');
+  if (name_end == NULL || sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) != 1) return 0;
+  return (flags & 0x40) != 0;
+}
+
+static int has_lost_team(void) {
+  return is_forked || (first_thread_is_forked && syscall(SYS_gettid) == getpid());
+}
+
+/* ---- finding the OpenMP runtime ---- */
+
 static void open_openmp(void) {
   static const char *const names[] = {"libgomp.so.1", "libomp.so.5", "libomp.so", "libiomp5.so"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    void *before = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    void *library = before != NULL ? before : dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) continue;
+    first_thread_is_forked = before != NULL && forked_without_exec();
     look_up(library, "GOMP_parallel", &omp_parallel);
     look_up(library, "omp_get_thread_num", &omp_thread);
     look_up(library, "omp_get_num_threads", &omp_team);
@@ -88,8 +135,14 @@ static void find_openmp(void) {
   if (ours) unsetenv("GOMP_SPINCOUNT");
 }
 
+static void set_up(void) {
+  find_openmp();
+  /* Without the handlers nobody would know of a fork. */
+  if (omp_parallel != NULL && pthread_atfork(before_fork, NULL, after_fork) != 0) omp_parallel = NULL;
+}
+
 int apq_has_openmp(void) {
-  pthread_once(&omp_once, find_openmp);
+  pthread_once(&omp_once, set_up);
   return omp_parallel != NULL;
 }
 
@@ -113,15 +166,52 @@ typedef struct {
 
 static _Thread_local int32_t tasks_wanted = 1;
 static _Thread_local int32_t team_threads = 1;
-/* The process in which this thread first had a team. A fork copies the thread but not its team, and
- * libgomp then waits for it for ever, so such a thread goes on alone. */
-static _Thread_local pid_t team_process = 0;
+
+/* libgomp ends the process where it cannot start a thread (a limit of threads, processes or memory), so
+ * that is tried first, with as many as the team is to grow by. */
+static _Thread_local int32_t team_has = 1;      /* threads that are there, with this one */
+static _Thread_local int32_t team_most = APQ_MAX_THREADS; /* what the last try said */
+static _Thread_local int32_t launches_to_try = 0;
+enum { LAUNCHES_BETWEEN_TRIES = 1000 };
 
 int32_t apq_usable_threads(int32_t threads) {
-  if (threads <= 1 || !apq_has_openmp()) return 1;
-  if (team_process != 0 && team_process != getpid()) return 1;
+  if (threads <= 1 || !apq_has_openmp() || has_lost_team()) return team_threads = 1;
   team_threads = threads;
-  return threads;
+  return threads < team_most ? threads : team_most;
+}
+
+static void *wait_at(void *gate) {
+  pthread_mutex_lock(gate);
+  pthread_mutex_unlock(gate);
+  return NULL;
+}
+
+/* How many of `wanted` threads can be there at once, beside all there are. */
+static int32_t try_threads(int32_t wanted) {
+  pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+  pthread_t started[APQ_MAX_THREADS];
+  int32_t count = 0;
+  int before = count_threads();
+  pthread_mutex_lock(&gate);
+  while (count < wanted && pthread_create(&started[count], NULL, wait_at, &gate) == 0) count++;
+  pthread_mutex_unlock(&gate);
+  for (int32_t i = 0; i < count; i++) pthread_join(started[i], NULL);
+  /* The kernel counts a thread against limits for a while after it was joined. */
+  for (int i = 0; i < 10000 && count_threads() > before; i++) sched_yield();
+  return count;
+}
+
+/* The threads of the next team: as wanted, or so many as there can be. */
+static int32_t size_team(void) {
+  if (team_threads <= team_has) return team_has = team_threads; /* libgomp ends the others */
+  if (launches_to_try > 0) {
+    launches_to_try--;
+    return team_has;
+  }
+  team_has += try_threads(team_threads - team_has);
+  team_most = team_has < team_threads ? team_has : APQ_MAX_THREADS;
+  if (team_has < team_threads) launches_to_try = LAUNCHES_BETWEEN_TRIES;
+  return team_has;
 }
 
 void apq_set_tasks(int32_t tasks) { tasks_wanted = tasks; }
@@ -143,18 +233,18 @@ static void run_share(void *data) {
 static int parallel_launch(task_function task, void *data, int num_task) {
   int32_t tasks = num_task > 0 ? num_task : tasks_wanted;
   launch l = {.task = task, .env = {NULL, tasks}, .data = data};
-  if (tasks_wanted <= 1 || tasks == 1) {
+  int32_t team = tasks_wanted <= 1 || tasks == 1 ? 1 : size_team();
+  if (team == 1) {
     for (int t = 0; t < tasks; t++) {
       int rc = task(t, &l.env, data);
       if (rc != 0) return rc;
     }
     return 0;
   }
-  if (team_process == 0) team_process = getpid();
   atomic_init(&l.failed, 0);
   pthread_mutex_init(&l.lock, NULL);
   /* The team is always of the same size: libgomp ends threads that a smaller one leaves out. */
-  omp_parallel(run_share, &l, (unsigned)team_threads, 0);
+  omp_parallel(run_share, &l, (unsigned)team, 0);
   pthread_mutex_destroy(&l.lock);
   int rc = atomic_load(&l.failed);
   return rc == 0 ? 0 : apq_fail(rc, "%s", l.text);

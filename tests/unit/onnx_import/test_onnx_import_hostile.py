@@ -1,0 +1,189 @@
+"""Files that no exporter writes: refused by name, before anything is allocated from their numbers."""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx_models import build, rand, save
+
+from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import import import_onnx
+
+HUGE = 1 << 40
+X = {"x": ("float32", ["b", 8])}
+IMAGE = {"x": ("float32", [1, 4, 16, 16])}
+FIXED = {"x": ("float32", [2, 8])}
+SECONDS, MEGABYTES = 2, 300
+
+
+def refused(path: Path, words: str) -> None:
+    """Importing fails with a message that has all `words`, soon and in little memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    with pytest.raises((ImportFailed, UnsupportedModel)) as caught:
+        import_onnx(path)
+    assert time.process_time() - start < SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES << 10
+    for word in words.split():
+        assert word in str(caught.value), str(caught.value)
+
+
+# Operators of our own
+
+OWN = {
+    "Linear": ("x w", {"activation": "gelu"}, {"w": rand(6, 8)}),
+    "Embedding": ("w i", {"keep": "x"}, {"w": rand(5, 8), "i": np.array([1])}),
+    "MatMul": ("x x", {"perm_a": [0, 1], "perm_b": [1, 0], "perm_out": [0, 1]}, {}),
+    "Softmax": ("x", {"scale": 2.0}, {}),
+    "Gelu": ("x", {"approximate": "none"}, {}),
+    "AppendCache": ("x x i", {"shape": [1, 1, HUGE, 8]}, {"i": np.array([0])}),
+    "Reshape": ("x", {"shape": ["b * 99", "8"]}, {}),
+    "Expand": ("x", {"shape": [HUGE, 8]}, {}),
+    "Slice": ("x", {"axes": [1], "starts": [-100], "steps": [1], "shape": [2, 1000]}, {}),
+    "Full": ("_", {"shape": [HUGE], "value": np.zeros(1, np.float32), "dtype": "float32"}, {}),
+    "Range": ("_", {"shape": [HUGE], "start": 0, "delta": 1, "dtype": "int64"}, {}),
+    "Dims": ("_", {"dims": ["__import__('os')"], "shape": [1], "dtype": "int64"}, {}),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_internal_operators_are_not_for_files(name: str, tmp_path: Path) -> None:
+    read, attrs, weights = OWN[name]
+    for domain in ("apq.", "", "ai.onnx."):
+        model = build([("Identity", read, "y", attrs)], X, "y", weights, domains={"apq": 1})
+        model.graph.node[0].op_type = name if domain == "apq." else f"apq.{name}"
+        model.graph.node[0].domain = domain[:-1]
+        refused(save(model, tmp_path), f"'n_y' apq.{name} compiler itself")
+
+
+# Attributes and constant inputs
+
+CONV = {"w": rand(6, 4, 3, 3)}
+POOL = {"kernel_shape": [2, 2]}
+INT = {"s": np.array([HUGE, HUGE]), "one": np.array([1]), "minus": np.array([-5])}
+HOSTILE: dict[str, tuple[Any, ...]] = {
+    # name: (operator, inputs of the graph, inputs, attributes, weights, what the message says)
+    "unknown attribute": ("Relu", X, "x", {"shape": [4]}, {}, "n_y shape"),
+    "attribute of another type": ("Softmax", X, "x", {"axis": "last"}, {}, "n_y axis"),
+    "attribute missing": ("Concat", X, "x x", {}, {}, "n_y axis"),
+    "too many inputs": ("Relu", X, "x x x", {}, {}, "n_y"),
+    "axis out of range": ("Softmax", X, "x", {"axis": 7}, {}, "n_y"),
+    "huge axis": ("Concat", X, "x x", {"axis": HUGE}, {}, "n_y"),
+    "axis of a scale": ("DequantizeLinear", {"x": ("int8", ["b", 8])}, "x v", {"axis": -9},
+                        {"v": rand(8)}, "n_y axis"),
+    "perm no permutation": ("Transpose", X, "x", {"perm": [0, 0]}, {}, "n_y"),
+    "perm too long": ("Transpose", X, "x", {"perm": [0, 1, 2]}, {}, "n_y"),
+    "axes twice": ("ReduceSum", X, "x a", {}, {"a": np.array([1, -1])}, "n_y"),
+    "axes out of range": ("Squeeze", X, "x a", {}, {"a": np.array([HUGE])}, "n_y"),
+    "unsqueezed twice": ("Unsqueeze", X, "x a", {}, {"a": np.array([0, 0])}, "n_y"),
+    "group 0": ("Conv", IMAGE, "x w", {"group": 0}, CONV, "n_y group"),
+    "group -1": ("Conv", IMAGE, "x w", {"group": -1}, CONV, "n_y group"),
+    "group does not divide": ("Conv", IMAGE, "x w", {"group": 4}, CONV, "n_y"),
+    "strides 0": ("Conv", IMAGE, "x w", {"strides": [0, 0]}, CONV, "n_y strides"),
+    "huge strides": ("Conv", IMAGE, "x w", {"strides": [HUGE, 1]}, CONV, "n_y strides"),
+    "dilations 0": ("Conv", IMAGE, "x w", {"dilations": [0, 1]}, CONV, "n_y dilations"),
+    "too few strides": ("Conv", IMAGE, "x w", {"strides": [1]}, CONV, "n_y"),
+    "negative pads": ("Conv", IMAGE, "x w", {"pads": [-9, 0, 0, 0]}, CONV, "n_y pads"),
+    "huge pads": ("Conv", IMAGE, "x w", {"pads": [HUGE] * 4}, CONV, "n_y pads"),
+    "pads of 2 GB": ("Conv", IMAGE, "x w", {"pads": [1 << 30] * 4}, CONV, "n_y elements"),
+    "another kernel": ("Conv", IMAGE, "x w", {"kernel_shape": [9, 9]}, CONV, "n_y kernel_shape"),
+    "bias too short": ("Conv", IMAGE, "x w b", {}, {**CONV, "b": rand(2)}, "n_y bias"),
+    "weight of another rank": ("Conv", IMAGE, "x w", {}, {"w": rand(6, 4, 3)}, "n_y"),
+    "transposed channels": ("ConvTranspose", IMAGE, "x w", {"group": 3}, {"w": rand(4, 2, 3, 3)}, "n_y"),
+    "output_padding": ("ConvTranspose", IMAGE, "x w", {"output_padding": [-7, 0]},
+                       {"w": rand(4, 2, 3, 3)}, "n_y output_padding"),
+    "kernel 0": ("MaxPool", IMAGE, "x", {"kernel_shape": [0, 0]}, {}, "n_y kernel_shape"),
+    "kernel -1": ("AveragePool", IMAGE, "x", {"kernel_shape": [-1, 2]}, {}, "n_y kernel_shape"),
+    "pool strides 0": ("MaxPool", IMAGE, "x", {**POOL, "strides": [0, 1]}, {}, "n_y strides"),
+    "pool larger than input": ("MaxPool", IMAGE, "x", {"kernel_shape": [99, 99]}, {}, "n_y"),
+    "pool of a matrix": ("MaxPool", FIXED, "x", POOL, {}, "n_y"),
+    "blocksize 0": ("DepthToSpace", IMAGE, "x", {"blocksize": 0}, {}, "n_y blocksize"),
+    "LRN size": ("LRN", IMAGE, "x", {"size": -3}, {}, "n_y size"),
+    "Pad to 2^40": ("Pad", FIXED, "x s", {}, {"s": np.array([0, 0, 0, HUGE])}, "n_y elements"),
+    "Pad to less than nothing": ("Pad", FIXED, "x s", {}, {"s": np.array([0, -9, 0, 0])}, "n_y"),
+    "Pad by too few": ("Pad", FIXED, "x s", {}, {"s": np.array([1])}, "n_y"),
+    "Expand to 2^80": ("Expand", {"x": ("float32", [1, 1])}, "x s", {}, INT, "n_y elements"),
+    "Tile to 2^80": ("Tile", FIXED, "x s", {}, INT, "n_y elements"),
+    "Tile -5 times": ("Tile", FIXED, "x s", {}, {"s": np.array([-5, 1])}, "n_y"),
+    "ConstantOfShape 2^80": ("ConstantOfShape", X, "s", {}, INT, "n_y elements"),
+    "ConstantOfShape -5": ("ConstantOfShape", X, "minus", {}, INT, "n_y"),
+    "Range of 2^40": ("Range", X, "a s d", {}, {"a": np.array(0), "s": np.array(HUGE), "d": np.array(1)},
+                      "n_y elements"),
+    "OneHot of 2^40": ("OneHot", {"x": ("int64", [4])}, "x s v", {},
+                       {"s": np.array(HUGE), "v": np.array([0, 1], np.float32)}, "n_y"),
+    "Resize by 2^30": ("Resize", IMAGE, "x _ s", {}, {"s": np.array([1, 1, 2**30, 2**30], np.float32)},
+                       "n_y"),
+    "Resize by 0": ("Resize", IMAGE, "x _ s", {}, {"s": np.zeros(4, np.float32)}, "n_y"),
+    "Resize by NaN": ("Resize", IMAGE, "x _ s", {}, {"s": np.full(4, np.nan, np.float32)}, ""),
+    "Resize to 2^40": ("Resize", IMAGE, "x _ _ s", {}, {"s": np.array([1, 1, HUGE, 2])}, "n_y"),
+    "Reshape to more": ("Reshape", FIXED, "x s", {}, {"s": np.array([7, 9])}, "n_y"),
+    "Reshape to -2": ("Reshape", FIXED, "x s", {}, {"s": np.array([-2, -8])}, "n_y"),
+    "Reshape to two unknowns": ("Reshape", FIXED, "x s", {}, {"s": np.array([-1, -1])}, "n_y"),
+    "Split into negative": ("Split", FIXED, "x s", {"axis": 1}, {"s": np.array([-8, 16])}, "n_y"),
+    "Split into more": ("Split", FIXED, "x s", {"axis": 1}, {"s": np.array([800, 8])}, "n_y"),
+    "step 0": ("Slice", FIXED, "x z o o z", {}, {"z": np.array([0]), "o": np.array([1])}, "n_y"),
+    "Slice axes twice": ("Slice", FIXED, "x z o a", {},
+                         {"z": np.array([0, 0]), "o": np.array([1, 1]), "a": np.array([1, 1])}, "n_y"),
+    "Gather past a constant": ("Gather", X, "w i", {}, {"w": rand(3), "i": np.array([9])}, "n_y"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_numbers(case: str, tmp_path: Path) -> None:
+    op, inputs, read, attrs, weights, words = HOSTILE[case]
+    made = "y z" if op == "Split" else "y"
+    nodes = [(op, read, made, attrs), ("Identity", "x", "same")]
+    refused(save(build(nodes, inputs, f"{made} same", weights), tmp_path), words)
+    # The same where nothing is computed by hand: all inputs are constants.
+    constants = {k: np.zeros([d if isinstance(d, int) else 3 for d in s], t)
+                 for k, (t, s) in inputs.items()}  # fmt: skip
+    other = {"other": ("float32", [1])}
+    nodes = [(op, read, made, attrs), ("Identity", "other", "same")]
+    refused(save(build(nodes, other, f"{made} same", weights | constants), tmp_path), words)
+
+
+def test_folding_has_a_budget(tmp_path: Path) -> None:
+    """Forty doublings of a constant are not computed."""
+    nodes: list[Any] = [("Concat", "c c", "c0", {"axis": 0})]
+    nodes += [("Concat", f"c{i} c{i}", f"c{i + 1}", {"axis": 0}) for i in range(40)]
+    nodes += [("ReduceSum", "c40", "s", {"keepdims": 0}), ("Add", "x s", "y")]
+    path = save(build(nodes, X, "y", {"c": rand(1000)}), tmp_path)
+    refused(path, "elements")
+
+
+def test_sizes_have_bounds(tmp_path: Path) -> None:
+    """Squaring a size again and again: neither numbers nor expressions grow without end."""
+    start = time.process_time()
+    for source in ("Shape", "Constant"):
+        nodes: list[Any] = [("Shape", "x", "n0")] if source == "Shape" else []
+        nodes += [("Mul", f"n{i} n{i}", f"n{i + 1}") for i in range(60)]
+        nodes += [("Add", f"n{i + 1} n{i}", f"m{i}") for i in range(60)]
+        nodes += [("ConstantOfShape", "m59", "y")]
+        weights = {} if source == "Shape" else {"n0": np.array([3, 5])}
+        shape = ["a", "b"] if source == "Shape" else [1, 1]
+        path = save(build(nodes, {"x": ("float32", shape)}, "y", weights), tmp_path)
+        with pytest.raises((ImportFailed, UnsupportedModel)):
+            import_onnx(path)
+    assert time.process_time() - start < 2 * SECONDS
+
+
+def test_inputs_have_bounds(tmp_path: Path) -> None:
+    model = build([("Relu", "x", "y")], {"x": ("uint8", [HUGE, 1 << 62])}, "y")
+    refused(save(model, tmp_path), f"'x' {HUGE}")
+
+
+def test_equal_names_take_no_time(tmp_path: Path) -> None:
+    """Twenty thousand nodes of one name, in the wrong order."""
+    nodes = [("Relu", f"v{i}", f"v{i + 1}") for i in range(20_000)]
+    model = build(nodes[::-1], {"v0": ("float32", [4])}, "v20000")
+    for node in model.graph.node:
+        node.name = "same"
+    start = time.process_time()
+    names = [node.name for node in import_onnx(save(model, tmp_path)).nodes]
+    assert len(set(names)) == len(names)
+    assert time.process_time() - start < 60
