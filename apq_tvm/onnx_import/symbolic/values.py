@@ -16,6 +16,7 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic import ratios
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
+    Expr,
     bounds,
     compare,
     equal,
