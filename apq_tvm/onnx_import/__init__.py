@@ -20,11 +20,15 @@ end.
 ``apq.Expand(x)``                   ``shape``: of the output, broadcasting done
 ``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (positive), ``shape`` of the
                                     output; starts are counted from the front and in range
+``apq.Assume(x)``                   ``shape``: x, whose dimensions must be these at run time
 ``apq.Full()``                      ``shape``, ``value`` (0-d array), ``dtype``
 ``apq.Range()``                     ``shape`` (one entry), ``start``, ``delta``, ``dtype``
 ``apq.Dims()``                      ``dims`` as a tensor of ``shape`` (ints, rank 0 or 1) and
                                     ``dtype``: dimensions used as numbers
 ==================================  ==========================================================
+
+Loops and branches are flat too: `apq_tvm.onnx_import.symbolic.regions` describes the operators at
+their starts and ends.
 
 ``LayerNormalization`` and ``RMSNormalization`` may stand in graphs of an older opset than theirs.
 A weight that came quantized is float here too; `ImportedModel.quantized` has its codes

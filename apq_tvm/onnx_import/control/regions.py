@@ -220,7 +220,7 @@ def check_regions(graph: Graph) -> None:
                 same = same_shape(graph.shape(before), graph.shape(after))
                 if not same or graph.dtype(before) != graph.dtype(after):
                     raise UnsupportedModel(
-                        f"{start.name!r}: a value that the loop carries is {graph.describe(before)} "
-                        f"before a round and {graph.describe(after)} behind it; it must keep its "
+                        f"{start.name!r}: a value that the loop carries is "
+                        f"{graph.describe(before)} before a round and {graph.describe(after)} behind it; it must keep its "
                         "shape, or the number of rounds must be a small constant"
                     )
