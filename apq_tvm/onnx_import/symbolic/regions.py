@@ -103,9 +103,10 @@ def _same(node: Node, value: str, a: Shape | None, b: Shape | None) -> Shape | N
         text = f"have the shapes {_text(a)} and {_text(b)}"
     else:
         return tuple(y if x is None else x for x, y in zip(a, b, strict=True))
+    name = node.name.removesuffix(".end")
     raise UnsupportedModel(
-        f"If {node.name.removesuffix('.end')!r}: the branches {text} for {value!r}, and which one "
-        "runs is not known when the model is compiled; fix the dimensions that its condition reads (--dim NAME=SIZE), or "
+        f"If {name!r}: the branches {text} for {value!r}, and which one runs is not known when the "
+        "model is compiled; fix the dimensions that its condition reads (--dim NAME=SIZE), or "
         "export the model with a fixed branch"
     )
 
