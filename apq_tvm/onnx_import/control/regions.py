@@ -222,7 +222,7 @@ def check_regions(graph: Graph) -> None:
                 if not same or graph.dtype(before) != graph.dtype(after):
                     old, new = graph.describe(before), graph.describe(after)
                     raise UnsupportedModel(
-                        f"{start.name!r}: a value that the loop carries is {old} before a round and "
-                        f"{new} behind it; it must keep its shape, or the number of rounds must be "
-                        "a small constant"
+                        f"{start.name!r}: a value that the loop carries is {old} before a "
+                        f"round and {new} behind it; it must keep its shape, or the rounds must be "
+                        "a small constant number"
                     )
