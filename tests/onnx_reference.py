@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from windows_reference import WINDOW_OPS, depthwise
 
+from apq_tvm.onnx_import.control.execute import Runner, execute
 from apq_tvm.onnx_import.symbolic.dims import evaluate
 from apq_tvm.onnx_import.symbolic.infer import node_proto
 from apq_tvm.types import Array, ImportedModel, Node
@@ -42,7 +43,8 @@ def run_reference(
         if isinstance(dim, str)
     }
     values: dict[str, Any] = {"": None, **model.weights, **feeds}
-    for node in model.nodes:
+
+    def run(_: int, node: Node) -> None:
         given = [values[name] for name in node.inputs]
         attrs = dict(node.attrs)
         if "shape" in attrs:
@@ -53,6 +55,9 @@ def run_reference(
             results = (run_node or run_with_onnx)(node, given, model.opset)
         for name, result in zip(node.outputs, results, strict=False):
             values[name] = np.asarray(result)
+
+    runner = Runner(run, values.__getitem__, values.__setitem__, np.int64, np.stack)
+    execute(model.nodes, runner, symbols)
     return {spec.name: values[spec.name] for spec in model.outputs}
 
 
@@ -185,6 +190,7 @@ _OPS: dict[str, Callable[..., Array]] = {
     "apq.MatMul": _matmul,
     "apq.Softmax": _softmax,
     "apq.Gelu": lambda attrs, _, x: gelu(x, attrs["approximate"]),
+    "apq.Assume": lambda attrs, _, x: x.reshape(attrs["shape"]),
     "apq.Reshape": lambda attrs, _, x: x.reshape(attrs["shape"]),
     "apq.Expand": lambda attrs, _, x: np.broadcast_to(x, attrs["shape"]),
     "apq.Slice": _slice,

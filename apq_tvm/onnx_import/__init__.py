@@ -36,6 +36,9 @@ end.
                                     ``dtype``: dimensions used as numbers
 ==================================  ==========================================================
 
+Loops and branches are flat too: `apq_tvm.onnx_import.symbolic.regions` describes the operators at
+their starts and ends.
+
 ``LayerNormalization`` and ``RMSNormalization`` may stand in graphs of an older opset than theirs.
 A weight that came quantized is float here too; `ImportedModel.quantized` has its codes
 (`apq_tvm.onnx_import.integers.codes`). ``tests/onnx_reference.py`` is the meaning of all of this in

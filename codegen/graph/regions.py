@@ -118,7 +118,8 @@ class Regions:
         count = carried + len(backward)
         values = _tensors(given[1:])
         sources, targets = values[:count], values[count:]
-        for target, source, flag in zip(targets[carried:], sources[carried:], backward, strict=True):
+        rows = zip(targets[carried:], sources[carried:], backward, strict=True)
+        for target, source, flag in rows:
             row = _row(start.number, target.dims[0], flag)
             entry = replace(target, dims=target.dims[1:])
             self._check(entry, source)

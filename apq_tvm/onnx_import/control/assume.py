@@ -20,7 +20,7 @@ from apq_tvm.types import Node
 def assumed_squeeze(graph: Graph, node: Node) -> list[Node] | None:
     """The nodes of an If that squeezes a dimension if it is 1, with that dimension taken as 1."""
     first, second = node.attrs["then_branch"], node.attrs["else_branch"]
-    found = _squeezed(first, graph.opset)
+    found = _squeezed(graph, node, first)
     if found is None or len(second.outputs) != 1 or len(node.outputs) != 1:
         return None
     value, axis = captures(node)[found[0]], found[1]
@@ -37,7 +37,7 @@ def assumed_squeeze(graph: Graph, node: Node) -> list[Node] | None:
     return steps.done(steps.reshape(sure, *whole[:axis], *whole[axis + 1 :]))
 
 
-def _squeezed(body: Body, opset: int) -> tuple[str, int] | None:
+def _squeezed(graph: Graph, node: Node, body: Body) -> tuple[str, int] | None:
     """The captured value and the one axis, if a body is a Squeeze and nothing else."""
     if len(body.outputs) != 1:
         return None
@@ -46,7 +46,8 @@ def _squeezed(body: Body, opset: int) -> tuple[str, int] | None:
     if maker is None or maker.op != "Squeeze":
         return None
     given = maker.inputs[1] if len(maker.inputs) > 1 else ""
-    axes = np.asarray(maker.attrs.get("axes", ()) if opset < 13 else body.weights.get(given, ()))
+    stored = body.weights.get(given, graph.weights.get(captures(node).get(given, ""), ()))
+    axes = np.asarray(maker.attrs.get("axes", ()) if graph.opset < 13 else stored)
     value = copied_in(body, maker.inputs[0])
     if axes.size != 1 or value not in body.captured:
         return None

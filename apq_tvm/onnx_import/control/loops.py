@@ -162,7 +162,8 @@ def scan(graph: Graph, node: Node) -> list[Node]:
         steps, start, outputs[: len(states)], outputs[len(states) :], backward
     )
     axes = _list(node, "scan_output_axes", collected)
-    stacks = [steps("apq.MoveFirst", s, axis=a) if a else s for s, a in zip(stacks, axes, strict=True)]
+    pairs = zip(stacks, axes, strict=True)
+    stacks = [steps("apq.MoveFirst", x, axis=axis) if axis else x for x, axis in pairs]
     return steps.done(*finals, *stacks)
 
 

@@ -183,7 +183,8 @@ class _Frame:
 
 def _hoisted(graph: Graph) -> list[Node]:
     """The nodes, each in the outermost region that makes all that it reads."""
-    frames, depth = [_Frame(None)], {}
+    frames = [_Frame(None)]
+    depth: dict[str, int] = {}
     for node in graph.nodes:
         if node.op in STARTS:
             frames.append(_Frame(node))
@@ -219,8 +220,9 @@ def check_regions(graph: Graph) -> None:
             ):
                 same = same_shape(graph.shape(before), graph.shape(after))
                 if not same or graph.dtype(before) != graph.dtype(after):
+                    old, new = graph.describe(before), graph.describe(after)
                     raise UnsupportedModel(
-                        f"{start.name!r}: a value that the loop carries is {graph.describe(before)} "
-                        f"before a round and {graph.describe(after)} behind it; it must keep its "
-                        "shape, or the number of rounds must be a small constant"
+                        f"{start.name!r}: a value that the loop carries is {old} before a "
+                        f"round and {new} behind it; it must keep its shape, or the rounds must be "
+                        "a small constant number"
                     )

@@ -2,25 +2,21 @@
 
 The operators are markers in a flat graph: a region is the nodes between its start and its end.
 
-====================================================  ===========================================
-``apq.Loop(trip, carried.., captured.., scanned..)``  starts a loop; gives the round's number (int64),
-                                                      and per round what it carries, captures, and
-                                                      the entry of what it scans along the first axis.
-                                                      ``trip``: rounds, an int, text, or None for the
-                                                      input or no limit; ``carried``, ``captured``:
-                                                      how many; ``backward``: "0" or "1" per scanned
-                                                      value, 1 where it is read from the end;
-                                                      ``conditional``: the first carried value is a
-                                                      bool, and the loop ends when it is false
-``apq.EndLoop(round, carried.., entries..)``          what the next round carries, and the entries to
-                                                      collect; gives what the last round carried and
-                                                      the collected. ``trip``, ``carried``,
-                                                      ``backward`` (of what is collected)
-``apq.Then(condition, captured..)``                   starts an If; gives a token, and the captured
-``apq.Else(token, captured..)``                       ends the first branch, starts the second
-``apq.EndIf(token, token, results..)``                ``results``: how many; those of the first
-                                                      branch, then those of the second
-====================================================  ===========================================
+``apq.Loop(trip, carried.., captured.., scanned..)``
+    Starts a loop. Gives the round's number (int64), and per round what it carries, what it captures
+    and the entry of what it scans along the first axis. ``trip``: the rounds, an int, text, or None
+    for the input or no limit; ``carried``, ``captured``: how many; ``backward``: "0" or "1" per
+    scanned value, 1 where it is read from the end; ``conditional``: the first carried value is a
+    bool, and the loop ends when it is false.
+``apq.EndLoop(round, carried.., entries..)``
+    What the next round carries, and the entries to collect. Gives what the last round carried, and
+    the collected. ``trip``, ``carried``, ``backward`` (of what is collected).
+``apq.Then(condition, captured..)``
+    Starts an If. Gives a token, and the captured.
+``apq.Else(token, captured..)``
+    Ends the first branch and starts the second. Gives the same.
+``apq.EndIf(token, token, results..)``
+    The results of the first branch, then those of the second, as many of each: ``results``.
 
 What is made inside of a region leaves it through its end alone, what is read there and is no weight
 comes in through its start, so that no rewrite sees across either.
@@ -32,7 +28,7 @@ from collections.abc import Callable
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph, Shape
-from apq_tvm.onnx_import.symbolic.dims import equal, parse
+from apq_tvm.onnx_import.symbolic.dims import Dim, equal, parse
 from apq_tvm.types import Node
 
 STARTS, ENDS = ("apq.Loop", "apq.Then"), ("apq.EndLoop", "apq.EndIf")
@@ -103,15 +99,20 @@ def _same(node: Node, value: str, a: Shape | None, b: Shape | None) -> Shape | N
         return a if b is None else b
     if len(a) != len(b):
         text = f"have {len(a)} and {len(b)} dimensions"
-    elif any(None not in (x, y) and equal(x, y) is not True for x, y in zip(a, b, strict=True)):  # type: ignore[arg-type]
+    elif not all(_may_equal(x, y) for x, y in zip(a, b, strict=True)):
         text = f"have the shapes {_text(a)} and {_text(b)}"
     else:
         return tuple(y if x is None else x for x, y in zip(a, b, strict=True))
+    name = node.name.removesuffix(".end")
     raise UnsupportedModel(
-        f"If {node.name!r}: the branches {text} for {value!r}, and which one runs is not known when "
-        "the model is compiled; fix the dimensions that its condition reads (--dim NAME=SIZE), or "
+        f"If {name!r}: the branches {text} for {value!r}, and which one runs is not known when the "
+        "model is compiled; fix the dimensions that its condition reads (--dim NAME=SIZE), or "
         "export the model with a fixed branch"
     )
+
+
+def _may_equal(a: Dim | None, b: Dim | None) -> bool:
+    return a is None or b is None or equal(a, b) is True
 
 
 def _text(shape: Shape) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.onnx_import.symbolic.regions import STARTS
 from apq_tvm.types import ImportedModel, Node
 
 ATTENTION = ("apq.Softmax", "Softmax")
@@ -57,6 +59,12 @@ def find_blocks(model: ImportedModel) -> tuple[Block, ...]:
         not among them. A model without residual Adds is one block up to its first float output.
     """
     nodes = model.nodes
+    regions = [node.name for node in nodes if node.op in STARTS]
+    if regions:
+        raise UnsupportedModel(
+            f"block-wise learning cuts a model at its residual sums, not inside of loops and "
+            f"branches: {', '.join(map(repr, regions))}; calibrate without it"
+        )
     past, maker = _ancestors(model)
     cuts = [out for out in _residuals(model, past, maker) if _is_cut(model, out, past, maker)]
     if not cuts:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, UnsupportedModel
+from apq_tvm.onnx_import.control.execute import Runner, execute
+from apq_tvm.onnx_import.symbolic.regions import MARKERS
 from apq_tvm.quantizers.torch.ops import ACTIVATIONS, OPS, F, Tensor, resolve, torch
 from apq_tvm.types import Array, ImportedModel, Node
 
@@ -42,7 +44,7 @@ class TorchGraph:
     def __init__(self, model: ImportedModel) -> None:
         missing: dict[str, list[str]] = defaultdict(list)
         for node in model.nodes:
-            if node.op != "apq.Linear" and node.op not in OPS:
+            if node.op not in OPS and node.op != "apq.Linear" and node.op not in MARKERS:
                 missing[node.op].append(repr(node.name))
             elif node.op == "Softmax" and model.opset < 13:
                 missing["Softmax of an opset below 13"].append(repr(node.name))
@@ -118,7 +120,7 @@ class TorchGraph:
                 return replaced[name]
             return live[name] if name in live else self.weights[name]
 
-        for i, node in enumerate(nodes):
+        def run(i: int, node: Node) -> None:
             given = [read(name) for name in node.inputs]
             if lookup is not None and node.op == "apq.Embedding":
                 results: Sequence[Tensor] = (lookup(node, given[0], given[1]),)
@@ -130,6 +132,9 @@ class TorchGraph:
             for name in {*node.inputs, *node.outputs}:
                 if name not in kept and last.get(name, i) == i:
                     live.pop(name, None)
+
+        runner = Runner(run, read, live.__setitem__, torch.tensor, torch.stack)
+        execute(nodes, runner, symbols)
         return {name: live[name] for name in kept if name in live}
 
     def run(

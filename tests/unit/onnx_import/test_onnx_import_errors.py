@@ -221,19 +221,25 @@ def test_constants_that_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_control_flow(tmp_path: Path) -> None:
-    branch = helper.make_graph(
+    """Bodies of other operators than If, Loop and Scan, also inside of a branch."""
+    inner = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["z"])],
+        "inner",
+        [],
+        [helper.make_empty_tensor_value_info("z")],
+    )
+    branch = helper.make_graph(
+        [helper.make_node("SequenceMap", ["x"], ["z"], name="each", body=inner)],
         "branch",
         [],
         [helper.make_empty_tensor_value_info("z")],
     )
     model = build([("Relu", "x", "r")], {**X, "c": ("bool", [])}, "y")
     node = helper.make_node(
-        "If", ["c"], ["y"], name="choose", then_branch=branch, else_branch=branch
+        "If", ["c"], ["y"], name="choose", then_branch=branch, else_branch=inner
     )
     model.graph.node.append(node)
-    model.graph.node.append(helper.make_node("Loop", ["", "c"], ["q"], name="again", body=branch))
-    with pytest.raises(UnsupportedModel, match=r"control flow.*If 'choose'.*Loop 'again'"):
+    with pytest.raises(UnsupportedModel, match=r"control flow.*SequenceMap 'each'"):
         import_onnx(save(model, tmp_path))
 
 

@@ -82,9 +82,7 @@ def read_functions(steps: Steps, directions: int, default: tuple[str, ...]) -> l
             f"its activations {', '.join(map(repr, unknown))} are unknown; known are "
             f"{', '.join(sorted(FUNCTIONS))}"
         )
-    alphas, betas = (
-        iter(attrs.get(f"activation_{key}", ())) for key in ("alpha", "beta")
-    )
+    alphas, betas = (iter(attrs.get(f"activation_{key}", ())) for key in ("alpha", "beta"))
     made = []
     for name in (name.lower() for name in names):
         defaults = FUNCTIONS[name]

@@ -116,6 +116,8 @@ def lstm_steps(layer: Layer) -> list[Node]:
         else:
             kept = steps("Mul", gate(2, 2, c), c)
             cell = steps("Add", kept, steps("Mul", i, new))
-        return [steps("Mul", gate(1, 1, cell), apply(out, cell)), cell]
+        # Not what ``clip`` leaves of it, though ONNX says "the input of activations": so does
+        # ONNX Runtime, by which models are judged.
+        return [steps("Mul", gate(1, 1, cell), out.apply(steps, cell)), cell]
 
     return layer.run(products, step, [INITIAL_H, INITIAL_C])

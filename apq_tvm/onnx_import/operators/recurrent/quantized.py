@@ -1,5 +1,7 @@
-"""``com.microsoft.DynamicQuantizeLSTM``: an LSTM whose weights are integers, one scale per column or
-for all of a direction (onnxruntime docs/ContribOperators.md). Its codes are kept."""
+"""``com.microsoft.DynamicQuantizeLSTM``: an LSTM whose weights are integers, and its codes stay.
+
+A direction has one scale for all, or one per column (onnxruntime docs/ContribOperators.md).
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,182 @@
+"""Loops and branches of all kinds, joined into one model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+RNG = np.random.default_rng(0)
+ROWS = "n"
+OUTPUTS = "either first second rows doubled grown state scanned nested picked".split()
+
+
+def _value(name: str, kind: int = TensorProto.FLOAT, shape: Any = None) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _constant(name: str, value: Any) -> Any:
+    array = numpy_helper.from_array(np.asarray(value))
+    return helper.make_node("Constant", [], [name], value=array)
+
+
+def _body(nodes: list[Any], outputs: str, inputs: str = "", loop: bool = False) -> Any:
+    """A graph of `nodes`; of a loop it takes the round, here ``i``, and a condition ``go``."""
+    given = [_value("i", TensorProto.INT64, []), _value("go", TensorProto.BOOL, [])] if loop else []
+    given += [_value(name) for name in inputs.split()]
+    made = [_value(name) for name in outputs.split()]
+    if loop:
+        made[0] = _value(outputs.split()[0], TensorProto.BOOL, [])
+    return helper.make_graph(nodes, "body", given, made)
+
+
+node = helper.make_node
+
+
+def _branches() -> list[Any]:
+    """Both branches hold a layer of one weight and share names; which runs depends on data."""
+    then = _body([node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["r"])], "r")
+    other = _body(
+        [
+            node("MatMul", ["x", "w"], ["m"]),
+            node("Neg", ["m"], ["k"]),
+            node("Add", ["k", "x"], ["r"]),
+        ],
+        "r",
+    )
+    return [
+        _constant("zero", np.float32(0)),
+        node("ReduceSum", ["x"], ["total"], keepdims=0),
+        node("Greater", ["total", "zero"], ["positive"]),
+        node("If", ["positive"], ["either"], then_branch=then, else_branch=other, name="either_n"),
+    ]
+
+
+def _loops() -> list[Any]:
+    """As many rounds as rows, with values that change places; until a sum is large; three."""
+    swap = _body(
+        [
+            node("Identity", ["go"], ["on"]),
+            node("MatMul", ["a", "w"], ["m"]),
+            node("Tanh", ["m"], ["b_next"]),
+            node("Add", ["b", "x0"], ["plus"]),
+            node("Cast", ["i"], ["number"], to=1),
+            node("Mul", ["plus", "number"], ["row"]),
+        ],
+        "on b b_next row",
+        "a b",
+        loop=True,
+    )
+    until = _body(
+        [
+            node("Add", ["v", "v"], ["twice"]),
+            node("ReduceSum", ["twice"], ["sum"], keepdims=0),
+            node("Less", ["sum", "hundred"], ["again"]),
+        ],
+        "again twice",
+        "v",
+        loop=True,
+    )
+    grow = _body(
+        [node("Identity", ["go"], ["on"]), node("Concat", ["v", "v"], ["vv"], axis=0)],
+        "on vv",
+        "v",
+        loop=True,
+    )
+    return [
+        _constant("at_0", np.int64(0)),
+        _constant("three", np.int64(3)),
+        _constant("hundred", np.float32(100)),
+        _constant("yes", np.array(True)),
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "at_0"], ["count"]),
+        node("Gather", ["x", "at_0"], ["x0"]),
+        node("Abs", ["x0"], ["x0_abs"]),
+        node("Loop", ["count", "yes", "x0", "x0"], ["first", "second", "rows"], body=swap),
+        node("Loop", ["", "yes", "x0_abs"], ["doubled"], body=until),
+        node("Loop", ["three", "", "x"], ["grown"], body=grow),
+    ]
+
+
+def _nested() -> list[Any]:
+    """A Scan from the end; an If in a Loop, one whose condition is known inside of another."""
+    step = _body(
+        [node("Add", ["s", "e"], ["s_next"]), node("Mul", ["s_next", "e"], ["out"])],
+        "s_next out",
+        "s e",
+    )
+    odd = _body([node("Add", ["v", "x0"], ["r"])], "r")
+    even = _body([node("Mul", ["v", "half"], ["r"])], "r")
+    rounds = _body(
+        [
+            node("Identity", ["go"], ["on"]),
+            _constant("two", np.int64(2)),
+            node("Mod", ["i", "two"], ["rest"]),
+            node("Cast", ["rest"], ["is_odd"], to=TensorProto.BOOL),
+            node("If", ["is_odd"], ["next"], then_branch=odd, else_branch=even),
+        ],
+        "on next",
+        "v",
+        loop=True,
+    )
+    known = node("If", ["wide"], ["r"], then_branch=odd_of("x"), else_branch=_unsupported())
+    outer = _body(
+        [
+            node("Shape", ["x"], ["dims"]),
+            _constant("at_1", np.int64(1)),
+            node("Gather", ["dims", "at_1"], ["width"]),
+            _constant("eight", np.int64(8)),
+            node("Equal", ["width", "eight"], ["wide"]),
+            known,
+        ],
+        "r",
+    )
+    plain = _body([node("Identity", ["x"], ["r"])], "r")
+    return [
+        _constant("half", np.float32(0.5)),
+        node(
+            "Scan",
+            ["x0", "x"],
+            ["state", "scanned"],
+            body=step,
+            num_scan_inputs=1,
+            scan_input_directions=[1],
+            scan_output_axes=[1],
+        ),
+        node("Loop", ["count", "", "x"], ["nested"], body=rounds),
+        node("If", ["positive"], ["picked"], then_branch=outer, else_branch=plain),
+    ]
+
+
+def odd_of(value: str) -> Any:
+    """A branch that adds a row."""
+    return _body([node("Add", [value, "x0"], ["r"])], "r")
+
+
+def _unsupported() -> Any:
+    """A branch that cannot be compiled."""
+    return _body([node("NonZero", ["x"], ["z"]), node("Cast", ["z"], ["r"], to=1)], "r")
+
+
+def joined() -> onnx.ModelProto:
+    """One model; its input is ``x`` [n, 8], its outputs are `OUTPUTS`."""
+    weight = (RNG.standard_normal((8, 8)) * 0.4).astype(np.float32)
+    graph = helper.make_graph(
+        [*_branches(), *_loops(), *_nested()],
+        "control",
+        [_value("x", shape=[ROWS, 8])],
+        [_value(name) for name in OUTPUTS],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def feeds() -> list[dict[str, Any]]:
+    """One row and many, of either sign."""
+    made = []
+    for rows in (1, 5, 40):
+        x = np.abs(RNG.standard_normal((rows, 8)) / rows).astype(np.float32)
+        made += [{"x": x}, {"x": -x}]
+    return made
