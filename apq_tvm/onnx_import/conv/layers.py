@@ -92,6 +92,8 @@ def _grouped(
         tail = f".{i}" if layers > 1 else ""
         matrix = _matrix(w[i * rows : (i + 1) * rows], joined)
         weight = stored(graph, node.inputs[1], f".rows{tail}", matrix)
+        if layers == joined == 1:
+            _carry_codes(graph, node.inputs[1], weight)
         shift = ""
         if bias is not None:
             shift = stored(graph, node.inputs[2], f".part{tail}", bias[i * rows : (i + 1) * rows])
@@ -119,6 +121,17 @@ def _matrix(w: Array, joined: int) -> Array:
     for g in range(joined):
         wide[g * each : (g + 1) * each, :, g] = flat[g * each : (g + 1) * each]
     return wide.reshape(outputs, -1)
+
+
+def _carry_codes(graph: Graph, source: str, target: str) -> None:
+    """The codes of a weight whose taps now come first."""
+    codes, w = graph.codes.get(source), graph.weights[source]
+    if codes is None:
+        return
+    order = np.arange(w[0].size).reshape(w.shape[1], -1).T.reshape(-1)
+    moved = codes.reordered(order)
+    if moved is not None:
+        graph.codes[target] = moved
 
 
 def _windows(

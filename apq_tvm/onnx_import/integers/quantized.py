@@ -36,7 +36,7 @@ def keep_codes(graph: Graph) -> None:
     for node in graph.each():
         if node.op == "MatMulInteger":
             _dynamic(graph, node)
-        elif node.op in ("MatMul", "Gemm"):
+        elif node.op in ("MatMul", "Gemm", "Conv"):
             _static(graph, node)
         elif node.op == "DequantizeLinear":
             _gathered(graph, node)
