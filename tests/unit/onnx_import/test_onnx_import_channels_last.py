@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import build, check, rand, save
+from onnx_models import build, check, rand, run_onnx, save
+from onnx_reference import run_reference
+
+from apq_tvm.onnx_import import import_onnx
 
 IMAGE = {"x": ("float32", ["b", 8, 9, 7])}
 
@@ -123,3 +126,45 @@ def test_qlinear_conv(tmp_path: Path) -> None:
         },
     )
     assert len(model.quantized) == 1 and ops(model)["Conv"] == 0
+
+
+def test_dynamic_quantization_is_left_to_the_scheme(tmp_path: Path) -> None:
+    """``ConvInteger`` behind DynamicQuantizeLinear, its bias among the integers or behind them."""
+    rng = np.random.default_rng(0)
+    model = import_onnx(
+        save(
+            build(
+                [
+                    ("DynamicQuantizeLinear", "x", "q s z"),
+                    ("Mul", "s t", "p"),
+                    ("ConvInteger", "q w z", "i", {"pads": [1] * 4}),
+                    ("Div", "b p", "d"),
+                    ("Floor", "d", "f"),
+                    ("Cast", "f", "h", {"to": 6}),
+                    ("Reshape", "h shape", "k"),
+                    ("Add", "i k", "l"),
+                    ("Cast", "l", "m", {"to": 1}),
+                    ("Mul", "m p", "y"),
+                    ("ConvInteger", "q w z", "j"),
+                    ("Cast", "j", "n", {"to": 1}),
+                    ("Mul", "n p", "o"),
+                    ("Add", "o c", "v"),
+                ],
+                IMAGE,
+                "y v",
+                {
+                    **{"t": np.float32(1 / 64), "w": rng.integers(-99, 99, (16, 8, 3, 3), np.int8)},
+                    **{"b": rand(16), "c": rand(16).reshape(16, 1, 1)},
+                    "shape": np.array([1, 16, 1, 1]),
+                },
+            ),
+            tmp_path,
+        )
+    )
+    layers = [node for node in model.nodes if node.op == "apq.Linear"]
+    assert len(layers) == 2 and all(node.inputs[2] for node in layers) and model.quantized
+    feeds = {"x": rand(2, 8, 9, 7)}
+    expected, got = run_onnx(tmp_path / "model.onnx", feeds), run_reference(model, feeds)
+    for name in ("y", "v"):
+        error = np.abs(got[name] - expected[name]).max()
+        assert error < 0.05 * np.abs(expected[name]).max(), (name, error)
