@@ -51,6 +51,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
 
 
 def float_image(graph: Graph, x: str) -> bool:
+    """Whether `x` is float32 of one to three spatial axes."""
     return graph.dtype(x) == "float32" and graph.rank(x) in RANKS
 
 
@@ -72,6 +73,7 @@ def _depthwise(last: ChannelsLast, node: Node, attrs: dict[str, Any]) -> None:
 
 
 def shape_attr(graph: Graph, value: str) -> tuple[int | str, ...]:
+    """The known shape of `value` as an attribute."""
     shape = graph.known_shape(value)
     assert shape is not None
     return tuple(as_attr(dim) for dim in shape)

@@ -74,14 +74,14 @@ def _scaled(graph: Graph, value: str, x_scale: str) -> tuple[Node, str, str] | N
 
 def _integer_bias(graph: Graph, added: Node, value: str, product: str) -> str:
     """The bias of ``integers + reshape(cast(floor(bias / product)))``, as a weight, or ``""``."""
-    at = next((v for v in added.inputs if v != value), "")
+    at, division = next((v for v in added.inputs if v != value), ""), added
     for op in ("Reshape", "Cast", "Floor", "Div"):
         node = graph.made_by(at, op, "apq.Reshape" if op == "Reshape" else op)
         if node is None:
             return ""
-        at = node.inputs[0]
+        at, division = node.inputs[0], node
     bias = graph.weights.get(at)
-    if bias is None or not product or product not in node.inputs or bias.dtype != np.float32:
+    if bias is None or not product or product not in division.inputs or bias.dtype != np.float32:
         return ""
     return graph.add_weight(f"{at}.flat", bias.reshape(-1))
 
