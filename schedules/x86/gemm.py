@@ -68,8 +68,7 @@ def integer_blocking(
 def float_blocking(spec: LinearSpec, lanes: int, m_tile: int, decide: Decide) -> GemmBlocking:
     """The decisions of a float GEMM whose M tile is fixed by the kernel."""
     blocks = -(-spec.n // lanes)
-    tall = (4, 3, 2, 1) if lanes == 16 and blocks in (4, 8, 16) else (3, 2, 1)
-    wanted = decide("vectors", {4: tall, 2: (6, 4, 3), 1: (8, 4, 6, 12)}[m_tile])
+    wanted = decide("vectors", {4: (3, 2, 1), 2: (6, 4, 3), 1: (8, 4, 6, 12)}[m_tile])
     target = spec.k if m_tile == 1 else decide("k_block", (256, 128, 512, 1024))
     k_step = decide("k_step", tuple(s for s in (8, 4, 2, 1) if spec.k % s == 0))
     k_block = even_block(spec.k, k_step, target)
