@@ -6,7 +6,18 @@ attributes are ints or text over the names in the input specs (``"2 * batch + 1"
 end.
 
 ==================================  ==========================================================
-``apq.Linear(x, w, bias, res)``     ``activation``: y = act(x · wᵀ + bias) + res; w float32 [N, K]
+``apq.Linear(x, w, bias, res)``     ``activation``: y = act(x · wᵀ + bias) + res; w float32 [N, K];
+                                    ``after``: the activation comes last
+``apq.Windows(x)``                  rows of a convolution: of an image [N, *sizes, C] the windows
+                                    [N, *out, taps · count], taps first; ``kernel``, ``strides``,
+                                    ``dilations``, ``begins``, ``ends`` (padding with zeros) or
+                                    ``auto`` (SAME_UPPER, SAME_LOWER), ``shape``, ``channels``
+                                    (first, count)
+``apq.Depthwise(x, w, bias)``       the windows of each channel times w [taps, C]; ``activation``
+``apq.Pool(x)``                     ``kind`` max or average, ``padding``: whether a mean counts it
+``apq.Fold(z, bias)``               windows [N, *sizes, taps · C] added up where they overlap
+``apq.Resize(x)``                   ``mode``, ``coordinates``, ``rounding``, ``scales``, ``shape``
+``apq.Activation(x)``               ``activation`` by name
 ``apq.Embedding(w, ids)``           rows of w float32 [V, D]; negative ids count from the end;
                                     ``keep``: why the table stays float
 ``apq.MatMul(a, b)``                ``perm_a``, ``perm_b``, ``perm_out``: transpose(transpose(a)
@@ -40,6 +51,7 @@ Loops and branches are flat too: `apq_tvm.onnx_import.symbolic.regions` describe
 their starts and ends.
 
 ``LayerNormalization`` and ``RMSNormalization`` may stand in graphs of an older opset than theirs.
+Images of the ``apq.`` operators have their channels last (`apq_tvm.onnx_import.conv`).
 A weight that came quantized is float here too; `ImportedModel.quantized` has its codes
 (`apq_tvm.onnx_import.integers.codes`). ``tests/onnx_reference.py`` is the meaning of all of this in
 numpy. Importing this package does not import onnx.

@@ -27,6 +27,7 @@ from apq_tvm.schedules.x86.instructions import FMA, dot_record
 from apq_tvm.schedules.x86.tiles import (
     TALLEST,
     decoded_blocking,
+    fitting_tiles,
     integer_tiles,
     micro_kernel,
     schedule_float_gemm,
@@ -52,7 +53,8 @@ def integer_blocking(
     """
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
-    m_tile, vectors = decide("tile", integer_tiles(instruction, whole, layout.bits))
+    tiles = integer_tiles(instruction, whole, layout.bits)
+    m_tile, vectors = decide("tile", fitting_tiles(tiles, -(-spec.n // instruction.rows)))
     step = UNIT_K if whole else max(UNIT_K, group)
     k_block = even_block(kp, step, decide("k_block", (256, 512, 384, 1024, 2048)))
     steps = [s for s in (32, 64, 128) if k_block % s == 0 and (whole or group % s == 0)]

@@ -16,6 +16,9 @@ from apq_tvm.tensorize.x86.gemm import float_gemm_intrinsic, splits_codes
 TALLEST = 5
 """Rows of x of the highest tile of kernels that decode a panel, which they may read at once."""
 
+WASTE = 1.1
+"""Columns computed for each that is wanted, up to which the best tile stays the best."""
+
 Tiles = tuple[tuple[int, int], ...]
 """(rows of x, column vectors), the best first."""
 
@@ -31,6 +34,22 @@ def integer_tiles(instruction: DotInstruction, whole: bool, bits: int) -> Tiles:
     if splits_codes(instruction, bits):
         return ((2, 2), (4, 1), (2, 1), (3, 2)) if whole else ((2, 1), (2, 2), (3, 1), (3, 2))
     return ((4, 2), (2, 2), (3, 2), (2, 3)) if whole else ((2, 2), (4, 1), (3, 1), (1, 4))
+
+
+def fitting_tiles(tiles: Tiles, blocks: int) -> Tiles:
+    """The same, those first that repeat fewest of the weights' row `blocks`, where many would be.
+
+    A panel past the last row block computes it again: of 64 outputs in panels of 48 a third of the
+    work was for nothing. Narrow layers (the projections of convolution nets) get narrow panels.
+    """
+
+    def share(tile: tuple[int, int]) -> float:
+        return -(-blocks // tile[1]) * tile[1] / blocks
+
+    if share(tiles[0]) <= WASTE:
+        return tiles
+    narrow = tuple((TALLEST, v) for v in (1, 2) if v >= blocks and (TALLEST, v) not in tiles)
+    return tuple(sorted((*tiles, *narrow), key=share))
 
 
 def float_k_step(k: int, k_block: int, decide: Decide) -> int:

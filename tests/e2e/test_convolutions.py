@@ -386,6 +386,7 @@ def test_float(model: Path, tmp_path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.all_cases
 def test_int8(model: Path, tmp_path: Path) -> None:
     """Weights per channel and activations per pixel: close to the float model."""
     apq_tvm.compile(model, tmp_path / "compiled", scheme="W8A8")

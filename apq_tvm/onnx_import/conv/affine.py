@@ -86,13 +86,15 @@ def _into(graph: Graph, conv: Node, node: Node, scale: Array, shift: Array) -> b
     if w is None or w.dtype != np.float32 or (bias and bias not in graph.weights):
         return False
     changed = bool((scale != 1).any())
-    if changed and conv.inputs[1] in graph.codes:
-        return False
     group = int(conv.attrs.get("group", 1))
     turned = conv.op == "ConvTranspose"
     channels = w.shape[1] * group if turned else w.shape[0]
     factor = np.broadcast_to(scale, (channels,))
-    name = conv.inputs[1]
+    name, codes = conv.inputs[1], graph.codes.get(conv.inputs[1])
+    if changed and codes is not None:
+        codes = None if turned else codes.times(factor.astype(np.float32).reshape(-1, 1))
+        if codes is None:
+            return False
     if changed:
         if turned:  # [Cin, Cout / group, ...]: a group's rows make its own channels
             parts = w.reshape(group, -1, *w.shape[1:])
@@ -101,6 +103,8 @@ def _into(graph: Graph, conv: Node, node: Node, scale: Array, shift: Array) -> b
         else:
             scaled = w * factor.reshape(-1, *(1,) * (w.ndim - 1))
         name = graph.add_weight(f"{conv.inputs[1]}.scaled", scaled.astype(np.float32))
+        if codes is not None:
+            graph.codes[name] = codes
     old = graph.weights[bias].astype(np.float64) if bias else np.zeros(channels)
     total = (old * factor + np.broadcast_to(shift, (channels,))).astype(np.float32)
     inputs = (conv.inputs[0], name, graph.add_weight(f"{conv.name}.bias", total))

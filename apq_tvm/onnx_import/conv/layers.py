@@ -51,6 +51,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
 
 
 def float_image(graph: Graph, x: str) -> bool:
+    """Whether `x` is float32 of one to three spatial axes."""
     return graph.dtype(x) == "float32" and graph.rank(x) in RANKS
 
 
@@ -72,6 +73,7 @@ def _depthwise(last: ChannelsLast, node: Node, attrs: dict[str, Any]) -> None:
 
 
 def shape_attr(graph: Graph, value: str) -> tuple[int | str, ...]:
+    """The known shape of `value` as an attribute."""
     shape = graph.known_shape(value)
     assert shape is not None
     return tuple(as_attr(dim) for dim in shape)
@@ -92,6 +94,8 @@ def _grouped(
         tail = f".{i}" if layers > 1 else ""
         matrix = _matrix(w[i * rows : (i + 1) * rows], joined)
         weight = stored(graph, node.inputs[1], f".rows{tail}", matrix)
+        if layers == joined == 1:
+            _carry_codes(graph, node.inputs[1], weight)
         shift = ""
         if bias is not None:
             shift = stored(graph, node.inputs[2], f".part{tail}", bias[i * rows : (i + 1) * rows])
@@ -119,6 +123,17 @@ def _matrix(w: Array, joined: int) -> Array:
     for g in range(joined):
         wide[g * each : (g + 1) * each, :, g] = flat[g * each : (g + 1) * each]
     return wide.reshape(outputs, -1)
+
+
+def _carry_codes(graph: Graph, source: str, target: str) -> None:
+    """The codes of a weight whose taps now come first."""
+    codes, w = graph.codes.get(source), graph.weights[source]
+    if codes is None:
+        return
+    order = np.arange(w[0].size).reshape(w.shape[1], -1).T.reshape(-1)
+    moved = codes.reordered(order)
+    if moved is not None:
+        graph.codes[target] = moved
 
 
 def _windows(

@@ -88,6 +88,12 @@ class Codes:
         zero = None if self.zero is None else self._spread(self.zero, block)
         return replace(self, scale=scale.astype(np.float32), zero=zero, block=block)
 
+    def reordered(self, columns: Array) -> Codes | None:
+        """The codes of ``matrix[:, columns]``; None if columns have scales of their own."""
+        if self.block[1] != self.values.shape[1]:
+            return None
+        return replace(self, values=np.ascontiguousarray(self.values[:, columns]))
+
     def minus(self, offset: Array) -> Codes | None:
         """The codes of ``matrix - offset`` while the scale is still 1; else None."""
         if self.zero is not None or not bool((self.scale == 1).all()):
@@ -121,7 +127,16 @@ def of_integers(array: Array, source: str) -> Codes | None:
 def of_dequantize(
     x: Array, scale: Array, zero: Array | None, attrs: Mapping[str, Any]
 ) -> Codes | None:
-    """What a DequantizeLinear of a constant matrix means; None if it is none of codes."""
+    """What a DequantizeLinear of a constant matrix means; None if it is none of codes.
+
+    Weights of a convolution [Cout, ...] are the matrix [Cout, everything else] where a scale is for
+    an output channel or for all.
+    """
+    if x.ndim > 2:
+        per_row = scale.size == 1 or int(attrs.get("axis", 1)) % x.ndim == 0
+        if not per_row or attrs.get("block_size", 0) or not x.size:
+            return None
+        x, attrs = x.reshape(x.shape[0], -1), {"axis": 0}
     codes = of_integers(x, "")
     if codes is None:
         return None
@@ -162,6 +177,8 @@ def follow(node: Node, weights: Mapping[str, Array], codes: Mapping[str, Codes])
     if node.op == "Cast":
         return given or of_integers(weights[x], f"{weights[x].dtype.name} times scales")
     if node.op == "Transpose" and given is not None:
+        if weights[x].ndim != 2:
+            return None
         return given.transposed if tuple(node.attrs.get("perm", (1, 0))) == (1, 0) else given
     if node.op == "Mul" and (given is not None or node.inputs[1] in codes):
         by = weights[node.inputs[1] if given is not None else x]

@@ -34,6 +34,29 @@ def qlinear_matmul(graph: Graph, node: Node) -> list[Node]:
     return steps.done(_rounded(steps, product, y_scale, y_zero))
 
 
+def qlinear_conv(graph: Graph, node: Node) -> list[Node]:
+    """``QLinearConv``; its bias holds integers of the scale of the product.
+
+    Raises
+    ------
+    UnsupportedModel
+        Scales of the input or output that are no single constant, a bias that is no constant.
+    """
+    steps = Steps(graph, node)
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, b = (*node.inputs, "")[:9]
+    inputs = [_number(steps, x, x_scale, x_zero), _weight(steps, w, w_scale, w_zero, 0)]
+    if b:
+        given, scales = graph.weights.get(b), [graph.weights.get(v) for v in (x_scale, w_scale)]
+        if given is None or scales[0] is None or scales[1] is None:
+            raise steps.refuse(f"its bias {graph.describe(b)} is no constant with constant scales")
+        unit = scales[0].reshape(-1).astype(np.float32) * scales[1].reshape(-1)
+        bias = (given.astype(np.float32) * unit).astype(np.float32)
+        inputs.append(graph.add_weight(f"{b}.float", bias))
+    product = graph.fresh(f"{node.name}.product")
+    steps.add(Node("Conv", node.name, tuple(inputs), (product,), dict(node.attrs)))
+    return steps.done(_rounded(steps, product, y_scale, y_zero))
+
+
 def qgemm(graph: Graph, node: Node) -> list[Node]:
     """``com.microsoft.QGemm``; its bias holds integers of the scale of the product.
 
@@ -132,6 +155,7 @@ def _reshaped(graph: Graph, value: str, shape: tuple[int, ...]) -> str:
 
 
 QLINEAR: dict[str, Callable[[Graph, Node], list[Node]]] = {
+    "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,
     "com.microsoft.QGemm": qgemm,
     "com.microsoft.QLinearAdd": _binary("Add"),

@@ -20,6 +20,7 @@ import numpy as np
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, check_scales, of_integers
+from apq_tvm.onnx_import.integers.convolutions import dynamic_convolution
 from apq_tvm.onnx_import.integers.packed import store
 from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Node
@@ -36,7 +37,9 @@ def keep_codes(graph: Graph) -> None:
     for node in graph.each():
         if node.op == "MatMulInteger":
             _dynamic(graph, node)
-        elif node.op in ("MatMul", "Gemm"):
+        elif node.op == "ConvInteger":
+            dynamic_convolution(graph, node)
+        elif node.op in ("MatMul", "Gemm", "Conv"):
             _static(graph, node)
         elif node.op == "DequantizeLinear":
             _gathered(graph, node)

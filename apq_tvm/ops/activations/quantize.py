@@ -212,6 +212,12 @@ class Quantize:
         sign = tirx.Select(value >= tirx.const(0.0, "float32"), one, tirx.const(-1, "int32"))
         return sign if column is None else tirx.Select(column < self.k, sign, zero)
 
+    def rounded(self, value: Expr) -> Expr:
+        """int32: the nearest code."""
+        value, most = tirx.nearbyint(value), tirx.const(self.most, "float32")
+        value = tirx.max(tirx.min(value, most), tirx.const(-self.most, "float32"))
+        return value.astype("int32")
+
     def codes(
         self, row: Expr, sum_group: Expr, first: Expr, x: Any, inverse: Buffer, suffix: str
     ) -> None:
@@ -234,10 +240,7 @@ class Quantize:
                     column = (sum_group * self.sum_width + c * lanes + e) if suffix else None
                     b.buffer_store(codes, self._sign(x(at), column), [e])
                 else:
-                    value = tirx.nearbyint(x(at) * inverse[0])
-                    most = tirx.const(self.most, "float32")
-                    value = tirx.max(tirx.min(value, most), tirx.const(-self.most, "float32"))
-                    b.buffer_store(codes, value.astype("int32"), [e])
+                    b.buffer_store(codes, self.rounded(x(at) * inverse[0]), [e])
             self.store_codes(row, sum_group * chunks + c, codes, suffix)
             with b.sblock(f"add_stage{suffix}"):
                 b.reads()

@@ -18,7 +18,7 @@ from apq_tvm.ops.activations.quantize import Quantize, checked_widths, each_part
 from apq_tvm.ops.blocks import argument, each, row_tasks
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 from apq_tvm.ops.graph.windows import Gather, Geometry
-from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64, whole
+from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Expr, PrimFunc, f32, i64, whole
 
 SCRATCH = 4096
 """float32 in the rows of a task: with their codes they stay in the first cache."""
@@ -89,6 +89,11 @@ class _Windows(Quantize):
                 with each("row", mine) as row:
                     self._quantized(first, row)
         return builder.get()
+
+    def rounded(self, value: Expr) -> Expr:
+        """By the unit of a large float: 127 / absmax keeps finite values in range by itself."""
+        pattern = tirx.reinterpret("int32", value + f32(MAGIC))
+        return pattern - tirx.const(MAGIC_BITS, "int32")
 
     def _gather(self, gather: Gather, first: Expr, row: Expr) -> None:
         gather.copy(gather.at(first + row), self.rows, [row])

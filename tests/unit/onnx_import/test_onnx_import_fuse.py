@@ -199,9 +199,11 @@ def test_residual_after_an_activation(tmp_path: Path) -> None:
     assert (layer.attrs["activation"], layer.inputs[3]) == ("relu", "x")
 
 
-def test_an_activation_after_a_residual_stays(tmp_path: Path) -> None:
+def test_an_activation_after_a_residual_comes_last(tmp_path: Path) -> None:
     model = fused(tmp_path, [("Add", "x l", "a"), ("Relu", "a", "y")])
-    assert ops(model) == {"apq.Linear": 1, "Relu": 1}
+    layer = only(model, "apq.Linear")
+    assert ops(model) == {"apq.Linear": 1}
+    assert (layer.attrs["activation"], layer.attrs["after"], layer.inputs[3]) == ("relu", True, "x")
 
 
 def test_of_two_layers_the_later_adds_the_earlier(tmp_path: Path) -> None:

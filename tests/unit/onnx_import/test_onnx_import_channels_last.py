@@ -1,0 +1,170 @@
+"""Convolutions become layers channels last, and layout changes between them go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx_models import build, check, rand, run_onnx, save
+from onnx_reference import run_reference
+
+from apq_tvm.onnx_import import import_onnx
+
+IMAGE = {"x": ("float32", ["b", 8, 9, 7])}
+
+
+def imported(tmp_path: Path, nodes: Any, outputs: str, weights: Any, opset: int = 20) -> Any:
+    path = save(build(nodes, IMAGE, outputs, weights, opset=opset), tmp_path)
+    return check(path, {"b": 1}, {"b": 2})
+
+
+def ops(model: Any) -> Counter[str]:
+    return Counter(node.op for node in model.nodes)
+
+
+def test_layout_changes_between_layers_cancel(tmp_path: Path) -> None:
+    """One before the first convolution, one behind the last; everything between moves along."""
+    model = imported(
+        tmp_path,
+        [
+            ("Conv", "x w b", "c", {"pads": [1] * 4}),
+            ("BatchNormalization", "c b b b v", "n"),
+            ("Relu", "n", "r"),
+            ("Conv", "r d", "e", {"group": 24, "pads": [1] * 4}),
+            ("Clip", "e low six", "k"),
+            ("Conv", "k u", "f"),
+            ("Add", "f r", "s"),
+            ("Relu", "s", "t"),
+            ("MaxPool", "t", "p", {"kernel_shape": [2, 2]}),
+            ("GlobalAveragePool", "p", "g"),
+            ("Mul", "p g", "m"),
+            ("Concat", "m p", "j", {"axis": 1}),
+            ("Conv", "j h", "y"),
+        ],
+        "y",
+        {
+            **{"w": rand(24, 8, 3, 3), "b": rand(24), "v": np.abs(rand(24)) + 1},
+            **{"d": rand(24, 1, 3, 3), "u": rand(24, 24, 1, 1), "h": rand(4, 48, 1, 1)},
+            **{"low": np.float32(0), "six": np.float32(6)},
+        },
+    )
+    assert ops(model) == {
+        **{"Transpose": 2, "apq.Windows": 1, "apq.Linear": 3, "apq.Depthwise": 1, "apq.Pool": 1},
+        **{"ReduceMean": 1, "Mul": 1, "Concat": 1},
+    }
+    layers = [n for n in model.nodes if n.op in ("apq.Linear", "apq.Depthwise")]
+    assert [n.attrs["activation"] for n in layers] == ["relu", "relu6", "relu", ""]
+    assert [bool(n.attrs.get("after")) for n in layers] == [False, False, True, False]
+    assert [bool(n.inputs[2]) for n in layers] == [True, False, False, False]
+
+
+def test_a_head_on_single_pixels_needs_no_transpose(tmp_path: Path) -> None:
+    model = imported(
+        tmp_path,
+        [
+            ("Conv", "x w", "c"),
+            ("GlobalAveragePool", "c", "g"),
+            ("Flatten", "g", "f"),
+            ("Gemm", "f v", "y", {"transB": 1}),
+        ],
+        "y",
+        {"w": rand(16, 8, 1, 1), "v": rand(5, 16)},
+    )
+    assert ops(model)["Transpose"] == 1
+
+
+@pytest.mark.parametrize(("group", "layers"), [(2, 2), (4, 2), (8, 1)])
+def test_groups(tmp_path: Path, group: int, layers: int) -> None:
+    """Groups of few outputs are joined until a layer has 16 of them."""
+    nodes = [("Conv", "x w b", "y", {"group": group, "pads": [1] * 4})]
+    outputs = {2: 32, 4: 32, 8: 16}[group]
+    weights = {"w": rand(outputs, 8 // group, 3, 3), "b": rand(outputs)}
+    assert ops(imported(tmp_path, nodes, "y", weights))["apq.Linear"] == layers
+
+
+def test_convolutions_keep_their_codes(tmp_path: Path) -> None:
+    """Weights behind DequantizeLinear, one scale an output channel, their taps first."""
+    codes = np.random.default_rng(0).integers(-128, 128, (16, 8, 3, 3), np.int8)
+    scales = (np.random.default_rng(1).integers(1, 9, 16) / 1024).astype(np.float32)
+    model = imported(
+        tmp_path,
+        [("DequantizeLinear", "q s", "w", {"axis": 0}), ("Conv", "x w", "c"), ("Mul", "c t", "y")],
+        "y",
+        {"q": codes, "s": scales, "t": (np.arange(16, dtype=np.float32) + 1).reshape(16, 1, 1)},
+    )
+    (tensor,) = model.quantized.values()
+    expected = codes.transpose(0, 2, 3, 1).reshape(16, -1).astype(np.int16) + 128
+    assert np.array_equal(tensor.codes, expected.astype(np.uint8))
+    assert np.allclose(tensor.scales[:, 0], scales * (np.arange(16) + 1), rtol=1e-3)
+
+
+def test_qlinear_conv(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    model = imported(
+        tmp_path,
+        [
+            ("QuantizeLinear", "x xs xz", "q"),
+            ("QLinearConv", "q xs xz w ws wz ys yz b", "r", {"pads": [1] * 4}),
+            ("DequantizeLinear", "r ys yz", "y"),
+        ],
+        "y",
+        {
+            **{
+                "xs": np.float32(1 / 32),
+                "xz": np.uint8(128),
+                "w": rng.integers(-99, 99, (16, 8, 3, 3), np.int8),
+            },
+            **{"ws": np.full(16, 1 / 64, np.float32), "wz": np.zeros(16, np.int8)},
+            **{
+                "ys": np.float32(64.0),
+                "yz": np.uint8(128),
+                "b": rng.integers(-99, 99, 16, np.int32),
+            },
+        },
+    )
+    assert len(model.quantized) == 1 and ops(model)["Conv"] == 0
+
+
+def test_dynamic_quantization_is_left_to_the_scheme(tmp_path: Path) -> None:
+    """``ConvInteger`` behind DynamicQuantizeLinear, its bias among the integers or behind them."""
+    rng = np.random.default_rng(0)
+    model = import_onnx(
+        save(
+            build(
+                [
+                    ("DynamicQuantizeLinear", "x", "q s z"),
+                    ("Mul", "s t", "p"),
+                    ("ConvInteger", "q w z", "i", {"pads": [1] * 4}),
+                    ("Div", "b p", "d"),
+                    ("Floor", "d", "f"),
+                    ("Cast", "f", "h", {"to": 6}),
+                    ("Reshape", "h shape", "k"),
+                    ("Add", "i k", "l"),
+                    ("Cast", "l", "m", {"to": 1}),
+                    ("Mul", "m p", "y"),
+                    ("ConvInteger", "q w z", "j"),
+                    ("Cast", "j", "n", {"to": 1}),
+                    ("Mul", "n p", "o"),
+                    ("Add", "o c", "v"),
+                ],
+                IMAGE,
+                "y v",
+                {
+                    **{"t": np.float32(1 / 64), "w": rng.integers(-99, 99, (16, 8, 3, 3), np.int8)},
+                    **{"b": rand(16), "c": rand(16).reshape(16, 1, 1)},
+                    "shape": np.array([1, 16, 1, 1]),
+                },
+            ),
+            tmp_path,
+        )
+    )
+    layers = [node for node in model.nodes if node.op == "apq.Linear"]
+    assert len(layers) == 2 and all(node.inputs[2] for node in layers) and model.quantized
+    feeds = {"x": rand(2, 8, 9, 7)}
+    expected, got = run_onnx(tmp_path / "model.onnx", feeds), run_reference(model, feeds)
+    for name in ("y", "v"):
+        error = np.abs(got[name] - expected[name]).max()
+        assert error < 0.05 * np.abs(expected[name]).max(), (name, error)
