@@ -23,13 +23,20 @@ from apq_tvm.ops.graph.arithmetic import (
 from apq_tvm.types import Node
 
 
-def elementwise(bb: relax.BlockBuilder, fn: Callable[..., Any], *inputs: Any) -> Any:
-    """`fn` of the elements of the inputs, broadcast."""
+def elementwise(
+    bb: relax.BlockBuilder, fn: Callable[..., Any], *inputs: Any, alone: bool = False
+) -> Any:
+    """`fn` of the elements of the inputs, broadcast.
+
+    `alone` keeps it from being fused: a reader that names its operand several times would repeat
+    it, and TVM's simplifier takes exponential time over nested divisions.
+    """
 
     def compute(*tensors: Any) -> Any:
         return broadcast(fn, *tensors)
 
-    return bb.emit_te(compute, *inputs, primfunc_name_hint="elementwise")
+    attrs = {"op_pattern": 8} if alone else None
+    return bb.emit_te(compute, *inputs, primfunc_name_hint="elementwise", primfunc_attrs=attrs)
 
 
 def _dtype(value: Any) -> str:
@@ -44,14 +51,14 @@ def convert_div(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> An
     """``Div``."""
     if not _integral(inputs[0]):
         return relax.op.divide(*inputs)
-    return elementwise(bb, divide, *inputs)
+    return elementwise(bb, divide, *inputs, alone=True)
 
 
 def convert_mod(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``Mod``."""
     fmod = bool(node.attrs.get("fmod", 0))
     if _integral(inputs[0]):
-        return elementwise(bb, partial(remainder, of_dividend=fmod), *inputs)
+        return elementwise(bb, partial(remainder, of_dividend=fmod), *inputs, alone=True)
     return relax.op.mod(*inputs) if fmod else relax.op.floor_mod(*inputs)
 
 

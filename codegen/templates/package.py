@@ -517,7 +517,8 @@ def _dtype_of(info: TensorInfo) -> np.dtype[Any]:
                 f"'{info.name}' is of bfloat16, which numpy knows by the package ml_dtypes alone: "
                 "install it"
             ) from error
-        return np.dtype(ml_dtypes.bfloat16)
+        kind: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return kind
     return np.dtype(info.dtype)
 
 

@@ -67,7 +67,7 @@ def inline_function(graph: Graph, node: Node) -> list[Node] | None:
     def named(value: str) -> str:
         if value not in names:
             names[value] = outer.get(value) or graph.fresh(f"{node.name}.{value}")
-        return names[value]
+        return str(names[value])
 
     made = []
     for proto in body.node:

@@ -59,7 +59,7 @@ def _scales(graph: Graph, node: Node) -> list[float] | None:
     wanted = graph.weights.get(steps.input(3)) if steps.input(3) else None
     if wanted is None or any(not isinstance(source[a], int) for a in axes):
         return None
-    ratios = [int(n) / int(source[a]) for a, n in zip(axes, wanted.reshape(-1), strict=True)]  # type: ignore[call-overload]
+    ratios = [int(n) / int(source[a]) for a, n in zip(axes, wanted.reshape(-1), strict=True)]
     policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(ratios)

@@ -37,9 +37,8 @@ def batch_normalization(graph: Graph, node: Node) -> list[Node] | None:
     momentum = float(node.attrs.get("momentum", 0.9))
 
     def per_channel(value: str) -> str:
-        channels = graph.shape(value)
-        assert channels is not None
-        return steps.reshape(value, *(channels[0] if i == 1 else 1 for i in range(len(shape))))
+        (channels,) = steps.shape(value, 1)
+        return steps.reshape(value, *(channels if i == 1 else 1 for i in range(len(shape))))
 
     def running(old: str, new: str) -> str:
         kept = steps("Mul", old, steps.number(momentum, str(graph.dtype(old))))

@@ -66,7 +66,7 @@ def _int(value: int) -> Any:
 
 
 class _Heap:
-    """Statements about the heap of one row; `place`, `value` and `index` are its registers."""
+    """Statements about the heap of one row; the buffers of one element are its registers."""
 
     def __init__(
         self, b: Any, values: Any, ids: Any, row: tuple[Any, Any], k: int, largest: bool
@@ -75,6 +75,7 @@ class _Heap:
         self._row, self._largest = row, largest
         self._depth = _int(max(k.bit_length() - 1, 0))
         self._place = b.sblock_alloc_buffer((_int(1),), "int64")
+        self._child = b.sblock_alloc_buffer((_int(1),), "int64")
         self._value = b.sblock_alloc_buffer((_int(1),), values.dtype)
         self._index = b.sblock_alloc_buffer((_int(1),), "int64")
 
@@ -121,10 +122,12 @@ class _Heap:
         b = self._b
         b.buffer_store(self._place, _int(0), [0])
         with b.serial(0, self._depth):
-            child = self._place[0] * 2 + 1
-            with b.If(child < size), b.Then():
-                right = tirx.min(child + 1, size - 1)
-                pick = tirx.if_then_else(self.worse(*self.at(right), *self.at(child)), right, child)
+            b.buffer_store(self._child, self._place[0] * 2 + 1, [0])
+            with b.If(self._child[0] < size), b.Then():
+                left, right = self._child[0], tirx.min(self._child[0] + 1, size - 1)
+                with b.If(self.worse(*self.at(right), *self.at(left))), b.Then():
+                    b.buffer_store(self._child, right, [0])
+                pick = self._child[0]
                 with b.If(self.worse(*self.at(pick), self._value[0], self._index[0])), b.Then():
                     self.move(pick, self._place[0])
                     b.buffer_store(self._place, pick, [0])
