@@ -164,6 +164,12 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
                 f'"%s is %lld, this model allows at most {symbol.limit}", {literal(symbol.name)}, '
                 f"(long long){symbol.c_name});"
             )
+        if symbol.least is not None:
+            lines.append(
+                f"  if ({symbol.c_name} < {symbol.least}) return apq_fail(APQ_BAD_INPUT, "
+                f'"%s is %lld, this model needs at least {symbol.least}", {literal(symbol.name)}, '
+                f"(long long){symbol.c_name});"
+            )
     for condition in graph.conditions:
         lines.append(
             f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", '
