@@ -17,7 +17,7 @@ from apq_tvm.evaluation.inputs import Batch, read_inputs, split
 from apq_tvm.extras import require
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.signals import deferred
-from apq_tvm.types import AnyPath, Array, ImportedModel
+from apq_tvm.types import AnyPath, Array, DimSizes, ImportedModel
 
 if TYPE_CHECKING:
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile
@@ -42,6 +42,7 @@ def calibrate(
     rows: int = 4,
     force: bool = False,
     reuse: bool = False,
+    dims: DimSizes | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Collect statistics of a model's linear layers on inputs.
@@ -69,6 +70,8 @@ def calibrate(
         Replace an existing output.
     reuse : bool
         Take an existing output of the same model, inputs and options for the result.
+    dims : mapping of str to int or (int, int), optional
+        As `apq_tvm.compile` takes it.
     progress : Progress, optional
 
     Returns
@@ -92,7 +95,7 @@ def calibrate(
     require("torch")
     progress = progress or Silent()
     with progress.stage("import"):
-        imported = import_onnx(model)
+        imported = import_onnx(model, dims)
     if fisher:
         rows = 1  # squares of gradients are summed over sequences, one by one
     calls, count = read_calls(imported, inputs, nsamples, rows)
@@ -151,7 +154,9 @@ def _report(output: AnyPath, file: CalibrationFile, started: float, resumed: int
     }
 
 
-def known_statistics(model: AnyPath, statistics: AnyPath) -> dict[str, Any]:
+def known_statistics(
+    model: AnyPath, statistics: AnyPath, dims: DimSizes | None = None
+) -> dict[str, Any]:
     """What `calibrate` reports, of a finished calibration file.
 
     Raises
@@ -162,7 +167,8 @@ def known_statistics(model: AnyPath, statistics: AnyPath) -> dict[str, Any]:
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.inputs.calibration_file import load
 
-    return _report(statistics, load(statistics, import_onnx(model)), time.perf_counter(), 0)
+    file = load(statistics, import_onnx(model, dims))
+    return _report(statistics, file, time.perf_counter(), 0)
 
 
 def check_output(output: AnyPath, force: bool) -> None:

@@ -17,7 +17,7 @@ from apq_tvm.evaluation.runners import call_module, call_session, open_session, 
 from apq_tvm.extras import require
 from apq_tvm.module import load_module
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath
+from apq_tvm.types import AnyPath, DimSizes
 
 __all__ = [
     "Agreement",
@@ -112,6 +112,7 @@ def evaluate_scheme(
     language: Language | None = None,
     calibration: AnyPath | None = None,
     tensor_types: Mapping[str, str] | None = None,
+    dims: DimSizes | None = None,
     layers: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -133,6 +134,8 @@ def evaluate_scheme(
         File of ``apq-tvm calibrate``.
     tensor_types : mapping of str to str, optional
         As `apq_tvm.compile` takes it.
+    dims : mapping of str to int or (int, int), optional
+        As `apq_tvm.compile` takes it.
     layers : bool
         Measure the errors of every layer too.
 
@@ -152,7 +155,7 @@ def evaluate_scheme(
     require("torch")
     progress = progress or Silent()
     with progress.stage("import"):
-        imported = import_onnx(model)
+        imported = import_onnx(model, dims)
     with SchemeEvaluator(
         imported,
         inputs,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from apq_tvm.calibrate import read_calls
 from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath
+from apq_tvm.types import AnyPath, DimSizes
 
 if TYPE_CHECKING:
     from apq_tvm.quantizers.learn.learned import Learned
@@ -32,6 +32,7 @@ def learn_codes(
     kind: str,
     scheme: str,
     tensor_types: Mapping[str, str] | None = None,
+    dims: DimSizes | None = None,
     method: str = "rtn",
     nsamples: int | None = None,
     epochs: int | None = None,
@@ -84,7 +85,7 @@ def learn_codes(
     started = time.perf_counter()
     check_start(kind, method, rate)
     epochs = EPOCHS.get(kind, 1) if epochs is None else epochs
-    asked = _Asked(kind, scheme, dict(tensor_types or {}), method, nsamples, epochs, rows, rate)
+    asked = _Asked(kind, scheme, dict(tensor_types or {}), method, nsamples, epochs, rows, rate, dims)
     paths = (Path(model), Path(inputs), Path(statistics), Path(output))
     layers, resumed = _learn(*paths, asked, progress or Silent())
     return {
@@ -109,6 +110,7 @@ class _Asked:
     epochs: int
     rows: int
     rate: float | None
+    dims: DimSizes | None
 
 
 def _learn(
@@ -122,7 +124,7 @@ def _learn(
     from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
     from apq_tvm.quantizers.learn.learning_run import Run
 
-    imported = import_onnx(model)
+    imported = import_onnx(model, asked.dims)
     file = load(statistics, imported)
     calls, count = read_calls(imported, inputs, asked.nsamples, asked.rows)
     quantized = quantize(

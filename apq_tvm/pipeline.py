@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath, CompiledModule, KernelPlan, ScheduledModel, Scheme
+from apq_tvm.types import AnyPath, CompiledModule, DimSizes, KernelPlan, ScheduledModel, Scheme
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.build.toolchain import Toolchain
@@ -36,6 +36,7 @@ def plan(
     target: str = "host",
     scheme: str | Scheme = "W4A8g32",
     tensor_types: Mapping[str, str] | None = None,
+    dims: DimSizes | None = None,
     search: bool = True,
     guidance: Guidance | None = None,
     triple: str = "",
@@ -60,7 +61,7 @@ def plan(
     stopwatch = stopwatch or _Stopwatch()
     profile = find_profile(target, triple, layout)
     with progress.stage("import"):
-        imported = import_onnx(model)
+        imported = import_onnx(model, dims)
     stopwatch.lap("import")
     quantized = quantize_guided(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
@@ -82,6 +83,7 @@ def compile(
     target: str = "host",
     scheme: str | Scheme = "W4A8g32",
     tensor_types: Mapping[str, str] | None = None,
+    dims: DimSizes | None = None,
     force: bool = False,
     search: bool = True,
     guidance: Guidance | None = None,
@@ -105,6 +107,8 @@ def compile(
         For every linear layer and embedding, e.g. ``"W4A8g32"``.
     tensor_types : mapping of str to str
         Regular expression on layer or weight names → scheme, or ``"float"``; the last match wins.
+    dims : mapping of str to int or (int, int)
+        Sizes of symbolic dimensions, or the least and greatest they may have, by ONNX name.
     force : bool
         Replace an existing output. The old one stays intact until the new one is complete.
     search : bool
@@ -147,6 +151,7 @@ def compile(
         target=target,
         scheme=scheme,
         tensor_types=tensor_types,
+        dims=dims,
         search=search,
         guidance=guidance,
         triple=triple,

@@ -24,6 +24,9 @@ U8 = NDArray[np.uint8]
 AnyPath = str | os.PathLike[str]
 """What every function takes where a user names a file or folder."""
 
+DimSizes = Mapping[str, int | tuple[int, int]]
+"""Sizes of symbolic dimensions, or the least and greatest they may have, by ONNX name."""
+
 WEIGHT_INPUT = {"apq.Linear": 1, "apq.Embedding": 0}
 """Which input of a node that can be quantized is its weight."""
 
@@ -99,6 +102,8 @@ class ImportedModel:
     limits : mapping of str to int
         Largest value of a symbolic dimension, where a table (position embeddings, a causal mask) is
         no longer; a longer input must be refused.
+    least : mapping of str to int
+        Smallest value of a symbolic dimension, where the user gave one; 1 elsewhere.
     lengths : mapping of str to str
         Symbolic dimensions of inputs that are a sum of others, ``"past + sequence"``. No other
         shape names them.
@@ -117,6 +122,7 @@ class ImportedModel:
     value_specs: Mapping[str, TensorSpec]
     sha256: str
     limits: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
     quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)

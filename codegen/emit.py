@@ -206,6 +206,7 @@ def _manifest(
         "outputs": port_entries(graph.outputs),
         "precisions": {p.layer: [p.least, p.most] for p in graph.precisions},
         "limits": {s.name: s.limit for s in graph.symbols if s.limit is not None},
+        "least": {s.name: s.least for s in graph.symbols if s.least is not None},
         "tvm_target": dict(profile.target),
         "library": {
             "name": name,

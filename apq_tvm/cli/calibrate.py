@@ -13,9 +13,11 @@ from apq_tvm.cli.options import (
     Force,
     Inputs,
     Json,
+    Dim,
     Model,
     OutputFile,
     TensorType,
+    parse_dims,
     parse_tensor_types,
 )
 
@@ -70,6 +72,7 @@ def calibrate_command(
     learn: Learn = None,
     scheme: LearnedScheme = None,
     tensor_type: TensorType = None,
+    dim: Dim = None,
     method: Method = "rtn",
     known: Known = None,
     epochs: Epochs = None,
@@ -90,13 +93,14 @@ def calibrate_command(
         raise typer.BadParameter("--learn and --scheme go together", param_hint="--learn")
     if known is not None and learn is None:
         raise typer.BadParameter("--statistics goes with --learn", param_hint="--statistics")
+    dims = parse_dims(dim or [])
     check_output(output, force)
     require("torch")
     progress = Bars()
     # What learning starts from lies beside the output until learning is done.
     statistics = output if learn is None else output.with_name(f"{output.name}.statistics")
     report = (
-        known_statistics(model, known)
+        known_statistics(model, known, dims)
         if known is not None
         else calibrate(
             model,
@@ -109,6 +113,7 @@ def calibrate_command(
             rows=rows,
             force=force,
             reuse=learn is not None,
+            dims=dims,
             progress=progress,
         )
     )
@@ -121,6 +126,7 @@ def calibrate_command(
             kind=learn,
             scheme=scheme,
             tensor_types=parse_tensor_types(tensor_type or []),
+            dims=dims,
             method=method,
             nsamples=nsamples,
             epochs=epochs,

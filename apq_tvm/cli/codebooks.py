@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from apq_tvm.cli.console import Bars, print_json, reports_errors, say
-from apq_tvm.cli.options import Force, Json, Model, OutputFile
+from apq_tvm.cli.options import Dim, Force, Json, Model, OutputFile, parse_dims
 from apq_tvm.errors import OutputExists
 
 
@@ -18,6 +18,7 @@ def codebooks_command(
     scheme: Annotated[
         str, typer.Option(help="Comma list of schemes with codebooks.")
     ] = "cb2,cb3,cb4",
+    dim: Dim = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -31,7 +32,7 @@ def codebooks_command(
     if output.exists() and not force:
         raise OutputExists(f"{output} exists; --force replaces it")
     schemes = tuple(word.strip() for word in scheme.split(","))
-    found = learn_codebooks(import_onnx(model), schemes, Bars())
+    found = learn_codebooks(import_onnx(model, parse_dims(dim or [])), schemes, Bars())
     save_codebooks(output, found, model.name)
     size = output.stat().st_size
     if json:

@@ -10,7 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, say
-from apq_tvm.cli.options import Force, Json, Model, TensorType, parse_tensor_types
+from apq_tvm.cli.options import (
+    Dim,
+    Force,
+    Json,
+    Model,
+    TensorType,
+    parse_dims,
+    parse_tensor_types,
+)
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder to write.", show_default=False)
@@ -82,6 +90,7 @@ def compile_command(
     target: Target = "host",
     scheme: SchemeOption = "W4A8g32",
     tensor_type: TensorType = None,
+    dim: Dim = None,
     search: Search = True,
     calibration: CalibrationOption = None,
     method: MethodOption = "rtn",
@@ -103,7 +112,7 @@ def compile_command(
     from apq_tvm import pipeline
     from apq_tvm.quantizers.guided import Guidance
 
-    types = parse_tensor_types(tensor_type or [])
+    types, dims = parse_tensor_types(tensor_type or []), parse_dims(dim or [])
     guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()), codebooks)
     if dry_run:
         plan = pipeline.plan(
@@ -111,6 +120,7 @@ def compile_command(
             target=target,
             scheme=scheme,
             tensor_types=types,
+            dims=dims,
             search=search,
             guidance=guidance,
             triple=triple or "",
@@ -128,6 +138,7 @@ def compile_command(
         target=target,
         scheme=scheme,
         tensor_types=types,
+        dims=dims,
         force=force,
         search=search,
         guidance=guidance,

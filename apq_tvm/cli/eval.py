@@ -11,10 +11,12 @@ import typer
 from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors, say
 from apq_tvm.cli.options import (
     CalibrationFile,
+    Dim,
     Force,
     Inputs,
     Json,
     TensorType,
+    parse_dims,
     parse_tensor_types,
 )
 from apq_tvm.errors import BadInput
@@ -66,6 +68,7 @@ def evaluate(
     method: Annotated[str, typer.Option(help="How codes are chosen, see: compile.")] = "rtn",
     calibration: CalibrationFile = None,
     tensor_type: TensorType = None,
+    dim: Dim = None,
     rows: Rows = 32,
     json: Json = False,
 ) -> None:
@@ -91,6 +94,7 @@ def evaluate(
             language=language,
             calibration=calibration,
             tensor_types=parse_tensor_types(tensor_type or []),
+            dims=parse_dims(dim or []),
             progress=Bars(),
         )
     else:
@@ -99,8 +103,8 @@ def evaluate(
                 f"compare {what} with what? Say --against MODEL.onnx for a compiled module, or "
                 "--scheme SCHEME to try one on an ONNX file"
             )
-        if calibration or tensor_type or method != "rtn":
-            raise BadInput("--method, --calibration and --tensor-type go with --scheme only")
+        if calibration or tensor_type or dim or method != "rtn":
+            raise BadInput("--method, --calibration, --tensor-type and --dim go with --scheme only")
         report = evaluation.evaluate(
             what, against, inputs, rows=rows, language=language, bits=bits, progress=Bars()
         )
@@ -227,6 +231,7 @@ def report(
     min_tokens: MinTokens = 1,
     calibration: CalibrationFile = None,
     tensor_type: TensorType = None,
+    dim: Dim = None,
     modules: Annotated[
         str, typer.Option(help="Comma list of compiled modules of this model, to time.")
     ] = "",
@@ -253,6 +258,7 @@ def report(
         language=_language(perplexity, logits, tokens, window, min_tokens),
         calibration=calibration,
         tensor_types=parse_tensor_types(tensor_type or []),
+        dims=parse_dims(dim or []),
         modules=[Path(word.strip()) for word in modules.split(",") if word.strip()],
         threads=threads,
         seconds=seconds,

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from apq_tvm.errors import BadScheme
+from apq_tvm.errors import BadInput, BadScheme
+from apq_tvm.types import DimSizes
 
 Model = Annotated[Path, typer.Argument(help="ONNX file.", show_default=False)]
 Module = Annotated[Path, typer.Argument(help="Folder of a compiled module.", show_default=False)]
@@ -24,6 +25,14 @@ CalibrationFile = Annotated[
 TensorType = Annotated[
     list[str] | None,
     typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),
+]
+Dim = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE",
+        help="Size of a symbolic dimension, or LEAST:GREATEST; may be repeated.",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
@@ -47,3 +56,26 @@ def parse_tensor_types(words: list[str]) -> dict[str, str]:
             )
         types[pattern] = scheme
     return types
+
+
+def parse_dims(words: list[str]) -> DimSizes:
+    """Read repeated ``--dim NAME=SIZE`` and ``--dim NAME=LEAST:GREATEST``.
+
+    Raises
+    ------
+    BadInput
+        A word is neither; or two give one name.
+    """
+    dims: dict[str, int | tuple[int, int]] = {}
+    for word in words:
+        name, _, size = word.rpartition("=")
+        numbers = size.split(":")
+        if not name or len(numbers) > 2 or not all(n.isascii() and n.isdigit() for n in numbers):
+            raise BadInput(
+                f"--dim {word!r} is not NAME=SIZE or NAME=LEAST:GREATEST, such as batch=1 or "
+                "sequence=1:512"
+            )
+        if name in dims:
+            raise BadInput(f"--dim gives {name!r} twice")
+        dims[name] = int(numbers[0]) if len(numbers) == 1 else (int(numbers[0]), int(numbers[1]))
+    return dims

@@ -37,7 +37,12 @@ class ImageLowering:
 
     def converters(self) -> dict[str, Convert]:
         """Converters by operator name."""
-        return {"Conv": self.conv, "apq.Pad": self.pad, "apq.PoolFirst": self.pool, "apq.ResizeAxes": self.resize}
+        return {
+            "Conv": self.conv,
+            "apq.Pad": self.pad,
+            "apq.PoolFirst": self.pool,
+            "apq.ResizeAxes": self.resize,
+        }
 
     def conv(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``Conv``, whose ``auto_pad`` the ONNX import has spelled out."""
@@ -112,7 +117,7 @@ class ImageLowering:
         )
 
     def _emit(
-        self, bb: relax.BlockBuilder, make: Any, tensors: Any, amounts: Sequence[int | str], name: str
+        self, bb: relax.BlockBuilder, make: Any, tensors: Any, amounts: Sequence[Any], name: str
     ) -> Any:
         """``emit_te`` with those of `amounts` that only a run knows as arguments."""
         tensors = tensors if isinstance(tensors, list) else [tensors]

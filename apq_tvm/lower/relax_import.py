@@ -68,8 +68,9 @@ def import_graph(
         # The importer warns about every renamed input; names of ours come from the signature.
         warnings.simplefilter("ignore")
         mod = importer.from_onnx(_graph_proto(model), model.opset)
-    # The emitted C refuses larger inputs by the dimension's name.
+    # The emitted C refuses other inputs by the dimension's name.
     main = mod["main"].with_attr("tir_var_upper_bound", dict(model.limits))
+    main = main.with_attr("tir_var_lower_bound", dict(model.least))
     mod["main"] = main.with_attr(ATTRIBUTE, dict(dims.expressions()))
     return mod
 

@@ -34,12 +34,12 @@ end.
 ``apq.Expand(x)``                   ``shape``: of the output, broadcasting done
 ``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (not 0), ``shape`` of the
                                     output; starts are counted from the front and in range
-``apq.Assume(x)``                   ``shape``: what the model needs `x` to have, checked at run time
-``apq.PoolFirst(x)``                     windows of ``kernel``, ``strides``, ``dilations`` over x padded
-                                    by ``before``; ``kind`` "max", "average" (``include_pad``) or
+``apq.Assume(x)``                   ``shape``: what x must have, checked at run time
+``apq.PoolFirst(x)``                windows of ``kernel``, ``strides``, ``dilations`` over x [N, C,
+                                    ...] padded by ``before``, ``after``; ``kind`` "max", "average" (``include_pad``) or
                                     "lp" (``p``); ``shape``
 ``apq.Pad(x, value)``               ``mode``, ``before`` (per axis, negative cuts off), ``shape``
-``apq.ResizeAxes(x)``                   ``axes``, ``scales`` (0.0: output by input size), ``roi``, and
+``apq.ResizeAxes(x)``               ``axes``, ``scales`` (0.0: output by input size), ``roi``, and
                                     ONNX's ``mode`` and so on; ``shape``
 ``apq.Full()``                      ``shape``, ``value`` (0-d array), ``dtype``
 ``apq.Range()``                     ``shape`` (one entry), ``start``, ``delta``, ``dtype``
@@ -62,18 +62,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from apq_tvm.errors import ApqError, ImportFailed
-from apq_tvm.types import AnyPath, ImportedModel
+from apq_tvm.types import AnyPath, DimSizes, ImportedModel
 
 __all__ = ["import_onnx"]
 
 
-def import_onnx(path: AnyPath) -> ImportedModel:
+def import_onnx(path: AnyPath, dims: DimSizes | None = None) -> ImportedModel:
     """Read an ONNX model and normalise it.
 
     Parameters
     ----------
     path : str or path
         An ONNX file of opset 11 or later; external data must lie beside it.
+    dims : mapping of str to int or (int, int), optional
+        Sizes of symbolic dimensions, or the least and greatest they may have, by ONNX name.
 
     Returns
     -------
@@ -85,13 +87,15 @@ def import_onnx(path: AnyPath) -> ImportedModel:
     ------
     ImportFailed
         The file is missing, not ONNX, truncated, unsafe, cyclic or contradicts itself.
+    BadInput
+        No input has a dimension of `dims`.
     UnsupportedModel
         The file is sound but holds what cannot be compiled; everything of a kind is listed at once.
     """
     from apq_tvm.onnx_import.normalise import import_model
 
     try:
-        return import_model(Path(path))
+        return import_model(Path(path), dims or {})
     except ApqError:
         raise
     except (

@@ -34,8 +34,10 @@ class Graph:
     weights : dict of str to ndarray
     shapes, dtypes, values : dict
         By value: what `infer` and `values` know.
-    limits : dict of str to int
+    limits, least : dict of str to int
         As in `apq_tvm.types.ImportedModel`.
+    dim_names : dict of str to str
+        By the ONNX name of a symbolic dimension: its name here, an identifier.
     same : dict of str to str
         Symbols that must equal another symbol or a number.
     sums : dict of str to str
@@ -60,6 +62,8 @@ class Graph:
     shapes: dict[str, Shape] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
+    least: dict[str, int] = field(default_factory=dict)
+    dim_names: dict[str, str] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
     lengths: dict[str, str] = field(default_factory=dict)

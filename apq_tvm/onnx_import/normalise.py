@@ -8,6 +8,7 @@ from pathlib import Path
 from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.conv.affine import fold_affine
 from apq_tvm.onnx_import.conv.channels_last import channels_last
+from apq_tvm.onnx_import.fixed_dims import apply_bounds, read_dims
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
@@ -38,17 +39,17 @@ from apq_tvm.onnx_import.symbolic.dims import as_attr, may_be_zero
 from apq_tvm.onnx_import.symbolic.positions import decide_comparisons
 from apq_tvm.onnx_import.symbolic.shapes import check_shape_inputs, materialize
 from apq_tvm.onnx_import.symbolic.windows import rewrite_windows
-from apq_tvm.types import WEIGHT_INPUT, ImportedModel, QuantizedTensor, TensorSpec
+from apq_tvm.types import WEIGHT_INPUT, DimSizes, ImportedModel, QuantizedTensor, TensorSpec
 
 
-def import_model(path: Path) -> ImportedModel:
+def import_model(path: Path, dims: DimSizes) -> ImportedModel:
     """Read and normalise one file; see `apq_tvm.onnx_import.import_onnx`."""
     raw, digest = read_graph(path)
     raw.sweep()
     widen(raw)
     decompose(raw)
     caches = find_caches(raw)
-    equal: dict[str, str] = {}
+    equal, bounds = read_dims(raw, dims)
     lengths: dict[str, str] = {}
     while True:
         graph = _with_dims(raw, equal)
@@ -67,6 +68,7 @@ def import_model(path: Path) -> ImportedModel:
             break
     with may_be_zero(cache_lengths(graph)):
         _rewrite(graph)
+    apply_bounds(graph, bounds, equal)
     return _finish(graph, digest)
 
 
@@ -138,6 +140,7 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         value_specs=specs,
         sha256=digest,
         limits=graph.limits,
+        least=graph.least,
         lengths={name: str(graph.input_dim(name)) for name in graph.lengths},
         quantized=quantized,
         notes=notes,

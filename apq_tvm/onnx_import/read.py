@@ -76,7 +76,8 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     for spec in outputs:
         if spec.name not in made:
             raise ImportFailed(f"nothing makes the graph output {spec.name!r}")
-    return Graph(path.stem, opset, inputs, outputs, nodes, weights), digest
+    read = Graph(path.stem, opset, inputs, outputs, nodes, weights, dim_names=dims.names)
+    return read, digest
 
 
 def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
@@ -254,21 +255,21 @@ class _DimNames:
     """Names of symbolic dimensions as identifiers, so that expressions over them can be written."""
 
     def __init__(self) -> None:
-        self._of: dict[str, str] = {}
+        self.names: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
-        if name not in self._of:
+        if name not in self.names:
             base = re.sub(r"\W", "_", name, flags=re.ASCII)
             base = f"dim_{base}" if not base or base[0].isdigit() else base
             # Words that `dims.evaluate` or Python's grammar would read as something else.
             if base in ("min", "max") or keyword.iskeyword(base):
                 base += "_"
             count, unique = 1, base
-            while unique in self._of.values():
+            while unique in self.names.values():
                 count += 1
                 unique = f"{base}_{count}"
-            self._of[name] = unique
-        return self._of[name]
+            self.names[name] = unique
+        return self.names[name]
 
 
 def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:

@@ -17,7 +17,7 @@ from apq_tvm.extras import require
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import METHODS
-from apq_tvm.types import AnyPath, ImportedModel
+from apq_tvm.types import AnyPath, DimSizes, ImportedModel
 
 __all__ = ["make_report"]
 
@@ -32,6 +32,7 @@ def make_report(
     language: Language | None = None,
     calibration: AnyPath | None = None,
     tensor_types: Mapping[str, str] | None = None,
+    dims: DimSizes | None = None,
     modules: Sequence[AnyPath] = (),
     threads: int | None = None,
     seconds: float = 8.0,
@@ -95,7 +96,9 @@ def make_report(
     options["calibration"] = Path(calibration) if calibration else None
     options["tensor_types"] = dict(tensor_types or {})
     partial = output.with_name(f"{output.name}.partial.json")
-    document, call = _measured(model, Path(inputs), asked, options, partial, progress)
+    document, call = _measured(
+        (model, dims), Path(inputs), asked, options, partial, progress
+    )
     digest = document["sha256"]
     document["timings"] = time_modules(modules, digest, call, threads, seconds, progress)
     with progress.stage("write"):
@@ -105,7 +108,7 @@ def make_report(
 
 
 def _measured(
-    model: AnyPath,
+    source: tuple[AnyPath, DimSizes | None],
     inputs: Path,
     asked: Mapping[str, tuple[str, str]],
     options: Mapping[str, Any],
@@ -116,14 +119,14 @@ def _measured(
     from apq_tvm.onnx_import import import_onnx
 
     with progress.stage("import"):
-        imported = import_onnx(model)
+        imported = import_onnx(*source)
     kept = open_results(partial, imported, inputs, options)
     with SchemeEvaluator(imported, inputs, **options, progress=progress) as evaluator:
         done, failed = measure(evaluator, asked, kept)
         first_call = evaluator.calls.batches[0]
     document = {
         "version": __version__,
-        "model": str(model),
+        "model": str(source[0]),
         "sha256": imported.sha256,
         "inputs": str(inputs),
         "calibration": str(options["calibration"]) if options["calibration"] else None,

@@ -210,6 +210,12 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
                 f'"%s is %lld, this model allows at most {symbol.limit}", {literal(symbol.name)}, '
                 f"(long long){symbol.c_name});"
             )
+        if symbol.least is not None:
+            lines.append(
+                f"  if ({symbol.c_name} < {symbol.least}) return apq_fail(APQ_BAD_INPUT, "
+                f'"%s is %lld, this model needs at least {symbol.least}", {literal(symbol.name)}, '
+                f"(long long){symbol.c_name});"
+            )
     if graph.expressions() or graph.derived:
         lines.append(
             "  if (!sizes_fit(symbols)) return apq_fail(APQ_BAD_INPUT, "

@@ -57,13 +57,14 @@ class Tensor:
 
 @dataclass
 class Symbol:
-    """A symbolic dimension: its name in C and in messages, the input axis it is from, its limit."""
+    """A symbolic dimension: its name in C and in messages, the input axis it is from, its limits."""
 
     c_name: str
     name: str
     input: int
     axis: int
     limit: int | None = None
+    least: int | None = None
 
 
 @dataclass

@@ -182,13 +182,14 @@ class _Reader:
     def _read_inputs(self, variables: Sequence[Any], specs: Sequence[TensorSpec]) -> None:
         taken: set[str] = set()
         limits = (self.main.attrs or {}).get("tir_var_upper_bound", {})
+        least = (self.main.attrs or {}).get("tir_var_lower_bound", {})
         symbols: list[Symbol] = []
         for number, (variable, spec) in enumerate(zip(variables, specs, strict=True)):
             for axis, dim in enumerate(self._tensor_type(variable, spec.name).shape):
                 if isinstance(dim, tirx.Var) and dim not in self.names:
                     self.names[dim] = _c_name(dim.name, taken)
                     shown = spec.shape[axis] if axis < len(spec.shape) else dim.name
-                    limit = limits.get(dim.name)
+                    limit, low = limits.get(dim.name), least.get(dim.name)
                     symbols.append(
                         Symbol(
                             self.names[dim],
@@ -196,6 +197,7 @@ class _Reader:
                             number,
                             axis,
                             None if limit is None else int(limit),
+                            None if low is None else int(low),
                         )
                     )
         ports = []

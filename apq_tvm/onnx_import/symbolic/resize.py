@@ -1,4 +1,4 @@
-"""Resize (ONNX opset 11 to 19) and Upsample as ``apq.ResizeAxes``: sizes and scales are worked out."""
+"""Resize (ONNX opset 11 to 19) and Upsample as ``apq.ResizeAxes``: sizes and scales."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def evaluate(graph: Graph, node: Node) -> list[Array] | None:
     first = node.inputs[0] if node.inputs else ""
     floats = graph.dtype(first) in FLOATS if first else False
     rule = (FLOAT_RULES.get(node.op) if floats else None) or RULES.get(node.op)
-    if rule is None or any(v and v not in graph.weights and v not in graph.values for v in node.inputs):
+    if rule is None or not all(v in graph.weights or v in graph.values for v in node.inputs if v):
         return None
     arguments = [contents(graph, v) if v else None for v in node.inputs]
     if any(argument is None for v, argument in zip(node.inputs, arguments, strict=True) if v):
