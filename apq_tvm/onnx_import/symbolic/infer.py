@@ -83,7 +83,7 @@ def _onnx(graph: Graph, node: Node) -> None:
         return
     types = {value: _type_proto(graph, value) for value in read}
     data = {
-        value: numpy_helper.from_array(np.ascontiguousarray(graph.weights[value]))
+        value: numpy_helper.from_array(np.asarray(graph.weights[value], order="C"))
         for value in read
         if value in graph.weights and graph.weights[value].size <= SMALL
     }
