@@ -65,9 +65,7 @@ def describe_layers(
     return [describe_layer(plan, nodes[name], decided) for name in plan.choices]
 
 
-def describe_variants(
-    plan: KernelPlan, scheduled: Sequence[ScheduledModel] = ()
-) -> dict[str, Any]:
+def describe_variants(plan: KernelPlan, scheduled: Sequence[ScheduledModel] = ()) -> dict[str, Any]:
     """``variants`` of a library for several devices; nothing for one."""
     if not plan.variants:
         return {}

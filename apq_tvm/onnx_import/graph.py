@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -234,19 +235,25 @@ def sort_nodes(nodes: list[Node], known: Iterable[str]) -> list[Node]:
                 raise ImportFailed(
                     f"{node.op} {node.name!r} reads {value!r}, which no node, input or weight makes"
                 )
-    order, waiting = [], nodes
-    while waiting:
-        later = []
-        for node in waiting:
-            if all(value in ready for value in node.inputs):
-                ready.update(node.outputs)
-                order.append(node)
-            else:
-                later.append(node)
-        if len(later) == len(waiting):
-            names = ", ".join(repr(node.name) for node in _on_cycle(later))
-            raise ImportFailed(f"the graph has a cycle through the nodes {names}")
-        waiting = later
+    readers: dict[str, list[int]] = {}
+    missing = [len({v for v in node.inputs if v not in ready}) for node in nodes]
+    for i, node in enumerate(nodes):
+        for value in {v for v in node.inputs if v not in ready}:
+            readers.setdefault(value, []).append(i)
+    # Of those whose inputs are there, the first in the file.
+    order, free = [], [i for i, count in enumerate(missing) if not count]
+    while free:
+        node = nodes[heappop(free)]
+        order.append(node)
+        for value in node.outputs:
+            for i in readers.pop(value, ()):
+                missing[i] -= 1
+                if not missing[i]:
+                    heappush(free, i)
+    if len(order) < len(nodes):
+        left = [node for node, count in zip(nodes, missing, strict=True) if count]
+        names = ", ".join(repr(node.name) for node in _on_cycle(left))
+        raise ImportFailed(f"the graph has a cycle through the nodes {names}")
     return order
 
 

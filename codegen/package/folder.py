@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import keyword
+import os
 import re
 import shutil
 import tempfile
@@ -94,7 +97,7 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
         fresh = temporary / "new"
         fresh.mkdir()
         yield fresh
-        _swap(fresh, output, temporary / "old")
+        _swap(fresh, output, temporary / "old", force)
     except OSError as error:
         raise OutputFailed(
             f"{output} could not be written: {error.strerror or error}; what was there before is "
@@ -105,8 +108,25 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _swap(fresh: Path, output: Path, old: Path) -> None:
-    """Two renames; if the second fails, or a signal comes between them, the first is undone."""
+def _swap(fresh: Path, output: Path, old: Path, force: bool) -> None:
+    """Put `fresh` at `output`, in one step: at every moment there is the old module or the new one.
+
+    What came to be there while the module was compiled is looked at as it was before: only `force`
+    replaces a module or an empty folder.
+    """
+    if not force and _rename(fresh, output, _NOREPLACE):
+        return
+    check_output(output, force)
+    if not _rename(fresh, output, _EXCHANGE):
+        _swap_in_two(fresh, output, old)
+
+
+def _swap_in_two(fresh: Path, output: Path, old: Path) -> None:
+    """Two renames; if the second fails, or a signal comes between them, the first is undone.
+
+    For file systems that cannot exchange two folders (NFS, 9p, FUSE): a kill between the renames
+    leaves the old module in the hidden folder beside `output`.
+    """
     try:
         if output.exists() or output.is_symlink():
             output.rename(old)
@@ -115,6 +135,33 @@ def _swap(fresh: Path, output: Path, old: Path) -> None:
         if (old.exists() or old.is_symlink()) and not output.exists():
             old.rename(output)
         raise
+
+
+# Flags of renameat2(2) in linux/fs.h.
+_NOREPLACE, _EXCHANGE = 1, 2
+_AT_FDCWD = -100
+# The file system or the system does not know the flag.
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+def _rename(source: Path, target: Path, flag: int) -> bool:
+    """renameat2; False where the flag forbids it (a target that is there, or not) or is unknown.
+
+    Raises
+    ------
+    OSError
+        Anything else, e.g. no permission.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:  # glibc before 2.28
+        return False
+    paths = (_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target))
+    if rename(*paths, ctypes.c_uint(flag)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EEXIST, errno.ENOENT, *_UNKNOWN):
+        return False
+    raise OSError(code, os.strerror(code))
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:

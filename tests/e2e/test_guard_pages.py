@@ -70,7 +70,8 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
          ("ReduceSum", "x two", "s", {"keepdims": 0}), ("ArgMax", "x", "k", {"axis": -1}),
          ("CumSum", "x axis", "c")],
         X, "m a s k c",
-        {"last": np.array([-1]), "mid": np.array([1]), "two": np.array([0, 1]), "axis": np.array(1)},
+        {"last": np.array([-1]), "mid": np.array([1]), "two": np.array([0, 1]),
+         "axis": np.array(1)},
     ),
     "moves": (
         [("Transpose", "x", "t", {"perm": [2, 0, 1]}), ("Split", "x parts", "p q", {"axis": -1}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -47,9 +46,13 @@ def module(mixed: CompiledModule) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def parallel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    scheduled = parallel_scale(4096, 3.0)
-    yield import_from(emit(scheduled, tmp_path_factory.mktemp("p") / "parallel_module", {}))
+def parallel_compiled(tmp_path_factory: pytest.TempPathFactory) -> CompiledModule:
+    return emit(parallel_scale(4096, 3.0), tmp_path_factory.mktemp("p") / "parallel_module", {})
+
+
+@pytest.fixture(scope="module")
+def parallel(parallel_compiled: CompiledModule) -> ModuleType:
+    return import_from(parallel_compiled)
 
 
 def check(module: ModuleType, feeds: dict[str, Array]) -> None:
@@ -341,6 +344,90 @@ def test_multiprocessing_fork(parallel: ModuleType) -> None:
     assert queue.get(timeout=120) == (1, 2)
     process.join()
     assert process.exitcode == 0
+
+
+# Of a program that runs `first` and forks, and `second` in the child: what each tells of itself.
+FORKING = """
+    import os, sys, numpy as np, {first}
+    x = np.full((200, 4096), 2.0, np.float32)
+    {first}.set_num_threads(2)
+    {first}.run(x=x)
+    {before}
+    child = os.fork()
+    if child == 0:
+        import threading, {second}
+        {second}.set_num_threads(2)
+        told = []
+        def run():
+            told.append(({second}.num_threads(), bool(({second}.run(x=x)["y"] == 6).all())))
+        run()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        print(told, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    print({first}.num_threads(), flush=True)
+    """
+
+
+@pytest.fixture(scope="module")
+def two_modules(parallel_compiled: CompiledModule) -> Path:
+    """A folder with the same module under two names: what a thread did with one is its own."""
+    folder = parallel_compiled.path.parent
+    if not (folder / "other").exists():
+        emit(parallel_scale(4096, 3.0), folder / "other", {})
+    return folder
+
+
+@pytest.mark.parametrize("before", ["import other", ""], ids=["opened before", "opened after"])
+def test_a_fork_after_another_modules_run(before: str, two_modules: Path) -> None:
+    """The team of the parent's thread was libgomp's, whichever module had started it."""
+    code = FORKING.format(first="parallel_module", second="other", before=before)
+    done = run_python(code, two_modules)
+    assert done.stdout == "[(1, True), (2, True)]\n2\n", done.stdout + done.stderr
+
+
+def test_a_fork_of_a_single_thread_keeps_its_threads(two_modules: Path) -> None:
+    """Nobody had a team: nothing is lost. (OpenBLAS must not have threads either.)"""
+    code = FORKING.format(first="parallel_module", second="parallel_module", before="")
+    code = code.replace("parallel_module.set_num_threads(2)\n    parallel_module.run(x=x)", "pass")
+    done = run_python(code, two_modules, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+    assert done.stdout.startswith("[(2, True), (2, True)]\n"), done.stdout + done.stderr
+
+
+def test_a_limit_of_threads_is_no_end(two_modules: Path) -> None:
+    """libgomp ends the process where no thread can be started; a run then has fewer."""
+    code = """
+        import os, resource, numpy as np, parallel_module as m
+        if os.getuid() == 0:  # root has no such limit
+            os.setgroups([]); os.setgid(65534); os.setuid(65534)
+        m.set_num_threads(4)
+        x = np.full((200, 4096), 2.0, np.float32)
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        for _ in range(3):
+            assert (m.run(x=x)["y"] == 6).all()
+        print(m.num_threads())
+        """
+    done = run_python(code, two_modules, OPENBLAS_NUM_THREADS="1")
+    assert done.stdout == "1\n", done.stdout + done.stderr
+
+
+def test_a_limit_of_memory_is_no_end(two_modules: Path) -> None:
+    """Nor where threads have no room for their stacks."""
+    code = """
+        import pathlib, resource, numpy as np, parallel_module as m
+        m.set_num_threads(64)
+        x = np.full((200, 4096), 2.0, np.float32)
+        m.set_num_threads(1); m.run(x=x); m.set_num_threads(64)
+        used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * 4096
+        limit = used + (40 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        assert (m.run(x=x)["y"] == 6).all()
+        print(m.num_threads() < 64)
+        """
+    done = run_python(code, two_modules, OPENBLAS_NUM_THREADS="1")
+    assert done.stdout == "True\n", done.stdout + done.stderr
 
 
 def test_default_threads_respect_affinity(mixed: CompiledModule) -> None:

@@ -84,7 +84,8 @@ def _numbers(node: Node, key: str, value: Any, least: int) -> None:
 
 
 def _check_axes(graph: Graph, node: Node, rank: int) -> None:
-    if node.op not in PER_AXIS or graph.rank(node.inputs[1]):
+    scale = node.inputs[1] if len(node.inputs) > 1 else ""
+    if node.op not in PER_AXIS or graph.rank(scale):
         for key in AXIS & node.attrs.keys():
             _one_axis(node, key, node.attrs[key], rank + (node.op in ONE_MORE))
     axes: Any = node.attrs.get("axes")
@@ -169,7 +170,7 @@ def _check_scales(graph: Graph, node: Node) -> None:
     for value in node.inputs[1:]:
         scales = graph.weights.get(value)
         is_region = node.op == "Resize" and value == node.inputs[1]
-        if scales is None or not scales.size or is_region:
+        if scales is None or scales.dtype.kind not in "fiu" or not scales.size or is_region:
             continue
         if not np.isfinite(scales.astype(np.float64)).all() or not (scales > 0).all():
             shown = scales.ravel()[:8].tolist()

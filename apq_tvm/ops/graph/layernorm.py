@@ -103,7 +103,5 @@ def _statistics(
 
     squares = summed("squares", "k", lambda *at: centred(*at) * centred(*at))
     eps, one = tirx.const(epsilon, "float32"), tirx.const(1.0, "float32")
-    inverse = te.compute(
-        of_rows, lambda *r: one / tirx.sqrt(squares(*r) * share + eps), "inverse"
-    )
+    inverse = te.compute(of_rows, lambda *r: one / tirx.sqrt(squares(*r) * share + eps), "inverse")
     return centred, inverse, [inverse] if mean is None else [mean, inverse]

@@ -80,10 +80,14 @@ def _guards(
 ) -> list[Any]:
     """Conditions for an index to lie inside the image, without those that always hold."""
     guards = [] if _is_zero(before[axis]) else [index >= 0]
-    return guards if _ends_inside(axis, extent, count, before, after, attrs) else [
-        *guards,
-        index < extent,
-    ]
+    return (
+        guards
+        if _ends_inside(axis, extent, count, before, after, attrs)
+        else [
+            *guards,
+            index < extent,
+        ]
+    )
 
 
 def _ends_inside(

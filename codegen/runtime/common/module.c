@@ -365,9 +365,12 @@ static int contiguous(const DLTensor *t) {
   return 1;
 }
 
-static unsigned char *address(const DLTensor *t) {
-  return (unsigned char *)t->data + t->byte_offset;
+/* Of NULL too, which C does not let anything be added to, not even 0. */
+static unsigned char *past(void *data, size_t bytes) {
+  return (unsigned char *)((uintptr_t)data + bytes);
 }
+
+static unsigned char *address(const DLTensor *t) { return past(t->data, t->byte_offset); }
 
 static int ready_to_use(const DLTensor *t) {
   return contiguous(t) && (uintptr_t)address(t) % APQ_ALIGNMENT == 0;
@@ -411,13 +414,14 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
       (void)gather(next, address(t), t, 0);
     }
     c->inputs[i] = next;
-    next += stage_of(t);
+    next = past(next, stage_of(t));
   }
   for (int32_t i = 0; i < m->num_outputs; i++) {
-    c->outputs[i] = ready_to_use(&outputs[i]) ? address(&outputs[i]) : next;
-    next += ready_to_use(&outputs[i]) ? 0 : stage_of(&outputs[i]);
+    int ready = ready_to_use(&outputs[i]);
+    c->outputs[i] = ready ? address(&outputs[i]) : next;
+    if (!ready) next = past(next, stage_of(&outputs[i]));
   }
-  for (int32_t i = 0; i < m->num_buffers; i++) c->buffers[i] = c->arena.data + p->offsets[i];
+  for (int32_t i = 0; i < m->num_buffers; i++) c->buffers[i] = past(c->arena.data, p->offsets[i]);
   return APQ_OK;
 }
 

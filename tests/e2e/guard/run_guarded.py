@@ -1,7 +1,7 @@
 """Run a module on tensors beside pages that nobody may touch: run_guarded.py FOLDER CASES.
 
-Each input and output starts where a page starts, or ends where one ends; what lies beyond kills this
-process. CASES is JSON: a list of [label, {input: shape}]. Prints the label before each run.
+Each input and output starts where a page starts, or ends where one ends; what lies beyond kills
+this process. CASES is JSON: a list of [label, {input: shape}]. Prints the label before each run.
 """
 
 from __future__ import annotations
@@ -51,10 +51,14 @@ def main(folder: Path, cases: list[tuple[str, dict[str, list[int]]]]) -> None:
             for info in module.inputs:
                 dtype = np.dtype(info.dtype)
                 feeds[info.name] = guarded(tuple(shapes[info.name]), dtype, at_end)
-                values = rng.integers(0, 2, shapes[info.name]) if dtype.kind in "iub" else (
-                    rng.standard_normal(shapes[info.name]))
+                values = (
+                    rng.integers(0, 2, shapes[info.name])
+                    if dtype.kind in "iub"
+                    else (rng.standard_normal(shapes[info.name]))
+                )
                 feeds[info.name][...] = values
-            widths = {w for r in module.manifest["precisions"].values() for w in range(r[0], r[1] + 1)}
+            ranges = module.manifest["precisions"].values()
+            widths = {width for least, most in ranges for width in range(least, most + 1)}
             for bits in sorted(widths) or [0]:
                 print(label, "end" if at_end else "start", f"{bits} bits" * (bits > 0), flush=True)
                 keep.append(module.run(feeds, bits=bits))

@@ -14,6 +14,7 @@ from apq_tvm.codegen.build.kernels import CPUINFO_FLAGS, cpu_flags
 from apq_tvm.codegen.graph.c_source import dl_dtype
 from apq_tvm.codegen.graph.c_text import comment, identifier, literal
 from apq_tvm.codegen.graph.read_relax import DTYPES
+from apq_tvm.codegen.package import folder as folder_module
 from apq_tvm.codegen.package.folder import check_name, staged
 from apq_tvm.errors import BuildError, OutputExists, OutputFailed
 
@@ -70,6 +71,7 @@ def test_old_output_returns_if_the_move_fails(
     output = tmp_path / "out"
     with staged(output, force=False) as folder:
         (folder / "manifest.json").write_text('{"format": "apq_tvm-module-1"}')
+    monkeypatch.setattr(folder_module, "_rename", lambda *_: False)  # as on NFS
     real = Path.rename
 
     def rename(self: Path, target: Path) -> Path:
@@ -81,6 +83,63 @@ def test_old_output_returns_if_the_move_fails(
     with pytest.raises(seen, match="Input/output error"), staged(output, force=True):
         pass
     assert (output / "manifest.json").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def module_in(folder: Path, text: str) -> None:
+    (folder / "manifest.json").write_text('{"format": "apq_tvm-module-1"}')
+    (folder / "file").write_text(text)
+
+
+def test_forced_output_is_exchanged_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill at any moment leaves the old module or the new one: no rename but the exchange."""
+    output = tmp_path / "out"
+    with staged(output, force=False) as folder:
+        module_in(folder, "old")
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("a step of two"))
+    with staged(output, force=True) as folder:
+        module_in(folder, "new")
+        assert (output / "file").read_text() == "old"
+    assert (output / "file").read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["renameat2", "two renames"])
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("made", ["folder", "file", "link", "empty", "module"])
+def test_what_came_to_be_meanwhile_stays(
+    made: str, force: bool, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not known:
+        monkeypatch.setattr(folder_module, "_rename", lambda *_: False)
+    output = tmp_path / "out"
+    replaced = force and made in ("empty", "module")
+    try:
+        with staged(output, force) as folder:
+            module_in(folder, "new")
+            if made == "file":
+                output.write_text("mine")
+            elif made == "link":
+                output.symlink_to("nowhere")
+            else:
+                output.mkdir()
+                if made == "module":
+                    module_in(output, "mine")
+                if made == "folder":
+                    (output / "file").write_text("mine")
+    except OutputExists:
+        assert not replaced
+    else:
+        assert replaced
+    if replaced:
+        assert (output / "file").read_text() == "new"
+    elif made in ("folder", "module"):
+        assert (output / "file").read_text() == "mine"
+    else:
+        assert output.is_symlink() == (made == "link")
+        assert output.is_dir() == (made == "empty")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 

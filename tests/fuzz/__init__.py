@@ -1,0 +1,1 @@
+"""Fuzzers: ``python -m tests.fuzz TARGET SECONDS``, or ``make fuzz FUZZ_SECONDS=1800``."""

@@ -1,0 +1,65 @@
+"""The C of a module and a fuzzer's target, with sanitizers, as one program."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apq_tvm.codegen import emit as stage
+from apq_tvm.codegen.package.folder import RUNTIME
+from apq_tvm.types import ScheduledModel
+
+HERE = Path(__file__).parent / "c"
+CHECKS = "-fsanitize=address,undefined"
+FLAGS = ["-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-Wno-strict-prototypes"]
+# Undefined behaviour is an end; a block of more than this is not given, as at a limit of memory.
+OPTIONS = {
+    "ASAN_OPTIONS": "max_allocation_size_mb=256:allocator_may_return_null=1:detect_leaks=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+}
+
+
+def emit_sources(scheduled: ScheduledModel, folder: Path) -> tuple[Path, Path]:
+    """Emit the module ``fuzzed``; its folder, and one with its own C and its kernels' objects."""
+    work = folder / "work"
+    plain = stage.link_library
+
+    def keep(tools: Any, name: str, objects: Sequence[Path], scratch: Path, output: Path) -> None:
+        shutil.copytree(scratch, work)
+        plain(tools, name, objects, scratch, output)
+
+    stage.link_library = keep
+    try:
+        module = stage.emit(scheduled, folder / "fuzzed", {}).path
+    finally:
+        stage.link_library = plain
+    return module, work
+
+
+def has_libfuzzer() -> bool:
+    """Whether clang can link its fuzzer."""
+    clang = shutil.which("clang")
+    if clang is None:
+        return False
+    found = subprocess.run(
+        [clang, "-fsanitize=fuzzer", "-x", "c", "-", "-o", "/dev/null"],
+        input="int LLVMFuzzerTestOneInput(const char *d, unsigned long n){(void)d;return (int)n*0;}",
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    return found.returncode == 0
+
+
+def build(target: str, work: Path, program: Path, checks: Sequence[str], cc: str = "cc") -> None:
+    """Compile and link ``c/TARGET.c`` with a module's sources, its runtime and its kernels."""
+    sources = [HERE / f"{target}.c", *work.glob("*.c"), *sorted(RUNTIME.glob("*/*.c"))]
+    if "fuzzer" not in "".join(checks) and target != "races":
+        sources.append(HERE / "standalone.c")
+    includes = [f"-I{folder}" for folder in {HERE, work, *(s.parent for s in sources)}]
+    kernels = sorted(work.glob("*kernels_*.o"))
+    command = [cc, *FLAGS, *checks, *includes, *sources, *kernels]
+    subprocess.run([*map(str, command), "-lm", "-ldl", "-lpthread", "-o", str(program)], check=True)
