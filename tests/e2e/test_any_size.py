@@ -34,14 +34,16 @@ POOLS = {
     "lp": ("LpPool", {"kernel_shape": [2, 2], "strides": [2, 2], "p": 2}),
     "whole": ("GlobalMaxPool", {}),
 }
+COORDINATES = "coordinate_transformation_mode"
+INSIDE = {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}
 RESIZES = {
-    "twice": ([1, 1, 2, 2], {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    "twice": ([1, 1, 2, 2], {COORDINATES: "asymmetric", "nearest_mode": "floor"}),
     "less": ([1, 1, 0.6, 0.5], {"nearest_mode": "round_prefer_ceil"}),
     "linear": ([1, 1, 1.5, 2], {"mode": "linear"}),
-    "torch": ([1, 1, 2, 0.5], {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}),
-    "corners": ([1, 1, 2, 3], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+    "torch": ([1, 1, 2, 0.5], {"mode": "linear", COORDINATES: "pytorch_half_pixel"}),
+    "corners": ([1, 1, 2, 3], {"mode": "linear", COORDINATES: "align_corners"}),
     "cubic": ([1, 1, 2, 1.5], {"mode": "cubic"}),
-    "cubic_inside": ([1, 1, 0.7, 2], {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}),
+    "cubic_inside": ([1, 1, 0.7, 2], INSIDE),
 }  # fmt: skip
 PADS = {"constant": [0, 0, 2, -1, 0, 0, 1, 3], "edge": [0, 0, 2, 1, 0, 1, 1, 3]}
 PADS |= {"reflect": [0, 0, 2, 1, 0, 0, 1, 3], "wrap": [0, 0, 2, 1, 0, 0, 1, 3]}

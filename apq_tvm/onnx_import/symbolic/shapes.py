@@ -371,7 +371,7 @@ def _split(graph: Graph, node: Node) -> Rewritten:
             )
             name = graph.fresh(f"{node.name}:{number}") if number else node.name
             nodes.append(replace(part, name=name, outputs=(out,)))
-        start = start + shape[axis]  # type: ignore[assignment]
+        start = start + shape[axis]
     return nodes
 
 

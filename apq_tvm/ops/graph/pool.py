@@ -9,7 +9,11 @@ from tvm import te, tirx
 
 
 def pool(
-    x: Any, shape: Sequence[Any], before: Sequence[Any], after: Sequence[Any], attrs: Mapping
+    x: Any,
+    shape: Sequence[Any],
+    before: Sequence[Any],
+    after: Sequence[Any],
+    attrs: Mapping[str, Any],
 ) -> Any:
     """The greatest, the mean or the p-norm of each window.
 
@@ -91,14 +95,19 @@ def _guards(
 
 
 def _ends_inside(
-    axis: int, extent: Any, count: Any, before: Sequence[Any], after: Sequence[Any], attrs: Mapping
+    axis: int,
+    extent: Any,
+    count: Any,
+    before: Sequence[Any],
+    after: Sequence[Any],
+    attrs: Mapping[str, Any],
 ) -> bool:
     """Whether no window reaches past the end of the image."""
     numbers = [n for n in (extent, count, before[axis]) if isinstance(n, int | tirx.IntImm)]
     if len(numbers) == 3:
         size, windows, first = (int(n) for n in numbers)
         reach = (attrs["kernel"][axis] - 1) * attrs["dilations"][axis] + 1
-        return (windows - 1) * attrs["strides"][axis] - first + reach <= size
+        return bool((windows - 1) * attrs["strides"][axis] - first + reach <= size)
     return _is_zero(after[axis]) and not attrs["ceil"]
 
 

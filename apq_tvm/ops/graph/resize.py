@@ -188,7 +188,10 @@ def _taps(extent: Any, attrs: Mapping[str, Any]) -> Any:
 
 def _cubic_weights(share: Any, a: float) -> list[Any]:
     """Keys' kernel at distances 1 + s, s, 1 - s and 2 - s."""
-    one, number = tirx.const(1.0, F32), lambda v: tirx.const(v, F32)
+    one = tirx.const(1.0, F32)
+
+    def number(value: float) -> Any:
+        return tirx.const(value, F32)
 
     def near(d: Any) -> Any:
         return (number(a + 2) * d - number(a + 3)) * d * d + one
