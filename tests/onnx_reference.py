@@ -147,11 +147,28 @@ def _softmax(attrs: Any, _: Any, x: Array, mask: Any = None) -> Array:
 
 
 def _slice(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
-    index = [slice(None)] * x.ndim
     for axis, start, step in zip(attrs["axes"], attrs["starts"], attrs["steps"], strict=True):
-        first = evaluate(start, symbols)
-        index[axis] = slice(first, first + attrs["shape"][axis] * step, step)
-    return np.asarray(x[tuple(index)])
+        at = evaluate(start, symbols) + np.arange(attrs["shape"][axis]) * step
+        x = np.take(x, at, axis)
+    return x
+
+
+def _pad(attrs: Any, symbols: Mapping[str, int], x: Array, value: Any = None) -> Array:
+    inside = np.ones(x.shape, bool)
+    for axis, before in enumerate(attrs["before"]):
+        at, size = np.arange(attrs["shape"][axis]) - evaluate(before, symbols), x.shape[axis]
+        if attrs["mode"] == "reflect" and size > 1:
+            at = at % (2 * size - 2)
+            at = np.minimum(at, 2 * size - 2 - at)
+        elif attrs["mode"] == "wrap":
+            at = at % size
+        there = np.clip(at, 0, size - 1)
+        shape = [-1 if i == axis else 1 for i in range(x.ndim)]
+        inside = np.take(inside, there, axis) & (at == there).reshape(shape)
+        x = np.take(x, there, axis)
+    if attrs["mode"] != "constant":
+        return x
+    return np.where(inside, x, np.zeros((), x.dtype) if value is None else value.reshape(()))
 
 
 def _range(attrs: Any, symbols: Mapping[str, int]) -> Array:
@@ -193,6 +210,7 @@ _OPS: dict[str, Callable[..., Array]] = {
     "apq.Assume": lambda attrs, _, x: x.reshape(attrs["shape"]),
     "apq.Reshape": lambda attrs, _, x: x.reshape(attrs["shape"]),
     "apq.Expand": lambda attrs, _, x: np.broadcast_to(x, attrs["shape"]),
+    "apq.Pad": _pad,
     "apq.Slice": _slice,
     "apq.Full": lambda attrs, _: np.full(attrs["shape"], attrs["value"], attrs["dtype"]),
     "apq.Range": _range,

@@ -274,7 +274,7 @@ def _slice(graph: Graph, node: Node) -> Rewritten:
         count = maximum(floordiv(last - first + step - (1 if step > 0 else -1), step), 0)
         shape[axis] = count
         spans.append((axis, first, step))
-    if same_shape(x, tuple(shape)):
+    if same_shape(x, tuple(shape)) and all(step > 0 for _, _, step in spans):
         return node.inputs[0]
     numbers = all(isinstance(v, int) for a, first, _ in spans for v in (x[a], first, shape[a]))
     if numbers:

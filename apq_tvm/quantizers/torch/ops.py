@@ -88,8 +88,7 @@ def _embedding(attrs: Attrs, table: Tensor, ids: Tensor) -> Tensor:
 
 def _slice_apq(attrs: Attrs, x: Tensor) -> Tensor:
     for axis, start, step in zip(attrs["axes"], attrs["starts"], attrs["steps"], strict=True):
-        x = x.narrow(axis, start, (attrs["shape"][axis] - 1) * step + 1)
-        x = x[(slice(None),) * (axis % x.ndim) + (slice(None, None, step),)]
+        x = x.index_select(axis, start + step * torch.arange(attrs["shape"][axis]))
     return x
 
 

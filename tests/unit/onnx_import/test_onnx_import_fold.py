@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx_models import build, check, ops, rand, save, well_formed
 
+from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
 
 INT = np.int64
@@ -115,8 +116,12 @@ def test_a_neutral_number_that_broadcasts_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [False, True])
-def test_dropout_in_training_mode_infers_too(tmp_path: Path, mode: bool) -> None:
+def test_dropout_drops_nothing_but_in_training_mode(tmp_path: Path, mode: bool) -> None:
     nodes = [("Dropout", "x ratio mode", "d"), ("Relu", "d", "y")]
     weights = {"ratio": np.array(0.5, np.float32), "mode": np.array(mode)}
-    model = import_onnx(save(build(nodes, X, "y", weights), tmp_path))
-    assert ops(model) == {"Relu": 1}
+    path = save(build(nodes, X, "y", weights), tmp_path)
+    if not mode:
+        assert ops(import_onnx(path)) == {"Relu": 1}
+        return
+    with pytest.raises(UnsupportedModel, match="Dropout 'n_d': it is in training mode"):
+        import_onnx(path)

@@ -115,6 +115,8 @@ def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() 
     from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
     from apq_tvm.onnx_import.ops import REFUSED, SUPPORTED
 
-    assert SUPPORTED.isdisjoint(REFUSED) and EXPANSIONS.keys().isdisjoint(SUPPORTED)
+    assert SUPPORTED.isdisjoint(REFUSED)
+    in_part = {"BatchNormalization", "ConvTranspose", "MaxUnpool", "Resize"}
+    assert SUPPORTED & EXPANSIONS.keys() == in_part  # some forms of these are expanded
     known = set(_get_convert_map())
-    assert SUPPORTED | set(REFUSED) | (set(EXPANSIONS) & known) == known
+    assert known <= SUPPORTED | set(REFUSED) | set(EXPANSIONS)
