@@ -10,10 +10,10 @@ import typer
 
 from apq_tvm.cli.console import Bars, print_json, reports_errors, say
 from apq_tvm.cli.options import (
+    Dim,
     Force,
     Inputs,
     Json,
-    Dim,
     Model,
     OutputFile,
     TensorType,
