@@ -145,7 +145,8 @@ def _slice(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
     index = [slice(None)] * x.ndim
     for axis, start, step in zip(attrs["axes"], attrs["starts"], attrs["steps"], strict=True):
         first = evaluate(start, symbols)
-        index[axis] = slice(first, first + attrs["shape"][axis] * step, step)
+        last = first + attrs["shape"][axis] * step
+        index[axis] = slice(first, last if last >= 0 else None, step)
     return np.asarray(x[tuple(index)])
 
 
@@ -176,7 +177,47 @@ def _append_cache(attrs: Any, _: Any, past: Any, new: Array, start: Array) -> Ar
     return whole
 
 
+def _pad(attrs: Any, symbols: Mapping[str, int], x: Array, value: Any = None) -> Array:
+    fill = {} if value is None else {"constant_values": np.asarray(value).item()}
+    for axis, (size, wanted) in enumerate(zip(x.shape, attrs["shape"], strict=True)):
+        before = evaluate(attrs["before"][axis], symbols)
+        after = wanted - size - before
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (max(before, 0), max(after, 0))
+        x = np.pad(x, widths, attrs["mode"], **fill)
+        x = np.take(x, range(max(-before, 0), x.shape[axis] - max(-after, 0)), axis)
+    return x
+
+
+def _pool_first(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
+    """Window by window, over elements of the image alone."""
+    result = np.empty(attrs["shape"], x.dtype)
+    starts = [evaluate(d, symbols) for d in attrs["before"]]
+    ends = [evaluate(d, symbols) for d in attrs["after"]]
+    for at in np.ndindex(*attrs["shape"][2:]):
+        part, count = x, 1
+        for axis, where in enumerate(at):
+            first = where * attrs["strides"][axis] - starts[axis]
+            taps = first + np.arange(attrs["kernel"][axis]) * attrs["dilations"][axis]
+            size = x.shape[2 + axis]
+            inside = taps[(taps >= 0) & (taps < size)]
+            count *= int((taps < size + ends[axis]).sum()) if attrs["include_pad"] else len(inside)
+            part = np.take(part, inside, 2 + axis)
+        axes = tuple(range(2, x.ndim))
+        if attrs["kind"] == "max":
+            whole = part.max(axes)
+        elif attrs["kind"] == "lp":
+            whole = (np.abs(part) ** attrs["p"]).sum(axes) ** (1 / attrs["p"])
+        else:
+            whole = part.sum(axes) / count
+        result[(slice(None), slice(None), *at)] = whole
+    return result
+
+
 _OPS: dict[str, Callable[..., Array]] = {
+    "apq.Assume": lambda attrs, _, x: x.reshape(attrs["shape"]),
+    "apq.Pad": _pad,
+    "apq.PoolFirst": _pool_first,
     **WINDOW_OPS,
     "apq.Activation": lambda attrs, _, x: ACTIVATIONS[attrs["activation"]](x),
     "apq.Depthwise": _depthwise,

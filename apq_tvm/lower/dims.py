@@ -115,4 +115,3 @@ def _texts(model: ImportedModel) -> Iterable[str]:
             # Unknown ones are named after their value, whatever that is called.
             if isinstance(dim, str) and not dim.startswith(f"{spec.name}_dim_"):
                 yield dim
-

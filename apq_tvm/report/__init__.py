@@ -96,9 +96,7 @@ def make_report(
     options["calibration"] = Path(calibration) if calibration else None
     options["tensor_types"] = dict(tensor_types or {})
     partial = output.with_name(f"{output.name}.partial.json")
-    document, call = _measured(
-        (model, dims), Path(inputs), asked, options, partial, progress
-    )
+    document, call = _measured((model, dims), Path(inputs), asked, options, partial, progress)
     digest = document["sha256"]
     document["timings"] = time_modules(modules, digest, call, threads, seconds, progress)
     with progress.stage("write"):

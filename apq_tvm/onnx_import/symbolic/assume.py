@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apq_tvm.onnx_import.graph import Graph, Shape
+from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, equal
 from apq_tvm.onnx_import.symbolic.infer import ELEMENTWISE
 from apq_tvm.types import Node
@@ -44,7 +44,9 @@ def _align(graph: Graph, node: Node, out: tuple[Dim, ...], free: int | None) -> 
         graph.replace(now, check, Node(now.op, now.name, inputs, now.outputs, now.attrs))
 
 
-def _wanted(shape: tuple[Dim, ...], out: tuple[Dim, ...], free: int | None) -> Shape | None:
+def _wanted(
+    shape: tuple[Dim, ...], out: tuple[Dim, ...], free: int | None
+) -> tuple[Dim, ...] | None:
     """`shape` with the dimensions of `out` where it does not broadcast; None if it has them."""
     offset = len(out) - len(shape)
     wanted = [

@@ -344,7 +344,7 @@ def _conv_transpose(graph: Graph, node: Node) -> list[Shape | None]:
             reach = (size - 1) * dilations[i] + 1
             cut = 0 if auto == "VALID" else pads[i] + pads[i + rank]
             out.append((dim - 1) * strides[i] + reach + (extra[i] - cut))
-    return [(x[0], w[1] * attrs.get("group", 1), *out)]  # type: ignore[operator]
+    return [(x[0], w[1] * attrs.get("group", 1), *out)]
 
 
 def _pad(graph: Graph, node: Node) -> list[Shape | None]:

@@ -272,7 +272,7 @@ def _slice(graph: Graph, node: Node) -> Rewritten:
         count = maximum(floordiv(last - first + step - (1 if step > 0 else -1), step), 0)
         shape[axis] = count
         spans.append((axis, first, step))
-    if same_shape(x, tuple(shape)):
+    if same_shape(x, tuple(shape)) and all(step > 0 for _, _, step in spans):
         return node.inputs[0]
     numbers = all(isinstance(v, int) for a, first, _ in spans for v in (x[a], first, shape[a]))
     if numbers:
@@ -360,7 +360,8 @@ def _split(graph: Graph, node: Node) -> Rewritten:
     axis = node.attrs.get("axis", 0) % len(x)
     if all(isinstance(shape[axis], int) for shape in (x, *shapes)):  # type: ignore[index]
         return None
-    nodes, start = [], 0
+    nodes: list[Node] = []
+    start: Dim = 0
     for number, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
         assert shape is not None
         if out:
@@ -369,7 +370,7 @@ def _split(graph: Graph, node: Node) -> Rewritten:
             )
             name = graph.fresh(f"{node.name}:{number}") if number else node.name
             nodes.append(replace(part, name=name, outputs=(out,)))
-        start = start + shape[axis]  # type: ignore[assignment]
+        start = start + shape[axis]
     return nodes
 
 

@@ -87,9 +87,7 @@ def table(given: Any, wanted: Any, attrs: Mapping[str, Any], number: int) -> tup
         return value
 
     shape = (tirx.const(count, "int64"), wanted)
-    index = te.compute(
-        shape, lambda k, i: _clip(row(k, [at for at, _ in taps(i)]), given), "index"
-    )
+    index = te.compute(shape, lambda k, i: _clip(row(k, [at for at, _ in taps(i)]), given), "index")
     weight = te.compute(shape, lambda k, i: row(k, [weight for _, weight in taps(i)]), "weight")
     return index, weight
 
@@ -227,7 +225,10 @@ def _cubic(position: Any, last: Any, attrs: Mapping[str, Any]) -> list[tuple[Any
 
 def _cubic_weights(share: Any, a: float) -> list[Any]:
     """Keys' kernel at distances 1 + s, s, 1 - s and 2 - s."""
-    one, number = tirx.const(1.0, F32), lambda v: tirx.const(v, F32)
+    one = tirx.const(1.0, F32)
+
+    def number(value: float) -> Any:
+        return tirx.const(value, F32)
 
     def near(d: Any) -> Any:
         return (number(a + 2) * d - number(a + 3)) * d * d + one
