@@ -85,9 +85,8 @@ def learn_codes(
     started = time.perf_counter()
     check_start(kind, method, rate)
     epochs = EPOCHS.get(kind, 1) if epochs is None else epochs
-    asked = _Asked(
-        kind, scheme, dict(tensor_types or {}), method, nsamples, epochs, rows, rate, dims
-    )
+    types = dict(tensor_types or {})
+    asked = _Asked(kind, scheme, types, method, nsamples, epochs, rows, rate, dims)
     paths = (Path(model), Path(inputs), Path(statistics), Path(output))
     layers, resumed = _learn(*paths, asked, progress or Silent())
     return {

@@ -153,24 +153,6 @@ def _slice(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
     return x
 
 
-def _pad(attrs: Any, symbols: Mapping[str, int], x: Array, value: Any = None) -> Array:
-    inside = np.ones(x.shape, bool)
-    for axis, before in enumerate(attrs["before"]):
-        at, size = np.arange(attrs["shape"][axis]) - evaluate(before, symbols), x.shape[axis]
-        if attrs["mode"] == "reflect" and size > 1:
-            at = at % (2 * size - 2)
-            at = np.minimum(at, 2 * size - 2 - at)
-        elif attrs["mode"] == "wrap":
-            at = at % size
-        there = np.clip(at, 0, size - 1)
-        shape = [-1 if i == axis else 1 for i in range(x.ndim)]
-        inside = np.take(inside, there, axis) & (at == there).reshape(shape)
-        x = np.take(x, there, axis)
-    if attrs["mode"] != "constant":
-        return x
-    return np.where(inside, x, np.zeros((), x.dtype) if value is None else value.reshape(()))
-
-
 def _range(attrs: Any, symbols: Mapping[str, int]) -> Array:
     (count,) = attrs["shape"]
     values = evaluate(attrs["start"], symbols) + np.arange(count) * attrs["delta"]
@@ -198,7 +180,48 @@ def _append_cache(attrs: Any, _: Any, past: Any, new: Array, start: Array) -> Ar
     return whole
 
 
+def _pad(attrs: Any, symbols: Mapping[str, int], x: Array, value: Any = None) -> Array:
+    fill = {} if value is None else {"constant_values": np.asarray(value).item()}
+    for axis, (size, wanted) in enumerate(zip(x.shape, attrs["shape"], strict=True)):
+        before = evaluate(attrs["before"][axis], symbols)
+        after = wanted - size - before
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (max(before, 0), max(after, 0))
+        x = np.pad(x, widths, attrs["mode"], **fill)
+        x = np.take(x, range(max(-before, 0), x.shape[axis] - max(-after, 0)), axis)
+    return x
+
+
+def _pool_first(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
+    """Window by window, over elements of the image alone."""
+    result = np.empty(attrs["shape"], x.dtype)
+    starts = [evaluate(d, symbols) for d in attrs["before"]]
+    ends = [evaluate(d, symbols) for d in attrs["after"]]
+    for at in np.ndindex(*attrs["shape"][2:]):
+        part, count = x, 1
+        for axis, where in enumerate(at):
+            first = where * attrs["strides"][axis] - starts[axis]
+            taps = first + np.arange(attrs["kernel"][axis]) * attrs["dilations"][axis]
+            size = x.shape[2 + axis]
+            inside = taps[(taps >= 0) & (taps < size)]
+            count *= int((taps < size + ends[axis]).sum()) if attrs["include_pad"] else len(inside)
+            part = np.take(part, inside, 2 + axis)
+        axes = tuple(range(2, x.ndim))
+        if attrs["kind"] == "max":
+            whole = part.max(axes)
+        elif attrs["kind"] == "lp":
+            whole = (np.abs(part) ** attrs["p"]).sum(axes) ** (1 / attrs["p"])
+        else:
+            whole = part.sum(axes) / count
+        result[(slice(None), slice(None), *at)] = whole
+    return result
+
+
 _OPS: dict[str, Callable[..., Array]] = {
+    "apq.Assume": lambda attrs, _, x: x.reshape(attrs["shape"]),
+    "apq.AssumeHere": lambda attrs, _, x: x.reshape(attrs["shape"]),
+    "apq.Pad": _pad,
+    "apq.PoolFirst": _pool_first,
     **WINDOW_OPS,
     "apq.Activation": lambda attrs, _, x: ACTIVATIONS[attrs["activation"]](x),
     "apq.Depthwise": _depthwise,
@@ -207,10 +230,8 @@ _OPS: dict[str, Callable[..., Array]] = {
     "apq.MatMul": _matmul,
     "apq.Softmax": _softmax,
     "apq.Gelu": lambda attrs, _, x: gelu(x, attrs["approximate"]),
-    "apq.Assume": lambda attrs, _, x: x.reshape(attrs["shape"]),
     "apq.Reshape": lambda attrs, _, x: x.reshape(attrs["shape"]),
     "apq.Expand": lambda attrs, _, x: np.broadcast_to(x, attrs["shape"]),
-    "apq.Pad": _pad,
     "apq.Slice": _slice,
     "apq.Full": lambda attrs, _: np.full(attrs["shape"], attrs["value"], attrs["dtype"]),
     "apq.Range": _range,

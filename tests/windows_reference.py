@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.onnx_import.symbolic.dims import evaluate
 from apq_tvm.types import Array
 
 
@@ -71,14 +70,6 @@ def _pool(attrs: Any, _: Any, x: Array) -> Array:
     return np.asarray(total / count[None, ..., None])
 
 
-def _pool_first(attrs: Any, symbols: Any, x: Array) -> Array:
-    begins, ends = ([evaluate(v, symbols) for v in attrs[k]] for k in ("before", "after"))
-    n, channels, *out = attrs["shape"]
-    given = {**attrs, "begins": begins, "ends": ends, "auto": "", "padding": attrs["include_pad"]}
-    y = _pool({**given, "shape": (n, *out, channels)}, None, np.moveaxis(x, 1, -1))
-    return np.moveaxis(y, -1, 1)
-
-
 def _fold(attrs: Any, _: Any, z: Array, bias: Any = None) -> Array:
     n, *out, channels = attrs["shape"]
     total = np.zeros((n, *out, channels), np.float32)
@@ -135,7 +126,6 @@ def _resize(attrs: Any, _: Any, x: Array) -> Array:
 WINDOW_OPS: dict[str, Callable[..., Array]] = {
     "apq.Windows": _windows,
     "apq.Pool": _pool,
-    "apq.PoolFirst": _pool_first,
     "apq.Fold": _fold,
     "apq.Resize": _resize,
 }

@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import tvm_ffi
 from tvm import relax, tirx
 
+from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.symbolic.dims import Call, Expr, evaluate, parse
 from apq_tvm.types import ImportedModel
+
+CONDITIONS = "apq.conditions"
+"""Attribute of ``main``: triples of two extents that must be equal and the node that says so."""
 
 ATTRIBUTE = "apq.dims"
 """Attribute of ``main``: derived dimension → its expression over the input dimensions."""
@@ -32,6 +37,7 @@ class Dims:
     def __init__(self, model: ImportedModel) -> None:
         self.symbols: dict[str, Any] = {}
         self._derived: dict[str, Any] = {}
+        self.conditions: list[tuple[Any, Any, str]] = []
         for text in _texts(model):
             if text not in self._derived and is_derived(text):
                 number = len(self._derived)
@@ -60,6 +66,18 @@ class Dims:
             return self.shape(dims)
         except ValueError:
             return None
+
+    def require(self, have: Iterable[Any], want: Iterable[Any], node: str) -> None:
+        """Let every run check that the extents of a value are what `node` takes them for.
+
+        Not by ``match_cast`` alone: TVM 0.27 takes it for proof, and drops it.
+        """
+        for here, there in zip(have, want, strict=True):
+            if tvm_ffi.structural_equal(here, there):
+                continue
+            if isinstance(here, tirx.IntImm) and isinstance(there, tirx.IntImm):
+                raise UnsupportedModel(f"{node}: a dimension is {here}, but must be {there}")
+            self.conditions.append((here, there, node))
 
     def parameter(self) -> Any:
         """The parameter of ``main`` that binds the derived variables; None if there are none."""

@@ -14,7 +14,7 @@ from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.conv import conv
 from apq_tvm.ops.graph.pad import pad
 from apq_tvm.ops.graph.pool import pool
-from apq_tvm.ops.graph.resize import resize
+from apq_tvm.ops.graph.resize import gathered, is_repeat, repeated, table
 from apq_tvm.types import Node, TensorSpec
 
 ALONE = {"op_pattern": 8}
@@ -110,10 +110,50 @@ class ImageLowering:
                 f"Resize {node.name!r}: antialias is not done; resize before the model, or export "
                 "it without"
             )
-        known_shape(inputs[0], node)
-        shape = self._dims.shape(node.attrs["shape"])
+        x, attrs, wanted = inputs[0], node.attrs, self._dims.shape(node.attrs["shape"])
+        for number, axis in enumerate(attrs["axes"]):
+            shape = known_shape(x, node)
+            given, shape[axis] = shape[axis], wanted[axis]
+            if is_repeat(attrs, number):
+                x = self._repeated(bb, x, shape, attrs, number)
+            else:
+                x = self._gathered(bb, x, (given, wanted[axis]), attrs, number)
+        return x
+
+    def _repeated(
+        self, bb: relax.BlockBuilder, x: Any, shape: Sequence[Any], attrs: Any, number: int
+    ) -> Any:
+        def whole(source: Any) -> Any:
+            return repeated(source, shape, attrs, number)
+
+        return bb.emit_te(whole, x, primfunc_name_hint="repeat")
+
+    def _gathered(
+        self, bb: relax.BlockBuilder, x: Any, extents: tuple[Any, Any], attrs: Any, number: int
+    ) -> Any:
+        wanted = extents[1]
+        symbolic = [extent for extent in extents if not isinstance(extent, tirx.IntImm)]
+
+        def entries(which: int) -> Any:
+            def made(*numbers: Any) -> Any:
+                rest = iter(numbers)
+                size, count = (e if isinstance(e, tirx.IntImm) else next(rest) for e in extents)
+                return table(size, count, attrs, number)[which]
+
+            return made
+
+        # Apart: fused, they would be computed again for each element.
+        tables = [
+            bb.emit_te(
+                entries(which), *symbolic, primfunc_name_hint="positions", primfunc_attrs=ALONE
+            )
+            for which in (0, 1)
+        ]
+        kinds = [relax.TensorType((t.ty.shape.values[0], wanted), t.ty.dtype) for t in tables]
+        tables = [bb.match_cast(t, k) for t, k in zip(tables, kinds, strict=True)]
+        axis = attrs["axes"][number]
         return bb.emit_te(
-            lambda x: resize(x, shape, node.attrs), inputs[0], primfunc_name_hint="resize"
+            lambda a, i, w: gathered(a, i, w, axis, attrs), x, *tables, primfunc_name_hint="resize"
         )
 
     def _emit(

@@ -19,7 +19,7 @@ from tvm import relax, sym
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.lower.dims import ATTRIBUTE, Dims
+from apq_tvm.lower.dims import ATTRIBUTE, CONDITIONS, Dims
 from apq_tvm.types import Array, ImportedModel, Node, TensorSpec
 
 Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
@@ -71,6 +71,7 @@ def import_graph(
     # The emitted C refuses other inputs by the dimension's name.
     main = mod["main"].with_attr("tir_var_upper_bound", dict(model.limits))
     main = main.with_attr("tir_var_lower_bound", dict(model.least))
+    main = main.with_attr(CONDITIONS, [list(condition) for condition in dims.conditions])
     mod["main"] = main.with_attr(ATTRIBUTE, dict(dims.expressions()))
     return mod
 
@@ -170,14 +171,14 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         """
         specs = [self._model.value_specs.get(name) for name in node.outputs]
         if isinstance(made.ty, relax.TensorType):
-            return self._with_known_shape(made, specs[0])
+            return self._with_known_shape(node, made, specs[0])
         if not isinstance(made.ty, relax.TupleType) or not any(
             self._differs(kind, spec) for kind, spec in zip(made.ty.fields, specs, strict=False)
         ):
             return made
         parts = [self.bb.emit(relax.TupleGetItem(made, i)) for i in range(len(specs))]
         return relax.Tuple(
-            [self._with_known_shape(p, s) for p, s in zip(parts, specs, strict=True)]
+            [self._with_known_shape(node, p, s) for p, s in zip(parts, specs, strict=True)]
         )
 
     def _differs(self, kind: Any, spec: TensorSpec | None) -> list[Any] | None:
@@ -196,9 +197,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 return None
         return wanted
 
-    def _with_known_shape(self, value: Any, spec: TensorSpec | None) -> Any:
+    def _with_known_shape(self, node: Node, value: Any, spec: TensorSpec | None) -> Any:
         wanted = self._differs(value.ty, spec)
         if wanted is None:
             return value
+        if isinstance(value.ty.shape, relax.ShapeExpr):
+            self._dims.require(value.ty.shape.values, wanted, node.name)
         value = value if isinstance(value, relax.Var) else self.bb.emit(value)
         return self.bb.match_cast(value, relax.TensorType(wanted, value.ty.dtype))

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.append_cache import append_cache
 from apq_tvm.types import Node
@@ -33,6 +34,7 @@ class ShapeLowering:
         return {
             "apq.AppendCache": self.append_cache,
             "apq.Assume": self.assume,
+            "apq.AssumeHere": self.assume_here,
             "apq.Dims": self.dims,
             "apq.Expand": self.expand,
             "apq.Full": self.full,
@@ -50,7 +52,17 @@ class ShapeLowering:
         return relax.op.reshape(inputs[0], relax.ShapeExpr(self.extents(node)))
 
     def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        """``apq.Assume``: the emitted code checks it where the value is read."""
+        """``apq.Assume``: the emitted C compares the dimensions before anything runs."""
+        shape = self.extents(node)
+        self._dim.require(known_shape(inputs[0], node), shape, node.name)
+        return bb.emit_te(
+            lambda x: te.compute(shape, lambda *at: x(*at), "fitted"),
+            inputs[0],
+            primfunc_name_hint="fitted",
+        )
+
+    def assume_here(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.AssumeHere``: the emitted code checks it where the value is read."""
         kind = relax.TensorType(self.extents(node), inputs[0].ty.dtype)
         return bb.match_cast(bb.emit(inputs[0]), kind, node.name)
 
@@ -61,10 +73,15 @@ class ShapeLowering:
     def slice(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Slice``: starts are in range, so the output's shape is exact."""
         shape, axes = self.extents(node), list(node.attrs["axes"])
-        starts = [self._dim(d) for d in node.attrs["starts"]]
-        steps = [self._dim(d) for d in node.attrs["steps"]]
+        begins, steps = node.attrs["starts"], [self._dim(d) for d in node.attrs["steps"]]
+        # As arguments: the symbols of `emit_te`'s PrimFunc are others than these.
+        symbolic = [self._dim(d) for d in begins if isinstance(d, str)]
+        alone = {"op_pattern": OPAQUE} if symbolic else None
 
-        def element(x: Any) -> Any:
+        def element(x: Any, *given: Any) -> Any:
+            rest = iter(given)
+            starts = [next(rest) if isinstance(d, str) else self._dim(d) for d in begins]
+
             def at(*index: Any) -> Any:
                 where = list(index)
                 for axis, start, step in zip(axes, starts, steps, strict=True):
@@ -73,7 +90,9 @@ class ShapeLowering:
 
             return te.compute(shape, at, "slice")
 
-        return bb.emit_te(element, inputs[0], primfunc_name_hint="slice")
+        return bb.emit_te(
+            element, inputs[0], *symbolic, primfunc_name_hint="slice", primfunc_attrs=alone
+        )
 
     def append_cache(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.AppendCache``."""

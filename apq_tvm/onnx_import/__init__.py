@@ -35,9 +35,10 @@ end.
 ``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (not 0), ``shape`` of the
                                     output; starts are counted from the front and in range
 ``apq.Assume(x)``                   ``shape``: what x must have, checked at run time
+``apq.AssumeHere(x)``               likewise, checked only where a branch comes by
 ``apq.PoolFirst(x)``                windows of ``kernel``, ``strides``, ``dilations`` over x [N, C,
-                                    ...] padded by ``before``, ``after``; ``kind`` "max",
-                                    "average" (``include_pad``) or "lp" (``p``); ``shape``
+                                    ...] padded by ``before``, ``after``; ``kind`` "max", "average"
+                                    (``include_pad``, ``ceil``) or "lp" (``p``); ``shape``
 ``apq.Pad(x, value)``               ``mode``, ``before`` (per axis, negative cuts off), ``shape``
 ``apq.ResizeAxes(x)``               ``axes``, ``scales`` (0.0: output by input size), ``roi``, and
                                     ONNX's ``mode`` and so on; ``shape``

@@ -57,7 +57,7 @@ class Tensor:
 
 @dataclass
 class Symbol:
-    """A symbolic dimension: its name in C and in messages, the input axis it is from, limits."""
+    """A symbolic dimension: its names in C and in messages, the axis it is from, its bounds."""
 
     c_name: str
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -45,8 +45,8 @@ from apq_tvm.types import TensorSpec, Variant
 
 # A constant of up to this many bytes is written into the C source, others go to the weights file.
 SMALL_CONSTANT_BYTES = 256
-# Attribute of ``main`` that `apq_tvm.lower` sets.
-DERIVED = "apq.dims"
+# Attributes of ``main`` that `apq_tvm.lower` sets.
+DERIVED, CONDITIONS = "apq.dims", "apq.conditions"
 DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
 )
@@ -163,6 +163,7 @@ class _Reader:
         self._read_inputs(variables[: len(inputs)], inputs)
         if extents is not None:
             self._read_derived(extents, derived)
+        self._read_conditions((self.main.attrs or {}).get(CONDITIONS, ()))
         weights = zip(variables[len(inputs) :], self.params.items(), strict=True)
         for variable, (name, array) in weights:
             self.values[variable] = self._weight(name, array)
@@ -222,6 +223,18 @@ class _Reader:
             names = {v: by_name[v.name] for v in collect(expression, tirx.Var)}
             self.names[var] = _c_name(var.name, set(self.names.values()))
             self.graph.derived[self.names[var]] = c_expr(expression, names)
+
+    def _read_conditions(self, conditions: Iterable[Any]) -> None:
+        """Extents that must be equal, as the lowering wrote them."""
+        by_name = {var.name: text for var, text in self.names.items()}
+        seen = set()
+        for have, want, node in conditions:
+            names = {v: by_name[v.name] for e in (have, want) for v in collect(e, tirx.Var)}
+            here, there = c_expr(have, names), c_expr(want, names)
+            if here != there and (here, there) not in seen:
+                seen.add((here, there))
+                message = f"these input shapes do not fit together: at {node} two sizes differ"
+                self.graph.conditions.append(Condition(f"({here}) == ({there})", message))
 
     def _tensor_type(self, variable: Any, name: str) -> Any:
         kind = variable.ty

@@ -34,17 +34,16 @@ POOLS = {
     "lp": ("LpPool", {"kernel_shape": [2, 2], "strides": [2, 2], "p": 2}),
     "whole": ("GlobalMaxPool", {}),
 }
-COORDINATES = "coordinate_transformation_mode"
-INSIDE = {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}
+WAY = "coordinate_transformation_mode"
 RESIZES = {
-    "twice": ([1, 1, 2, 2], {COORDINATES: "asymmetric", "nearest_mode": "floor"}),
+    "twice": ([1, 1, 2, 2], {WAY: "asymmetric", "nearest_mode": "floor"}),
     "less": ([1, 1, 0.6, 0.5], {"nearest_mode": "round_prefer_ceil"}),
     "linear": ([1, 1, 1.5, 2], {"mode": "linear"}),
-    "torch": ([1, 1, 2, 0.5], {"mode": "linear", COORDINATES: "pytorch_half_pixel"}),
-    "corners": ([1, 1, 2, 3], {"mode": "linear", COORDINATES: "align_corners"}),
+    "torch": ([1, 1, 2, 0.5], {"mode": "linear", WAY: "pytorch_half_pixel"}),
+    "corners": ([1, 1, 2, 3], {"mode": "linear", WAY: "align_corners"}),
     "cubic": ([1, 1, 2, 1.5], {"mode": "cubic"}),
-    "cubic_inside": ([1, 1, 0.7, 2], INSIDE),
-}  # fmt: skip
+    "inside": ([1, 1, 0.7, 2], {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}),
+}
 PADS = {"constant": [0, 0, 2, -1, 0, 0, 1, 3], "edge": [0, 0, 2, 1, 0, 1, 1, 3]}
 PADS |= {"reflect": [0, 0, 2, 1, 0, 0, 1, 3], "wrap": [0, 0, 2, 1, 0, 0, 1, 3]}
 
@@ -149,7 +148,7 @@ def test_sizes_that_must_be_equal_are_checked(tmp_path: Path) -> None:
     feeds = {"x": RNG.standard_normal((1, 3, 4, 6)).astype(np.float32)}
     np.testing.assert_allclose(module.run(feeds)["y"], session.run(None, feeds)[0], rtol=1e-6)
     for shape, words in {
-        (1, 3, 5, 6): "must be",
+        (1, 3, 5, 6): "do not fit together: at",
         (1, 3, 4, 10): "width is 10, this model allows at most 8",
         (1, 3, 4, 1): "width is 1, this model needs at least 2",
         (2, 3, 4, 6): "x",

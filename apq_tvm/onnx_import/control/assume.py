@@ -33,7 +33,7 @@ def assumed_squeeze(graph: Graph, node: Node) -> list[Node] | None:
         return None
     steps = Steps(graph, node)
     whole = tuple(1 if i == axis else dim for i, dim in enumerate(shape))
-    sure = steps("apq.Assume", value, shape=tuple(as_attr(dim) for dim in whole))
+    sure = steps("apq.AssumeHere", value, shape=tuple(as_attr(dim) for dim in whole))
     return steps.done(steps.reshape(sure, *whole[:axis], *whole[axis + 1 :]))
 
 

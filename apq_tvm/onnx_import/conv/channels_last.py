@@ -137,6 +137,16 @@ def _unary(last: ChannelsLast, node: Node) -> bool:
     return True
 
 
+def _assume(last: ChannelsLast, node: Node) -> bool:
+    """Sizes that are checked: those of the twin."""
+    if not _image(last, node.inputs[0]) or last.graph.known_shape(node.outputs[0]) is None:
+        return False
+    y = last.made(node.outputs[0])
+    attrs = {"shape": tuple(as_attr(dim) for dim in last.graph.known_shape(y) or ())}
+    last.add(Node("apq.Assume", node.name, (last.last(node.inputs[0]),), (y,), attrs))
+    return True
+
+
 def _broadcasting(last: ChannelsLast, node: Node) -> bool:
     """Elementwise operators of several inputs."""
     graph, y = last.graph, node.outputs[0]
@@ -316,5 +326,6 @@ RULES: dict[str, Rule] = {
     "Pad": _pad,
     "Slice": _slice,
     **dict.fromkeys(("Squeeze", "Unsqueeze"), _squeezed),
+    "apq.Assume": _assume,
     "apq.Slice": _slice,
 }

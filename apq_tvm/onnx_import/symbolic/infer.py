@@ -452,7 +452,9 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "apq.ToBfloat16": _to_bfloat16,
     "apq.MaxPoolIndices": _max_pool_indices,
     "apq.MatMul": _transposed_matmul,
-    **dict.fromkeys(("apq.Reshape", "apq.Expand", "apq.Slice", "apq.Assume"), _given),
+    **dict.fromkeys(
+        ("apq.Reshape", "apq.Expand", "apq.Slice", "apq.Assume", "apq.AssumeHere"), _given
+    ),
     **dict.fromkeys(("apq.PoolFirst", "apq.Pad", "apq.ResizeAxes"), _given),
     **dict.fromkeys(("apq.Windows", "apq.Depthwise", "apq.Pool"), _given),
     **dict.fromkeys(("apq.Fold", "apq.Resize"), _given),

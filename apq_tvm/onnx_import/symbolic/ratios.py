@@ -63,31 +63,37 @@ def quotient(num: Dim, den: Dim) -> Number | None:
 
 
 def add(a: Number, b: Number) -> Number | None:
+    """``a + b``; None where its denominator may be 0."""
     (a_num, a_den), (b_num, b_den) = pair(a), pair(b)
     return quotient(a_num * b_den + b_num * a_den, a_den * b_den)
 
 
 def sub(a: Number, b: Number) -> Number | None:
+    """``a - b``."""
     num, den = pair(b)
     return add(a, Ratio(-num, den))
 
 
 def mul(a: Number, b: Number) -> Number | None:
+    """``a * b``."""
     (a_num, a_den), (b_num, b_den) = pair(a), pair(b)
     return quotient(a_num * b_num, a_den * b_den)
 
 
 def div(a: Number, b: Number) -> Number | None:
+    """``a / b``; None where `b` may be 0."""
     (a_num, a_den), (b_num, b_den) = pair(a), pair(b)
     return quotient(a_num * b_den, a_den * b_num)
 
 
 def floor(value: Number) -> Dim:
+    """Rounded down."""
     num, den = pair(value)
     return floordiv(num, den)
 
 
 def ceil(value: Number) -> Dim:
+    """Rounded up."""
     num, den = pair(value)
     return -floordiv(-num, den)
 
@@ -107,6 +113,7 @@ def _crossed(a: Number, b: Number) -> tuple[Dim, Dim, Dim]:
 
 
 def less(a: Number, b: Number) -> bool | None:
+    """``a < b``; None where that depends on the symbols."""
     left, right, _ = _crossed(a, b)
     if compare(left + 1, right) in (-1, 0):
         return True
@@ -114,10 +121,12 @@ def less(a: Number, b: Number) -> bool | None:
 
 
 def smaller(a: Number, b: Number) -> Number | None:
+    """The smaller of two."""
     left, right, den = _crossed(a, b)
     return quotient(minimum(left, right), den)
 
 
 def larger(a: Number, b: Number) -> Number | None:
+    """The larger of two."""
     left, right, den = _crossed(a, b)
     return quotient(maximum(left, right), den)

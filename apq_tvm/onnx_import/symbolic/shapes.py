@@ -362,7 +362,8 @@ def _split(graph: Graph, node: Node) -> Rewritten:
     axis = node.attrs.get("axis", 0) % len(x)
     if all(isinstance(shape[axis], int) for shape in (x, *shapes)):  # type: ignore[index]
         return None
-    nodes, start = [], 0
+    nodes: list[Node] = []
+    start: Dim = 0
     for number, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
         assert shape is not None
         if out:

@@ -7,13 +7,11 @@ from typing import Any
 
 from tvm import te, tirx
 
+Attrs = Mapping[str, Any]
+
 
 def pool(
-    x: Any,
-    shape: Sequence[Any],
-    before: Sequence[Any],
-    after: Sequence[Any],
-    attrs: Mapping[str, Any],
+    x: Any, shape: Sequence[Any], before: Sequence[Any], after: Sequence[Any], attrs: Attrs
 ) -> Any:
     """The greatest, the mean or the p-norm of each window.
 
@@ -80,27 +78,17 @@ def _guards(
     count: Any,
     before: Sequence[Any],
     after: Sequence[Any],
-    attrs: Mapping[str, Any],
+    attrs: Attrs,
 ) -> list[Any]:
     """Conditions for an index to lie inside the image, without those that always hold."""
     guards = [] if _is_zero(before[axis]) else [index >= 0]
-    return (
-        guards
-        if _ends_inside(axis, extent, count, before, after, attrs)
-        else [
-            *guards,
-            index < extent,
-        ]
-    )
+    if not _ends_inside(axis, extent, count, before, after, attrs):
+        guards.append(index < extent)
+    return guards
 
 
 def _ends_inside(
-    axis: int,
-    extent: Any,
-    count: Any,
-    before: Sequence[Any],
-    after: Sequence[Any],
-    attrs: Mapping[str, Any],
+    axis: int, extent: Any, count: Any, before: Sequence[Any], after: Sequence[Any], attrs: Attrs
 ) -> bool:
     """Whether no window reaches past the end of the image."""
     numbers = [n for n in (extent, count, before[axis]) if isinstance(n, int | tirx.IntImm)]
@@ -116,7 +104,7 @@ def _is_zero(number: Any) -> bool:
 
 
 def _taps(
-    position: Any, axis: int, extent: Any, before: Sequence[Any], after: Sequence[Any], attrs: Any
+    position: Any, axis: int, extent: Any, before: Sequence[Any], after: Sequence[Any], attrs: Attrs
 ) -> Any:
     """How many elements of a window count: those of the image, or of the padded image."""
     kernel, apart = attrs["kernel"][axis], attrs["dilations"][axis]

@@ -1,7 +1,8 @@
 """Resize over images of any size (ONNX Resize, opset 19), one axis after the other.
 
 Each output element is a sum of a few input elements; which, and by which weights, depends on its
-position along that axis alone. Coordinates are float32, as in ONNX Runtime.
+position along that axis alone: that is a table, computed once for a run. Coordinates are float32,
+as in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ from typing import Any
 from tvm import te, tirx
 
 F32 = "float32"
+CROP = "tf_crop_and_resize"
 
 
-def resize(x: Any, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """`x` sampled at the positions of `shape`.
+def is_repeat(attrs: Mapping[str, Any], number: int) -> bool:
+    """Whether the resize of one axis only repeats its elements, and needs no `table`."""
+    return bool(_repeats(attrs, number))
+
+
+def repeated(x: Any, shape: Sequence[Any], attrs: Mapping[str, Any], number: int) -> Any:
+    """`x` with every element of an axis repeated as often as its scale says.
 
     Parameters
     ----------
@@ -25,65 +32,116 @@ def resize(x: Any, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         Extents of the result.
     attrs : mapping
         Of ``apq.ResizeAxes`` (`apq_tvm.onnx_import`).
+    number : int
+        Which of its ``axes``.
+    """
+    axis, times = attrs["axes"][number], _repeats(attrs, number)
+
+    def element(*at: Any) -> Any:
+        index = tirx.min(at[axis] // times, x.shape[axis] - 1)
+        return x(*at[:axis], index, *at[axis + 1 :])
+
+    return te.compute(shape, element, "repeat")
+
+
+def table(given: Any, wanted: Any, attrs: Mapping[str, Any], number: int) -> tuple[Any, Any]:
+    """Which elements of an axis each result is made of, and by which weights.
+
+    Parameters
+    ----------
+    given, wanted : PrimExpr
+        Extents of the axis before and after.
+    attrs : mapping
+    number : int
+
+    Returns
+    -------
+    te.Tensor int64 [taps, wanted]
+        Inside the axis, whatever the coordinates.
+    te.Tensor float32 [taps, wanted]
+        Outside an image that is cropped all are 0, and one more row is 1.
+    """
+    last = (given - 1).astype(F32)
+
+    def taps(i: Any) -> list[tuple[Any, Any]]:
+        position = _coordinate(i, given, wanted, attrs, number)
+        one, zero = tirx.const(1.0, F32), tirx.const(0.0, F32)
+        if attrs["mode"] == "nearest":
+            found = [(_rounded(position, attrs["nearest"]), one)]
+        elif attrs["mode"] == "linear":
+            found = _linear(position, last)
+        else:
+            found = _cubic(position, last, attrs)
+        if attrs["coordinates"] != CROP:
+            return found
+        outside = tirx.any(position < zero, position > last)
+        found = [(at, tirx.Select(outside, zero, weight)) for at, weight in found]
+        return [*found, (zero, tirx.Select(outside, one, zero))]
+
+    count = len(taps(tirx.const(0, "int64")))
+
+    def row(k: Any, entries: Sequence[Any]) -> Any:
+        value = entries[-1]
+        for i in reversed(range(len(entries) - 1)):
+            value = tirx.Select(k == i, entries[i], value)
+        return value
+
+    shape = (tirx.const(count, "int64"), wanted)
+    index = te.compute(shape, lambda k, i: _clip(row(k, [at for at, _ in taps(i)]), given), "index")
+    weight = te.compute(shape, lambda k, i: row(k, [weight for _, weight in taps(i)]), "weight")
+    return index, weight
+
+
+def gathered(x: Any, index: Any, weight: Any, axis: int, attrs: Mapping[str, Any]) -> Any:
+    """Sums of the elements that a `table` names along one axis.
+
+    Parameters
+    ----------
+    x : te.Tensor
+    index, weight : te.Tensor [taps, wanted]
+    axis : int
+    attrs : mapping
 
     Returns
     -------
     te.Tensor
-        In the type of `x`. Every index is clipped to `x`.
+        In the type of `x`.
     """
-    result = x
-    for number, axis in enumerate(attrs["axes"]):
-        extents = [*result.shape]
-        extents[axis] = shape[axis]
-        axis_attrs = {
-            **attrs,
-            "scale": attrs["scales"][number],
-            "roi": attrs["roi"][2 * number : 2 * number + 2],
-        }
-        result = _resize_axis(result, axis, extents, axis_attrs)
-    return result
-
-
-def _resize_axis(x: Any, axis: int, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    given, wanted = x.shape[axis], shape[axis]
-    times = _repeats(attrs)
-    if times:
-        return te.compute(
-            shape,
-            lambda *at: x(*at[:axis], tirx.min(at[axis] // times, given - 1), *at[axis + 1 :]),
-            "repeat",
-        )
-    where = te.compute((wanted,), lambda i: _coordinate(i, given, wanted, attrs), "at")
-    if attrs["mode"] == "nearest":
-        index = te.compute(
-            (wanted,), lambda i: _clip(_rounded(where(i), attrs["nearest"]), given), "index"
-        )
-
-        def nearest(*at: Any) -> Any:
-            value = x(*at[:axis], index(at[axis]), *at[axis + 1 :])
-            return _or_outside(value, where(at[axis]), given, attrs)
-
-        return te.compute(shape, nearest, "nearest")
-    taps = _taps(given, attrs)
+    shape = [*x.shape]
+    shape[axis] = index.shape[1]
+    taps, crops = int(index.shape[0]), attrs["coordinates"] == CROP
+    last = x.shape[axis] - 1
 
     def element(*at: Any) -> Any:
-        position = where(at[axis])
-        total = None
-        for index, weight in taps(position):
-            value = x(*at[:axis], index, *at[axis + 1 :]).astype(F32) * weight
-            total = value if total is None else total + value
-        return _or_outside(_as_type(total, x.dtype), position, given, attrs)
+        i = at[axis]
 
-    return te.compute(shape, element, attrs["mode"])
+        def value(k: int) -> Any:
+            where = tirx.max(tirx.min(index(k, i), last), 0)
+            return x(*at[:axis], where, *at[axis + 1 :])
+
+        if attrs["mode"] == "nearest":
+            if not crops:
+                return value(0)
+            other = tirx.const(attrs["extrapolation"], x.dtype)
+            return tirx.Select(weight(1, i) > tirx.const(0.5, F32), other, value(0))
+        total: Any = None
+        for k in range(taps - crops):
+            term = value(k).astype(F32) * weight(k, i)
+            total = term if total is None else total + term
+        if crops:
+            total = total + weight(taps - 1, i) * tirx.const(attrs["extrapolation"], F32)
+        return _as_type(total, x.dtype)
+
+    return te.compute(shape, element, str(attrs["mode"]))
 
 
 def _as_type(value: Any, dtype: str) -> Any:
     return value if dtype == F32 else value.astype(dtype)
 
 
-def _repeats(attrs: Mapping[str, Any]) -> int:
+def _repeats(attrs: Mapping[str, Any], number: int) -> int:
     """n where nearest sampling repeats each element n times, else 0."""
-    times = attrs["scale"]
+    times = attrs["scales"][number]
     if attrs["mode"] != "nearest" or times < 1 or times != int(times):
         return 0
     if attrs["coordinates"] not in ("asymmetric", "half_pixel", "half_pixel_symmetric"):
@@ -101,12 +159,13 @@ def _repeats(attrs: Mapping[str, Any]) -> int:
     return int(times) if [max(i, 0) for i in found] == plain else 0
 
 
-def _coordinate(i: Any, given: Any, wanted: Any, attrs: Mapping[str, Any]) -> Any:
+def _coordinate(i: Any, given: Any, wanted: Any, attrs: Mapping[str, Any], number: int) -> Any:
     """Position in the input that output element `i` is taken from (ONNX Resize)."""
     kind, at = attrs["coordinates"], i.astype(F32)
     size, count = given.astype(F32), wanted.astype(F32)
     half = tirx.const(0.5, F32)
-    scale = tirx.const(attrs["scale"], F32) if attrs["scale"] else count / size
+    factor = attrs["scales"][number]
+    scale = tirx.const(factor, F32) if factor else count / size
     if kind == "asymmetric":
         return at / scale
     if kind == "tf_half_pixel_for_nn":
@@ -119,11 +178,11 @@ def _coordinate(i: Any, given: Any, wanted: Any, attrs: Mapping[str, Any]) -> An
     zero = tirx.const(0.0, F32)
     if kind == "pytorch_half_pixel":
         return tirx.Select(wanted > 1, (at + half) / scale - half, zero)
-    last, end = size - tirx.const(1.0, F32), tirx.max(count - tirx.const(1.0, F32), 1.0)
+    last, end = size - tirx.const(1.0, F32), tirx.max(wanted - 1, 1).astype(F32)
     if kind == "align_corners":
-        return tirx.Select(wanted > 1, at * last / end, zero)
-    start, stop = (tirx.const(edge, F32) for edge in attrs["roi"])
-    inner = start * last + at * (stop - start) * last / end
+        return tirx.Select(wanted > 1, at * (last / end), zero)
+    start, stop = (tirx.const(edge, F32) for edge in attrs["roi"][2 * number : 2 * number + 2])
+    inner = start * last + at * ((stop - start) * last / end)
     return tirx.Select(wanted > 1, inner, half * (start + stop) * last)
 
 
@@ -143,47 +202,25 @@ def _clip(position: Any, extent: Any) -> Any:
     return tirx.max(tirx.min(inside, extent - 1), 0)
 
 
-def _or_outside(value: Any, position: Any, extent: Any, attrs: Mapping[str, Any]) -> Any:
-    """The extrapolation value outside the image, where the mode has one."""
-    if attrs["coordinates"] != "tf_crop_and_resize":
-        return value
-    last = (extent - 1).astype(F32)
-    outside = tirx.any(position < tirx.const(0.0, F32), position > last)
-    other = tirx.const(attrs["extrapolation"], str(value.ty))
-    return tirx.if_then_else(outside, other, value)
-
-
-def _taps(extent: Any, attrs: Mapping[str, Any]) -> Any:
-    """Function of a position: the input elements it is made of, with their weights."""
+def _linear(position: Any, last: Any) -> list[tuple[Any, Any]]:
     one = tirx.const(1.0, F32)
-    if attrs["mode"] == "linear":
+    inside = tirx.max(tirx.min(position, last), tirx.const(0.0, F32))
+    low = tirx.floor(inside)
+    return [(low, one - (inside - low)), (low + one, inside - low)]
 
-        def linear(position: Any) -> list[tuple[Any, Any]]:
-            last = (extent - 1).astype(F32)
-            inside = tirx.max(tirx.min(position, last), tirx.const(0.0, F32))
-            low = tirx.floor(inside)
-            share = inside - low
-            return [(_clip(low, extent), one - share), (_clip(low + one, extent), share)]
 
-        return linear
-
-    def cubic(position: Any) -> list[tuple[Any, Any]]:
-        low = tirx.floor(position)
-        share = position - low
-        places = [low + tirx.const(float(offset), F32) for offset in (-1, 0, 1, 2)]
-        weights = _cubic_weights(share, attrs["cubic_a"])
-        if attrs["exclude_outside"]:
-            last = (extent - 1).astype(F32)
-            zero = tirx.const(0.0, F32)
-            weights = [
-                tirx.Select(tirx.all(place >= zero, place <= last), weight, zero)
-                for place, weight in zip(places, weights, strict=True)
-            ]
-            total = weights[0] + weights[1] + weights[2] + weights[3]
-            weights = [weight / total for weight in weights]
-        return [(_clip(p, extent), w) for p, w in zip(places, weights, strict=True)]
-
-    return cubic
+def _cubic(position: Any, last: Any, attrs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    low, zero = tirx.floor(position), tirx.const(0.0, F32)
+    places = [low + tirx.const(float(offset), F32) for offset in (-1, 0, 1, 2)]
+    weights = _cubic_weights(position - low, attrs["cubic_a"])
+    if attrs["exclude_outside"]:
+        weights = [
+            tirx.Select(tirx.all(place >= zero, place <= last), weight, zero)
+            for place, weight in zip(places, weights, strict=True)
+        ]
+        total = weights[0] + weights[1] + weights[2] + weights[3]
+        weights = [weight / total for weight in weights]
+    return list(zip(places, weights, strict=True))
 
 
 def _cubic_weights(share: Any, a: float) -> list[Any]:

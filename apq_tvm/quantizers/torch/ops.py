@@ -282,7 +282,9 @@ OPS: dict[str, Callable[..., Any]] = {
     "apq.MatMul": _matmul,
     "apq.Softmax": _softmax_scaled,
     "apq.Gelu": lambda attrs, x: F.gelu(x, approximate=attrs["approximate"]),
-    **dict.fromkeys(("apq.Assume", "apq.Reshape"), lambda attrs, x: x.reshape(attrs["shape"])),
+    **dict.fromkeys(
+        ("apq.Assume", "apq.AssumeHere", "apq.Reshape"), lambda attrs, x: x.reshape(attrs["shape"])
+    ),
     "apq.Expand": lambda attrs, x: x.expand(attrs["shape"]),
     "apq.Slice": _slice_apq,
     "apq.Full": _full,

@@ -288,12 +288,8 @@ def test_dimensions_used_as_numbers(tmp_path: Path) -> None:
     path = save(build(nodes, X, "y shape squares n", used(nodes, weights)), tmp_path)
     model = check(path, *SIZES)
     dims = {n.outputs[0]: n.attrs["dims"] for n in model.nodes if n.op == "apq.Dims"}
-    assert dims == {
-        "n": ("s",),
-        "length": ("s",),
-        "shape": ("b", "s", 12),
-        "squares": ("b * b", "s * s", 144),
-    }
+    squares = ("b * b", "s * s", 144)
+    assert dims == {"n": ("s",), "shape": ("b", "s", 12), "squares": squares, "length": ("s",)}
 
 
 def test_dimensions_as_a_matrix(tmp_path: Path) -> None:
