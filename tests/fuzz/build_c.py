@@ -46,7 +46,7 @@ def has_libfuzzer() -> bool:
         return False
     found = subprocess.run(
         [clang, "-fsanitize=fuzzer", "-x", "c", "-", "-o", "/dev/null"],
-        input="int LLVMFuzzerTestOneInput(const char *d, unsigned long n){(void)d;return (int)n*0;}",
+        input="int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && n > 0; }",
         text=True,
         capture_output=True,
         check=False,
@@ -54,9 +54,7 @@ def has_libfuzzer() -> bool:
     return found.returncode == 0
 
 
-def build(
-    target: str, work: Path, program: Path, checks: Sequence[str], cc: str = "cc"
-) -> None:
+def build(target: str, work: Path, program: Path, checks: Sequence[str], cc: str = "cc") -> None:
     """Compile and link ``c/TARGET.c`` with a module's sources, its runtime and its kernels."""
     sources = [HERE / f"{target}.c", *work.glob("*.c"), *sorted(RUNTIME.glob("*/*.c"))]
     if "fuzzer" not in "".join(checks) and target != "races":

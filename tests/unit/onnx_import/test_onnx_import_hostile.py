@@ -1,4 +1,4 @@
-"""Files that no exporter writes: refused by name, before anything is allocated from their numbers."""
+"""Files that no exporter writes: refused by name, before anything is allocated by their numbers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "another kernel": ("Conv", IMAGE, "x w", {"kernel_shape": [9, 9]}, CONV, "n_y kernel_shape"),
     "bias too short": ("Conv", IMAGE, "x w b", {}, {**CONV, "b": rand(2)}, "n_y bias"),
     "weight of another rank": ("Conv", IMAGE, "x w", {}, {"w": rand(6, 4, 3)}, "n_y"),
-    "transposed channels": ("ConvTranspose", IMAGE, "x w", {"group": 3}, {"w": rand(4, 2, 3, 3)}, "n_y"),
+    "transposed channels": ("ConvTranspose", IMAGE, "x w", {"group": 3}, {"w": rand(4, 2, 3, 3)},
+                            "n_y"),
     "output_padding": ("ConvTranspose", IMAGE, "x w", {"output_padding": [-7, 0]},
                        {"w": rand(4, 2, 3, 3)}, "n_y output_padding"),
     "kernel 0": ("MaxPool", IMAGE, "x", {"kernel_shape": [0, 0]}, {}, "n_y kernel_shape"),
@@ -112,12 +113,12 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "Tile -5 times": ("Tile", FIXED, "x s", {}, {"s": np.array([-5, 1])}, "n_y"),
     "ConstantOfShape 2^80": ("ConstantOfShape", X, "s", {}, INT, "n_y elements"),
     "ConstantOfShape -5": ("ConstantOfShape", X, "minus", {}, INT, "n_y"),
-    "Range of 2^40": ("Range", X, "a s d", {}, {"a": np.array(0), "s": np.array(HUGE), "d": np.array(1)},
-                      "n_y elements"),
+    "Range of 2^40": ("Range", X, "a s d", {},
+                      {"a": np.array(0), "s": np.array(HUGE), "d": np.array(1)}, "n_y elements"),
     "OneHot of 2^40": ("OneHot", {"x": ("int64", [4])}, "x s v", {},
                        {"s": np.array(HUGE), "v": np.array([0, 1], np.float32)}, "n_y"),
-    "Resize by 2^30": ("Resize", IMAGE, "x _ s", {}, {"s": np.array([1, 1, 2**30, 2**30], np.float32)},
-                       "n_y"),
+    "Resize by 2^30": ("Resize", IMAGE, "x _ s", {},
+                       {"s": np.array([1, 1, 2**30, 2**30], np.float32)}, "n_y"),
     "Resize by 0": ("Resize", IMAGE, "x _ s", {}, {"s": np.zeros(4, np.float32)}, "n_y"),
     "Resize by NaN": ("Resize", IMAGE, "x _ s", {}, {"s": np.full(4, np.nan, np.float32)}, ""),
     "Resize to 2^40": ("Resize", IMAGE, "x _ _ s", {}, {"s": np.array([1, 1, HUGE, 2])}, "n_y"),
@@ -128,7 +129,8 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "Split into more": ("Split", FIXED, "x s", {"axis": 1}, {"s": np.array([800, 8])}, "n_y"),
     "step 0": ("Slice", FIXED, "x z o o z", {}, {"z": np.array([0]), "o": np.array([1])}, "n_y"),
     "Slice axes twice": ("Slice", FIXED, "x z o a", {},
-                         {"z": np.array([0, 0]), "o": np.array([1, 1]), "a": np.array([1, 1])}, "n_y"),
+                         {"z": np.array([0, 0]), "o": np.array([1, 1]), "a": np.array([1, 1])},
+                         "n_y"),
 }  # fmt: skip
 
 
