@@ -11,13 +11,14 @@ PINS   := pyproject.toml .ci/constraints.txt
 # two that wait for each other on two cores, beside another two, take a third longer.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: help demo test test-all lint clean check-tools arm-tools
+.PHONY: help demo test test-all fuzz lint clean check-tools arm-tools
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   compile a real sentence encoder to 4 and 8 bits; print accuracy and speed"
 	@echo "make test   install what the tests need, then lint, type-check and test"
 	@echo "make test-all   every case of every test, without lint: make test takes a cover of them"
+	@echo "make fuzz FUZZ_SECONDS=1800   each fuzzer for so long; with clang's libFuzzer and atheris where they are"
 	@echo "make lint   ruff and mypy only"
 	@echo "make arm-tools   install what tests and 'bench static' need for 64-bit Arm (Debian)"
 	@echo "make clean  remove build output; 'make clean-venv' removes $(VENV) too"
@@ -30,6 +31,14 @@ test: lint $(VENV)/.model
 
 test-all: $(VENV)/.test $(VENV)/.model
 	$(PYTEST) --all-cases $(PYTEST_ARGS)
+
+# What is found lies in build/fuzz. apt-get install clang libclang-rt-dev, pip install atheris: without
+# them the inputs are random mutations.
+FUZZ_SECONDS ?= 60
+fuzz: $(VENV)/.test
+	for target in import load run; do \
+	    nice -n 19 $(BIN)/python -m tests.fuzz $$target $(FUZZ_SECONDS) build/fuzz/$$target || exit 1; \
+	done
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -342,7 +342,7 @@ class _Reader:
         elif op == "relax.reshape" and isinstance(self._value(call.args[0]), Tensor):
             source = self._value(call.args[0])
             dims = self._dims(self._tensor_type(variable, variable.name).shape)
-            self._same_size(source.dims, call.args[0].ty.shape, variable)
+            self._same_size(call.args[0], variable)
             self.values[variable] = Tensor(source.place, source.key, source.dtype, dims)
         elif isinstance(call.op, relax.ExternFunc) and is_region(str(call.op.global_symbol)):
             self._region(str(call.op.global_symbol), call.args)
@@ -362,14 +362,14 @@ class _Reader:
             if value is not None:
                 self.values[arg] = value
 
-    def _same_size(self, have: Sequence[str], shape: Any, view: Any) -> None:
-        """A view of a tensor has as many elements as it: a condition where nothing proves that."""
-        wanted = view.ty.shape
-        counts = [reduce(mul, dims, tirx.const(1, "int64")) for dims in (shape, wanted)]
-        if Analyzer().can_prove_equal(*counts):
+    def _same_size(self, source: Any, target: Any) -> None:
+        """A reshaped tensor has as many elements: a condition where nothing proves that."""
+        shapes = [list(value.ty.shape) for value in (source, target)]
+        sizes = [reduce(mul, shape, tirx.const(1, "int64")) for shape in shapes]
+        if Analyzer().can_prove_equal(*sizes):
             return
-        old, new = (" * ".join(dims) or "1" for dims in (have, self._dims(wanted)))
-        message = f"these input shapes do not fit together: {old} elements as a tensor of {new}"
+        old, new = (c_expr(Analyzer().simplify(size), self.names) for size in sizes)
+        message = f"these input shapes do not fit together: {old} elements are reshaped to {new}"
         self.regions.require(Condition(f"({old}) == ({new})", message))
 
     def _kernel_call(self, call: Any) -> None:
@@ -382,6 +382,8 @@ class _Reader:
             raise UnsupportedModel(
                 f"kernel {name} or one of its variants {missing} is not in the module"
             )
+        if name.startswith("reshape") and len(call.args) == 2:  # TVM's, which it saw no view in
+            self._same_size(*call.args)
         args: list[Tensor | str] = []
         for arg in call.args:
             value = self._value(arg)

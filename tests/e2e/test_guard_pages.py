@@ -17,6 +17,7 @@ import pytest
 
 import apq_tvm
 from apq_tvm.formats import FAMILIES
+from apq_tvm.module import load_module
 from tests.onnx_models import build, save
 
 HERE = Path(__file__).parent / "guard"
@@ -106,7 +107,6 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
     ),
 }  # fmt: skip
 SIZES = ((16, 1), (1, 16), (4, 4), (16, 7), (1, 1), (3, 5))
-NATIVE = {"target": "host"}
 
 
 def joined() -> Any:
@@ -178,3 +178,17 @@ def test_linear_layers(
     cases = [(f"{rows} rows", {"x": [rows, K], "z": [rows, WIDE]}) for rows in ROWS]
     printed = run_guarded(tmp_path / "guarded", preload, cases)
     assert printed.splitlines()[-1] == "whole", printed
+
+
+def test_reshapes_that_do_not_fit(tmp_path: Path) -> None:
+    """As many elements as there are, or an error: only a run knows."""
+    nodes = [("Reshape", "x s", "y"), ("Reshape", "z t", "u"), ("Neg", "u", "v")]
+    inputs = {"x": ("float32", ["n"]), "z": ("float32", ["m", 4])}
+    weights = {"s": np.array([8]), "t": np.array([-1, 8])}
+    path = save(build(nodes, inputs, "y v", weights), tmp_path)
+    apq_tvm.compile(path, tmp_path / "reshapes", scheme="float")
+    module = load_module(tmp_path / "reshapes")
+    assert module.run(x=np.ones(8, np.float32), z=np.ones((4, 4), np.float32))["v"].shape == (2, 8)
+    for n, m in ((3, 4), (16, 4), (8, 3)):
+        with pytest.raises(module.InputError, match="do not fit together"):
+            module.run(x=np.ones(n, np.float32), z=np.ones((m, 4), np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _ctypes
+import ctypes
 import json
 import shutil
 from collections.abc import Callable
@@ -63,6 +64,14 @@ BAD_FEEDS = {
         r"'ids' has shape (2, 2), wanted (batch, seq), here (3, 2)",
     ),
     "zero": (changed(ids=IDS[:, :0]), r"'ids' has shape (3, 0)"),
+    "more bytes than can be counted": (
+        changed(x=np.lib.stride_tricks.as_strided(X, (3 << 56, 8), (0, 0))),
+        "tensor x:0 would be too large",
+    ),
+    "longer than any": (
+        changed(x=np.lib.stride_tricks.as_strided(X, (1 << 31, 8), (0, 0))),
+        "batch is 2147483648, no dimension may be larger than 999999999",
+    ),
     "id too large": (
         changed(ids=np.array([[0, 1], [2, TABLE_ROWS], [4, 5]])),
         f"layer word embeddings: id {TABLE_ROWS} (element 3) is outside its table of 10 rows; 1",
@@ -80,6 +89,23 @@ def test_bad_inputs(module: ModuleType, case: str) -> None:
     assert message in str(caught.value)
     assert isinstance(caught.value, module.ModuleError)
     module.run(mixed_feeds(2, 2))  # and the module still works
+
+
+@pytest.mark.parametrize("shape", [(1 << 60, 8), (1 << 59, 8), (1 << 62, 8), (1 << 32, 1 << 32)])
+def test_bytes_that_overflow(module: ModuleType, shape: tuple[int, int]) -> None:
+    """NumPy has no such array; a C program may: 2^64 bytes by strides of 0 are not 0 bytes."""
+    keep: list[Any] = []
+    given = (module._DLTensor * 2)()
+    for tensor, array in zip(given, (X, IDS), strict=True):
+        module._describe(tensor, array, keep)
+    dims = ctypes.c_int64 * 2
+    given[0].shape, given[0].strides = dims(*shape), dims(0, 0)
+    context, out = module._library.take_context(), dims()
+    with pytest.raises(module.InputError, match="too large"):
+        module._library.check(module._library.shape_c(context, given, ctypes.c_int32(0), out))
+    with pytest.raises(module.InputError, match="too large"):
+        module._library.check(module._library.run_c(context, given, given, ctypes.c_int32(0)))
+    module._library.idle.append(context)
 
 
 def test_input_given_twice(module: ModuleType) -> None:
@@ -183,6 +209,16 @@ def make_folder(folder: Path) -> None:
     (folder / "weights.safetensors").mkdir()
 
 
+def edit_manifest(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def edited(folder: Path) -> None:
+        path = folder / "manifest.json"
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        path.write_text(json.dumps(manifest))
+
+    return edited
+
+
 DAMAGES = {
     "missing": (remove("weights.safetensors"), "BadWeights", "No such file"),
     "a folder": (make_folder, "BadWeights", "weights.safetensors"),
@@ -205,6 +241,31 @@ DAMAGES = {
         lambda f: (f / "manifest.json").write_text("7"),
         "LoadError",
         "manifest.json is not a compiled module's",
+    ),
+    "manifest of other words": (
+        lambda f: (f / "manifest.json").write_text('{"inputs": 1, "outputs": {}, "library": []}'),
+        "LoadError",
+        "manifest.json is not a compiled module's",
+    ),
+    "manifest without end": (
+        lambda f: (f / "manifest.json").write_text("[" * 100_000),
+        "LoadError",
+        "manifest.json cannot be read",
+    ),
+    "manifest with fewer outputs": (
+        edit_manifest(lambda m: m["outputs"].pop()),
+        "LoadError",
+        "does not belong to liberrors_module.so: other outputs",
+    ),
+    "manifest with fewer dimensions": (
+        edit_manifest(lambda m: m["outputs"][0]["shape"].pop()),
+        "LoadError",
+        "does not belong to liberrors_module.so: other outputs",
+    ),
+    "manifest with no inputs": (
+        edit_manifest(lambda m: m["inputs"].clear()),
+        "LoadError",
+        "does not belong to liberrors_module.so: other inputs",
     ),
     "library of another module": (
         lambda f: (f / "liberrors_module.so").write_bytes(Path(_ctypes.__file__).read_bytes()),

@@ -46,7 +46,7 @@ def has_libfuzzer() -> bool:
         return False
     found = subprocess.run(
         [clang, "-fsanitize=fuzzer", "-x", "c", "-", "-o", "/dev/null"],
-        input="int LLVMFuzzerTestOneInput(const char *d, unsigned long n){return !d && n;}",
+        input="int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && n > 0; }",
         text=True,
         capture_output=True,
         check=False,
