@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from built import Kernel, built
+from linear_cases import ACTIVATIONS
 
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
@@ -91,7 +90,7 @@ def problem(
     if spec.bias:
         arrays.append(rng.standard_normal(spec.n).astype(np.float32))
         y = y + arrays[-1]
-    y = _ACTIVATIONS[spec.activation](y)
+    y = ACTIVATIONS[spec.activation](y)
     if spec.residual:
         arrays.append(rng.standard_normal((m, spec.n)).astype(np.float32))
         y = y + arrays[-1]
@@ -131,15 +130,3 @@ def dequantized(tensor: QuantizedTensor) -> Array:
     else:
         zero = float(1 << (scheme.bits - 1))
     return scales * (tensor.codes - zero)
-
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "": lambda y: y,
-    "relu": lambda y: np.maximum(y, 0),
-    "gelu": lambda y: 0.5 * y * (1 + _erf(y / math.sqrt(2))),
-    "gelu_tanh": lambda y: 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))),
-    "tanh": np.tanh,
-    "sigmoid": lambda y: 1 / (1 + np.exp(-y)),
-    "silu": lambda y: y / (1 + np.exp(-y)),
-}

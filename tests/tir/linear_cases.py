@@ -28,6 +28,9 @@ ACTIVATIONS = {
     "tanh": np.tanh,
     "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
     "silu": lambda v: v / (1 + np.exp(-v)),
+    "relu6": lambda v: np.clip(v, 0, 6),
+    "hardsigmoid": lambda v: np.clip(v / 6 + 0.5, 0, 1),
+    "hardswish": lambda v: v * np.clip(v / 6 + 0.5, 0, 1),
 }
 
 RELATIVE_ERROR = 2e-6

@@ -198,7 +198,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
         "compile", "m.onnx", "-o", module, "--target", "znver3", "--scheme", "W8A8", "--force",
         "--tensor-type", "att.*=W4A8g32", "--tensor-type", "cls=float", "--no-search", "--json",
         "--calibration", "c.safetensors", "--method", "gptq", "--triple", "x86_64-linux-gnu",
-        "--layout", "4x8", "--cc", "gcc", "--sysroot", "/",
+        "--layout", "4x8", "--cc", "gcc", "--sysroot", "/", "--dim", "batch=2",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["path"] == str(module)
@@ -217,6 +217,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
         "layout": "4x8",
         "cc": "gcc",
         "sysroot": "/",
+        "dims": {"batch": 2},
     }
     plain = run("compile", __file__, "-o", module)
     (line,) = [line for line in plain.stderr.splitlines() if line.startswith(str(module))]
