@@ -2,7 +2,8 @@
 
 ``python examples/measure_models.py`` downloads the packages (500 MB) into ``build/models``, takes
 about half an hour and keeps the rows in ``docs/measured/models.json``. ``--only TEXT`` measures the
-models whose names contain it. Each is compiled in a process of its own, which may end as it likes.
+models whose names contain it; rows of others stay. Each is compiled in a process of its own, which
+may end as it likes.
 """
 
 from __future__ import annotations
@@ -124,17 +125,15 @@ def main() -> None:
         number, scheme, folder = arguments.worker
         worker(int(number), scheme, Path(folder))
         return
-    rows = []
     for number, model in enumerate(zoo.MODELS):
         if arguments.only not in model.name:
             continue
         model.path(CACHE)
         for scheme in SCHEMES:
-            rows.append({"model": model.name, "scheme": scheme, **outcome(number, scheme)})
-            print(json.dumps(rows[-1]), flush=True)
-    if not arguments.only:
-        measured.store("models", rows, measure.place())
-        measured.render_all()
+            row = {"model": model.name, "scheme": scheme, **outcome(number, scheme)}
+            print(json.dumps(row), flush=True)
+            measured.store("models", [row], measure.place(), merge_by=("model", "scheme"))
+    measured.render_all()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ def spill_lets(func: Any) -> Any:
     """
     if any(loop.kind == tirx.ForKind.VECTORIZED for loop in collect(func.body, tirx.For)):
         return func
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.BufferStore, _spill_store)))
+    rules = ((tirx.BufferStore, _spill_store), (tirx.Evaluate, _spill_masked_store))
+    return func.with_body(tvm_ffi.structural_map(func.body, rules))
 
 
 LARGE = 5000
@@ -84,8 +85,28 @@ def size_put_back(value: Any) -> int:
 
 
 def _spill_store(store: Any) -> Any:
-    if _guards_a_let(store.value):
+    before, value = _spilled(store.value)
+    if not before:
         return store
+    return tirx.stmt_seq(*before, tirx.BufferStore(store.buffer, value, list(store.indices)))
+
+
+def _spill_masked_store(statement: Any) -> Any:
+    """What a tail's masked store writes; the loads in it are masked themselves."""
+    call = statement.value
+    if not isinstance(call, ir.Call) or call_name(call) != "masked_store":
+        return statement
+    buffer, given, *rest = call.args
+    before, value = _spilled(given)
+    if not before:
+        return statement
+    return tirx.stmt_seq(*before, tirx.Evaluate(tirx.op.masked_store(buffer, value, *rest)))
+
+
+def _spilled(given: Any) -> tuple[list[Any], Any]:
+    """Statements that store every ``Let`` of a value in a slot, and the value that reads them."""
+    if _guards_a_let(given):
+        return [], given
     found: list[tuple[Any, Any]] = []
 
     def take(let: Any) -> Any:
@@ -93,7 +114,7 @@ def _spill_store(store: Any) -> Any:
             found.append((let.var, let.value))
         return let.body
 
-    value = tvm_ffi.structural_map(store.value, (tirx.Let, take))
+    value = tvm_ffi.structural_map(given, (tirx.Let, take))
     before: list[Any] = []
     loads: list[tuple[Any, Any]] = []
 
@@ -110,11 +131,7 @@ def _spill_store(store: Any) -> Any:
         at = tirx.Ramp(zero, tirx.const(1, "int32"), lanes) if lanes > 1 else zero
         before += [tirx.AllocBuffer(slot), tirx.BufferStore(slot, read_slots(bound), [at])]
         loads.append((var, tirx.BufferLoad(slot, [at])))
-    if not before:
-        return store
-    return tirx.stmt_seq(
-        *before, tirx.BufferStore(store.buffer, read_slots(value), list(store.indices))
-    )
+    return before, read_slots(value)
 
 
 def _scalar_and_lanes(value: Any) -> tuple[str, int]:

@@ -371,6 +371,7 @@ def feed(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     return made
 
 
+@pytest.mark.all_cases
 def test_float(model: Path, tmp_path: Path) -> None:
     """Every output of every graph at every size; what is wrong is listed."""
     apq_tvm.compile(model, tmp_path / "compiled", scheme="float")
