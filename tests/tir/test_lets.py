@@ -55,3 +55,15 @@ def test_loops_still_to_be_vectorized_are_left_alone() -> None:
     sch.vectorize(sch.split(loop, [None, 8])[1])
     func = sch.mod["main"]
     assert spill_lets(func).script() == func.script()
+
+
+def test_masked_stores_have_slots_too() -> None:
+    """Their values, put back in every pass, kept the compiler busy for minutes."""
+    func = kernel(nested)
+    x, y = func.params
+    at = tirx.Ramp(tirx.const(0, "int64"), tirx.const(1, "int64"), 16)
+    mask = tirx.Broadcast(tirx.const(True, "bool"), 16)
+    sum_, load = tirx.Var("sum", "float32x16"), x.vload([0], "float32x16")
+    stored = tirx.op.masked_store(y, tirx.Let(sum_, load + load, sum_ * sum_), at, mask)
+    text = spill_lets(func.with_body(tirx.Evaluate(stored))).script()
+    assert "masked_store" in text and "T.Let" not in text
