@@ -120,8 +120,8 @@ _WAKE = "npm openwakeword-js@0.1.27"
 
 
 def _thai(name: str, *sizes: str, words: bool = False) -> Model:
-    """Windows of 21 characters, their types, and perhaps syllables."""
-    kinds = (ids(170), ids(12), ids(1000))
+    """Windows of 21 characters, perhaps of syllables, and of types."""
+    kinds = (ids(170), ids(1000 if words else 12), ids(12))
     names = ("input1", "input2", "input3") if "-tl-" in name or words else ("inputs", "inputs_1")
     names = ("input_1", "input_2") if name == "deepcut" else names
     make = dict(zip(names, kinds, strict=False))
