@@ -26,8 +26,6 @@ import zoo
 CACHE = measured.ROOT / "build" / "models"
 SCHEMES = ("float", "W8A8")
 LIMIT_S = 300
-DTYPES = {"float": "float32", "float16": "float16", "double": "float64", "int64": "int64"}
-DTYPES |= {"int32": "int32", "int8": "int8", "uint8": "uint8", "bool": "bool"}
 
 
 def compiled(path: Path, scheme: str, folder: Path) -> dict[str, Any]:
@@ -40,23 +38,14 @@ def compiled(path: Path, scheme: str, folder: Path) -> dict[str, Any]:
     return {"seconds": round(time.monotonic() - began, 1), "peak_mb": peak}
 
 
-def session_of(path: Path) -> Any:
-    """ONNX Runtime on one thread."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def compared(model: zoo.Model, path: Path, folder: Path) -> dict[str, Any]:
     """Worst output: largest difference relative to the largest value, and cosine; both times."""
     from apq_tvm.bench.timing import Candidate, interleave
+    from apq_tvm.evaluation.runners import open_session, specs_of
     from apq_tvm.module import load_module
 
-    session, module = session_of(path), load_module(folder)
-    specs = [(i.name, DTYPES[i.type[7:-1]], i.shape) for i in session.get_inputs()]
-    inputs = model.inputs(specs)
+    session, module = open_session(path, 1), load_module(folder)
+    inputs = model.inputs(specs_of(session))
     module.set_num_threads(1)
     mine, errors, cosines = module.run(inputs), [], []
     for out, value in zip(session.get_outputs(), session.run(None, inputs), strict=True):

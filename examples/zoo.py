@@ -6,12 +6,14 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from apq_tvm.types import TensorSpec
 
 Array = Any
 Make = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -74,13 +76,13 @@ class Model:
         """Package and file without what all have."""
         return f"{self.package.split()[1].split('==')[0]} {Path(self.file).stem}"
 
-    def inputs(self, specs: list[tuple[str, str, list[Any]]]) -> dict[str, Array]:
-        """Inputs by name; `specs` are (name, numpy dtype, shape with names) of each."""
+    def inputs(self, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+        """Inputs by name."""
         rng, found = np.random.default_rng(0), {}
-        for name, dtype, shape in specs:
-            make = self.make if callable(self.make) else self.make[name]
-            extents = tuple(d if isinstance(d, int) else self.sizes[d] for d in shape)
-            found[name] = np.asarray(make(rng, extents)).astype(dtype)
+        for spec in specs:
+            make = self.make if callable(self.make) else self.make[spec.name]
+            extents = tuple(d if isinstance(d, int) else self.sizes[d] for d in spec.shape)
+            found[spec.name] = np.asarray(make(rng, extents)).astype(spec.dtype)
         return found
 
     def path(self, cache: Path) -> Path:

@@ -6,7 +6,7 @@ they lead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -31,22 +31,17 @@ def _named(func: Any, node: Node) -> Any:
     return func.with_attr("apq.layer", node.name)
 
 
-def convert_gather(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``Gather``."""
-    shapes, (x, ids) = Shapes(node), inputs
-    data = shapes.of(x)
-    axis = int(node.attrs.get("axis", 0)) % len(data)
-    func = gather(data, shapes.of(ids), axis, dtype_of(x), dtype_of(ids))
-    return call(bb, _named(func, node), [x, ids], shapes)
+def gather_converter(make: Callable[..., Any]) -> Convert:
+    """``Gather`` or ``GatherElements``: `make` is the function of that name."""
 
+    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        shapes, (x, ids) = Shapes(node), inputs
+        data = shapes.of(x)
+        axis = int(node.attrs.get("axis", 0)) % len(data)
+        func = make(data, shapes.of(ids), axis, dtype_of(x), dtype_of(ids))
+        return call(bb, _named(func, node), [x, ids], shapes)
 
-def convert_gather_elements(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``GatherElements``."""
-    shapes, (x, ids) = Shapes(node), inputs
-    data = shapes.of(x)
-    axis = int(node.attrs.get("axis", 0)) % len(data)
-    func = gather_elements(data, shapes.of(ids), axis, dtype_of(x), dtype_of(ids))
-    return call(bb, _named(func, node), [x, ids], shapes)
+    return convert
 
 
 def convert_gather_nd(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -175,8 +170,8 @@ def topk_converter(model: ImportedModel) -> Convert:
 def indexing_converters(model: ImportedModel) -> dict[str, Convert]:
     """Converters by operator name."""
     return {
-        "Gather": convert_gather,
-        "GatherElements": convert_gather_elements,
+        "Gather": gather_converter(gather),
+        "GatherElements": gather_converter(gather_elements),
         "GatherND": convert_gather_nd,
         "OneHot": one_hot_converter(model),
         "ReverseSequence": convert_reverse_sequence,
