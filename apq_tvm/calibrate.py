@@ -90,19 +90,16 @@ def calibrate(
     from apq_tvm.quantizers.inputs.statistics import finish
 
     started, output = time.perf_counter(), Path(output)
-    if not reuse:
-        check_output(output, force)
+    check_output(output, force or reuse)
     require("torch")
     progress = progress or Silent()
     with progress.stage("import"):
         imported = import_onnx(model, dims)
-    if fisher:
-        rows = 1  # squares of gradients are summed over sequences, one by one
+    rows = 1 if fisher else rows  # squares of gradients are summed over sequences, one by one
     calls, count = read_calls(imported, inputs, nsamples, rows)
-    options = {"hessian": hessian, "fisher": fisher, "weigh": weigh}
     digest = hashlib.sha256(Path(inputs).read_bytes()).hexdigest()
-    about = {"sha256": imported.sha256, "inputs": digest, "samples": count, "rows": rows}
-    run = {**about, **options}
+    run = {"sha256": imported.sha256, "inputs": digest, "samples": count, "rows": rows}
+    run |= {"hessian": hessian, "fisher": fisher, "weigh": weigh}
     if reuse and output.exists():
         known = load(output, imported)
         if known.notes.get("run") == json.dumps(run):

@@ -135,17 +135,12 @@ def compile(
     ApqError
         Of the kind drawn in `apq_tvm.errors`; the message names what is at fault and the remedy.
     """
-    from apq_tvm.codegen.build.toolchain import find_toolchain
     from apq_tvm.codegen.package.folder import check_name, check_output
-    from apq_tvm.schedules.devices import find_profile
 
-    stopwatch = _Stopwatch()
-    output = Path(output)
+    stopwatch, output = _Stopwatch(), Path(output)
     check_name(output)
     check_output(output, force)
-    # A missing compiler is said before the work, not after it.
-    mtriple = str(find_profile(target, triple, layout).target["mtriple"])
-    tools = find_toolchain(mtriple, cc, sysroot, exact=bool(triple))
+    tools = _tools(target, triple, layout, cc, sysroot)
     chosen = plan(
         model,
         target=target,
@@ -160,6 +155,15 @@ def compile(
         stopwatch=stopwatch,
     )
     return build(chosen, output, force=force, tools=tools, progress=progress, stopwatch=stopwatch)
+
+
+def _tools(target: str, triple: str, layout: str, cc: str, sysroot: str) -> Toolchain:
+    """The C compiler of `compile`: that there is none is said before the work, not after it."""
+    from apq_tvm.codegen.build.toolchain import find_toolchain
+    from apq_tvm.schedules.devices import find_profile
+
+    mtriple = str(find_profile(target, triple, layout).target["mtriple"])
+    return find_toolchain(mtriple, cc, sysroot, exact=bool(triple))
 
 
 def build(

@@ -96,13 +96,12 @@ def make_report(
     options["calibration"] = Path(calibration) if calibration else None
     options["tensor_types"] = dict(tensor_types or {})
     partial = output.with_name(f"{output.name}.partial.json")
-    document, call = _measured((model, dims), Path(inputs), asked, options, partial, progress)
-    digest = document["sha256"]
-    document["timings"] = time_modules(modules, digest, call, threads, seconds, progress)
+    found, call = _measured((model, dims), Path(inputs), asked, options, partial, progress)
+    found["timings"] = time_modules(modules, found["sha256"], call, threads, seconds, progress)
     with progress.stage("write"):
-        write_report(document, *outputs)
+        write_report(found, *outputs)
     partial.unlink(missing_ok=True)
-    return document
+    return found
 
 
 def _measured(
