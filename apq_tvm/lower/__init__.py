@@ -16,6 +16,7 @@ from tvm import relax
 
 from apq_tvm.lower.arithmetic import ARITHMETIC
 from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.extremes import extreme_converters
 from apq_tvm.lower.images import ImageLowering
 from apq_tvm.lower.indexing import indexing_converters
 from apq_tvm.lower.linear import LinearLowering
@@ -23,6 +24,7 @@ from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.places import place_converters
 from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
+from apq_tvm.lower.run_sizes import RunSizeLowering
 from apq_tvm.lower.shapes import ShapeLowering
 from apq_tvm.lower.windows import WindowLowering
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
@@ -76,6 +78,8 @@ def lower(
         **region_converters(dims),
         **windows.converters(),
         **ImageLowering(dims, model.value_specs).converters(),
+        **RunSizeLowering(dims).converters(),
+        **extreme_converters(model),
     }
     visible = {
         name

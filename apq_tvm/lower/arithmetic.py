@@ -14,7 +14,9 @@ from apq_tvm.onnx_import.graph import np_dtype
 from apq_tvm.ops.graph.arithmetic import (
     broadcast,
     divide,
+    floored,
     from_bfloat16,
+    integer_power,
     remainder,
     shift,
     to_bfloat16,
@@ -54,12 +56,28 @@ def convert_div(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> An
     return elementwise(bb, divide, *inputs, alone=True)
 
 
+def convert_pow(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Pow``, whose operands may have different types; the result has the first one's."""
+    base, exponent = (_dtype(value) for value in inputs)
+    if _integral(inputs[0]) and _integral(inputs[1]):
+        return elementwise(bb, integer_power, *inputs, alone=True)
+    if base == exponent:
+        return relax.op.power(*inputs)
+    real = "float64" if "float64" in (base, exponent) or base in ("int64", "uint64") else "float32"
+    wide = [bb.emit(relax.op.astype(value, real)) for value in inputs]
+    result = bb.emit(relax.op.power(*wide))
+    if _integral(inputs[0]):
+        return elementwise(bb, lambda v: to_integer(v, base), result)
+    return relax.op.astype(result, base)
+
+
 def convert_mod(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``Mod``."""
     fmod = bool(node.attrs.get("fmod", 0))
     if _integral(inputs[0]):
         return elementwise(bb, partial(remainder, of_dividend=fmod), *inputs, alone=True)
-    return relax.op.mod(*inputs) if fmod else relax.op.floor_mod(*inputs)
+    rest = bb.emit(relax.op.mod(*inputs))  # TVM's floor_mod gives NaN beside infinities
+    return rest if fmod else elementwise(bb, floored, rest, inputs[1])
 
 
 def convert_shift(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -121,6 +139,7 @@ ARITHMETIC: dict[str, Convert] = {
     "Div": convert_div,
     "IsInf": convert_is_inf,
     "Mod": convert_mod,
+    "Pow": convert_pow,
     "apq.FromBfloat16": convert_from_bfloat16,
     "apq.ToBfloat16": convert_to_bfloat16,
 }

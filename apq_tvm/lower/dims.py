@@ -15,11 +15,15 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
+from apq_tvm.onnx_import.graph import defined
 from apq_tvm.onnx_import.symbolic.dims import Call, Expr, evaluate, parse
 from apq_tvm.types import ImportedModel
 
 CONDITIONS = "apq.conditions"
 """Attribute of ``main``: triples of two extents that must be equal and the node that says so."""
+
+RUN_SIZES = "apq.run_sizes"
+"""Attribute of ``main``: dimensions that it computes from data."""
 
 ATTRIBUTE = "apq.dims"
 """Attribute of ``main``: derived dimension → its expression over the input dimensions."""
@@ -35,7 +39,12 @@ class Dims:
     """
 
     def __init__(self, model: ImportedModel) -> None:
-        self.symbols: dict[str, Any] = {}
+        self._run = {
+            name: tirx.Var(name, "int64")
+            for node in model.nodes
+            for name in dict.fromkeys(defined(node))
+        }
+        self.symbols: dict[str, Any] = dict(self._run)
         self._derived: dict[str, Any] = {}
         self.conditions: list[tuple[Any, Any, str]] = []
         for text in _texts(model):
@@ -80,10 +89,14 @@ class Dims:
             self.conditions.append((here, there, node))
 
     def parameter(self) -> Any:
-        """The parameter of ``main`` that binds the derived variables; None if there are none."""
-        if not self._derived:
-            return None
-        return relax.Var("dims", relax.ShapeType(list(self._derived.values())))
+        """The parameter of ``main`` that binds variables no input has; None if there are none."""
+        bound = [*self._derived.values(), *self._run.values()]
+        return relax.Var("dims", relax.ShapeType(bound)) if bound else None
+
+    @property
+    def run_sizes(self) -> list[str]:
+        """Those of these variables that ``apq.Sizes`` gives their values."""
+        return list(self._run)
 
     def expressions(self) -> Mapping[str, Any]:
         """Name of each derived variable → what it is, over the input dimensions."""

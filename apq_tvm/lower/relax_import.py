@@ -19,7 +19,8 @@ from tvm import relax, sym
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.lower.dims import ATTRIBUTE, CONDITIONS, Dims
+from apq_tvm.lower.dims import ATTRIBUTE, CONDITIONS, RUN_SIZES, Dims
+from apq_tvm.onnx_import.graph import SIZES
 from apq_tvm.types import Array, ImportedModel, Node, TensorSpec
 
 Convert = Callable[[relax.BlockBuilder, Node, Sequence[Any]], Any]
@@ -72,6 +73,7 @@ def import_graph(
     main = mod["main"].with_attr("tir_var_upper_bound", dict(model.limits))
     main = main.with_attr("tir_var_lower_bound", dict(model.least))
     main = main.with_attr(CONDITIONS, [list(condition) for condition in dims.conditions])
+    main = main.with_attr(RUN_SIZES, dims.run_sizes)
     mod["main"] = main.with_attr(ATTRIBUTE, dict(dims.expressions()))
     return mod
 
@@ -85,8 +87,17 @@ def _graph_proto(model: ImportedModel) -> onnx.GraphProto:
         ],
         model.name,
         [_value_info(spec, model.lengths) for spec in model.inputs],
-        [_value_info(spec, {}) for spec in model.outputs],
+        [_value_info(spec, {}) for spec in model.outputs] + _tokens(model),
     )
+
+
+def _tokens(model: ImportedModel) -> list[onnx.ValueInfoProto]:
+    """What ``apq.Sizes`` give, as outputs: nothing else may read them, and they must not go."""
+    return [
+        helper.make_tensor_value_info(node.outputs[0], onnx.TensorProto.INT64, None)
+        for node in model.nodes
+        if node.op == SIZES
+    ]
 
 
 def _proto_attrs(node: Node) -> dict[str, Any]:
@@ -129,6 +140,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, array in self._model.weights.items():
             visible = name not in self._hidden
+            if visible and array.dtype.kind not in "fiub":
+                raise UnsupportedModel(
+                    f"weight {name!r} is of {array.dtype.name}, which no operator but "
+                    "DequantizeLinear can read; dequantize it first"
+                )
             self._nodes[name] = relax.const(tvm.runtime.tensor(array)) if visible else None
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:

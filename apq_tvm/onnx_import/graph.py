@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,17 @@ import numpy as np
 
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.integers.codes import Codes
-from apq_tvm.onnx_import.symbolic.dims import Dim, evaluate, parse, symbol, symbols
+from apq_tvm.onnx_import.symbolic.dims import (
+    Dim,
+    evaluate,
+    maximum,
+    minimum,
+    is_run,
+    parse,
+    run_symbols,
+    symbol,
+    symbols,
+)
 from apq_tvm.types import Array, Node, TensorSpec
 
 Shape = tuple[Dim | None, ...]
@@ -52,6 +63,10 @@ class Graph:
         As in `apq_tvm.types.ImportedModel`.
     may_be_empty : dict of str to int
         Inputs that hold a cache, and the axis along which it grows.
+    run_sizes : dict of (str, int) to str
+        Entries of values that become dimensions, and the symbols that stand for them.
+    equal : dict of str to str
+        Symbols that were found to be another dimension.
     """
 
     name: str
@@ -72,6 +87,8 @@ class Graph:
     codes: dict[str, Codes] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     may_be_empty: dict[str, int] = field(default_factory=dict)
+    run_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
+    equal: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names: set[str] = {n.name for n in self.nodes} | set(self.weights)
@@ -102,6 +119,19 @@ class Graph:
         if text is None:
             return symbol(name)
         dim: Dim = evaluate(text, {part: self.input_dim(part) for part in symbols(parse(text))})
+        return dim
+
+    def run_size(self, value: str, entry: int) -> Dim:
+        """The dimension that an entry of `value` is when the model runs."""
+        name = self.run_sizes.setdefault((value, entry), f"run{len(self.run_sizes)}")
+        return self._kept(symbol(name))
+
+    def _kept(self, dim: Dim) -> Dim:
+        """`dim` without the symbols that were found to be another dimension."""
+        while replaced := {name for name in symbols(dim) if name in self.equal}:
+            parts = {name: symbol(name) for name in symbols(dim)}
+            parts |= {name: parse(self.equal[name]) for name in replaced}  # type: ignore[misc]
+            dim = evaluate(str(dim), parts, minimum, maximum)
         return dim
 
     def rank(self, value: str) -> int | None:
@@ -181,6 +211,8 @@ class Graph:
                 continue
             self.uses[value] -= 1
             node = self.maker.get(value)
+            if node is not None and node.op == SIZES:
+                continue  # dimensions may be made of it: `sweep` looks
             if node is not None and not any(self.uses[out] for out in node.outputs):
                 for out in node.outputs:
                     self.maker.pop(out, None)
@@ -190,14 +222,29 @@ class Graph:
     def sweep(self) -> None:
         """Drop nodes and weights that no output depends on."""
         live = {spec.name for spec in self.outputs}
+        sizes = bool(self.run_sizes)
         kept = []
         for node in reversed(self.nodes):
-            if live.intersection(node.outputs):
+            made = defined(node) if sizes else ()
+            if live.intersection((*node.outputs, *made)):
                 live.update(v for v in node.inputs if v)
+                live.update(self.mentioned(node) if sizes else ())
                 kept.append(_without_unread_outputs(node, live))
         self.nodes = kept[::-1]
         self.weights = {name: array for name, array in self.weights.items() if name in live}
         self.index()
+
+    def mentioned(self, node: Node) -> frozenset[str]:
+        """Symbols that only a run knows in the attributes of a node and the shapes it makes."""
+        found: set[str] = set()
+        for value in node.attrs.values():
+            for entry in value if isinstance(value, tuple) else (value,):
+                if isinstance(entry, str) and "run" in entry and node.op.startswith("apq."):
+                    found |= {word for word in re.findall(r"\w+", entry) if is_run(word)}
+        for output in node.outputs:
+            for dim in self.shapes.get(output) or ():
+                found |= run_symbols(dim) if dim is not None else set()
+        return frozenset(found)
 
     def describe(self, value: str) -> str:
         """A value with its type, for error messages."""
@@ -206,9 +253,21 @@ class Graph:
         return f"{value!r} {self.dtype(value) or '?'}[{dims}]"
 
 
+SIZES = "apq.Sizes"
+
+
+def defined(node: Node) -> tuple[str, ...]:
+    """Symbols that `node` gives their sizes when it runs."""
+    if node.op != SIZES:
+        return ()
+    return tuple(dim for dim in node.attrs["dims"] if isinstance(dim, str) and is_run(dim))
+
+
 def _without_unread_outputs(node: Node, live: set[str]) -> Node:
     """Without the optional outputs at the end that nobody reads, e.g. a Dropout's mask."""
     outputs = list(node.outputs)
+    if "dtypes" in node.attrs:
+        return node  # of ours: every output is made, some are scratch memory
     while len(outputs) > 1 and outputs[-1] not in live:
         outputs.pop()
     return node if len(outputs) == len(node.outputs) else replace(node, outputs=tuple(outputs))

@@ -112,7 +112,9 @@ def _with_dims(raw: Graph, equal: dict[str, str]) -> Graph:
         return replace(old, shape=tuple(int(d) if str(d).isdigit() else d for d in shape))
 
     inputs, outputs = [spec(s) for s in raw.inputs], [spec(s) for s in raw.outputs]
-    return Graph(raw.name, raw.opset, inputs, outputs, list(raw.nodes), dict(raw.weights))
+    graph = Graph(raw.name, raw.opset, inputs, outputs, list(raw.nodes), dict(raw.weights))
+    graph.run_sizes, graph.equal = raw.run_sizes, equal
+    return graph
 
 
 def _finish(graph: Graph, digest: str) -> ImportedModel:

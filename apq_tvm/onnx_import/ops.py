@@ -37,7 +37,7 @@ _SIZE = "the size of its output depends on data"
 _SEQUENCE = "sequences and optionals are no tensors"
 _CONTRIB = "it is no standard operator; onnxruntime's are read from its own domain, com.microsoft"
 REFUSED = {
-    **dict.fromkeys(("Compress", "NonMaxSuppression", "AllClassNMS", "NonZero", "Unique"), _SIZE),
+    "AllClassNMS": _SIZE,
     **dict.fromkeys(
         ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase"), _SEQUENCE
     ),

@@ -18,6 +18,7 @@ from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM
 from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
+from apq_tvm.onnx_import.symbolic.dims import is_run
 from apq_tvm.types import Array, Node, TensorSpec
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class _DimNames:
             base = re.sub(r"\W", "_", name, flags=re.ASCII)
             base = f"dim_{base}" if not base or base[0].isdigit() else base
             # Words that `dims.evaluate` or Python's grammar would read as something else.
-            if base in ("min", "max") or keyword.iskeyword(base):
+            if base in ("min", "max") or keyword.iskeyword(base) or is_run(base):
                 base += "_"
             count, unique = 1, base
             while unique in self.names.values():
@@ -298,7 +299,7 @@ def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
                 f"{what} {info.name!r} has {dim.dim_value} elements along axis {axis}; the most is "
                 f"{LARGEST_DIM}"
             )
-        if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
+        if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
             shape.append(int(dim.dim_value))
         else:
             # "?" and "*" are how some exporters write an unknown dimension: each is its own.

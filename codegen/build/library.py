@@ -40,6 +40,7 @@ API_FUNCTIONS = (
     "open",
     "output_rank",
     "output_shape",
+    "result",
     "run",
     "set_num_threads",
     "precision",

@@ -6,6 +6,7 @@ The source holds the module table, ``shapes`` (every dimension and buffer size f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import numpy as np
 from apq_tvm.codegen.graph.c_text import comment, identifier, literal
 from apq_tvm.codegen.graph.plain import (
     Array,
+    Buffer,
     Call,
     Condition,
     Copy,
@@ -21,6 +23,7 @@ from apq_tvm.codegen.graph.plain import (
     Place,
     Port,
     Region,
+    Sizes,
     Step,
     Tensor,
     parenthesised,
@@ -110,6 +113,7 @@ def graph_source(
         C11, to be compiled with ``runtime/`` on the include path.
     """
     buffers = [b for b in graph.buffers if b.first >= 0 and b.output is None]
+    buffers.sort(key=lambda buffer: buffer.segment)  # those of a segment lie side by side
     numbers = {id(b): i for i, b in enumerate(buffers)}
     parts = [
         f"/* The graph of {identifier(name)} on {comment(device.target)}, emitted by apq_tvm. */",
@@ -118,9 +122,10 @@ def graph_source(
         _constants(graph.constants),
         _wide_function(graph),
         _shapes_function(graph, numbers),
+        *(late_function(number, graph, buffers) for number in range(1, len(graph.sizes) + 1)),
         _graph_function(graph, _Pointers(graph, weights, numbers), device.prefix),
-        _tables(graph, [(b.first, b.last) for b in buffers], device.cpu_flags),
-        _module_table(name, version, graph, weights, device, len(buffers)),
+        _tables(graph, buffers, device.cpu_flags),
+        _module_table(name, version, graph, weights, device, buffers),
     ]
     return "\n\n".join(p for p in parts if p) + "\n"
 
@@ -148,13 +153,21 @@ def _constants(constants: Mapping[str, Array]) -> str:
     return "\n".join(lines)
 
 
-def _symbol_lines(graph: Graph, source: str) -> list[str]:
+def symbol_lines(graph: Graph, source: str, sizes: str = "") -> list[str]:
+    """Dimensions as variables: those of the inputs, those of data from `sizes`, the others.
+
+    Without `sizes` those of data are 0 as yet, and what follows from them is no constant.
+    """
     lines = []
     for i, symbol in enumerate(graph.symbols):
         lines.append(f"  const int64_t {symbol.c_name} = {source}[{i}];")
         lines.append(f"  (void){symbol.c_name};")
+    kind = "const int64_t" if sizes else "int64_t"
+    for i, name in enumerate(graph.run_sizes):
+        lines += [f"  {kind} {name} = {f'{sizes}[{i}]' if sizes else 0};", f"  (void){name};"]
     for name, expression in graph.derived.items():
-        lines += [f"  const int64_t {name} = {expression};", f"  (void){name};"]
+        own = kind if graph.waits_for(name) else "const int64_t"
+        lines += [f"  {own} {name} = {expression};", f"  (void){name};"]
     return lines
 
 
@@ -182,8 +195,11 @@ def _wide_function(graph: Graph) -> str:
     return "\n".join(
         [
             *(f"#define apq_{name} apq_wide_{name}" for name in functions),
-            "static int sizes_fit(const int64_t *symbols) {",
+            "static int sizes_fit(const int64_t *symbols, const int64_t *sizes) {",
+            "  (void)symbols, (void)sizes;",
             *symbols,
+            *(f"  const apq_wide {n} = sizes[{i}];" for i, n in enumerate(graph.run_sizes)),
+            *(f"  (void){name};" for name in graph.run_sizes),
             *(f"  (void){symbol.c_name};" for symbol in graph.symbols),
             *derived,
             *(f"  if (!apq_fits({part})) return 0;" for part in parts),
@@ -194,6 +210,16 @@ def _wide_function(graph: Graph) -> str:
     )
 
 
+def _fit_lines(graph: Graph, symbols: str, sizes: str, what: str) -> list[str]:
+    """A call of what `_wide_function` wrote, if it wrote anything."""
+    if not graph.expressions() and not graph.derived:
+        return []
+    return [
+        f"  if (!sizes_fit({symbols}, {sizes})) return apq_fail(APQ_BAD_INPUT, "
+        f'"{what} does not fit 64 bits");'
+    ]
+
+
 def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
     lines = [
         "static int shapes(const int64_t *symbols, int64_t *inputs, int64_t *outputs,",
@@ -201,7 +227,8 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
         "  size_t unused;",
         "  int rc = APQ_OK;",
         "  (void)symbols, (void)inputs, (void)outputs, (void)bytes;",
-        *_symbol_lines(graph, "symbols"),
+        *unknown_sizes(graph),
+        *symbol_lines(graph, "symbols", "unknown"),
     ]
     for symbol in graph.symbols:
         if symbol.limit is not None:
@@ -216,30 +243,40 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
                 f'"%s is %lld, this model needs at least {symbol.least}", {literal(symbol.name)}, '
                 f"(long long){symbol.c_name});"
             )
-    if graph.expressions() or graph.derived:
-        lines.append(
-            "  if (!sizes_fit(symbols)) return apq_fail(APQ_BAD_INPUT, "
-            '"these input shapes are too large: a size computed from them does not fit 64 bits");'
-        )
-    lines += [_condition_line(condition) for condition in graph.conditions]
+    unknown = "unknown" if graph.run_sizes else "NULL"
+    large = "these input shapes are too large: a size computed from them"
+    lines += _fit_lines(graph, "symbols", unknown, large)
+    lines += [condition_line(condition) for condition in graph.conditions]
     for array, ports in (("inputs", graph.inputs), ("outputs", graph.outputs)):
-        dims = [d for p in ports for d in p.dims]
+        dims = ["-1" if graph.waits_for(d) else d for p in ports for d in p.dims]
         lines += [f"  {array}[{i}] = {d};" for i, d in enumerate(dims)]
     for port in graph.outputs:
-        lines.append(_bytes_line("&unused", port.name, port.dtype, port.dims))
+        if not port.late:
+            lines.append(bytes_line("&unused", port.name, port.dtype, port.dims))
     for buffer in graph.buffers:
         if id(buffer) in numbers:
             target = f"&bytes[{numbers[id(buffer)]}]"
-            lines.append(_bytes_line(target, buffer.name, buffer.dtype, buffer.dims))
+            if buffer.segment:
+                lines.append(f"  {target[1:]} = 0;")
+            else:
+                lines.append(bytes_line(target, buffer.name, buffer.dtype, buffer.dims))
     return "\n".join([*lines, "  return rc;", "}"])
 
 
-def _condition_line(condition: Condition) -> str:
+def unknown_sizes(graph: Graph) -> list[str]:
+    """What is no size yet, as C zeros."""
+    count = len(graph.run_sizes)
+    return [f"  static const int64_t unknown[{count}] = {{0}};"] if count else []
+
+
+def condition_line(condition: Condition) -> str:
+    """C that refuses a run."""
     message = literal(condition.message)
     return f'  if (!({condition.test})) return apq_fail(APQ_BAD_INPUT, "%s", {message});'
 
 
-def _bytes_line(target: str, name: str, dtype: str, dims: Sequence[str]) -> str:
+def bytes_line(target: str, name: str, dtype: str, dims: Sequence[str]) -> str:
+    """C that counts a tensor's bytes."""
     item = np.dtype(dtype).itemsize
     return (
         f"  if ((rc = apq_bytes({target}, {literal(name)}, {item}, {len(dims)}, "
@@ -280,11 +317,17 @@ def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
         "static int graph(const apq_frame *frame) {",
         "  int rc = APQ_OK;",
         "  (void)frame;",
-        *_symbol_lines(graph, "frame->symbols"),
+        *symbol_lines(graph, "frame->symbols"),
     ]
     for number, step in enumerate(graph.steps):
         lines += _step_lines(number, step, pointers, prefix)
-    copies = [_copy_line(i, graph, pointers) for i in range(len(graph.results))]
+    late = [i for i, port in enumerate(graph.outputs) if port.late]
+    for i in late:
+        result = graph.results[i]
+        lines.append(f"  frame->results[{i}] = {pointers.of(result)};")
+        first = sum(len(port.dims) for port in graph.outputs[:i])
+        lines += [f"  frame->result_dims[{first + j}] = {d};" for j, d in enumerate(result.dims)]
+    copies = [_copy_line(i, graph, pointers) for i in range(len(graph.results)) if i not in late]
     if any(copies):
         lines.append("  /* Outputs that are inputs, constants or another output. */")
     lines += [c for c in copies if c]
@@ -297,7 +340,9 @@ def _step_lines(number: int, step: Step, pointers: _Pointers, prefix: str) -> li
     if isinstance(step, Copy):
         return [_row_copy(step, pointers)]
     if isinstance(step, Condition):
-        return [_condition_line(step)]
+        return [condition_line(step)]
+    if isinstance(step, Sizes):
+        return sizes_lines(step, pointers.graph, pointers.of(step.source))
     return _region_lines(step, pointers)
 
 
@@ -353,8 +398,17 @@ def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> li
             f"    if ((rc = apq_check_ids({literal(check.layer)}, &t[{argument_of[check.arg]}], "
             f"{check.column}, {check.columns}, {check.lowest}, {check.rows})) != APQ_OK) return rc;"
         )
-    lines += _launch_lines(call, len(args), prefix)
+    written = tensors[len(tensors) - call.outputs :]
+    empty = [_nothing(tensor) for tensor in written]
+    guard = f"    if (!({' && '.join(empty)})) {{" if all(empty) and empty else "    {"
+    lines += [guard, *_launch_lines(call, len(args), prefix), "    }"]
     return [*lines, "    if (rc != APQ_OK) return rc;", "  }"]
+
+
+def _nothing(tensor: Tensor) -> str:
+    """C condition: the tensor has no elements; empty where it always has some."""
+    free = [dim for dim in tensor.dims if not dim.isdecimal() or int(dim) == 0]
+    return "(" + " || ".join(f"({dim}) == 0" for dim in free) + ")" if free else ""
 
 
 def _launch_lines(call: Call, count: int, prefix: str) -> list[str]:
@@ -405,6 +459,50 @@ def _copy_line(index: int, graph: Graph, pointers: _Pointers) -> str:
     return f"  memcpy(frame->outputs[{index}], {pointers.of(result)}, {size});"
 
 
+def sizes_lines(step: Sizes, graph: Graph, source: str) -> list[str]:
+    """C that reads sizes from a tensor, once the kernels before have made it."""
+    lines = ["  {", f"    const int64_t *const made = (const int64_t *)({source});"]
+    given: set[str] = set()
+    for i, dim in enumerate(step.dims):
+        if dim in step.names and dim not in given:
+            given.add(dim)
+            slot = f"frame->sizes[{graph.run_sizes.index(dim)}]"
+            check = f"apq_check_size({literal(step.layer)}, made[{i}], 0, APQ_LARGEST_DIM)"
+            lines += [
+                f"    if ((rc = {check}) != APQ_OK) return rc;",
+                f"    {dim} = {slot} = made[{i}];",
+            ]
+    number = graph.sizes.index(step) + 1
+    lines += [
+        f"    {name} = {text};"
+        for name, text in graph.derived.items()
+        if graph.waits_for(name) == number
+    ]
+    for i, dim in enumerate(step.dims):
+        if dim not in given:
+            check = f"apq_check_size({literal(step.layer)}, made[{i}], {dim}, {dim})"
+            lines.append(f"    if ((rc = {check}) != APQ_OK) return rc;")
+    return [*lines, f"    if ((rc = late_{number}(frame)) != APQ_OK) return rc;", "  }"]
+
+
+def late_function(number: int, graph: Graph, buffers: Sequence[Buffer]) -> str:
+    """C that checks and allocates what had to wait for the sizes of step `number` of that kind."""
+    step = graph.sizes[number - 1]
+    mine = [buffer for buffer in buffers if buffer.segment == number]
+    lines = [
+        f"static int late_{number}(const apq_frame *frame) {{",
+        f"  size_t bytes[{max(len(mine), 1)}] = {{0}};",
+        "  int rc = APQ_OK;",
+        *symbol_lines(graph, "frame->symbols", "frame->sizes"),
+        *_fit_lines(graph, "frame->symbols", "frame->sizes", "a size computed from data"),
+        *(condition_line(condition) for condition in step.conditions),
+    ]
+    for i, buffer in enumerate(mine):
+        lines.append(bytes_line(f"&bytes[{i}]", buffer.name, buffer.dtype, buffer.dims))
+    return "\n".join([*lines, "  if (rc != APQ_OK) return rc;",
+                       f"  return apq_plan_again(frame, {number}, bytes);", "}"])
+
+
 def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
     lines = []
     for i, port in enumerate(ports):
@@ -413,15 +511,18 @@ def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
     lines.append(f"static const apq_value {name}[] = {{")
     for i, port in enumerate(ports):
         dtype = dl_dtype(port.dtype)
-        rest = f"{len(port.dims)}, {name}_dims_{i}, {port.may_be_empty}"
+        rest = f"{len(port.dims)}, {name}_dims_{i}, {port.may_be_empty}, {int(port.late)}"
         lines.append(f"    {{{literal(port.name)}, {dtype}, {rest}}},")
-    lines += ["    {NULL, {0, 0, 0}, 0, NULL, -1},", "};"]
+    lines += ["    {NULL, {0, 0, 0}, 0, NULL, -1, 0},", "};"]
     return lines
 
 
-def _tables(graph: Graph, lifetimes: Sequence[tuple[int, int]], cpu_flags: Sequence[str]) -> str:
+def _tables(graph: Graph, buffers: Sequence[Buffer], cpu_flags: Sequence[str]) -> str:
     flags = ", ".join([*(literal(f) for f in cpu_flags), "NULL"])
+    lifetimes = [(buffer.first, buffer.last) for buffer in buffers]
     spans = ", ".join(f"{{{first}, {last}}}" for first, last in [*lifetimes, (0, 0)])
+    segments = [buffer.segment for buffer in buffers]
+    starts = [bisect_left(segments, number) for number in range(len(graph.sizes) + 2)]
     symbols = [f"    {{{literal(s.name)}, {s.input}, {s.axis}}}," for s in graph.symbols]
     precisions = [f"    {{{literal(p.layer)}, {p.least}, {p.most}}}," for p in graph.precisions]
     return "\n".join(
@@ -437,13 +538,19 @@ def _tables(graph: Graph, lifetimes: Sequence[tuple[int, int]], cpu_flags: Seque
             "    {NULL, 0, 0},",
             "};",
             f"static const apq_lifetime lifetime_table[] = {{{spans}}};",
+            f"static const int32_t segment_table[] = {{{', '.join(map(str, starts))}}};",
             f"static const char *const flag_table[] = {{{flags}}};",
         ]
     )
 
 
 def _module_table(
-    name: str, version: str, graph: Graph, weights: WeightsFile, device: Device, buffers: int
+    name: str,
+    version: str,
+    graph: Graph,
+    weights: WeightsFile,
+    device: Device,
+    buffers: Sequence[Buffer],
 ) -> str:
     fields = {
         "name": literal(name),
@@ -452,7 +559,9 @@ def _module_table(
         "num_inputs": len(graph.inputs),
         "num_outputs": len(graph.outputs),
         "num_symbols": len(graph.symbols),
-        "num_buffers": buffers,
+        "num_buffers": len(buffers),
+        "num_sizes": len(graph.run_sizes),
+        "num_segments": len(graph.sizes) + 1,
         "num_precisions": len(graph.precisions),
         "input_dims": sum(len(p.dims) for p in graph.inputs),
         "output_dims": sum(len(p.dims) for p in graph.outputs),
@@ -460,6 +569,7 @@ def _module_table(
         "outputs": "output_table",
         "symbols": "symbol_table",
         "lifetimes": "lifetime_table",
+        "segments": "segment_table",
         "cpu_flags": "flag_table",
         "precisions": "precision_table",
         "header_bytes": f"{weights.header_bytes}u",

@@ -70,7 +70,7 @@ def least_extents(func: Any, kernel: str, args: Sequence[Tensor | str]) -> list[
     names = symbols_at(func, args)
     conditions = []
     for extent, number in attrs["apq.least"]:
-        have, least = c_expr(extent, names), int(number)
+        have, least = c_expr(extent, names), c_expr(number, names)
         message = f"these input shapes are too small: {kernel} wants {least} entries, not {have}"
         conditions.append(Condition(f"{have} >= {least}", message))
     return conditions

@@ -7,6 +7,7 @@ expressions of the symbols.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -71,7 +72,8 @@ class Symbol:
 class Buffer:
     """A tensor the graph allocates; `first` and `last` are the steps that use it.
 
-    `output` is the graph output whose memory it is, if it is one.
+    `output` is the graph output whose memory it is, if it is one. `segment` is the number of
+    `Sizes` steps that its size waits for: 0 where it follows from the inputs.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Buffer:
     first: int = -1
     last: int = -1
     output: int | None = None
+    segment: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ class Call:
     id_checks : tuple of IdCheck
     comment : str
         How the call reads in Relax.
+    outputs : int
+        How many arguments at the end the call writes.
     """
 
     kernel: str
@@ -129,6 +134,7 @@ class Call:
     id_checks: tuple[IdCheck, ...]
     comment: str
     precision: int = -1
+    outputs: int = 1
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,32 @@ class Region:
     keeps: tuple[Tensor, ...] = ()
 
 
-Step = Call | Condition | Copy | Region
+@dataclass(frozen=True)
+class Sizes:
+    """Entries of a tensor become dimensions; buffers that wait for them get their memory.
+
+    Parameters
+    ----------
+    source : Tensor
+        int64, of constant shape.
+    dims : tuple of str
+        Per entry the C name of the dimension it gives, or a C expression that it must equal.
+    names : tuple of str
+        Those of `dims` that are given here.
+    layer : str
+        For messages.
+    conditions : tuple of Condition
+        Must hold once these sizes are known.
+    """
+
+    source: Tensor
+    dims: tuple[str, ...]
+    names: tuple[str, ...]
+    layer: str
+    conditions: tuple[Condition, ...] = ()
+
+
+Step = Call | Condition | Copy | Region | Sizes
 
 
 def tensors_of(step: Step) -> list[Tensor]:
@@ -199,6 +230,8 @@ def tensors_of(step: Step) -> list[Tensor]:
         return [step.target, step.source]
     if isinstance(step, Condition):
         return []
+    if isinstance(step, Sizes):
+        return [step.source]
     values = (step.trip, step.condition, step.counter, *step.keeps)
     return [value for value in values if isinstance(value, Tensor)]
 
@@ -216,7 +249,8 @@ class Precision:
 class Port:
     """A graph input or output: ONNX name, dtype, C dims, and how messages write each dim.
 
-    `may_be_empty` is the axis that may be 0 long, -1 if there is none.
+    `may_be_empty` is the axis that may be 0 long, -1 if there is none; `late` tells that the shape
+    depends on data.
     """
 
     name: str
@@ -224,13 +258,15 @@ class Port:
     dims: tuple[str, ...]
     shown: tuple[str, ...]
     may_be_empty: int = -1
+    late: bool = False
 
 
 @dataclass
 class Graph:
     """A module's graph in execution order.
 
-    `derived` are dimensions computed from those of the inputs: name in C and expression.
+    `derived` are dimensions computed from others: name in C and expression; `run_sizes` the C names
+    of those that `Sizes` steps give.
     `results` holds the value of every output; `direct` tells the outputs whose buffer is written in
     place (the others are copied at the end).
     """
@@ -239,6 +275,7 @@ class Graph:
     outputs: tuple[Port, ...] = ()
     symbols: tuple[Symbol, ...] = ()
     derived: dict[str, str] = field(default_factory=dict)
+    run_sizes: tuple[str, ...] = ()
     weights: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
@@ -260,6 +297,8 @@ class Graph:
         for step in self.steps:
             if isinstance(step, Condition):
                 texts.add(step.test)
+            elif isinstance(step, Sizes):
+                texts |= {*step.dims, *(condition.test for condition in step.conditions)}
             elif isinstance(step, Call):
                 texts |= {step.rows, *(arg for arg in step.args if isinstance(arg, str))}
             elif isinstance(step, Region) and isinstance(step.trip, str):
@@ -267,6 +306,25 @@ class Graph:
             for tensor in tensors_of(step):
                 texts |= set(tensor.dims)
         return {part for text in texts for part in parenthesised(text)}
+
+    @property
+    def sizes(self) -> list[Sizes]:
+        """The steps that make dimensions of data, in order."""
+        return [step for step in self.steps if isinstance(step, Sizes)]
+
+    def waits_for(self, text: str) -> int:
+        """How many of `sizes` must have run before a C expression is known."""
+        if not self.run_sizes:
+            return 0
+        numbers = {name: i + 1 for i, step in enumerate(self.sizes) for name in step.names}
+        words, last, seen = re.findall(r"\w+", text), 0, set[str]()
+        while words:
+            word = words.pop()
+            last = max(last, numbers.get(word, 0))
+            if word in self.derived and word not in seen:
+                seen.add(word)
+                words += re.findall(r"\w+", self.derived[word])
+        return last
 
     def kernels(self) -> list[str]:
         """Every PrimFunc that some call may run, sorted."""
@@ -307,10 +365,14 @@ def place_outputs(graph: Graph) -> None:
                 buffer.first = number if buffer.first < 0 else buffer.first
                 buffer.last = number
     _outlive_loops(graph)
+    for buffer in graph.buffers:
+        buffer.segment = max((graph.waits_for(dim) for dim in buffer.dims), default=0)
     for number, result in enumerate(graph.results):
         if result.place is Place.BUFFER:
             buffer = graph.buffers[int(result.key)]
-            if buffer.output is None:
+            if graph.outputs[number].late:
+                buffer.last = len(graph.steps)  # it is read there after the run
+            elif buffer.output is None:
                 buffer.output = number
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
+from itertools import takewhile
 from operator import mul
 from typing import Any
 
@@ -34,6 +36,7 @@ from apq_tvm.codegen.graph.plain import (
     Place,
     Port,
     Precision,
+    Sizes,
     Symbol,
     Tensor,
     place_outputs,
@@ -41,12 +44,12 @@ from apq_tvm.codegen.graph.plain import (
 from apq_tvm.codegen.graph.regions import Regions, is_region
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.schedules.graph.exprs import collect
-from apq_tvm.types import TensorSpec, Variant
+from apq_tvm.types import REGION, TensorSpec, Variant
 
 # A constant of up to this many bytes is written into the C source, others go to the weights file.
 SMALL_CONSTANT_BYTES = 256
 # Attributes of ``main`` that `apq_tvm.lower` sets.
-DERIVED, CONDITIONS = "apq.dims", "apq.conditions"
+DERIVED, CONDITIONS, RUN_SIZES = "apq.dims", "apq.conditions", "apq.run_sizes"
 DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
 )
@@ -150,11 +153,14 @@ class _Reader:
         self.by_content: dict[str, str] = {}  # hash of an array → its name among the weights
         self.leftovers: list[str] = []
         self.regions = Regions(self.graph)
+        self.late: set[str] = set()  # dimensions that `Sizes` steps give
+        self.written: set[int | str] = set()  # buffers that some call has written
 
     def read(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Graph:
         variables = list(self.main.params)
         derived = dict((self.main.attrs or {}).get(DERIVED, {}))
-        extents = variables.pop() if derived else None
+        self.late = set(map(str, (self.main.attrs or {}).get(RUN_SIZES, ())))
+        extents = variables.pop() if derived or self.late else None
         if len(variables) != len(inputs) + len(self.params):
             raise UnsupportedModel(
                 f"main takes {len(variables)} parameters, but the model has {len(inputs)} inputs "
@@ -163,17 +169,16 @@ class _Reader:
         self._read_inputs(variables[: len(inputs)], inputs)
         if extents is not None:
             self._read_derived(extents, derived)
-        self._read_conditions((self.main.attrs or {}).get(CONDITIONS, ()))
+        conditions = self._read_conditions((self.main.attrs or {}).get(CONDITIONS, ()))
         weights = zip(variables[len(inputs) :], self.params.items(), strict=True)
         for variable, (name, array) in weights:
             self.values[variable] = self._weight(name, array)
-        for block in self.main.body.blocks:
-            for binding in block.bindings:
-                self._bind(binding)
+        self._bind_all([b for block in self.main.body.blocks for b in block.bindings])
         if self.leftovers:
             raise UnsupportedModel(
                 "these operations have no kernel: " + ", ".join(sorted(set(self.leftovers)))
             )
+        self._place_conditions(conditions)
         self._read_outputs(self._value(self.main.body.body), outputs)
         place_outputs(self.graph)
         return self.graph
@@ -216,25 +221,46 @@ class _Reader:
         self.graph.symbols = tuple(symbols)
 
     def _read_derived(self, extents: Any, derived: Mapping[str, Any]) -> None:
-        """Dimensions that ``main`` gets in a shape parameter, computed from those of the inputs."""
+        """Dimensions that ``main`` gets in a shape parameter: computed from others, or from data."""
+        late = [var for var in extents.ty.values if var.name in self.late]
+        for var in late:
+            self.names[var] = _c_name(var.name, set(self.names.values()))
+        self.graph.run_sizes = tuple(self.names[var] for var in late)
         by_name = {var.name: text for var, text in self.names.items()}
         for var in extents.ty.values:
+            if var.name in self.late:
+                continue
             expression = derived[var.name]
             names = {v: by_name[v.name] for v in collect(expression, tirx.Var)}
             self.names[var] = _c_name(var.name, set(self.names.values()))
             self.graph.derived[self.names[var]] = c_expr(expression, names)
 
-    def _read_conditions(self, conditions: Iterable[Any]) -> None:
+    def _read_conditions(self, conditions: Iterable[Any]) -> list[Condition]:
         """Extents that must be equal, as the lowering wrote them."""
         by_name = {var.name: text for var, text in self.names.items()}
         seen = set()
+        found = []
         for have, want, node in conditions:
             names = {v: by_name[v.name] for e in (have, want) for v in collect(e, tirx.Var)}
             here, there = c_expr(have, names), c_expr(want, names)
             if here != there and (here, there) not in seen:
                 seen.add((here, there))
                 message = f"these input shapes do not fit together: at {node} two sizes differ"
-                self.graph.conditions.append(Condition(f"({here}) == ({there})", message))
+                found.append(Condition(f"({here}) == ({there})", message))
+        return found
+
+    def _place_conditions(self, conditions: Sequence[Condition]) -> None:
+        """On every input; those on sizes of a run once they are known."""
+        by_step: dict[int, list[Condition]] = {}
+        for condition in conditions:
+            by_step.setdefault(self.graph.waits_for(condition.test), []).append(condition)
+        self.graph.conditions += by_step.get(0, [])
+        number = 0
+        for at, step in enumerate(self.graph.steps):
+            if isinstance(step, Sizes):
+                number += 1
+                mine = tuple(by_step.get(number, ()))
+                self.graph.steps[at] = replace(step, conditions=mine)
 
     def _tensor_type(self, variable: Any, name: str) -> Any:
         kind = variable.ty
@@ -244,6 +270,8 @@ class _Reader:
 
     def _read_outputs(self, value: Any, specs: Sequence[TensorSpec]) -> None:
         values = value if isinstance(value, tuple) else (value,)
+        if self.late:  # behind the outputs stand what `apq.Sizes` gave, which must not go
+            values = values[: len(specs)]
         if len(values) != len(specs):
             raise UnsupportedModel(
                 f"main returns {len(values)} values, but the model has {len(specs)} outputs"
@@ -254,7 +282,9 @@ class _Reader:
                 raise UnsupportedModel(f"output '{spec.name}' is not a tensor (a shape or a tuple)")
             same_rank = len(spec.shape) == len(tensor.dims)
             shown = tuple(str(d) for d in (spec.shape if same_rank else tensor.dims))
-            ports.append(Port(spec.name, _declared(tensor.dtype, spec), tensor.dims, shown))
+            late = any(self.graph.waits_for(dim) for dim in tensor.dims)
+            dtype = _declared(tensor.dtype, spec)
+            ports.append(Port(spec.name, dtype, tensor.dims, shown, late=late))
         self.graph.outputs = tuple(ports)
         self.graph.results = tuple(values)
 
@@ -299,6 +329,51 @@ class _Reader:
             value = self._value(expr.tuple_value)
             return value[expr.index] if isinstance(value, tuple) else None
         return None
+
+    def _bind_all(self, bindings: Sequence[Any]) -> None:
+        """In their order, but none before the sizes it needs: TVM knows nothing of those."""
+        waiting: list[Any] = []
+        for binding in bindings:
+            if self.late and self._must_wait(binding, {b.var for b in waiting}):
+                waiting.append(binding)
+                continue
+            known = len(self.graph.sizes) if waiting else 0
+            self._bind(binding)
+            if waiting and len(self.graph.sizes) > known:
+                late, waiting = waiting, []
+                for other in late:
+                    if self._must_wait(other, {b.var for b in waiting}):
+                        waiting.append(other)
+                    else:
+                        self._bind(other)
+        for binding in waiting:  # sizes that nothing gives: an error tells
+            self._bind(binding)
+
+    def _must_wait(self, binding: Any, waiting: set[Any]) -> bool:
+        """Whether a size that a binding mentions is not given yet, or a value that it reads."""
+        args = list(binding.value.args) if isinstance(binding.value, ir.expr.Call) else []
+        if isinstance(binding.value, ir.expr.TupleGetItem):
+            args = [binding.value.tuple_value]
+        if isinstance(binding.value, ir.expr.Tuple):
+            args = list(binding.value.fields)
+        if any(arg in waiting for arg in [*args, binding.value] if isinstance(arg, relax.Var)):
+            return True
+        if _is_sizes(binding.value):
+            return False
+        given = {name for step in self.graph.sizes for name in step.names}
+        free = set(self.graph.run_sizes) - given
+        return bool(free) and any(self._needs(text, free) for text in self._extents(binding, args))
+
+    def _extents(self, binding: Any, args: Sequence[Any]) -> list[str]:
+        """The dimensions that a binding mentions, as C expressions."""
+        kinds = (binding.var.ty, getattr(binding, "ty", None))
+        shapes = [k.shape for k in kinds if isinstance(getattr(k, "shape", None), relax.ShapeExpr)]
+        found = {v for part in (*args, *shapes) for v in collect(part, tirx.Var)}
+        return [self.names[v] for v in found if v in self.names]
+
+    def _needs(self, text: str, sizes: set[str]) -> bool:
+        words = re.findall(r"\w+", text)
+        return any(w in sizes or self._needs(self.graph.derived.get(w, ""), sizes) for w in words)
 
     def _bind(self, binding: Any) -> None:
         value = binding.value
@@ -357,10 +432,26 @@ class _Reader:
         for arg in args:
             value = self._value(arg)
             given.append(value if isinstance(value, Tensor) else c_expr(arg, self.names))
+        kind, _, layer = name.removeprefix(REGION).partition("/")
+        if kind == "sizes":
+            self._sizes(layer, given, args)
+            return
+        touched = (v for v in given if isinstance(v, Tensor) and v.place is Place.BUFFER)
+        self.written.update(tensor.key for tensor in touched)
         renamed = self.regions.read(name, given)
         for arg, value in zip(args, renamed, strict=True):
             if value is not None:
                 self.values[arg] = value
+
+    def _sizes(self, layer: str, given: Sequence[Tensor | str], args: Sequence[Any]) -> None:
+        """Entries of the first of `given` become the dimensions between it and the last."""
+        source = given[0]
+        dims = tuple(dim for dim in given[1:-1] if isinstance(dim, str))
+        assert isinstance(source, Tensor)
+        known = {name for step in self.graph.sizes for name in step.names}
+        fresh = [d for d in dict.fromkeys(dims) if d in self.graph.run_sizes and d not in known]
+        self.graph.steps.append(Sizes(source, dims, tuple(fresh), layer))
+        self.values[args[-1]] = source
 
     def _same_size(self, source: Any, target: Any) -> None:
         """A reshaped tensor has as many elements: a condition where nothing proves that."""
@@ -400,6 +491,8 @@ class _Reader:
         rows = of.dims[0] if of is not None and of.dims else "1"
         written = [a.key for a in args if isinstance(a, Tensor) and a.place is Place.BUFFER]
         result = self.graph.buffers[int(written[-1])].name if written else ""
+        outputs = len(list(takewhile(lambda key: key not in self.written, reversed(written))))
+        self.written.update(written)
         reaches, lookups = self.accesses.get(name, ((), ()))
         names = symbols_at(self.unscheduled[name], args) if reaches else {}
         self._limit(*shape_limits(name, reaches, names))
@@ -423,6 +516,7 @@ class _Reader:
                 id_checks=checks,
                 comment=f"{result} = {name}",
                 precision=self._precision(choices, args),
+                outputs=outputs,
             )
         )
 
@@ -450,6 +544,12 @@ class _Reader:
                 self.regions.require(Condition(f"{dimension} <= {limit}", message))
         for condition in conditions:
             self.regions.require(condition)
+
+
+def _is_sizes(value: Any) -> bool:
+    """Whether a call stands for ``apq.Sizes``."""
+    name = getattr(getattr(value, "op", None), "global_symbol", "")
+    return str(name).startswith(f"{REGION}sizes/")
 
 
 def _declared(dtype: str, spec: TensorSpec) -> str:

@@ -46,8 +46,8 @@ class Regions:
         self._loops = 0
 
     def require(self, condition: Condition) -> None:
-        """Add a condition: on every input, or on those that make a branch run."""
-        if self.branching:
+        """Add a condition: on every input, on those that make a branch run, or on sizes of a run."""
+        if self.branching or self._graph.waits_for(condition.test):
             self._graph.steps.append(condition)
         else:
             self._graph.conditions.append(condition)

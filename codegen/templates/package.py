@@ -183,6 +183,7 @@ class _Library:
             raise LoadError(text) from error
         self.run_c = self._function("run_bits")
         self.shape_c = self._function("output_shape")
+        self.result_c = self._function("result")
         self.handle = ctypes.c_void_p()
         weights = os.fsencode(folder / "weights.safetensors")
         self.check(self._function("open")(weights, ctypes.byref(self.handle)))
@@ -452,17 +453,32 @@ def run(
     context = _library.take_context()
     try:
         results: dict[str, Array] = {}
+        late_ones: list[int] = []
         wanted = (_DLTensor * max(len(outputs), 1))()
         for index, info in enumerate(outputs):
             dims = (ctypes.c_int64 * max(len(info.shape), 1))()
             _library.check(_library.shape_c(context, given, ctypes.c_int32(index), dims))
             shape = tuple(dims[: len(info.shape)])
-            results[info.name] = _aligned_empty(shape, _dtype_of(info))
+            late = any(dim < 0 for dim in shape)  # only the run will tell
+            results[info.name] = _aligned_empty((0,) if late else shape, _dtype_of(info))
             _describe(wanted[index], results[info.name], keep)
+            late_ones += [index] if late else []
         _library.check(_library.run_c(context, given, wanted, ctypes.c_int32(operator.index(bits))))
+        for index in late_ones:
+            results[outputs[index].name] = _kept_result(context, index)
     finally:
         _library.idle.append(context)
     return results
+
+
+def _kept_result(context: ctypes.c_void_p, index: int) -> Array:
+    """A copy of an output that the context keeps: its shape depends on the data."""
+    tensor, info = _DLTensor(), outputs[index]
+    _library.check(_library.result_c(context, ctypes.c_int32(index), ctypes.byref(tensor)))
+    result = _aligned_empty(tuple(tensor.shape[: tensor.ndim]), _dtype_of(info))
+    if result.size:
+        ctypes.memmove(result.ctypes.data, tensor.data, result.nbytes)
+    return result
 
 
 def _collect(feeds: Mapping[str, Any], twice: set[str]) -> list[Array]:

@@ -47,9 +47,13 @@ _LANEWISE = frozenset(
 _REDUCTIONS: dict[type, Callable[[str], Expr]] = {
     tirx.Add: lambda dtype: tirx.const(0, dtype),
     tirx.Mul: lambda dtype: tirx.const(1, dtype),
-    tirx.Max: lambda dtype: tirx.min_value(dtype),
-    tirx.Min: lambda dtype: tirx.max_value(dtype),
+    tirx.Max: lambda dtype: _lowest(dtype),
+    tirx.Min: lambda dtype: tirx.infinity(dtype) if "float" in dtype else tirx.max_value(dtype),
 }
+
+
+def _lowest(dtype: str) -> Expr:
+    return -tirx.infinity(dtype) if "float" in dtype else tirx.min_value(dtype)
 
 
 class NotVector(Exception):

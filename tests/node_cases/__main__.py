@@ -48,7 +48,7 @@ def main() -> None:
             if kind != "passes":
                 print(f"{kind:8} {name}: {why}")
         print(Counter(k for k, _ in outcomes.values()), f"{time.time() - began:.0f} s")
-        Path("/tmp/nodes/outcomes.pkl").write_bytes(pickle.dumps(outcomes))
+        (folder / "outcomes.pickle").write_bytes(pickle.dumps(outcomes))
         if options.write:
             write(outcomes)
         sys.exit(any(k not in ("passes", "refused") for k, _ in outcomes.values()))

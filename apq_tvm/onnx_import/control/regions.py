@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.onnx_import.graph import Graph, with_attrs
+from apq_tvm.onnx_import.graph import Graph, defined, with_attrs
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
 from apq_tvm.onnx_import.symbolic.infer import same_shape
@@ -195,9 +195,11 @@ def _hoisted(graph: Graph) -> list[Node]:
             frames[-1].nodes += [frame.start, *frame.nodes, node]
             depth |= dict.fromkeys(node.outputs, len(frames) - 1)
         else:
-            home = max((depth.get(v, 0) for v in node.inputs), default=0)
+            made = defined(node)
+            read = (*node.inputs, *(graph.mentioned(node) - set(made)))
+            home = max((depth.get(v, 0) for v in read), default=0)
             frames[home].nodes.append(node)
-            depth |= dict.fromkeys(node.outputs, home)
+            depth |= dict.fromkeys((*node.outputs, *made), home)
     return frames[0].nodes
 
 

@@ -30,7 +30,10 @@ from apq_tvm.onnx_import.operators.standard import (
     dropout,
     lp_normalization,
     max_unpool,
+    space_to_depth,
 )
+from apq_tvm.onnx_import.run_sizes.selections import SELECTIONS
+from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
 from apq_tvm.types import Node
 
 EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
@@ -51,6 +54,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "RotaryEmbedding": onnx_rotary,
     "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,
+    "SpaceToDepth": space_to_depth,
     "STFT": stft,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     "apq.MoveFirst": move_first,
@@ -67,6 +71,8 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "com.microsoft.SimplifiedLayerNormalization": simplified_layer_norm,
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     **QLINEAR,
+    **SELECTIONS,
+    **SHAPE_INPUTS,
 }
 
 

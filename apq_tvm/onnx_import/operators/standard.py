@@ -130,6 +130,17 @@ def det(graph: Graph, node: Node) -> list[Node]:
     return steps.done(minor(list(range(size)), list(range(size))))
 
 
+def space_to_depth(graph: Graph, node: Node) -> list[Node] | None:
+    """SpaceToDepth whose channels come before the places inside of a block (mode CRD)."""
+    if node.attrs.get("mode", "DCR") != "CRD":
+        return None
+    steps, x, by = Steps(graph, node), node.inputs[0], int(node.attrs["blocksize"])
+    n, c, height, width = steps.shape(x, 4)
+    rows, columns = height // by, width // by
+    blocks = steps.transpose(steps.reshape(x, n, c, rows, by, columns, by), 0, 1, 3, 5, 2, 4)
+    return steps.done(steps.reshape(blocks, n, c * by * by, rows, columns))
+
+
 def conv_transpose(graph: Graph, node: Node) -> list[Node] | None:
     """ConvTranspose to a given output shape: padding that makes it so.
 

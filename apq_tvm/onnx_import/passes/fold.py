@@ -12,7 +12,7 @@ import numpy as np
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.checks.sizes import Budget, computed_entries
 from apq_tvm.onnx_import.control.regions import without_constants
-from apq_tvm.onnx_import.graph import Graph, np_dtype
+from apq_tvm.onnx_import.graph import SIZES, Graph, np_dtype
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS, expand
 from apq_tvm.onnx_import.operators.functions import inline_function, is_function
@@ -40,7 +40,8 @@ def fold(graph: Graph) -> None:
     """
     infer_inputs(graph)
     outputs = {spec.name for spec in graph.outputs}
-    alias: dict[str, str] = {}
+    alias = {spec.name: _empty(graph, spec.name) for spec in graph.inputs if 0 in spec.shape}
+    alias = {name: value for name, value in alias.items() if value}
     pending, graph.nodes = deque(graph.nodes), []
     budget = Budget(graph.weights.values())
     while pending:
@@ -57,20 +58,50 @@ def fold(graph: Graph) -> None:
         source = copied(graph, node)
         if source is None and _fold_values(graph, node, outputs):
             continue
-        new = source or rewrite(graph, node)
+        nothing = None if source else _of_nothing(graph, node, outputs)
+        new = source or (rewrite(graph, node) if nothing is None else nothing)
         if isinstance(new, str):
             value = node.outputs[0]
             if value not in outputs:
                 alias[value] = new
                 continue
             new = [Node("Identity", node.name, (new,), (value,))]
-        for made in new or [node]:
+        for made in [node] if new is None else new:
             infer(graph, made)
             infer_windows(graph, made)
             graph.maker.update((out, made) for out in made.outputs if out)
             graph.nodes.append(made)
     graph.index()
     graph.sweep()
+
+
+def _empty(graph: Graph, value: str) -> str:
+    """A constant without elements of the type of `value`; empty where it may have some."""
+    shape, dtype = graph.known_shape(value), graph.dtype(value)
+    if shape is None or dtype is None or 0 not in shape:
+        return ""
+    if not all(isinstance(dim, int) for dim in shape):
+        return ""
+    return graph.add_weight(f"{value}.empty", np.empty([int(dim) for dim in shape], np.dtype(dtype)))  # type: ignore[call-overload]
+
+
+def _of_nothing(graph: Graph, node: Node, outputs: set[str]) -> list[Node] | None:
+    """What stands for a node whose results have no elements: constants, if it stays at all."""
+    made = [value for value in node.outputs if value]
+    if node.op in (*MARKERS, SIZES) or not made:
+        return None
+    if any(0 not in (graph.shape(value) or ()) for value in made):
+        return None
+    names = {value: _empty(graph, value) for value in made}
+    if not all(names.values()):
+        return None
+    kept = []
+    for value, name in names.items():
+        if value in outputs:
+            kept.append(Node("Identity", graph.fresh(f"{value}.nothing"), (name,), (value,)))
+        else:
+            graph.weights[value] = graph.weights.pop(name)
+    return kept
 
 
 def _inlined(graph: Graph, node: Node, pending: deque[Node]) -> bool:

@@ -5,14 +5,15 @@ normal form, a sum of products, so that equal dimensions compare equal: ``(b * s
 node attributes they are text (``"2 * batch + 1"``), which `evaluate` reads back over whatever
 numbers the caller has: integers here, TIR variables in `apq_tvm.lower`.
 
-Every symbol is taken to be at least 1 (0 for the length of a cache, inside `may_be_zero`) and below
-a thousand million, so that a comparison of ``sequence`` with -1, or with the huge numbers exporters
+Every symbol is taken to be at least 1 (0 for the length of a cache, inside `may_be_zero`, and for
+sizes that only a run knows, `is_run`) and below a thousand million, so that a comparison of ``sequence`` with -1, or with the huge numbers exporters
 write for "to the end", is decided.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -40,6 +41,20 @@ def may_be_zero(names: frozenset[str]) -> Iterator[None]:
         yield
     finally:
         _zeros.reset(token)
+
+
+RUN = re.compile(r"run(\d+)")
+"""Symbols that a run computes from data; no dimension of an input is called so."""
+
+
+def is_run(name: str) -> bool:
+    """Whether a symbol is a size that only a run knows."""
+    return RUN.fullmatch(name) is not None
+
+
+def run_symbols(dim: Dim) -> frozenset[str]:
+    """Those of the symbols in `dim` that only a run knows."""
+    return frozenset(name for name in symbols(dim) if is_run(name))
 
 
 @dataclass(frozen=True)
@@ -295,7 +310,7 @@ def bounds(dim: Dim) -> tuple[int | None, int | None]:
 
 def _span(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, str):
-        return (0 if atom in _zeros.get() else 1), LONGEST
+        return (0 if is_run(atom) or atom in _zeros.get() else 1), LONGEST
     (a_low, a_high), (b_low, b_high) = bounds(atom.a), bounds(atom.b)
     if atom.fn == "mod":
         return 0, None if b_high is None else b_high - 1

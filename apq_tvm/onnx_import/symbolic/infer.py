@@ -19,16 +19,18 @@ import numpy as np
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.checks.attributes import check_attributes
 from apq_tvm.onnx_import.checks.sizes import check_sizes
-from apq_tvm.onnx_import.graph import Graph, Shape, np_dtype
+from apq_tvm.onnx_import.graph import SIZES, Graph, Shape, np_dtype
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     Expr,
     as_attr,
     equal,
     floordiv,
+    is_run,
     mod,
     parse,
     product,
+    run_symbols,
     symbols,
 )
 from apq_tvm.onnx_import.symbolic.ratios import Ratio
@@ -151,6 +153,12 @@ def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
     if a == b:
         return a
     for one, other in ((a, b), (b, a)):
+        if _is_symbol(one) and is_run(str(one)) and _is_earlier(other, one):
+            graph.same[str(one)] = str(other)
+            return other
+    if run_symbols(a) or run_symbols(b):
+        return a if isinstance(a, int) else b
+    for one, other in ((a, b), (b, a)):
         if _is_symbol(one) and (isinstance(other, int) or _is_symbol(other)):
             graph.same[str(one)] = str(other)
             return other
@@ -162,6 +170,12 @@ def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
 
 def _is_symbol(dim: Dim) -> bool:
     return isinstance(dim, Expr) and symbols(dim) == {str(dim)}
+
+
+def _is_earlier(dim: Dim, than: Dim) -> bool:
+    """Whether a run knows `dim` before it knows the symbol `than`."""
+    last = int(str(than).removeprefix("run"))
+    return all(int(name.removeprefix("run")) < last for name in run_symbols(dim))
 
 
 def _is_sum(dim: Dim) -> bool:
@@ -283,11 +297,16 @@ def _tile(graph: Graph, node: Node) -> list[Shape | None]:
 
 
 def _split(graph: Graph, node: Node) -> list[Shape | None]:
-    """Equal parts of a symbolic dimension; everything else ONNX's inference knows."""
+    """Equal parts of a symbolic dimension, or symbolic parts; all else ONNX's inference knows."""
     source = graph.shape(node.inputs[0])
-    if source is None or "split" in node.attrs or len(node.inputs) > 1:
+    if source is None or "split" in node.attrs:
         return [None] * len(node.outputs)
     axis = node.attrs.get("axis", 0) % len(source)
+    if len(node.inputs) > 1:
+        sizes = elements(contents(graph, node.inputs[1]))
+        if sizes is None or len(sizes) != len(node.outputs):
+            return [None] * len(node.outputs)
+        return [(*source[:axis], size, *source[axis + 1 :]) for size in sizes]
     dim = source[axis]
     if not isinstance(dim, Expr):
         return [None] * len(node.outputs)
@@ -365,6 +384,34 @@ def _pad(graph: Graph, node: Node) -> list[Shape | None]:
     return [tuple(out)]
 
 
+def _sizes(graph: Graph, node: Node) -> list[Shape | None]:
+    """``apq.Sizes``: what its entries are is known as dimensions."""
+    (out,), shape = node.outputs, graph.shape(node.inputs[0])
+    graph.dtypes[out] = "int64"
+    known = np.empty(len(node.attrs["dims"]), object)
+    known[:] = [parse(dim) for dim in node.attrs["dims"]]
+    graph.values[out] = known if shape is None else known.reshape([int(d) for d in shape])  # type: ignore[arg-type]
+    return [shape]
+
+
+def _top_k(graph: Graph, node: Node) -> list[Shape | None]:
+    """TopK of a symbolic k."""
+    x, k = graph.shape(node.inputs[0]), elements(contents(graph, node.inputs[1]))
+    if x is None or not k:
+        return [None, None]
+    axis = node.attrs.get("axis", -1) % len(x)
+    return [(*x[:axis], k[0], *x[axis + 1 :])] * 2
+
+
+def _one_hot(graph: Graph, node: Node) -> list[Shape | None]:
+    """OneHot of a symbolic depth."""
+    x, depth = graph.shape(node.inputs[0]), elements(contents(graph, node.inputs[1]))
+    if x is None or not depth:
+        return [None]
+    axis = node.attrs.get("axis", -1) % (len(x) + 1)
+    return [(*x[:axis], depth[0], *x[axis:])]
+
+
 def _flatten(graph: Graph, node: Node) -> list[Shape | None]:
     x = graph.known_shape(node.inputs[0])
     if x is None:
@@ -423,6 +470,13 @@ def _given(graph: Graph, node: Node) -> list[Shape | None]:
     return [tuple(parse(dim) for dim in node.attrs["shape"])]
 
 
+def _given_each(graph: Graph, node: Node) -> list[Shape | None]:
+    """``apq.`` nodes that carry the shapes and types of several outputs."""
+    for out, dtype in zip(node.outputs, node.attrs["dtypes"], strict=True):
+        graph.dtypes[out] = dtype
+    return [tuple(parse(dim) for dim in shape) for shape in node.attrs["shapes"]]
+
+
 ELEMENTWISE = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Mean", "Sum", "Where", "Equal"),
     *("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor"),
@@ -444,6 +498,10 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "LpPool": _conv,
     "Pad": _pad,
     "Flatten": _flatten,
+    "OneHot": _one_hot,
+    "TopK": _top_k,
+    SIZES: _sizes,
+    **dict.fromkeys(("apq.NonMaxSuppression", "apq.TopK", "apq.Unique"), _given_each),
     # The normalisations may be younger than the graph's opset.
     **dict.fromkeys(("apq.Gelu", "LayerNormalization", "RMSNormalization"), _like),
     "apq.Activation": _like,
@@ -459,6 +517,7 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     **dict.fromkeys(("apq.Windows", "apq.Depthwise", "apq.Pool"), _given),
     **dict.fromkeys(("apq.Fold", "apq.Resize"), _given),
     **dict.fromkeys(("apq.AppendCache", "apq.Full", "apq.Range", "apq.Dims"), _given),
+    **dict.fromkeys(("apq.NonZero", "apq.Numbers", "apq.OneHot", "apq.Tile"), _given),
     **REGION_RULES,
 }
 

@@ -24,6 +24,7 @@ from apq_tvm.onnx_import.symbolic.dims import (
     floordiv,
     maximum,
     minimum,
+    run_symbols,
     symbol,
     symbols,
 )
@@ -156,7 +157,8 @@ def reshape_to(
             target.append(0)
         else:
             target.append(None)
-    if target.count(None) > 1 or 0 in shape:
+    late = any(run_symbols(dim) for dim in shape)  # it may be 0, which -1 cannot be told from
+    if target.count(None) > 1 or 0 in shape or late:
         return carried(graph, "apq.Reshape", node, shape)
     array = np.asarray([-1 if dim is None else dim for dim in target], np.int64)
     text = "x".join(str(d) for d in array).replace("-1", "_") or "scalar"
@@ -224,7 +226,9 @@ def _tile(graph: Graph, node: Node) -> Rewritten:
         return node.inputs[0]
     if all(r == 1 or d == 1 for r, d in zip(repeats, source, strict=True)):
         return _expand(graph, node)
-    return None
+    if all(isinstance(r, int) for r in repeats):
+        return None
+    return carried(graph, "apq.Tile", node, shape)
 
 
 def _range(graph: Graph, node: Node) -> Rewritten:
@@ -353,6 +357,15 @@ def _gather(graph: Graph, node: Node) -> Rewritten:
     return [first, reshape_to(graph, last, shape, (*x[:axis], *x[axis + 1 :]))]
 
 
+def _concat(graph: Graph, node: Node) -> Rewritten:
+    """Without operands that have no elements."""
+    axis = node.attrs["axis"]
+    full = tuple(v for v in node.inputs if (graph.shape(v) or (1,) * 64)[axis] != 0)
+    if len(full) == len(node.inputs) or not full:
+        return None
+    return full[0] if len(full) == 1 else replace(node, inputs=full)
+
+
 def _split(graph: Graph, node: Node) -> Rewritten:
     """Parts of an axis that is not a number are slices: no constant could say where to cut."""
     x = graph.known_shape(node.inputs[0])
@@ -360,7 +373,8 @@ def _split(graph: Graph, node: Node) -> Rewritten:
     if x is None or any(shape is None for shape in shapes):
         return None
     axis = node.attrs.get("axis", 0) % len(x)
-    if all(isinstance(shape[axis], int) for shape in (x, *shapes)):  # type: ignore[index]
+    sizes = [shape[axis] for shape in (x, *shapes)]  # type: ignore[index]
+    if all(isinstance(size, int) and size > 0 for size in sizes):
         return None
     nodes: list[Node] = []
     start: Dim = 0
@@ -379,6 +393,12 @@ def _split(graph: Graph, node: Node) -> Rewritten:
 def _one_hot(graph: Graph, node: Node) -> Rewritten:
     """A depth given as [n] becomes a scalar, the only form TVM reads."""
     depth = graph.weights.get(node.inputs[1])
+    shape = graph.known_shape(node.outputs[0])
+    if depth is None and shape is not None:
+        new = carried(graph, "apq.OneHot", node, shape, axis=node.attrs.get("axis", -1))
+        dtype = {"dtype": graph.dtype(node.inputs[2])}
+        inputs = (node.inputs[0], node.inputs[2])
+        return replace(new, inputs=inputs, attrs={**new.attrs, **dtype})
     if depth is None or depth.ndim == 0:
         return None
     name = graph.add_weight(f"{node.inputs[1]}.scalar", depth.reshape(()))
@@ -387,10 +407,26 @@ def _one_hot(graph: Graph, node: Node) -> Rewritten:
     )
 
 
+def _top_k(graph: Graph, node: Node) -> Rewritten:
+    """TopK of a symbolic k."""
+    shape, dtype = graph.known_shape(node.outputs[0]), graph.dtype(node.inputs[0])
+    if node.inputs[1] in graph.weights or shape is None or dtype is None:
+        return None
+    names = tuple(out or graph.fresh(f"{node.name}.unread") for out in (*node.outputs, "")[:2])
+    texts = tuple(as_attr(dim) for dim in shape)
+    attrs = {
+        "axis": int(node.attrs.get("axis", -1)) % len(shape),
+        "largest": bool(node.attrs.get("largest", 1)),
+        "shapes": (texts, texts),
+        "dtypes": (dtype, "int64"),
+    }
+    return Node("apq.TopK", node.name, node.inputs[:1], names, attrs)
+
+
 def limit(graph: Graph, dim: Dim, size: int) -> bool:
     """Record that `dim` must not exceed `size`; False if it is no symbol plus a number."""
     names = symbols(dim)
-    if len(names) != 1:
+    if len(names) != 1 or run_symbols(dim):
         return False
     (name,) = names
     rest = dim - symbol(name)
@@ -414,6 +450,7 @@ RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
     "Flatten": _flatten,
     "Squeeze": _resized,
     "Unsqueeze": _resized,
+    "Concat": _concat,
     "Expand": _expand,
     "ConstantOfShape": _constant_of_shape,
     "Tile": _tile,
@@ -422,4 +459,5 @@ RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
     "Gather": _gather,
     "Split": _split,
     "OneHot": _one_hot,
+    "TopK": _top_k,
 }

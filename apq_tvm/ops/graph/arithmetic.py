@@ -89,6 +89,31 @@ def _quotient(a: Any, b: Any) -> tuple[str, Any]:
     return dtype, tirx.Select(b == minus, zero - a, tirx.truncdiv(a, safe))
 
 
+def floored(rest: Any, b: Any) -> Any:
+    """The remainder of floats with the sign of the divisor, from that of C's fmod."""
+    zero = tirx.const(0, str(rest.ty))
+    opposite = tirx.any(tirx.all(rest < zero, b > zero), tirx.all(rest > zero, b < zero))
+    return tirx.Select(opposite, rest + b, rest)
+
+
+def integer_power(a: Any, b: Any) -> Any:
+    """``a ** b`` in the type of `a`, by squaring, cut to its bits; 0 where it is no whole number."""
+    dtype = str(a.ty)
+    one, zero = tirx.const(1, dtype), tirx.const(0, dtype)
+    exponent, base, result = b.astype("int64"), a, one
+    for bit in range(6):
+        on = tirx.bitwise_and(tirx.shift_right(exponent, bit), tirx.const(1, "int64")) != 0
+        result = result * tirx.Select(on, base, one)
+        base = base * base
+    far = tirx.any(exponent < 0, exponent > 63)
+    odd = tirx.bitwise_and(exponent, tirx.const(1, "int64")) != 0
+    steady = tirx.Select(a == one, one, zero)
+    if not dtype.startswith("u"):
+        minus = tirx.const(-1, dtype)
+        steady = tirx.Select(a == minus, tirx.Select(odd, minus, one), steady)
+    return tirx.Select(far, steady, result)
+
+
 def shift(a: Any, b: Any, *, left: bool) -> Any:
     """``a << b`` or ``a >> b``; by less than 0, or by all bits, nothing but the sign stays."""
     dtype = str(a.ty)

@@ -6,20 +6,22 @@ equal elements the one with the lower index is the better.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 from tvm import tirx
 
 
-def topk(dtype: str, k: int, *, largest: bool = True) -> Any:
+def topk(dtype: str, k: int | None, *, largest: bool = True) -> Any:
     """The `k` best along the middle axis of a [outer, n, inner] tensor, the best first.
 
     Parameters
     ----------
     dtype : str
         Of x and of the values.
-    k : int
-        At least 1 and at most n, which the module checks by ``apq.least``.
+    k : int or None
+        At most n, which the module checks by ``apq.least``; None: what the outputs have.
     largest : bool
         Larger is better.
 
@@ -32,19 +34,20 @@ def topk(dtype: str, k: int, *, largest: bool = True) -> Any:
     from tvm.tirx.script.builder import ir as b
 
     outer, n, inner = shape = [tirx.Var(name, "int64") for name in ("outer", "n", "inner")]
+    size = tirx.Var("k", "int64") if k is None else _int(k)
     with IRBuilder() as builder:
         with b.prim_func(s_tir=True):
             b.func_name("topk")
             b.func_attr({"apq.op": "topk", "op_pattern": 8, "tirx.noalias": True})
             x = b.match_buffer(b.arg("x", b.handle()), shape, dtype)
-            kept = [outer, _int(k), inner]
+            kept = [outer, size, inner]
             values = b.match_buffer(b.arg("values", b.handle()), kept, dtype)
             ids = b.match_buffer(b.arg("indices", b.handle()), kept, "int64")
             with b.grid(outer, inner) as loops, b.sblock("topk"):
                 o, i = b.axis.remap("SS", loops)
-                heap = _Heap(b, values, ids, (o, i), k, largest)
+                heap = _Heap(b, values, ids, (o, i), _depth(k, size), largest)
                 with b.serial(0, n) as j:
-                    with b.If(j < k):
+                    with b.If(j < size):
                         with b.Then():
                             heap.hold(x[o, j, i], j)
                             heap.rise(j)
@@ -52,13 +55,21 @@ def topk(dtype: str, k: int, *, largest: bool = True) -> Any:
                             root = heap.at(_int(0))
                             with b.If(heap.worse(*root, x[o, j, i], j)), b.Then():
                                 heap.hold(x[o, j, i], j)
-                                heap.sink(_int(k))
-                with b.serial(0, _int(k - 1)) as r:
-                    last = _int(k - 1) - r
+                                heap.sink(size)
+                with b.serial(0, size - 1) as r:
+                    last = size - 1 - r
                     heap.hold(*heap.at(last))
                     heap.move(_int(0), last)
                     heap.sink(last)
-    return builder.get().with_attr("apq.least", [[n, _int(k)]])
+    return builder.get().with_attr("apq.least", [[n, size]])
+
+
+def _depth(k: int | None, size: Any) -> Any:
+    """Levels of a heap of `size` entries below its root."""
+    if k is not None:
+        return _int(max(k.bit_length() - 1, 0))
+    levels = [tirx.Cast("int64", size >= _int(1 << level)) for level in range(1, 31)]
+    return reduce(add, levels)
 
 
 def _int(value: int) -> Any:
@@ -69,11 +80,11 @@ class _Heap:
     """Statements about the heap of one row; the buffers of one element are its registers."""
 
     def __init__(
-        self, b: Any, values: Any, ids: Any, row: tuple[Any, Any], k: int, largest: bool
+        self, b: Any, values: Any, ids: Any, row: tuple[Any, Any], depth: Any, largest: bool
     ) -> None:
         self._b, self._values, self._ids = b, values, ids
         self._row, self._largest = row, largest
-        self._depth = _int(max(k.bit_length() - 1, 0))
+        self._depth = depth
         self._place = b.sblock_alloc_buffer((_int(1),), "int64")
         self._child = b.sblock_alloc_buffer((_int(1),), "int64")
         self._value = b.sblock_alloc_buffer((_int(1),), values.dtype)

@@ -46,6 +46,7 @@ typedef struct {
   int32_t ndim;
   const char *const *dims; /* how each dimension is written in messages: "384", "batch_size" */
   int32_t may_be_empty;    /* the axis of an input that may be 0 long, -1 if there is none */
+  int32_t late;            /* of an output: whether its shape is known only after a run */
 } apq_value;
 
 /* A symbolic dimension takes its value from one axis of one input. */
@@ -68,6 +69,10 @@ typedef struct {
   unsigned char *weights; /* the mapped file, read only */
   const int32_t *bits; /* of every layer in the table of precisions */
   int32_t threads;
+  int64_t *sizes;       /* dimensions that the run computes from data */
+  void **results;       /* of outputs whose shape depends on those: where they lie */
+  int64_t *result_dims; /* and their dimensions, at the places they have among all outputs' */
+  void *context;
 } apq_frame;
 
 /* A layer whose bits are chosen at run time, between these, both inclusive. */
@@ -80,15 +85,19 @@ typedef struct {
   const char *name, *version;
   const char *target; /* the device profile it was compiled for */
   int32_t num_inputs, num_outputs, num_symbols, num_buffers, num_precisions;
+  int32_t num_sizes;    /* dimensions computed from data */
+  int32_t num_segments; /* 1, and one for each step that computes some */
   int32_t input_dims, output_dims; /* sums of ndim */
   const apq_value *inputs, *outputs;
   const apq_symbol *symbols;
   const apq_lifetime *lifetimes;
+  const int32_t *segments; /* first buffer of each segment, and past the last: those of segment i get
+                            * their memory when step i has computed dimensions, those of 0 at once */
   const apq_precision *precisions;
   const char *const *cpu_flags; /* as /proc/cpuinfo spells them, NULL at the end */
   uint64_t header_bytes, file_bytes, header_checksum, data_checksum;
   /* From the symbols: every dimension of inputs and outputs, one after the other, and the bytes of
-   * every buffer. Fails with a message where a shape is impossible. */
+   * every buffer; -1 and 0 where they depend on data. Fails where a shape is impossible. */
   int (*shapes)(const int64_t *symbols, int64_t *inputs, int64_t *outputs, size_t *buffers);
   int (*graph)(const apq_frame *frame);
 } apq_module;
@@ -147,6 +156,10 @@ int apq_bytes(size_t *bytes, const char *name, size_t itemsize, int32_t ndim, co
 /* Fails, naming layer and value, unless lowest <= id < rows for every id (int32 or int64). */
 int apq_check_ids(const char *layer, const DLTensor *ids, int64_t first, int64_t step, int64_t lowest,
                   int64_t rows);
+/* Fails, naming the layer, unless least <= size <= most; the message is of sizes computed from data. */
+int apq_check_size(const char *layer, int64_t size, int64_t least, int64_t most);
+/* Gives the buffers of a segment their memory (module.c). */
+int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes);
 /* Runs a kernel; `work` estimates its nanoseconds on one thread. */
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
              int32_t num_args, double work);
@@ -213,6 +226,8 @@ int apq_set_precision(apq_handle *handle, const char *layer, int32_t bits);
 int32_t apq_get_precision(const apq_handle *handle, const char *layer);
 /* `bits` 0 is what apq_set_precision said. */
 int apq_run(apq_context *context, const DLTensor *inputs, const DLTensor *outputs, int32_t bits);
+/* An output of the last run whose shape depends on data; valid until the next run. */
+int apq_result(apq_context *context, int32_t index, DLTensor *result);
 int apq_memory(apq_context *context, uint64_t *arena_bytes, uint64_t *live_bytes);
 
 #endif

@@ -62,6 +62,16 @@ int apq_check_ids(const char *layer, const DLTensor *ids, int64_t first, int64_t
   }
 }
 
+int apq_check_size(const char *layer, int64_t size, int64_t least, int64_t most) {
+  if (size >= least && size <= most) return APQ_OK;
+  if (least == most) {
+    return apq_fail(APQ_BAD_INPUT, "%s: a size computed from data is %lld, but must be %lld", layer,
+                    (long long)size, (long long)least);
+  }
+  return apq_fail(APQ_BAD_INPUT, "%s: a size computed from data is %lld, not %lld to %lld", layer,
+                  (long long)size, (long long)least, (long long)most);
+}
+
 /* A kernel is worth a team of threads from this many estimated nanoseconds per thread on. Measured on
  * Zen 4: a team of two costs 0.9 us, and y = 3 x over [n, 64] gains from n = 512 (2.7 us alone) on. */
 static const double NANOSECONDS_PER_TASK = 4000.0;

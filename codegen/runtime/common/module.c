@@ -37,6 +37,11 @@ struct apq_context {
   plan plans[PLANS];
   plan *last; /* of the last run */
   region arena, staging;
+  region *late;    /* of each segment but the first */
+  size_t *offsets; /* scratch for planning those */
+  int64_t *sizes, *result_dims;
+  void **results;
+  int finished; /* whether the last run succeeded */
   int32_t *order;
   int64_t *symbols;
   int32_t *bits;
@@ -193,7 +198,9 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   size_t plan_bytes = 8 * (size_t)(m->num_symbols + m->input_dims + m->output_dims) +
                       2 * sizeof(size_t) * (size_t)m->num_buffers;
   size_t total = sizeof(apq_context) + PLANS * plan_bytes + 8 * (size_t)m->num_symbols +
-                 sizeof(void *) * (size_t)values +
+                 sizeof(void *) * (size_t)(values + m->num_outputs) +
+                 sizeof(region) * (size_t)m->num_segments + sizeof(size_t) * (size_t)m->num_buffers +
+                 8 * (size_t)(m->num_sizes + m->output_dims) +
                  sizeof(int32_t) * (size_t)(2 * m->num_buffers + m->num_precisions);
   apq_context *c = *out = calloc(1, total);
   if (c == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a context", m->name);
@@ -211,6 +218,11 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   c->inputs = cut(&at, m->num_inputs, sizeof(void *));
   c->outputs = cut(&at, m->num_outputs, sizeof(void *));
   c->buffers = cut(&at, m->num_buffers, sizeof(void *));
+  c->results = cut(&at, m->num_outputs, sizeof(void *));
+  c->late = cut(&at, m->num_segments, sizeof(region));
+  c->offsets = cut(&at, m->num_buffers, sizeof(size_t));
+  c->sizes = cut(&at, m->num_sizes, 8);
+  c->result_dims = cut(&at, m->output_dims, 8);
   c->order = cut(&at, 2 * m->num_buffers, sizeof(int32_t));
   c->bits = cut(&at, m->num_precisions, sizeof(int32_t));
   return APQ_OK;
@@ -218,6 +230,7 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
 
 void apq_context_destroy(apq_context *c) {
   if (c == NULL) return;
+  for (int32_t i = 0; i < c->handle->module->num_segments; i++) free(c->late[i].data);
   free(c->arena.data);
   free(c->staging.data);
   free(c);
@@ -228,6 +241,7 @@ int apq_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes) {
   if (arena_bytes == NULL || live_bytes == NULL) return is_null("where bytes are to be written");
   const apq_module *m = c->handle->module;
   *arena_bytes = c->arena.bytes + c->staging.bytes;
+  for (int32_t i = 0; i < m->num_segments; i++) *arena_bytes += c->late[i].bytes;
   *live_bytes = c->last == NULL ? 0 : apq_live_bytes(m->num_buffers, m->lifetimes, c->last->bytes);
   return APQ_OK;
 }
@@ -282,6 +296,8 @@ static int check_filled(const apq_value *want, const DLTensor *t) {
   for (int32_t i = 0; i < t->ndim; i++) {
     if (t->shape[i] == 0 && i == want->may_be_empty) {
       empty = 1;
+    } else if (t->shape[i] == 0 && strcmp(want->dims[i], "0") == 0) {
+      empty = 1;
     } else if (t->shape[i] <= 0) {
       return bad_shape("input", want, t, "; no dimension may be zero");
     }
@@ -332,7 +348,7 @@ static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
     if (c->last == p) c->last = NULL;
     rc = m->shapes(c->symbols, p->in_dims, p->out_dims, p->bytes);
     if (rc != APQ_OK) return rc;
-    p->arena = apq_plan(m->num_buffers, m->lifetimes, p->bytes, p->offsets, c->order);
+    p->arena = apq_plan(m->segments[1], m->lifetimes, p->bytes, p->offsets, c->order);
     memcpy(p->symbols, c->symbols, 8 * (size_t)m->num_symbols);
     p->ready = 1;
   }
@@ -398,6 +414,7 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
     staged = apq_sum(staged, ready_to_use(&inputs[i]) ? 0 : stage_of(&inputs[i]));
   }
   for (int32_t i = 0; i < m->num_outputs; i++) {
+    if (m->outputs[i].late) continue;
     staged = apq_sum(staged, ready_to_use(&outputs[i]) ? 0 : stage_of(&outputs[i]));
   }
   int rc = grow(&c->staging, staged, "copies of unaligned tensors");
@@ -417,11 +434,45 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
     next = past(next, stage_of(t));
   }
   for (int32_t i = 0; i < m->num_outputs; i++) {
+    if (m->outputs[i].late) continue;
     int ready = ready_to_use(&outputs[i]);
     c->outputs[i] = ready ? address(&outputs[i]) : next;
     if (!ready) next = past(next, stage_of(&outputs[i]));
   }
-  for (int32_t i = 0; i < m->num_buffers; i++) c->buffers[i] = past(c->arena.data, p->offsets[i]);
+  for (int32_t i = 0; i < m->segments[1]; i++) c->buffers[i] = past(c->arena.data, p->offsets[i]);
+  return APQ_OK;
+}
+
+int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes) {
+  apq_context *c = frame->context;
+  const apq_module *m = c->handle->module;
+  int32_t first = m->segments[segment], count = m->segments[segment + 1] - first;
+  size_t arena = apq_plan(count, m->lifetimes + first, bytes, c->offsets, c->order);
+  int rc = grow(&c->late[segment], arena, "working memory");
+  if (rc != APQ_OK) return rc;
+  for (int32_t i = 0; i < count; i++) {
+    c->last->bytes[first + i] = bytes[i];
+    c->buffers[first + i] = past(c->late[segment].data, c->offsets[i]);
+  }
+  return APQ_OK;
+}
+
+int apq_result(apq_context *c, int32_t index, DLTensor *result) {
+  if (c == NULL) return is_null("the context");
+  if (result == NULL) return is_null("where the result is to be written");
+  const apq_module *m = c->handle->module;
+  if (index < 0 || index >= m->num_outputs) {
+    return apq_fail(APQ_BAD_INPUT, "output %d does not exist, %s has %d", (int)index, m->name,
+                    (int)m->num_outputs);
+  }
+  const apq_value *value = &m->outputs[index];
+  int64_t first = 0;
+  for (int32_t i = 0; i < index; i++) first += m->outputs[i].ndim;
+  if (!value->late) {
+    return apq_fail(APQ_BAD_INPUT, "output '%s' is where _run was told to write it", value->name);
+  }
+  if (!c->finished) return apq_fail(APQ_BAD_INPUT, "output '%s': the last run did not succeed", value->name);
+  *result = apq_tensor(c->results[index], value->dtype, value->ndim, c->result_dims + first);
   return APQ_OK;
 }
 
@@ -455,6 +506,7 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
   if (outputs == NULL && m->num_outputs > 0) return is_null("the array of outputs");
   const int64_t *dims = p->out_dims;
   for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
+    if (m->outputs[i].late) continue;
     if ((rc = check_tensor("output", &m->outputs[i], &outputs[i])) != APQ_OK) return rc;
     if ((rc = check_dims("output", &m->outputs[i], &outputs[i], dims)) != APQ_OK) return rc;
     if (outputs[i].data == NULL && bytes_of(&outputs[i]) > 0) {
@@ -466,11 +518,15 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
   }
   if ((rc = place(c, p, inputs, outputs)) != APQ_OK) return rc;
   c->last = p;
+  c->finished = 0;
+  memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
-                     apq_num_threads(c->handle)};
+                     apq_num_threads(c->handle), c->sizes, c->results, c->result_dims, c};
   rc = m->graph(&frame);
+  c->finished = rc == APQ_OK;
   for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {
     const DLTensor *t = &outputs[i];
+    if (m->outputs[i].late) continue;
     if (c->outputs[i] != address(t)) memcpy(address(t), c->outputs[i], bytes_of(t));
   }
   return rc;

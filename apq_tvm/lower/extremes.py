@@ -1,0 +1,66 @@
+"""ReduceMax, ReduceMin, ArgMax, ArgMin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.lower.linear import known_shape
+from apq_tvm.lower.relax_import import Convert
+from apq_tvm.ops.graph.extremes import extreme, place_of_extreme
+from apq_tvm.types import ImportedModel, Node
+
+
+def reduction_converter(model: ImportedModel, *, largest: bool) -> Convert:
+    """``ReduceMax`` or ``ReduceMin``; axes are an attribute or, from opset 18 on, a constant."""
+
+    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        x, attrs = inputs[0], node.attrs
+        rank = len(known_shape(x, node))
+        given = node.inputs[1] if len(node.inputs) > 1 else ""
+        axes = [int(a) for a in model.weights[given].reshape(-1)] if given else attrs.get("axes")
+        if not axes and attrs.get("noop_with_empty_axes", 0):
+            return x
+        over = [a % rank for a in axes or range(rank)]
+        keep = bool(attrs.get("keepdims", 1))
+        if not over:
+            return x
+        return bb.emit_te(
+            lambda t: extreme(t, over, keep=keep, largest=largest),
+            x,
+            primfunc_name_hint="max" if largest else "min",
+        )
+
+    return convert
+
+
+def place_converter(*, largest: bool) -> Convert:
+    """``ArgMax`` or ``ArgMin``."""
+
+    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        x, attrs = inputs[0], node.attrs
+        rank = len(known_shape(x, node))
+        if not rank:
+            raise UnsupportedModel(f"{node.op} {node.name!r}: its input is a scalar")
+        axis, last = int(attrs.get("axis", 0)) % rank, bool(attrs.get("select_last_index", 0))
+        keep = bool(attrs.get("keepdims", 1))
+        return bb.emit_te(
+            lambda t: place_of_extreme(t, axis, keep=keep, largest=largest, last=last),
+            x,
+            primfunc_name_hint="argmax" if largest else "argmin",
+        )
+
+    return convert
+
+
+def extreme_converters(model: ImportedModel) -> dict[str, Convert]:
+    """Converters by operator name."""
+    return {
+        "ArgMax": place_converter(largest=True),
+        "ArgMin": place_converter(largest=False),
+        "ReduceMax": reduction_converter(model, largest=True),
+        "ReduceMin": reduction_converter(model, largest=False),
+    }

@@ -1,0 +1,1 @@
+"""Operators whose output sizes only a run knows: their sizes become symbols (``apq.Sizes``)."""

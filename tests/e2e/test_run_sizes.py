@@ -1,0 +1,233 @@
+"""Sizes that depend on data, down to 0, through the whole pipeline, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import apq_tvm
+from apq_tvm.module import load_module
+from tests.onnx_models import build, save, session_of
+
+RNG = np.random.default_rng(3)
+WEIGHT = RNG.standard_normal((6, 40)).astype(np.float32)
+X = {"x": ("float32", ["b", 6])}
+INT64_MAX = np.iinfo(np.int64).max
+
+# name: (nodes, inputs, outputs, weights); `n`, `k` and the like are filled by `feeds`.
+GRAPHS: dict[str, tuple[Any, ...]] = {
+    "non_zero": (
+        [
+            ("NonZero", "x", "nz"),
+            ("Transpose", "nz", "t", {"perm": [1, 0]}),
+            ("GatherND", "x t", "v"),
+            ("Add", "v one", "a"),
+            ("ReduceSum", "a", "total", {"keepdims": 0}),
+            ("Shape", "a", "count"),
+        ],
+        X,
+        "nz a total count",
+        {"one": np.float32(1)},
+    ),
+    "compress": (
+        [
+            ("ReduceSum", "x last", "s", {"keepdims": 0}),
+            ("Greater", "s zero", "keep"),
+            ("Compress", "x keep", "rows", {"axis": 0}),
+            ("MatMul", "rows w", "m"),
+            ("Softmax", "m", "y"),
+            ("Compress", "x some", "flat"),
+        ],
+        X,
+        "rows y flat",
+        {
+            "last": np.array([1]),
+            "zero": np.float32(0),
+            "w": WEIGHT,
+            "some": np.array([True, False, True]),
+        },
+    ),
+    "unique": (
+        [
+            ("Cast", "x", "i", {"to": 7}),
+            ("Unique", "i", "u ui uv uc", {"sorted": 1}),
+            ("Unique", "i", "v vi vv vc", {"sorted": 0}),
+            ("Unique", "i", "r ri rv rc", {"axis": 0}),
+            ("Unique", "x", "f", {"sorted": 1}),
+        ],
+        X,
+        "u ui uv uc v vi vv vc r ri rv rc f",
+        {},
+    ),
+    "top_k": (
+        [("TopK", "x n", "v i", {"axis": 1}), ("TopK", "x n", "w j", {"largest": 0})],
+        {**X, "n": ("int64", [1])},
+        "v i w j",
+        {},
+    ),
+    "range": (
+        [
+            ("Range", "zero n one", "r"),
+            ("Cast", "r", "f", {"to": 1}),
+            ("Mul", "f half", "y"),
+            ("Range", "n zero minus", "back"),
+            ("Cast", "n", "nf", {"to": 1}),
+            ("Range", "start nf half", "g"),
+        ],
+        {"n": ("int64", [])},
+        "y back g",
+        {
+            "zero": np.int64(0),
+            "one": np.int64(1),
+            "minus": np.int64(-2),
+            "half": np.float32(0.5),
+            "start": np.float32(-1.25),
+        },
+    ),
+    "shapes": (
+        [
+            ("Concat", "n minus", "target", {"axis": 0}),
+            ("ConstantOfShape", "target2", "ones"),
+            ("Concat", "n six", "target2", {"axis": 0}),
+            ("Reshape", "ones target3", "r"),
+            ("Concat", "three n minus", "target3", {"axis": 0}),
+            ("Expand", "c target2", "e"),
+            ("Tile", "x n_one", "t"),
+            ("Concat", "n one", "n_one", {"axis": 0}),
+        ],
+        {**X, "n": ("int64", [1])},
+        "ones r e t",
+        {
+            "minus": np.array([-1]),
+            "six": np.array([6]),
+            "three": np.array([3]),
+            "one": np.array([1]),
+            "c": WEIGHT[:1, :6],
+        },
+    ),
+    "slice_pad": (
+        [
+            ("Slice", "x n big axis", "from_n"),
+            ("Slice", "x negative big axis", "last_n"),
+            ("Neg", "n", "negative"),
+            ("Slice", "x zero n axis", "to_n"),
+            ("Slice", "x n lowest axis back", "backward"),
+            ("Concat", "zero n zero negative", "pads", {"axis": 0}),
+            ("Pad", "x pads", "moved"),
+        ],
+        {**X, "n": ("int64", [1])},
+        "from_n last_n to_n backward moved",
+        {
+            "zero": np.array([0]),
+            "big": np.array([INT64_MAX]),
+            "lowest": np.array([-INT64_MAX]),
+            "axis": np.array([1]),
+            "back": np.array([-2]),
+        },
+    ),
+    "split": (
+        [
+            ("Sub", "six n", "rest"),
+            ("Concat", "n rest", "parts", {"axis": 0}),
+            ("Split", "x parts", "p q", {"axis": 1}),
+            ("ReduceMax", "q axis", "m", {"keepdims": 0}),
+            ("Concat", "q p", "y", {"axis": 1}),
+            ("OneHot", "ids depth values", "hot"),
+            ("Add", "n one", "depth1"),
+            ("Squeeze", "depth1", "depth"),
+        ],
+        {**X, "n": ("int64", [1])},
+        "p q y hot",
+        {
+            "six": np.array([6]),
+            "axis": np.array([1]),
+            "one": np.array([1]),
+            "ids": np.array([0, 2, -1]),
+            "values": np.array([0, 1], np.float32),
+        },
+    ),
+    "boxes": (
+        [
+            ("NonMaxSuppression", "corners scores most overlap least", "rows"),
+            ("Gather", "rows two", "ids", {"axis": 1}),
+            ("Gather", "corners0 ids", "kept"),
+            ("Squeeze", "corners zero", "corners0"),
+            ("NonMaxSuppression", "corners scores most overlap", "centers", {"center_point_box": 1}),
+        ],
+        {"corners": ("float32", [1, 30, 4]), "scores": ("float32", [1, 2, 30])},
+        "rows kept centers",
+        {
+            "most": np.array([8]),
+            "overlap": np.array([0.3], np.float32),
+            "least": np.array([0.6], np.float32),
+            "two": np.int64(2),
+            "zero": np.array([0]),
+        },
+    ),
+    "twice": (
+        [
+            ("NonZero", "x", "nz"),
+            ("Gather", "nz row", "columns", {"axis": 0}),
+            ("Greater", "columns two", "right"),
+            ("Compress", "columns right", "kept", {"axis": 0}),
+            ("Cast", "kept", "f", {"to": 1}),
+            ("Shape", "kept", "n"),
+            ("ConstantOfShape", "n", "zeros"),
+            ("Concat", "zeros f", "y", {"axis": 0}),
+        ],
+        X,
+        "kept y",
+        {"row": np.int64(1), "two": np.int64(2)},
+    ),
+}
+
+
+def joined() -> tuple[list[Any], dict[str, Any], list[str], dict[str, Any]]:
+    """All of them as one graph, each name behind its graph's."""
+    nodes, inputs, outputs, weights = [], {}, [], {}
+    for name, (mine, takes, gives, constants) in GRAPHS.items():
+
+        def own(names: str, graph: str = name) -> str:
+            return " ".join(f"{graph}.{word}" for word in names.split())
+
+        nodes += [(op, own(read), own(made), *more) for op, read, made, *more in mine]
+        inputs |= {own(key): value for key, value in takes.items()}
+        weights |= {own(key): value for key, value in constants.items()}
+        outputs += own(gives).split()
+    return nodes, inputs, outputs, weights
+
+
+def feed(inputs: Mapping[str, Any], batch: int, number: int, density: float) -> dict[str, Any]:
+    """Inputs of which a part is 0; every integer is `number`."""
+    made: dict[str, Any] = {}
+    for name, (dtype, shape) in inputs.items():
+        extents = [batch if d == "b" else d for d in shape]
+        if dtype == "int64":
+            made[name] = np.full(extents, number)
+        elif name.endswith("scores"):
+            made[name] = (RNG.random(extents) * density).astype(np.float32)
+        else:
+            full = np.abs(RNG.standard_normal(extents) * 2).astype(np.float32)
+            made[name] = full * (RNG.random(extents) < density)
+    return made
+
+
+def test_sizes_of_data_match_onnxruntime(tmp_path: Path) -> None:
+    """Everything, some and nothing selected, in one context."""
+    nodes, inputs, outputs, weights = joined()
+    path = save(build(nodes, inputs, " ".join(outputs), weights, opset=18), tmp_path)
+    apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
+    module, session, wrong = load_module(tmp_path / "compiled"), session_of(path), []
+    for batch, number, density in ((1, 1, 0.5), (5, 6, 1.0), (3, 3, 0.0), (4, 2, 0.4), (2, 0, 0.7)):
+        given = feed(inputs, batch, number, density)
+        got = module.run(given)
+        for name, value in zip(outputs, session.run(outputs, given), strict=True):
+            assert got[name].dtype == value.dtype, name
+            same = got[name].shape == value.shape
+            if not same or not np.allclose(got[name], value, rtol=2e-5, atol=2e-5):
+                wrong.append(f"{name} at {batch, number, density}: {got[name].shape} {value.shape}")
+    assert not wrong, "\n".join(wrong)
