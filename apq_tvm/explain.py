@@ -40,7 +40,7 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
         wanted = re.compile(layer or "")
     except re.error as error:
         raise BadInput(f"--layer {layer!r} is no regular expression: {error}") from error
-    keep = ("name", "op", "n", "k", "scheme", "details", "layout", "kernels", "rejected", "note")
+    keep = ("name", "op", "n", "k", "scheme", "activations", "details", "layout", "kernels", "rejected", "note")
 
     def chosen(part: Mapping[str, Any]) -> dict[str, Any]:
         layers = [entry for entry in part["layers"] if wanted.search(entry["name"])]
@@ -90,4 +90,5 @@ def _story(entry: Mapping[str, Any]) -> tuple[str, ...]:
         f"not {shorten(names)}: {reason}" for reason, names in by_reason(entry["rejected"]).items()
     ]
     note = [f"note: {entry['note']}"] if entry.get("note") else []
-    return (f"{entry['scheme']} in layout {entry['layout']}", *got, *why, *note)
+    acts = f", activations {entry['activations']}" if entry.get("activations") else ""
+    return (f"{entry['scheme']} in layout {entry['layout']}{acts}", *got, *why, *note)

@@ -10,7 +10,7 @@ from apq_tvm import formats
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.stored import storage
 from apq_tvm.select import epilogue, linear_spec
-from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, QuantizedModel, ScheduledModel
+from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, QuantizedModel, ScheduledModel, Scheme
 
 
 def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def describe_layer(
     Returns
     -------
     dict
-        Keys ``name, op, n, k, scheme, details, epilogue, bits_per_weight, bytes, layout, kernels,
+        Keys ``name, op, n, k, scheme, activations, details, epilogue, bits_per_weight, bytes, layout, kernels,
         rejected`` and ``note``. `bytes` counts codes, scales, zeros and tables without the layout's
         padding; ``bits`` of a kernel is the width it is for, 0 where there is no choice;
         ``decisions`` what was decided for it.
@@ -114,6 +114,7 @@ def describe_layer(
         "n": n,
         "k": k,
         "scheme": str(tensor.scheme) if tensor else "float",
+        "activations": activations(tensor.scheme) if tensor and spec else "",
         "details": dict(formats.details(tensor)) if tensor else {},
         "epilogue": "+".join(epilogue(spec)) if spec else "",
         "bits_per_weight": round(nbytes * 8 / weight.size, 4),
@@ -132,6 +133,15 @@ def describe_layer(
         "rejected": [{"kernel": name, "reason": why} for name, why in choices[0].rejected],
         "note": _note(quantized, node),
     }
+
+
+def activations(scheme: Scheme) -> str:
+    """How a layer's activations are quantized, in words."""
+    if not scheme.integer_acts:
+        return "float"
+    span = "token" if scheme.act_group == -1 else f"group of {scheme.act_group}"
+    kind = "asymmetric" if scheme.asymmetric_acts else "symmetric"
+    return f"{kind} int{scheme.act_bits} per {span}"
 
 
 def _note(quantized: QuantizedModel, node: Node) -> str:

@@ -52,6 +52,7 @@ def linear_spec(quantized: QuantizedModel, node: Node) -> LinearSpec:
         residual=bool(operands[3]),
         details=formats.details(tensor) if tensor else (),
         after=bool(node.attrs.get("after", False)),
+        asymmetric=tensor is not None and tensor.scheme.asymmetric_acts,
     )
 
 

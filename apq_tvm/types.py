@@ -184,6 +184,13 @@ class Scheme:
         return -1 if self.per_token else self.group_size
 
     @property
+    def asymmetric_acts(self) -> bool:
+        """True if activations have a zero point per token beside their scale: 8 bits, uniform
+        weights whose padding can mean 0. Half the codes are unused behind a ReLU else."""
+        signs = self.bits == 1 and not self.zero_points
+        return self.family == "int" and self.act_bits == 8 and self.act_group == -1 and not signs
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Widths to choose from at run time; ``(0,)`` if there is no choice."""
         return tuple(range(self.min_bits, self.bits + 1)) if self.min_bits else (0,)

@@ -26,6 +26,9 @@ Tensor = Any  # torch is imported inside functions
 TINY = 2.0**-100
 """Largest magnitudes below this count as zero, as in `apq_tvm.ops.activations.quantize`."""
 
+ASYMMETRIC = 126.5
+"""Steps from the middle of a row's range to its ends, as there."""
+
 
 def width(tensor: QuantizedTensor, bits: int) -> int:
     """Bits a tensor is used at where the model is used at `bits`: 0 where it leaves no choice."""
@@ -73,7 +76,8 @@ def round_activations(x: Tensor, scheme: Scheme) -> Tensor:
     Returns
     -------
     Tensor
-        ``scale * code``, code in -(2^(p-1) - 1) .. 2^(p-1) - 1, scale = absmax / (2^(p-1) - 1).
+        ``scale * code``, code in -(2^(p-1) - 1) .. 2^(p-1) - 1, scale = absmax / (2^(p-1) - 1); or
+        ``scale * (code - zero)`` where activations are asymmetric, scale = (top - low) / 253.
 
     Raises
     ------
@@ -89,12 +93,27 @@ def round_activations(x: Tensor, scheme: Scheme) -> Tensor:
     limit = float(2 ** (scheme.act_bits - 1) - 1)
     k = x.shape[-1]
     size = k if scheme.act_group == -1 else min(scheme.act_group, k)
+    if scheme.asymmetric_acts:
+        return _asymmetric(x)
     padded = torch.nn.functional.pad(x, (0, -k % size)) if k % size else x
     groups = padded.reshape(*x.shape[:-1], -1, size)
     top = groups.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(top < TINY, 0.0, limit / top)
     rounded = (groups * inverse).round_().clamp_(-limit, limit).mul_(top / limit)
     return rounded.reshape(*x.shape[:-1], -1)[..., :k]
+
+
+def _asymmetric(x: Tensor) -> Tensor:
+    """As `apq_tvm.ops.activations.quantize` with zero points: 0 is a code of every row."""
+    import torch
+
+    top = x.amax(dim=-1, keepdim=True).clamp_(min=0)
+    low = x.amin(dim=-1, keepdim=True).clamp_(max=0)
+    half = top / 2 - low / 2
+    inverse = torch.where(half < TINY, 0.0, ASYMMETRIC / half)
+    middle = ((top / 2 + low / 2) * inverse).round_()
+    codes = (x * inverse - middle).round_().clamp_(-127, 127)
+    return codes.add_(middle).mul_(half / ASYMMETRIC)
 
 
 class Simulation:

@@ -31,6 +31,9 @@ BITS = tuple(range(1, 9))
 SCALE_BITS = 16
 """Bits of one float16 scale."""
 
+ROW_SUMS = "row_sums"
+"""Array that layers with asymmetric activations have beside the packed ones: `row_sums`."""
+
 ZERO_BITS = 8
 """Bits of one zero point."""
 
@@ -355,3 +358,16 @@ FAMILY = Family(
     levels=lambda scheme: format_of(scheme).levels,
 )
 """Uniform integers."""
+
+
+def row_sums(tensor: QuantizedTensor) -> F32:
+    """float32 [N]: the sum of what the codes of each row mean, without decoding them."""
+    n, k = tensor.codes.shape
+    size = k if tensor.scheme.group_size == -1 else tensor.scheme.group_size
+    starts = np.arange(0, k, size)
+    sums = np.add.reduceat(tensor.codes, starts, axis=1, dtype=np.int64)
+    counts = np.minimum(starts + size, k) - starts
+    fmt = format_of(tensor.scheme)
+    zeros = fmt.zero if tensor.zeros is None else tensor.zeros.astype(np.int64)
+    meant = (sums - zeros * counts) * tensor.scales.astype(np.float64)
+    return meant.sum(1).astype(np.float32)

@@ -22,6 +22,7 @@ from apq_tvm.quantizers.families import (
     superblock,
     weighted,
 )
+from apq_tvm.quantizers.families.kept_sums import keep_row_sums, keeps_sums
 from apq_tvm.quantizers.feedback import anyprec as anyprec_feedback
 from apq_tvm.quantizers.quantizer import QuantContext, Quantizer
 from apq_tvm.types import F32, Calibration, LayerStats, QuantizedTensor, Scheme
@@ -30,7 +31,8 @@ from apq_tvm.types import F32, Calibration, LayerStats, QuantizedTensor, Scheme
 def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> QuantizedTensor:
     if context.search and context.stats is not None:
         return weighted.quantize_weighted(w, scheme, context.stats.mean_square, name)
-    return rtn.quantize_tensor(w, scheme, name, context.search)
+    tensor = rtn.quantize_tensor(w, scheme, name, context.search)
+    return keep_row_sums(w, tensor) if context.search and keeps_sums(scheme) else tensor
 
 
 QUANTIZERS: Mapping[str, Quantizer] = {

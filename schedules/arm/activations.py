@@ -7,6 +7,7 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.quantize import has_block
 from apq_tvm.tensorize.arm.round import round_intrinsic, sum_intrinsic, tree_intrinsic
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -34,18 +35,10 @@ def schedule_bundles(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
     sch.parallel(task)
     bits = int(func.attrs["apq.bits"])
     for suffix in _SUFFIXES:
-        if _has(sch, f"largest{suffix}"):
+        if has_block(sch, f"largest{suffix}"):
             _schedule_scales(sch, suffix, unroll)
             _schedule_codes(sch, suffix, unroll, bits, "dotprod" in profile.features)
     return sch.mod["main"]
-
-
-def _has(sch: Any, name: str) -> bool:
-    try:
-        sch.get_sblock(name)
-    except s_tir.ScheduleError:
-        return False
-    return True
 
 
 def _schedule_scales(sch: Any, suffix: str, unroll: int) -> None:

@@ -9,7 +9,7 @@ from tvm import s_tir
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Preparation
+from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Preparation, zero_point
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
 from apq_tvm.types import DeviceProfile
 
@@ -23,6 +23,7 @@ def fold_preparation(
     key = f"{func.attrs['global_symbol']}_k{spec.k}_{group}_W{layout.bits}_x{copies}"
     key += "_u" if dot.fold.shifted else ""
     key += ("_t" if spec.scheme.act_group == -1 else "") + ("_z" if dot.fold.zeros else "")
+    key += zero_point(spec)
     return Preparation(key, func, schedule=schedule_fold)
 
 

@@ -25,7 +25,13 @@ from apq_tvm.schedules.arm.layouts import PAIRED_BITS, check_layout, in_pairs
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.schedules.linear.kernel import (
+    Choice,
+    Instruction,
+    LinearKernel,
+    Preparation,
+    zero_point,
+)
 from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK, schedule_quantize
 from apq_tvm.tensorize.arm.decoded import decode_intrinsic
 from apq_tvm.tensorize.arm.gemm import (
@@ -149,9 +155,11 @@ def prepare_rows(
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
     rows = max(1, ELEMENTS_PER_TASK // spec.k)
-    func = quantize_rows(spec.k, *groups, 32, rows, scheme.act_bits, together, meant, copy)
+    func = quantize_rows(
+        spec.k, *groups, 32, rows, scheme.act_bits, together, meant, copy, spec.asymmetric
+    )
     more = ("_meant" if meant else "") + ("_copy" if copy else "")
-    key = f"quantize_rows{together}_k{spec.k}_{named}{bits}{more}"
+    key = f"quantize_rows{together}_k{spec.k}_{named}{bits}{more}{zero_point(spec)}"
     return Preparation(key, func, schedule=schedule_quantize)
 
 

@@ -78,7 +78,8 @@ def _prepare(choice: Choice) -> Preparation:
     spec, layout, copies = choice.spec, interleaved(choice.spec, LANES), choice["copies"]
     assert spec.scheme is not None
     per_token = spec.scheme.act_group == -1
-    func = fold_activations(spec.k, layout, per_token, copies, task_rows(spec.k))
+    rows = task_rows(spec.k)
+    func = fold_activations(spec.k, layout, per_token, copies, rows, spec.asymmetric)
     return fold_preparation(spec, layout, choice.plan, copies, func)
 
 

@@ -97,7 +97,10 @@ def _prepare(choice: Choice, rows: int) -> Preparation:
     layout = in_pairs(spec, rows)
     assert spec.scheme is not None
     shape = (spec.k, layout, spec.scheme.act_group == -1, copies, task_rows(spec.k))
-    func = fold_pairs(*shape, dot.fold.unfolded) if dot.in_pairs else fold_alone(*shape)
+    if dot.in_pairs:
+        func = fold_pairs(*shape, dot.fold.unfolded, spec.asymmetric)
+    else:
+        func = fold_alone(*shape, spec.asymmetric)
     return fold_preparation(spec, layout, dot, copies, func)
 
 

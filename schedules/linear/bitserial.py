@@ -121,6 +121,8 @@ def bitserial_kernel(
 
     def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_possible(spec, profile, instruction, bits)
+        if spec.asymmetric:
+            raise NotApplicable("planes of activations have no zero point; is for fewer bits")
         if check is not None:
             check(spec, profile)
 

@@ -107,22 +107,30 @@ def prepare_activations(choice: Choice) -> Preparation | None:
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
-    func = quantize_func(spec.k, *groups, choice.profile, Defaults(), scheme.act_bits)
+    asymmetric = spec.asymmetric
+    func = quantize_func(spec.k, *groups, choice.profile, Defaults(), scheme.act_bits, asymmetric)
     # Arm's bundles have a rule of their own.
     bundles = func.attrs["apq.op"] == "quantize_bundles"
     schedule = None if bundles else schedule_quantize
-    gather = None if bundles else gathering(groups, scheme.act_bits)
-    key = f"quantize_k{spec.k}_{named}{bits}"
+    gather = None if bundles else gathering(groups, scheme.act_bits, asymmetric)
+    key = f"quantize_k{spec.k}_{named}{bits}{zero_point(spec)}"
     return Preparation(key, func, schedule=schedule, gather=gather)
 
 
-def gathering(groups: tuple[int, int], bits: int) -> Callable[..., Any]:
+def zero_point(spec: LinearSpec) -> str:
+    """What keys of preparations end with where rows have zero points."""
+    return "_asymmetric" if spec.asymmetric else ""
+
+
+def gathering(
+    groups: tuple[int, int], bits: int, asymmetric: bool = False
+) -> Callable[..., Any]:
     """`Preparation.gather` of `apq_tvm.ops.activations.quantize`."""
     from apq_tvm.ops.activations.windows import quantize_windows
 
     lanes = Defaults()("lanes", (32, 16))
     return lambda shape, geometry, channels: quantize_windows(
-        shape, geometry, channels, groups, lanes, bits
+        shape, geometry, channels, groups, lanes, bits, asymmetric
     )
 
 

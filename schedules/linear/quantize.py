@@ -28,6 +28,7 @@ def quantize_func(
     profile: DeviceProfile,
     decide: Decide,
     bits: int = 8,
+    asymmetric: bool = False,
 ) -> Any:
     """The unscheduled PrimFunc with this device's choices.
 
@@ -40,12 +41,15 @@ def quantize_func(
         ``lanes``: columns in a vector; ``task``: activations in a parallel task.
     bits : int
         Of one activation.
+    asymmetric : bool
+        Whether rows have zero points.
     """
     lanes = decide("lanes", (32, 16))
     task = decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4))
-    if profile.arch == "aarch64" and bits > 1:
+    if profile.arch == "aarch64" and bits > 1 and not asymmetric:
         return quantize_bundles(k, act_group, weight_group, max(1, task // k), bits)
-    return quantize_activations(k, act_group, weight_group, lanes, max(1, task // k), bits)
+    rows = max(1, task // k)
+    return quantize_activations(k, act_group, weight_group, lanes, rows, bits, asymmetric)
 
 
 def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
@@ -81,6 +85,15 @@ def _has(sch: Any, block: str) -> bool:
     return any(str(sch.get(child).name_hint) == block for child in children)
 
 
+def has_block(sch: Any, name: str) -> bool:
+    """Whether there is a block of this name."""
+    try:
+        sch.get_sblock(name)
+    except s_tir.ScheduleError:
+        return False
+    return True
+
+
 def schedule_group(
     sch: Any, suffix: str, unroll: int, stores: tuple[str, ...] = ("store",)
 ) -> None:
@@ -94,7 +107,8 @@ def schedule_group(
     # The scale of signs is a mean: a float32 sum.
     dtype = str(sch.get(sch.get_sblock(f"top{suffix}")).writes[0].source.dtype)
     top = ("top", "add" if dtype == "float32" else "max", dtype)
-    for name, operation, dtype in (top, ("total", "add", "int32")):
+    low = [("low", "max", "int32")] if has_block(sch, f"low{suffix}") else []
+    for name, operation, dtype in (top, *low, ("total", "add", "int32")):
         block = sch.get_sblock(f"{name}{suffix}")
         (loop,) = sch.get_loops(block)
         lanes = int(sch.get(loop).extent)

@@ -23,7 +23,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
-from apq_tvm.ops.activations.quantize import scale_and_inverse
+from apq_tvm.ops.activations.quantize import range_factors, scale_and_inverse
 from apq_tvm.ops.blocks import argument, row_tasks
 from apq_tvm.ops.few_rows.folded import chunk_units, fold_of
 from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, PrimFunc, f32, i64, whole
@@ -32,7 +32,12 @@ from apq_tvm.tensorize.pairs.folded_dot import STARTS
 
 
 def fold_activations(
-    k: int, layout: InterleavedLayout, per_token: bool, copies: int, row_block: int = 1
+    k: int,
+    layout: InterleavedLayout,
+    per_token: bool,
+    copies: int,
+    row_block: int = 1,
+    asymmetric: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations for `apq_tvm.ops.few_rows.folded`.
 
@@ -48,14 +53,16 @@ def fold_activations(
         Row blocks that the kernel reads at once.
     row_block : int
         Rows in one parallel task.
+    asymmetric : bool
+        Whether rows have zero points.
 
     Returns
     -------
     tvm.tirx.PrimFunc
         ``(x f32 [M, K], xq i8 [M, Kp], starts f32 [M, chunks, copies, 8], factors f32 [M, chunks,
-        4 or 8])``.
+        4 or 8], [centres f32 [M, 1]])``.
     """
-    return FoldActivations(k, layout, per_token, copies, row_block).build()
+    return FoldActivations(k, layout, per_token, copies, row_block, asymmetric=asymmetric).build()
 
 
 class FoldActivations:
@@ -73,7 +80,9 @@ class FoldActivations:
         copies: int,
         row_block: int,
         unfolded: bool = False,
+        asymmetric: bool = False,
     ) -> None:
+        self.asymmetric = asymmetric
         self.k, self.padded = k, layout.padded_k(k)
         self.fold = replace(fold_of(layout), unfolded=unfolded)
         self.chunk = UNIT_K * chunk_units(layout, k)
@@ -89,6 +98,8 @@ class FoldActivations:
             b.func_attr(attributes)
             x = argument("x", (m, self.k), "float32")
             slots = self.declare(m)
+            if self.asymmetric:
+                self.centres = argument("centres", (m, 1), "float32")
             read = x[0:m, 0 : self.k]
             with row_tasks(slots, self.row_block, [read], [whole(self.xq)]) as (first, mine):
                 with b.serial(0, mine) as r:
@@ -130,14 +141,18 @@ class FoldActivations:
                 value = tirx.if_then_else(c < i64(self.k), x[source_row, c], f32(0.0))
                 b.buffer_store(copy, value, [c])
             source = _Row(copy, None)
-        largest = b.sblock_alloc_buffer((4,), "int32", align=16)
-        scale = b.sblock_alloc_buffer((2,), "float32", align=16)
+        largest = b.sblock_alloc_buffer((8 if self.asymmetric else 4,), "int32", align=16)
+        scale = b.sblock_alloc_buffer((3 if self.asymmetric else 2,), "float32", align=16)
         with b.serial(0, i64(self.padded // self.group)) as g:
             first = g * i64(self.group)
-            b.buffer_store(largest, _four(tirx.const(0, "int32")), [_lanes(0)])
+            for half in range(1 + self.asymmetric):
+                b.buffer_store(largest, _four(tirx.const(0, "int32")), [_lanes(4 * half)])
+            find = self._ends if self.asymmetric else self._largest
             with b.serial(0, i64(self.group // UNIT_K)) as u:
-                self._largest(source, first + u * i64(UNIT_K), largest)
+                find(source, first + u * i64(UNIT_K), largest)
             self._scale(largest, scale)
+            if self.asymmetric:
+                b.buffer_store(self.centres, scale[0] * scale[2], [source_row, i64(0)])
             with b.serial(0, i64(self.group // self.chunk)) as c:
                 chunk = g * i64(self.group // self.chunk) + c
                 self._chunk(source, row, chunk, scale)
@@ -155,9 +170,32 @@ class FoldActivations:
             top = tirx.max(top, size)
         b.buffer_store(largest, top, [_lanes(0)])
 
+    def _ends(self, source: _Row, first: Expr, largest: Buffer) -> None:
+        """Patterns of the largest value and, in their order, of the lowest."""
+        top, low = largest[_lanes(0)], largest[_lanes(4)]
+        sign = _four(tirx.const(-(1 << 31), "int32"))
+        for j in range(VECTORS):
+            pattern = tirx.reinterpret("int32x4", source.four(first, j))
+            top, low = tirx.max(top, pattern), tirx.max(low, tirx.bitwise_xor(pattern, sign))
+        b.buffer_store(largest, top, [_lanes(0)])
+        b.buffer_store(largest, low, [_lanes(4)])
+
     def _scale(self, largest: Buffer, scale: Buffer) -> None:
-        """scale[0] = xs, scale[1] = 127 / largest; both 0 for a group that counts as zero."""
+        """scale[0] = xs, scale[1] = 127 / largest; both 0 for a group that counts as zero.
+
+        Asymmetric ones hold what lies over the middle of the range (scale[2] scales) and its share
+        of a neighbour that is folded into it.
+        """
         reduce = "llvm.vector.reduce.smax.v4i32"
+        if self.asymmetric:
+            ends = (
+                tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(4 * half)])
+                for half in range(2)
+            )
+            room = 1.0 + (2.0**-self.fold.width if self.fold.vectors < VECTORS else 0.0)
+            for i, value in enumerate(range_factors(*ends, room, short=True)):
+                b.buffer_store(scale, value, [i])
+            return
         pattern = tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(0)])
         size = tirx.reinterpret("float32", pattern)
         for i, value in enumerate(scale_and_inverse(size, 127.0, short=True)):
@@ -193,6 +231,8 @@ class FoldActivations:
         codes = b.sblock_alloc_buffer((VECTORS, 4), "int32", align=16)
         for j in reversed(range(VECTORS)):
             value = source.four(first, j) * _four(scale[1])
+            if self.asymmetric:
+                value = value - _four(scale[2])
             above, step = j + fold.vectors, _four(f32(2.0**-fold.width))
             if above < VECTORS:
                 value = _fma(values[above, _lanes(0)], -step, value)

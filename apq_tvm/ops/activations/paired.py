@@ -16,7 +16,12 @@ from apq_tvm.tensorize.pairs.paired_dot import BYTES, activation_bytes
 
 
 def fold_alone(
-    k: int, layout: InterleavedLayout, per_token: bool, copies: int, row_block: int
+    k: int,
+    layout: InterleavedLayout,
+    per_token: bool,
+    copies: int,
+    row_block: int,
+    asymmetric: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations, each of which meets the weights alone.
 
@@ -27,7 +32,7 @@ def fold_alone(
     tvm.tirx.PrimFunc
         As there, with ``xq i8 [M, 2 Kp + 16]``: 8 zeros before every 8 codes, and 16 at the end.
     """
-    return _Alone(k, layout, per_token, copies, row_block).build()
+    return _Alone(k, layout, per_token, copies, row_block, asymmetric=asymmetric).build()
 
 
 def fold_pairs(
@@ -37,6 +42,7 @@ def fold_pairs(
     copies: int,
     row_block: int,
     unfolded: bool,
+    asymmetric: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations in pairs, M >= 2.
 
@@ -49,7 +55,7 @@ def fold_pairs(
         As there, with P = ceil(M / 2) for M, ``xq i8 [P, 2 Kp]``: 8 codes of a row, 8 of the other.
         Of 4 equal floats 2 are the first row's, 2 the other's.
     """
-    return _Pairs(k, layout, per_token, copies, row_block, unfolded).build()
+    return _Pairs(k, layout, per_token, copies, row_block, unfolded, asymmetric).build()
 
 
 class _Alone(FoldActivations):

@@ -6,6 +6,10 @@ offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric
 
 - Fewer bits p: ``2^(p-1) - 1`` in the place of 127. One bit: codes -1 and +1 (for x >= 0), and the
   scale is the mean magnitude of the group, which is the one of least error.
+- Asymmetric, of 8 bits and whole rows: ``scale = (top - low) / 253`` where top is the largest value
+  and low the least, 0 at least and at most; ``centre = scale * round((top + low) / 2 / scale)``,
+  which is minus the scale times the zero point; ``code = round(x / scale) - centre / scale``. 0 is a
+  code. `xs` holds scale and centre.
 - Columns past K are quantized as zeros.
 - A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So
   127 / absmax stays finite.
@@ -41,6 +45,7 @@ def quantize_activations(
     lanes: int = 32,
     row_block: int = 1,
     bits: int = 8,
+    asymmetric: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations to int8, or to fewer bits in int8.
 
@@ -58,11 +63,13 @@ def quantize_activations(
         Rows in one parallel task.
     bits : int
         1..8: codes lie in [-(2^(bits-1) - 1), 2^(bits-1) - 1]; 1 bit is -1 or +1.
+    asymmetric : bool
+        Of 8 bits and a scale per row: with a zero point.
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(x f32 [M, K], xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, Gw])``, M dynamic, Kp as in
+        ``(x f32 [M, K], xq i8 [M, Kp], xs f32 [M, Ga or 2], xsum i32 [M, Gw])``, M dynamic, Kp as in
         `apq_tvm.codegen.layouts.InterleavedLayout.padded_k`.
 
     Raises
@@ -71,7 +78,8 @@ def quantize_activations(
         The groups do not divide each other.
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
-    return Quantize(k, padded, width, sum_width, min(lanes, sum_width), row_block, bits).build()
+    lanes = min(lanes, sum_width)
+    return Quantize(k, padded, width, sum_width, lanes, row_block, bits, asymmetric).build()
 
 
 def checked_widths(k: int, act_group: int, weight_group: int, bits: int) -> tuple[int, int, int]:
@@ -110,7 +118,10 @@ class Quantize:
         lanes: int,
         row_block: int,
         bits: int,
+        asymmetric: bool = False,
     ) -> None:
+        assert not asymmetric or (bits == 8 and width == padded)
+        self.asymmetric = asymmetric
         self.k, self.padded, self.width, self.sum_width = k, padded, width, sum_width
         self.lanes, self.row_block = lanes, row_block
         self.bits = bits
@@ -124,7 +135,7 @@ class Quantize:
             b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
             self.x = argument("x", (m, self.k), "float32")
             self.xq = self.declare_codes(m)
-            self.xs = self.declare_factors("xs", m, self.padded // self.width, "float32")
+            self.xs = self.declare_scales(m)
             self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
             self.declare_more(m)
             x = self.x[0:m, 0 : self.k]
@@ -142,11 +153,16 @@ class Quantize:
         """Declare the argument that receives a number for each row and group."""
         return argument(name, (m, groups), dtype)
 
+    def declare_scales(self, m: Expr) -> Buffer:
+        """Declare the scales, with the centres of rows behind them."""
+        groups = self.padded // self.width + int(self.asymmetric)
+        return self.declare_factors("xs", m, groups, "float32")
+
     def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
         """Store such a number."""
         b.buffer_store(target, value, [row, group])
 
-    def kept(self, target: Buffer, row: Expr, group: Expr) -> Any:
+    def kept(self, target: Buffer, row: Expr, group: Any) -> Any:
         """The region of `target` that `keep` writes."""
         return target[row, group]
 
@@ -170,6 +186,43 @@ class Quantize:
         each_part(self.x, row, (self.k, self.padded, self.width), ("group", "tail_group"), group)
 
     def _group(self, row: Expr, group: Expr, x: Any, suffix: str) -> None:
+        scaled = self._range if self.asymmetric else self._magnitude
+        inverse = scaled(row, group, x, suffix)
+        parts = self.width // self.sum_width
+        with each(f"part{suffix}", parts) as part:
+            self.codes(row, group * parts + part, part * self.sum_width, x, inverse, suffix)
+
+    def _range(self, row: Expr, group: Expr, x: Any, suffix: str) -> Buffer:
+        """Store scale and centre of a row; 1 / scale and -zero."""
+        lanes = self.lanes
+        chunks = self.width // lanes
+        largest, lowest = (b.sblock_alloc_buffer((lanes,), "int32", align=64) for _ in range(2))
+        top, low = (b.sblock_alloc_buffer((1,), "int32", align=64) for _ in range(2))
+        inverse = b.sblock_alloc_buffer((2,), "float32", align=64)
+        with b.grid(chunks, lanes) as (c0, e0), b.sblock(f"largest{suffix}"):
+            e, c = b.axis.spatial(lanes, e0), b.axis.reduce(chunks, c0)
+            b.reads(x(c * lanes + e))
+            b.writes(largest[e], lowest[e])
+            with b.init():
+                b.buffer_store(largest, i32(0), [e])
+                b.buffer_store(lowest, i32(0), [e])
+            pattern = tirx.reinterpret("int32", x(c * lanes + e))
+            b.buffer_store(largest, tirx.max(largest[e], pattern), [e])
+            b.buffer_store(lowest, tirx.max(lowest[e], negative_order(pattern)), [e])
+        reduce_all(f"top{suffix}", "max", largest, top)
+        reduce_all(f"low{suffix}", "max", lowest, low)
+        with b.sblock(f"factors{suffix}"):
+            b.reads(top[0], low[0])
+            b.writes(inverse[0:2], self.kept(self.xs, row, slice(0, 2)))
+            scale, over, middle = range_factors(top[0], low[0])
+            b.buffer_store(inverse, over, [0])
+            b.buffer_store(inverse, middle, [1])
+            self.keep(self.xs, row, i64(0), scale)
+            self.keep(self.xs, row, i64(1), scale * middle)
+        return inverse
+
+    def _magnitude(self, row: Expr, group: Expr, x: Any, suffix: str) -> Buffer:
+        """Store the scale of a group; 1 / scale."""
         lanes = self.lanes
         chunks = self.width // lanes
         signs = self.bits == 1
@@ -197,9 +250,7 @@ class Quantize:
             scale, over = scale_and_inverse(size, self.most or 1.0)
             self.keep(self.xs, row, group, scale)
             b.buffer_store(inverse, over, [0])
-        parts = self.width // self.sum_width
-        with each(f"part{suffix}", parts) as part:
-            self.codes(row, group * parts + part, part * self.sum_width, x, inverse, suffix)
+        return inverse
 
     def _columns(self, group: Expr) -> Expr:
         """float32: columns of a group that are not padding, at least 1."""
@@ -212,8 +263,9 @@ class Quantize:
         sign = tirx.Select(value >= tirx.const(0.0, "float32"), one, tirx.const(-1, "int32"))
         return sign if column is None else tirx.Select(column < self.k, sign, zero)
 
-    def rounded(self, value: Expr) -> Expr:
-        """int32: the nearest code."""
+    def rounded(self, value: Expr, middle: Expr | None) -> Expr:
+        """int32: the nearest code, of a value less the row's centre."""
+        value = value if middle is None else value - middle
         value, most = tirx.nearbyint(value), tirx.const(self.most, "float32")
         value = tirx.max(tirx.min(value, most), tirx.const(-self.most, "float32"))
         return value.astype("int32")
@@ -233,14 +285,15 @@ class Quantize:
         with each(f"chunk{suffix}", chunks) as c:
             with b.serial(0, lanes) as e0, b.sblock(f"code{suffix}"):
                 e = b.axis.spatial(lanes, e0)
-                b.reads(x(first + c * lanes + e), inverse[0])
+                b.reads(x(first + c * lanes + e), inverse[0 : int(inverse.shape[0])])
                 b.writes(codes[e])
                 at = first + c * lanes + e
                 if self.bits == 1:
                     column = (sum_group * self.sum_width + c * lanes + e) if suffix else None
                     b.buffer_store(codes, self._sign(x(at), column), [e])
                 else:
-                    b.buffer_store(codes, self.rounded(x(at) * inverse[0]), [e])
+                    middle = inverse[1] if self.asymmetric else None
+                    b.buffer_store(codes, self.rounded(x(at) * inverse[0], middle), [e])
             self.store_codes(row, sum_group * chunks + c, codes, suffix)
             with b.sblock(f"add_stage{suffix}"):
                 b.reads()
@@ -254,6 +307,37 @@ class Quantize:
             b.reads(total[0])
             b.writes(self.kept(self.xsum, row, sum_group))
             self.keep(self.xsum, row, sum_group, total[0])
+
+
+ASYMMETRIC = 126.5
+"""Steps from the middle of a row's range to its ends; codes are up to 127, as the middle is rounded
+to a step so that 0 is a code."""
+
+
+def negative_order(pattern: Expr) -> Expr:
+    """int32 that is largest for the lowest float (NaN before -infinity), negative for no sign."""
+    return tirx.bitwise_xor(pattern, i32(-(1 << 31)))
+
+
+def range_factors(top: Expr, low: Expr, room: float = 1.0, short: bool = False) -> tuple[Expr, ...]:
+    """float32: scale, its inverse and how many scales 0 lies below the middle of a row's range.
+
+    Parameters
+    ----------
+    top : PrimExpr
+        int32: largest pattern, 0 at least.
+    low : PrimExpr
+        int32: largest `negative_order`, 0 at least.
+    room : float
+        By how much scales are larger than the range asks for.
+    short : bool
+        Whether the scale is to be `shortened`.
+    """
+    half_top, half_low = (
+        tirx.reinterpret("float32", pattern) * f32(0.5) for pattern in (top, negative_order(low))
+    )
+    scale, over = scale_and_inverse((half_top - half_low) * f32(room), ASYMMETRIC, short)
+    return scale, over, tirx.nearbyint((half_top + half_low) * over)
 
 
 def scale_and_inverse(size: Expr, most: float, short: bool = False) -> tuple[Expr, Expr]:

@@ -28,6 +28,7 @@ def quantize_rows(
     together: int,
     meant: bool = False,
     copy: bool = False,
+    asymmetric: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations and interleave them.
 
@@ -41,11 +42,12 @@ def quantize_rows(
         Whether sums are float32: of what codes mean, where they have their own scales.
     copy : bool
         Whether x itself is wanted beside.
+    asymmetric : bool
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga, 4], xsum [B, Gw, 4], [xf
+        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga or 2, 4], xsum [B, Gw, 4], [xf
         f32 [M, K]])``, M dynamic, B = ceil(M / R), xsum int32 or float32.
 
     Raises
@@ -55,7 +57,7 @@ def quantize_rows(
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
     shape = (k, padded, width, sum_width, min(lanes, sum_width), row_block, bits)
-    return _Rows(*shape, together=together, meant=meant, copy=copy).build()
+    return _Rows(*shape, asymmetric, together=together, meant=meant, copy=copy).build()
 
 
 class _Rows(Quantize):
@@ -95,7 +97,7 @@ class _Rows(Quantize):
         for lane in range(self.copies):
             b.buffer_store(target, value, [row // self.together, group, first + i64(lane)])
 
-    def kept(self, target: Buffer, row: Expr, group: Expr) -> Any:
+    def kept(self, target: Buffer, row: Expr, group: Any) -> Any:
         return target[row // self.together, group, 0:4]
 
     def store_codes(self, row: Expr, chunk: Expr, codes: Buffer, suffix: str) -> None:

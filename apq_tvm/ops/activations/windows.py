@@ -31,6 +31,7 @@ def quantize_windows(
     groups: tuple[int, int],
     lanes: int,
     bits: int,
+    asymmetric: bool = False,
 ) -> PrimFunc:
     """Quantize the windows of an image to int8, or to fewer bits in int8.
 
@@ -43,7 +44,7 @@ def quantize_windows(
         The first one that is read, and how many.
     groups : tuple of int
         Columns that share a scale, and a sum; -1 for a whole row.
-    lanes, bits : int
+    lanes, bits, asymmetric
         As in `apq_tvm.ops.activations.quantize.quantize_activations`.
 
     Returns
@@ -62,7 +63,8 @@ def quantize_windows(
     k = geometry.taps * channels[1]
     padded, width, sum_width = checked_widths(k, *groups, bits)
     rows = max(1, SCRATCH // padded)
-    quantize = _Windows(k, padded, width, sum_width, min(lanes, sum_width), rows, bits)
+    sizes = (k, padded, width, sum_width, min(lanes, sum_width), rows, bits)
+    quantize = _Windows(*sizes, asymmetric=asymmetric)
     return quantize.of(shape, geometry, channels)
 
 
@@ -77,7 +79,7 @@ class _Windows(Quantize):
             b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
             self.x = argument("x", Symbols().shape(shape), "float32")
             self.xq = self.declare_codes(m)
-            self.xs = self.declare_factors("xs", m, self.padded // self.width, "float32")
+            self.xs = self.declare_scales(m)
             self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
             gather = Gather(self.x, geometry, *channels)
             with row_tasks(m, self.row_block, [whole(self.x)], [whole(self.xq)]) as (first, mine):
@@ -90,9 +92,10 @@ class _Windows(Quantize):
                     self._quantized(first, row)
         return builder.get()
 
-    def rounded(self, value: Expr) -> Expr:
+    def rounded(self, value: Expr, middle: Expr | None) -> Expr:
         """By the unit of a large float: 127 / absmax keeps finite values in range by itself."""
-        pattern = tirx.reinterpret("int32", value + f32(MAGIC))
+        magic = f32(MAGIC) if middle is None else f32(MAGIC) - middle
+        pattern = tirx.reinterpret("int32", value + magic)
         return pattern - tirx.const(MAGIC_BITS, "int32")
 
     def _gather(self, gather: Gather, first: Expr, row: Expr) -> None:

@@ -18,6 +18,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
@@ -82,7 +83,7 @@ def folded_linear(
     -------
     tvm.tirx.PrimFunc
         ``(xq i8 [M, Kp], starts f32 [M, chunks, copies, 8], factors f32 [M, chunks, 4 or 8],
-        codes, scales, [zeros], [bias], [residual], y)``, blocks ``dot``, ``store`` and, for pairs,
+        [centres f32 [M, 1]], codes, scales, [zeros], [row_sums], [bias], [residual], y)``, blocks ``dot``, ``store`` and, for pairs,
         ``rows``. In the place of M pairs have ceil(M / 2).
     """
     with IRBuilder() as builder, b.prim_func(s_tir=True):
@@ -94,6 +95,7 @@ def folded_linear(
         copies = start_copies(dot, streams, own)
         starts = operands.declare("starts", (lead, chunks, copies, STARTS), "float32")
         factors = operands.declare("factors", (lead, chunks, dot.fold.factors), "float32")
+        centres = operands.declare("centres", (operands.m, 1), "float32") if spec.asymmetric else None
         weights = operands.weights(layout)
         if dot.fold.unit.half:
             layout = replace(layout, rows=4)
@@ -104,7 +106,8 @@ def folded_linear(
         sums = nest.dot_products((xq, starts, factors), weights, own)
         if dot.in_pairs:
             sums = nest.in_rows(sums)
-        nest.store(y, sums, bias, residual)
+        centre = None if centres is None else (centres, 0, weights[ROW_SUMS])
+        nest.store(y, sums, bias, residual, centre=centre)
     return builder.get()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
+from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_inside
 from apq_tvm.tensorize.exprs import Expr, i64
@@ -24,7 +25,7 @@ def packed_linear(
 
     With int8 activations ``y[m, n] = act(Σ_g scale[n, g] xs[m, g] (Σ_k code[n, k] xq[m, k] -
     zero[n, g] xsum[m, g]) + b[n]) + residual[m, n]``; a scale of the whole token is applied after
-    the sum. With float activations codes become floats one unit at a time: ``y[m, n] = act(Σ_g
+    the sum; asymmetric activations add ``centre[m] row_sums[n]``. With float activations codes become floats one unit at a time: ``y[m, n] = act(Σ_g
     scale[n, g] Σ_k (code[n, k] - zero[n, g]) x[m, k] + b[n]) + residual[m, n]``.
 
     Parameters
@@ -68,7 +69,8 @@ def packed_linear(
 
         dots = nest.multiply(dot.meaning, views)
         sums = nest.scale(dots, weights, xs, xsum, dot.offset)
-        nest.store(y, sums, bias, residual, xs)
+        centre = (xs, 1, weights[ROW_SUMS]) if spec.asymmetric and xs is not None else None
+        nest.store(y, sums, bias, residual, xs, centre)
     return builder.get()
 
 

@@ -231,15 +231,23 @@ class LinearNest:
         bias: Buffer | None,
         residual: Buffer | None,
         xs: Buffer | None = None,
+        centre: tuple[Buffer, int, Buffer] | None = None,
     ) -> None:
-        """Epilogue of every sum inside [M, N]."""
+        """Epilogue of every sum inside [M, N].
+
+        `centre` says which column of which buffer has the centres of rows of x, and the row sums.
+        """
         from tvm.tirx.script.builder import ir as b
 
         def output(target: list[Expr], total: Expr, r: Expr) -> tuple[Expr, list[Expr]]:
             row, col = self._row(target[0], target[3:]), self._column(target) + r
             if xs is not None and self.token_scale:
                 total = total * xs[row, i64(0)]
-            return epilogue_of(self.spec, total, bias, residual, row, col), [row, col]
+            shift = None
+            if centre is not None:
+                centres, column, row_sums = centre
+                shift = centres[row, i64(column)], row_sums
+            return epilogue_of(self.spec, total, bias, residual, row, col, shift), [row, col]
 
         if not self.vectors:
             self._store_ragged(sums, y, output)

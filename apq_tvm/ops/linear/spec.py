@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts import WeightLayout
+from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.types import Scheme
 
@@ -34,6 +35,11 @@ class LinearSpec:
         Sizes of the weights that scheme and shape do not tell (`apq_tvm.formats.details`).
     after : bool
         The activation comes last: act(x Wᵀ + b + residual).
+    asymmetric : bool
+        Activations are ``xs (code - zero)`` with a zero point per row. Then ``xs`` has a second
+        column with ``centre = -xs zero``, the packed arrays end with ``row_sums f32 [N]``, sums of
+        what the weights' codes mean, and kernels add ``centre[m] row_sums[n]`` to their products
+        of codes: nothing else of them knows.
     """
 
     n: int
@@ -44,6 +50,12 @@ class LinearSpec:
     residual: bool = False
     details: tuple[tuple[str, int], ...] = ()
     after: bool = False
+    asymmetric: bool = False
+
+    @property
+    def centres(self) -> int:
+        """Columns of ``xs`` behind the scales."""
+        return int(self.asymmetric)
 
 
 class Operands:
@@ -71,18 +83,22 @@ class Operands:
         return xq, *self.factors(layout)
 
     def factors(self, layout: Any) -> tuple[Buffer, Buffer]:
-        """Declare ``xs f32 [M, Ga]`` and ``xsum i32 [M, Kp/gw]``; Ga is 1 for a scale per token."""
+        """Declare ``xs f32 [M, Ga]`` and ``xsum i32 [M, Kp/gw]``; Ga is 1 for a scale per token, 2
+        with its centre."""
         assert self.spec.scheme is not None
         groups = layout.padded_groups(self.spec.k)
         scales = 1 if self.spec.scheme.act_group == -1 else groups
-        xs = self.declare("xs", (self.m, scales), "float32")
+        xs = self.declare("xs", (self.m, scales + self.spec.centres), "float32")
         return xs, self.declare("xsum", (self.m, groups), "int32")
 
     def weights(self, layout: WeightLayout) -> dict[str, Buffer]:
         """Declare the packed arrays of a layout, by name."""
         # Packed arrays start on cache lines, so that vector loads may be aligned ones.
         shapes = layout.shapes(self.spec.n, self.spec.k).items()
-        return {name: self.declare(name, shape, dtype, 64) for name, (shape, dtype) in shapes}
+        arrays = {name: self.declare(name, shape, dtype, 64) for name, (shape, dtype) in shapes}
+        if self.spec.asymmetric:
+            arrays[ROW_SUMS] = self.declare(ROW_SUMS, (self.spec.n,), "float32")
+        return arrays
 
     def epilogue(self) -> tuple[Buffer | None, Buffer | None, Buffer]:
         """Declare bias, residual and y, the first two where the layer has them."""
@@ -100,10 +116,16 @@ def epilogue_of(
     residual: Buffer | None,
     row: Expr,
     col: Expr,
+    shift: tuple[Expr, Buffer] | None = None,
 ) -> Expr:
-    """act(total + bias) + residual, or act(total + bias + residual)."""
+    """act(total + bias) + residual, or act(total + bias + residual).
+
+    `shift` is the row's centre and the row sums of asymmetric activations.
+    """
     from apq_tvm.ops import math
 
+    if shift is not None:
+        total = total + shift[0] * shift[1][col]
     value = total if bias is None else total + bias[col]
     if not spec.after:
         value = math.activation(spec.activation, value)

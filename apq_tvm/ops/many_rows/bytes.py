@@ -65,9 +65,12 @@ class ByteGemm(GemmTask):
     def declare(self) -> None:
         spec, act = self.spec, 1 if self.token_scale else self.groups
         self.xq = argument("xq", (self.m, self.k), "int8", 4)
-        self.xs = argument("xs", (self.m, act), "float32", 4)
+        self.xs = argument("xs", (self.m, act + spec.centres), "float32", 4)
         self.xsum = argument("xsum", (self.m, self.groups), "int32", 4)
         self.weights = arguments(self.layout.shapes(spec.n, spec.k))
+
+    def centre(self, row: Expr) -> Expr:
+        return self.xs[row, i64(1)]
 
     def scratch(self) -> None:
         bl = self.blocking

@@ -111,7 +111,7 @@ class CentredGemm(GemmTask):
         self.xq = argument(
             "xq", (blocks, self.k * together // 16, together, 16 // together), "int8", 16
         )
-        self.xs = argument("xs", (blocks, act, 4), "float32", 16)
+        self.xs = argument("xs", (blocks, act + self.spec.centres, 4), "float32", 16)
         sums = "float32" if self.minima else "int32"
         self.xsum = argument("xsum", (blocks, added, 4), sums, 16)
         self.blocks = blocks
@@ -199,6 +199,10 @@ class CentredGemm(GemmTask):
     def _of_x(self, buffer: Buffer, m: Expr, group: Expr, r: Expr) -> Expr:
         """A scale or a sum of x."""
         return buffer[self._block_of_x(m), group, r if self.pairs else m]
+
+    def centre(self, row: Expr) -> Expr:
+        lane = row % i64(self.together) * i64(4 // self.together)
+        return self.xs[row // i64(self.together), i64(1), lane]
 
     def _group_of_x(self, kb: Expr, group: Expr) -> Expr:
         """Which scale of x belongs to a group of the K block."""

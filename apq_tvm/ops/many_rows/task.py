@@ -27,6 +27,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops import math
+from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.tile import Tile
@@ -134,6 +135,10 @@ class GemmTask(ABC):
     def multiply(self, kb: Expr, sums: Buffer) -> None:
         """Add the K block's products to the tile's sums."""
 
+    def centre(self, row: Expr) -> Expr:
+        """float32: centre of a row of asymmetric activations."""
+        raise NotImplementedError
+
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         """Turn a sum into an element of x Wᵀ."""
         return value
@@ -147,6 +152,9 @@ class GemmTask(ABC):
             self.m = tirx.Var("m", "int64")
             self.declare()
             whole = (self.m, spec.n)
+            self.row_sums = (
+                argument(ROW_SUMS, (spec.n,), "float32", 4) if spec.asymmetric else None
+            )
             self.bias = argument("bias", (spec.n,), "float32", 4) if spec.bias else None
             self.residual = argument("residual", whole, "float32", 4) if spec.residual else None
             self.y = argument("y", whole, "float32", 4)
@@ -249,6 +257,8 @@ class GemmTask(ABC):
     def _write(self, m: Expr, j: Expr, r: Expr, value: Expr) -> None:
         """The epilogue of one element of x Wᵀ."""
         row, col = self.row + m, self.row_block(j) * i64(self.lanes) + r
+        if self.row_sums is not None:
+            value = value + self.centre(row) * self.row_sums[col]
         if self.bias is not None:
             value = value + self.bias[col]
         if not self.spec.after:

@@ -1,7 +1,7 @@
 """What each operator of the normalised graph means in torch; its numpy twin is a test's oracle.
 
-Only operators that transformers need are here: the rest is refused by name. Importing this module
-imports torch, so whoever needs it does so inside a function.
+What transformers need is here, the rest in `images`, `more` and `windows`; operators that are in none
+are refused by name. Importing this module imports torch: do so inside a function.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ require("torch")
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
+from apq_tvm.quantizers.torch.images import IMAGE_OPS  # noqa: E402
+from apq_tvm.quantizers.torch.more import MORE_OPS  # noqa: E402
 from apq_tvm.quantizers.torch.windows import WINDOW_OPS, depthwise  # noqa: E402
 
 __all__ = ["ACTIVATIONS", "OPS", "F", "Tensor", "dtype_named", "resolve", "torch"]
@@ -274,6 +276,8 @@ def _depthwise(
 
 
 OPS: dict[str, Callable[..., Any]] = {
+    **IMAGE_OPS,
+    **MORE_OPS,
     **WINDOW_OPS,
     "apq.Activation": lambda attrs, x: ACTIVATIONS[attrs["activation"]](x),
     "apq.Depthwise": _depthwise,
@@ -354,7 +358,6 @@ OPS: dict[str, Callable[..., Any]] = {
             "Mul": torch.mul,
             "Neg": torch.neg,
             "Not": torch.logical_not,
-            "Or": torch.logical_or,
             "Reciprocal": torch.reciprocal,
             "Relu": torch.relu,
             "Sigmoid": torch.sigmoid,
@@ -374,7 +377,7 @@ OPS: dict[str, Callable[..., Any]] = {
 def resolve(attrs: Attrs, symbols: Mapping[str, int]) -> dict[str, Any]:
     """Attributes with dimensions as numbers."""
     known = dict(attrs)
-    for key in ("shape", "starts", "dims"):
+    for key in ("shape", "starts", "dims", "before", "after"):
         if key in known:
             known[key] = tuple(evaluate(dim, symbols) for dim in known[key])
     if "start" in known and isinstance(known["start"], str):

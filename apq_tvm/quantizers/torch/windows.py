@@ -71,4 +71,4 @@ WINDOW_OPS: dict[str, Callable[..., Tensor]] = {
     "apq.Windows": _windows,
     "apq.Pool": _pool,
 }
-"""As `apq_tvm.quantizers.torch.ops.OPS`; ``apq.Fold`` and ``apq.Resize`` are refused by name."""
+"""As `apq_tvm.quantizers.torch.ops.OPS`."""

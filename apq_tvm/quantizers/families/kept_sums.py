@@ -1,0 +1,70 @@
+"""Rounding that keeps the sums of rows: what a layer answers to the mean of its inputs.
+
+Inputs behind ReLU and its kin have a mean of about the size of their deviation, and the errors of a
+row's K weights add up to sqrt(K / 12) steps against it. Moving as many codes to their second
+nearest value as the sum is steps away brings that below half a step; those closest to the middle
+between two codes move, so that the squared error hardly grows. It needs no data: the approximation
+is that of Guo et al., "SQuant: On-the-Fly Data-Free Quantization via Diagonal Hessian
+Approximation", ICLR 2022, at the level of output channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from apq_tvm.types import F32, QuantizedTensor, Scheme
+
+LEAST_BITS = 3
+"""Below, a step is as large as the weights, and a code's second nearest value is no neighbour."""
+
+MOST = 4
+"""At most one code of so many moves: a row whose largest weight is clipped is left as it is."""
+
+CHUNK = 1 << 20
+"""Weights looked at together."""
+
+
+def keeps_sums(scheme: Scheme) -> bool:
+    """Whether rows of a scheme are rounded so that their sums stay: one scale for a whole row."""
+    return scheme.group_size == -1 and scheme.bits >= LEAST_BITS
+
+
+def keep_row_sums(w: F32, tensor: QuantizedTensor) -> QuantizedTensor:
+    """Move a few codes by one so that the sum of each row is nearly that of its weights.
+
+    Parameters
+    ----------
+    w : float32 [N, K]
+    tensor : QuantizedTensor
+        Uniform integers with one scale per row, rounded to nearest.
+
+    Returns
+    -------
+    QuantizedTensor
+        The sum of a row differs from that of its weights by half a step, if enough codes may move.
+    """
+    n, k = w.shape
+    bits, most = tensor.scheme.bits, max(1, k // MOST)
+    codes = tensor.codes.copy()
+    rows = max(1, CHUNK // k)
+    for start in range(0, n, rows):
+        part = slice(start, start + rows)
+        scale = tensor.scales[part].astype(np.float32)
+        zero = 1 << (bits - 1) if tensor.zeros is None else tensor.zeros[part].astype(np.float32)
+        usable = np.where(scale == 0, np.float32(1), scale)
+        error = codes[part] - zero - w[part] / usable
+        steps = np.rint(error.sum(1)) * (scale[:, 0] != 0)
+        for row in np.flatnonzero((steps != 0) & (np.abs(steps) <= most)):
+            count, sign = int(abs(steps[row])), 1 if steps[row] > 0 else -1
+            _move(codes[start + row], error[row] * sign, count, sign, (1 << bits) - 1)
+    return replace(tensor, codes=codes)
+
+
+def _move(codes: np.ndarray, error: F32, count: int, sign: int, largest: int) -> None:
+    """Move the `count` codes of the largest error by `sign` towards their weights."""
+    picked = np.argpartition(error, len(error) - count)[len(error) - count :]
+    bound = 0 if sign > 0 else largest
+    picked = picked[(error[picked] > 0) & (codes[picked] != bound)]
+    codes[picked] = codes[picked].astype(np.int16) - sign
