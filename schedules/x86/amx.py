@@ -57,6 +57,12 @@ def blocking(spec: LinearSpec, m_tile: int, decide: Decide) -> GemmBlocking:
     return GemmBlocking(m_tile, vectors, k_block, k_block, m_tiles)
 
 
+def give(sch: Any, name: str, intrinsic: str) -> None:
+    """Give all loops of a block to an intrinsic."""
+    block = sch.get_sblock(name)
+    sch.tensorize(sch.get_loops(block)[-len(sch.get(block).iter_vars)], intrinsic)
+
+
 def tiled_kernel(bits: int, m_tile: int) -> LinearKernel:
     """The record of one integer GEMM by tiles."""
 
@@ -73,14 +79,13 @@ def tiled_kernel(bits: int, m_tile: int) -> LinearKernel:
     def schedule(sch: Any, choice: Choice) -> None:
         schedule_stages(sch, unrolled=())
         tile = choice.plan.tile(ROWS)
-        for name, intrinsic in (
-            ("shapes", shapes_intrinsic(tile)),
-            ("release", release_intrinsic()),
-            ("dot", tile_intrinsic(tile)),
-        ):
-            block = sch.get_sblock(name)
-            axes = len(sch.get(block).iter_vars)
-            sch.tensorize(sch.get_loops(block)[-axes], intrinsic)
+        single = choice.plan.k_block == interleaved(choice.spec, ROWS).padded_k(choice.spec.k)
+        give(sch, "shapes", shapes_intrinsic(tile))
+        give(sch, "release", release_intrinsic())
+        if single:
+            sch.tensorize(sch.get_sblock("dot_fresh"), tile_intrinsic(tile, True))
+        else:
+            give(sch, "dot", tile_intrinsic(tile, False))
 
     return LinearKernel(
         "gemm", f"W{bits}", 8, AMX, m_tile,

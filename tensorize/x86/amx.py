@@ -63,10 +63,14 @@ def release_intrinsic() -> str:
     return register("apq_tilerelease_u8", lambda: pair(cleared(), implement))
 
 
-def tile_intrinsic(tile: Tile) -> str:
-    """Register (once) and name the micro-kernel ``apq_tdpbsud_<m>x<n>x<k>_s8u8s32``."""
-    name = f"apq_tdpbsud_{tile}_s8u8s32"
-    return register(name, lambda: pair(unit_products(tile), partial(_products, tile)))
+def tile_intrinsic(tile: Tile, fresh: bool) -> str:
+    """Register (once) and name the micro-kernel ``apq_tdpbsud_<m>x<n>x<k>_s8u8s32``.
+
+    ``_fresh`` ones start sums from 0 (`apq_tvm.tensorize.meaning.scaffold.fresh_product`).
+    """
+    name = f"apq_tdpbsud_{tile}_s8u8s32" + "_fresh" * fresh
+    body = partial(_products, tile, fresh)
+    return register(name, lambda: pair(unit_products(tile), body, fresh))
 
 
 def _emit(name: str, *operands: Any) -> None:
@@ -79,7 +83,7 @@ def _store(values: bytes, config: Buffer) -> None:
     b.buffer_store(config, vector, [tirx.Ramp(i64(0), i64(1), CONFIG)])
 
 
-def _products(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
+def _products(tile: Tile, fresh: bool, a: Buffer, w: Buffer, c: Buffer) -> None:
     registers = Registers(tile)
     four = registers.quads
 
@@ -92,7 +96,11 @@ def _products(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
                 place = tirx.address_of(c[i64(i * ROWS), i64(j), i64(0)])
                 _emit(name, number(of), place, i64(_ROW * tile.vectors))
 
-    every_sum("tileloadd64")
+    if fresh:
+        for of in sum(registers.sums, []):
+            _emit("tilezero", number(of))
+    else:
+        every_sum("tileloadd64")
     with b.serial(0, i64(tile.k // 4 // four)) as step:
         first = step * i64(four)
         for j, of in enumerate(registers.codes):

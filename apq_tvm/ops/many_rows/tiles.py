@@ -7,6 +7,8 @@ The last panel ends at the last row block; columns that it shares with the one b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
@@ -14,9 +16,9 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import IntegerGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking, put
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64
+from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import VECTORS, decode
-from apq_tvm.tensorize.meaning.scaffold import View, product
+from apq_tvm.tensorize.meaning.scaffold import View, fresh_product, product
 from apq_tvm.tensorize.meaning.tile_registers import (
     CONFIG,
     Registers,
@@ -68,20 +70,33 @@ class TiledGemm(IntegerGemm):
             target = (j, u, v * unit.vector_bytes + e)
             put(self.decoded, target, code, codes[block, at, 0 : unit.nbytes])
 
-    def multiply(self, kb: Expr, sums: Buffer) -> None:
+    def sum_tile(self, kb: Expr, tile: Expr) -> None:
+        """Sums wait where they are; those of a single K block start in the registers."""
+        shape, waiting = self.tile_shape, self.waiting
+        meaning, views = unit_products(self.blocking.tile(self.lanes)), self._operands(kb)
+        if waiting is None:
+            sums = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
+            fresh_product(meaning, "dot", [*views, View(sums, (0, 0, 0))])
+            self._store(lambda *at: sums[at])
+            return
+        product(meaning, "dot", lambda *_: [*views, View(waiting, (tile, 0, 0, 0))])
+        with b.If(kb == self.k_blocks - 1), b.Then():
+            self._store(lambda *at: waiting[(tile, *at)])
+
+    def _operands(self, kb: Expr) -> list[View]:
         bl = self.blocking
         x = View(self.xq, (self.row, kb * bl.k_block))
-        w = View(self.weights["codes"], (self.first, kb * (bl.k_block // UNIT_K), 0))
-        w = w if self.in_place else View(self.decoded, (0, 0, 0))
-        views = (x, w, View(sums, (0, 0, 0)))
-        product(unit_products(bl.tile(self.lanes)), "dot", lambda *_: views)
+        if not self.in_place:
+            return [x, View(self.decoded, (0, 0, 0))]
+        first = (self.first, kb * (bl.k_block // UNIT_K), 0)
+        return [x, View(self.weights["codes"], first)]
 
-    def store(self, sums: Buffer) -> None:
+    def _store(self, sums: Callable[..., Expr]) -> None:
         shape = self.tile_shape
         if self.spec.n % self.lanes or self.shared_columns:
-            self.read_for = lambda m, j, r: sums[m, j, r]
-            self.store_rows(lambda m, j, r: self.result(m, j, r, sums[m, j, r]), shape[0])
+            self.read_for = sums
+            self.store_rows(lambda m, j, r: self.result(m, j, r, sums(m, j, r)), shape[0])
             return
         with self.stage("store", *shape) as (m, j, r):
-            b.reads(sums[m, j, r])
-            self._write(m, j, r, self.result(m, j, r, sums[m, j, r]))
+            b.reads(sums(m, j, r))
+            self._write(m, j, r, self.result(m, j, r, sums(m, j, r)))
