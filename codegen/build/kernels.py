@@ -51,6 +51,8 @@ CPUINFO_FLAGS = {
     "avx512vpopcntdq": "avx512_vpopcntdq",
     "avx512bf16": "avx512_bf16",
     "avx512fp16": "avx512_fp16",
+    "amx-tile": "amx_tile",
+    "amx-int8": "amx_int8",
     "neon": "asimd",
     "lse": "atomics",
     "rdm": "asimdrdm",

@@ -13,8 +13,11 @@ Features are LLVM's names. Sources of the figures:
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +39,9 @@ _AVX2 = frozenset(("sse4.1", "ssse3", "popcnt", "avx", "avx2", "bmi", "bmi2", "f
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _CASCADE = _AVX512 | {"avx512vnni"}
 _ICE = _CASCADE | {"avx512vbmi", "avx512vbmi2", "avx512bitalg", "avx512vpopcntdq", "vaes"}
+
+_AMX = ("amx-tile", "amx-int8")
+"""Their names in /proc/cpuinfo have an underscore; a process has to ask for them (`tiles_given`)."""
 
 
 def _profile(
@@ -69,7 +75,12 @@ PROFILES: tuple[DeviceProfile, ...] = (
     _profile("znver3", _AVX2 | {"vaes"}, 32, 512, 8, _AMD.format(56665)),
     _profile("znver2", _AVX2 | {"clwb"}, 32, 512, 8, _AMD.format(56305)),
     _profile(
-        "sapphirerapids", _ICE | {"avx512bf16", "avx512fp16", "avxvnni"}, 48, 2048, 60, _INTEL
+        "sapphirerapids",
+        _ICE | {"avx512bf16", "avx512fp16", "avxvnni", *_AMX},
+        48,
+        2048,
+        60,
+        _INTEL,
     ),
     _profile("icelake-server", _ICE, 48, 1280, 40, _INTEL),
     _profile("icelake-client", _ICE, 48, 512, 4, _INTEL),
@@ -97,8 +108,16 @@ _MAKERS = {
         "haswell",
     ),
 }
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+"""The system call of x86-64 and its arguments: linux/arch/x86/include/uapi/asm/prctl.h."""
 _LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64")
-_CPUINFO_NAMES = {"sse41": "sse4.1", "bmi1": "bmi", "abm": "lzcnt"}
+_CPUINFO_NAMES = {
+    "sse41": "sse4.1",
+    "bmi1": "bmi",
+    "abm": "lzcnt",
+    "amxtile": "amx-tile",
+    "amxint8": "amx-int8",
+}
 
 
 def host_profile() -> DeviceProfile:
@@ -112,7 +131,21 @@ def host_profile() -> DeviceProfile:
     info = Path("/proc/cpuinfo")
     if not info.is_file():
         raise BadTarget("host has no /proc/cpuinfo; name a target of apq-tvm targets")
-    return recognise(info.read_text())
+    text = info.read_text()
+    return recognise(text if tiles_given() else text.replace(" amx_", " no_amx_"))
+
+
+@cache
+def tiles_given() -> bool:
+    """Whether this process may use AMX's tiles; asks Linux for them, once (5.16 and later).
+
+    Source: Linux, Documentation/arch/x86/xstate.rst. Where a machine has none, or a sandbox filters
+    the call, kernels for it would end the process by SIGILL.
+    """
+    if os.uname().machine != "x86_64":
+        return False
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    return bool(syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
 def recognise(cpuinfo: str) -> DeviceProfile:
@@ -157,6 +190,7 @@ def _physical_cores(values: dict[str, list[str]]) -> int:
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on x86, in order of preference."""
     from apq_tvm.schedules.linear.plain import PLAIN_KERNELS
+    from apq_tvm.schedules.x86.amx import AMX_KERNELS
     from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS
     from apq_tvm.schedules.x86.balance import BALANCE_KERNELS
     from apq_tvm.schedules.x86.bitserial import BITSERIAL_KERNELS
@@ -170,6 +204,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
 
     return (
         *BITSERIAL_KERNELS,
+        *AMX_KERNELS,
         *GEMM_KERNELS,
         *GEMV_KERNELS,
         *ANYPREC_KERNELS,

@@ -9,7 +9,7 @@ An instruction set adds what `pair` calls `implement`, nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -178,7 +178,9 @@ def _load(view: View, operand: Operand) -> Load:
     return lambda *axes: view.buffer[view.at(len(operand.shape), axes)]
 
 
-def pair(meaning: Meaning, implement: Callable[..., None]) -> tuple[PrimFunc, PrimFunc]:
+def pair(
+    meaning: Meaning, implement: Callable[..., None], fresh: bool = False
+) -> tuple[PrimFunc, PrimFunc]:
     """(desc, impl) of an intrinsic.
 
     Parameters
@@ -186,13 +188,50 @@ def pair(meaning: Meaning, implement: Callable[..., None]) -> tuple[PrimFunc, Pr
     meaning : Meaning
     implement : callable
         Emits instructions, given the buffers of the operands in their order.
+    fresh : bool
+        Whether sums start from 0: it is for the block of a `fresh_product`.
     """
 
     def plain(*buffers: Buffer) -> None:
         views = [View(buffer, (0,) * len(buffer.shape)) for buffer in buffers]
-        product(meaning, meaning.name, lambda: views)
+        (_fresh if fresh else product)(meaning, meaning.name, lambda: views)
 
-    return _member(meaning, plain, False), _member(meaning, implement, True)
+    header = replace(meaning, adds=meaning.adds and not fresh)
+    return _member(header, plain, False), _member(header, implement, True)
+
+
+def fresh_product(meaning: Meaning, name: str, views: Sequence[View]) -> None:
+    """Emit block ``{name}_fresh`` of a meaning whose sums start from 0.
+
+    Its intrinsic takes the block, since TVM would part the sums' start from their loops.
+    """
+    from tvm.tirx.script.builder import ir as b
+
+    *sources, target = (
+        view.region(o.shape) for view, o in zip(views, meaning.operands, strict=True)
+    )
+    with b.sblock(f"{name}_fresh"):
+        b.reads(*sources)
+        b.writes(target)
+        _fresh(meaning, name, lambda: views)
+
+
+def _fresh(meaning: Meaning, name: str, views: Callable[[], Sequence[View]]) -> None:
+    zeros = replace(
+        meaning,
+        operands=meaning.operands[-1:],
+        reduced=(),
+        term=lambda axes: _zero(meaning.operands[-1].dtype),
+        adds=False,
+    )
+    product(zeros, f"{name}_zero", lambda: views()[-1:])
+    product(meaning, name, views)
+
+
+def _zero(dtype: str) -> Expr:
+    from tvm import tirx
+
+    return tirx.const(0, dtype)
 
 
 @dataclass(frozen=True)

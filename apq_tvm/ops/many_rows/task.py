@@ -119,6 +119,7 @@ class GemmTask(ABC):
         self.tile_shape: tuple[int, ...] = blocking.tile(lanes).sums
         self.parts = 1  # of a tile, whose sums wait for each other
         self.shared_columns = False  # True where two panels may compute a column: the later stores
+        self.read_for: Callable[[Expr, Expr, Expr], Expr] | None = None  # what a result is made of
         self.stages: list[str] = []
 
     @abstractmethod
@@ -130,6 +131,9 @@ class GemmTask(ABC):
 
     def fill(self, kb: Expr) -> None:  # noqa: B027 - float weights are their own panel
         """Fill the panel of K block `kb`."""
+
+    def finish(self) -> None:  # noqa: B027 - few have what they must give back
+        """What ends a task."""
 
     @abstractmethod
     def multiply(self, kb: Expr, sums: Buffer) -> None:
@@ -186,6 +190,7 @@ class GemmTask(ABC):
             self.fill(kb)
             with around("tile", (tiles, tiles)) as (t,):
                 self._tile(kb, t)
+        self.finish()
 
     def _tile(self, kb: Expr, tile: Expr) -> None:
         self.row = b.bind(self.tile_row(self.first_row + tile * i64(self.blocking.m_tile)))
@@ -251,7 +256,7 @@ class GemmTask(ABC):
         self, name: str, results: Callable[[Expr, Expr, Expr], Expr], m: Expr, j: Expr, lanes: int
     ) -> None:
         with self.stage(name, lanes) as (r,):
-            b.reads(results(m, j, r))
+            b.reads((self.read_for or results)(m, j, r))
             self._write(m, j, r, results(m, j, r))
 
     def _write(self, m: Expr, j: Expr, r: Expr, value: Expr) -> None:
