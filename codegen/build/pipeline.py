@@ -18,7 +18,7 @@ from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from apq_tvm.schedules.graph.exprs import collect
-from apq_tvm.schedules.graph.lets import spill_large
+from apq_tvm.schedules.graph.lets import hide_binds, spill_large
 
 NAME = "apq_cpu"
 
@@ -45,10 +45,16 @@ def _lower_blocks(mod: Any, _: Any) -> Any:
         structured.ConvertBlocksToOpaque(),
         structured.CompactBufferAllocation(),
         structured.LowerMatchBuffer(),
+        structured.LowerOpaqueBlock(),
     )
     if open_:
         done.update(tvm.ir.transform.Sequential(passes)(tvm.IRModule(open_)).functions.items())
     return tvm.IRModule(done, attrs=mod.attrs)
+
+
+def _hide_binds(mod: Any, _: Any) -> Any:
+    functions = {name: hide_binds(func) for name, func in mod.functions.items()}
+    return tvm.IRModule(functions, attrs=mod.attrs)
 
 
 def _within_root(func: Any) -> Any:
@@ -69,9 +75,10 @@ def _passes() -> tuple[Any, Any, Any]:
     structured, plain = s_tir.transform, tirx.transform
     passes = (
         tvm.transform.module_pass(_lower_blocks, opt_level=0, name="apq.LowerBlocks"),
+        tvm.transform.module_pass(_hide_binds, opt_level=0, name="apq.HideBinds"),
         structured.StmtSimplify(),
         structured.AnnotateIrregularLoop(),
-        structured.LowerOpaqueBlock(),
+        structured.LowerOpaqueBlock(),  # also takes away loops of one iteration
         plain.FlattenBuffer(),
         plain.BF16ComputeLegalize(),
         plain.NarrowDataType(32),
