@@ -7,7 +7,7 @@ range of M; the others are its *variants*, which the emitted C chooses between b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ class LinearLowering:
         self._kernels = kernels
         self._decide = decide
         self._param_vars = param_vars
-        self._entry: dict[tuple[LinearSpec, str, int], _Entry] = {}
+        self._entry: dict[tuple[LinearSpec, str, tuple[int, ...]], _Entry] = {}
         self._prepared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.preparations: dict[str, Preparation] = {}
         self._needed: dict[str, set[tuple[int, int]]] = {}
@@ -93,7 +93,7 @@ class LinearLowering:
         lead = known_shape(x, node)[:-1]
         m = reduce(mul, lead, 1)
         x2d = bb.emit(relax.op.reshape(x, relax.ShapeExpr([m, spec.k])))
-        entry = self._add_funcs(bb, node, spec, _least(lead))
+        entry = self._add_funcs(bb, node, spec, lead)
         weights = self._param_vars(node.name)
         args: list[Any] = []
         for preparation in entry.preparations:
@@ -115,12 +115,14 @@ class LinearLowering:
             self.variants[key] = _ranges(key, needed)
 
     def _add_funcs(
-        self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec, least: int
+        self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec, lead: Sequence[Any]
     ) -> _Entry:
-        """The PrimFuncs of a layer whose inputs have `least` rows or more."""
-        every = self._plan.choices[node.name]
+        """The PrimFuncs of a layer whose inputs have rows by the dimensions `lead`."""
+        every, least = self._plan.choices[node.name], _least(lead)
+        if _is_image(lead):
+            every = self._of_images(every)
         choices = tuple(c for c in every if c.m_max < 0 or c.m_max >= least)
-        key = (spec, choices[0].layout, choices[0].m_min)
+        key = (spec, choices[0].layout, tuple(c.m_min for c in choices))
         if key in self._entry:
             return self._entry[key]
         made = [self._add_kernel(bb, choice, spec) for choice in choices]
@@ -132,6 +134,24 @@ class LinearLowering:
             self.variants[entry.func] = entry.variants
         self._entry[key] = entry
         return entry
+
+    def _of_images(self, choices: Sequence[KernelChoice]) -> tuple[KernelChoice, ...]:
+        """The kernel of most rows, and where it is not right, that of one row.
+
+        Images have few pixels too seldom for the kernels in between to be worth building.
+        """
+        kept = []
+        for width in {choice.width: None for choice in choices}:
+            mine = [c for c in choices if c.width == width]
+            first, last = mine[0], mine[-1]
+            least = self._kernels[last.kernel].m_tile
+            if least > 1 and self._kernels[first.kernel].m_tile == 1:
+                kept += [replace(first, m_max=least - 1), replace(last, m_min=least)]
+            elif least == 1:
+                kept.append(replace(last, m_min=1))
+            else:
+                kept += mine
+        return tuple(kept)
 
     def _add_kernel(self, bb: relax.BlockBuilder, choice: KernelChoice, spec: LinearSpec) -> _Made:
         kernel = self._kernels[choice.kernel]
@@ -265,6 +285,11 @@ def _dispatch(name: str, made: Sequence[_Made]) -> Any:
 def _least(dims: Sequence[Any]) -> int:
     """Fewest rows of an input: symbols are at least 1, but a cache may be empty."""
     return reduce(mul, (int(d) for d in dims if isinstance(d, tirx.IntImm)), 1)
+
+
+def _is_image(dims: Sequence[Any]) -> bool:
+    """Whether an input is an image (or several) of a size that only a run knows."""
+    return len(dims) >= 3 and sum(not isinstance(d, tirx.IntImm) for d in dims) >= 2
 
 
 def _leading(preparation: Preparation, buffer: Any, m: Any) -> Any:

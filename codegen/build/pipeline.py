@@ -4,7 +4,8 @@ TVM's default pipeline (``tvm/s_tir/pipeline.py``, 0.27) walks every function fo
 values of nested ``Let`` expressions it puts back what each stands for, in every pass anew: a kernel
 with ``gelu`` took 2 to 4 s, of which LLVM's share is a tenth. Here passes for GPUs are left out,
 which changes nothing, and large values become slots (`apq_tvm.schedules.graph.lets.spill_large`) as
-soon as loops are vectorized.
+soon as loops are vectorized. Functions that a schedule has lowered to loops itself skip the passes
+over blocks, of which ``CompactBufferAllocation`` alone took half of all the time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
-from apq_tvm.schedules.graph.lets import spill_large
+from apq_tvm.schedules.graph.exprs import collect
+from apq_tvm.schedules.graph.lets import hide_binds, spill_large
 
 NAME = "apq_cpu"
 
@@ -26,9 +28,16 @@ def _spill_large(mod: Any, _: Any) -> Any:
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
-def _passes() -> tuple[Any, Any, Any]:
-    """The passes of all functions, then what finishes those of hosts and of devices."""
-    structured, plain = s_tir.transform, tirx.transform
+def _lower_blocks(mod: Any, _: Any) -> Any:
+    """Blocks become loops over buffers as large as need be."""
+    done, open_ = {}, {}
+    for name, func in mod.functions.items():
+        body = _within_root(func)
+        if body is None:
+            open_[name] = func
+        else:
+            done[name] = func.with_body(body)
+    structured = s_tir.transform
     passes = (
         structured.CanonicalizeLoop(),
         structured.LowerInitBlock(),
@@ -36,9 +45,40 @@ def _passes() -> tuple[Any, Any, Any]:
         structured.ConvertBlocksToOpaque(),
         structured.CompactBufferAllocation(),
         structured.LowerMatchBuffer(),
+        structured.LowerOpaqueBlock(),
+    )
+    if open_:
+        done.update(tvm.ir.transform.Sequential(passes)(tvm.IRModule(open_)).functions.items())
+    return tvm.IRModule(done, attrs=mod.attrs)
+
+
+def _hide_binds(mod: Any, _: Any) -> Any:
+    functions = {name: hide_binds(func) for name, func in mod.functions.items()}
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _within_root(func: Any) -> Any:
+    """The body of a function without blocks but for the root; None if there are others.
+
+    `apq_tvm.schedules.graph.lowering.finish` makes such functions.
+    """
+    body = func.body
+    if not isinstance(body, s_tir.SBlockRealize):
+        return None if collect(body, s_tir.SBlock) else body
+    root = body.block
+    plain = not (root.alloc_buffers or root.match_buffers or root.annotations or root.iter_vars)
+    return root.body if plain and len(collect(body, s_tir.SBlock)) == 1 else None
+
+
+def _passes() -> tuple[Any, Any, Any]:
+    """The passes of all functions, then what finishes those of hosts and of devices."""
+    structured, plain = s_tir.transform, tirx.transform
+    passes = (
+        tvm.transform.module_pass(_lower_blocks, opt_level=0, name="apq.LowerBlocks"),
+        tvm.transform.module_pass(_hide_binds, opt_level=0, name="apq.HideBinds"),
         structured.StmtSimplify(),
         structured.AnnotateIrregularLoop(),
-        structured.LowerOpaqueBlock(),
+        structured.LowerOpaqueBlock(),  # also takes away loops of one iteration
         plain.FlattenBuffer(),
         plain.BF16ComputeLegalize(),
         plain.NarrowDataType(32),

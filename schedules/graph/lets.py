@@ -65,6 +65,45 @@ def spill_large(func: Any) -> Any:
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.BufferStore, spilled)))
 
 
+_COSTLY = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod, tirx.Min, tirx.Max, tirx.Select)
+
+
+def hide_binds(func: Any) -> Any:
+    """Let scalars that are bound to quotients, minima and the like come out of slots.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Without blocks.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        TVM's simplifier would put such a value back at every use, and then ask itself what is known
+        of each index: most of what a kernel on images of unknown sizes took. With one unknown size
+        or none, as in linear layers, little is gained, and they are left as they are.
+    """
+    shapes = [list(p.shape) for p in func.params if tirx.is_buffer_var(p)]
+    unknown = {v.name for shape in shapes for extent in shape for v in collect(extent, tirx.Var)}
+    if len(unknown) < 2:
+        return func
+
+    def hidden(bind: Any) -> Any:
+        value = bind.value
+        kind = str(bind.var.ty)
+        if kind not in ("int64", "int32") or not any(collect(value, k) for k in _COSTLY):
+            return bind
+        slot = tirx.decl_buffer((1,), kind, bind.var.name)
+        zero = tirx.const(0, "int32")
+        return tirx.stmt_seq(
+            tirx.AllocBuffer(slot),
+            tirx.BufferStore(slot, value, [zero]),
+            tirx.Bind(bind.var, tirx.BufferLoad(slot, [zero])),
+        )
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.Bind, hidden)))
+
+
 def size_put_back(value: Any) -> int:
     """Variables in `value` if what its bindings stand for stood in their place, again and again."""
     lets = collect(value, tirx.Let)

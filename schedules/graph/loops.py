@@ -79,9 +79,11 @@ def reuse_output(func: Any, scratch: str) -> Any:
 
 
 def parallel_when(func: Any, work: Expr, least: int) -> Any:
-    """Run the parallel loops of a function on all threads only if there is enough to do.
+    """Take the parallel loops of a function that is known to have little to do for serial ones.
 
-    Waking the other threads costs 1 to 3 microseconds, more than a small operator takes.
+    Waking the other threads costs 1 to 3 microseconds, more than a small operator takes. Where only
+    a run knows how much there is to do, the runtime decides (`apq_call` in
+    codegen/runtime/common/graph_support.c): a second copy of the loops would be built for nothing.
 
     Parameters
     ----------
@@ -95,9 +97,10 @@ def parallel_when(func: Any, work: Expr, least: int) -> Any:
     Returns
     -------
     tvm.tirx.PrimFunc
-        With both versions of each outermost parallel loop, or one where `work` is constant.
     """
     enough = sym.Analyzer().simplify(work >= tirx.const(least, str(work.ty)))
+    if not isinstance(enough, tirx.IntImm) or int(enough):
+        return func
 
     def serial(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.PARALLEL:
@@ -107,14 +110,7 @@ def parallel_when(func: Any, work: Expr, least: int) -> Any:
             annotations=loop.annotations,
         )  # fmt: skip
 
-    def visit(loop: Any) -> Any:
-        if loop.kind != tirx.ForKind.PARALLEL:
-            return loop
-        if isinstance(enough, tirx.IntImm):
-            return loop if int(enough) else serial(loop)
-        return tirx.IfThenElse(enough, loop, serial(loop))
-
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, visit)))
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, serial)))
 
 
 def distribute_rows(func: Any, tile: int) -> Any:

@@ -2,7 +2,7 @@
 
 A task is a row of output pixels. Taps that fall outside the image are left out of the loops instead
 of tested: along the last axis pixels whose windows lie inside run in tiles with the taps unrolled,
-the few at either end one by one. The last vector of channels ends with the channels, so it may
+then the few at either end one by one. The last block of channels ends with the channels, so it may
 repeat some: no masks.
 """
 
@@ -140,9 +140,12 @@ class _Loops:
             loop(tiles, lambda t: pixel.at(first + t * i64(self.pixels), self.pixels, whole)),
             loop(end - done, lambda t: pixel.at(done + t, 1, whole)),
         ]
-        left = loop(first, lambda t: pixel.at(t, 1, False))
-        right = loop(width - end, lambda t: pixel.at(end + t, 1, False))
-        return [left, *inner, right]
+        within = end - first
+
+        def place(t: Expr) -> Expr:
+            return tirx.Select(t < first, t, t + within)
+
+        return [*inner, loop(width - within, lambda t: pixel.at(place(t), 1, False))]
 
     def _counted(self, axis: int, position: Expr) -> Expr:
         """float32: positions that a mean counts along an axis."""
@@ -189,16 +192,31 @@ class _Pixel:
         def block(channel: Expr, vectors: int) -> Stmt:
             return self._block(base, out, channel, pixels, vectors)
 
-        wide = u.vectors * lanes
-        blocks = channels // wide
-        parts = [loop(i64(blocks), lambda c: block(c * i64(wide), u.vectors))]
-        done = blocks * wide
-        while done + lanes <= channels:
-            parts.append(block(i64(done), 1))
-            done += lanes
-        if done < channels:
-            parts.append(block(i64(channels - lanes), 1))
-        return tirx.stmt_seq(*binds, *scales, *parts)
+        return tirx.stmt_seq(*binds, *scales, *self._channels(block))
+
+    def _channels(self, block: Callable[[Expr, int], Stmt]) -> list[Stmt]:
+        """All channels, in blocks of several vectors and at most one that is narrower.
+
+        The last block of either kind ends with the channels and may repeat some.
+        """
+        lanes, channels = self.loops.lanes, self.loops.channels
+        vectors = min(self.loops.vectors, channels // lanes)
+        wide = vectors * lanes
+        rest = channels % wide
+        narrow = -(-rest // lanes)
+        if narrow == vectors:  # as good as another wide one
+            rest = narrow = 0
+        blocks = -(-(channels - rest) // wide)
+
+        def start(c: Expr) -> Expr:
+            if blocks * wide + rest <= channels:
+                return c * i64(wide)
+            return tirx.min(c * i64(wide), i64(channels - wide))
+
+        parts = [loop(i64(blocks), lambda c: block(start(c), vectors))]
+        if narrow:
+            parts.append(block(i64(channels - narrow * lanes), narrow))
+        return parts
 
     def _block(self, base: Expr, out: Expr, channel: Expr, pixels: int, vectors: int) -> Stmt:
         u, lanes = self.loops, self.loops.lanes
