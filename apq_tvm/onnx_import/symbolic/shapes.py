@@ -224,7 +224,32 @@ def _tile(graph: Graph, node: Node) -> Rewritten:
         return node.inputs[0]
     if all(r == 1 or d == 1 for r, d in zip(repeats, source, strict=True)):
         return _expand(graph, node)
-    return None
+    if all(isinstance(r, int) for r in repeats):
+        return None
+    return _tiled(graph, node, source, repeats)
+
+
+def _tiled(graph: Graph, node: Node, source: Sequence[Dim], repeats: list[Dim]) -> list[Node]:
+    """Repeats that are no numbers: every repeated axis gets one of size 1 before it, expanded."""
+    apart: list[Dim] = []
+    spread: list[Dim] = []
+    for dim, count in zip(source, repeats, strict=True):
+        if count != 1:
+            apart.append(1)
+            spread.append(count)
+        apart.append(dim)
+        spread.append(dim)
+    thin, wide = (graph.fresh(f"{node.outputs[0]}.{part}") for part in ("apart", "spread"))
+    split = Node("Reshape", graph.fresh(f"{node.name}.apart"), node.inputs[:1], (thin,))
+    attrs = {"shape": tuple(as_attr(dim) for dim in spread)}
+    expand = Node("apq.Expand", graph.fresh(f"{node.name}.spread"), (thin,), (wide,), attrs)
+    whole = [dim * count for dim, count in zip(source, repeats, strict=True)]
+    join = Node("Reshape", node.name, (wide,), node.outputs)
+    return [
+        reshape_to(graph, split, source, apart),
+        expand,
+        reshape_to(graph, join, spread, whole),
+    ]
 
 
 def _range(graph: Graph, node: Node) -> Rewritten:
