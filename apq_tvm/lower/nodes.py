@@ -11,7 +11,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax, sym, tirx
 
 from apq_tvm.codegen.layouts import weight_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
@@ -45,13 +45,27 @@ class Shapes:
     def _dim(self, extent: Any) -> int | str:
         if isinstance(extent, tirx.IntImm):
             return int(extent)
-        self._expr[str(extent)] = extent
-        return str(extent)
+        text = str(extent)
+        if text in self._expr:
+            return text
+        for name, known in self._expr.items():
+            if _same(extent, known):  # past + length beside length + past
+                return name
+        self._expr[text] = extent
+        return text
 
     def type_of(self, buffer: Any) -> relax.TensorType:
         """The Relax type of a PrimFunc's buffer whose extents are integers and such texts."""
         extents = [self._expr[e.name] if isinstance(e, tirx.Var) else int(e) for e in buffer.shape]
         return relax.TensorType(extents, buffer.dtype)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two extents are always equal, however they are written."""
+    if isinstance(a, tirx.Var) and isinstance(b, tirx.Var):
+        return False
+    rest = sym.Analyzer().simplify(a - b)
+    return isinstance(rest, tirx.IntImm) and int(rest) == 0
 
 
 def call(bb: relax.BlockBuilder, func: Any, args: Sequence[Any], shapes: Shapes) -> Any:

@@ -76,7 +76,9 @@ class ShapeLowering:
         begins, steps = node.attrs["starts"], [self._dim(d) for d in node.attrs["steps"]]
         # As arguments: the symbols of `emit_te`'s PrimFunc are others than these.
         symbolic = [self._dim(d) for d in begins if isinstance(d, str)]
-        alone = {"op_pattern": OPAQUE} if symbolic else None
+        fresh = not _variables(shape) <= _variables(known_shape(inputs[0], node))
+        # FuseTIR fails where only the output binds a symbol, and on numbers (see `dims`).
+        alone = {"op_pattern": OPAQUE} if symbolic or fresh else None
 
         def element(x: Any, *given: Any) -> Any:
             rest = iter(given)
@@ -150,3 +152,7 @@ class ShapeLowering:
         # FuseTIR fails on a number beside a symbol that only an inner buffer binds.
         alone = {"op_pattern": OPAQUE}
         return bb.emit_te(values, *numbers, primfunc_name_hint="dims", primfunc_attrs=alone)
+
+
+def _variables(extents: Sequence[Any]) -> set[str]:
+    return {var.name for extent in extents for var in tirx.analysis.undefined_vars(extent, [])}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import s_tir, sym, tirx
 from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
@@ -21,11 +21,39 @@ from apq_tvm.schedules.graph.exprs import collect
 from apq_tvm.schedules.graph.lets import hide_binds, spill_large
 
 NAME = "apq_cpu"
+_CONDITIONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 def _spill_large(mod: Any, _: Any) -> Any:
     functions = {name: spill_large(func) for name, func in mod.functions.items()}
     return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _share(mod: Any, _: Any) -> Any:
+    """Common subexpressions, except where TVM 0.27 cannot bind them: a vector of conditions.
+
+    LLVM finds them by itself.
+    """
+    shared = tirx.transform.CommonSubexprElim()(mod)
+    functions = {
+        name: mod[name] if _binds_conditions(func) else func
+        for name, func in shared.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=shared.attrs)
+
+
+def _binds_conditions(func: Any) -> bool:
+    """Whether the analyzer that every later pass runs refuses what some variable is bound to."""
+    for bind in collect(func.body, tirx.Bind):
+        if isinstance(bind.value, tirx.IntImm) or not collect(bind.value, _CONDITIONS):
+            continue
+        try:
+            sym.Analyzer().bind(bind.var, bind.value)
+        except Exception as error:
+            if "IntImm can only take scalar" in str(error):
+                return True
+            raise
+    return False
 
 
 def _lower_blocks(mod: Any, _: Any) -> Any:
@@ -92,7 +120,7 @@ def _passes() -> tuple[Any, Any, Any]:
         plain.StmtSimplify(),
         plain.RemoveNoOp(),
         structured.RewriteUnsafeSelect(),
-        plain.CommonSubexprElim(),
+        tvm.transform.module_pass(_share, opt_level=0, name="apq.CommonSubexprElim"),
         plain.FP8ComputeLegalize(),
         plain.VerifyMemory(),
         plain.AnnotateEntryFunc(),

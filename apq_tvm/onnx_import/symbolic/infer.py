@@ -321,8 +321,9 @@ def _conv(graph: Graph, node: Node) -> list[Shape | None]:
     if x is None or (known is not None and None not in known):
         return [None]
     kernel: Sequence[Any] | None = node.attrs.get("kernel_shape")
+    at = CONV_WEIGHT.get(node.op)
+    weight = None if at is None else graph.shape(node.inputs[at])
     if kernel is None:
-        weight = graph.shape(node.inputs[1]) if len(node.inputs) > 1 else None
         if weight is None:
             return [None]
         kernel = weight[2:]
@@ -342,7 +343,7 @@ def _conv(graph: Graph, node: Node) -> list[Shape | None]:
         else:
             free = dim + (pads[i] + pads[i + spatial] - 1) - dilations[i] * (width - 1)
             out.append(floordiv(free + (strides[i] - 1 if up else 0), strides[i]) + 1)
-    channels = graph.shape(node.inputs[1]) if node.op == "Conv" else x[1:]
+    channels = x[1:] if at is None else weight
     return [None if channels is None else (x[0], channels[0], *out)]
 
 
@@ -482,6 +483,7 @@ ELEMENTWISE = (
     *("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor"),
     *("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift"),
 )
+CONV_WEIGHT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     **dict.fromkeys(ELEMENTWISE, _broadcast),
     "MatMul": _matmul,
@@ -491,7 +493,7 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "ConstantOfShape": _constant_of_shape,
     "Tile": _tile,
     "Split": _split,
-    "Conv": _conv,
+    **dict.fromkeys(CONV_WEIGHT, _conv),
     "ConvTranspose": _conv_transpose,
     "MaxPool": _conv,
     "AveragePool": _conv,
