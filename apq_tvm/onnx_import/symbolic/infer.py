@@ -342,7 +342,8 @@ def _conv(graph: Graph, node: Node) -> list[Shape | None]:
         else:
             free = dim + (pads[i] + pads[i + spatial] - 1) - dilations[i] * (width - 1)
             out.append(floordiv(free + (strides[i] - 1 if up else 0), strides[i]) + 1)
-    channels = graph.shape(node.inputs[1]) if node.op == "Conv" else x[1:]
+    convolves = node.op in ("Conv", "ConvInteger")
+    channels = graph.shape(node.inputs[1]) if convolves else x[1:]
     return [None if channels is None else (x[0], channels[0], *out)]
 
 
@@ -492,6 +493,7 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "Tile": _tile,
     "Split": _split,
     "Conv": _conv,
+    "ConvInteger": _conv,
     "ConvTranspose": _conv_transpose,
     "MaxPool": _conv,
     "AveragePool": _conv,
