@@ -16,9 +16,9 @@ from apq_tvm.onnx_import.integers.codes import Codes
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     evaluate,
+    is_run,
     maximum,
     minimum,
-    is_run,
     parse,
     run_symbols,
     symbol,

@@ -1,7 +1,7 @@
 """Sizes worked out of tensors: what Reshape, Expand, Slice, Pad and Range are told at a run.
 
-Every rule gives the entries of an int64 tensor; -1 says that what was asked for means nothing, which
-the emitted C refuses (``apq.Sizes``).
+Every rule gives the entries of an int64 tensor; -1 says that what was asked for means nothing,
+which the emitted C refuses (``apq.Sizes``).
 """
 
 from __future__ import annotations
