@@ -10,7 +10,7 @@ import numpy as np
 from windows_reference import WINDOW_OPS, depthwise
 
 from apq_tvm.onnx_import.control.execute import Runner, execute
-from apq_tvm.onnx_import.symbolic.dims import evaluate
+from apq_tvm.onnx_import.symbolic.dims import evaluate, is_run
 from apq_tvm.onnx_import.symbolic.infer import node_proto
 from apq_tvm.types import Array, ImportedModel, Node
 
@@ -217,7 +217,30 @@ def _pool_first(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
     return result
 
 
+def _sizes(attrs: Any, symbols: dict[str, int], value: Array) -> Array:
+    """What a run computes becomes known as a dimension, or must be what it is taken for."""
+    for dim, size in zip(attrs["dims"], value.ravel().tolist(), strict=True):
+        if isinstance(dim, str) and is_run(dim):
+            symbols[dim] = size
+        assert size == evaluate(dim, symbols) >= 0
+    return value
+
+
+def _one_hot(attrs: Any, _: Any, ids: Array, values: Array) -> Array:
+    axis = attrs["axis"] % (ids.ndim + 1)
+    places = np.arange(attrs["shape"][axis])
+    wrapped = np.where(ids < 0, ids + len(places), ids)
+    hot = np.expand_dims(wrapped, -1) == places
+    return np.moveaxis(np.where(hot, values[1], values[0]), -1, axis)
+
+
 _OPS: dict[str, Callable[..., Array]] = {
+    "apq.NonZero": lambda attrs, _, x: np.stack(np.nonzero(x)),
+    "apq.OneHot": _one_hot,
+    "apq.Sizes": _sizes,
+    "apq.Tile": lambda attrs, _, x: np.tile(
+        x, [n // d if d else 1 for n, d in zip(attrs["shape"], x.shape, strict=True)]
+    ),
     "apq.Assume": lambda attrs, _, x: x.reshape(attrs["shape"]),
     "apq.AssumeHere": lambda attrs, _, x: x.reshape(attrs["shape"]),
     "apq.Pad": _pad,

@@ -46,7 +46,7 @@ class RunSizeLowering:
         }
 
     def sizes(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        """``apq.Sizes``: a call nothing is moved across, read back by `codegen.graph.read_relax`."""
+        """``apq.Sizes``: a call that `apq_tvm.codegen.graph.read_relax` reads back."""
         value = bb.emit(inputs[0])
         entries = [self._dims(dim) for dim in node.attrs["dims"]]
         kind = relax.TensorType(known_shape(value, node), "int64")

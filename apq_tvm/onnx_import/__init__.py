@@ -46,6 +46,17 @@ end.
 ``apq.Range()``                     ``shape`` (one entry), ``start``, ``delta``, ``dtype``
 ``apq.Dims()``                      ``dims`` as a tensor of ``shape`` (ints, rank 0 or 1) and
                                     ``dtype``: dimensions used as numbers
+``apq.Sizes(v)``                    v int64; its entries are ``dims`` from here on: symbols
+                                    ``run0``, ``run1``, ... that nothing else gives, or what an
+                                    entry must be
+``apq.Numbers()``                   sizes by a ``rule`` of `apq_tvm.ops.graph.numbers` out of
+                                    tensors and ``extents``
+``apq.NonZero(x)``                  x bool; ``shape`` [rank, count]
+``apq.Unique(x)``                   rows of x [n, inner]: first [n], inverse [n], times [n],
+                                    count [1]; ``sorted``, ``shapes``, ``dtypes``
+``apq.NonMaxSuppression(b, s, ..)`` rows [most, 3], count [1]; ``center``, ``shapes``, ``dtypes``
+``apq.TopK(x)``                     ``axis``, ``largest``, ``shapes``, ``dtypes``; ``apq.OneHot(x,
+                                    values)``, ``apq.Tile(x)``: ``shape``; all of symbolic sizes
 ==================================  ==========================================================
 
 Loops and branches are flat too: `apq_tvm.onnx_import.symbolic.regions` describes the operators at

@@ -16,9 +16,9 @@ from apq_tvm.onnx_import.integers.codes import Codes
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     evaluate,
+    is_run,
     maximum,
     minimum,
-    is_run,
     parse,
     run_symbols,
     symbol,
@@ -263,11 +263,15 @@ def defined(node: Node) -> tuple[str, ...]:
     return tuple(dim for dim in node.attrs["dims"] if isinstance(dim, str) and is_run(dim))
 
 
+# Operators all of whose outputs are there, read or not; of Split they say how many parts there are.
+WHOLE = frozenset(("DynamicQuantizeLinear", "Split", "TopK"))
+
+
 def _without_unread_outputs(node: Node, live: set[str]) -> Node:
     """Without the optional outputs at the end that nobody reads, e.g. a Dropout's mask."""
     outputs = list(node.outputs)
-    if "dtypes" in node.attrs:
-        return node  # of ours: every output is made, some are scratch memory
+    if node.op in WHOLE or "dtypes" in node.attrs:
+        return node  # operators of ours make every output, some as scratch memory
     while len(outputs) > 1 and outputs[-1] not in live:
         outputs.pop()
     return node if len(outputs) == len(node.outputs) else replace(node, outputs=tuple(outputs))

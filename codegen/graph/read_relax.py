@@ -27,6 +27,7 @@ from apq_tvm.codegen.graph.calls import (
     symbols_at,
 )
 from apq_tvm.codegen.graph.check_calls import check_call
+from apq_tvm.codegen.graph.late import must_wait
 from apq_tvm.codegen.graph.plain import (
     Array,
     Buffer,
@@ -221,7 +222,7 @@ class _Reader:
         self.graph.symbols = tuple(symbols)
 
     def _read_derived(self, extents: Any, derived: Mapping[str, Any]) -> None:
-        """Dimensions that ``main`` gets in a shape parameter: computed from others, or from data."""
+        """Dimensions that ``main`` gets in a shape parameter: from others, or from data."""
         late = [var for var in extents.ty.values if var.name in self.late]
         for var in late:
             self.names[var] = _c_name(var.name, set(self.names.values()))
@@ -334,46 +335,18 @@ class _Reader:
         """In their order, but none before the sizes it needs: TVM knows nothing of those."""
         waiting: list[Any] = []
         for binding in bindings:
-            if self.late and self._must_wait(binding, {b.var for b in waiting}):
-                waiting.append(binding)
-                continue
-            known = len(self.graph.sizes) if waiting else 0
-            self._bind(binding)
-            if waiting and len(self.graph.sizes) > known:
-                late, waiting = waiting, []
-                for other in late:
-                    if self._must_wait(other, {b.var for b in waiting}):
-                        waiting.append(other)
-                    else:
-                        self._bind(other)
+            known = len(self.graph.sizes)
+            for each in [binding, *waiting]:
+                if self.late and must_wait(each, waiting, self.graph, self.names):
+                    if each is binding:
+                        waiting.append(binding)
+                else:
+                    waiting = [other for other in waiting if other is not each]
+                    self._bind(each)
+                if len(self.graph.sizes) == known:
+                    break  # nothing more is known that others wait for
         for binding in waiting:  # sizes that nothing gives: an error tells
             self._bind(binding)
-
-    def _must_wait(self, binding: Any, waiting: set[Any]) -> bool:
-        """Whether a size that a binding mentions is not given yet, or a value that it reads."""
-        args = list(binding.value.args) if isinstance(binding.value, ir.expr.Call) else []
-        if isinstance(binding.value, ir.expr.TupleGetItem):
-            args = [binding.value.tuple_value]
-        if isinstance(binding.value, ir.expr.Tuple):
-            args = list(binding.value.fields)
-        if any(arg in waiting for arg in [*args, binding.value] if isinstance(arg, relax.Var)):
-            return True
-        if _is_sizes(binding.value):
-            return False
-        given = {name for step in self.graph.sizes for name in step.names}
-        free = set(self.graph.run_sizes) - given
-        return bool(free) and any(self._needs(text, free) for text in self._extents(binding, args))
-
-    def _extents(self, binding: Any, args: Sequence[Any]) -> list[str]:
-        """The dimensions that a binding mentions, as C expressions."""
-        kinds = (binding.var.ty, getattr(binding, "ty", None))
-        shapes = [k.shape for k in kinds if isinstance(getattr(k, "shape", None), relax.ShapeExpr)]
-        found = {v for part in (*args, *shapes) for v in collect(part, tirx.Var)}
-        return [self.names[v] for v in found if v in self.names]
-
-    def _needs(self, text: str, sizes: set[str]) -> bool:
-        words = re.findall(r"\w+", text)
-        return any(w in sizes or self._needs(self.graph.derived.get(w, ""), sizes) for w in words)
 
     def _bind(self, binding: Any) -> None:
         value = binding.value
@@ -544,12 +517,6 @@ class _Reader:
                 self.regions.require(Condition(f"{dimension} <= {limit}", message))
         for condition in conditions:
             self.regions.require(condition)
-
-
-def _is_sizes(value: Any) -> bool:
-    """Whether a call stands for ``apq.Sizes``."""
-    name = getattr(getattr(value, "op", None), "global_symbol", "")
-    return str(name).startswith(f"{REGION}sizes/")
 
 
 def _declared(dtype: str, spec: TensorSpec) -> str:

@@ -46,7 +46,7 @@ class Regions:
         self._loops = 0
 
     def require(self, condition: Condition) -> None:
-        """Add a condition: on every input, on those that make a branch run, or on sizes of a run."""
+        """Add a condition: on every input, or where it stands (a branch, sizes of a run)."""
         if self.branching or self._graph.waits_for(condition.test):
             self._graph.steps.append(condition)
         else:

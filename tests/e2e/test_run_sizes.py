@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import apq_tvm
 from apq_tvm.module import load_module
@@ -156,10 +155,10 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
             ("Gather", "rows two", "ids", {"axis": 1}),
             ("Gather", "corners0 ids", "kept"),
             ("Squeeze", "corners zero", "corners0"),
-            ("NonMaxSuppression", "corners scores most overlap", "centers", {"center_point_box": 1}),
+            ("NonMaxSuppression", "corners scores most overlap", "near", {"center_point_box": 1}),
         ],
         {"corners": ("float32", [1, 30, 4]), "scores": ("float32", [1, 2, 30])},
-        "rows kept centers",
+        "rows kept near",
         {
             "most": np.array([8]),
             "overlap": np.array([0.3], np.float32),

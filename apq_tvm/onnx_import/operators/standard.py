@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
-from apq_tvm.onnx_import.symbolic.dims import as_attr, product
+from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, floordiv, maximum, product
 from apq_tvm.types import Node
 
 
@@ -147,14 +149,16 @@ def conv_transpose(graph: Graph, node: Node) -> list[Node] | None:
     Raises
     ------
     UnsupportedModel
-        Sizes that are not known before run time.
+        A kernel whose size is not known before run time.
     """
     wanted = node.attrs.get("output_shape")
     if not wanted:
         return None
     steps = Steps(graph, node)
     rank = len(steps.shape(node.inputs[0])) - 2
-    sizes = [steps.size(d, "input size") for d in steps.shape(node.inputs[0])[2:]]
+    sizes = [d for d in steps.shape(node.inputs[0])[2:] if isinstance(d, int)]
+    if len(sizes) < rank:
+        return _cut_to_shape(steps, wanted[-rank:])
     kernel = [steps.size(d, "kernel size") for d in steps.shape(node.inputs[1])[2:]]
     strides, dilations = (node.attrs.get(k, (1,) * rank) for k in ("strides", "dilations"))
     extra = list(node.attrs.get("output_padding", (0,) * rank))
@@ -171,6 +175,33 @@ def conv_transpose(graph: Graph, node: Node) -> list[Node] | None:
     attrs = {key: value for key, value in node.attrs.items() if key not in dropped}
     attrs |= {"pads": (*before, *after), "output_padding": tuple(extra)}
     return [Node(node.op, node.name, node.inputs, node.outputs, attrs)]
+
+
+def _cut_to_shape(steps: Steps, wanted: Sequence[int]) -> list[Node]:
+    """Everything that a ConvTranspose of symbolic sizes reaches, cut or filled to `wanted`."""
+    graph, node, rank = steps.graph, steps.node, len(wanted)
+    dropped = ("output_shape", "auto_pad", "pads")
+    attrs = {key: value for key, value in node.attrs.items() if key not in dropped}
+    whole = steps("ConvTranspose", *node.inputs[:2], **attrs, pads=(0,) * (2 * rank))
+    shape = steps.shape(whole)
+    before: list[Dim] = []
+    for out, size in zip(wanted, shape[2:], strict=True):
+        cut = maximum(size - out, 0)
+        half = floordiv(cut, 2)
+        upper = node.attrs.get("auto_pad", "NOTSET") == "SAME_UPPER"
+        before.append(-(half if upper else cut - half))
+    y = steps(
+        "apq.Pad",
+        whole,
+        mode="constant",
+        before=(0, 0, *(as_attr(dim) for dim in before)),
+        shape=(*(as_attr(dim) for dim in shape[:2]), *wanted),
+    )
+    if steps.input(2):
+        (channels,) = graph.shape(node.inputs[2]) or (None,)
+        bias = steps.reshape(node.inputs[2], 1, channels or shape[1], *[1] * rank)
+        y = steps("Add", y, bias)
+    return steps.done(y)
 
 
 def max_unpool(graph: Graph, node: Node) -> list[Node]:

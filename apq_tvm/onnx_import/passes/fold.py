@@ -78,11 +78,10 @@ def fold(graph: Graph) -> None:
 def _empty(graph: Graph, value: str) -> str:
     """A constant without elements of the type of `value`; empty where it may have some."""
     shape, dtype = graph.known_shape(value), graph.dtype(value)
-    if shape is None or dtype is None or 0 not in shape:
+    sizes = [dim for dim in shape or () if isinstance(dim, int)]
+    if shape is None or dtype is None or 0 not in sizes or len(sizes) < len(shape):
         return ""
-    if not all(isinstance(dim, int) for dim in shape):
-        return ""
-    return graph.add_weight(f"{value}.empty", np.empty([int(dim) for dim in shape], np.dtype(dtype)))  # type: ignore[call-overload]
+    return graph.add_weight(f"{value}.empty", np.empty(sizes, np.dtype(dtype)))
 
 
 def _of_nothing(graph: Graph, node: Node, outputs: set[str]) -> list[Node] | None:

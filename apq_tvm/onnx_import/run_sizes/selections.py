@@ -40,7 +40,7 @@ def _old_axes(steps: Steps, *axes: int) -> dict[str, tuple[int, ...]]:
     return {} if steps.graph.opset >= 13 else {"axes": axes}
 
 
-def non_zero(graph: Graph, node: Node) -> list[Node] | None:
+def non_zero(graph: Graph, node: Node) -> list[Node]:
     """NonZero.
 
     Raises
@@ -135,10 +135,20 @@ def non_max_suppression(graph: Graph, node: Node) -> list[Node]:
     return steps.done(_cut(steps, names[0], _size(steps, names[1]), 2))
 
 
+def _at_a_run(rule: Callable[[Graph, Node], list[Node]]) -> Callable[..., list[Node] | None]:
+    """`rule`, but for constants: what those select is folded."""
+
+    def selects(graph: Graph, node: Node) -> list[Node] | None:
+        constant = all(value in graph.weights for value in node.inputs if value)
+        return None if constant else rule(graph, node)
+
+    return selects
+
+
 SELECTIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
-    "Compress": compress,
-    "NonMaxSuppression": non_max_suppression,
-    "NonZero": non_zero,
-    "Unique": unique,
+    "Compress": _at_a_run(compress),
+    "NonMaxSuppression": _at_a_run(non_max_suppression),
+    "NonZero": _at_a_run(non_zero),
+    "Unique": _at_a_run(unique),
 }
 """By operator."""

@@ -35,9 +35,9 @@ def entries(graph: Graph, value: str) -> Known:
     known, shape = contents(graph, value), graph.known_shape(value)
     if known is not None:
         return [v if isinstance(v, int) or hasattr(v, "terms") else None for v in known.ravel()]
-    if shape is None or len(shape) > 1 or not all(isinstance(d, int) for d in shape):
+    count = 1 if shape == () else shape[0] if shape and len(shape) == 1 else None
+    if not isinstance(count, int):
         raise ValueError(f"how many numbers {graph.describe(value)} holds depends on data")
-    count = int(shape[0]) if shape else 1  # type: ignore[call-overload]
     if count > LARGEST:
         raise ValueError(f"{graph.describe(value)} is no shape")
     return [None] * count

@@ -6,8 +6,8 @@ node attributes they are text (``"2 * batch + 1"``), which `evaluate` reads back
 numbers the caller has: integers here, TIR variables in `apq_tvm.lower`.
 
 Every symbol is taken to be at least 1 (0 for the length of a cache, inside `may_be_zero`, and for
-sizes that only a run knows, `is_run`) and below a thousand million, so that a comparison of ``sequence`` with -1, or with the huge numbers exporters
-write for "to the end", is decided.
+sizes that only a run knows, `is_run`) and below a thousand million, so that a comparison of
+``sequence`` with -1, or with the huge numbers exporters write for "to the end", is decided.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ def _sizes(graph: Graph, node: Node) -> list[Shape | None]:
     graph.dtypes[out] = "int64"
     known = np.empty(len(node.attrs["dims"]), object)
     known[:] = [parse(dim) for dim in node.attrs["dims"]]
-    graph.values[out] = known if shape is None else known.reshape([int(d) for d in shape])  # type: ignore[arg-type]
+    graph.values[out] = known if shape else known.reshape(())
     return [shape]
 
 

@@ -97,7 +97,7 @@ def floored(rest: Any, b: Any) -> Any:
 
 
 def integer_power(a: Any, b: Any) -> Any:
-    """``a ** b`` in the type of `a`, by squaring, cut to its bits; 0 where it is no whole number."""
+    """``a ** b`` in the type of `a`, by squaring, cut to its bits; 0 for what is no integer."""
     dtype = str(a.ty)
     one, zero = tirx.const(1, dtype), tirx.const(0, dtype)
     exponent, base, result = b.astype("int64"), a, one

@@ -1,7 +1,7 @@
 """Largest and least elements, and where they are: right for infinities and over nothing.
 
-TVM starts a maximum with the least finite number, so that of -inf alone it is no longer -inf, and the
-place of the largest of such a row would be -1.
+TVM starts a maximum with the least finite number, so that of -inf alone it is no longer -inf, and
+the place of the largest of such a row would be -1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sizes worked out of tensors: what Reshape, Expand, Slice, Pad and Range are told at a run.
 
-Every rule gives the entries of an int64 tensor; -1 says that what was asked for means nothing, which
-the emitted C refuses (``apq.Sizes``).
+Every rule gives the entries of an int64 tensor; -1 says that what was asked for means nothing,
+which the emitted C refuses (``apq.Sizes``).
 """
 
 from __future__ import annotations
@@ -88,13 +88,16 @@ def _range(tensors: Sequence[Any], extents: Sequence[Any], attrs: Mapping[str, A
     start, limit, delta = (_at(tensor, 0) for tensor in tensors)
     if str(tensors[0].dtype).startswith("float"):
         wide = (limit - start).astype("float64") / delta.astype("float64")
-        count = to_integer(tirx.ceil(wide), "int64")
-    else:
-        wide, by = (limit - start).astype("int64"), delta.astype("int64")
-        safe = tirx.Select(by == 0, _int(1), by)
-        count = -tirx.floordiv(-wide, safe)
-    nothing = delta == tirx.const(0, str(tensors[2].dtype))
-    return [tirx.Select(nothing, _int(-1), tirx.max(count, _int(0)))]
+        count = tirx.max(to_integer(tirx.ceil(wide), "int64"), _int(0))
+        return [tirx.Select(delta == tirx.const(0, str(tensors[2].dtype)), _int(-1), count)]
+    first, last, by = (v.astype("int64") for v in (start, limit, delta))
+    wide, up = last - first, by > 0
+    ahead = tirx.Select(up, last > first, last < first)
+    wrapped = tirx.Select(up, wide <= 0, wide >= 0)  # the distance is beyond 64 bits
+    step = tirx.Select(by == 0, _int(1), by)
+    count = tirx.floordiv(wide + tirx.Select(up, _int(-1), _int(1)), step) + 1
+    count = tirx.Select(ahead, tirx.Select(wrapped, _int(-1), count), _int(0))
+    return [tirx.Select(by == 0, _int(-1), count)]
 
 
 RULES: dict[str, Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Entries]] = {

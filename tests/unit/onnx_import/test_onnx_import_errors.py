@@ -245,10 +245,10 @@ def test_control_flow(tmp_path: Path) -> None:
 
 def test_all_unsupported_operators_at_once(tmp_path: Path) -> None:
     nodes = [
-        ("NonZero", "x", "a"),
-        ("NonZero", "x", "b"),
+        ("SequenceConstruct", "x", "a"),
+        ("SequenceConstruct", "x", "b"),
         ("com.example.Magic", "x", "c"),
-        ("Unique", "m", "d"),
+        ("SplitToSequence", "m", "d"),
         ("RandomNormalLike", "p", "e"),
     ]
     inputs = {**X, "m": ("float32", [3, 3]), "p": ("float32", [1, 1, 4])}
@@ -256,9 +256,9 @@ def test_all_unsupported_operators_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel) as raised:
         import_onnx(save(model, tmp_path))
     message = str(raised.value)
-    assert "NonZero (the size of its output depends on data): 'n_a', 'n_b'" in message
+    assert "SequenceConstruct (sequences and optionals are no tensors): 'n_a', 'n_b'" in message
     assert "com.example.Magic: 'n_c'" in message
-    assert "Unique (the size of its output depends on data): 'n_d'" in message
+    assert "SplitToSequence (sequences and optionals are no tensors): 'n_d'" in message
     assert "RandomNormalLike: 'n_e'" in message
 
 
@@ -276,9 +276,15 @@ def test_unsupported_operators_on_constants_or_nowhere_do_no_harm(tmp_path: Path
 
 
 def test_shapes_that_depend_on_data(tmp_path: Path) -> None:
-    inputs = {**X, "t": ("int64", [2])}
-    with pytest.raises(UnsupportedModel, match=r"run time.*Reshape 'n_y' \(by 't'\)"):
-        import_onnx(save(build([("Reshape", "x t", "y")], inputs, "y"), tmp_path))
+    """Sizes become symbols; ranks cannot."""
+    inputs = {**X, "t": ("int64", [2]), "axis": ("int64", [1])}
+    model = import_onnx(save(build([("Reshape", "x t", "y")], inputs, "y"), tmp_path))
+    assert model.outputs[0].shape == ("run0", "run1")
+    with pytest.raises(UnsupportedModel, match=r"run time.*ReduceSum 'n_y' \(by 'axis'\)"):
+        import_onnx(save(build([("ReduceSum", "x axis", "y")], inputs, "y"), tmp_path))
+    many = {**X, "t": ("int64", ["b"])}
+    with pytest.raises(ImportFailed, match="how many numbers 't'"):
+        import_onnx(save(build([("Reshape", "x t", "y")], many, "y"), tmp_path))
 
 
 def test_functions_of_the_model_are_inlined(tmp_path: Path) -> None:
