@@ -31,8 +31,9 @@ from apq_tvm.types import (
 MIN_K = 16
 """Linear layers with fewer inputs stay float: the smallest group is 16."""
 
-THIN = 32
-"""Convolutions with at most so many inputs stay float (`_thin`): a unit of K is 32 columns."""
+THIN = (16, 32)
+"""Convolutions with at most so many outputs and inputs stay float (`_thin`): one vector of outputs,
+one unit of K."""
 
 MIN_TABLE_ROWS = 16
 """Embedding tables with fewer rows stay float: one row serves so many tokens that its error does
@@ -324,19 +325,22 @@ def _small(node: Node, shape: tuple[int, ...]) -> str:
 
 
 def _thin(model: ImportedModel, node: Node, default: Scheme, windows: Collection[str]) -> str:
-    """Why a convolution has too few inputs to quantize unasked, or ``""``.
+    """Why a convolution is too small to quantize unasked, or ``""``.
 
     Rounding a pixel's inputs takes longer there than int8 products save (mtcnn's pnet: 0.44 ms
     instead of 0.56), and few errors do not average out. A file's own codes are kept.
     """
     if node.op != "apq.Linear" or not default.integer_acts or node.inputs[1] in model.quantized:
         return ""
-    k = model.weights[node.inputs[1]].shape[1]
+    n, k = model.weights[node.inputs[1]].shape
     spec = model.value_specs.get(node.outputs[0])
     image = spec is not None and len(spec.shape) >= 4 and any(d != 1 for d in spec.shape[1:-1])
-    if k > THIN or not (image or node.inputs[0] in windows):
+    if n > THIN[0] or k > THIN[1] or not (image or node.inputs[0] in windows):
         return ""
-    return f"K={k} is at most {THIN}: rounding its pixels would cost more than int8 saves"
+    return (
+        f"{n} outputs of {k} inputs are at most {THIN[0]} of {THIN[1]}: rounding its pixels would "
+        "take longer than int8 saves"
+    )
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
