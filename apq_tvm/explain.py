@@ -40,7 +40,19 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
         wanted = re.compile(layer or "")
     except re.error as error:
         raise BadInput(f"--layer {layer!r} is no regular expression: {error}") from error
-    keep = ("name", "op", "n", "k", "scheme", "activations", "details", "layout", "kernels", "rejected", "note")
+    keep = (
+        "name",
+        "op",
+        "n",
+        "k",
+        "scheme",
+        "activations",
+        "details",
+        "layout",
+        "kernels",
+        "rejected",
+        "note",
+    )
 
     def chosen(part: Mapping[str, Any]) -> dict[str, Any]:
         layers = [entry for entry in part["layers"] if wanted.search(entry["name"])]

@@ -140,7 +140,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
     outputs = report["outputs"].items()
     floats = [_output_row(name, result) for name, result in outputs if "equal" not in result]
     if floats:
-        columns = ("output", "cosine mean", "cosine min", "max abs error", "rows")
+        columns = ("output", "cosine mean", "cosine min", "max abs error", "same top-1", "rows")
         print_table(title, columns, floats, columns[1:])
     integers = [
         (name, f"{result['equal']:.4%}", result["numbers"], f"{result['max_abs_error']:.3g}")
@@ -168,6 +168,7 @@ def _output_row(name: str, result: Mapping[str, Any]) -> tuple[Any, ...]:
         f"{result['cosine_mean']:.6f}",
         f"{result['cosine_min']:.6f}",
         f"{result['max_abs_error']:.3g}",
+        f"{result['same_top']:.1%}",
         result["rows"],
     )
 

@@ -35,6 +35,7 @@ class Agreement:
     max_abs_error: float = 0.0
     error2: float = 0.0
     reference2: float = 0.0
+    same_top: int = 0
 
     def add(self, ours: Array, reference: Array, mask: Array | None) -> None:
         """Compare two arrays of one call; a row is a vector along the last axis.
@@ -68,19 +69,22 @@ class Agreement:
         self.cosine_sum += float(cosine.sum())
         self.cosine_min = min(self.cosine_min, float(cosine.min()))
         self.max_abs_error = max(self.max_abs_error, float(error.max()))
+        self.same_top += int((a.argmax(axis=1) == b.argmax(axis=1)).sum())
         finite = np.isfinite(b)
         self.error2 += float(np.square(error[finite]).sum())
         self.reference2 += float(np.square(b[finite]).sum())
 
     def summary(self) -> dict[str, Any]:
-        """Return ``cosine_mean``, ``cosine_min``, ``max_abs_error``, ``rows``, and
-        ``relative_error``: the root of all rows' squared errors over their squares.
+        """Return ``cosine_mean``, ``cosine_min``, ``max_abs_error``, ``rows``, ``relative_error``
+        (the root of all rows' squared errors over their squares) and ``same_top``: the share of
+        rows whose largest number stands at the same place, top-1 agreement where rows are classes.
         """
         return {
             "cosine_mean": self.cosine_sum / self.rows if self.rows else 1.0,
             "cosine_min": self.cosine_min,
             "max_abs_error": self.max_abs_error,
             "relative_error": relative(self.error2, self.reference2),
+            "same_top": self.same_top / self.rows if self.rows else 1.0,
             "rows": self.rows,
         }
 

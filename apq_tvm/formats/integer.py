@@ -362,7 +362,7 @@ FAMILY = Family(
 
 def row_sums(tensor: QuantizedTensor) -> F32:
     """float32 [N]: the sum of what the codes of each row mean, without decoding them."""
-    n, k = tensor.codes.shape
+    k = tensor.codes.shape[1]
     size = k if tensor.scheme.group_size == -1 else tensor.scheme.group_size
     starts = np.arange(0, k, size)
     sums = np.add.reduceat(tensor.codes, starts, axis=1, dtype=np.int64)

@@ -122,9 +122,7 @@ def zero_point(spec: LinearSpec) -> str:
     return "_asymmetric" if spec.asymmetric else ""
 
 
-def gathering(
-    groups: tuple[int, int], bits: int, asymmetric: bool = False
-) -> Callable[..., Any]:
+def gathering(groups: tuple[int, int], bits: int, asymmetric: bool = False) -> Callable[..., Any]:
     """`Preparation.gather` of `apq_tvm.ops.activations.quantize`."""
     from apq_tvm.ops.activations.windows import quantize_windows
 

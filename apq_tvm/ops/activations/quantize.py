@@ -8,8 +8,8 @@ offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric
   scale is the mean magnitude of the group, which is the one of least error.
 - Asymmetric, of 8 bits and whole rows: ``scale = (top - low) / 253`` where top is the largest value
   and low the least, 0 at least and at most; ``centre = scale * round((top + low) / 2 / scale)``,
-  which is minus the scale times the zero point; ``code = round(x / scale) - centre / scale``. 0 is a
-  code. `xs` holds scale and centre.
+  which is minus the scale times the zero point; ``code = round(x / scale - centre / scale)``. So 0
+  is a code. `xs` holds scale and centre.
 - Columns past K are quantized as zeros.
 - A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So
   127 / absmax stays finite.
@@ -69,8 +69,8 @@ def quantize_activations(
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(x f32 [M, K], xq i8 [M, Kp], xs f32 [M, Ga or 2], xsum i32 [M, Gw])``, M dynamic, Kp as in
-        `apq_tvm.codegen.layouts.InterleavedLayout.padded_k`.
+        ``(x f32 [M, K], xq i8 [M, Kp], xs f32 [M, Ga or 2], xsum i32 [M, Gw])``, M dynamic,
+        Kp as in `apq_tvm.codegen.layouts.InterleavedLayout.padded_k`.
 
     Raises
     ------

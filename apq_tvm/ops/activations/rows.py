@@ -47,8 +47,8 @@ def quantize_rows(
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga or 2, 4], xsum [B, Gw, 4], [xf
-        f32 [M, K]])``, M dynamic, B = ceil(M / R), xsum int32 or float32.
+        ``(x f32 [M, K], xq i8 [B, Kp R / 16, R, 16 / R], xs f32 [B, Ga or 2, 4], xsum [B, Gw, 4],
+        [xf f32 [M, K]])``, M dynamic, B = ceil(M / R), xsum int32 or float32.
 
     Raises
     ------

@@ -83,8 +83,8 @@ def folded_linear(
     -------
     tvm.tirx.PrimFunc
         ``(xq i8 [M, Kp], starts f32 [M, chunks, copies, 8], factors f32 [M, chunks, 4 or 8],
-        [centres f32 [M, 1]], codes, scales, [zeros], [row_sums], [bias], [residual], y)``, blocks ``dot``, ``store`` and, for pairs,
-        ``rows``. In the place of M pairs have ceil(M / 2).
+        [centres f32 [M, 1]], codes, scales, [zeros], [row_sums], [bias], [residual],
+        y)``, blocks ``dot``, ``store`` and, for pairs, ``rows``. In the place of M pairs have ceil(M / 2).
     """
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         operands = Operands(spec)
@@ -95,7 +95,9 @@ def folded_linear(
         copies = start_copies(dot, streams, own)
         starts = operands.declare("starts", (lead, chunks, copies, STARTS), "float32")
         factors = operands.declare("factors", (lead, chunks, dot.fold.factors), "float32")
-        centres = operands.declare("centres", (operands.m, 1), "float32") if spec.asymmetric else None
+        centres = (
+            operands.declare("centres", (operands.m, 1), "float32") if spec.asymmetric else None
+        )
         weights = operands.weights(layout)
         if dot.fold.unit.half:
             layout = replace(layout, rows=4)

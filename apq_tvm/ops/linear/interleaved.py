@@ -25,8 +25,9 @@ def packed_linear(
 
     With int8 activations ``y[m, n] = act(Σ_g scale[n, g] xs[m, g] (Σ_k code[n, k] xq[m, k] -
     zero[n, g] xsum[m, g]) + b[n]) + residual[m, n]``; a scale of the whole token is applied after
-    the sum; asymmetric activations add ``centre[m] row_sums[n]``. With float activations codes become floats one unit at a time: ``y[m, n] = act(Σ_g
-    scale[n, g] Σ_k (code[n, k] - zero[n, g]) x[m, k] + b[n]) + residual[m, n]``.
+    the sum, and asymmetric activations add ``centre[m] row_sums[n]``. With float activations codes
+    become floats one unit at a time: ``y[m, n] = act(Σ_g scale[n, g] Σ_k (code[n, k] - zero[n, g])
+    x[m, k] + b[n]) + residual[m, n]``.
 
     Parameters
     ----------

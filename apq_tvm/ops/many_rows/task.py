@@ -26,8 +26,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops import math
 from apq_tvm.formats.integer import ROW_SUMS
+from apq_tvm.ops import math
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.tile import Tile
@@ -156,9 +156,7 @@ class GemmTask(ABC):
             self.m = tirx.Var("m", "int64")
             self.declare()
             whole = (self.m, spec.n)
-            self.row_sums = (
-                argument(ROW_SUMS, (spec.n,), "float32", 4) if spec.asymmetric else None
-            )
+            self.row_sums = argument(ROW_SUMS, (spec.n,), "float32", 4) if spec.asymmetric else None
             self.bias = argument("bias", (spec.n,), "float32", 4) if spec.bias else None
             self.residual = argument("residual", whole, "float32", 4) if spec.residual else None
             self.y = argument("y", whole, "float32", 4)

@@ -54,7 +54,7 @@ def keep_row_sums(w: F32, tensor: QuantizedTensor) -> QuantizedTensor:
         scale = tensor.scales[part].astype(np.float32)
         zero = 1 << (bits - 1) if tensor.zeros is None else tensor.zeros[part].astype(np.float32)
         usable = np.where(scale == 0, np.float32(1), scale)
-        error = codes[part] - zero - w[part] / usable
+        error = codes[part].astype(np.float32) - zero - w[part] / usable
         steps = np.rint(error.sum(1)) * (scale[:, 0] != 0)
         for row in np.flatnonzero((steps != 0) & (np.abs(steps) <= most)):
             count, sign = int(abs(steps[row])), 1 if steps[row] > 0 else -1
@@ -64,7 +64,7 @@ def keep_row_sums(w: F32, tensor: QuantizedTensor) -> QuantizedTensor:
 
 def _move(codes: np.ndarray, error: F32, count: int, sign: int, largest: int) -> None:
     """Move the `count` codes of the largest error by `sign` towards their weights."""
-    picked = np.argpartition(error, len(error) - count)[len(error) - count :]
-    bound = 0 if sign > 0 else largest
-    picked = picked[(error[picked] > 0) & (codes[picked] != bound)]
+    free = np.where(codes == (0 if sign > 0 else largest), np.float32(-1), error)
+    picked = np.argpartition(free, len(free) - count)[len(free) - count :]
+    picked = picked[free[picked] > 0]
     codes[picked] = codes[picked].astype(np.int16) - sign

@@ -12,6 +12,11 @@ Tensor = Any
 Attrs = Any
 
 
+def plain(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An operator that torch has under the same meaning."""
+    return lambda attrs, *given: function(*given)
+
+
 def _prelu(attrs: Attrs, x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x < 0, x * slope, x)
 
@@ -90,7 +95,7 @@ def _arg(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _top_k(attrs: Attrs, x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     """Of equal values the one with the lower index comes first, which `torch.topk` leaves open."""
     axis, many = attrs.get("axis", -1), int(k.reshape(-1)[0])
-    values, order = torch.sort(x, axis, bool(attrs.get("largest", 1)), stable=True)
+    values, order = torch.sort(x, dim=axis, descending=bool(attrs.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, many), order.narrow(axis, 0, many)
 
 
@@ -223,7 +228,7 @@ MORE_OPS: dict[str, Callable[..., Any]] = {
     "Tile": lambda attrs, x, times: x.repeat([int(t) for t in times.tolist()]),
     "TopK": _top_k,
     **{
-        op: (lambda function: lambda attrs, *given: function(*given))(function)
+        op: plain(function)
         for op, function in {
             "Acos": torch.acos,
             "Acosh": torch.acosh,

@@ -1,7 +1,7 @@
 """What each operator of the normalised graph means in torch; its numpy twin is a test's oracle.
 
-What transformers need is here, the rest in `images`, `more` and `windows`; operators that are in none
-are refused by name. Importing this module imports torch: do so inside a function.
+What transformers need is here, the rest in `images`, `more` and `windows`; operators in none of
+them are refused by name. Importing this module imports torch: do so inside a function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 from apq_tvm.quantizers.torch.images import IMAGE_OPS  # noqa: E402
-from apq_tvm.quantizers.torch.more import MORE_OPS  # noqa: E402
+from apq_tvm.quantizers.torch.more import MORE_OPS, plain  # noqa: E402
 from apq_tvm.quantizers.torch.windows import WINDOW_OPS, depthwise  # noqa: E402
 
 __all__ = ["ACTIVATIONS", "OPS", "F", "Tensor", "dtype_named", "resolve", "torch"]
@@ -253,11 +253,6 @@ def _dequantize_linear(attrs: Attrs, x: Tensor, scale: Tensor, zero: Tensor = No
     return codes * _along(attrs, x, scale)
 
 
-def _of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """An operator that torch has under the same meaning."""
-    return lambda attrs, *given: function(*given)
-
-
 def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     """An operator over any number of inputs."""
 
@@ -338,7 +333,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,
     **{
-        op: _of(function)
+        op: plain(function)
         for op, function in {
             "Abs": torch.abs,
             "Add": torch.add,

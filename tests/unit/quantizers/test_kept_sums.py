@@ -1,0 +1,69 @@
+"""Rounding that keeps the sums of rows; convolutions too small to quantize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx_models import build, rand, save
+
+from apq_tvm.formats import dequantize
+from apq_tvm.formats.integer import row_sums
+from apq_tvm.formats.scheme import parse_scheme
+from apq_tvm.onnx_import import import_onnx
+from apq_tvm.quantizers import quantize
+from apq_tvm.quantizers.families import rtn
+from apq_tvm.quantizers.registry import quantize_tensor
+from apq_tvm.types import Scheme
+
+
+def scheme(text: str) -> Scheme:
+    found = parse_scheme(text)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("text", ["W8A8", "W4A8", "W4zA8", "W3A16"])
+def test_rows_keep_their_sums(text: str) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((40, 300)).astype(np.float32)
+    w[3] = 0
+    plain = rtn.quantize_tensor(w, scheme(text))
+    kept = quantize_tensor(w, scheme(text), "w")
+    scales = np.abs(kept.scales[:, 0].astype(np.float64))
+    off = np.abs((dequantize(kept).astype(np.float64) - w).sum(1))
+    assert (off <= 0.51 * scales + 1e-6).all()
+    assert np.abs((dequantize(plain) - w).sum(1)).max() > 2 * off.max()
+    steps = kept.codes.astype(int) - plain.codes
+    assert np.abs(steps).max() == 1 and (steps != 0).mean() < 0.1
+    errors = [np.square(dequantize(t) - w).sum() for t in (plain, kept)]
+    assert errors[1] < 1.05 * errors[0]
+    np.testing.assert_allclose(row_sums(kept), dequantize(kept).sum(1), rtol=1e-3, atol=1e-3)
+
+
+def test_grouped_sums_of_rows() -> None:
+    w = np.random.default_rng(1).standard_normal((6, 70)).astype(np.float32)
+    for text in ("W4A8tg32", "W4zA8tg32"):
+        tensor = quantize_tensor(w, scheme(text), "w")
+        np.testing.assert_allclose(
+            row_sums(tensor), dequantize(tensor).sum(1), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_thin_convolutions_stay_float(tmp_path: Path) -> None:
+    weights = {"first": rand(16, 3, 3, 3), "wide": rand(32, 16, 1, 1), "last": rand(32, 16)}
+    nodes = [
+        ("Conv", "x first", "a", {"pads": [1, 1, 1, 1]}),
+        ("Conv", "a wide", "b"),
+        ("GlobalAveragePool", "b", "mean"),
+        ("Flatten", "mean", "flat"),
+        ("MatMul", "flat last", "y"),
+    ]
+    path = save(build(nodes, {"x": ("float32", [1, 3, 8, 8])}, "y", weights), tmp_path)
+    model = import_onnx(path)
+    found = quantize(model, "W8A8")
+    assert set(found.layers) == {"n_b", "n_y"}
+    assert "16 outputs of 27 inputs" in found.notes["n_a"]
+    assert "n_a" in quantize(model, "W8A8", {"n_a": "W8A8"}).layers
+    assert "n_a" in quantize(model, "W8A32").layers
