@@ -1,9 +1,9 @@
 """Quantization of windows straight from the image: no row of floats in between.
 
-Codes, scales and sums are those of `apq_tvm.ops.activations.windows`, where rows have one scale. The
-largest magnitude of every pixel is found once, that of a window is the largest of its pixels', and
-the channels of a pixel are whole vectors: what is left for each window is to scale, round and store
-what lies inside the image.
+Codes, scales and sums are those of `apq_tvm.ops.activations.windows`, where rows have one scale.
+The largest magnitude of every pixel is found once, that of a window is the largest of its pixels',
+and the channels of a pixel are whole vectors: what is left for each window is to scale, round and
+store what lies inside the image.
 """
 
 from __future__ import annotations
@@ -147,9 +147,7 @@ class DirectWindows(Quantize):
             b.buffer_store(self.xq, pattern.astype("int8"), [row, column])
             b.buffer_store(sums, sums[e] + (pattern - i32(MAGIC_BITS)), [e])
 
-    def _taps(
-        self, at: Sequence[Expr], visit: Callable[[Expr, list[Expr], Expr], None]
-    ) -> None:
+    def _taps(self, at: Sequence[Expr], visit: Callable[[Expr, list[Expr], Expr], None]) -> None:
         """Loops over the taps of the window at a position: which, where, whether in the image."""
         image, *position = at
         g, sizes = self.geometry, self.gather.sizes
