@@ -374,6 +374,29 @@ def models() -> str:
     return f"{machine_name(document)}. Measured {dated}.\n\n{table(columns, cells)}"
 
 
+def conv() -> str:
+    """Convolution nets beside ONNX Runtime, in milliseconds."""
+    document = read("conv")
+    rivals = ("fp32", "QUInt8", "QInt8")
+    cells = (
+        (
+            r["model"],
+            r["target"],
+            r["batch"],
+            r["threads"],
+            r["ms"]["ours"],
+            *(r["ms"].get(name, "") for name in rivals),
+            f"**{r['ratio']:.2f}**",
+            f"{r['cosine']:.4f}",
+        )
+        for r in document["rows"]
+    )
+    columns = ("model", "code for", "batch", "threads", "ours ms", "ORT fp32", "QDQ u8", "QDQ s8",
+               "ratio", "cosine")  # fmt: skip
+    dated = dates(document["rows"])
+    return f"{machine_name(document)}. Measured {dated}.\n\n{table(columns, cells)}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "headlines": headlines,
     "linear": linear,
@@ -382,6 +405,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lookups": lookups,
     "model": model,
     "models": models,
+    "conv": conv,
     "accuracy": accuracy,
     "arm_decode": lambda: arm_shares("arm_decode"),
     "arm_prefill": lambda: arm_shares("arm_prefill"),

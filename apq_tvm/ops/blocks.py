@@ -27,17 +27,30 @@ def each(name: str, extent: Any) -> Iterator[Expr]:
 def row_tasks(
     rows: Expr, together: int, reads: Sequence[Any] = (), writes: Sequence[Any] = ()
 ) -> Iterator[tuple[Expr, Expr]]:
-    """Blocks ``root`` and ``task``, a loop of `together` rows each: the first one and how many."""
-    tasks = (rows + i64(together - 1)) // i64(together)
+    """Block ``root`` around `tasks`."""
     with b.sblock("root"):
         b.reads()
         b.writes()
-        with b.serial(0, tasks) as t, b.sblock("task"):
-            task = b.axis.spatial(tasks, t)
-            b.reads(*reads)
-            b.writes(*writes)
-            first = b.bind(task * i64(together))
-            yield first, b.bind(tirx.min(i64(together), rows - first))
+        with tasks(rows, together, reads, writes) as (first, mine):
+            yield first, mine
+
+
+@contextmanager
+def tasks(
+    rows: Expr,
+    together: int,
+    reads: Sequence[Any] = (),
+    writes: Sequence[Any] = (),
+    name: str = "task",
+) -> Iterator[tuple[Expr, Expr]]:
+    """A loop around block `name`, of `together` rows each: the first one and how many."""
+    count = (rows + i64(together - 1)) // i64(together)
+    with b.serial(0, count) as t, b.sblock(name):
+        task = b.axis.spatial(count, t)
+        b.reads(*reads)
+        b.writes(*writes)
+        first = b.bind(task * i64(together))
+        yield first, b.bind(tirx.min(i64(together), rows - first))
 
 
 def put(buffer: Buffer, at: Sequence[Expr], value: Expr, *reads: Any) -> None:

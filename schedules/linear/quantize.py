@@ -8,6 +8,7 @@ from tvm import s_tir
 
 from apq_tvm.ops.activations.bundles import quantize_bundles
 from apq_tvm.ops.activations.quantize import quantize_activations
+from apq_tvm.ops.activations.windows_direct import DirectWindows
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -68,11 +69,29 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
     """
     sch = s_tir.Schedule(func)
     unroll = decide("unroll", (4, 2, 1, 8))
+    if func.attrs["apq.op"] == DirectWindows.name:
+        return schedule_direct(sch)
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
     for suffix in group_suffixes(sch):
         schedule_group(sch, suffix, unroll)
     return sch.mod["main"]
+
+
+def schedule_direct(sch: Any) -> Any:
+    """Schedule `apq_tvm.ops.activations.windows_direct`, whose vectors are there."""
+    for task in ("pixels", "task"):
+        sch.parallel(sch.fuse(*sch.get_loops(sch.get_sblock(task))))
+    for name, operation in (("largest", "max"), ("total", "add")):
+        _reduce(sch, sch.get_sblock(name), operation, "int32")
+    return sch.mod["main"]
+
+
+def _reduce(sch: Any, block: Any, operation: str, dtype: str) -> None:
+    (loop,) = sch.get_loops(block)
+    lanes = int(sch.get(loop).extent)
+    sch.decompose_reduction(block, loop)
+    sch.tensorize(loop, reduce_intrinsic(operation, lanes, dtype))
 
 
 def group_suffixes(sch: Any) -> list[str]:
@@ -109,11 +128,7 @@ def schedule_group(
     top = ("top", "add" if dtype == "float32" else "max", dtype)
     low = [("low", "max", "int32")] if has_block(sch, f"low{suffix}") else []
     for name, operation, dtype in (top, *low, ("total", "add", "int32")):
-        block = sch.get_sblock(f"{name}{suffix}")
-        (loop,) = sch.get_loops(block)
-        lanes = int(sch.get(loop).extent)
-        sch.decompose_reduction(block, loop)
-        sch.tensorize(loop, reduce_intrinsic(operation, lanes, dtype))
+        _reduce(sch, sch.get_sblock(f"{name}{suffix}"), operation, dtype)
     (chunk,) = sch.get_loops(sch.get_sblock(f"chunk{suffix}"))
     extent = int(sch.get(chunk).extent)
     factor = max(f for f in range(1, unroll + 1) if extent % f == 0)

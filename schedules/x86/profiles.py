@@ -41,7 +41,7 @@ _CASCADE = _AVX512 | {"avx512vnni"}
 _ICE = _CASCADE | {"avx512vbmi", "avx512vbmi2", "avx512bitalg", "avx512vpopcntdq", "vaes"}
 
 _AMX = ("amx-tile", "amx-int8")
-"""Their names in /proc/cpuinfo have an underscore; a process has to ask for them (`tiles_given`)."""
+"""In /proc/cpuinfo they have an underscore; a process has to ask for them (`tiles_given`)."""
 
 
 def _profile(

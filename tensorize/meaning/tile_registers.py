@@ -56,7 +56,7 @@ class Registers:
         """Palette 1; from byte 16 on words of bytes in a row, from byte 48 on bytes of rows."""
         config = bytearray(CONFIG)
         config[0] = 1
-        for number in (*sum(self.sums, []), *self.x, *self.codes):
+        for number in range(self.codes[-1] + 1):
             config[16 + 2 * number] = 4 * (self.quads if number in self.x else ROWS)
             config[48 + number] = self.quads if number in self.codes else ROWS
         return bytes(config)

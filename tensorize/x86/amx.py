@@ -97,7 +97,7 @@ def _products(tile: Tile, fresh: bool, a: Buffer, w: Buffer, c: Buffer) -> None:
                 _emit(name, number(of), place, i64(_ROW * tile.vectors))
 
     if fresh:
-        for of in sum(registers.sums, []):
+        for of in range(registers.x[0]):
             _emit("tilezero", number(of))
     else:
         every_sum("tileloadd64")

@@ -15,6 +15,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import Quantize, checked_widths, each_part
+from apq_tvm.ops.activations.windows_direct import TOGETHER, DirectWindows, takes
 from apq_tvm.ops.blocks import argument, each, row_tasks
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 from apq_tvm.ops.graph.windows import Gather, Geometry
@@ -62,6 +63,10 @@ def quantize_windows(
         raise NotApplicable("padding has no sign: activations of one bit need K columns")
     k = geometry.taps * channels[1]
     padded, width, sum_width = checked_widths(k, *groups, bits)
+    if takes(shape, geometry, channels[1]) and sum_width == padded:
+        rows = max(1, TOGETHER // padded)
+        direct = DirectWindows(k, padded, width, sum_width, lanes, rows, bits)
+        return direct.of(shape, geometry, channels)
     rows = max(1, SCRATCH // padded)
     sizes = (k, padded, width, sum_width, min(lanes, sum_width), rows, bits)
     quantize = _Windows(*sizes, asymmetric=asymmetric)

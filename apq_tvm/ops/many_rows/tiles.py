@@ -18,7 +18,7 @@ from apq_tvm.ops.many_rows.bytes import IntegerGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking, put
 from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import VECTORS, decode
-from apq_tvm.tensorize.meaning.scaffold import View, fresh_product, product
+from apq_tvm.tensorize.meaning.scaffold import Meaning, View, fresh_product, product
 from apq_tvm.tensorize.meaning.tile_registers import (
     CONFIG,
     Registers,
@@ -51,7 +51,7 @@ class TiledGemm(IntegerGemm):
     def finish(self) -> None:
         self._state(cleared(), "release")
 
-    def _state(self, meaning: object, name: str) -> None:
+    def _state(self, meaning: Meaning, name: str) -> None:
         product(meaning, name, lambda *_: [View(self.config, (0,))])
 
     def row_block(self, j: Expr) -> Expr:

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "apq_runtime.h"
 
@@ -168,15 +169,23 @@ int32_t apq_get_precision(const apq_handle *h, const char *layer) {
 
 /* ---- context ---- */
 
+enum { HUGE_PAGE = 2 << 20 }; /* x86-64 and, with 4 KiB pages, aarch64 */
+
+/* Large blocks ask for huge pages, none of which reaches past the block: activations of images are read
+ * and written once a layer, and each small page would miss the TLB. */
 static int grow(region *r, size_t bytes, const char *what) {
+  size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : APQ_ALIGNMENT;
   if (bytes <= r->bytes) return APQ_OK;
   void *fresh = NULL;
   free(r->data);
   r->data = NULL;
   r->bytes = 0;
-  if (posix_memalign(&fresh, APQ_ALIGNMENT, bytes) != 0) {
+  if (posix_memalign(&fresh, alignment, bytes) != 0) {
     return apq_fail(APQ_NO_MEMORY, "no memory for %llu bytes of %s", (unsigned long long)bytes, what);
   }
+#ifdef MADV_HUGEPAGE
+  if (alignment == HUGE_PAGE) (void)madvise(fresh, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
   r->data = fresh;
   r->bytes = bytes;
   return APQ_OK;
