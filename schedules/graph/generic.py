@@ -46,7 +46,6 @@ from apq_tvm.schedules.graph.tile_transpose import tile_transpose
 from apq_tvm.schedules.graph.vectorize import vectorize_loops
 from apq_tvm.types import DeviceProfile
 
-
 LARGEST = 12000
 """Variables in a function from which on it gets smaller tiles: some five seconds of passes."""
 
