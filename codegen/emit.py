@@ -83,7 +83,8 @@ def emit(
     OutputExists, OutputFailed
         See `apq_tvm.codegen.package.folder`; the old output is intact.
     """
-    progress, started = progress or Silent(), time.perf_counter()
+    watch = _Steps(progress or Silent())
+    progress = watch.progress
     name = check_name(output)
     check_output(output, force)
     models = (scheduled, *alternatives)
@@ -94,28 +95,50 @@ def emit(
         staged(output, force) as folder,
         tempfile.TemporaryDirectory(prefix="apq.") as scratch,
     ):
-        progress.advance("graph")
+        watch.begin("graph")
         parts = [_read(model, i, len(models)) for i, model in enumerate(models)]
-        progress.advance("weights")
+        watch.begin("weights")
         merged, renamed = _merge_weights([part.graph for part in parts])
         weights = write_weights(folder / "weights.safetensors", merged)
-        progress.advance("kernels")
+        watch.begin("kernels")
         work = Path(scratch)
         values = template_values(name, __version__, parts[0].graph, tools.link_libraries)
         sources = _write_sources(work, name, values, parts, weights, renamed)
         with compile_sources(tools, sources, work) as compiled:
             kernels = [path for part in parts for path in part.build(work)]
             check_kernels(tools, kernels)
-            progress.advance("library")
+            watch.begin("library")
             link_library(tools, name, [*compiled(), *kernels], work, folder)
-        progress.advance("package")
+        watch.begin("package")
         write_package(folder, name, values)
         manifest = _manifest(name, parts, weights, merged, profile, tools) | dict(manifest_extra)
-        seconds = round(time.perf_counter() - started, 3)
-        manifest["timings"] = {**manifest_extra.get("timings", {}), "emit": seconds}
+        manifest["timings"] = {**manifest_extra.get("timings", {}), **watch.seconds()}
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (folder / "manifest.json").write_text(text, encoding="utf-8")
     return CompiledModule(path=output, manifest=manifest)
+
+
+class _Steps:
+    """What `emit` is at, and how long each step and all of them took."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._times = [time.perf_counter()]
+        self._names: list[str] = []
+
+    def begin(self, name: str) -> None:
+        """The next of `STEPS`."""
+        self.progress.advance(name)
+        self._names.append(name)
+        if len(self._names) > 1:
+            self._times.append(time.perf_counter())
+
+    def seconds(self) -> dict[str, float]:
+        """``emit``, and ``emit.kernels`` and so on."""
+        times = [*self._times, time.perf_counter()]
+        spans = zip(self._names, times, times[1:], strict=False)
+        steps = {f"emit.{name}": round(end - begin, 3) for name, begin, end in spans}
+        return {"emit": round(times[-1] - times[0], 3), **steps}
 
 
 def _profile(scheduled: ScheduledModel) -> DeviceProfile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,6 +82,9 @@ Sysroot = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Choose formats and kernels, write nothing.")
 ]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say how long each stage took, and its memory.")
+]
 
 
 @reports_errors
@@ -103,6 +107,7 @@ def compile_command(
     sysroot: Sysroot = None,
     force: Force = False,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Compile an ONNX model into a module folder.
@@ -148,6 +153,8 @@ def compile_command(
         sysroot=sysroot or "",
         progress=Bars(),
     )
+    if verbose:
+        _say_timings(result.manifest["timings"])
     from apq_tvm.inspect import bits_line
     from apq_tvm.inspect import inspect as describe
 
@@ -161,6 +168,15 @@ def compile_command(
         f"{bits_line(report)}, "
         f"{time.perf_counter() - started:.1f} s"
     )
+
+
+def _say_timings(timings: Mapping[str, float]) -> None:
+    """A line per stage, those of `emit` indented, and the most memory this process had."""
+    for stage, seconds in timings.items():
+        whole, _, step = stage.partition(".")
+        say(f"{'  ' + step if step else whole:<12}{seconds:8.2f} s")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    say(f"{'memory':<12}{peak / 1024:8.0f} MB at most")
 
 
 def _report_plan(plan: Any, json: bool) -> None:

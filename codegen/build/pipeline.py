@@ -73,7 +73,6 @@ def _lower_blocks(mod: Any, _: Any) -> Any:
         structured.ConvertBlocksToOpaque(),
         structured.CompactBufferAllocation(),
         structured.LowerMatchBuffer(),
-        structured.LowerOpaqueBlock(),
     )
     if open_:
         done.update(tvm.ir.transform.Sequential(passes)(tvm.IRModule(open_)).functions.items())

@@ -102,6 +102,7 @@ class TensorInfo:
 # ---- the C library ----
 
 _ALIGNMENT = 64  # what kernels want; other memory is copied by the library
+_COPIED = 1024  # bytes of a tensor that are copied in less time than memory is aligned in
 _CPU = 1  # DLPack kDLCPU
 _MAX_THREADS = 1024
 _ERRORS = {-1: InputError, -2: BadWeights, -3: WrongMachine, -4: RunError, -5: RunError}
@@ -125,19 +126,44 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-def _describe(tensor: _DLTensor, array: Array, keep: list[Any]) -> None:
-    """Point a DLTensor at an array; `keep` holds what must outlive the call."""
-    dims = ctypes.c_int64 * max(array.ndim, 1)
-    shape, strides = dims(*array.shape), None
-    tensor.data = array.ctypes.data
-    tensor.device_type, tensor.device_id = _CPU, 0
-    tensor.ndim = array.ndim
-    tensor.code, tensor.bits, tensor.lanes = _DL_CODES[array.dtype.kind], array.itemsize * 8, 1
-    tensor.shape = shape
-    if not array.flags.c_contiguous:
-        strides = dims(*(s // array.itemsize for s in array.strides))
-        tensor.strides = strides
-    keep += [array, shape, strides]
+class _Tensors:
+    """DLTensors of all inputs or outputs; what stays the same from call to call is left there."""
+
+    def __init__(self, infos: tuple[TensorInfo, ...]) -> None:
+        self.c = (_DLTensor * max(len(infos), 1))()
+        self.types = [_dtype_of(info) for info in infos]
+        self._tensors = list(self.c)
+        self._shapes: list[tuple[int, ...] | None] = [None] * len(infos)
+        self._kept: list[Any] = [()] * len(infos)  # what the library's pointers point to
+        for tensor, dtype in zip(self.c, self.types, strict=False):
+            tensor.device_type, tensor.device_id = _CPU, 0
+            tensor.code, tensor.bits, tensor.lanes = _DL_CODES[dtype.kind], dtype.itemsize * 8, 1
+
+    def point(self, index: int, array: Array) -> bool:
+        """Let tensor `index` be an array of its type; True if the shape is another than before."""
+        changed, dense = array.shape != self._shapes[index], array.flags.c_contiguous
+        tensor = self._tensors[index]
+        tensor.data = array.__array_interface__["data"][0]
+        if changed or not dense or len(self._kept[index]) > 1:
+            dims = ctypes.c_int64 * max(array.ndim, 1)
+            kept = [dims(*array.shape)]
+            if not dense:
+                kept.append(dims(*(s // array.itemsize for s in array.strides)))
+            tensor.ndim, tensor.shape = array.ndim, kept[0]
+            tensor.strides = None if dense else kept[1]
+            self._kept[index], self._shapes[index] = kept, array.shape
+        return changed
+
+
+class _Context:
+    """What one call at a time uses: the library's context, and the tensors that go to it."""
+
+    def __init__(self, c: ctypes.c_void_p) -> None:
+        self.c = c
+        self.given, self.wanted = _Tensors(inputs), _Tensors(outputs)
+        self.known = False  # whether `shapes` are those of the outputs for `given`
+        self.shapes: list[tuple[int, ...]] = []
+        self.late: list[int] = []  # outputs whose shapes only a run tells
 
 
 def _system() -> str:
@@ -188,7 +214,7 @@ class _Library:
         weights = os.fsencode(folder / "weights.safetensors")
         self.check(self._function("open")(weights, ctypes.byref(self.handle)))
         self.check_ports(folder, manifest)
-        self.idle: deque[ctypes.c_void_p] = deque()
+        self.idle: deque[_Context] = deque()
         self.verified = False
 
     def check_ports(self, folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -215,14 +241,14 @@ class _Library:
         """Call ``<module>_<name>`` on the handle."""
         return int(self._function(name)(self.handle, *args))
 
-    def take_context(self) -> ctypes.c_void_p:
+    def take_context(self) -> _Context:
         """An idle context, or a new one; a deque is safe here without a lock, also over a fork."""
         try:
             return self.idle.pop()
         except IndexError:
             context = ctypes.c_void_p()
             self.check(self.call("context_create", ctypes.byref(context)))
-            return context
+            return _Context(context)
 
 
 _FOLDER = Path(__file__).resolve().parent
@@ -266,6 +292,7 @@ def _tensor_infos(entries: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:
 manifest: dict[str, Any] = _read_manifest()
 inputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["inputs"])
 outputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["outputs"])
+_INPUT_NAMES = {info.name for info in inputs}
 _library = _Library(_FOLDER, manifest)
 
 
@@ -390,7 +417,7 @@ def memory() -> dict[str, int]:
     """
     context = _library.take_context()
     arena, live = ctypes.c_uint64(), ctypes.c_uint64()
-    _library._function("memory")(context, ctypes.byref(arena), ctypes.byref(live))
+    _library._function("memory")(context.c, ctypes.byref(arena), ctypes.byref(live))
     _library.idle.append(context)
     return {"arena": arena.value, "live": live.value}
 
@@ -445,30 +472,41 @@ def run(
     """
     if not _library.verified:
         verify()
-    arrays = _collect({**(feeds or {}), **named}, set(feeds or ()) & set(named))
-    keep: list[Any] = []
-    given = (_DLTensor * max(len(inputs), 1))()
-    for tensor, array in zip(given, arrays, strict=False):
-        _describe(tensor, array, keep)
     context = _library.take_context()
+    given, wanted = context.given, context.wanted
     try:
+        arrays = _collect(feeds or {}, named, given.types)  # what the library reads must live on
+        for index, array in enumerate(arrays):
+            if given.point(index, array):
+                context.known = False
+        if not context.known:
+            _find_shapes(context)
         results: dict[str, Array] = {}
-        late_ones: list[int] = []
-        wanted = (_DLTensor * max(len(outputs), 1))()
         for index, info in enumerate(outputs):
-            dims = (ctypes.c_int64 * max(len(info.shape), 1))()
-            _library.check(_library.shape_c(context, given, ctypes.c_int32(index), dims))
-            shape = tuple(dims[: len(info.shape)])
-            late = any(dim < 0 for dim in shape)  # only the run will tell
-            results[info.name] = _aligned_empty((0,) if late else shape, _dtype_of(info))
-            _describe(wanted[index], results[info.name], keep)
-            late_ones += [index] if late else []
-        _library.check(_library.run_c(context, given, wanted, ctypes.c_int32(operator.index(bits))))
-        for index in late_ones:
-            results[outputs[index].name] = _kept_result(context, index)
+            result = _aligned_empty(context.shapes[index], wanted.types[index])
+            results[info.name] = result
+            wanted.point(index, result)
+        code = _library.run_c(context.c, given.c, wanted.c, ctypes.c_int32(operator.index(bits)))
+        _library.check(code)
+        for index in context.late:
+            results[outputs[index].name] = _kept_result(context.c, index)
     finally:
         _library.idle.append(context)
     return results
+
+
+def _find_shapes(context: _Context) -> None:
+    """Ask the library for the shapes of the outputs; those that only a run tells stay empty."""
+    context.shapes, context.late = [], []
+    for index, info in enumerate(outputs):
+        dims = (ctypes.c_int64 * max(len(info.shape), 1))()
+        _library.check(_library.shape_c(context.c, context.given.c, ctypes.c_int32(index), dims))
+        shape = tuple(dims[: len(info.shape)])
+        if any(dim < 0 for dim in shape):
+            context.late.append(index)
+            shape = (0,)
+        context.shapes.append(shape)
+    context.known = True
 
 
 def _kept_result(context: ctypes.c_void_p, index: int) -> Array:
@@ -481,21 +519,27 @@ def _kept_result(context: ctypes.c_void_p, index: int) -> Array:
     return result
 
 
-def _collect(feeds: Mapping[str, Any], twice: set[str]) -> list[Array]:
+def _collect(
+    feeds: Mapping[str, Any], named: Mapping[str, Any], types: list[np.dtype[Any]]
+) -> list[Array]:
     """Inputs as arrays, in ONNX order."""
-    known = [info.name for info in inputs]
-    if twice:
-        raise InputError(f"inputs given twice: {', '.join(sorted(twice))}")
-    unknown = [str(name) for name in feeds if name not in known]
-    missing = [name for name in known if name not in feeds]
-    if unknown or missing:
+    every = {**feeds, **named}
+    if len(every) < len(feeds) + len(named):
+        twice = sorted(set(feeds) & set(named))
+        raise InputError(f"inputs given twice: {', '.join(twice)}")
+    if every.keys() != _INPUT_NAMES:
+        known = [info.name for info in inputs]
+        unknown = [str(name) for name in every if name not in known]
+        missing = [name for name in known if name not in every]
         parts = [f"unknown inputs: {', '.join(unknown)}"] if unknown else []
         parts += [f"missing inputs: {', '.join(missing)}"] if missing else []
         raise InputError(f"{'; '.join(parts)}. {_library.name} takes {', '.join(known)}")
-    return [_as_array(info, feeds[info.name]) for info in inputs]
+    return [
+        _as_array(info, every[info.name], kind) for info, kind in zip(inputs, types, strict=True)
+    ]
 
 
-def _as_array(info: TensorInfo, value: Any) -> Array:
+def _as_array(info: TensorInfo, value: Any, kind: np.dtype[Any]) -> Array:
     """The value as an array of the right type, sharing its memory."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
@@ -512,13 +556,13 @@ def _as_array(info: TensorInfo, value: Any) -> Array:
             f"input '{info.name}' is a {type(value).__name__}; wanted a numpy array or another "
             f"tensor with __dlpack__, of {info.dtype}"
         )
-    if array.dtype != _dtype_of(info):  # also another byte order
+    if array.dtype != kind:  # also another byte order
         swapped = array.dtype.name == info.dtype
         raise InputError(
             f"input '{info.name}' has dtype {array.dtype.str if swapped else array.dtype}, wanted "
             f"{info.dtype}: nothing is cast silently, use .astype('{info.dtype}')"
         )
-    if any(s % array.itemsize for s in array.strides):
+    if not array.flags.c_contiguous and any(s % array.itemsize for s in array.strides):
         array = array.copy()  # a field of packed records: DLPack strides count whole elements
     return array
 
@@ -539,8 +583,10 @@ def _dtype_of(info: TensorInfo) -> np.dtype[Any]:
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array whose first element the kernels may use as it is."""
+    """An uninitialised array; but for tiny ones, the kernels may write into it as it is."""
     size = math.prod(shape) * dtype.itemsize
+    if size <= _COPIED:
+        return np.empty(shape, dtype)
     try:
         block = np.empty(size + _ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:  # NumPy refuses more than it can count

@@ -37,6 +37,7 @@ from apq_tvm.schedules.graph.loops import (
     parallel_when,
     rebuild,
     reuse_outputs,
+    unrolled_size,
 )
 from apq_tvm.schedules.graph.lowering import expand_math, finish, lower_blocks
 from apq_tvm.schedules.graph.register_tile import register_tile
@@ -44,6 +45,9 @@ from apq_tvm.schedules.graph.split_guards import split_guards
 from apq_tvm.schedules.graph.tile_transpose import tile_transpose
 from apq_tvm.schedules.graph.vectorize import vectorize_loops
 from apq_tvm.types import DeviceProfile
+
+LARGEST = 12000
+"""Variables in a function from which on it gets smaller tiles: some five seconds of passes."""
 
 
 def schedule_generic(func: Any, profile: DeviceProfile, decide: Decide) -> tuple[Any, str]:
@@ -62,7 +66,8 @@ def schedule_generic(func: Any, profile: DeviceProfile, decide: Decide) -> tuple
     -------
     tvm.tirx.PrimFunc, str
         The function and what it is: "elementwise", "reduction", "rows", or "serial" where blocks
-        hold something else than one store (sorting, scatter, loops to a condition).
+        hold something else than one store (sorting, scatter, loops to a condition). With
+        "_small_tile" behind it where tiles of the best size would take long to compile.
     """
     sch = s_tir.Schedule(func)
     blocks = child_blocks(sch)
@@ -79,21 +84,27 @@ def schedule_generic(func: Any, profile: DeviceProfile, decide: Decide) -> tuple
     rows = decide("rows", (8, 6, 4) if wide else (6, 4))
     vectors = decide("vectors", (2, 1))
 
-    def arrange(part: Any) -> Any:
-        tiled = register_tile(part, profile.vector_bytes // 4, rows, vectors)
-        if tiled is None:
-            part = collapse(part)
-            tiled = tile_transpose(part)
-        return _parallel(part, size) if tiled is None else tiled
+    unroll = decide("unroll", (2, 1, 4))
 
-    body = split_guards(tirx.stmt_seq(*(arrange(part) for part in _parts(lowered.body))))
-    lowered = vectorize_loops(
-        lowered.with_body(body), profile.vector_bytes, decide("unroll", (2, 1, 4))
-    )
+    def arranged(rows: int, vectors: int) -> Any:
+        def arrange(part: Any) -> Any:
+            tiled = register_tile(part, profile.vector_bytes // 4, rows, vectors)
+            if tiled is None:
+                part = collapse(part)
+                tiled = tile_transpose(part)
+            return _parallel(part, size) if tiled is None else tiled
+
+        body = split_guards(tirx.stmt_seq(*(arrange(part) for part in _parts(lowered.body))))
+        return vectorize_loops(lowered.with_body(body), profile.vector_bytes, unroll)
+
+    made, small = arranged(rows, vectors), ""
+    while unrolled_size(made.body) > LARGEST and rows > 1:
+        rows, vectors, small = rows // 2, 1, "_small_tile"
+        made = arranged(rows, vectors)
     work = sum((elements(p) for p in func.params), tirx.const(0, "int64"))
     least = decide("parallel_least", (65536, 16384, 262144))
     name = "rows" if shared else "reduction" if reduces else "elementwise"
-    return finish(parallel_when(lowered, work, least)), name
+    return finish(parallel_when(made, work, least)), f"{name}{small}"
 
 
 def _parts(body: Any) -> list[Any]:

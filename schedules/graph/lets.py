@@ -74,17 +74,19 @@ def hide_binds(func: Any) -> Any:
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        Without blocks.
+        Without blocks, or with opaque ones.
 
     Returns
     -------
     tvm.tirx.PrimFunc
         TVM's simplifier would put such a value back at every use, and then ask itself what is known
-        of each index: most of what a kernel on images of unknown sizes took. With one unknown size
-        or none, as in linear layers, little is gained, and they are left as they are.
+        of each index: most of what a kernel on images of unknown sizes took. Linear layers have
+        few such scalars and are left as they are, so are functions with one unknown size or none.
     """
-    shapes = [list(p.shape) for p in func.params if tirx.is_buffer_var(p)]
-    unknown = {v.name for shape in shapes for extent in shape for v in collect(extent, tirx.Var)}
+    if func.attrs is not None and str(func.attrs.get("apq.op", "")) == "linear":
+        return func
+    extents = [extent for p in func.params if tirx.is_buffer_var(p) for extent in p.shape]
+    unknown = {var.name for extent in extents for var in collect(extent, tirx.Var)}
     if len(unknown) < 2:
         return func
 

@@ -113,6 +113,22 @@ def parallel_when(func: Any, work: Expr, least: int) -> Any:
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, serial)))
 
 
+def unrolled_size(body: Any) -> int:
+    """Variables that are mentioned in a statement once its loops are unrolled."""
+    if isinstance(body, tirx.For):
+        unrolled = body.kind == tirx.ForKind.UNROLLED and isinstance(body.extent, tirx.IntImm)
+        return (int(body.extent) if unrolled else 1) * unrolled_size(body.body)
+    if isinstance(body, tirx.SeqStmt):
+        return sum(map(unrolled_size, body.seq))
+    if isinstance(body, tirx.IfThenElse):
+        other = unrolled_size(body.else_case) if body.else_case is not None else 0
+        return unrolled_size(body.then_case) + other
+    inner = getattr(body, "body", None)
+    if isinstance(inner, tirx.Stmt):
+        return unrolled_size(inner)
+    return len(collect(body, tirx.Var))
+
+
 def distribute_rows(func: Any, tile: int) -> Any:
     """Run the steps of a row operation step by step over `tile` rows instead of row by row.
 

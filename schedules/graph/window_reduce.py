@@ -171,7 +171,7 @@ class _Pixel:
 
     def at(self, first: Expr, pixels: int, inside: bool) -> Stmt:
         """Pixels from `first` on; `inside`: their windows are, along the last axis."""
-        u, lanes, channels = self.loops, self.loops.lanes, self.loops.channels
+        u, channels = self.loops, self.loops.channels
         g, last = u.geometry, len(u.sizes) - 1
         start = first * i64(g.strides[last]) - g.begin(last, u.sizes[last])
         low, high = tap_range(g, last, first, u.sizes[last])

@@ -82,7 +82,8 @@ def schedule_direct(sch: Any) -> Any:
     """Schedule `apq_tvm.ops.activations.windows_direct`, whose vectors are there."""
     for task in ("pixels", "task"):
         sch.parallel(sch.fuse(*sch.get_loops(sch.get_sblock(task))))
-    for name, operation in (("largest", "max"), ("total", "add")):
+    low = [("lowest", "max")] if has_block(sch, "lowest") else []
+    for name, operation in (("largest", "max"), *low, ("total", "add")):
         _reduce(sch, sch.get_sblock(name), operation, "int32")
     return sch.mod["main"]
 

@@ -94,18 +94,18 @@ def test_bad_inputs(module: ModuleType, case: str) -> None:
 @pytest.mark.parametrize("shape", [(1 << 60, 8), (1 << 59, 8), (1 << 62, 8), (1 << 32, 1 << 32)])
 def test_bytes_that_overflow(module: ModuleType, shape: tuple[int, int]) -> None:
     """NumPy has no such array; a C program may: 2^64 bytes by strides of 0 are not 0 bytes."""
-    keep: list[Any] = []
-    given = (module._DLTensor * 2)()
-    for tensor, array in zip(given, (X, IDS), strict=True):
-        module._describe(tensor, array, keep)
-    dims = ctypes.c_int64 * 2
+    tensors, dims = module._Tensors(module.inputs), ctypes.c_int64 * 2
+    for index, array in enumerate((X, IDS)):
+        tensors.point(index, array)
+    given = tensors.c
     given[0].shape, given[0].strides = dims(*shape), dims(0, 0)
-    context, out = module._library.take_context(), dims()
+    taken, out = module._library.take_context(), dims()
+    context = taken.c
     with pytest.raises(module.InputError, match="too large"):
         module._library.check(module._library.shape_c(context, given, ctypes.c_int32(0), out))
     with pytest.raises(module.InputError, match="too large"):
         module._library.check(module._library.run_c(context, given, given, ctypes.c_int32(0)))
-    module._library.idle.append(context)
+    module._library.idle.append(taken)
 
 
 def test_input_given_twice(module: ModuleType) -> None:

@@ -27,8 +27,11 @@ CASES = (
 """Shape of the image, geometry, channels, bits; images of one to three axes."""
 
 
-def quantized(x: Any, geometry: Geometry, channels: tuple[int, int], bits: int) -> list[Any]:
-    func = windows.quantize_windows(("n", *x.shape[1:]), geometry, channels, (-1, -1), 32, bits)
+def quantized(
+    x: Any, geometry: Geometry, channels: tuple[int, int], bits: int, asymmetric: bool = False
+) -> list[Any]:
+    shape = ("n", *x.shape[1:])
+    func = windows.quantize_windows(shape, geometry, channels, (-1, -1), 32, bits, asymmetric)
     sizes = []
     for i, size in enumerate(x.shape[1:-1]):
         span = (geometry.kernel[i] - 1) * geometry.dilations[i] + 1
@@ -36,22 +39,28 @@ def quantized(x: Any, geometry: Geometry, channels: tuple[int, int], bits: int) 
         stride = geometry.strides[i]
         sizes.append(-(-size // stride) if geometry.auto else (size + padding - span) // stride + 1)
     m, k = len(x) * int(np.prod(sizes)), geometry.taps * channels[1]
-    out = [np.full((m, -(-k // 32) * 32), 77, np.int8), np.full((m, 1), np.nan, np.float32)]
+    factors = np.full((m, 1 + asymmetric), np.nan, np.float32)
+    out = [np.full((m, -(-k // 32) * 32), 77, np.int8), factors]
     out.append(np.full((m, 1), 77, np.int32))
     built(spill_lets(schedule_quantize(func, HOST, Defaults())), HOST)(x, *out)
     return [func.attrs["apq.op"], *out]
 
 
+@pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_same_as_of_gathered_rows(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_as_of_gathered_rows(
+    case: int, asymmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape, geometry, channels, bits = CASES[case]
     x = np.random.default_rng(case).standard_normal(shape).astype(np.float32)
     x[0, :3] = 0  # some windows have nothing else: their scale is 0
     x[0, -1, ..., channels[0]] *= np.float32(1e30)
-    name, *direct = quantized(x, geometry, channels, bits)
+    if asymmetric:
+        bits, x = 8, x + np.float32(0.7)
+    name, *direct = quantized(x, geometry, channels, bits, asymmetric)
     assert name == DirectWindows.name
     monkeypatch.setattr(windows, "takes", lambda *_: False)
-    name, *rows = quantized(x, geometry, channels, bits)
+    name, *rows = quantized(x, geometry, channels, bits, asymmetric)
     assert name == "quantize_windows"
     for got, want in zip(direct, rows, strict=True):
         np.testing.assert_array_equal(got, want)

@@ -65,7 +65,7 @@ def quantize_windows(
     padded, width, sum_width = checked_widths(k, *groups, bits)
     if takes(shape, geometry, channels[1]) and sum_width == padded:
         rows = max(1, TOGETHER // padded)
-        direct = DirectWindows(k, padded, width, sum_width, lanes, rows, bits)
+        direct = DirectWindows(k, padded, width, sum_width, lanes, rows, bits, asymmetric)
         return direct.of(shape, geometry, channels)
     rows = max(1, SCRATCH // padded)
     sizes = (k, padded, width, sum_width, min(lanes, sum_width), rows, bits)

@@ -1,9 +1,9 @@
 """Quantization of windows straight from the image: no row of floats in between.
 
 Codes, scales and sums are those of `apq_tvm.ops.activations.windows`, where rows have one scale.
-The largest magnitude of every pixel is found once, that of a window is the largest of its pixels',
-and the channels of a pixel are whole vectors: what is left for each window is to scale, round and
-store what lies inside the image.
+The largest magnitude of every pixel, or its largest and least values, are found once, that of a
+window is the largest of its pixels', and the channels of a pixel are whole vectors: what is left for
+each window is to scale, round and store what lies inside the image.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.quantize import Quantize, scale_and_inverse
+from apq_tvm.ops.activations.quantize import (
+    Quantize,
+    negative_order,
+    range_factors,
+    scale_and_inverse,
+)
 from apq_tvm.ops.blocks import argument, each, reduce_all, tasks
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 from apq_tvm.ops.graph.windows import Gather, Geometry
@@ -66,7 +71,7 @@ class DirectWindows(Quantize):
             b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
             self.x = argument("x", Symbols().shape(shape), "float32")
             self.xq = self.declare_codes(m)
-            self.xs = self.declare_factors("xs", m, 1, "float32")
+            self.xs = self.declare_scales(m)
             self.xsum = self.declare_factors("xsum", m, 1, "int32")
             self.gather = Gather(self.x, geometry, *channels)
             with b.sblock("root"):
@@ -77,8 +82,9 @@ class DirectWindows(Quantize):
         return builder.get()
 
     def _pixels(self) -> None:
-        """Find the largest magnitude of every pixel, as its bits."""
-        self.pixels = b.sblock_alloc_buffer(self.x.shape[:-1], "int32", align=64)
+        """Find the ends of every pixel's range, as bits: of `_ends`."""
+        shape = (*self.x.shape[:-1], len(self._ends(f32(0))))
+        self.pixels = b.sblock_alloc_buffer(shape, "int32", align=64)
         *rows, width = self.x.shape[:-1]
         with b.grid(*rows) as loops, b.sblock("pixels"):
             loops = [loops] if len(rows) == 1 else loops
@@ -88,15 +94,26 @@ class DirectWindows(Quantize):
             with each("pixel", width) as pixel:
                 self._pixel([*place, pixel])
 
+    def _ends(self, value: Expr) -> list[Expr]:
+        """Patterns of a value whose largest, 0 at least, are the ends of a range."""
+        if not self.asymmetric:
+            return [magnitude_bits(value)]
+        pattern = tirx.reinterpret("int32", value)
+        return [pattern, negative_order(pattern)]
+
     def _pixel(self, place: Sequence[Expr]) -> None:
-        largest = b.sblock_alloc_buffer((self.lanes,), "int32", align=64)
-        top = b.sblock_alloc_buffer((1,), "int32", align=64)
-        self._clear(largest)
+        names = ("largest", "lowest")[: int(self.pixels.shape[-1])]
+        ends = [b.sblock_alloc_buffer((self.lanes,), "int32", align=64) for _ in names]
+        one = [b.sblock_alloc_buffer((1,), "int32", align=64) for _ in names]
+        for end in ends:
+            self._clear(end)
         with b.serial(0, i64(self.count // self.lanes)) as c, self._vector() as e:
-            bits = magnitude_bits(self._element(place, c, e))
-            b.buffer_store(largest, tirx.max(largest[e], bits), [e])
-        reduce_all("largest", "max", largest, top)
-        b.buffer_store(self.pixels, top[0], list(place))
+            patterns = self._ends(self._element(place, c, e))
+            for end, pattern in zip(ends, patterns, strict=True):
+                b.buffer_store(end, tirx.max(end[e], pattern), [e])
+        for number, name in enumerate(names):
+            reduce_all(name, "max", ends[number], one[number])
+            b.buffer_store(self.pixels, one[number][0], [*place, i64(number)])
 
     def _windows(self, m: Expr) -> None:
         regions = [whole(self.x), whole(self.pixels)], [whole(self.xq)]
@@ -105,43 +122,62 @@ class DirectWindows(Quantize):
                 self._window(first + row)
 
     def _window(self, row: Expr) -> None:
-        top = b.sblock_alloc_buffer((1,), "int32", align=64)
+        kinds = int(self.pixels.shape[-1])
+        ends = b.sblock_alloc_buffer((kinds,), "int32", align=64)
         sums = b.sblock_alloc_buffer((self.lanes,), "int32", align=64)
         total = b.sblock_alloc_buffer((1,), "int32", align=64)
         at = self.gather.at(row)
-        b.buffer_store(top, i32(0), [0])
+        for kind in range(kinds):
+            b.buffer_store(ends, i32(0), [kind])
 
         def larger(tap: Expr, place: list[Expr], within: Expr) -> None:
-            pixel = tirx.if_then_else(within, self.pixels[tuple(place)], i32(0))
-            b.buffer_store(top, tirx.max(top[0], pixel), [0])
+            for kind in range(kinds):
+                pixel = tirx.if_then_else(within, self.pixels[(*place, i64(kind))], i32(0))
+                b.buffer_store(ends, tirx.max(ends[kind], pixel), [kind])
 
         self._taps(at, larger)
-        scale, over = scale_and_inverse(tirx.reinterpret("float32", top[0]), self.most)
-        b.buffer_store(self.xs, scale, [row, 0])
-        inverse = b.bind(over)
+        inverse, magic, blank = self._factors(row, ends)
         self._clear(sums)
 
         def quantized(tap: Expr, place: list[Expr], within: Expr) -> None:
             first = tap * i64(self.count)
             with b.If(within):
                 with b.Then():
-                    self._codes(row, first, place, inverse, sums)
+                    self._codes(row, first, place, (inverse, magic), sums)
                 with b.Else():
-                    self._zeros(row, first, self.count)
+                    self._zeros(row, first, self.count, blank)
+                    if self.asymmetric:
+                        with self._vector() as e:
+                            zeros = blank * i32(self.count // self.lanes)
+                            b.buffer_store(sums, sums[e] + zeros, [e])
 
         self._taps(at, quantized)
         if self.padded > self.k:
-            self._zeros(row, i64(self.k), self.padded - self.k)
+            self._zeros(row, i64(self.k), self.padded - self.k, blank)
         reduce_all("total", "add", sums, total)
-        b.buffer_store(self.xsum, total[0], [row, 0])
+        padding = blank * i32(self.padded - self.k)
+        b.buffer_store(self.xsum, total[0] + padding, [row, 0])
+
+    def _factors(self, row: Expr, ends: Buffer) -> tuple[Expr, Expr, Expr]:
+        """Store the scale of a row, and its centre; 1 / scale, what rounds, and the code of 0."""
+        if not self.asymmetric:
+            scale, over = scale_and_inverse(tirx.reinterpret("float32", ends[0]), self.most)
+            b.buffer_store(self.xs, scale, [row, 0])
+            return b.bind(over), f32(MAGIC), i32(0)
+        scale, over, middle = range_factors(ends[0], ends[1])
+        centre = b.bind(middle)
+        b.buffer_store(self.xs, scale, [row, 0])
+        b.buffer_store(self.xs, scale * centre, [row, 1])
+        return b.bind(over), b.bind(f32(MAGIC) - centre), b.bind(i32(0) - centre.astype("int32"))
 
     def _codes(
-        self, row: Expr, first: Expr, place: Sequence[Expr], inverse: Expr, sums: Buffer
+        self, row: Expr, first: Expr, place: Sequence[Expr], rounds: tuple[Expr, Expr], sums: Buffer
     ) -> None:
         """Codes of a pixel, from column `first` on."""
+        inverse, magic = rounds
         with b.serial(0, i64(self.count // self.lanes)) as c, self._vector() as e:
             # By the unit of a large float, whose lowest byte is the code's.
-            value = self._element(place, c, e) * inverse + f32(MAGIC)
+            value = self._element(place, c, e) * inverse + magic
             pattern = tirx.reinterpret("int32", value)
             column = first + c * i64(self.lanes) + e
             b.buffer_store(self.xq, pattern.astype("int8"), [row, column])
@@ -178,7 +214,7 @@ class DirectWindows(Quantize):
         with self._vector() as e:
             b.buffer_store(target, i32(0), [e])
 
-    def _zeros(self, row: Expr, first: Expr, count: int) -> None:
+    def _zeros(self, row: Expr, first: Expr, count: int, blank: Expr) -> None:
         with b.serial(0, i64(count // LANES[-1])) as c, b.vectorized(0, i64(LANES[-1])) as e:
             column = first + c * i64(LANES[-1]) + e
-            b.buffer_store(self.xq, tirx.const(0, "int8"), [row, column])
+            b.buffer_store(self.xq, blank.astype("int8"), [row, column])
