@@ -65,9 +65,14 @@ class Export:
                     dynamic_axes=self.axes, **common,
                 )  # fmt: skip
             else:
-                dims = {name: torch.export.Dim.AUTO for axes in self.axes.values() for name in axes.values()}
+                dims = {
+                    name: torch.export.Dim.AUTO
+                    for axes in self.axes.values()
+                    for name in axes.values()
+                }
                 shapes = tuple(
-                    {axis: dims[name] for axis, name in self.axes.get(key, {}).items()} for key in inputs
+                    {axis: dims[name] for axis, name in self.axes.get(key, {}).items()}
+                    for key in inputs
                 )
                 torch.onnx.export(
                     model, tuple(inputs.values()), path, dynamo=True, dynamic_shapes=shapes,
@@ -134,7 +139,11 @@ def vision() -> Iterator[Export]:
     )  # fmt: skip
     for name in names:
         build = getattr(zoo_of_torch, name)
-        more = {"init_weights": True, "aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+        more = (
+            {"init_weights": True, "aux_logits": False}
+            if name in ("googlenet", "inception_v3")
+            else {}
+        )
         make = settled(lambda build=build, more=more: build(weights=None, **more))
         yield Export(name, make, pictures(), {"input": {0: "batch"}, "output": {0: "batch"}})
 
@@ -157,7 +166,9 @@ def words(rows: int = 2, length: int = 7, count: int = 99) -> Inputs:
     return {"input_ids": torch.randint(3, count, (rows, length)), "attention_mask": mask}
 
 
-def caches(layers: int, kinds: tuple[str, ...], rows: int, heads: int, past: int, size: int) -> Inputs:
+def caches(
+    layers: int, kinds: tuple[str, ...], rows: int, heads: int, past: int, size: int
+) -> Inputs:
     """Keys and values of earlier positions."""
     return {
         f"past_key_values.{layer}.{kind}": 0.5 * torch.randn(rows, heads, past, size)
@@ -178,7 +189,12 @@ def encoders() -> Iterator[Export]:
     import transformers as t
 
     common = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    wide = {**common, "intermediate_size": 128, "max_position_embeddings": 64, "attn_implementation": "eager"}
+    wide = {
+        **common,
+        "intermediate_size": 128,
+        "max_position_embeddings": 64,
+        "attn_implementation": "eager",
+    }
     configs = {
         "distilbert": t.DistilBertConfig(vocab_size=99, dim=64, n_layers=2, n_heads=4, hidden_dim=128),
         "deberta_v2": t.DebertaV2Config(
@@ -214,7 +230,10 @@ def encoders() -> Iterator[Export]:
 def _cached(layers: int, kinds: tuple[str, ...], past: str) -> Axes:
     """Axes of caches that go in (`past` names their length) and come out."""
     return {
-        f"{side}.{layer}.{kind}": {0: "batch", 2: past if side == "past_key_values" else f"{past} + 1"}
+        f"{side}.{layer}.{kind}": {
+            0: "batch",
+            2: past if side == "past_key_values" else f"{past} + 1",
+        }
         for side in ("past_key_values", "present")
         for layer in range(layers)
         for kind in kinds
@@ -260,7 +279,9 @@ def decoders() -> Iterator[Export]:
     axes = {**_TEXT, "logits": {0: "batch", 1: "sequence"}}
     present = tuple(f"present.{layer}.{kind}" for layer in range(2) for kind in kinds)
     for name, (config, heads) in configs.items():
-        make = lambda config=config: t.AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # noqa: E731
+        make = lambda config=config: t.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager"
+        )
 
         def first(m: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
             out = m(input_ids=ids, attention_mask=mask, use_cache=True)
@@ -288,7 +309,11 @@ def decoders() -> Iterator[Export]:
                 "attention_mask": torch.ones(2, 8, dtype=torch.int64),
                 **caches(2, kinds, 2, heads, 5, 16),
             },
-            {**axes, "attention_mask": {0: "batch", 1: "past + sequence"}, **_cached(2, kinds, "past")},
+            {
+                **axes,
+                "attention_mask": {0: "batch", 1: "past + sequence"},
+                **_cached(2, kinds, "past"),
+            },
             outputs,
             ("script",),
         )
@@ -372,10 +397,14 @@ def translators() -> Iterator[Export]:
 
         def after(given: Any = given) -> Inputs:
             past = caches(2, kinds, 2, 4, 5, 16)
-            past = {k: v.repeat(1, 1, 2, 1)[:, :, :7] if "encoder" in k else v for k, v in past.items()}
+            past = {
+                k: v.repeat(1, 1, 2, 1)[:, :, :7] if "encoder" in k else v for k, v in past.items()
+            }
             return {**given(length=1), **past}
 
-        make = lambda kind=kind, config=config: kind._from_config(config, attn_implementation="eager")  # noqa: E731
+        make = lambda kind=kind, config=config: kind._from_config(
+            config, attn_implementation="eager"
+        )
         for step, call, inputs in (("decoder", first, given), ("with_past", later, after)):
             yield Export(
                 f"{name}_{step}",

@@ -54,11 +54,13 @@ class ShapeLowering:
     def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Assume``: the emitted C compares the dimensions before anything runs."""
         shape = self.extents(node)
-        self._dim.require(known_shape(inputs[0], node), shape, node.name)
+        have = known_shape(inputs[0], node)
+        self._dim.require(have, shape, node.name)
         return bb.emit_te(
             lambda x: te.compute(shape, lambda *at: x(*at), "fitted"),
             inputs[0],
             primfunc_name_hint="fitted",
+            primfunc_attrs=_alone(have, shape),
         )
 
     def assume_here(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -76,9 +78,7 @@ class ShapeLowering:
         begins, steps = node.attrs["starts"], [self._dim(d) for d in node.attrs["steps"]]
         # As arguments: the symbols of `emit_te`'s PrimFunc are others than these.
         symbolic = [self._dim(d) for d in begins if isinstance(d, str)]
-        fresh = not _variables(shape) <= _variables(known_shape(inputs[0], node))
-        # FuseTIR fails where only the output binds a symbol, and on numbers (see `dims`).
-        alone = {"op_pattern": OPAQUE} if symbolic or fresh else None
+        alone = {"op_pattern": OPAQUE} if symbolic else _alone(known_shape(inputs[0], node), shape)
 
         def element(x: Any, *given: Any) -> Any:
             rest = iter(given)
@@ -152,6 +152,12 @@ class ShapeLowering:
         # FuseTIR fails on a number beside a symbol that only an inner buffer binds.
         alone = {"op_pattern": OPAQUE}
         return bb.emit_te(values, *numbers, primfunc_name_hint="dims", primfunc_attrs=alone)
+
+
+def _alone(have: Sequence[Any], shape: Sequence[Any]) -> dict[str, int] | None:
+    """Attributes that keep a PrimFunc apart where its output has symbols that its input has not:
+    FuseTIR fails where only the output binds one, or where one inside is an expression outside."""
+    return None if _variables(shape) <= _variables(have) else {"op_pattern": OPAQUE}
 
 
 def _variables(extents: Sequence[Any]) -> set[str]:

@@ -287,7 +287,10 @@ def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
     tensor = info.type.tensor_type
     if kind not in ("tensor_type", None) or tensor.elem_type == TensorProto.STRING:
         held = "strings" if kind == "tensor_type" else str(kind).removesuffix("_type")
-        raise UnsupportedModel(f"{what} {info.name!r} holds {held}; only tensors of numbers work")
+        raise UnsupportedModel(
+            f"{what} {info.name!r} holds {held}; only tensors of numbers work (scikit-learn's "
+            "probabilities: export with options={'zipmap': False}); remove it from the model"
+        )
     if what == "input" and (kind is None or not tensor.HasField("shape")):
         raise UnsupportedModel(
             f"input {info.name!r} has no shape; give it one with onnx.tools.update_model_dims"

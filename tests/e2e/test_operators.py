@@ -31,6 +31,74 @@ INT = {"i": ("int64", ["b", "s"])}
 
 # name: (nodes, inputs, outputs, weights)
 GRAPHS: dict[str, tuple[Any, ...]] = {
+    # deberta: heads repeated by a batch that only a run knows.
+    "tile": (
+        [
+            ("Shape", "x", "n", {"start": 0, "end": 1}),
+            ("Concat", "n one two", "r", {"axis": 0}),
+            ("Tile", "w r", "y"),
+            ("Tile", "x r", "z"),
+        ],
+        X3,
+        "y z",
+        {"w": weight(3, 2, 4), "one": np.array([1]), "two": np.array([2])},
+    ),
+    # deberta: buckets of distances; a vector of conditions is read twice.
+    "conditions": (
+        [
+            ("Shape", "i", "n", {"start": 1, "end": 2}),
+            ("Squeeze", "n", "n0"),
+            ("Range", "zero n0 one", "r"),
+            ("Unsqueeze", "r last", "c"),
+            ("Sub", "c r", "d"),
+            ("Less", "d far", "a"),
+            ("Greater", "d near", "b"),
+            ("And", "a b", "close"),
+            ("Abs", "d", "e"),
+            ("Where", "close three e", "f"),
+            ("LessOrEqual", "f four", "g"),
+            ("Where", "g d f", "y"),
+        ],
+        INT,
+        "y",
+        {k: np.array(v) for k, v in dict(zero=0, one=1, three=3, four=4, far=8, near=-8).items()}
+        | {"last": np.array([1])},
+    ),
+    "depth_to_space": (
+        [
+            ("DepthToSpace", "x", "y", {"blocksize": 2}),
+            ("DepthToSpace", "x", "z", {"blocksize": 2, "mode": "CRD"}),
+            ("SpaceToDepth", "y", "back", {"blocksize": 2}),
+        ],
+        {"x": ("float32", ["b", 8, "s", 6])},
+        "y z back",
+        {},
+    ),
+    # torch names no indices where nobody reads them.
+    "topk_values": ([("TopK", "x k", "y _")], X2, "y", {"k": np.array([3])}),
+    # torch's MultiheadAttention: a batch that the exporter wrote down as what it was.
+    "fixed_batch": (
+        [("Reshape", "x to", "a"), ("MatMul", "x a", "y")],
+        {"x": ("float32", ["b", 2, 4, 4])},
+        "y",
+        {"to": np.array([-1, 2, 4, 4])},
+    ),
+    # whisper: a mask cut to a length that no other tensor of the fused function has.
+    "cut_mask": (
+        [
+            ("Shape", "i", "n", {"start": 1, "end": 2}),
+            ("LessOrEqual", "m zero", "a"),
+            ("Where", "a m zero", "e"),
+            ("Slice", "e none n last", "y"),
+        ],
+        INT | {"m": ("float32", [2, 6])},
+        "y",
+        {
+            "zero": np.zeros((), np.float32),
+            "none": np.array([0]),
+            "last": np.array([1]),
+        },
+    ),
     "elementwise": (
         [("Add", "x c", "a"), ("Sigmoid", "a", "g"), ("Mul", "a g", "m"), ("Sqrt", "g", "y")],
         X3,

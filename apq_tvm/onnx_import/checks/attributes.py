@@ -29,6 +29,8 @@ NATURAL = frozenset(
 AXIS = frozenset("axis batch_axis time_axis gather_axis quantize_axis".split())
 # Axes that may be one past the last of the first input's.
 ONE_MORE = frozenset(("Flatten", "OneHot"))
+# Where the input that axes are of is not the first.
+FIRST = {"com.microsoft.QLinearConcat": 2}
 # Operators whose axis means nothing where the scale is one number.
 PER_AXIS = frozenset(("QuantizeLinear", "DequantizeLinear"))
 # Constant inputs that are axes.
@@ -62,7 +64,8 @@ def check_attributes(graph: Graph, node: Node) -> None:
         least = 1 if key in POSITIVE else 0 if key in NATURAL else None
         if least is not None and node.op != "Pad":
             _numbers(node, key, value, least)
-    rank = graph.rank(node.inputs[0]) if node.inputs and node.inputs[0] else None
+    at = FIRST.get(node.op, 0)
+    rank = graph.rank(node.inputs[at]) if len(node.inputs) > at and node.inputs[at] else None
     if rank is not None:
         _check_axes(graph, node, rank)
     if node.op in CONVOLUTIONS or node.op in POOLS:

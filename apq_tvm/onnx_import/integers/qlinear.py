@@ -113,6 +113,33 @@ def _softmax(graph: Graph, node: Node) -> list[Node]:
     return _unary("Softmax", "axis")(graph, node)
 
 
+def _concat(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.QLinearConcat``: scale and zero point of the output come first."""
+    steps, (scale, zero, *given) = Steps(graph, node), node.inputs
+    parts = [_number(steps, *given[at : at + 3]) for at in range(0, len(given), 3)]
+    result = steps("Concat", *parts, axis=node.attrs["axis"])
+    return steps.done(_rounded(steps, result, scale, zero))
+
+
+def _pool(op: str) -> Callable[[Graph, Node], list[Node]]:
+    """A rule for an average over windows, whose attributes are those of the operator on floats."""
+
+    def rule(graph: Graph, node: Node) -> list[Node]:
+        attrs = dict(node.attrs)
+        if attrs.pop("channels_last", 0):
+            raise Steps(graph, node).refuse("channels_last=1 is not read; quantize a model of NCHW")
+        return _unary(op, *attrs)(graph, node)
+
+    return rule
+
+
+def _where(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.QLinearWhere``."""
+    steps, (condition, *given) = Steps(graph, node), node.inputs
+    chosen = [_number(steps, *given[at : at + 3]) for at in (0, 3)]
+    return steps.done(_rounded(steps, steps("Where", condition, *chosen), *given[6:8]))
+
+
 def _number(steps: Steps, value: str, scale: str, zero: str) -> str:
     """The float values of integers with one scale."""
     return steps("DequantizeLinear", value, *_scalars(steps, scale, zero))
@@ -159,8 +186,13 @@ QLINEAR: dict[str, Callable[[Graph, Node], list[Node]]] = {
     "QLinearMatMul": qlinear_matmul,
     "com.microsoft.QGemm": qgemm,
     "com.microsoft.QLinearAdd": _binary("Add"),
+    "com.microsoft.QLinearAveragePool": _pool("AveragePool"),
+    "com.microsoft.QLinearConcat": _concat,
+    "com.microsoft.QLinearGlobalAveragePool": _pool("GlobalAveragePool"),
     "com.microsoft.QLinearLeakyRelu": _unary("LeakyRelu", "alpha"),
     "com.microsoft.QLinearMul": _binary("Mul"),
     "com.microsoft.QLinearSigmoid": _unary("Sigmoid"),
+    "com.microsoft.QLinearReduceMean": _unary("ReduceMean", "axes", "keepdims"),
     "com.microsoft.QLinearSoftmax": _softmax,
+    "com.microsoft.QLinearWhere": _where,
 }

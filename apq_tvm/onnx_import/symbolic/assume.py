@@ -22,6 +22,8 @@ def assume_equal(graph: Graph) -> None:
             continue
         if node.op in ALIGNED:
             _align(graph, node, out, None)
+        elif node.op == "MatMul":
+            _align_products(graph, node, out)
         elif node.op == "Concat":
             _align(graph, node, out, node.attrs["axis"] % len(out))
 
@@ -32,16 +34,34 @@ def _align(graph: Graph, node: Node, out: tuple[Dim, ...], free: int | None) -> 
         shape = graph.known_shape(value)
         if shape is None or len(shape) > len(out):
             continue
-        wanted = _wanted(shape, out, free)
-        if wanted is None:
-            continue
-        now = graph.maker[node.outputs[0]]
-        same = graph.fresh(f"{value}.fitted")
-        attrs = {"shape": tuple(as_attr(dim) for dim in wanted)}
-        check = Node("apq.Assume", graph.fresh(f"{node.name}.fits"), (value,), (same,), attrs)
-        graph.shapes[same], graph.dtypes[same] = wanted, str(graph.dtype(value))
-        inputs = tuple(same if v == value else v for v in now.inputs)
-        graph.replace(now, check, Node(now.op, now.name, inputs, now.outputs, now.attrs))
+        _fit(graph, node, value, _wanted(shape, out, free))
+
+
+def _align_products(graph: Graph, node: Node, out: tuple[Dim, ...]) -> None:
+    """Batch axes of both operands, and the second's inner size: that of a batch which an exporter
+    took for a constant is only known to fit at run time."""
+    shapes = [graph.known_shape(value) for value in node.inputs]
+    if any(shape is None or len(shape) < 2 for shape in shapes):
+        return
+    inner = shapes[0][-1]  # type: ignore[index]
+    for value, shape in zip(node.inputs, shapes, strict=True):
+        assert shape is not None
+        last = shape[-2:] if value == node.inputs[0] else (inner, shape[-1])
+        if value not in graph.weights:
+            _fit(graph, node, value, _wanted(shape, (*out[:-2], *last), None))
+
+
+def _fit(graph: Graph, node: Node, value: str, wanted: tuple[Dim, ...] | None) -> None:
+    """Let `node` read `value` as of shape `wanted`, if that is another."""
+    if wanted is None:
+        return
+    now = graph.maker[node.outputs[0]]
+    same = graph.fresh(f"{value}.fitted")
+    attrs = {"shape": tuple(as_attr(dim) for dim in wanted)}
+    check = Node("apq.Assume", graph.fresh(f"{node.name}.fits"), (value,), (same,), attrs)
+    graph.shapes[same], graph.dtypes[same] = wanted, str(graph.dtype(value))
+    inputs = tuple(same if v == value else v for v in now.inputs)
+    graph.replace(now, check, Node(now.op, now.name, inputs, now.outputs, now.attrs))
 
 
 def _wanted(

@@ -93,9 +93,10 @@ def _onnx(graph: Graph, node: Node) -> None:
     }
     opsets = [helper.make_opsetid("", graph.opset)]
     try:
-        found = shape_inference.infer_node_outputs(
-            schema, node_proto(node), types, data, opset_imports=opsets
-        )
+        proto = node_proto(node)
+        # Outputs that nothing reads may be missing at the end; the inference counts them.
+        proto.output.extend(f"unused:{i}" for i in range(len(proto.output), schema.min_output))
+        found = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets)
     except (
         *(checker.ValidationError, shape_inference.InferenceError),
         *(RuntimeError, TypeError, ValueError),
@@ -105,7 +106,7 @@ def _onnx(graph: Graph, node: Node) -> None:
             f"{node.op} {node.name!r} does not fit its inputs {shapes}: {str(error).strip()}"
         ) from error
     for value, kind in found.items():
-        if kind.HasField("tensor_type") and kind.tensor_type.elem_type:
+        if value in node.outputs and kind.HasField("tensor_type") and kind.tensor_type.elem_type:
             graph.dtypes[value] = np_dtype(kind.tensor_type.elem_type)
             if kind.tensor_type.HasField("shape"):
                 graph.shapes[value] = tuple(_dim(d) for d in kind.tensor_type.shape.dim)

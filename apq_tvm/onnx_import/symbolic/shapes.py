@@ -390,6 +390,44 @@ def _split(graph: Graph, node: Node) -> Rewritten:
     return nodes
 
 
+def _blocks(graph: Graph, node: Node) -> Rewritten:
+    """DepthToSpace and SpaceToDepth as a transpose between two reshapes, of any size."""
+    x = graph.known_shape(node.inputs[0])
+    size = node.attrs.get("blocksize")
+    if x is None or len(x) != 4 or not isinstance(size, int) or size < 1:
+        return None
+    n, channels, height, width = x
+    start: list[Node] = []
+    source = node.inputs[0]
+    if node.op == "DepthToSpace":
+        if not isinstance(channels, int) or channels % (size * size):
+            return None
+        depth = channels // (size * size)
+        first = node.attrs.get("mode", "DCR") == "DCR"
+        split = (n, *((size, size, depth) if first else (depth, size, size)), height, width)
+        perm = (0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3)
+        result = (n, depth, height * size, width * size)
+    else:
+        rows, columns = floordiv(height, size), floordiv(width, size)
+        whole = (n, channels, rows * size, columns * size)
+        if not same_shape(x, whole):
+            source = graph.fresh(f"{node.inputs[0]}.whole")
+            attrs = {"shape": tuple(as_attr(dim) for dim in whole)}
+            name = graph.fresh(f"{node.name}.fits")
+            start = [Node("apq.Assume", name, node.inputs[:1], (source,), attrs)]
+        split = (n, channels, rows, size, columns, size)
+        perm = (0, 3, 5, 1, 2, 4)
+        result = (n, channels * size * size, rows, columns)
+        x = whole
+    apart, turned = (graph.fresh(f"{node.outputs[0]}.{part}") for part in ("apart", "turned"))
+    turn = Node("Transpose", graph.fresh(f"{node.name}.turn"), (apart,), (turned,), {"perm": perm})
+    before = Node("Reshape", graph.fresh(f"{node.name}.apart"), (source,), (apart,))
+    after = Node("Reshape", node.name, (turned,), node.outputs)
+    moved = tuple(split[axis] for axis in perm)
+    return [*start, reshape_to(graph, before, x, split), turn,
+            reshape_to(graph, after, moved, result)]  # fmt: skip
+
+
 def _one_hot(graph: Graph, node: Node) -> Rewritten:
     """A depth given as [n] becomes a scalar, the only form TVM reads."""
     depth = graph.weights.get(node.inputs[1])
@@ -460,4 +498,6 @@ RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
     "Split": _split,
     "OneHot": _one_hot,
     "TopK": _top_k,
+    "DepthToSpace": _blocks,
+    "SpaceToDepth": _blocks,
 }
