@@ -1,9 +1,9 @@
 """Quantization of windows straight from the image: no row of floats in between.
 
 Codes, scales and sums are those of `apq_tvm.ops.activations.windows`, where rows have one scale.
-The largest magnitude of every pixel, or its largest and least values, are found once, that of a
-window is the largest of its pixels', and the channels of a pixel are whole vectors: what is left for
-each window is to scale, round and store what lies inside the image.
+The largest magnitude of every pixel, or its largest and its least value, is found once, that of a
+window is the largest of its pixels', and the channels of a pixel are whole vectors: what is left
+for each window is to scale, round and store what lies inside the image.
 """
 
 from __future__ import annotations
