@@ -101,7 +101,7 @@ def session(path: Path, threads: int) -> Any:
 
 
 def least(runs: dict[str, Callable[[], Any]], threads: int) -> dict[str, float]:
-    """Least milliseconds of each, which take turns."""
+    """Least microseconds of each, which take turns."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     best = dict.fromkeys(runs, float("inf"))
     began, rounds = time.monotonic(), 0
@@ -109,7 +109,7 @@ def least(runs: dict[str, Callable[[], Any]], threads: int) -> dict[str, float]:
         for name, run in runs.items():
             start = clock()
             run()
-            best[name] = min(best[name], (clock() - start) * 1e3)
+            best[name] = min(best[name], (clock() - start) * 1e6)
         rounds += 1
     return best
 
@@ -146,7 +146,8 @@ def rows(
                 "target": target,
                 "batch": batch,
                 "threads": threads,
-                "ms": {key: round(value, 2) for key, value in times.items()},
+                "us": round(times["ours"]),
+                "rivals_us": {rival: round(times[rival]) for rival in rivals},
                 "ratio": round(best / times["ours"], 2),
                 "cosine": round(cosine, 4),
                 "compile_s": seconds,

@@ -375,7 +375,7 @@ def models() -> str:
 
 
 def conv() -> str:
-    """Convolution nets beside ONNX Runtime, in milliseconds."""
+    """Convolution nets beside ONNX Runtime."""
     document = read("conv")
     rivals = ("fp32", "QUInt8", "QInt8")
     cells = (
@@ -384,8 +384,8 @@ def conv() -> str:
             r["target"],
             r["batch"],
             r["threads"],
-            r["ms"]["ours"],
-            *(r["ms"].get(name, "") for name in rivals),
+            f"{r['us'] / 1e3:.2f}",
+            *(f"{r['rivals_us'][name] / 1e3:.2f}" for name in rivals),
             f"**{r['ratio']:.2f}**",
             f"{r['cosine']:.4f}",
         )
