@@ -1,10 +1,11 @@
-"""Top-1 agreement of compiled image classifiers with their float model: a table of docs/accuracy.md.
+"""Top-1 agreement of compiled image classifiers with their float models.
 
 ``python examples/images.py FOLDER`` compiles every ``*.onnx`` of a folder (one image input
 [batch, 3, height, width], one output of classes) in W8A8, compares the module with ONNX Runtime on
-100 images and keeps the rows in ``docs/measured/images.json``. ``--export`` writes torchvision's
-networks there first. Their weights are random, since no package holds trained ones: BatchNorm gets
-the statistics of images by a pass in training mode, and scales and shifts of their own.
+100 images and keeps the rows in ``docs/measured/images.json``, for ``docs/accuracy.md``.
+``--export`` writes torchvision's networks there first. Their weights are random, since no package
+holds trained ones: BatchNorm gets the statistics of images by a pass in training mode, and scales
+and shifts of its own.
 
 Images are crops of photographs that come with matplotlib and, if it is there, scikit-learn, of any
 place, size, mirroring, light and order of colours.
