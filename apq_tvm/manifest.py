@@ -97,9 +97,9 @@ def describe_layer(
     -------
     dict
         Keys ``name, op, n, k, scheme, activations, details, epilogue, bits_per_weight, bytes,
-        layout, kernels, rejected`` and ``note``. `bytes` counts codes, scales, zeros and tables without the layout's
-        padding; ``bits`` of a kernel is the width it is for, 0 where there is no choice;
-        ``decisions`` what was decided for it.
+        layout, kernels, rejected`` and ``note``. `bytes` counts codes, scales, zeros and tables
+        without the layout's padding; ``bits`` of a kernel is the width it is for, 0 where there is
+        no choice; ``decisions`` what was decided for it.
     """
     quantized = plan.quantized
     choices = plan.choices[node.name]

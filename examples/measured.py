@@ -246,6 +246,23 @@ def accuracy() -> str:
     return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
 
 
+def images() -> str:
+    """Image classifiers against their float models."""
+    rows = read("images")["rows"]
+    cells = (
+        (
+            r["model"],
+            f"`{r['scheme']}`",
+            f"{r['cosine_mean']:.4f}",
+            f"{r['cosine_min']:.4f}",
+            f"{r['same_top']:.0%} of {r['images']}",
+        )
+        for r in rows
+    )
+    columns = ("network", "scheme", "cosine, mean", "least", "same top-1")
+    return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
+
+
 HEADLINES: tuple[tuple[str, str, str, Row, Callable[[Row], float]], ...] = (
     ("one row of activations, `W4A8g32`, 4096x4096", LINEAR_RIVAL, "linear",
      {"shape": "4096x4096", "m": 1}, lambda r: r["ratio"]),
@@ -407,6 +424,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "models": models,
     "conv": conv,
     "accuracy": accuracy,
+    "images": images,
     "arm_decode": lambda: arm_shares("arm_decode"),
     "arm_prefill": lambda: arm_shares("arm_prefill"),
     "arm_layouts": arm_layouts,

@@ -370,4 +370,4 @@ def row_sums(tensor: QuantizedTensor) -> F32:
     fmt = format_of(tensor.scheme)
     zeros = fmt.zero if tensor.zeros is None else tensor.zeros.astype(np.int64)
     meant = (sums - zeros * counts) * tensor.scales.astype(np.float64)
-    return meant.sum(1).astype(np.float32)
+    return np.asarray(meant.sum(1), np.float32)

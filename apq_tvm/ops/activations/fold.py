@@ -188,12 +188,12 @@ class FoldActivations:
         """
         reduce = "llvm.vector.reduce.smax.v4i32"
         if self.asymmetric:
-            ends = (
+            top, low = (
                 tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(4 * half)])
                 for half in range(2)
             )
             room = 1.0 + (2.0**-self.fold.width if self.fold.vectors < VECTORS else 0.0)
-            for i, value in enumerate(range_factors(*ends, room, short=True)):
+            for i, value in enumerate(range_factors(top, low, room, short=True)):
                 b.buffer_store(scale, value, [i])
             return
         pattern = tirx.call_llvm_pure_intrin("int32", reduce, largest[_lanes(0)])

@@ -63,7 +63,7 @@ def quantize_rows(
 class _Rows(Quantize):
     name = "quantize_rows"
 
-    def __init__(self, *shape: int, together: int, meant: bool, copy: bool) -> None:
+    def __init__(self, *shape: Any, together: int, meant: bool, copy: bool) -> None:
         super().__init__(*shape)
         self.together, self.run = i64(together), 16 // together
         self.copies, self.meant, self.copy = 4 // together, meant, copy

@@ -84,7 +84,8 @@ def folded_linear(
     tvm.tirx.PrimFunc
         ``(xq i8 [M, Kp], starts f32 [M, chunks, copies, 8], factors f32 [M, chunks, 4 or 8],
         [centres f32 [M, 1]], codes, scales, [zeros], [row_sums], [bias], [residual],
-        y)``, blocks ``dot``, ``store`` and, for pairs, ``rows``. In the place of M pairs have ceil(M / 2).
+        y)``, blocks ``dot``, ``store`` and, for pairs, ``rows``. In the place of M pairs have
+        ceil(M / 2).
     """
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         operands = Operands(spec)

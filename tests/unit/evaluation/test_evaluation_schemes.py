@@ -71,6 +71,15 @@ def test_activations_are_rounded_as_kernels_do(word: str) -> None:
         np.testing.assert_array_equal(rounded, x)
         return
     limit = 2 ** (scheme.act_bits - 1) - 1
+    if scheme.asymmetric_acts:
+        low, top = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
+        low, top = np.minimum(low, 0), np.maximum(top, 0)
+        scale = (top - low) / np.float32(253)
+        zero = np.rint((low + top) / 2 / np.where(scale > 0, scale, 1))
+        codes = np.rint(x / np.where(scale > 0, scale, 1)) - zero
+        assert np.abs(codes).max() <= limit and word in ("W4A8", "W4A8tg16")
+        np.testing.assert_allclose(rounded, (codes + zero) * scale, atol=1e-5)
+        return
     size = 40 if scheme.act_group == -1 else scheme.act_group
     for start in range(0, 40, size):
         part = x[:, start : start + size]
