@@ -1,8 +1,8 @@
 """Convolution of float images: tiles of pixels by vectors of output channels in registers.
 
 The loops over pixels are those of depthwise convolution; a step multiplies one input channel of
-each pixel by vectors of weights. Where all taps of the last axis lie inside, they and their channels
-are one run of memory and one loop.
+each pixel by vectors of weights. Where all taps of the last axis lie inside, they and their
+channels are one run of memory and one loop.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from apq_tvm.ops.graph.windows import NAMES, Geometry
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
-from apq_tvm.schedules.graph.panel import bind_all, loop, strides
+from apq_tvm.schedules.graph.panel import bind_all, is_const, loop, strides
 from apq_tvm.schedules.graph.vectorize import vectorize_loops
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
 from apq_tvm.types import DeviceProfile
@@ -130,23 +130,27 @@ class Loops:
         end = tirx.Select(room >= i64(0), room // stride + 1, i64(0))
         end = tirx.min(tirx.max(end, first), width)
         simplify = sym.Analyzer().simplify
-        named, (base, out, first, end) = bind_all(
-            [simplify(e) for e in (base, out, first, end)], "p"
-        )
-        counts = [self._counted(i, o) for i, o in enumerate(position)]
+        named, (base, out) = bind_all([simplify(base), simplify(out)], "p")
+        first, end = simplify(first), simplify(end)
+        if not (is_const(first) and is_const(end)):
+            more_named, (first, end) = bind_all([first, end], "within")
+            named += more_named
+        slots, counts = self.counted(list(enumerate(position)))
         pixel = self.tiles(self, base, out, spans, counts)
-        return tirx.stmt_seq(*binds, *more, *named, *self._pixels(pixel, first, end, width))
+        return tirx.stmt_seq(*binds, *more, *named, *slots, *self._pixels(pixel, first, end, width))
 
     def _pixels(self, pixel: Pixels, first: Expr, end: Expr, width: Expr) -> list[Stmt]:
-        within, tile = end - first, i64(self.pixels)
+        simplify = sym.Analyzer().simplify
+        within, tile = simplify(end - first), i64(self.pixels)
         whole = self.geometry.kernel[-1] <= UNROLLED
         # The last tile ends with the pixels within, so it may repeat some.
         many = within >= tile
-        tiles = tirx.Select(many, (within + (tile - 1)) // tile, i64(0))
-        rest = tirx.Select(many, i64(0), within)
+        tiles = simplify(tirx.Select(many, (within + (tile - 1)) // tile, i64(0)))
+        rest = simplify(tirx.Select(many, i64(0), within))
+        last = simplify(tirx.max(within - tile, i64(0)))
 
         def start(t: Expr) -> Expr:
-            return first + tirx.min(t * tile, within - tile)
+            return first + tirx.min(t * tile, last)
 
         inner = [
             loop(tiles, lambda t: pixel.at(start(t), self.pixels, whole)),
@@ -158,17 +162,25 @@ class Loops:
 
         return [*inner, loop(width - within, lambda t: pixel.at(place(t), 1, False))]
 
-    def _counted(self, axis: int, position: Expr) -> Expr:
-        """float32: positions that a mean counts along an axis."""
-        if self.op != "pool" or self.largest:
-            return f32(1.0)
-        padding = bool(self.func.attrs["apq.padding"])
-        low, high = tap_range(self.geometry, axis, position, self.sizes[axis], padding)
-        return (high - low).astype("float32")
+    def counted(self, places: Sequence[tuple[int, Expr]]) -> tuple[list[Stmt], list[Expr]]:
+        """float32: positions that a mean counts, each along an axis at a position.
 
-    def counted(self, position: Expr) -> Expr:
-        """The same for the last axis."""
-        return self._counted(len(self.sizes) - 1, position)
+        They come out of slots: of a number that is the same everywhere TVM 0.27 makes an integer
+        constant of type float32, and fails.
+        """
+        if self.op != "pool" or self.largest:
+            return [], [f32(1.0)] * len(places)
+        padding = bool(self.func.attrs["apq.padding"])
+        slots = tirx.decl_buffer((max(1, len(places)),), "int64", "counts")
+        stores: list[Stmt] = [tirx.AllocBuffer(slots)]
+        for number, (axis, position) in enumerate(places):
+            low, high = tap_range(self.geometry, axis, position, self.sizes[axis], padding)
+            stores.append(tirx.BufferStore(slots, high - low, [tirx.const(number, "int32")]))
+        loads = [
+            tirx.BufferLoad(slots, [tirx.const(n, "int32")]).astype("float32")
+            for n in range(len(places))
+        ]
+        return stores, loads
 
 
 class Pixels:
@@ -197,8 +209,9 @@ class Pixels:
         scales: list[Stmt] = []
         self._counts: list[Expr] = []
         if u.op == "pool" and not u.largest:
-            each = [u.counted(first + i64(p)) for p in range(pixels)]
-            scales, self._counts = bind_all([reduce(mul, self.counts, c) for c in each], "n")
+            slots, each = u.counted([(last, first + i64(p)) for p in range(pixels)])
+            named, self._counts = bind_all([reduce(mul, self.counts, c) for c in each], "n")
+            scales = [*slots, *named]
 
         def block(channel: Expr, vectors: int) -> Stmt:
             return self._block(base, out, channel, pixels, vectors)
