@@ -91,6 +91,9 @@ class LinearLowering:
         spec = linear_spec(self._plan.quantized, node)
         x, _, bias, residual = (*inputs, None, None)[:4]
         lead = known_shape(x, node)[:-1]
+        made = self._convolved(bb, node, spec, x, bias, residual)
+        if made is not None:
+            return made
         m = reduce(mul, lead, 1)
         x2d = bb.emit(relax.op.reshape(x, relax.ShapeExpr([m, spec.k])))
         entry = self._add_funcs(bb, node, spec, lead)
@@ -108,6 +111,18 @@ class LinearLowering:
         out = relax.TensorType((m, spec.n), "float32")
         y = bb.emit(relax.call_tir(self._vars[entry.func], args, out))
         return relax.op.reshape(y, relax.ShapeExpr([*lead, spec.n]))
+
+    def _convolved(
+        self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec, x: Any, bias: Any, residual: Any
+    ) -> Any:
+        """A float layer of windows as a convolution, None where it is none (or slower so)."""
+        lanes = self._plan.profile.vector_bytes // 4
+        choice = self._plan.choices[node.name][0]
+        if spec.scheme is not None or choice.layout != f"F32r{lanes}":
+            return None
+        (weight,) = self._param_vars(node.name).values()
+        more = [v for v, used in ((bias, spec.bias), (residual, spec.residual)) if used]
+        return self._windows.convolved(bb, x, weight, spec.n, epilogue(spec), more)
 
     def finish(self) -> None:
         """Once all layers are lowered: run each preparation only where some kernel reads it."""

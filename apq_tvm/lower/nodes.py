@@ -54,6 +54,10 @@ class Shapes:
         self._expr[text] = extent
         return text
 
+    def extent(self, dim: int | str) -> Any:
+        """The Relax dimension of what `of` or `dims` gave."""
+        return self._expr[dim] if isinstance(dim, str) else tirx.IntImm("int64", dim)
+
     def type_of(self, buffer: Any) -> relax.TensorType:
         """The Relax type of a PrimFunc's buffer whose extents are integers and such texts."""
         extents = [self._expr[e.name] if isinstance(e, tirx.Var) else int(e) for e in buffer.shape]

@@ -12,7 +12,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.resample import Resampling, fold, resize
-from apq_tvm.ops.graph.window_reduce import depthwise, pool
+from apq_tvm.ops.graph.window_reduce import convolution, depthwise, pool
 from apq_tvm.ops.graph.windows import Geometry, windows
 from apq_tvm.types import DeviceProfile, Node
 
@@ -28,6 +28,14 @@ class _Source:
     x: Any
     geometry: Geometry
     channels: tuple[int, int]
+
+
+LARGEST_WEIGHT = 1 << 20
+"""Bytes of weights that are read again for each few pixels: they must stay in a second cache."""
+
+
+def _operands(tail: Sequence[str]) -> list[str]:
+    return [name for name in ("bias", "residual") if name in tail]
 
 
 class WindowLowering:
@@ -96,6 +104,33 @@ class WindowLowering:
         how = Resampling(mode, coordinates, rounding, tuple(node.attrs["scales"]))
         out = self._extents(node)
         return bb.emit_te(lambda x: resize(x, out, how), inputs[0], primfunc_name_hint="resize")
+
+    def convolved(
+        self, bb: relax.BlockBuilder, rows: Any, weight: Any, channels: int, tail: Sequence[str],
+        more: Sequence[Any],
+    ) -> Any:  # fmt: skip
+        """The product of windows and float weights [blocks, K, lanes] without making the windows.
+
+        None where `rows` are no windows, or the weights are so large that a product of matrices,
+        which reads them less often, is faster. `more` are the bias and the residual of `tail`.
+        """
+        source = self._sources.get(rows)
+        if source is None:
+            return None
+        blocks, depth, lanes = (int(e) for e in weight.ty.shape.values)
+        if 4 * blocks * depth * lanes > LARGEST_WEIGHT:
+            return None
+        shapes = Shapes(source.node)
+        out = (*shapes.dims(self._extents(source.node))[:-1], channels)
+        func = convolution(shapes.of(source.x), out, source.geometry, *source.channels, lanes, tail)
+        extents = [shapes.extent(dim) for dim in out]
+        images = [
+            bb.emit(relax.op.reshape(value, relax.ShapeExpr(extents)))
+            if name == "residual"
+            else value
+            for name, value in zip(_operands(tail), more, strict=True)
+        ]
+        return call(bb, func, [source.x, weight, *images], shapes)
 
     def gathered(
         self, rows: Any, preparation: Preparation, profile: DeviceProfile

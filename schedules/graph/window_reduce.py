@@ -22,7 +22,7 @@ from apq_tvm.ops.graph.windows import NAMES, Geometry
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
-from apq_tvm.schedules.graph.panel import bind_all, loop, strides
+from apq_tvm.schedules.graph.panel import bind_all, is_const, loop, strides
 from apq_tvm.schedules.graph.vectorize import vectorize_loops
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
 from apq_tvm.types import DeviceProfile
@@ -50,7 +50,7 @@ def schedule_window_reduce(func: Any, profile: DeviceProfile, decide: Decide) ->
     pixels = decide("pixels", (4, 2, 6, 8))
     vectors = decide("vectors", (2, 1, 3) if wide else (1, 2))
     least = decide("parallel_least", (1 << 17, 1 << 15, 1 << 19))
-    loops = _Loops(func, profile.vector_bytes // 4, pixels, vectors)
+    loops = Loops(func, profile.vector_bytes // 4, pixels, vectors)
     lowered = vectorize_loops(loops.build(), profile.vector_bytes)
     return finish(parallel_when(lowered, loops.work, least))
 
@@ -63,7 +63,11 @@ class _Taps:
     high: Expr
 
 
-class _Loops:
+class Loops:
+    """The loops over rows of pixels."""
+
+    tiles: type[Pixels]
+
     def __init__(self, func: Any, lanes: int, pixels: int, vectors: int) -> None:
         attrs = func.attrs
         self.func = func
@@ -75,6 +79,7 @@ class _Loops:
         self.channels = int(x.shape[-1])
         self.steps = strides(x.shape)
         self.out_steps = strides(y.shape)
+        self.steps_of_pixel = self.channels * self.geometry.taps
         while lanes > self.channels:
             lanes //= 2
         self.lanes, self.pixels, self.vectors = lanes, pixels, vectors
@@ -88,13 +93,13 @@ class _Loops:
             view = tirx.decl_buffer((size,), p.dtype, f"{p.name}_flat", data=p.data)
             declared.append(tirx.DeclBuffer(view, data=p.data))
             views.append(view)
-        self.x, self.y = views[0], views[-1]
+        self.views, self.x, self.y = views, views[0], views[-1]
         self.w = views[1] if self.op == "depthwise" else None
         self.bias = views[2] if self.op == "depthwise" and func.attrs["apq.bias"] else None
         lead = [func.params[-1].shape[0], *self.out[:-1]]
         rows = reduce(mul, lead, i64(1))
         body = loop(rows, lambda row: self._row(row, lead), tirx.ForKind.PARALLEL)
-        self.work = rows * self.out[-1] * i64(self.channels * self.geometry.taps)
+        self.work = rows * self.out[-1] * i64(self.steps_of_pixel)
         return func.with_body(tirx.stmt_seq(*declared, body))
 
     def _row(self, row: Expr, lead: Sequence[Expr]) -> Stmt:
@@ -125,46 +130,64 @@ class _Loops:
         end = tirx.Select(room >= i64(0), room // stride + 1, i64(0))
         end = tirx.min(tirx.max(end, first), width)
         simplify = sym.Analyzer().simplify
-        named, (base, out, first, end) = bind_all(
-            [simplify(e) for e in (base, out, first, end)], "p"
-        )
-        counts = [self._counted(i, o) for i, o in enumerate(position)]
-        pixel = _Pixel(self, base, out, spans, counts)
-        return tirx.stmt_seq(*binds, *more, *named, *self._pixels(pixel, first, end, width))
+        named, (base, out) = bind_all([simplify(base), simplify(out)], "p")
+        first, end = simplify(first), simplify(end)
+        if not (is_const(first) and is_const(end)):
+            more_named, (first, end) = bind_all([first, end], "within")
+            named += more_named
+        slots, counts = self.counted(list(enumerate(position)))
+        pixel = self.tiles(self, base, out, spans, counts)
+        return tirx.stmt_seq(*binds, *more, *named, *slots, *self._pixels(pixel, first, end, width))
 
-    def _pixels(self, pixel: _Pixel, first: Expr, end: Expr, width: Expr) -> list[Stmt]:
-        tiles = (end - first) // i64(self.pixels)
-        done = first + tiles * i64(self.pixels)
+    def _pixels(self, pixel: Pixels, first: Expr, end: Expr, width: Expr) -> list[Stmt]:
+        simplify = sym.Analyzer().simplify
+        within, tile = simplify(end - first), i64(self.pixels)
         whole = self.geometry.kernel[-1] <= UNROLLED
+        # The last tile ends with the pixels within, so it may repeat some.
+        many = within >= tile
+        tiles = simplify(tirx.Select(many, (within + (tile - 1)) // tile, i64(0)))
+        rest = simplify(tirx.Select(many, i64(0), within))
+        last = simplify(tirx.max(within - tile, i64(0)))
+
+        def start(t: Expr) -> Expr:
+            return first + tirx.min(t * tile, last)
+
         inner = [
-            loop(tiles, lambda t: pixel.at(first + t * i64(self.pixels), self.pixels, whole)),
-            loop(end - done, lambda t: pixel.at(done + t, 1, whole)),
+            loop(tiles, lambda t: pixel.at(start(t), self.pixels, whole)),
+            loop(rest, lambda t: pixel.at(first + t, 1, whole)),
         ]
-        within = end - first
 
         def place(t: Expr) -> Expr:
             return tirx.Select(t < first, t, t + within)
 
         return [*inner, loop(width - within, lambda t: pixel.at(place(t), 1, False))]
 
-    def _counted(self, axis: int, position: Expr) -> Expr:
-        """float32: positions that a mean counts along an axis."""
+    def counted(self, places: Sequence[tuple[int, Expr]]) -> tuple[list[Stmt], list[Expr]]:
+        """float32: positions that a mean counts, each along an axis at a position.
+
+        They come out of slots: of a number that is the same everywhere TVM 0.27 makes an integer
+        constant of type float32, and fails.
+        """
         if self.op != "pool" or self.largest:
-            return f32(1.0)
+            return [], [f32(1.0)] * len(places)
         padding = bool(self.func.attrs["apq.padding"])
-        low, high = tap_range(self.geometry, axis, position, self.sizes[axis], padding)
-        return (high - low).astype("float32")
+        slots = tirx.decl_buffer((max(1, len(places)),), "int64", "counts")
+        stores: list[Stmt] = [tirx.AllocBuffer(slots)]
+        for number, (axis, position) in enumerate(places):
+            low, high = tap_range(self.geometry, axis, position, self.sizes[axis], padding)
+            stores.append(tirx.BufferStore(slots, high - low, [tirx.const(number, "int32")]))
+        loads = [
+            tirx.BufferLoad(slots, [tirx.const(n, "int32")]).astype("float32")
+            for n in range(len(places))
+        ]
+        return stores, loads
 
-    def counted(self, position: Expr) -> Expr:
-        """The same for the last axis."""
-        return self._counted(len(self.sizes) - 1, position)
 
-
-class _Pixel:
+class Pixels:
     """The channels of a tile of pixels."""
 
     def __init__(
-        self, loops: _Loops, base: Expr, out: Expr, spans: Sequence[_Taps], counts: Sequence[Expr]
+        self, loops: Loops, base: Expr, out: Expr, spans: Sequence[_Taps], counts: Sequence[Expr]
     ) -> None:
         self.loops, self.base, self.out = loops, base, out
         self.spans, self.counts = spans, counts
@@ -186,8 +209,9 @@ class _Pixel:
         scales: list[Stmt] = []
         self._counts: list[Expr] = []
         if u.op == "pool" and not u.largest:
-            each = [u.counted(first + i64(p)) for p in range(pixels)]
-            scales, self._counts = bind_all([reduce(mul, self.counts, c) for c in each], "n")
+            slots, each = u.counted([(last, first + i64(p)) for p in range(pixels)])
+            named, self._counts = bind_all([reduce(mul, self.counts, c) for c in each], "n")
+            scales = [*slots, *named]
 
         def block(channel: Expr, vectors: int) -> Stmt:
             return self._block(base, out, channel, pixels, vectors)
@@ -275,10 +299,16 @@ class _Pixel:
                 return self._taps(axis + 1, following, offset + at * step, tap)
 
             return loop(span.high - span.low, outer)
+        return self._last_taps(number, offset, tap)
+
+    def _last_taps(self, number: Expr, offset: Expr, tap: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        """Those of the last axis."""
+        u, g = self.loops, self.loops.geometry
+        step = i64(g.dilations[-1]) * u.steps[len(u.sizes)]
         if self._range is not None:
             low, high = self._range
             return loop(high - low, lambda t: tap(number + (low + t), offset + (low + t) * step))
-        every = [tap(number + i64(t), offset + i64(t) * step) for t in range(g.kernel[axis])]
+        every = [tap(number + i64(t), offset + i64(t) * step) for t in range(g.kernel[-1])]
         return tirx.stmt_seq(*every)
 
     def _store(self, acc: Any, first: int, out: Expr, column: Expr, pixel: int) -> Stmt:
@@ -294,3 +324,6 @@ class _Pixel:
             value = math.activation(str(u.func.attrs["apq.activation"]), value)
         body = tirx.BufferStore(u.y, value, [out + i64(pixel * u.channels) + column + lane])
         return tirx.For(lane, i64(0), i64(u.lanes), tirx.ForKind.SERIAL, body)
+
+
+Loops.tiles = Pixels

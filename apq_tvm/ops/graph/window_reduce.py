@@ -59,6 +59,69 @@ def depthwise(
     return _marked(te.create_prim_func([*args, y]), geometry, attrs)
 
 
+def convolution(
+    shape: Sequence[Dim], out: Sequence[Dim], geometry: Geometry, first: int, count: int,
+    lanes: int, tail: Sequence[str],
+) -> PrimFunc:  # fmt: skip
+    """Convolution of float images where they lie, without their windows as rows.
+
+    Parameters
+    ----------
+    shape, out : sequence of int or str
+        Of the image [N, *sizes, C] and the result [N, *positions, channels]; strings are dynamic.
+    geometry : Geometry
+    first, count : int
+        Channels of the image that are read.
+    lanes : int
+        Output channels that lie side by side in the weights (layout ``F32r{lanes}``).
+    tail : sequence of str
+        What follows, in order: "bias", "residual" and the name of an activation.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(x, w [blocks, taps * count, lanes], [bias], [residual like y], y)``, float32,
+        unscheduled, attr ``apq.op`` = "convolution".
+    """
+    symbols, channels = Symbols(), int(out[-1])
+    x = te.placeholder(symbols.shape(shape), "float32", "x")
+    depth = geometry.taps * count
+    w = te.placeholder(symbols.shape((-(-channels // lanes), depth, lanes)), "float32", "w")
+    extents = symbols.shape(out)
+    more = {
+        name: te.placeholder(extents if name == "residual" else extents[-1:], "float32", name)
+        for name in ("bias", "residual")
+        if name in tail
+    }
+    axes = [te.reduce_axis((0, i64(k)), f"t{i}") for i, k in enumerate(geometry.kernel)]
+    channel = te.reduce_axis((0, i64(count)), "c")
+
+    def term(*index: Any) -> Any:
+        tap: Any = i64(0)
+        for t, k in zip(axes, geometry.kernel, strict=True):
+            tap = tap * i64(k) + t
+        n = index[-1]
+        weight = w(n // i64(lanes), tap * i64(count) + channel, n % i64(lanes))
+        at = (*index[:-1], channel + i64(first))
+        return te.sum(_padded(x, geometry, at, axes, f32(0.0)) * weight, axis=[*axes, channel])
+
+    total = te.compute(extents, term, "total")
+
+    def result(*index: Any) -> Any:
+        value = total(*index)
+        for name in tail:
+            if name in more:
+                value = value + more[name](*(index if name == "residual" else index[-1:]))
+            else:
+                value = math.activation(name, value)
+        return value
+
+    y = te.compute(extents, result, "y")
+    attrs = {"apq.op": "convolution", "apq.tail": ",".join(tail), "apq.channels": [first, count]}
+    func = _marked(te.create_prim_func([x, w, *more.values(), y]), geometry, attrs)
+    return func.with_attr("apq.work", 2 * depth)
+
+
 def pool(
     shape: Sequence[Dim], out: Sequence[Dim], geometry: Geometry, kind: str, padding: bool
 ) -> PrimFunc:

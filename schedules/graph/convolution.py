@@ -1,0 +1,152 @@
+"""Convolution of float images: tiles of pixels by vectors of output channels in registers.
+
+The loops over pixels are those of depthwise convolution; a step multiplies one input channel of
+each pixel by vectors of weights. Where all taps of the last axis lie inside, they and their
+channels are one run of memory and one loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+
+from apq_tvm.ops import math
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.graph.loops import parallel_when
+from apq_tvm.schedules.graph.lowering import finish
+from apq_tvm.schedules.graph.panel import bind_all, loop
+from apq_tvm.schedules.graph.vectorize import vectorize_loops
+from apq_tvm.schedules.graph.window_reduce import Loops, Pixels
+from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
+from apq_tvm.types import DeviceProfile
+
+
+def schedule_convolution(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
+    """Schedule `apq_tvm.ops.graph.window_reduce.convolution`.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+    profile : DeviceProfile
+    decide : Decide
+        ``pixels`` and ``vectors`` of the register tile, ``parallel_least`` (operations worth a
+        second thread).
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+    wide = profile.vector_registers >= 32
+    pixels = decide("pixels", (8, 6, 12) if wide else (4, 6, 2))
+    vectors = decide("vectors", (3, 2, 1) if wide else (2, 3, 1))
+    least = decide("parallel_least", (1 << 17, 1 << 15, 1 << 19))
+    loops = _Loops(func, profile.vector_bytes // 4, pixels, vectors)
+    lowered = vectorize_loops(loops.build(), profile.vector_bytes)
+    return finish(parallel_when(lowered, loops.work, least))
+
+
+class _Loops(Loops):
+    def __init__(self, func: Any, lanes: int, pixels: int, vectors: int) -> None:
+        super().__init__(func, lanes, pixels, vectors)
+        self.channels = int(func.params[-1].shape[-1])  # of the result
+        self.blocks, self.depth, self.lanes = (int(e) for e in func.params[1].shape)
+        self.vectors = min(vectors, self.blocks)
+        if self.blocks == 1:
+            self.pixels = pixels + pixels // 2
+        self.first, self.count = (int(c) for c in func.attrs["apq.channels"])
+        self.all = self.count == int(func.params[0].shape[-1])
+        self.tail = [name for name in str(func.attrs["apq.tail"]).split(",") if name]
+        self.steps_of_pixel = self.channels * self.depth
+        self.tiles = _Pixels
+
+
+class _Pixels(Pixels):
+    """Output channels of a tile of pixels; a block of channels goes by its number."""
+
+    loops: _Loops
+
+    def _channels(self, block: Callable[[Expr, int], Stmt]) -> list[Stmt]:
+        u = self.loops
+        wide = u.channels // u.lanes // u.vectors  # tiles of whole vectors
+        parts = [loop(i64(wide), lambda i: block(i * i64(u.vectors), u.vectors))]
+        done = wide * u.vectors
+        if done < u.blocks:
+            parts.append(block(i64(done), u.blocks - done))
+        return parts
+
+    def _block(self, base: Expr, out: Expr, channel: Expr, pixels: int, vectors: int) -> Stmt:
+        u, lanes = self.loops, self.loops.lanes
+        acc = tirx.decl_buffer((pixels * vectors * lanes,), "float32", "acc")
+        grid = [(p, v) for p in range(pixels) for v in range(vectors)]
+        zero = tirx.Broadcast(f32(0.0), lanes)
+        pixel = i64(u.geometry.strides[-1]) * u.steps[len(u.sizes)]
+
+        def place(p: int, v: int) -> Expr:
+            at = tirx.const((p * vectors + v) * lanes, "int32")
+            return tirx.Ramp(at, tirx.const(1, "int32"), lanes)
+
+        def step(row: Expr, at: Expr) -> Stmt:
+            """Row `row` of the weights times what lies at `at` of each pixel's window."""
+            rows = [((channel + i64(v)) * i64(u.depth) + row) * i64(lanes) for v in range(vectors)]
+            loads = [tirx.BufferLoad(u.views[1], [tirx.Ramp(r, i64(1), lanes)]) for r in rows]
+            binds, weights = bind_all(loads, "w")
+            values = [
+                tirx.BufferLoad(u.x, [base + at + i64(p) * pixel + i64(u.first)])
+                for p in range(pixels)
+            ]
+            more, inputs = bind_all(values, "x")
+            stores = [
+                tirx.BufferStore(
+                    acc,
+                    tirx.BufferLoad(acc, [place(p, v)])
+                    + tirx.Broadcast(inputs[p], lanes) * weights[v],
+                    [place(p, v)],
+                )
+                for p, v in grid
+            ]
+            return tirx.stmt_seq(*binds, *more, *stores)
+
+        body = self._taps(0, i64(0), i64(0), step)
+        begin = [tirx.BufferStore(acc, zero, [place(p, v)]) for p, v in grid]
+        end = []
+        for p, v in grid:
+            block = channel + i64(v)
+            whole = not isinstance(channel, tirx.IntImm)
+            count = lanes if whole else min(lanes, u.channels - (int(channel) + v) * lanes)
+            end.append(self._result(acc, (p * vectors + v) * lanes, out, block, p, count))
+        return tirx.stmt_seq(tirx.AllocBuffer(acc), *begin, body, *end)
+
+    def _last_taps(self, number: Expr, offset: Expr, tap: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        u, g = self.loops, self.loops.geometry
+        step = i64(g.dilations[-1]) * u.steps[len(u.sizes)]
+        if self._range is None and u.all and g.dilations[-1] == 1:
+            row = number * i64(u.count)
+            return loop(i64(g.kernel[-1] * u.count), lambda e: tap(row + e, offset + e))
+        low, high = self._range or (i64(0), i64(g.kernel[-1]))
+
+        def one(t: Expr) -> Stmt:
+            row, at = (number + (low + t)) * i64(u.count), offset + (low + t) * step
+            return loop(i64(u.count), lambda c: tap(row + c, at + c))
+
+        return loop(high - low, one)
+
+    def _result(self, acc: Any, first: int, out: Expr, block: Expr, pixel: int, count: int) -> Stmt:
+        """A vector of results, as a loop that is vectorized later."""
+        u = self.loops
+        lane = tirx.Var("e", "int64")
+        column = block * i64(u.lanes) + lane
+        where = out + i64(pixel * u.channels) + column
+        value: Any = tirx.BufferLoad(acc, [i64(first) + lane])
+        views = iter(u.views[2:])
+        found = {name: next(views) for name in ("bias", "residual") if name in u.tail}
+        for name in u.tail:
+            if name in found:
+                value = value + tirx.BufferLoad(
+                    found[name], [where if name == "residual" else column]
+                )
+            else:
+                value = math.activation(name, value)
+        body = tirx.BufferStore(u.y, value, [where])
+        return tirx.For(lane, i64(0), i64(count), tirx.ForKind.SERIAL, body)
