@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto, helper
 
 import apq_tvm
 from apq_tvm.module import load_module
@@ -15,7 +16,25 @@ from tests.onnx_models import build, save, session_of
 RNG = np.random.default_rng(3)
 WEIGHT = RNG.standard_normal((6, 40)).astype(np.float32)
 X = {"x": ("float32", ["b", 6])}
+YES = np.asarray(True)
 INT64_MAX = np.iinfo(np.int64).max
+
+ROUND = helper.make_graph(
+    [
+        helper.make_node("Identity", ["c"], ["again"]),
+        helper.make_node("Cast", ["i"], ["f"], to=1),
+        helper.make_node("Exp", ["f"], ["e"]),
+    ],
+    "round",
+    [
+        helper.make_tensor_value_info("i", TensorProto.INT64, []),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ],
+    [
+        helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("e", TensorProto.FLOAT, []),
+    ],
+)
 
 # name: (nodes, inputs, outputs, weights); `n`, `k` and the like are filled by `feeds`.
 GRAPHS: dict[str, tuple[Any, ...]] = {
@@ -167,6 +186,17 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
             "zero": np.array([0]),
         },
     ),
+    "loop": ([("Loop", "n yes", "y", {"body": ROUND})], {"n": ("int64", [])}, "y", {"yes": YES}),
+    "transposed": (
+        [
+            ("ConvTranspose", "v k c", "y", {"output_shape": [11, 9], "strides": [2, 2]}),
+            ("TopK", "v one", "best unread", {"axis": 3}),
+            ("Split", "w", "left right unread2", {"axis": 1, "num_outputs": 3}),
+        ],
+        {"v": ("float32", [1, 2, "b2", 4]), "w": ("float32", ["b2", 6])},
+        "y best left right",
+        {"k": WEIGHT[:, :12].reshape(2, 4, 3, 3), "c": WEIGHT[0, :4], "one": np.array([1])},
+    ),
     "twice": (
         [
             ("NonZero", "x", "nz"),
@@ -204,7 +234,8 @@ def feed(inputs: Mapping[str, Any], batch: int, number: int, density: float) -> 
     """Inputs of which a part is 0; every integer is `number`."""
     made: dict[str, Any] = {}
     for name, (dtype, shape) in inputs.items():
-        extents = [batch if d == "b" else d for d in shape]
+        sizes = {"b": batch, "b2": 5 + batch % 2}
+        extents = [sizes.get(d, d) for d in shape]
         if dtype == "int64":
             made[name] = np.full(extents, number)
         elif name.endswith("scores"):

@@ -6,9 +6,9 @@ import numpy as np
 
 from apq_tvm.onnx_import.control.bodies import Body, captures, copied_in, own_inputs, splice
 from apq_tvm.onnx_import.control.regions import Looped, end_loop, start_loop
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import SIZES, Graph
 from apq_tvm.onnx_import.operators.steps import Steps
-from apq_tvm.onnx_import.symbolic.dims import Dim
+from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
 from apq_tvm.onnx_import.symbolic.infer import elements, unify
 from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Node
@@ -43,7 +43,10 @@ def loop(graph: Graph, node: Node) -> list[Node]:
         rounds, conditional = 0, False
     if isinstance(rounds, int) and not conditional and _is_small(body, rounds, len(states)):
         return _written_out(steps, body, rounds, states)
-    if len(body.outputs) - 1 > len(states) and (conditional or rounds is None):
+    collects = len(body.outputs) - 1 > len(states)
+    if collects and not conditional and rounds is None and limit not in graph.weights:
+        rounds = _counted(steps, limit)
+    if collects and (conditional or rounds is None):
         raise steps.refuse(
             "it collects a value of each round, but the number of rounds depends on data; give it "
             "a number of rounds that follows from shapes, and a condition that is always true"
@@ -70,6 +73,17 @@ def loop(graph: Graph, node: Node) -> list[Node]:
         carried = [again, *carried]
     finals, stacks = end_loop(steps, start, carried, entries, "0" * len(entries))
     return steps.done(*finals[len(flags) :], *stacks)
+
+
+def _counted(steps: Steps, limit: str) -> Dim | None:
+    """The number of rounds as a dimension that a run gives."""
+    graph = steps.graph
+    if not limit or graph.dtype(limit) != "int64":
+        return None
+    rounds, token = graph.run_size(limit, 0), graph.fresh(f"{limit}.rounds")
+    dims = {"dims": (as_attr(rounds),)}
+    steps.add(Node(SIZES, graph.fresh(f"{token}.node"), (limit,), (token,), dims))
+    return rounds
 
 
 def _rounds(graph: Graph, limit: str) -> Dim | None:

@@ -192,6 +192,7 @@ def _hoisted(graph: Graph) -> list[Node]:
         elif node.op in ENDS:
             frame = frames.pop()
             assert frame.start is not None, node.name
+            _refuse_inner_sizes(graph, node, depth, len(frames) - 1)
             frames[-1].nodes += [frame.start, *frame.nodes, node]
             depth |= dict.fromkeys(node.outputs, len(frames) - 1)
         else:
@@ -201,6 +202,22 @@ def _hoisted(graph: Graph) -> list[Node]:
             frames[home].nodes.append(node)
             depth |= dict.fromkeys((*node.outputs, *made), home)
     return frames[0].nodes
+
+
+def _refuse_inner_sizes(graph: Graph, end: Node, depth: dict[str, int], outside: int) -> None:
+    """A value that leaves a region cannot have a size that is computed inside.
+
+    Raises
+    ------
+    UnsupportedModel
+        Naming the region.
+    """
+    if any(depth.get(size, 0) > outside for size in graph.mentioned(end)):
+        raise UnsupportedModel(
+            f"{end.name.removesuffix('.end')!r}: a value that leaves this region has a size "
+            "that is computed from data inside of it; compute the size before, or pad the value to "
+            "a fixed size"
+        )
 
 
 def check_regions(graph: Graph) -> None:

@@ -172,8 +172,11 @@ def _fold_constant(graph: Graph, node: Node, outputs: set[str], budget: Budget) 
     """Compute a node whose inputs are all constants; whether it is gone."""
     constants = graph.weights
     read = [v for v in node.inputs if v]
-    if not read or any(v not in constants for v in read) or outputs.intersection(node.outputs):
+    if not read or any(v not in constants for v in read):
         return False
+    if outputs.intersection(node.outputs):
+        nothing = any(constants[v].size == 0 for v in read)
+        return nothing and _fold_output(graph, node, budget)
     if "." in node.op or (node.op == "Dropout" and len(node.inputs) > 2):
         return False
     infer(graph, node)
@@ -198,6 +201,20 @@ def _fold_constant(graph: Graph, node: Node, outputs: set[str], budget: Budget) 
     codes = follow(node, constants, graph.codes)
     if codes is not None and constants[node.outputs[0]].dtype.name in FLOATS:
         graph.codes[node.outputs[0]] = codes
+    return True
+
+
+def _fold_output(graph: Graph, node: Node, budget: Budget) -> bool:
+    """Compute a node that makes graph outputs of nothing: no kernel runs over no elements."""
+    names = {out: graph.fresh(f"{out}.folded") for out in node.outputs if out}
+    inner = replace(node, outputs=tuple(names.get(out, "") for out in node.outputs))
+    if not _fold_constant(graph, inner, set(), budget):
+        return False
+    for out, name in names.items():
+        copy = Node("Identity", graph.fresh(f"{out}.copy"), (name,), (out,))
+        infer(graph, copy)
+        graph.maker[out] = copy
+        graph.nodes.append(copy)
     return True
 
 
