@@ -1,9 +1,13 @@
 """Makes ONNX files of torchvision's and transformers' models, with small random weights.
 
-``python examples/export_models.py FOLDER [--only TEXT]`` writes ``NAME.onnx`` and ``NAME.npz``, inputs
-that make sense. Each model is exported by torch's two exporters where both can do it. It needs
-``pip install torchvision==0.28.0 transformers onnxscript`` beside the project's torch, which may lie in a
-folder of their own (``pip install --no-deps --target``) that ``PYTHONPATH`` names.
+``python examples/export_models.py FOLDER [--only TEXT]`` writes ``torchvision/``, ``transformers/``
+and ``optimum/NAME.onnx``, and inputs that make sense as ``.npz`` beside each, for
+``examples/measure_models.py --exports FOLDER``. torch's two exporters both try their models.
+
+It needs, beside the project's torch, in a folder that ``PYTHONPATH`` names: ``pip install --no-deps
+--target FOLDER torchvision==0.28.0 transformers==4.57.1 huggingface_hub==0.36.0 tokenizers==0.22.1
+optimum==2.0.0 optimum-onnx==0.1.0 onnxscript onnx_ir regex requests urllib3 idna certifi
+charset_normalizer pyyaml tqdm filelock packaging``.
 """
 
 from __future__ import annotations
@@ -12,13 +16,19 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+# PyPI's torchvision has its own operators for CUDA's torch alone; the models need none.
+OPERATORS = torch.library.Library("torchvision", "DEF")
+for operator in ("nms", "qnms"):
+    OPERATORS.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 Inputs = dict[str, torch.Tensor]
 Axes = dict[str, dict[int, str]]
@@ -50,7 +60,6 @@ class Export:
     outputs: tuple[str, ...] = ("output",)
     exporters: tuple[str, ...] = ("script", "dynamo")
     opset: int = 17
-    more: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path, exporter: str) -> Path:
         """Export and keep the inputs beside it."""
@@ -96,7 +105,7 @@ def pictures(count: int = 2, size: int = 224) -> Callable[[], Inputs]:
 
 
 def sane(model: nn.Module) -> nn.Module:
-    """Weights that are random, but statistics of norms as training leaves them: no layer dies out."""
+    """Norms as training leaves them, with random weights: no layer dies out."""
     generator = torch.Generator().manual_seed(1)
     for part in model.modules():
         if isinstance(part, nn.BatchNorm2d | nn.BatchNorm1d):
@@ -126,16 +135,13 @@ def settled(make: Callable[[], nn.Module], size: int = 224) -> Callable[[], nn.M
 
 def vision() -> Iterator[Export]:
     """Classifiers by torchvision."""
-    # PyPI's torchvision has its own operators for CUDA's torch alone; the models need none.
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import torchvision.models as zoo_of_torch
 
     names = (
         "resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "densenet121",
         "shufflenet_v2_x0_5", "convnext_tiny", "swin_t", "vit_b_16", "squeezenet1_1", "mnasnet0_5",
-        "regnet_y_400mf", "inception_v3", "googlenet", "maxvit_t", "swin_v2_t", "vgg11_bn", "alexnet",
+        "regnet_y_400mf", "inception_v3", "googlenet", "maxvit_t", "swin_v2_t", "vgg11_bn",
+        "alexnet",
     )  # fmt: skip
     for name in names:
         build = getattr(zoo_of_torch, name)
@@ -196,7 +202,9 @@ def encoders() -> Iterator[Export]:
         "attn_implementation": "eager",
     }
     configs = {
-        "distilbert": t.DistilBertConfig(vocab_size=99, dim=64, n_layers=2, n_heads=4, hidden_dim=128),
+        "distilbert": t.DistilBertConfig(
+            vocab_size=99, dim=64, n_layers=2, n_heads=4, hidden_dim=128
+        ),
         "deberta_v2": t.DebertaV2Config(
             **wide, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16,
             norm_rel_ebd="layer_norm", share_att_key=True, max_relative_positions=-1,
@@ -263,7 +271,9 @@ def decoders() -> Iterator[Export]:
         "gpt2": (t.GPT2Config(vocab_size=99, n_embd=64, n_layer=2, n_head=4, n_positions=64), 4),
         "llama": (t.LlamaConfig(**llama), 2),
         "qwen3": (t.Qwen3Config(**llama, head_dim=16), 2),
-        "gemma2": (t.Gemma2Config(**llama, head_dim=16, query_pre_attn_scalar=16, sliding_window=4), 2),
+        "gemma2": (t.Gemma2Config(
+            **llama, head_dim=16, query_pre_attn_scalar=16, sliding_window=4
+        ), 2),
         "phi3": (t.Phi3Config(**llama), 2),
         "opt": (t.OPTConfig(
             vocab_size=99, hidden_size=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=4,
@@ -279,9 +289,7 @@ def decoders() -> Iterator[Export]:
     axes = {**_TEXT, "logits": {0: "batch", 1: "sequence"}}
     present = tuple(f"present.{layer}.{kind}" for layer in range(2) for kind in kinds)
     for name, (config, heads) in configs.items():
-        make = lambda config=config: t.AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager"
-        )
+        make = partial(t.AutoModelForCausalLM.from_config, config, attn_implementation="eager")
 
         def first(m: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
             out = m(input_ids=ids, attention_mask=mask, use_cache=True)
@@ -402,9 +410,7 @@ def translators() -> Iterator[Export]:
             }
             return {**given(length=1), **past}
 
-        make = lambda kind=kind, config=config: kind._from_config(
-            config, attn_implementation="eager"
-        )
+        make = partial(kind._from_config, config, attn_implementation="eager")
         for step, call, inputs in (("decoder", first, given), ("with_past", later, after)):
             yield Export(
                 f"{name}_{step}",
@@ -416,6 +422,128 @@ def translators() -> Iterator[Export]:
             )
 
 
+def optimum_models() -> Iterator[tuple[str, Callable[[], nn.Module], str]]:
+    """Name, model and task of what optimum exports, one file or several each."""
+    import transformers as t
+
+    text, speech = "text2text-generation-with-past", "automatic-speech-recognition-with-past"
+    sizes = {
+        "vocab_size": 99, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0,
+    }  # fmt: skip
+    causal = {**sizes, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
+    yield (
+        "gpt2",
+        lambda: t.GPT2LMHeadModel(
+            t.GPT2Config(vocab_size=99, n_embd=64, n_layer=2, n_head=4, n_positions=64)
+        ),
+        "text-generation-with-past",
+    )
+    for name, kind, config in (
+        ("llama", t.LlamaForCausalLM, t.LlamaConfig(**causal)),
+        ("qwen3", t.Qwen3ForCausalLM, t.Qwen3Config(**causal, head_dim=16)),
+        ("gemma", t.GemmaForCausalLM, t.GemmaConfig(**causal, head_dim=16)),
+    ):
+        yield name, lambda kind=kind, config=config: kind(config), "text-generation-with-past"
+    yield (
+        "t5",
+        lambda: t.T5ForConditionalGeneration(
+            t.T5Config(
+                vocab_size=99,
+                d_model=64,
+                d_kv=16,
+                d_ff=128,
+                num_layers=2,
+                num_heads=4,
+                decoder_start_token_id=0,
+            )
+        ),
+        text,
+    )
+    yield (
+        "whisper",
+        lambda: t.WhisperForConditionalGeneration(
+            t.WhisperConfig(
+                vocab_size=99,
+                d_model=64,
+                encoder_layers=2,
+                decoder_layers=2,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                encoder_ffn_dim=128,
+                decoder_ffn_dim=128,
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=2,
+                decoder_start_token_id=1,
+                num_mel_bins=80,
+                max_target_positions=32,
+            )
+        ),
+        speech,
+    )
+    yield (
+        "distilbert",
+        lambda: t.DistilBertForSequenceClassification(
+            t.DistilBertConfig(vocab_size=99, dim=64, n_layers=2, n_heads=4, hidden_dim=128)
+        ),
+        "text-classification",
+    )
+
+
+SIZES = {
+    "batch_size": 2, "sequence_length": 3, "past_sequence_length": 5, "feature_size": 80,
+    "encoder_sequence_length": 7, "past_decoder_sequence_length": 5,
+    "encoder_sequence_length_out": 7,
+}  # fmt: skip
+
+
+def plausible(path: Path, cached: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs of a file of optimum's, whose dimensions are named by sums of `SIZES`."""
+    import onnx
+
+    rng, made = np.random.default_rng(0), {}
+    sizes = {**SIZES, "decoder_sequence_length": 1 if cached else 4}
+    for given in onnx.load(path, load_external_data=False).graph.input:
+        dims = given.type.tensor_type.shape.dim
+        shape = [
+            d.dim_value or sum(sizes[name.strip()] for name in d.dim_param.split("+")) for d in dims
+        ]
+        kind = onnx.helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type)
+        if "position_ids" in given.name:
+            value = np.broadcast_to(np.arange(5, 5 + shape[1]), shape)
+        elif "mask" in given.name or kind.kind == "b":
+            value = np.ones(shape)
+        else:
+            value = (
+                rng.integers(3, 99, shape) if kind == np.int64 else 0.5 * rng.standard_normal(shape)
+            )
+        made[given.name] = value.astype(kind)
+    return made
+
+
+def export_optimum(folder: Path, only: str) -> None:
+    """``optimum/NAME_PART.onnx`` of `optimum_models`."""
+    import tempfile
+
+    from optimum.exporters.onnx import onnx_export_from_model
+
+    (folder / "optimum").mkdir(parents=True, exist_ok=True)
+    for name, make, task in optimum_models():
+        if only not in f"optimum {name}":
+            continue
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory() as place:
+            onnx_export_from_model(make().eval(), Path(place), task=task, do_validation=False)
+            for file in Path(place).glob("*.onnx"):
+                stem = name if file.stem == "model" else f"{name}_{file.stem}"
+                path = folder / "optimum" / f"{stem}.onnx"
+                path.write_bytes(file.read_bytes())
+                cached = "past" in stem or "merged" in stem
+                np.savez(path.with_suffix(".npz"), **plausible(path, cached))
+                print(path, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -423,22 +551,35 @@ def main() -> None:
     parser.add_argument("--exporter", default="")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    for group in GROUPS:
+    for place, group in GROUPS:
+        if arguments.only.partition(" ")[0] not in (*dict(GROUPS), "optimum", ""):
+            parser.error("--only begins with torchvision, transformers or optimum")
+        if not place.startswith(arguments.only.partition(" ")[0]):
+            continue
+        folder = arguments.folder / place
+        folder.mkdir(parents=True, exist_ok=True)
         for export in group():
-            if arguments.only not in export.name:
+            if arguments.only not in f"{place} {export.name}":
                 continue
             for exporter in export.exporters:
                 if arguments.exporter not in exporter:
                     continue
                 try:
-                    print(export.write(arguments.folder, exporter), flush=True)
+                    print(export.write(folder, exporter), flush=True)
                 except Exception:
                     # What an exporter cannot do is its own affair; the others go on.
                     last = traceback.format_exc().strip().splitlines()[-1]
                     print(f"{export.name} {exporter}: {last[:300]}", file=sys.stderr, flush=True)
+    if arguments.only.startswith("optimum") or not arguments.only:
+        export_optimum(arguments.folder, arguments.only)
 
 
-GROUPS = (vision, encoders, decoders, translators)
+GROUPS = (
+    ("torchvision", vision),
+    ("transformers", encoders),
+    ("transformers", decoders),
+    ("transformers", translators),
+)
 
 if __name__ == "__main__":
     main()

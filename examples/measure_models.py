@@ -2,7 +2,8 @@
 
 ``python examples/measure_models.py`` downloads the packages (500 MB) into ``build/models``, takes
 about half an hour and keeps the rows in ``docs/measured/models.json``. ``--only TEXT`` measures the
-models whose names contain it; rows of others stay. Each is compiled in a process of its own, which
+models whose names contain it; rows of others stay. ``--exports FOLDER`` adds what
+``examples/export_models.py`` wrote there. Each is compiled in a process of its own, which
 may end as it likes.
 """
 
@@ -38,7 +39,7 @@ def compiled(path: Path, scheme: str, folder: Path) -> dict[str, Any]:
     return {"seconds": round(time.monotonic() - began, 1), "peak_mb": peak}
 
 
-def compared(model: zoo.Model, path: Path, folder: Path) -> dict[str, Any]:
+def compared(model: zoo.Model | zoo.Exported, path: Path, folder: Path) -> dict[str, Any]:
     """Worst output: largest difference relative to the largest value, and cosine; both times."""
     from apq_tvm.bench.timing import Candidate, interleave
     from apq_tvm.evaluation.runners import open_session, specs_of
@@ -76,11 +77,10 @@ def compared(model: zoo.Model, path: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def worker(number: int, scheme: str, folder: Path) -> None:
+def worker(model: zoo.Model | zoo.Exported, scheme: str, folder: Path) -> None:
     """One model and scheme; a row of figures, or what refused it, as the last line."""
     from apq_tvm.errors import ApqError
 
-    model = zoo.MODELS[number]
     path = model.path(CACHE)
     try:
         row = {"compiled": True, **compiled(path, scheme, folder / "module")}
@@ -90,10 +90,10 @@ def worker(number: int, scheme: str, folder: Path) -> None:
     print(json.dumps(row))
 
 
-def outcome(number: int, scheme: str) -> dict[str, Any]:
+def outcome(number: int, scheme: str, exports: list[str]) -> dict[str, Any]:
     """The worker's row; how it ended, if it gave none."""
     with tempfile.TemporaryDirectory(prefix="apq-models-") as folder:
-        words = [sys.executable, __file__, "--worker", str(number), scheme, folder]
+        words = [sys.executable, __file__, *exports, "--worker", str(number), scheme, folder]
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -108,18 +108,21 @@ def outcome(number: int, scheme: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="part of models' names")
+    parser.add_argument("--exports", type=Path, help="folder of exported models")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    models = zoo.models(arguments.exports)
     if arguments.worker:
         number, scheme, folder = arguments.worker
-        worker(int(number), scheme, Path(folder))
+        worker(models[int(number)], scheme, Path(folder))
         return
-    for number, model in enumerate(zoo.MODELS):
+    exports = ["--exports", str(arguments.exports)] if arguments.exports else []
+    for number, model in enumerate(models):
         if arguments.only not in model.name:
             continue
         model.path(CACHE)
         for scheme in SCHEMES:
-            row = {"model": model.name, "scheme": scheme, **outcome(number, scheme)}
+            row = {"model": model.name, "scheme": scheme, **outcome(number, scheme, exports)}
             print(json.dumps(row), flush=True)
             measured.store("models", [row], measure.place(), merge_by=("model", "scheme"))
     measured.render_all()

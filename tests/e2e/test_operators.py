@@ -83,6 +83,22 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
         "y",
         {"to": np.array([-1, 2, 4, 4])},
     ),
+    # A network that halves and doubles: positions are floats of dimensions.
+    "resize_like": (
+        [
+            ("AveragePool", "x", "h", {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}),
+            ("Shape", "x", "n"),
+            (
+                "Resize",
+                "h _ _ n",
+                "y",
+                {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+            ),
+        ],
+        {"x": ("float32", ["b", 3, "s", 6])},
+        "y",
+        {},
+    ),
     # whisper: a mask cut to a length that no other tensor of the fused function has.
     "cut_mask": (
         [

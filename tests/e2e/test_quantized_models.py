@@ -192,3 +192,32 @@ def test_empty_inputs_that_are_no_caches_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no dimension may be zero"):
         module.run({"x": np.zeros((0, 4), np.float32)})
     assert onnx.load(path).graph.node[0].op_type == "Relu"
+
+
+def test_operators_on_integers_of_onnxruntime_match_it(tmp_path: Path) -> None:
+    """What its QOperator format writes beside layers: one step of rounding at most."""
+    quantized = {"s": np.float32(0.05), "z": np.uint8(120), "t": np.float32(0.08)}
+    nodes: list[Any] = [
+        ("QuantizeLinear", "x s z", "q"),
+        ("com.microsoft.QLinearConcat", "t z q s z q t z", "c", {"axis": 1}),
+        (
+            "com.microsoft.QLinearAveragePool",
+            "c t z s z",
+            "a",
+            {"kernel_shape": [2, 2], "strides": [2, 2]},
+        ),
+        ("com.microsoft.QLinearGlobalAveragePool", "c t z s z", "g", {"channels_last": 0}),
+        ("Greater", "x zero", "k"),
+        ("com.microsoft.QLinearWhere", "k q s z q t z s z", "w"),
+        ("DequantizeLinear", "a s z", "y"),
+        ("DequantizeLinear", "g s z", "mean"),
+        ("DequantizeLinear", "w s z", "chosen"),
+    ]
+    weights = {**{k: np.asarray(v) for k, v in quantized.items()}, "zero": np.zeros((), np.float32)}
+    inputs = {"x": ("float32", ["b", 3, 8, 6])}
+    model = build(nodes, inputs, "y mean chosen", weights, domains={"com.microsoft": 1})
+    path = save(model, tmp_path)
+    module, given = compiled(path, "float"), {"x": rand(2, 3, 8, 6)}
+    got = module.run(given)
+    for name, value in run_onnx(path, given).items():
+        assert np.abs(got[name] - value).max() <= 0.0501, name

@@ -107,7 +107,8 @@ def _same(node: Node, value: str, a: Shape | None, b: Shape | None) -> Shape | N
     raise UnsupportedModel(
         f"If {name!r}: the branches {text} for {value!r}, and which one runs is not known when the "
         "model is compiled; fix the dimensions that its condition reads (--dim NAME=SIZE), or "
-        "export the model with a fixed branch"
+        "export the model with a fixed branch (of a merged decoder: decoder_model.onnx and "
+        "decoder_with_past_model.onnx, which optimum writes beside it)"
     )
 
 

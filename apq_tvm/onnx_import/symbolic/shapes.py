@@ -398,6 +398,8 @@ def _blocks(graph: Graph, node: Node) -> Rewritten:
         return None
     n, channels, height, width = x
     start: list[Node] = []
+    split: tuple[Dim, ...]
+    result: tuple[Dim, ...]
     source = node.inputs[0]
     if node.op == "DepthToSpace":
         if not isinstance(channels, int) or channels % (size * size):
