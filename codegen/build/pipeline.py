@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, sym, tirx
 from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
@@ -26,6 +27,41 @@ NAME = "apq_cpu"
 def _spill_large(mod: Any, _: Any) -> Any:
     functions = {name: spill_large(func) for name, func in mod.functions.items()}
     return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _hoist(mod: Any, _: Any) -> Any:
+    """Conditions out of loops that do not change them."""
+    functions = {name: complete_conditions(func) for name, func in mod.functions.items()}
+    return s_tir.transform.HoistIfThenElse()(tvm.IRModule(functions, attrs=mod.attrs))
+
+
+def complete_conditions(func: Any) -> Any:
+    """Give an ``if`` without ``else``, inside of one that has it, an ``else`` that does nothing.
+
+    For TVM 0.27's ``HoistIfThenElse``, which otherwise takes the outer one's other case away.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+    """
+
+    def complete(inner: Any) -> Any:
+        if inner.else_case is not None:
+            return inner
+        return tirx.IfThenElse(inner.condition, inner.then_case, tirx.Evaluate(0))
+
+    def inside(outer: Any) -> Any:
+        if outer.else_case is None:
+            return outer
+        rule = (tirx.IfThenElse, complete)
+        cases = (tvm_ffi.structural_map(c, rule) for c in (outer.then_case, outer.else_case))
+        return tirx.IfThenElse(outer.condition, *cases)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.IfThenElse, inside)))
 
 
 def _share(mod: Any, _: Any) -> Any:
@@ -110,7 +146,7 @@ def _passes() -> tuple[Any, Any, Any]:
         plain.VectorizeLoop(True),
         tvm.transform.module_pass(_spill_large, opt_level=0, name="apq.SpillLarge"),
         plain.StorageRewrite(),
-        structured.HoistIfThenElse(),
+        tvm.transform.module_pass(_hoist, opt_level=0, name="apq.HoistIfThenElse"),
         plain.UnrollLoop(),
         structured.RenormalizeSplitPattern(),
         plain.StmtSimplify(),

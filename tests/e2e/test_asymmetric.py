@@ -25,7 +25,7 @@ K = 70
 LAYERS = {
     "whole": ("W8A8", 50),
     "behind": ("W8A8", 33),
-    "nibbles": ("W4A8", 32),
+    "nibbles": ("W4A8", 33),
     "zeros": ("W4zA8", 16),
     "threes": ("W3A8", 24),
     "grouped": ("W4A8tg32", 20),
