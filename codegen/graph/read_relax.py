@@ -255,7 +255,7 @@ class _Reader:
         by_step: dict[int, list[Condition]] = {}
         for condition in conditions:
             by_step.setdefault(self.graph.waits_for(condition.test), []).append(condition)
-        self.graph.conditions += by_step.get(0, [])
+        self.graph.conditions[:0] = by_step.get(0, [])  # their messages name a node
         number = 0
         for at, step in enumerate(self.graph.steps):
             if isinstance(step, Sizes):

@@ -82,10 +82,8 @@ def test_branches_of_different_shapes(tmp_path: Path) -> None:
         import_onnx(save(model, tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("rounds", "word"), [("k", "collects a value of each round"), ("n", "must keep its shape")]
-)
-def test_loops_that_grow(rounds: str, word: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", ["k", "n"])
+def test_loops_that_grow(rounds: str, tmp_path: Path) -> None:
     """As often as data says, and collecting; as often as there are rows, and growing."""
     model = build(
         [("Shape", "x", "s"), ("Gather", "s zero", "n")],
@@ -110,5 +108,5 @@ def test_loops_that_grow(rounds: str, word: str, tmp_path: Path) -> None:
     )
     grow = node("Loop", [rounds, "", "x"], ["last", "all"], name="grow", body=body)
     model.graph.node.append(grow)
-    with pytest.raises(UnsupportedModel, match=f"grow.*{word}"):
+    with pytest.raises(UnsupportedModel, match="grow.*must keep its shape"):
         import_onnx(save(model, tmp_path))

@@ -114,9 +114,11 @@ def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() 
 
     from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
     from apq_tvm.onnx_import.ops import REFUSED, SUPPORTED
+    from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
 
     assert SUPPORTED.isdisjoint(REFUSED)
-    in_part = {"BatchNormalization", "ConvTranspose", "MaxUnpool", "Resize"}
+    in_part = {"BatchNormalization", "ConvTranspose", "MaxUnpool", "Resize", "SpaceToDepth"}
+    in_part |= SUPPORTED & SHAPE_INPUTS.keys()
     assert SUPPORTED & EXPANSIONS.keys() == in_part  # some forms of these are expanded
     known = set(_get_convert_map())
     assert known <= SUPPORTED | set(REFUSED) | set(EXPANSIONS)
