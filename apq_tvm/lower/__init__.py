@@ -17,6 +17,7 @@ from tvm import relax
 from apq_tvm.lower.arithmetic import ARITHMETIC
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.extremes import extreme_converters
+from apq_tvm.lower.fusion import bound_fusion
 from apq_tvm.lower.images import ImageLowering
 from apq_tvm.lower.indexing import indexing_converters
 from apq_tvm.lower.linear import LinearLowering
@@ -118,6 +119,7 @@ def _fuse(mod: tvm.IRModule) -> tvm.IRModule:
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
+            bound_fusion(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
             # A schedule would hide that a PrimFunc only renames indices.

@@ -64,6 +64,20 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
         {k: np.array(v) for k, v in dict(zero=0, one=1, three=3, four=4, far=8, near=-8).items()}
         | {"last": np.array([1])},
     ),
+    # A value that is read twice, twenty times over: written out it has a million parts.
+    "squares": (
+        [
+            node
+            for i in range(20)
+            for node in (
+                ("Mul", f"{f's{i}' if i else 'x'} {f's{i}' if i else 'x'}", f"m{i}"),
+                ("Sqrt", f"m{i}", f"s{i + 1}" if i < 19 else "y"),
+            )
+        ],
+        X2,
+        "y",
+        {},
+    ),
     "depth_to_space": (
         [
             ("DepthToSpace", "x", "y", {"blocksize": 2}),

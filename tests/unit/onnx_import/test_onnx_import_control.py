@@ -108,5 +108,5 @@ def test_loops_that_grow(rounds: str, tmp_path: Path) -> None:
     )
     grow = node("Loop", [rounds, "", "x"], ["last", "all"], name="grow", body=body)
     model.graph.node.append(grow)
-    with pytest.raises(UnsupportedModel, match="grow.*must keep its shape"):
+    with pytest.raises(UnsupportedModel, match=r"grow.*must keep its shape"):
         import_onnx(save(model, tmp_path))

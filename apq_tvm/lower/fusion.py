@@ -1,0 +1,38 @@
+"""How far Relax fuses what is left to it: kernels stay small, however often a value is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+INJECTIVE, OPAQUE = 2, 8
+"""``op_pattern``: up to the first, results are computed where they are read; the last is alone."""
+
+LARGEST = 1024
+"""Operations in an expression; ``FuseTIR`` writes a value out as often as it is read, so that ten
+squares, one of the other, have as many."""
+
+
+def bound_fusion() -> Any:
+    """The pass between the patterns' annotation and ``FuseOps``: what would end too large an
+    expression stays alone."""
+    return tvm.transform.module_pass(_bound, opt_level=0, name="apq.BoundFusion")
+
+
+def _bound(mod: Any, _: Any) -> Any:
+    sizes: dict[Any, int] = {}
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if not isinstance(call, relax.Call) or call.op != tvm.ir.Op.get("relax.call_tir"):
+                continue
+            func = mod[call.args[0]]
+            pattern = int((func.attrs or {}).get("op_pattern", OPAQUE))
+            size = 1 + sum(sizes.get(arg, 1) for arg in call.args[1])
+            if size > LARGEST and pattern != OPAQUE:
+                mod[call.args[0]] = func.with_attr("op_pattern", OPAQUE)
+            elif pattern <= INJECTIVE:
+                sizes[binding.var] = size
+    return mod
