@@ -248,7 +248,7 @@ main()
     temporary.mkdir()
     words = ("compile", str(folder / "small.onnx"), "-o", str(made / "module"), "--json")
     done = subprocess.run(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, *words, "--scheme", "float"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
