@@ -61,12 +61,11 @@ def images(count: int, height: int, width: int, seed: int = 0) -> Array:
 def export(folder: Path) -> None:
     """Write torchvision's networks."""
     import torch
-    import torchvision
 
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     for name in NETWORKS:
-        net = getattr(torchvision.models, name)(weights=None)
+        net = getattr(measured.torchvision_models(), name)(weights=None)
         for module in net.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.momentum = None  # the mean over all batches

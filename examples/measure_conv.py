@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,12 +36,8 @@ def exported(name: str, folder: Path) -> Path:
     """A model of torchvision with random weights, its statistics those of noise."""
     import torch
 
-    # Without compiled operators (--no-deps beside another torch) its fake kernels fail to register.
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("none"))
-    import torchvision
-
     torch.manual_seed(0)
-    net = getattr(torchvision.models, name)(weights=None).train()
+    net = getattr(measured.torchvision_models(), name)(weights=None).train()
     for part in net.modules():
         if isinstance(part, torch.nn.BatchNorm2d):
             part.momentum = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -456,3 +458,15 @@ def render_all() -> None:
         if after != before:
             path.write_text(after, encoding="utf-8")
             print(f"{path.relative_to(ROOT)}: tables written")
+
+
+def torchvision_models() -> Any:
+    """torchvision's ``models``, also of a torchvision without compiled operators.
+
+    PyPI's has those of CUDA's torch; installed by ``--no-deps`` beside another torch its fake
+    kernels fail to register, and the models need none of them.
+    """
+    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("none"))
+    from torchvision import models
+
+    return models
