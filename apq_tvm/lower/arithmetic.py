@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
+from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.onnx_import.graph import np_dtype
 from apq_tvm.ops.graph.arithmetic import (
@@ -37,7 +38,7 @@ def elementwise(
     def compute(*tensors: Any) -> Any:
         return broadcast(fn, *tensors)
 
-    attrs = {"op_pattern": 8} if alone else None
+    attrs = ALONE if alone else None
     return bb.emit_te(compute, *inputs, primfunc_name_hint="elementwise", primfunc_attrs=attrs)
 
 

@@ -10,6 +10,10 @@ from tvm import relax
 INJECTIVE, OPAQUE = 2, 8
 """``op_pattern``: up to the first, results are computed where they are read; the last is alone."""
 
+ALONE = {"op_pattern": OPAQUE}
+"""Attributes of a PrimFunc that ``FuseOps`` leaves alone: among others what reads a number beside a
+symbol that only an inner buffer binds, on which ``FuseTIR`` fails."""
+
 LARGEST = 1024
 """Operations in an expression; ``FuseTIR`` writes a value out as often as it is read, so that ten
 squares, one of the other, have as many."""

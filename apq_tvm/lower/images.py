@@ -9,6 +9,7 @@ from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.conv import conv
@@ -16,9 +17,6 @@ from apq_tvm.ops.graph.pad import pad
 from apq_tvm.ops.graph.pool import pool
 from apq_tvm.ops.graph.resize import gathered, is_repeat, repeated, table
 from apq_tvm.types import Node, TensorSpec
-
-ALONE = {"op_pattern": 8}
-"""FuseTIR fails on a number beside a symbol that only an inner buffer binds."""
 
 
 class ImageLowering:

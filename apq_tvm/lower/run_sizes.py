@@ -9,6 +9,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
@@ -16,9 +17,6 @@ from apq_tvm.ops.graph.numbers import RULES
 from apq_tvm.ops.graph.select import non_max_suppression, non_zero, unique
 from apq_tvm.ops.graph.topk import topk
 from apq_tvm.types import REGION, Node
-
-ALONE = {"op_pattern": 8}
-"""FuseTIR fails on a number beside a symbol that only an inner buffer binds."""
 
 
 class RunSizeLowering:

@@ -9,13 +9,11 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.append_cache import append_cache
 from apq_tvm.types import Node
-
-OPAQUE = 8
-"""``op_pattern`` of PrimFuncs that FuseOps leaves alone."""
 
 
 class ShapeLowering:
@@ -78,7 +76,7 @@ class ShapeLowering:
         begins, steps = node.attrs["starts"], [self._dim(d) for d in node.attrs["steps"]]
         # As arguments: the symbols of `emit_te`'s PrimFunc are others than these.
         symbolic = [self._dim(d) for d in begins if isinstance(d, str)]
-        alone = {"op_pattern": OPAQUE} if symbolic else _alone(known_shape(inputs[0], node), shape)
+        alone = ALONE if symbolic else _alone(known_shape(inputs[0], node), shape)
 
         def element(x: Any, *given: Any) -> Any:
             rest = iter(given)
@@ -114,7 +112,7 @@ class ShapeLowering:
         given = {key: node.attrs[key] for key in ("start", "delta")}
         # As arguments, and alone, for the reasons that `dims` gives.
         symbolic = [key for key, value in given.items() if isinstance(value, str)]
-        alone = {"op_pattern": OPAQUE} if symbolic else {}
+        alone = ALONE if symbolic else {}
 
         def values(*arguments: Any) -> Any:
             numbers = {key: self._number(value, dtype) for key, value in given.items()}
@@ -150,14 +148,14 @@ class ShapeLowering:
 
         numbers = [self._dim(d) for d in node.attrs["dims"]]
         # FuseTIR fails on a number beside a symbol that only an inner buffer binds.
-        alone = {"op_pattern": OPAQUE}
+        alone = ALONE
         return bb.emit_te(values, *numbers, primfunc_name_hint="dims", primfunc_attrs=alone)
 
 
 def _alone(have: Sequence[Any], shape: Sequence[Any]) -> dict[str, int] | None:
     """Attributes that keep a PrimFunc apart where its output has symbols that its input has not:
     FuseTIR fails where only the output binds one, or where one inside is an expression outside."""
-    return None if _variables(shape) <= _variables(have) else {"op_pattern": OPAQUE}
+    return None if _variables(shape) <= _variables(have) else ALONE
 
 
 def _variables(extents: Sequence[Any]) -> set[str]:

@@ -53,6 +53,12 @@ def checked(
     return func.with_attrs(attrs)
 
 
+def _inputs(data: Sequence[Dim], ids: Sequence[Dim], dtype: str, ids_dtype: str) -> tuple[Any, Any]:
+    symbols = Symbols()
+    x = te.placeholder(symbols.shape(data), dtype, "x")
+    return x, te.placeholder(symbols.shape(ids), ids_dtype, "ids")
+
+
 def gather(data: Sequence[Dim], ids: Sequence[Dim], axis: int, dtype: str, ids_dtype: str) -> Any:
     """``y[a.., i.., b..] = x[a.., ids[i..], b..]``.
 
@@ -61,9 +67,7 @@ def gather(data: Sequence[Dim], ids: Sequence[Dim], axis: int, dtype: str, ids_d
     tvm.tirx.PrimFunc
         ``(x, ids, y)``, unscheduled.
     """
-    symbols = Symbols()
-    x = te.placeholder(symbols.shape(data), dtype, "x")
-    index = te.placeholder(symbols.shape(ids), ids_dtype, "ids")
+    x, index = _inputs(data, ids, dtype, ids_dtype)
     rank = len(ids)
 
     def element(*i: Any) -> Any:
@@ -85,9 +89,7 @@ def gather_elements(
     tvm.tirx.PrimFunc
         ``(x, ids, y)``, unscheduled.
     """
-    symbols = Symbols()
-    x = te.placeholder(symbols.shape(data), dtype, "x")
-    index = te.placeholder(symbols.shape(ids), ids_dtype, "ids")
+    x, index = _inputs(data, ids, dtype, ids_dtype)
 
     def element(*i: Any) -> Any:
         return x(*i[:axis], inside(index(*i), x.shape[axis]), *i[axis + 1 :])
@@ -106,9 +108,7 @@ def gather_nd(
     tvm.tirx.PrimFunc
         ``(x, ids, y)``, unscheduled.
     """
-    symbols = Symbols()
-    x = te.placeholder(symbols.shape(data), dtype, "x")
-    index = te.placeholder(symbols.shape(ids), ids_dtype, "ids")
+    x, index = _inputs(data, ids, dtype, ids_dtype)
     lead, count = len(ids) - 1, int(ids[-1])
     extents = x.shape[batch_dims : batch_dims + count]
 

@@ -38,26 +38,18 @@ def scatter_elements(
     tvm.tirx.PrimFunc
         ``(x, ids, updates, y)``, unscheduled.
     """
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
     symbols = Symbols()
     shape, index_shape = symbols.shape(data), symbols.shape(ids)
-    with IRBuilder() as builder:
-        with b.prim_func(s_tir=True):
-            b.func_name("scatter")
-            b.func_attr({"tirx.noalias": True})
-            x = b.match_buffer(b.arg("x", b.handle()), shape, dtype)
-            index = b.match_buffer(b.arg("ids", b.handle()), index_shape, ids_dtype)
-            updates = b.match_buffer(b.arg("updates", b.handle()), index_shape, dtype)
-            y = b.match_buffer(b.arg("y", b.handle()), shape, dtype)
-            _copy(b, x, y)
-            with b.grid(*index_shape) as loops, b.sblock("scatter"):
-                i = _axes(b, "R", loops)
-                where = [*i[:axis], inside(index[tuple(i)], shape[axis]), *i[axis + 1 :]]
-                value = REDUCTIONS[reduction](y[tuple(where)], updates[tuple(i)])
-                b.buffer_store(y, value, where)
-    return checked(builder.get(), "scatter", 1, [shape[axis]])
+
+    def scatter(b: Any, index: Any, updates: Any, y: Any) -> None:
+        with b.grid(*index_shape) as loops, b.sblock("scatter"):
+            i = _axes(b, "R", loops)
+            where = [*i[:axis], inside(index[tuple(i)], shape[axis]), *i[axis + 1 :]]
+            value = REDUCTIONS[reduction](y[tuple(where)], updates[tuple(i)])
+            b.buffer_store(y, value, where)
+
+    func = _scattered((shape, index_shape, index_shape), dtype, ids_dtype, scatter)
+    return checked(func, "scatter", 1, [shape[axis]])
 
 
 def scatter_nd(
@@ -77,28 +69,43 @@ def scatter_nd(
     tvm.tirx.PrimFunc
         ``(x, ids, updates, y)``, unscheduled.
     """
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
     symbols = Symbols()
     shape, index_shape = symbols.shape(data), symbols.shape(ids)
     *extents, inner = shape
-    with IRBuilder() as builder:
-        with b.prim_func(s_tir=True):
-            b.func_name("scatter")
-            b.func_attr({"tirx.noalias": True})
-            x = b.match_buffer(b.arg("x", b.handle()), shape, dtype)
-            index = b.match_buffer(b.arg("ids", b.handle()), index_shape, ids_dtype)
-            updates = b.match_buffer(b.arg("updates", b.handle()), (index_shape[0], inner), dtype)
-            y = b.match_buffer(b.arg("y", b.handle()), shape, dtype)
-            _copy(b, x, y)
-            with b.grid(index_shape[0], inner) as loops, b.sblock("scatter"):
-                row, column = b.axis.remap("RR", loops)
-                where = [inside(index[row, j], extent) for j, extent in enumerate(extents)]
-                old = y[(*where, column)]
-                value = REDUCTIONS[reduction](old, updates[row, column])
-                b.buffer_store(y, value, [*where, column])
-    return checked(builder.get(), "scatter", 1, extents, len(extents))
+
+    def scatter(b: Any, index: Any, updates: Any, y: Any) -> None:
+        with b.grid(index_shape[0], inner) as loops, b.sblock("scatter"):
+            row, column = b.axis.remap("RR", loops)
+            where = [inside(index[row, j], extent) for j, extent in enumerate(extents)]
+            old = y[(*where, column)]
+            value = REDUCTIONS[reduction](old, updates[row, column])
+            b.buffer_store(y, value, [*where, column])
+
+    func = _scattered((shape, index_shape, (index_shape[0], inner)), dtype, ids_dtype, scatter)
+    return checked(func, "scatter", 1, extents, len(extents))
+
+
+def _scattered(
+    shapes: Sequence[Sequence[Any]],
+    dtype: str,
+    ids_dtype: str,
+    scatter: Callable[[Any, Any, Any, Any], None],
+) -> Any:
+    """``(x, ids, updates, y)`` of three shapes: x is copied, then `scatter` writes into y."""
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.tirx.script.builder import ir as b
+
+    shape, index_shape, update_shape = shapes
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("scatter")
+        b.func_attr({"tirx.noalias": True})
+        x = b.match_buffer(b.arg("x", b.handle()), shape, dtype)
+        index = b.match_buffer(b.arg("ids", b.handle()), index_shape, ids_dtype)
+        updates = b.match_buffer(b.arg("updates", b.handle()), update_shape, dtype)
+        y = b.match_buffer(b.arg("y", b.handle()), shape, dtype)
+        _copy(b, x, y)
+        scatter(b, index, updates, y)
+    return builder.get()
 
 
 def _copy(b: Any, x: Any, y: Any) -> None:
