@@ -19,15 +19,20 @@ import demo_model  # noqa: E402
 
 pytest_plugins = ("covering", "compiled_once", "scheduling", "words_modules")
 
-# Tests never time anything, and a machine that is shared is slow at times. Developers look for new
-# examples every time; CI judges a change, not luck.
-hypothesis.settings.register_profile(
-    "untimed",
-    deadline=None,
-    derandomize="CI" in os.environ,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("untimed")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples of properties: the same in `make test`, which judges a change; new ones in test-all.
+
+    Tests never time anything, and a machine that is shared is slow at times.
+    """
+    hypothesis.settings.register_profile(
+        "untimed",
+        deadline=None,
+        derandomize=not config.getoption("--all-cases"),
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("untimed")
+
 
 
 @cache

@@ -13,6 +13,7 @@ from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import FAMILIES, check_tensor, dequantize
 from apq_tvm.quantizers import quantize_tensor
+from apq_tvm.quantizers.families import rtn
 from apq_tvm.quantizers.feedback.error_feedback import MAX_DAMPING, feedback_of, output_error, walk
 from apq_tvm.quantizers.feedback.gptq import feedback_codes, layer_feedback, quantize_fed_back
 from apq_tvm.types import LayerStats, QuantizedTensor, Scheme
@@ -75,7 +76,7 @@ def test_without_correlation_feedback_is_rounding(
     elif kind != "normal":
         w = np.full_like(w, {"zeros": 0.0, "denormal": 1e-40, "equal": 0.7}[kind])
     scheme = Scheme(bits, zero, group_size=group)
-    start = quantize_tensor(w, scheme)
+    start = rtn.quantize_tensor(w, scheme)  # the registry's would also keep the sums of rows
     fed = feedback_codes(w, start, feedback_of(np.eye(k, dtype=np.float32), "layer"), "layer")
     check_tensor(fed, "layer")
     np.testing.assert_allclose(
