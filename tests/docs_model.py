@@ -1,8 +1,8 @@
 """The models and inputs that commands of the README and docs/ are tried on, under the names there.
 
 ``model.onnx`` is an encoder whose layers are called as in the demo model; they are all alike, so
-that compiling it takes few kernels. ``lm.onnx`` is a Llama of two blocks. ``sentences.npz``,
-``data.npz`` and ``tokens.npz`` are inputs for them.
+that compiling it takes few kernels. ``lm.onnx`` is a Llama of two blocks, ``detector.onnx`` one
+convolution of images. ``sentences.npz``, ``data.npz`` and ``tokens.npz`` are inputs for them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,19 @@ def write_folder(folder: Path) -> None:
     """Write the models and their inputs."""
     onnx.save(encoder(), folder / "model.onnx")
     tiny_llama.write(folder).rename(folder / "lm.onnx")
+    onnx.save(detector(), folder / "detector.onnx")
     rng = np.random.default_rng(0)
     for name, rows in (("sentences", 6), ("data", 12)):
         ids = rng.integers(0, WORDS, (rows, 8))
         np.savez(folder / f"{name}.npz", input_ids=ids, attention_mask=np.ones_like(ids))
     np.savez(folder / "tokens.npz", input_ids=tiny_llama.ids(4, 16))
+
+
+def detector() -> onnx.ModelProto:
+    """``scores`` of ``image``, of any batch, height and width."""
+    image = {"image": ("float32", ["batch", 3, "height", "width"])}
+    weights = {"w": rand(24, 3, 3, 3, seed=1)}
+    return build([("Conv", "image w", "scores", {"strides": [2, 2]})], image, "scores", weights)
 
 
 def encoder() -> onnx.ModelProto:

@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import json
 import mmap
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,13 @@ def main(folder: Path, cases: list[tuple[str, dict[str, list[int]]]]) -> None:
                     else (rng.standard_normal(shapes[info.name]))
                 )
                 feeds[info.name][...] = values
-            ranges = module.manifest["precisions"].values()
-            widths = {width for least, most in ranges for width in range(least, most + 1)}
+            ranges = module.manifest["precisions"]
+            widths = {width for least, most in ranges.values() for width in range(least, most + 1)}
             for bits in sorted(widths) or [0]:
                 print(label, "end" if at_end else "start", f"{bits} bits" * (bits > 0), flush=True)
-                keep.append(module.run(feeds, bits=bits))
+                for layer, (least, most) in ranges.items():
+                    module.set_precision(min(max(bits, least), most), f"^{re.escape(layer)}$")
+                keep.append(module.run(feeds))
     print("whole", flush=True)
 
 
