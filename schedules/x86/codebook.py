@@ -125,7 +125,7 @@ def gemm_kernel(
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
         """As `apq_tvm.schedules.x86.gemm.integer_blocking`."""
         layout = span_layout(spec, lanes)
-        tiles = integer_tiles(instruction, False, _top(layout).bit_length())
+        tiles = integer_tiles(instruction, False)
         m_tile, vectors = decide("tile", tiles)
         step, kp = max(UNIT_K, layout.group), layout.padded_k(spec.k)
         k_block = even_block(kp, step, decide("k_block", (256, 512, 384, 1024)))

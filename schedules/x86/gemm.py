@@ -6,6 +6,8 @@ stay in registers (`apq_tvm.schedules.x86.tiles`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout
@@ -13,6 +15,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import IntegerGemm
 from apq_tvm.ops.many_rows.float import DequantizedGemm, FloatGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.ops.many_rows.words import WordGemm
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import (
     check_dequantized,
@@ -22,21 +25,24 @@ from apq_tvm.schedules.linear.checks import (
     interleaved,
 )
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
-from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
-from apq_tvm.schedules.x86.instructions import FMA, dot_record
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
+from apq_tvm.schedules.x86.instructions import FMA, MADDWD, dot_record
 from apq_tvm.schedules.x86.tiles import (
     TALLEST,
+    Tiles,
     decoded_blocking,
     fitting_tiles,
     integer_tiles,
     micro_kernel,
     schedule_float_gemm,
+    word_tiles,
 )
-from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction
+from apq_tvm.tensorize.meaning.tile import Tile
+from apq_tvm.tensorize.x86.dot import MADDUBS, VNNI256, VNNI512, DotInstruction
 from apq_tvm.tensorize.x86.gemm import (
     dequantize_intrinsic,
     integer_gemm_intrinsic,
-    splits_codes,
+    word_gemm_intrinsic,
 )
 from apq_tvm.types import DeviceProfile
 
@@ -45,7 +51,7 @@ FLOAT_M_TILES = (4, 2, 1)
 
 
 def integer_blocking(
-    spec: LinearSpec, layout: InterleavedLayout, instruction: DotInstruction, decide: Decide
+    spec: LinearSpec, layout: InterleavedLayout, tiles: Callable[[bool], Tiles], decide: Decide
 ) -> GemmBlocking:
     """The decisions of an integer GEMM.
 
@@ -53,8 +59,7 @@ def integer_blocking(
     """
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
-    tiles = integer_tiles(instruction, whole, layout.bits)
-    m_tile, vectors = decide("tile", fitting_tiles(tiles, -(-spec.n // instruction.rows)))
+    m_tile, vectors = decide("tile", fitting_tiles(tiles(whole), layout.row_blocks(spec.n)))
     step = UNIT_K if whole else max(UNIT_K, group)
     k_block = even_block(kp, step, decide("k_block", (256, 512, 384, 1024, 2048)))
     steps = [s for s in (32, 64, 128) if k_block % s == 0 and (whole or group % s == 0)]
@@ -76,30 +81,45 @@ def float_blocking(spec: LinearSpec, lanes: int, m_tile: int, decide: Decide) ->
     return GemmBlocking(m_tile, min(wanted, blocks), k_step, k_block, m_tiles)
 
 
-def integer_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
-    """The record of one integer GEMM."""
-    lanes = instruction.rows
+def integer_kernel(
+    instruction: Instruction,
+    bits: int,
+    tiles: Callable[[bool], Tiles],
+    intrinsic: Callable[[Tile], str],
+    gemm: type[IntegerGemm] = IntegerGemm,
+) -> LinearKernel:
+    """The record of one integer GEMM; tiles are those of whole rows or of groups."""
+    lanes = instruction.lanes
+    (features,) = (any_of.split("|") for any_of in instruction.features)
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_integer(spec, profile, bits, instruction.features, lanes)
+        check_integer(spec, profile, bits, tuple(features), lanes)
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
-        return integer_blocking(spec, interleaved(spec, lanes), instruction, decide)
+        return integer_blocking(spec, interleaved(spec, lanes), tiles, decide)
 
     def func(choice: Choice) -> Any:
-        layout, halves = interleaved(choice.spec, lanes), splits_codes(instruction, bits)
-        return IntegerGemm(choice.spec, layout, choice.plan, halves).build()
+        return gemm(choice.spec, interleaved(choice.spec, lanes), choice.plan).build()
 
     def schedule(sch: Any, choice: Choice) -> None:
         schedule_stages(sch)
-        tile = choice.plan.tile(lanes)
-        micro_kernel(sch, integer_gemm_intrinsic(instruction, tile, bits))
+        micro_kernel(sch, intrinsic(choice.plan.tile(lanes)))
 
     return LinearKernel(
-        "gemm", f"W{bits}", 8, dot_record(instruction), TALLEST,
+        "gemm", f"W{bits}", 8, instruction, TALLEST,
         check=check, layout=lambda spec, profile: interleaved(spec, lanes),
         func=func, schedule=schedule, ask=ask, bits=bits,
     )  # fmt: skip
+
+
+def dot_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
+    """The record of a GEMM of bytes."""
+    return integer_kernel(
+        dot_record(instruction),
+        bits,
+        partial(integer_tiles, instruction),
+        partial(integer_gemm_intrinsic, instruction, bits=bits),
+    )
 
 
 def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
@@ -148,7 +168,9 @@ def float_kernel(lanes: int, m_tile: int) -> LinearKernel:
 
 
 GEMM_KERNELS: tuple[LinearKernel, ...] = (
-    *(integer_kernel(instruction, bits) for instruction in INSTRUCTIONS for bits in range(1, 9)),
+    *(dot_kernel(dot, bits) for dot in (VNNI512, VNNI256) for bits in range(1, 9)),
+    *(dot_kernel(MADDUBS, bits) for bits in range(1, 8)),
+    integer_kernel(MADDWD, 8, word_tiles, word_gemm_intrinsic, WordGemm),
     *(dequantized_kernel(bits, lanes) for lanes in (16, 8) for bits in range(1, 9)),
     *(float_kernel(lanes, m_tile) for lanes in (16, 8) for m_tile in FLOAT_M_TILES),
 )

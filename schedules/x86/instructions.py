@@ -13,6 +13,10 @@ FMA = {
 """By float lanes; 4 are in every x86-64, which multiplies and adds one after the other."""
 
 
+MADDWD = Instruction("maddwd", ("avx2",), 8)
+"""Of words: 8-bit codes where ``vpmaddubsw`` saturates."""
+
+
 def dot_record(instruction: DotInstruction) -> Instruction:
     """Of a dot product of integers."""
     return Instruction(instruction.name, ("|".join(instruction.features),), instruction.rows)

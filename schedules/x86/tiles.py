@@ -11,7 +11,7 @@ from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.gemm_stages import even_block, schedule_stages
 from apq_tvm.tensorize.x86.dot import MADDUBS, DotInstruction
-from apq_tvm.tensorize.x86.gemm import float_gemm_intrinsic, splits_codes
+from apq_tvm.tensorize.x86.gemm import float_gemm_intrinsic
 
 TALLEST = 5
 """Rows of x of the highest tile of kernels that decode a panel, which they may read at once."""
@@ -23,7 +23,7 @@ Tiles = tuple[tuple[int, int], ...]
 """(rows of x, column vectors), the best first."""
 
 
-def integer_tiles(instruction: DotInstruction, whole: bool, bits: int) -> Tiles:
+def integer_tiles(instruction: DotInstruction, whole: bool) -> Tiles:
     """(rows, column vectors); grouped schemes hold an int32 and a float32 sum per element."""
     if instruction.rows == 16:
         return ((4, 3), (5, 3), (3, 4), (3, 5)) if whole else ((4, 3), (5, 2), (3, 4), (4, 2))
@@ -31,9 +31,12 @@ def integer_tiles(instruction: DotInstruction, whole: bool, bits: int) -> Tiles:
         return ((4, 3), (5, 2), (3, 3), (4, 2)) if whole else ((4, 2), (3, 2), (5, 1), (2, 3))
     # int16 sums besides: LLVM finishes one accumulator after the other, so that the eight weight
     # vectors of a unit want registers too.
-    if splits_codes(instruction, bits):
-        return ((2, 2), (4, 1), (2, 1), (3, 2)) if whole else ((2, 1), (2, 2), (3, 1), (3, 2))
     return ((4, 2), (2, 2), (3, 2), (2, 3)) if whole else ((2, 2), (4, 1), (3, 1), (1, 4))
+
+
+def word_tiles(whole: bool) -> Tiles:
+    """As `integer_tiles`; four vectors share a broadcast, and the activations that are widened."""
+    return ((2, 4), (4, 2), (3, 3), (5, 2)) if whole else ((4, 2), (2, 4), (2, 2), (5, 1))
 
 
 def fitting_tiles(tiles: Tiles, blocks: int) -> Tiles:

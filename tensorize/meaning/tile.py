@@ -2,10 +2,10 @@
 
 ::
 
-    C[m, j, r] += sum over k, i of A[m, 4k + i] * B[j, k, r, i]        (integers)
+    C[m, j, r] += sum over k, i of A[m, 4k + i] * B[j, k, r, i]        (bytes; words: 2k)
     C[m, j, r] += sum over k of A[m, k] * B[j, k, r]                   (floats)
 
-j counts vectors of R columns. Of codes in two planes of nibbles, B has an axis of planes before r.
+j counts vectors of R columns.
 """
 
 from __future__ import annotations
@@ -50,28 +50,30 @@ class Tile:
         return self.m, self.vectors, self.lanes
 
 
-def byte_products(tile: Tile, halves: bool) -> Meaning:
-    """A micro-kernel ``(a int8, b uint8, c int32)``.
+def byte_products(tile: Tile) -> Meaning:
+    """A micro-kernel ``(a int8, b uint8, c int32)``."""
+    return _integer_products(tile, 4, "int8", "uint8")
 
-    Of `halves`, codes are two planes of nibbles, low then high.
-    """
+
+def word_products(tile: Tile) -> Meaning:
+    """A micro-kernel ``(a int16, b int16, c int32)``."""
+    return _integer_products(tile, 2, "int16", "int16")
+
+
+def _integer_products(tile: Tile, run: int, x: str, codes: str) -> Meaning:
+    """Of 32 bits of each operand at once: `run` k."""
 
     def term(axes: Sequence[Expr], a: Load, w: Load) -> Expr:
         m, j, r, k, i = axes
-        if halves:
-            low, high = (w(j, k, plane, r, i).astype("int32") for plane in range(2))
-            code = low + high * i32(16)
-        else:
-            code = w(j, k, r, i).astype("int32")
-        return a(m, k * 4 + i).astype("int32") * code
+        return a(m, k * run + i).astype("int32") * w(j, k, r, i).astype("int32")
 
-    panel = (tile.vectors, tile.k // 4, *((2,) if halves else ()), tile.lanes, 4)
+    panel = (tile.vectors, tile.k // run, tile.lanes, run)
     operands = (
-        Operand("a", (tile.m, tile.k), "int8", 4, strided=True),
-        Operand("b", panel, "uint8", 64, strided=True, compact=2),
+        Operand("a", (tile.m, tile.k), x, 4, strided=True),
+        Operand("b", panel, codes, 64, strided=True, compact=2),
         Operand("c", tile.sums, "int32", 64),
     )
-    return Meaning("dot", operands, tile.sums, (tile.k // 4, 4), term, index="int32")
+    return Meaning("dot", operands, tile.sums, (tile.k // run, run), term, index="int32")
 
 
 def float_products(tile: Tile) -> Meaning:

@@ -6,7 +6,7 @@ constant indices) live in registers. How many ``vpmaddubsw`` results int16 can s
 `apq_tvm.tensorize.x86.dot`.
 
 Instructions: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (VPDPBUSD,
-VPMADDUBSW, VPMADDWD, VPSIGNB, VFMADD231PS, VCVTDQ2PS); LLVM names from its IntrinsicsX86.td.
+VPMADDUBSW, VPMADDWD, VFMADD231PS, VCVTDQ2PS); LLVM names from its IntrinsicsX86.td.
 """
 
 from __future__ import annotations
@@ -25,20 +25,10 @@ from apq_tvm.tensorize.meaning.tile import (
     dequantization,
     float_products,
     tile_pair,
+    word_products,
 )
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import MADDUBS, MADDUBS_SUMS, DotInstruction
-
-
-def splits_codes(instruction: DotInstruction, bits: int) -> bool:
-    """Whether the micro-kernel wants codes as two planes of nibbles, low then high.
-
-    ``vpmaddubsw`` saturates at 8 bits: 2 * 255 * 127 > 32767. Of two nibbles each sums 8 times in
-    int16 like 4-bit codes (8 * 2 * 15 * 127 = 30480), and ``vpmaddwd`` with 16 instead of 1 weighs
-    the high one for nothing. That is 2 multiplications for 32 products where sign and absolute
-    value take ``vpsignb``, ``vpmaddubsw`` and ``vpmaddwd``.
-    """
-    return instruction is MADDUBS and bits == 8
 
 
 def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -> str:
@@ -50,21 +40,32 @@ def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -
         ``tile.lanes`` must be its rows.
     tile : Tile
     bits : int
-        Largest code is 2^bits - 1; 1-bit codes may be doubled to 2. See `splits_codes`.
+        Largest code is 2^bits - 1; 1-bit codes may be doubled to 2. Of vpmaddubsw up to 7: 8-bit
+        codes would saturate, see `word_gemm_intrinsic`.
 
     Returns
     -------
     str
-        ``apq_<instr>_<m>x<n>x<k>_s8u8s32``; vpmaddubsw adds ``_x<sums>`` or ``_halves``.
+        ``apq_<instr>_<m>x<n>x<k>_s8u8s32``; vpmaddubsw adds ``_x<sums>``.
     """
     name = f"apq_{instruction.name}_{tile}_s8u8s32"
-    meaning, body = byte_products(tile, splits_codes(instruction, bits)), partial(_dp_body, tile)
-    if splits_codes(instruction, bits):
-        name, body = f"{name}_halves", partial(_halves_body, tile)
-    elif instruction is MADDUBS:
+    meaning, body = byte_products(tile), partial(_dp_body, tile)
+    if instruction is MADDUBS:
         sums = min(MADDUBS_SUMS[2 if bits == 1 else bits], tile.k // 4)
         name, body = f"{name}_x{sums}", partial(_maddubs_body, tile, sums=sums)
     return register(name, lambda: tile_pair(meaning, body))
+
+
+def word_gemm_intrinsic(tile: Tile) -> str:
+    """Register (once) and name the micro-kernel ``apq_maddwd_<m>x<n>x<k>_s16s16s32``, by AVX2.
+
+    ``vpmaddwd`` adds two products of int16 to an int32, exactly whatever the codes: 2
+    multiplications and 2 additions for 32 products. Signs and magnitudes of bytes would take
+    ``vpsignb``, ``vpmaddubsw``, ``vpmaddwd`` and an addition, two nibbles an eighth more and int16
+    sums in registers besides.
+    """
+    meaning, body = word_products(tile), partial(_words_body, tile)
+    return register(f"apq_maddwd_{tile}_s16s16s32", lambda: tile_pair(meaning, body))
 
 
 def float_gemm_intrinsic(tile: Tile) -> str:
@@ -138,26 +139,15 @@ def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> Non
             _accumulate(c, m, j, 8, lambda acc: acc + total)
 
 
-def _halves_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    sums = min(8, tile.k // 4)
-    partials = b.alloc_buffer((tile.m, tile.vectors, 2, 16), "int16", align=64)
-
-    def add(k: Expr, first: bool) -> None:
-        with b.unroll(tile.vectors) as j, b.unroll(2) as h, b.unroll(tile.m) as m:
-            codes = w.vload([j, k, h, 0, 0], "uint8x32")
-            pairs = _maddubs(codes, _broadcast_quad(a, m, k, 8, "int8"))
-            if not first:
-                pairs = partials.vload([m, j, h, 0], "int16x16") + pairs
-            b.buffer_store(partials, pairs, [m, j, h, _ramp(0, 16)])
-
-    with b.serial(0, tile.k // 4 // sums) as chunk:
-        add(chunk * sums, True)
-        with b.serial(1, sums) as step:
-            add(chunk * sums + step, False)
-        with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-            low = _widen(partials.vload([m, j, 0, 0], "int16x16"))
-            high = _widen(partials.vload([m, j, 1, 0], "int16x16"), 16)
-            _accumulate(c, m, j, 8, lambda acc: acc + low + high)
+def _words_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
+    # A loop that LLVM unrolls late, as above.
+    with b.serial(0, tile.k // 2) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
+        pair = tirx.Broadcast(tirx.reinterpret("int32", a.vload([m, k * 2], "int16x2")), 8)
+        codes = w.vload([j, k, 0, 0], "int16x16")
+        product = llvm(
+            "int32x8", "llvm.x86.avx2.pmadd.wd", tirx.reinterpret("int16x16", pair), codes
+        )
+        _accumulate(c, m, j, 8, lambda acc: acc + product)
 
 
 def _float_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:

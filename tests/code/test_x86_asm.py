@@ -11,6 +11,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.gemm import GEMM_KERNELS
 from apq_tvm.schedules.x86.gemv import GEMV_KERNELS
 from apq_tvm.types import Scheme
 
@@ -34,15 +35,15 @@ TARGETS = (
 )
 
 
-def assembly(kernel: LinearKernel, target: str, scheme: Scheme) -> str:
-    spec, profile = LinearSpec(512, 512, scheme), find_profile(target)
+def assembly(kernel: LinearKernel, target: str, scheme: Scheme, n: int = 512) -> str:
+    spec, profile = LinearSpec(n, 512, scheme), find_profile(target)
     kernel.check(spec, profile)
     func = kernel.scheduled(kernel.choose(spec, profile, Defaults()))
     return built(func, profile).assembly
 
 
 def find(name: str) -> LinearKernel:
-    return next(k for k in GEMV_KERNELS if k.name == name)
+    return next(k for k in (*GEMV_KERNELS, *GEMM_KERNELS) if k.name == name)
 
 
 def count(source: str, mnemonic: str, register: str = "") -> int:
@@ -70,9 +71,19 @@ def test_integer_kernels(
     assert len(re.findall(stack, inner_loop(source))) <= SPILLS[register, m_tile]
 
 
-def inner_loop(source: str) -> str:
+def inner_loop(source: str, mnemonic: str = "vpmaddubsw|vpdpbusd") -> str:
     """The labelled block with the most dot instructions."""
-    return max(re.split(r"(?m)^\.LBB", source), key=lambda b: count(b, "vpmaddubsw|vpdpbusd"))
+    return max(re.split(r"(?m)^\.LBB", source), key=lambda b: count(b, mnemonic))
+
+
+@pytest.mark.parametrize("target", ("haswell", "znver3"))
+@pytest.mark.parametrize("n", (512, 16, 24))
+def test_products_of_words_stay_in_registers(n: int, target: str) -> None:
+    source = assembly(find("gemm_W8A8_maddwd_r8"), target, Scheme(8), n)
+    assert "vpshufb" in source, "codes are widened by one instruction for eight rows of weights"
+    loop = inner_loop(source, "vpmaddwd")
+    assert count(loop, "vpmaddwd") == count(loop, "vpaddd") >= 8
+    assert not re.search(r"\(%[re][sb]p\)", loop)
 
 
 def test_decode_prefetches_ahead() -> None:

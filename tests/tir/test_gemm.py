@@ -22,6 +22,7 @@ INSTRUCTION_IN_ASSEMBLY = {
     "vpdpbusd512": r"vpdpbusd\s.*zmm",
     "vpdpbusd256": r"vpdpbusd\s.*ymm",
     "maddubs": r"vpmaddubsw\s.*ymm",
+    "maddwd": r"vpmaddwd\s.*ymm",
 }
 
 
@@ -105,7 +106,7 @@ def test_plain_loops_mean_the_same_on_any_machine(kernel: LinearKernel) -> None:
 TYPICAL = [
     k
     for k in GEMM_KERNELS
-    if (k.bits, k.act_bits) in ((4, 8), (3, 16), (None, 0)) or k.name == "gemm_W8A8_maddubs_r8"
+    if (k.bits, k.act_bits) in ((4, 8), (3, 16), (None, 0)) or k.name == "gemm_W8A8_maddwd_r8"
 ]
 
 
@@ -175,8 +176,9 @@ def test_inner_loop_is_the_instruction(kernel: LinearKernel) -> None:
     spec = LinearSpec(96, 256, base_scheme(kernel))
     assembly = build(kernel, spec, profile_of(kernel)).assembly
     name = kernel.instruction.name
-    assert len(re.findall(INSTRUCTION_IN_ASSEMBLY[name], assembly)) >= 32
-    assert "vpdpbusd" not in assembly or name != "maddubs"
+    # LLVM unrolls the loop over pairs of k itself.
+    assert len(re.findall(INSTRUCTION_IN_ASSEMBLY[name], assembly)) >= (8 if name == "maddwd" else 32)
+    assert "vpdpbusd" not in assembly or name.startswith("vpdpbusd")
 
 
 def test_avx_vnni_without_avx512_builds() -> None:
@@ -195,6 +197,11 @@ def test_declines_with_a_reason(kernel: LinearKernel) -> None:
         kernel.check(LinearSpec(64, 64, other), find_profile("znver4"))
     with pytest.raises(NotApplicable, match="x86-64-v2"):
         kernel.check(LinearSpec(64, 64, scheme), find_profile("x86-64-v2"))
+
+
+def test_the_largest_sums_are_exact() -> None:
+    kernel = find("gemm_W8A8_maddwd_r8")
+    check(kernel, LinearSpec(32, 33152, Scheme(8)), (7,), extreme=True)
 
 
 def test_declines_sums_that_overflow_int32() -> None:

@@ -19,8 +19,8 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument, arguments, around, put
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import decode
-from apq_tvm.tensorize.meaning.scaffold import View
-from apq_tvm.tensorize.meaning.tile import byte_products, tile_loops
+from apq_tvm.tensorize.meaning.scaffold import Meaning, View
+from apq_tvm.tensorize.meaning.tile import Tile, byte_products, tile_loops
 
 
 class ByteGemm(GemmTask):
@@ -39,8 +39,8 @@ class ByteGemm(GemmTask):
         Width of the groups of K, and how many there are.
     """
 
-    halves = False
-    """Whether codes are decoded into two planes of nibbles."""
+    run, code_dtype = 4, "uint8"
+    """k of a column that lie together in a panel, and their type."""
 
     by_groups = False
     """Whether sums become float32 after every group even where there is one."""
@@ -74,9 +74,8 @@ class ByteGemm(GemmTask):
 
     def scratch(self) -> None:
         bl = self.blocking
-        planes = (2,) if self.halves else ()
-        shape = (bl.vectors, bl.k_block // 4, *planes, self.lanes, 4)
-        self.decoded = b.sblock_alloc_buffer(shape, "uint8", align=64)
+        shape = (bl.vectors, bl.k_block // self.run, self.lanes, self.run)
+        self.decoded = b.sblock_alloc_buffer(shape, self.code_dtype, align=64)
         if not self.whole:
             self.scales = self.per_group("float32")
 
@@ -121,22 +120,14 @@ class ByteGemm(GemmTask):
         return self.weights[name][self.row_block(j), group, r]
 
     def decode_codes(
-        self,
-        kb: Expr,
-        j: Expr,
-        u: Expr,
-        byte_of: Callable[[Expr], Expr] = lambda code: code,
-        plane: int | None = None,
+        self, kb: Expr, j: Expr, u: Expr, byte_of: Callable[[Expr], Expr] = lambda code: code
     ) -> None:
-        """Decode a unit (`apq_tvm.tensorize.meaning.interleaved`): bytes are `byte_of` its codes.
-
-        They go to one `plane` of two if there are `halves`.
-        """
+        """Decode a unit (`apq_tvm.tensorize.meaning.interleaved`) to `byte_of` its codes."""
         codes, unit = self.weights["codes"], self.layout.unit
         block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
-        with self.stage("decode_high" if plane else "decode", 8, unit.vector_bytes) as (v, e):
+        with self.stage("decode", 8, unit.vector_bytes) as (v, e):
             code = decode(unit, lambda byte: codes[block, at, byte], v, e).astype("uint8")
-            target = (j, u * 8 + v, *([] if plane is None else [plane]), e // 4, e % 4)
+            target = (j, u * 8 + v, e // 4, e % 4)
             put(self.decoded, target, byte_of(code), codes[block, at, 0 : unit.nbytes])
 
     def prefetch(self, kb: Expr, j: Expr, u: Expr) -> None:
@@ -196,16 +187,23 @@ class ByteGemm(GemmTask):
                 put(sums, (m, j, r), sums[m, j, r] + term, dots[m, j, r])
 
     def _dots(self, kb: Expr, first: Expr, steps: Any, dots: Buffer) -> None:
-        bl, decoded = self.blocking, self.decoded
+        bl, run = self.blocking, self.run
 
         def views(step: Expr) -> tuple[View, ...]:
-            x = View(self.xq, (self.row, kb * bl.k_block + first + step * bl.k_step))
-            at = first // 4 + step * (bl.k_step // 4)
-            w = View(decoded, (0, at, *(0,) * (len(decoded.shape) - 2)))
+            x = self.operand(kb, first + step * bl.k_step)
+            w = View(self.decoded, (0, first // run + step * (bl.k_step // run), 0, 0))
             return x, w, View(dots, (0, 0, 0))
 
         with b.serial(0, steps) as s:
-            tile_loops(byte_products(bl.tile(self.lanes), self.halves), views, [(s, steps)])
+            tile_loops(self.products(bl.tile(self.lanes)), views, [(s, steps)])
+
+    def products(self, tile: Tile) -> Meaning:
+        """What the micro-kernel means."""
+        return byte_products(tile)
+
+    def operand(self, kb: Expr, column: Expr) -> View:
+        """The tile's activations from a column of the K block on."""
+        return View(self.xq, (self.row, kb * self.blocking.k_block + column))
 
     def whole_offset(self, j: Expr, r: Expr) -> Expr:
         """`offset` where rows have one scale, and the sums are of the whole K."""
@@ -222,16 +220,13 @@ class ByteGemm(GemmTask):
 
 
 class IntegerGemm(ByteGemm):
-    """Uniform codes, decoded into two planes of nibbles if there are `halves`."""
+    """Uniform codes."""
 
-    def __init__(
-        self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking, halves: bool
-    ) -> None:
+    def __init__(self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking) -> None:
         k = spec.k
         super().__init__(
             spec, layout, blocking, layout.rows, layout.group_width(k), layout.padded_groups(k)
         )
-        self.halves = halves
         # +-1 codes: 2 * code - 1, so that the offset is an integer.
         self.doubled = layout.bits == 1 and not layout.zero_points
 
@@ -241,11 +236,7 @@ class IntegerGemm(ByteGemm):
             self.zeros = self.per_group("int32")
 
     def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
-        if self.halves:
-            low, four = tirx.const(15, "uint8"), tirx.const(4, "uint8")
-            self.decode_codes(kb, j, u, lambda code: tirx.bitwise_and(code, low), 0)
-            self.decode_codes(kb, j, u, lambda code: tirx.shift_right(code, four), 1)
-        elif self.doubled:
+        if self.doubled:
             self.decode_codes(kb, j, u, lambda code: code + code)
         else:
             self.decode_codes(kb, j, u)

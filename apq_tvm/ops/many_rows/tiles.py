@@ -32,7 +32,7 @@ class TiledGemm(IntegerGemm):
     """Blocks ``shapes`` and ``release`` are what a device does before and after a task's tiles."""
 
     def __init__(self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking) -> None:
-        super().__init__(spec, layout, blocking, halves=False)
+        super().__init__(spec, layout, blocking)
         assert self.whole and self.k % blocking.k_block == 0
         assert blocking.vectors <= self.row_blocks
         self.in_place = layout.bits == 8
