@@ -1,7 +1,7 @@
 """Large-M layers of 8-bit codes whose panels hold words: int16 times int16, two k at a time.
 
-The words of a code are zero-extended once a panel, those of a tile's activations sign-extended once
-a panel and K block: a sixteenth of the products of a tile of two vectors.
+Codes are zero-extended once a panel, a tile's activations sign-extended once a panel and K block:
+one instruction for 8 multiplications and additions a vector of columns.
 """
 
 from __future__ import annotations
