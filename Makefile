@@ -36,7 +36,7 @@ test-all: $(VENV)/.test $(VENV)/.model
 # them the inputs are random mutations.
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.test
-	for target in import load run; do \
+	for target in import load run sizes; do \
 	    nice -n 19 $(BIN)/python -m tests.fuzz $$target $(FUZZ_SECONDS) build/fuzz/$$target || exit 1; \
 	done
 

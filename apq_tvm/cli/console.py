@@ -28,6 +28,9 @@ EXIT_BROKEN_PIPE = 141
 EXIT_SIGNAL = 128
 """And the signal's number, as shells count."""
 
+LONGEST = 8000
+"""Characters of a line, most of which is then one name."""
+
 UNTOUCHED = "what was there before is untouched"
 
 P = ParamSpec("P")
@@ -39,9 +42,21 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def plain(text: str) -> str:
+    """`text` without what steers a terminal, and cut if it is very long: names come from files."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return "".join(c if c in "\n\t" or c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def say(text: str) -> None:
-    """One line on standard error, as long as it is: logs are searched by line."""
-    print(text, file=sys.stderr, flush=True)
+    """One line on standard error: logs are searched by line."""
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Lines on standard output."""
+    print("\n".join(map(plain, text.split("\n"))))
 
 
 def print_json(document: Any) -> None:
@@ -68,7 +83,7 @@ def print_table(
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(plain(str(cell)) for cell in row))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, 200)

@@ -21,6 +21,7 @@ from apq_tvm.cli.console import (
     print_json,
     print_table,
     reports_errors,
+    show,
 )
 from apq_tvm.cli.eval import mount
 from apq_tvm.cli.options import Json, Module
@@ -82,9 +83,9 @@ def inspect(module: Module, json: Json = False) -> None:
         print_json(report)
         return
     layers = report["layers"]
-    print(f"{module}: target {report['target']}")
-    print(f"inputs:  {describe_shape(report['inputs'])}")
-    print(f"outputs: {describe_shape(report['outputs'])}\n")
+    show(f"{module}: target {report['target']}")
+    show(f"inputs:  {describe_shape(report['inputs'])}")
+    show(f"outputs: {describe_shape(report['outputs'])}\n")
     print_table("layers", inspector.LAYER_COLUMNS, inspector.layer_rows(layers))
     print_kernels(report)
     rejected = inspector.by_reason(r for layer in layers for r in layer["rejected"])
@@ -178,7 +179,7 @@ def explain(
     if json:
         print_json(report)
         return
-    print("\n".join(explanation_lines(report)))
+    show("\n".join(explanation_lines(report)))
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM, MOST_AXES
 from apq_tvm.types import Array
 
 if TYPE_CHECKING:
@@ -45,9 +46,12 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path, name: str) -> Array:
         raise UnsupportedModel(f"weight {name!r} holds strings; only numbers can be compiled")
     if tensor.data_type not in set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}:
         raise ImportFailed(f"weight {name!r} has the unknown element type {tensor.data_type}")
-    if any(dim < 0 for dim in tensor.dims):
-        raise ImportFailed(f"weight {name!r} has the impossible shape {list(tensor.dims)}")
     shape = tuple(tensor.dims)
+    if not all(0 <= dim <= LARGEST_DIM for dim in shape) or len(shape) > MOST_AXES:
+        raise ImportFailed(
+            f"weight {name!r} has the impossible shape {list(shape[: MOST_AXES + 1])}; the most is "
+            f"{MOST_AXES} axes of {LARGEST_DIM}"
+        )
     if tensor.data_location != TensorProto.EXTERNAL:
         try:
             array: Array = numpy_helper.to_array(tensor)
@@ -76,7 +80,12 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path, name: str) -> Array:
         filled = TensorProto(data_type=tensor.data_type, dims=shape, raw_data=raw)
         unpacked: Array = numpy_helper.to_array(filled)
         return unpacked
-    return np.memmap(path, dtype, "r", offset, shape)
+    try:
+        return np.memmap(path, dtype, "r", offset, shape)
+    except OSError as error:
+        raise ImportFailed(
+            f"weight {name!r}: {path.name!r} cannot be mapped: {error.strerror}"
+        ) from error
 
 
 _SUB_BYTE = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
@@ -94,19 +103,19 @@ def _locate(tensor: onnx.TensorProto, folder: Path, name: str) -> tuple[Path, in
             "folder; save the model again with its data beside it"
         )
     path = folder
-    for part in parts:
-        path = path / part
-        if path.is_symlink():
-            raise ImportFailed(
-                f"weight {name!r}: its external data {location!r} goes through the link {path}; "
-                "copy the file itself into the model's folder"
-            )
     try:
+        for part in parts:
+            path = path / part
+            if path.is_symlink():
+                raise ImportFailed(
+                    f"weight {name!r}: its external data {location!r} goes through the link "
+                    f"{path}; copy the file itself into the model's folder"
+                )
         regular = stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null byte
         raise ImportFailed(
-            f"weight {name!r}: its external data {str(path)!r} is missing ({error.strerror}); it "
-            "must lie beside the model"
+            f"weight {name!r}: its external data {str(path)!r} is missing "
+            f"({getattr(error, 'strerror', error)}); it must lie beside the model"
         ) from error
     if not regular:
         raise ImportFailed(f"weight {name!r}: its external data {str(path)!r} is no regular file")

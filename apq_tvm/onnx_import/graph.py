@@ -67,6 +67,8 @@ class Graph:
         Entries of values that become dimensions, and the symbols that stand for them.
     equal : dict of str to str
         Symbols that were found to be another dimension.
+    written_out : int
+        Nodes that rounds of loops were written out as.
     """
 
     name: str
@@ -89,11 +91,13 @@ class Graph:
     may_be_empty: dict[str, int] = field(default_factory=dict)
     run_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
+    written_out: int = 0
 
     def __post_init__(self) -> None:
         self._names: set[str] = {n.name for n in self.nodes} | set(self.weights)
         self._names |= {v for n in self.nodes for v in (*n.inputs, *n.outputs)}
         self._names |= {spec.name for spec in (*self.inputs, *self.outputs)}
+        self._last: dict[str, int] = {}
         self.index()
 
     def index(self) -> None:
@@ -106,11 +110,12 @@ class Graph:
 
     def fresh(self, base: str) -> str:
         """A name nothing has yet, `base` if possible."""
-        name, count = base, 1
+        name, count = base, self._last.get(base, 1)
         while name in self._names:
             count += 1
             name = f"{base}_{count}"
         self._names.add(name)
+        self._last[base] = count
         return name
 
     def input_dim(self, name: str) -> Dim:

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.checks.functions import check_functions
 from apq_tvm.onnx_import.checks.nodes import check_node
-from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM
+from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM, MOST_AXES
 from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
+from apq_tvm.onnx_import.old_opsets import OLDEST_OPSET, convert
 from apq_tvm.onnx_import.symbolic.dims import is_run
 from apq_tvm.types import Array, Node, TensorSpec
 
 if TYPE_CHECKING:
     import onnx
 
-OLDEST_OPSET = 11
-BODIES = {"If": 1, "Loop": 2, "Scan": 0}
-"""Operators whose attributes may hold graphs, and how many inputs they have before any others."""
+BODIES = {"If": (1, "then_branch else_branch"), "Loop": (2, "body"), "Scan": (0, "body")}
+"""Operators with graphs inside: how many inputs come before any others, and the attributes."""
 
 
 def read_graph(path: Path) -> tuple[Graph, str]:
@@ -109,7 +110,11 @@ def _inline(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     from onnx import inliner
 
-    return inliner.inline_local_functions(model)
+    check_functions(model)
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:  # the inliner's C++ code raises many, which have no base
+        raise ImportFailed(f"the functions of this file cannot be inlined: {error}") from error
 
 
 def _check_control_flow(graph: onnx.GraphProto) -> None:
@@ -120,7 +125,7 @@ def _check_control_flow(graph: onnx.GraphProto) -> None:
         inner = [a for a in node.attribute if a.type == AttributeProto.GRAPH]
         lists = any(a.type == AttributeProto.GRAPHS for a in node.attribute)
         if lists or (inner and node.op_type not in BODIES) or node.op_type == "SequenceMap":
-            found.append(f"{node.op_type} {node.name or node.output[0]!r}")
+            found.append(f"{node.op_type} {node.name or ''.join(node.output[:1])!r}")
         for attribute in inner:
             _check_control_flow(attribute.g)
     if found:
@@ -132,7 +137,7 @@ def _check_control_flow(graph: onnx.GraphProto) -> None:
 
 def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """The model at opset 11 or later, converted if need be."""
-    from onnx import defs, helper, version_converter
+    from onnx import defs
 
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
     newest = defs.onnx_opset_version()
@@ -143,37 +148,7 @@ def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
             f"the model has opset {opset}; the installed onnx package knows up to {newest}: "
             "upgrade it"
         )
-    if opset >= OLDEST_OPSET:
-        return model, opset
-    # The converter knows weights only as inputs with a default, as files of that time have them.
-    inputs = {value.name for value in model.graph.input}
-    for weight in model.graph.initializer:
-        if weight.name not in inputs:
-            kind = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
-            model.graph.input.append(helper.make_value_info(weight.name, kind))
-    try:
-        return _asymmetric(version_converter.convert_version(model, OLDEST_OPSET)), OLDEST_OPSET
-    except Exception as error:  # the converter's C++ code raises many, which have no base
-        raise UnsupportedModel(
-            f"the model has opset {opset}, older than {OLDEST_OPSET}, and onnx cannot convert it "
-            f"({str(error).strip()}); export it again with a newer opset"
-        ) from error
-
-
-def _asymmetric(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Resize as opset 10 and Upsample meant it: the converter leaves opset 11's defaults."""
-    from onnx import helper
-
-    for node in model.graph.node:
-        if node.op_type == "Resize" and node.domain in ("", "ai.onnx"):
-            had = {attribute.name for attribute in node.attribute}
-            for key, value in (
-                ("coordinate_transformation_mode", "asymmetric"),
-                ("nearest_mode", "floor"),
-            ):
-                if key not in had:
-                    node.attribute.append(helper.make_attribute(key, value))
-    return model
+    return (model, opset) if opset >= OLDEST_OPSET else (convert(model, opset), OLDEST_OPSET)
 
 
 def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
@@ -210,8 +185,11 @@ def _nodes(
         else:
             inputs, outputs = _strip(proto.input), _strip(proto.output)
             node = Node(domain + proto.op_type, name, inputs, outputs, attrs)
-            if any(isinstance(value, Body) for value in attrs.values()):
-                node = with_captures(node, BODIES[node.op])
+            if node.op in BODIES:
+                before, names = BODIES[node.op]
+                if not all(isinstance(attrs.get(name), Body) for name in names.split()):
+                    raise ImportFailed(f"{node.op} {name!r}: {names} must be there, and graphs")
+                node = with_captures(node, before)
             nodes.append(node)
     return nodes
 
@@ -242,17 +220,22 @@ def _strip(values: Iterable[str]) -> tuple[str, ...]:
 def _attribute(proto: onnx.AttributeProto, folder: Path, node: str, opset: int) -> Any:
     from onnx import AttributeProto, helper
 
+    if proto.ref_attr_name:
+        raise ImportFailed(f"node {node!r}: attribute {proto.name!r} refers to no function's")
     value = helper.get_attribute_value(proto)
     if proto.type == AttributeProto.GRAPH:
         return _body(value, folder, node, opset)
     if proto.type == AttributeProto.TENSOR:
         return read_tensor(value, folder, f"{node}.{proto.name}")
-    if isinstance(value, bytes):
-        return value.decode()
     if isinstance(value, (int, float)):
         return value
-    if proto.type in (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS):
-        return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
+    try:
+        if isinstance(value, bytes):
+            return value.decode()
+        if proto.type in (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS):
+            return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
+    except UnicodeDecodeError as error:
+        raise ImportFailed(f"node {node!r}: attribute {proto.name!r}: {error}") from error
     kind = AttributeProto.AttributeType.Name(proto.type)
     raise UnsupportedModel(f"node {node!r}: attribute {proto.name!r} of kind {kind}")
 
@@ -324,5 +307,10 @@ def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
             # "?" and "*" are how some exporters write an unknown dimension: each is its own.
             named = any(c.isalnum() for c in dim.dim_param)
             shape.append(names(dim.dim_param if named else f"{info.name}_dim_{axis}"))
+    known = tensor.elem_type in TensorProto.DataType.values()
+    if not known or (what == "input" and not tensor.elem_type):
+        raise ImportFailed(f"{what} {info.name!r} has the element type {tensor.elem_type}")
+    if len(shape) > MOST_AXES:
+        raise UnsupportedModel(f"{what} {info.name!r} has {len(shape)} axes, at most {MOST_AXES}")
     dtype = np_dtype(tensor.elem_type) if tensor.elem_type else ""
     return TensorSpec(info.name, dtype, tuple(shape))

@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz run|load|import SECONDS [FOLDER]``: one fuzzer, for so long.
+"""``python -m tests.fuzz run|sizes|load|import SECONDS [FOLDER]``: one fuzzer, for so long.
 
 FOLDER keeps the corpus and what was found. libFuzzer and atheris are used where they are installed
 (Debian's clang and libclang-rt-dev, PyPI's atheris), and a driver of random mutations elsewhere.
@@ -12,24 +12,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.fuzz.build_c import CHECKS, OPTIONS, build, emit_sources, has_libfuzzer
+from tests.fuzz.build_c import CHECKS, OPTIONS, build, emit_sources, has_libfuzzer, sized_model
 
 
 def fuzz_c(target: str, seconds: int, folder: Path) -> int:
-    """One of the C targets; the program's exit status."""
+    """One of the C targets, ``sizes`` being ``run`` of another model; the program's exit status."""
     from module_helpers import mixed_model
 
-    module, work = emit_sources(mixed_model(), folder)
+    scheduled = sized_model(folder) if target == "sizes" else mixed_model()
+    module, work = emit_sources(scheduled, folder)
+    source = "load" if target == "load" else "run"
     program, corpus = folder / target, folder / "corpus"
     corpus.mkdir(exist_ok=True)
     fuzzer = has_libfuzzer()
     if fuzzer:
-        build(f"{target}_target", work, program, [f"{CHECKS},fuzzer"], "clang")
+        build(f"{source}_target", work, program, [f"{CHECKS},fuzzer"], "clang")
         words = [str(corpus), f"-max_total_time={seconds}", f"-artifact_prefix={folder}/"]
         words += ["-max_len=4096", "-len_control=0", "-rss_limit_mb=4096", "-timeout=30"]
         words += ["-print_final_stats=1", "-verbosity=1"]
     else:
-        build(f"{target}_target", work, program, [CHECKS])
+        build(f"{source}_target", work, program, [CHECKS])
         words = [str(folder / "last_input"), str(seconds)]
     env = {**os.environ, **OPTIONS, "FUZZ_WEIGHTS": str(module / "weights.safetensors")}
     return subprocess.run([str(program), *words], env=env, check=False).returncode

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from apq_tvm import pipeline
 from apq_tvm.codegen import emit as stage
 from apq_tvm.codegen.package.folder import RUNTIME
-from apq_tvm.types import ScheduledModel
+from apq_tvm.progress import Silent
+from apq_tvm.types import ScheduledModel, TensorSpec
 
 HERE = Path(__file__).parent / "c"
 CHECKS = "-fsanitize=address,undefined"
@@ -36,7 +40,38 @@ def emit_sources(scheduled: ScheduledModel, folder: Path) -> tuple[Path, Path]:
         module = stage.emit(scheduled, folder / "fuzzed", {}).path
     finally:
         stage.link_library = plain
+    (work / "fuzz_specs.h").write_text(_specs(scheduled))
     return module, work
+
+
+def sized_model(folder: Path) -> ScheduledModel:
+    """Operators whose sizes data say, as `mixed_model` has every kind of tensor."""
+    from test_run_sizes import joined
+
+    from tests import onnx_models
+
+    nodes, inputs, outputs, weights = joined()
+    model = onnx_models.build(nodes, inputs, " ".join(outputs), weights, opset=18)
+    path = onnx_models.save(model, folder)
+    plan = pipeline.plan(path, scheme="float")
+    return pipeline._schedule(plan, Silent(), pipeline._Stopwatch())
+
+
+def _specs(scheduled: ScheduledModel) -> str:
+    """The tables of ``c/run_target.c``."""
+    model = scheduled.lowered.packed.plan.quantized.model
+    symbols: dict[int | str, int] = {}
+
+    def row(spec: TensorSpec, shape: Sequence[int | str]) -> str:
+        dims = [~symbols.setdefault(d, len(symbols)) if isinstance(d, str) else d for d in shape]
+        kind = np.dtype(spec.dtype)
+        code = {"f": "kDLFloat", "i": "kDLInt", "u": "kDLUInt", "b": "kDLBool"}[kind.kind]
+        sizes = ", ".join(map(str, dims)) or "0"
+        return f"{{{len(spec.shape)}, {code}, {8 * kind.itemsize}, {{{sizes}}}}},\n"
+
+    inputs = "".join(row(spec, spec.shape) for spec in model.inputs)
+    outputs = "".join(row(spec, ()) for spec in model.outputs)
+    return f"static const spec INPUTS[] = {{\n{inputs}}}, OUTPUTS[] = {{\n{outputs}}};\n"
 
 
 def has_libfuzzer() -> bool:

@@ -174,7 +174,7 @@ def fuzz(seconds: int, folder: Path) -> int:
         return mutate(data, random.Random(seed))[:most]
 
     words = [sys.argv[0], str(corpus), f"-max_total_time={seconds}", f"-artifact_prefix={folder}/"]
-    words += ["-max_len=20000", "-rss_limit_mb=6000", "-timeout=60", "-len_control=0"]
+    words += ["-max_len=40000", "-rss_limit_mb=6000", "-timeout=60", "-len_control=0"]
     path = Path(tempfile.mkdtemp(dir=folder)) / "model.onnx"
     atheris.Setup(words, lambda data: try_import(data, path), custom_mutator=mutator)
     atheris.Fuzz()

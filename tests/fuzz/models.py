@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper
 
+from tests import control_models, recurrent_models
 from tests.onnx_models import build, rand
 
 X = {"x": ("float32", ["b", 8])}
@@ -48,10 +50,46 @@ MODELS: tuple[tuple[Any, ...], ...] = (
     ([("com.microsoft.MatMulNBits", "x q s", "y",
        {"K": 32, "N": 4, "bits": 4, "block_size": 32})], {"x": ("float32", ["b", 32])}, "y",
      {"q": np.zeros((4, 1, 16), np.uint8), "s": rand(4)}),
+    ([("NonZero", "x", "i"), ("Transpose", "i", "t"), ("GatherND", "x t", "y"),
+      ("TopK", "x k", "v n"), ("Unique", "x", "u", {"axis": 0}), ("Shape", "u", "s"),
+      ("ConstantOfShape", "s", "z")], X, "y v n z", {"k": I64([3])}),
+    ([("QLinearConv", "q s z w t o s z", "c", {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}),
+      ("DequantizeLinear", "c s z", "y")],
+     {"q": ("uint8", [1, 3, 9, 9])}, "y",
+     {"s": np.float32(0.1), "z": np.uint8(3), "w": np.ones((3, 3, 3, 3), np.int8),
+      "t": rand(3), "o": np.zeros(3, np.int8)}),
+    ([("DynamicQuantizeLinear", "x", "q s z"), ("ConvInteger", "q w z", "i"),
+      ("Cast", "i", "f", {"to": 1}), ("Mul", "s t", "k"), ("Mul", "f k", "y")],
+     {"x": ("float32", [1, 3, 9, "w"])}, "y",
+     {"w": np.ones((4, 3, 3, 3), np.uint8), "t": np.float32(0.5)}),
+    ([("InstanceNormalization", "x g b", "n"), ("AveragePool", "n", "p",
+       {"kernel_shape": [3, 3], "count_include_pad": 1, "ceil_mode": 1}),
+      ("Flatten", "p", "f"), ("ScatterND", "f i u", "y")], IMAGE, "y",
+     {"g": rand(3), "b": rand(3), "i": I64([[0, 1]]), "u": rand(1)}),
 )  # fmt: skip
+
+
+def _function() -> onnx.ModelProto:
+    """A model with a function of its own that calls another."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    inner = [helper.make_node("Selu", ["a"], ["s"]), helper.make_node("Mul", ["s", "a"], ["r"])]
+    outer = [helper.make_node("inner", ["a"], ["r"], domain="own")]
+    graph = helper.make_graph(
+        [helper.make_node("outer", ["x"], ["y"], domain="own", name="n_y")],
+        "functions",
+        [helper.make_tensor_value_info("x", 1, ["b", 8])],
+        [helper.make_tensor_value_info("y", 1, None)],
+    )
+    functions = [
+        helper.make_function("own", name, ["a"], ["r"], nodes, opsets)
+        for name, nodes in (("inner", inner), ("outer", outer))
+    ]
+    return helper.make_model(graph, opset_imports=opsets, functions=functions)
 
 
 def models() -> list[onnx.ModelProto]:
     """Every model of the corpus."""
     domains = {"com.microsoft": 1}
-    return [build(*parts, opset=opset, domains=domains) for parts in MODELS for opset in (17, 21)]
+    plain = [build(*parts, opset=opset, domains=domains) for parts in MODELS for opset in (17, 21)]
+    recurrent = [recurrent_models.joined([name]) for name in ("lstm_two", "gru", "rnn_two")]
+    return [*plain, _function(), control_models.joined(), *recurrent]

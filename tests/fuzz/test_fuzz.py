@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from module_helpers import mixed_model, parallel_scale
 
-from tests.fuzz.build_c import CHECKS, HERE, OPTIONS, build, emit_sources
+from tests.fuzz.build_c import CHECKS, HERE, OPTIONS, build, emit_sources, sized_model
 from tests.fuzz.importer import _plain
 
 SECONDS = 10
@@ -18,13 +18,9 @@ SECONDS = 10
 FOUND = {
     # An output at an odd address and none staged before it: 0 was added to NULL.
     "run": [b"", bytes([2, 2, 4, 4])],
+    "sizes": [b""],
     "load": [b"", bytes([1, 0, 0, 0, 0, 0, 0, 0, 0, 0])],
 }
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return emit_sources(mixed_model(), tmp_path_factory.mktemp("fuzz"))
 
 
 def check(command: list[str], **env: str) -> str:
@@ -37,10 +33,11 @@ def check(command: list[str], **env: str) -> str:
 
 @pytest.mark.all_cases
 @pytest.mark.parametrize("target", FOUND)
-def test_module_under_sanitizers(target: str, sources: tuple[Path, Path], tmp_path: Path) -> None:
-    module, work = sources
+def test_module_under_sanitizers(target: str, tmp_path: Path) -> None:
+    scheduled = sized_model(tmp_path) if target == "sizes" else mixed_model()
+    module, work = emit_sources(scheduled, tmp_path)
     program = tmp_path / target
-    build(f"{target}_target", work, program, [CHECKS])
+    build("load_target" if target == "load" else "run_target", work, program, [CHECKS])
     env = {**OPTIONS, "FUZZ_WEIGHTS": str(module / "weights.safetensors")}
     files = []
     for i, data in enumerate(FOUND[target]):

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.errors import ImportFailed
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.onnx_import.graph import Graph, np_dtype
 from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Node
 
@@ -57,6 +57,8 @@ def check_attributes(graph: Graph, node: Node) -> None:
     ------
     ImportFailed
         Naming the node, the attribute and what it may be.
+    UnsupportedModel
+        A Cast to strings.
     """
     if node.op.startswith("apq."):
         return
@@ -74,6 +76,8 @@ def check_attributes(graph: Graph, node: Node) -> None:
         _check_convolution(graph, node)
     if node.op in ("Resize", "Upsample"):
         _check_scales(graph, node)
+    if node.op == "Cast" and np_dtype(node.attrs["to"]) == "object":
+        raise UnsupportedModel(f"Cast {node.name!r} to strings; only tensors of numbers work")
 
 
 def _bad(node: Node, text: str) -> ImportFailed:

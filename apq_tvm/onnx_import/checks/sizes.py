@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from apq_tvm.errors import ImportFailed
@@ -13,6 +13,7 @@ from apq_tvm.types import Array, Node
 # Elements along one axis, and in a tensor as far as its dimensions are numbers.
 LARGEST_DIM = 10**9 - 1  # as `apq_tvm.onnx_import.symbolic.dims.LONGEST`
 LARGEST_TENSOR = 1 << 38
+MOST_AXES = 64  # numpy's limit
 
 # Constants may be folded to so many entries in all, or so many for each that the file has.
 FREE_ENTRIES, FOR_EACH = 1 << 22, 8
@@ -28,6 +29,11 @@ def check_sizes(graph: Graph, node: Node) -> None:
     """
     for value in node.outputs:
         shape = graph.shape(value) if value else None
+        if len(shape or ()) > MOST_AXES:
+            raise ImportFailed(
+                f"{node.op} {node.name!r}: its output {value!r} has {len(shape or ())} axes; the "
+                f"most is {MOST_AXES}"
+            )
         numbers = [dim for dim in shape or () if isinstance(dim, int)]
         if any(not 0 <= dim <= LARGEST_DIM for dim in numbers) or prod(numbers) > LARGEST_TENSOR:
             raise ImportFailed(
@@ -43,17 +49,42 @@ def check_sizes(graph: Graph, node: Node) -> None:
             )
 
 
+# What onnx's reference computes by loops in Python, a window or a box at a time: entries in all.
+LOOPED = frozenset(
+    "AveragePool Col2Im Conv ConvInteger ConvTranspose DeformConv DFT GRU GlobalLpPool GridSample "
+    "LRN LSTM LpPool MatMulInteger MaxPool MaxUnpool NonMaxSuppression QLinearConv RNN Resize "
+    "STFT TfIdfVectorizer Upsample".split()
+)
+LOOPED_ENTRIES = 1 << 12
+# The same, an entry at a time.
+STEPPED = frozenset(
+    "Compress Det GatherElements GatherND OneHot ReverseSequence Scatter ScatterElements ScatterND "
+    "Unique".split()
+)
+STEPPED_ENTRIES = 1 << 20
+# Products that a contraction of constants may have.
+PRODUCTS = 1 << 28
+
+
 class Budget:
-    """What folding may still allocate, in entries."""
+    """What folding may still allocate, in entries, and what it may still compute slowly."""
 
     def __init__(self, weights: Iterable[Array]) -> None:
         self.left = FREE_ENTRIES + FOR_EACH * sum(array.size for array in weights)
+        self.looped, self.stepped = LOOPED_ENTRIES, STEPPED_ENTRIES
 
-    def takes(self, entries: int) -> bool:
-        """Whether so many may be allocated; they are then."""
-        if entries > self.left:
+    def takes(self, node: Node, inputs: Sequence[Array], entries: int) -> bool:
+        """Whether so many may be made of `inputs`; they are then."""
+        work = entries + sum(array.size for array in inputs)
+        if node.op == "Einsum" and prod(array.size for array in inputs) > PRODUCTS:
+            return False
+        looped = work if node.op in LOOPED else 0
+        stepped = work if node.op in STEPPED else 0
+        if entries > self.left or looped > self.looped or stepped > self.stepped:
             return False
         self.left -= entries
+        self.looped -= looped
+        self.stepped -= stepped
         return True
 
 

@@ -16,6 +16,9 @@ from apq_tvm.types import Node
 FEW_NODES = 256
 """A loop is written out if that makes no more nodes than this."""
 
+MANY_NODES = 2048
+"""So many for all loops of a model: rounds that hold loops multiply."""
+
 ENDLESS = (1 << 63) - 1
 
 
@@ -41,7 +44,7 @@ def loop(graph: Graph, node: Node) -> list[Node]:
     runs, conditional = _runs(graph, body, condition)
     if not runs:
         rounds, conditional = 0, False
-    if isinstance(rounds, int) and not conditional and _is_small(body, rounds, len(states)):
+    if isinstance(rounds, int) and not conditional and _is_small(graph, body, rounds, len(states)):
         return _written_out(steps, body, rounds, states)
     collects = len(body.outputs) - 1 > len(states)
     if collects and not conditional and rounds is None and limit not in graph.weights:
@@ -111,14 +114,16 @@ def _runs(graph: Graph, body: Body, condition: str) -> tuple[bool, bool]:
     return True, True
 
 
-def _is_small(body: Body, rounds: int, states: int) -> bool:
-    collects = len(body.outputs) - 1 > states
-    return rounds * max(len(body.nodes), 1) <= FEW_NODES and (rounds > 0 or not collects)
+def _is_small(graph: Graph, body: Body, rounds: int, states: int) -> bool:
+    collects, nodes = len(body.outputs) - 1 > states, rounds * max(len(body.nodes), 1)
+    few = nodes <= FEW_NODES and graph.written_out + nodes <= MANY_NODES
+    return few and (rounds > 0 or not collects)
 
 
 def _written_out(steps: Steps, body: Body, rounds: int, states: list[str]) -> list[Node]:
     """Every round by nodes of its own."""
     graph = steps.graph
+    graph.written_out += rounds * len(body.nodes)
     entries: list[list[str]] = [[] for _ in body.outputs[1 + len(states) :]]
     for i in range(rounds):
         given = captures(steps.node)
@@ -155,6 +160,8 @@ def scan(graph: Graph, node: Node) -> list[Node]:
     body: Body = node.attrs["body"]
     given = own_inputs(node)
     count = int(node.attrs["num_scan_inputs"])
+    if not 1 <= count <= len(given):
+        raise ValueError(f"num_scan_inputs is {count} of {len(given)} inputs")
     states, scanned = list(given[: len(given) - count]), list(given[len(given) - count :])
     collected = len(body.outputs) - len(states)
     axes = _list(node, "scan_input_axes", count)

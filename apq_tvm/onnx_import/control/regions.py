@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from apq_tvm.errors import UnsupportedModel
@@ -152,25 +152,37 @@ def tidy_regions(graph: Graph) -> None:
     if not any(node.op in STARTS for node in graph.nodes):
         return
     graph.sweep()
-    for node in [n for n in graph.nodes if n.op == "apq.EndIf"]:
-        unread = [i for i, out in enumerate(node.outputs) if not graph.uses[out]]
-        count = node.attrs["results"]
-        kept = [i for i in range(len(node.outputs)) if i not in unread]
-        inputs = [*node.inputs[:2], *(node.inputs[2 + at + i] for at in (0, count) for i in kept)]
-        outputs = tuple(node.outputs[i] for i in kept)
-        new = replace(node, inputs=tuple(inputs), outputs=outputs)
-        _put(graph, node, with_attrs(new, {"results": len(kept)}))
-    for node in [n for n in reversed(graph.nodes) if n.op in (*STARTS, "apq.Else")]:
-        unread = [i for i in captured_inputs(node) if not graph.uses[node.outputs[i]]]
-        _put(graph, node, _without(node, unread))
+    _change(graph, [n for n in graph.nodes if n.op == "apq.EndIf"], _without_unread)
+    starts = [n for n in reversed(graph.nodes) if n.op in (*STARTS, "apq.Else")]
+    _change(graph, starts, _without_uncaptured)
     graph.sweep()
     graph.nodes = _hoisted(graph)
     graph.index()
 
 
-def _put(graph: Graph, old: Node, new: Node) -> None:
-    graph.nodes = [new if node is old else node for node in graph.nodes]
+def _change(graph: Graph, nodes: Sequence[Node], change: Callable[[Graph, Node], Node]) -> None:
+    """Change nodes one after another, each once it is known who reads what the others left."""
+    changed = {}
+    for node in nodes:
+        changed[node.name] = new = change(graph, node)
+        graph.uses.subtract(node.inputs)
+        graph.uses.update(new.inputs)
+    graph.nodes = [changed.get(node.name, node) for node in graph.nodes]
     graph.index()
+
+
+def _without_unread(graph: Graph, node: Node) -> Node:
+    """The end of an If without results that nothing reads."""
+    count = node.attrs["results"]
+    kept = [i for i in range(count) if graph.uses[node.outputs[i]]]
+    inputs = [*node.inputs[:2], *(node.inputs[2 + at + i] for at in (0, count) for i in kept)]
+    new = replace(node, inputs=tuple(inputs), outputs=tuple(node.outputs[i] for i in kept))
+    return with_attrs(new, {"results": len(kept)})
+
+
+def _without_uncaptured(graph: Graph, node: Node) -> Node:
+    """A region's start without captured values that nothing inside of it reads."""
+    return _without(node, [i for i in captured_inputs(node) if not graph.uses[node.outputs[i]]])
 
 
 @dataclass

@@ -12,6 +12,9 @@ from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, floordiv, product
 from apq_tvm.types import Array, Node
 
+LARGEST = 1 << 24
+"""Entries of a matrix: frames of 4096 have half as many."""
+
 
 def dft_matrix(entries: int, length: int, parts: int, outputs: int, inverse: bool) -> Array:
     """The transform as a matrix [entries * parts, outputs * 2].
@@ -32,7 +35,17 @@ def dft_matrix(entries: int, length: int, parts: int, outputs: int, inverse: boo
     -------
     ndarray
         float64.
+
+    Raises
+    ------
+    ValueError
+        The matrix is empty or larger than a file may ask for.
     """
+    if not (0 < length <= LARGEST and 0 < entries * outputs <= LARGEST):
+        raise ValueError(
+            f"a transform of {entries} entries, padded to {length}, into {outputs} frequencies; a "
+            f"matrix of at most {LARGEST} is made"
+        )
     t, k = np.arange(entries)[:, None], np.arange(outputs)[None, :]
     angle = (t * k % length) * (2 * np.pi / length) * (1 if inverse else -1)
     wave = np.exp(1j * angle) * (t < length) / (length if inverse else 1)
@@ -150,4 +163,7 @@ def _number(steps: Steps, value: str, what: str) -> int:
     found = contents(steps.graph, value)
     if found is None or found.size != 1 or not isinstance(found.reshape(-1)[0], int):
         raise steps.refuse(f"its {what} {value!r} is not known before run time; make it a constant")
-    return int(found.reshape(-1)[0])
+    number = int(found.reshape(-1)[0])
+    if not 0 < number <= LARGEST:
+        raise steps.refuse(f"its {what} is {number}, not 1 to {LARGEST}")
+    return number

@@ -7,11 +7,29 @@
 #include "bytes.h"
 #include "fuzzed.h"
 
-enum { MOST = 1 << 22 };
+enum { MOST = 1 << 22, RANK = 8, SYMBOLS = 8 };
+
+/* A dimension is a number, or ~symbol: of an output -1 if data say how large it is. */
+typedef struct {
+  int rank, code, bits;
+  int64_t dims[RANK];
+} spec;
+
+#include "fuzz_specs.h" /* INPUTS, OUTPUTS; written by ../build_c.py */
+
+enum { NUM_INPUTS = sizeof INPUTS / sizeof *INPUTS, NUM_OUTPUTS = sizeof OUTPUTS / sizeof *OUTPUTS };
 static const int64_t ODD[] = {-1,        0,         INT64_MAX, INT64_MIN, 1LL << 31, 1LL << 32,
                               1LL << 60, 999999999, 1000000000, 1LL << 62, 1LL << 40, -8};
 
 static fuzzed_handle *handle;
+
+/* An id, a size or an axis: most are 0, and so are all once the bytes are used up. */
+static int64_t integer(bytes *b) {
+  unsigned pick = byte(b);
+  if (pick < 160) return pick % 11;
+  if (pick < 220) return -(int64_t)(pick % 11);
+  return ODD[pick % (sizeof ODD / sizeof *ODD)];
+}
 
 typedef struct {
   int64_t *shape, *strides;
@@ -59,7 +77,12 @@ static memory describe(bytes *b, DLTensor *t, int rank, const int64_t *right, DL
   void *data = NULL;
   if (posix_memalign(&data, 64, size + t->byte_offset) != 0) abort();
   m.block = data;
-  for (size_t i = 0; i < size; i++) m.block[t->byte_offset + i] = item == 8 && byte(b) < 250 ? 0 : (uint8_t)byte(b);
+  unsigned char *at = m.block + t->byte_offset;
+  if (type.code == kDLInt && item == 8) {
+    for (size_t i = 0; i < size / 8; i++) memcpy(at + 8 * i, &(int64_t){integer(b)}, 8);
+  } else {
+    for (size_t i = 0; i < size; i++) at[i] = (uint8_t)byte(b);
+  }
   t->data = byte(b) > 252 ? NULL : m.block;
   return m;
 }
@@ -70,39 +93,64 @@ static void release(memory m) {
   free(m.block);
 }
 
+/* Memory for an output, if it is not known to be wrong or for the module to give; whether it is there. */
+static int room(bytes *b, fuzzed_context *context, const DLTensor *in, int i, memory *m, DLTensor *out) {
+  int64_t shape[FUZZED_MAX_RANK] = {0};
+  size_t size = (size_t)OUTPUTS[i].bits / 8, shift = byte(b) < 200 ? 0 : byte(b) % 64;
+  int good = fuzzed_output_shape(context, in, i, shape) == 0, late = 0;
+  for (int j = 0; good && j < OUTPUTS[i].rank; j++) {
+    late |= shape[j] < 0;
+    size *= shape[j] < 0 ? 0 : (size_t)shape[j];
+  }
+  *m = (memory){malloc(sizeof shape), NULL, NULL};
+  memcpy(m->shape, shape, sizeof shape);
+  if (byte(b) > 250) m->shape[0] = extent(b, shape[0]);
+  void *data = NULL;
+  if (!late && (size > MOST || posix_memalign(&data, 64, size + shift) != 0)) good = 0;
+  m->block = data;
+  DLDataType type = {(uint8_t)OUTPUTS[i].code, (uint8_t)OUTPUTS[i].bits, 1};
+  *out = (DLTensor){data, {kDLCPU, 0}, OUTPUTS[i].rank, type, m->shape, NULL, shift};
+  return good;
+}
+
+/* An output that the context holds can be read, and is as large as it says. */
+static void look(fuzzed_context *context, int i) {
+  DLTensor t;
+  if (fuzzed_result(context, i, &t) != 0) return;
+  size_t size = t.dtype.bits / 8;
+  if (t.ndim != OUTPUTS[i].rank) abort();
+  for (int j = 0; j < t.ndim; j++) {
+    if (t.shape[j] < 0) abort();
+    size *= (size_t)t.shape[j];
+  }
+  unsigned sum = 0;
+  for (size_t j = 0; j < size; j++) sum += ((unsigned char *)t.data)[t.byte_offset + j];
+  (void)*(volatile unsigned *)&sum;
+}
+
 static void run_once(bytes *b, fuzzed_context *context) {
-  static const int out_rank[] = {2, 2, 2, 2, 1, 0, 2, 3, 1, 1, 0};
-  int64_t batch = 1 + byte(b) % 5, length = 1 + byte(b) % 5;
-  DLTensor in[2], out[FUZZED_NUM_OUTPUTS];
-  memory mine[2 + FUZZED_NUM_OUTPUTS];
-  DLDataType floats = {kDLFloat, 32, 1}, ids = {kDLInt, 64, 1}, integers = {kDLInt, 32, 1};
-  mine[0] = describe(b, &in[0], 2, (int64_t[]){batch, 8}, floats);
-  mine[1] = describe(b, &in[1], 2, (int64_t[]){batch, length}, ids);
-  int good = 1;
-  for (int i = 0; i < FUZZED_NUM_OUTPUTS; i++) {
-    int64_t shape[FUZZED_MAX_RANK] = {0};
-    size_t size = i == 2 ? 4 : 4;
-    if (fuzzed_output_shape(context, in, i, shape) != 0) {
-      good = 0;
-    } else {
-      for (int j = 0; j < out_rank[i]; j++) size *= (size_t)shape[j];
+  int64_t symbols[SYMBOLS];
+  for (int i = 0; i < SYMBOLS; i++) symbols[i] = 1 + byte(b) % 5;
+  DLTensor in[NUM_INPUTS], out[NUM_OUTPUTS];
+  memory mine[NUM_INPUTS + NUM_OUTPUTS];
+  for (int i = 0; i < NUM_INPUTS; i++) {
+    int64_t dims[RANK];
+    for (int j = 0; j < INPUTS[i].rank; j++) {
+      dims[j] = INPUTS[i].dims[j] < 0 ? symbols[~INPUTS[i].dims[j]] : INPUTS[i].dims[j];
     }
-    memory *m = &mine[2 + i];
-    m->shape = malloc(8 * FUZZED_MAX_RANK);
-    m->strides = NULL;
-    memcpy(m->shape, shape, sizeof shape);
-    if (byte(b) > 250) m->shape[0] = extent(b, shape[0]);
-    size_t shift = byte(b) < 200 ? 0 : byte(b) % 64;
-    void *data = NULL;
-    if (size > MOST || posix_memalign(&data, 64, size + shift) != 0) good = 0;
-    m->block = data;
-    out[i] = (DLTensor){data, {kDLCPU, 0}, out_rank[i], i == 2 ? integers : floats, m->shape, NULL, shift};
+    DLDataType type = {(uint8_t)INPUTS[i].code, (uint8_t)INPUTS[i].bits, 1};
+    mine[i] = describe(b, &in[i], INPUTS[i].rank, dims, type);
+  }
+  int good = 1;
+  for (int i = 0; i < NUM_OUTPUTS; i++) {
+    if (!room(b, context, in, i, &mine[NUM_INPUTS + i], &out[i])) good = 0;
   }
   if (good || byte(b) > 128) {
-    for (int i = 0; i < FUZZED_NUM_OUTPUTS && !good; i++) out[i].data = NULL;
-    (void)fuzzed_run(context, in, out);
+    for (int i = 0; i < NUM_OUTPUTS && !good; i++) out[i].data = NULL;
+    int rc = fuzzed_run(context, in, out);
+    for (int i = 0; i < NUM_OUTPUTS && rc == 0; i++) look(context, i);
   }
-  for (int i = 0; i < 2 + FUZZED_NUM_OUTPUTS; i++) release(mine[i]);
+  for (int i = 0; i < NUM_INPUTS + NUM_OUTPUTS; i++) release(mine[i]);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from apq_tvm import pipeline
+from apq_tvm.cli import console
 from apq_tvm.cli.bench import parse_counts, parse_dims, parse_shapes
 from apq_tvm.cli.main import app
 from apq_tvm.cli.options import parse_tensor_types
@@ -166,6 +167,15 @@ def test_missing_extras_are_said_before_the_work(
     assert result.exit_code == 1, result.stderr
     (line,) = result.stderr.splitlines()
     assert f"needs {package}: pip install 'apq-tvm[{extra}]'" in line
+
+
+def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.say("\x1b[2J'a\nb' \u202e" + "q" * 10**6)
+    console.show("\x1b]0;title\x07")
+    console.print_table("names", ["name"], [["\x1b[31mred"]])
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err and "\u202e" not in err and len(err) < 10**4
+    assert r"\x1b[2J'a" in err and r"\x1b[31mred" in out
 
 
 def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

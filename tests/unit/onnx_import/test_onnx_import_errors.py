@@ -88,9 +88,18 @@ def test_external_data_is_mapped(tmp_path: Path, location: str, offset: int) -> 
     assert ops(check(path, {"b": 3})) == {"apq.Linear": 1}
 
 
-def test_external_data_missing(tmp_path: Path) -> None:
-    with pytest.raises(ImportFailed, match=r"'w'.*w\.bin.*missing"):
-        import_onnx(external(tmp_path, "w.bin"))
+@pytest.mark.parametrize("location", ["w.bin", "w\0.bin", "w" * 5000])
+def test_external_data_missing(tmp_path: Path, location: str) -> None:
+    with pytest.raises(ImportFailed, match=r"'w'.*w.*missing"):
+        import_onnx(external(tmp_path, location))
+
+
+@pytest.mark.parametrize("dims", [[1 << 32, 1 << 32], [0, 1 << 62], [1] * 65, [-8, -6]])
+def test_weights_of_impossible_shapes(tmp_path: Path, dims: list[int]) -> None:
+    model = layer()
+    model.graph.initializer[0].dims[:] = dims
+    with pytest.raises(ImportFailed, match="'w' has the impossible shape"):
+        import_onnx(save(model, tmp_path))
 
 
 def test_external_data_truncated(tmp_path: Path) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import resource
 import time
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 from onnx_models import build, rand, save
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
+from apq_tvm.onnx_import.control.loops import MANY_NODES
 
 HUGE = 1 << 40
 X = {"x": ("float32", ["b", 8])}
@@ -176,9 +180,98 @@ def test_sizes_have_bounds(tmp_path: Path) -> None:
     assert time.process_time() - start < 2 * SECONDS
 
 
+SLOW: dict[str, tuple[Any, ...]] = {
+    # What onnx's reference computes in Python: (operator, inputs, attributes, opset).
+    "Resize": ("image _ image_scales", {"mode": "cubic"}, 17),
+    "Conv": ("image image", {"pads": [128] * 4}, 17),
+    "RoiAlign": ("image boxes numbers", {"sampling_ratio": 1 << 20}, 17),
+    "GridSample": ("image grid", {}, 20),
+    "LRN": ("image", {"size": 9999}, 17),
+    "Einsum": ("row row row", {"equation": "i,j,k->"}, 17),
+    "DFT": ("signal", {"axis": 1}, 17),
+}
+
+
+def test_folding_takes_no_time(tmp_path: Path) -> None:
+    """Constants of 65536 entries that a few bytes make, read by slow operators."""
+    start = time.process_time()
+    for op, (read, attrs, opset) in SLOW.items():
+        weights = {"n": np.array([1 << 16]), "square": np.array([1, 1, 256, 256]),
+                   "line": np.array([1, 1 << 16, 1]), "pairs": np.array([1, 128, 256, 2]),
+                   "image_scales": np.array([1, 1, 1.01, 1.01], np.float32),
+                   "boxes": rand(9, 4), "numbers": np.zeros(9, np.int64)}  # fmt: skip
+        nodes: list[Any] = [("ConstantOfShape", "n", "row"), ("Reshape", "row square", "image")]
+        nodes += [("Reshape", "row pairs", "grid"), ("Reshape", "row line", "signal")]
+        nodes += [(op, read, "y", attrs), ("Identity", "x", "same")]
+        path = save(build([*nodes, ("Abs", "y", "z")], X, "z same", weights, opset), tmp_path)
+        with suppress(ImportFailed, UnsupportedModel):
+            import_onnx(path)
+    assert time.process_time() - start < SECONDS * 2
+
+
+def test_files_have_few_nodes_inside(tmp_path: Path) -> None:
+    """Functions and loops that multiply, and a Scan over more inputs than there are."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    start = time.process_time()
+    for calls, count, word in ((2, 40, "nodes"), (1, 3000, "deep"), (1, 1, "itself")):
+        functions = []
+        for i in range(count):
+            last = i + 1 == count and count > 1
+            op, domain = ("Relu", "") if last else (f"f{(i + 1) % count}", "own")
+            names = ["a", *(f"t{j}" for j in range(calls - 1)), "b"]
+            nodes = [helper.make_node(op, [x], [y], domain=domain) for x, y in pairwise(names)]
+            functions.append(helper.make_function("own", f"f{i}", ["a"], ["b"], nodes, opsets))
+        model = build([("own.f0", "x", "y")], X, "y", domains={"own": 1})
+        model.functions.extend(functions)
+        refused(save(model, tmp_path), word)
+    value = helper.make_tensor_value_info
+    body = helper.make_graph([helper.make_node("Relu", ["s"], ["t"])], "in", [], [])
+    for level in range(8):
+        ends = [value(f"o{level}", 9, []), value("t", 1, None)]
+        takes = [value("i", 7, []), value(f"g{level}", 9, []), value("s", 1, None)]
+        nodes = [*body.node, helper.make_node("Identity", [f"g{level}"], [f"o{level}"])]
+        body = helper.make_graph(nodes, "body", takes, ends)
+        loop = helper.make_node("Loop", ["n", "go", "s"], ["t"], body=body)
+        body = helper.make_graph([loop], "in", [], [])
+    weights = {"n": np.array(16), "go": np.array(True)}
+    model = build([("Identity", "x", "s"), ("Identity", "t", "y")], X, "y", weights)
+    model.graph.node.insert(1, loop)
+    assert len(import_onnx(save(model, tmp_path)).nodes) < 4 * MANY_NODES
+    assert time.process_time() - start < SECONDS * 4
+    scan = helper.make_node("Scan", ["x", "x"], ["y"], body=loop.attribute[0].g)
+    scan.attribute.append(helper.make_attribute("num_scan_inputs", 1 << 31))
+    model.graph.node[1].CopyFrom(scan)
+    del model.graph.node[2]
+    refused(save(model, tmp_path), "num_scan_inputs 2147483648")
+
+
 def test_inputs_have_bounds(tmp_path: Path) -> None:
     model = build([("Relu", "x", "y")], {"x": ("uint8", [HUGE, 1 << 62])}, "y")
     refused(save(model, tmp_path), f"'x' {HUGE}")
+    refused(save(build([("Relu", "x", "y")], {"x": ("uint8", [1] * 65)}, "y"), tmp_path), "65 axes")
+    for kind in (0, 99):
+        model = build([("Relu", "x", "y")], X, "y")
+        model.graph.input[0].type.tensor_type.elem_type = kind
+        refused(save(model, tmp_path), f"'x' type {kind}")
+
+
+def test_attributes_that_no_schema_sees(tmp_path: Path) -> None:
+    model = build([("LeakyRelu", "x", "y")], X, "y")
+    model.graph.node[0].attribute.add(name="alpha", ref_attr_name="q", type=1)
+    refused(save(model, tmp_path), "n_y alpha refers")
+    data = build([("Gelu", "x", "y", {"approximate": "tanhh"})], X, "y", opset=20)
+    path = save(data, tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"tanhh", b"\xff\xfeaaa"))
+    refused(path, "n_y approximate")
+    model = build([("If", "c", "y", {"then_branch": 3})], {**X, "c": ("bool", [])}, "y")
+    refused(save(model, tmp_path), "n_y then_branch")
+    refused(save(build([("Cast", "x", "y", {"to": 8})], X, "y"), tmp_path), "n_y strings")
+
+
+def test_an_old_opset_that_ends_the_converter(tmp_path: Path) -> None:
+    """Slice with text for its ends is a segmentation fault in onnx's converter."""
+    nodes = [("Slice", "x", "y", {"starts": [1], "ends": "x"})]
+    refused(save(build(nodes, X, "y", opset=8), tmp_path), "opset 8 malformed")
 
 
 def test_equal_names_take_no_time(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Models of opsets before 11, by ONNX's converter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from apq_tvm.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    import onnx
+
+OLDEST_OPSET = 11
+SECONDS = 60
+# Only numbers that say shapes, scales or axes are of interest to the converter.
+LARGEST_WEIGHT = 1 << 10
+
+# A process of its own: files that no exporter writes end it (onnx 1.23: Slice with a
+# string for its ends is a SIGSEGV). Modules are found where this process finds them.
+PROGRAM = """
+import sys
+sys.path[:] = sys.argv[2:]
+import onnx
+from onnx import version_converter
+model = onnx.ModelProto.FromString(sys.stdin.buffer.read())
+try:
+    model = version_converter.convert_version(model, int(sys.argv[1]))
+except Exception as error:
+    sys.exit(str(error).strip() or type(error).__name__)
+sys.stdout.buffer.write(model.SerializeToString())
+"""
+
+
+def convert(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model at opset 11.
+
+    Raises
+    ------
+    UnsupportedModel
+        The converter does not know how, or failed.
+    """
+    import onnx
+    from onnx import helper
+
+    # The converter knows weights only as inputs with a default, as files of that time have them.
+    inputs, weights = {value.name for value in model.graph.input}, list(model.graph.initializer)
+    for weight in weights:
+        if weight.name not in inputs:
+            kind = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
+            model.graph.input.append(helper.make_value_info(weight.name, kind))
+    large = [weight for weight in weights if weight.ByteSize() > LARGEST_WEIGHT]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(w for w in weights if w.ByteSize() <= LARGEST_WEIGHT)
+    converted = onnx.ModelProto.FromString(_run(model.SerializeToString(), opset))
+    converted.graph.initializer.extend(large)
+    return _asymmetric(converted)
+
+
+def _run(data: bytes, opset: int) -> bytes:
+    """The bytes of the converted model."""
+    command = [sys.executable, "-c", PROGRAM, str(OLDEST_OPSET), *sys.path]
+    try:
+        done = subprocess.run(
+            command, input=data, capture_output=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"it takes more than {SECONDS} s"
+    else:
+        if not done.returncode:
+            return done.stdout
+        ended = f"its converter ended with status {done.returncode}: the file is malformed"
+        reason = done.stderr.decode(errors="replace").strip() if done.returncode == 1 else ended
+    raise UnsupportedModel(
+        f"the model has opset {opset}, older than {OLDEST_OPSET}, and onnx cannot convert it "
+        f"({reason}); export it again with a newer opset"
+    )
+
+
+def _asymmetric(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Resize as opset 10 and Upsample meant it: the converter leaves opset 11's defaults."""
+    from onnx import helper
+
+    for node in model.graph.node:
+        if node.op_type == "Resize" and node.domain in ("", "ai.onnx"):
+            had = {attribute.name for attribute in node.attribute}
+            for key, value in (
+                ("coordinate_transformation_mode", "asymmetric"),
+                ("nearest_mode", "floor"),
+            ):
+                if key not in had:
+                    node.attribute.append(helper.make_attribute(key, value))
+    return model
