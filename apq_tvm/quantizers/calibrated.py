@@ -151,6 +151,8 @@ class Method:
             self.notes[nodes[-1]] = f"learned ({self.learned.kind})"
             return known
         stats = self.stats(nodes)
+        if stats is None and self.calibration is not None and not is_table:
+            self._note(nodes, "no calibration sample reached it")
         if stats is not None and quantizer_of(scheme).feeds_back:
             tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
             if self.feeds_back or stats.hessian is not None:

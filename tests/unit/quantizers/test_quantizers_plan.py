@@ -177,7 +177,9 @@ def test_a_shared_weight_is_judged_by_all_that_read_it() -> None:
 
     assert error(both) < 0.7 * min(error(known_inputs(1, 1)), error(known_inputs(2, 2)))
     least = pooled([replace(stats, importance=0.0) for stats in both.layers.values()])
-    some = pooled([replace(s, importance=i) for s, i in zip(both.layers.values(), (0, 1))])
+    some = pooled(
+        [replace(s, importance=i) for s, i in zip(both.layers.values(), (0, 1), strict=True)]
+    )
     assert least.samples == 512 and some.hessian is not None
     np.testing.assert_allclose(some.hessian, both.layers["layer.1/query"].hessian)
 
