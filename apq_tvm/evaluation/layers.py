@@ -10,7 +10,7 @@ import numpy as np
 
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluation.agreement import relative
-from apq_tvm.evaluation.simulate import Simulation, round_activations, width
+from apq_tvm.evaluation.simulate import Simulation, width
 from apq_tvm.formats import dequantize, nbytes_at
 from apq_tvm.types import WEIGHT_INPUT, Array, Node, QuantizedModel
 
@@ -81,6 +81,8 @@ def _output_errors(
 ) -> dict[str, float]:
     """Relative error of x Wᵀ by layer, each fed with the float model's x."""
     import torch
+
+    from apq_tvm.quantizers.torch.round import round_activations
 
     decoded: dict[str, Any] = {}
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])

@@ -23,12 +23,6 @@ from apq_tvm.types import (
 
 Tensor = Any  # torch is imported inside functions
 
-TINY = 2.0**-100
-"""Largest magnitudes below this count as zero, as in `apq_tvm.ops.activations.quantize`."""
-
-ASYMMETRIC = 126.5
-"""Steps from the middle of a row's range to its ends, as there."""
-
 
 def width(tensor: QuantizedTensor, bits: int) -> int:
     """Bits a tensor is used at where the model is used at `bits`: 0 where it leaves no choice."""
@@ -62,58 +56,6 @@ def decoded_model(quantized: QuantizedModel, bits: int = 0) -> ImportedModel:
     read = {name for node in nodes for name in node.inputs}
     kept = {name: array for name, array in weights.items() if name in read}
     return replace(model, nodes=tuple(nodes), weights=kept)
-
-
-def round_activations(x: Tensor, scheme: Scheme) -> Tensor:
-    """Activations [..., K] as integer kernels see them: rounded per token or group.
-
-    Parameters
-    ----------
-    x : Tensor
-    scheme : Scheme
-        Float activations are given back as they are.
-
-    Returns
-    -------
-    Tensor
-        ``scale * code``, code in -(2^(p-1) - 1) .. 2^(p-1) - 1, scale = absmax / (2^(p-1) - 1); or
-        ``scale * (code - zero)`` where activations are asymmetric, scale = (top - low) / 253.
-
-    Raises
-    ------
-    BadInput
-        Activations of 1 bit, which have no zero.
-    """
-    import torch
-
-    if not scheme.integer_acts:
-        return x
-    if scheme.act_bits < 2:
-        raise BadInput(f"scheme {scheme}: activations of 1 bit are not simulated; compile it")
-    limit = float(2 ** (scheme.act_bits - 1) - 1)
-    k = x.shape[-1]
-    size = k if scheme.act_group == -1 else min(scheme.act_group, k)
-    if scheme.asymmetric_acts:
-        return _asymmetric(x)
-    padded = torch.nn.functional.pad(x, (0, -k % size)) if k % size else x
-    groups = padded.reshape(*x.shape[:-1], -1, size)
-    top = groups.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(top < TINY, 0.0, limit / top)
-    rounded = (groups * inverse).round_().clamp_(-limit, limit).mul_(top / limit)
-    return rounded.reshape(*x.shape[:-1], -1)[..., :k]
-
-
-def _asymmetric(x: Tensor) -> Tensor:
-    """As `apq_tvm.ops.activations.quantize` with zero points: 0 is a code of every row."""
-    import torch
-
-    top = x.amax(dim=-1, keepdim=True).clamp_(min=0)
-    low = x.amin(dim=-1, keepdim=True).clamp_(max=0)
-    half = top / 2 - low / 2
-    inverse = torch.where(half < TINY, 0.0, ASYMMETRIC / half)
-    middle = ((top / 2 + low / 2) * inverse).round_()
-    codes = (x * inverse - middle).round_().clamp_(-127, 127)
-    return codes.add_(middle).mul_(half / ASYMMETRIC)
 
 
 class Simulation:
@@ -183,6 +125,8 @@ class Simulation:
 
     def _round(self, x: Tensor, scheme: Scheme) -> Tensor:
         """Layers side by side (query, key, value) read one x: it is rounded once."""
+        from apq_tvm.quantizers.torch.round import round_activations
+
         if self._rounded is None or self._rounded[0] is not x or self._rounded[1] != scheme:
             self._rounded = (x, scheme, round_activations(x, scheme))
         return self._rounded[2]

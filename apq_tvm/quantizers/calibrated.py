@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -108,28 +108,30 @@ class Method:
             model = self.learned.apply(model)
         return model
 
-    def stats(self, node: str) -> LayerStats | None:
-        """What is known of a layer's input."""
-        return self.calibration.layers.get(node) if self.calibration else None
+    def stats(self, nodes: Sequence[str]) -> LayerStats | None:
+        """What is known of the inputs of layers that share a weight."""
+        layers = self.calibration.layers if self.calibration else {}
+        found = [layers[node] for node in nodes if node in layers]
+        return pooled(found) if found else None
 
     def tensor(
         self,
         model: ImportedModel,
-        node: str,
+        nodes: Sequence[str],
         weight: F32,
         scheme: Scheme,
         name: str,
         shared: Any,
         is_table: bool = False,
     ) -> QuantizedTensor:
-        """Quantize one layer's weight.
+        """Quantize a weight.
 
         Parameters
         ----------
         model : ImportedModel
             As `prepare` returned it.
-        node : str
-            Of the layer.
+        nodes : sequence of str
+            The layers that read it.
         weight : float32 [N, K]
         scheme : Scheme
         name : str
@@ -145,33 +147,39 @@ class Method:
         ApqError
             See `quantize_tensor` and `layer_feedback`.
         """
-        if self.learned is not None and (known := self.learned.tensor(node, scheme)) is not None:
-            self.notes[node] = f"learned ({self.learned.kind})"
+        if self.learned is not None and (known := self.learned.tensors.get(nodes[-1])) is not None:
+            self.notes[nodes[-1]] = f"learned ({self.learned.kind})"
             return known
-        stats = self.stats(node)
+        stats = self.stats(nodes)
+        if stats is None and self.calibration is not None and not is_table:
+            self._note(nodes, "no calibration sample reached it")
         if stats is not None and quantizer_of(scheme).feeds_back:
             tensor = quantize_tensor(weight, scheme, name, self.search, stats, shared)
             if self.feeds_back or stats.hessian is not None:
-                feedback = layer_feedback(stats, weight.shape[1], node)
-                self._note(node, "error feedback", feedback.note())
+                feedback = layer_feedback(stats, weight.shape[1], nodes[-1])
+                self._note(nodes, "error feedback", feedback.note())
                 if self.feeds_back:
-                    tensor = improve(weight, tensor, feedback.hessian, node)
+                    tensor = improve(weight, tensor, feedback.hessian, nodes[-1])
             return tensor
         if not self.feeds_back or stats is None:
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         if is_table:
-            self._note(node, "gptq: without feedback, its codes are an embedding table's too")
+            self._note(nodes, "gptq: without feedback, its codes are an embedding table's too")
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         # Where the bias is corrected afterwards, the mean error does not count.
-        centred = _has_bias(model, node) and not scheme.min_bits
-        feedback = layer_feedback(stats, weight.shape[1], node, centred=centred, act_order=True)
-        self._note(node, "gptq", feedback.note())
+        # Layers that share a weight have means of their own.
+        centred = len(nodes) == 1 and _has_bias(model, nodes[0]) and not scheme.min_bits
+        feedback = layer_feedback(
+            stats, weight.shape[1], nodes[-1], centred=centred, act_order=True
+        )
+        self._note(nodes, "gptq", feedback.note())
         return quantize_fed_back(weight, scheme, name, stats, feedback, self.search, shared)
 
-    def _note(self, node: str, *parts: str) -> None:
-        """Say what was done to a layer, after what scaling did."""
-        known = self.notes.get(node, "")
-        self.notes[node] = "; ".join(filter(None, (known, *parts)))
+    def _note(self, nodes: Sequence[str], *parts: str) -> None:
+        """Say what was done to layers, after what scaling did."""
+        for node in nodes:
+            known = self.notes.get(node, "")
+            self.notes[node] = "; ".join(filter(None, (known, *parts)))
 
     def finish(self, quantized: QuantizedModel) -> QuantizedModel:
         """Correct biases for the mean error, and note what was done."""
@@ -183,6 +191,38 @@ class Method:
         if self.calibration is None or self.name == "learned":
             return quantized
         return correct_biases(quantized, self.calibration)
+
+
+def pooled(found: Sequence[LayerStats]) -> LayerStats:
+    """What layers that share a weight read together.
+
+    Every row counts as calibration weighed it, by its |dL/dy|, or all the same.
+    """
+    if len(found) == 1:
+        return found[0]
+    measured = any(stats.importance for stats in found)
+    rows = np.array([stats.samples for stats in found], np.float64)
+    sizes = [np.sqrt(stats.importance) if measured else 1.0 for stats in found]
+    weights = rows * sizes
+    shares = (weights / (weights.sum() or 1.0)).astype(np.float32)
+
+    def mean(arrays: Sequence[F32 | None]) -> F32 | None:
+        known = [array for array in arrays if array is not None]
+        if len(known) < len(arrays):
+            return None
+        return np.asarray(sum(s * a for s, a in zip(shares, known, strict=True)), np.float32)
+
+    square, first = mean([s.mean_square for s in found]), mean([s.mean for s in found])
+    assert square is not None and first is not None
+    return LayerStats(
+        mean_square=square,
+        mean=first,
+        absmax=np.max([s.absmax for s in found], axis=0),
+        samples=int(rows.sum()),
+        hessian=mean([s.hessian for s in found]),
+        fisher=mean([s.fisher for s in found]),
+        importance=float(rows @ [s.importance for s in found] / rows.sum()),
+    )
 
 
 def correct_biases(

@@ -152,6 +152,9 @@ def _tensors(
         for layer in sorted(layers, key=lambda layer: layer.kept)
         if layer.scheme is not None
     }
+    readers: dict[str, list[str]] = {}
+    for layer in layers:
+        readers.setdefault(layer.key, []).append(layer.node)
     shared = {
         scheme: _prepare(model, wanted.values(), scheme, chooser.calibration, codebooks, progress)
         for scheme in {layer.scheme for layer in wanted.values() if layer.scheme is not None}
@@ -168,7 +171,7 @@ def _tensors(
                 continue
             tensors[key] = chooser.tensor(
                 model,
-                layer.node,
+                readers[key],
                 np.asarray(model.weights[layer.weight], np.float32),
                 layer.scheme,
                 layer.weight,

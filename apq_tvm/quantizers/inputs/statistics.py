@@ -102,7 +102,8 @@ def collect(
 
 
 def finish(model: ImportedModel, state: State) -> Calibration:
-    """The statistics of every linear layer and table.
+    """The statistics of every linear layer and table, but for layers that no sample reached (in the
+    other branch of an ``If``).
 
     Raises
     ------
@@ -116,10 +117,11 @@ def finish(model: ImportedModel, state: State) -> Calibration:
         for node in nodes:
             stats = means.get(node.name) or means.get(name)
             weighed = weighed or node.name in means
-            if stats is None or stats.samples < MIN_ROWS:
-                rows = 0 if stats is None else stats.samples
+            if stats is None:
+                continue
+            if stats.samples < MIN_ROWS:
                 raise BadInput(
-                    f"too few samples: layer {node.name!r} saw {rows} rows of input (padding not "
+                    f"too few samples: layer {node.name!r} saw {stats.samples} rows of input (padding not "
                     f"counted), at least {MIN_ROWS} are needed; give more or longer inputs"
                 )
             seen = state.fisher.get(node.name)
@@ -129,6 +131,8 @@ def finish(model: ImportedModel, state: State) -> Calibration:
                 outputs = len(model.weights[node.inputs[1]])
                 importance = state.sums[node.name].power / (stats.samples * outputs)
             layers[node.name] = replace(stats, fisher=mean, importance=importance)
+    if not layers:
+        raise BadInput(f"no sample reaches a linear layer of {model.name}; give other inputs")
     sensitivity = WEIGHED if weighed else MEAN_SQUARE
     return Calibration(
         layers, model.sha256, FISHER if state.fisher else sensitivity, _tables(model, state, layers)

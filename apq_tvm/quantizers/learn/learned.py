@@ -8,6 +8,7 @@ and biases that balance vectors were folded into. So whatever was learned, and f
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,12 +61,10 @@ class Learned:
                     f"compile with --scheme {tensor.scheme}, or learn anew"
                 )
 
-    def tensor(self, node: str, scheme: Scheme) -> QuantizedTensor | None:
-        """The learned tensor of a layer."""
-        return self.tensors.get(node)
-
     def apply(self, model: ImportedModel) -> ImportedModel:
         """The model with the float weights that were learned.
+
+        Layers that shared a weight have one each, since each learned codes of its own.
 
         Raises
         ------
@@ -76,7 +75,14 @@ class Learned:
         for node, _ in self.weights:
             if node not in names:
                 raise BadInput(f"what was learned names a node {node!r} that the model lacks")
-        return replace_weights(model, self.weights, "learned")
+        linear = {node.name: node.inputs[1] for node in model.nodes if node.op == "apq.Linear"}
+        uses = Counter(linear.values())
+        own = {
+            (node, 1): model.weights[linear[node]]
+            for node in self.tensors
+            if node in linear and uses[linear[node]] > 1
+        }
+        return replace_weights(model, own | dict(self.weights), "learned")
 
 
 def to_arrays(learned: Learned) -> tuple[dict[str, Array], dict[str, str]]:

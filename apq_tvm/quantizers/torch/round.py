@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.errors import BadScheme
+from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats.families import family_of
 from apq_tvm.formats.integer import MAX_SCALE
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
@@ -20,34 +20,72 @@ from apq_tvm.types import QuantizedTensor, Scheme
 LEAST_STEP = 2.0**-24
 """Smallest float16: groups of zeros get it."""
 
+TINY = 2.0**-100
+"""Largest magnitudes below this count as zero, as in `apq_tvm.ops.activations.quantize`."""
+
+ASYMMETRIC = 126.5
+"""Steps from the middle of a row's range to its ends, as there."""
+
 
 def through(value: Tensor, rounded: Tensor) -> Tensor:
     """`rounded` forward, the gradient of `value` backward."""
     return value + (rounded - value).detach()
 
 
-def fake_activations(x: Tensor, scheme: Scheme) -> Tensor:
-    """x as the kernels round it at run time: symmetric, one scale per token or group.
+def round_activations(x: Tensor, scheme: Scheme) -> Tensor:
+    """Activations [..., K] as integer kernels see them: rounded per token or group.
 
     Parameters
     ----------
-    x : Tensor [..., K]
+    x : Tensor
     scheme : Scheme
-        Float activations are left alone.
+        Float activations are given back as they are.
 
     Returns
     -------
-    Tensor [..., K]
+    Tensor
+        ``scale * code``, code in -(2^(p-1) - 1) .. 2^(p-1) - 1, scale = absmax / (2^(p-1) - 1); or
+        ``scale * (code - zero)`` where activations are asymmetric, scale = (top - low) / 253.
+
+    Raises
+    ------
+    BadInput
+        Activations of 1 bit, which have no zero.
     """
     if not scheme.integer_acts:
         return x
-    top = max((1 << (scheme.act_bits - 1)) - 1, 1)
+    if scheme.act_bits < 2:
+        raise BadInput(f"scheme {scheme}: activations of 1 bit are not simulated; compile it")
+    limit = float(2 ** (scheme.act_bits - 1) - 1)
     k = x.shape[-1]
-    group = k if scheme.act_group == -1 else scheme.act_group
-    parts = F.pad(x.float(), (0, -k % group)).unflatten(-1, (-1, group))
-    step = (parts.detach().abs().amax(-1, keepdim=True) / top).clamp_min(1e-30)
-    rounded = torch.round(parts / step).clamp(-top, top) * step
-    return through(parts, rounded).flatten(-2)[..., :k]
+    size = k if scheme.act_group == -1 else min(scheme.act_group, k)
+    if scheme.asymmetric_acts:
+        return _asymmetric(x)
+    padded = F.pad(x, (0, -k % size)) if k % size else x
+    groups = padded.reshape(*x.shape[:-1], -1, size)
+    top = groups.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(top < TINY, 0.0, limit / top)
+    rounded = (groups * inverse).round_().clamp_(-limit, limit).mul_(top / limit)
+    return rounded.reshape(*x.shape[:-1], -1)[..., :k]
+
+
+def _asymmetric(x: Tensor) -> Tensor:
+    """As `apq_tvm.ops.activations.quantize` with zero points: 0 is a code of every row."""
+    top = x.amax(dim=-1, keepdim=True).clamp_(min=0)
+    low = x.amin(dim=-1, keepdim=True).clamp_(max=0)
+    half = top / 2 - low / 2
+    inverse = torch.where(half < TINY, 0.0, ASYMMETRIC / half)
+    middle = ((top / 2 + low / 2) * inverse).round_()
+    codes = (x * inverse - middle).round_().clamp_(-127, 127)
+    return codes.add_(middle).mul_(half / ASYMMETRIC)
+
+
+def fake_activations(x: Tensor, scheme: Scheme) -> Tensor:
+    """`round_activations` with the gradient of x."""
+    if not scheme.integer_acts:
+        return x
+    x = x.float()
+    return through(x, round_activations(x.detach(), scheme))
 
 
 class LearnedRounding:

@@ -16,7 +16,7 @@ from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.layers import layer_errors, relative
 from apq_tvm.evaluation.results import Results, run_key
 from apq_tvm.evaluation.schemes import SchemeEvaluator
-from apq_tvm.evaluation.simulate import Simulation, decoded_model, round_activations
+from apq_tvm.evaluation.simulate import Simulation, decoded_model
 from apq_tvm.formats import dequantize, parse_scheme
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize
@@ -24,6 +24,8 @@ from apq_tvm.quantizers.stored import storage
 from apq_tvm.types import ImportedModel, QuantizedModel
 
 torch = pytest.importorskip("torch")
+
+from apq_tvm.quantizers.torch.round import round_activations  # noqa: E402
 
 VOCABULARY, WIDTH = 50, 32
 

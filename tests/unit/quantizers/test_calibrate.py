@@ -212,6 +212,32 @@ def test_files_may_be_named_by_str(llama: tuple[Path, Path], tmp_path: Path) -> 
     assert made["calibration"] == out
 
 
+def test_branches_that_no_sample_took_are_left_out(tmp_path: Path) -> None:
+    """A model for two sampling rates is calibrated on one; the other's layers say so."""
+    from onnx import helper
+
+    then, other = (
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", w], [f"by_{w}"], name=f"by_{w}")],
+            w, [], [helper.make_tensor_value_info(f"by_{w}", 1, ["n", 16])],
+        )
+        for w in "uv"
+    )  # fmt: skip
+    model = build(
+        [("If", "c", "y", {"then_branch": then, "else_branch": other})],
+        {"x": ("float32", ["n", 16]), "c": ("bool", [])},
+        "y",
+        {"u": rand(16, 16), "v": rand(16, 16) + 1},
+    )
+    path, data, out = save(model, tmp_path), tmp_path / "data.npz", tmp_path / "c"
+    np.savez(data, x=rand(64, 16), c=np.array(True))
+    assert run(path, data, out)["layers"] == 1
+    imported = import_onnx(path)
+    result = quantize(imported, "W4A8", calibration=load(out, imported).calibration, method="gptq")
+    notes = [result.notes[name] for name in result.layers]
+    assert sorted(notes) == ["gptq", "no calibration sample reached it"]
+
+
 def test_missing_file_and_existing_output(llama: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such calibration file"):
         read(tmp_path / "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from apq_tvm.errors import BadScheme, UnsupportedModel
 from apq_tvm.formats import dequantize
 from apq_tvm.quantizers import quantize, quantize_tensor
-from apq_tvm.types import ImportedModel, Node, Scheme, TensorSpec
+from apq_tvm.quantizers.calibrated import pooled
+from apq_tvm.quantizers.feedback.error_feedback import output_error
+from apq_tvm.quantizers.learn.learned import Learned
+from apq_tvm.types import Calibration, ImportedModel, LayerStats, Node, Scheme, TensorSpec
 
 
 def model(**weights: np.ndarray) -> ImportedModel:
@@ -147,3 +151,48 @@ def test_float16_weights_are_read() -> None:
     result = quantize(model(words=half), "W8A8")
     error = np.abs(dequantize(result.tensors["words:W8A8"]) - half).max()
     assert error < np.abs(half).max() / 128
+
+
+def known_inputs(*kinds: int) -> Calibration:
+    """Of both queries: samples that lie near a plane of their own each, by seed."""
+    layers = {}
+    for at, seed in enumerate(kinds):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(256, 4)) @ rng.normal(size=(4, 32)) + 0.1 * rng.normal(size=(256, 32))
+        x = x.astype(np.float32)
+        layers[f"layer.{at}/query"] = LayerStats(
+            np.square(x).mean(0), x.mean(0), np.abs(x).max(0), 256, x.T @ x / 256
+        )
+    return Calibration(layers, "", "")
+
+
+def test_a_shared_weight_is_judged_by_all_that_read_it() -> None:
+    both = known_inputs(1, 2)
+
+    def error(calibration: Calibration) -> float:
+        result = quantize(model(), "W3A8", calibration=calibration, method="gptq")
+        assert {"layer.0/query", "layer.1/query"} <= set(result.notes)
+        delta = result.model.weights["shared"] - dequantize(result.tensors["shared:W3A8"])
+        return sum(output_error(delta, s.hessian, s.mean_square) for s in both.layers.values())
+
+    assert error(both) < 0.7 * min(error(known_inputs(1, 1)), error(known_inputs(2, 2)))
+    least = pooled([replace(stats, importance=0.0) for stats in both.layers.values()])
+    some = pooled(
+        [replace(s, importance=i) for s, i in zip(both.layers.values(), (0, 1), strict=True)]
+    )
+    assert least.samples == 512 and some.hessian is not None
+    np.testing.assert_allclose(some.hessian, both.layers["layer.1/query"].hessian)
+
+
+def test_layers_that_share_a_weight_keep_what_each_learned() -> None:
+    toy, scheme = model(), Scheme(4)
+    own = {
+        f"layer.{i}/query": quantize_tensor(toy.weights["shared"] * f, scheme)
+        for i, f in enumerate((1, 2))
+    }
+    learned = Learned("finetune", own)
+    types = {"words|types|narrow": "float"}
+    result = quantize(toy, "W4A8", types, calibration=known_inputs(1, 2), method="learned",
+                      learned=learned)  # fmt: skip
+    for name, tensor in own.items():
+        np.testing.assert_array_equal(result.tensors[result.layers[name]].scales, tensor.scales)
