@@ -126,12 +126,15 @@ class Model:
         Of every input, or by its name.
     sizes : mapping of str to int
         Of symbolic dimensions.
+    fixed : mapping of str to int
+        Those that are fixed when compiling, because a refusal asked for it.
     """
 
     package: str
     file: str
     make: Make | Mapping[str, Make]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -180,6 +183,7 @@ class Exported:
     """A file of ``examples/export_models.py``, with its inputs in an ``.npz`` beside it."""
 
     file: Path
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -332,7 +336,7 @@ MODELS = (
         _ICA,
         "ICLabelNet.onnx",
         bounded,
-        dict.fromkeys((f"{name}_dynamic_axes_1" for name in ("topo", "psds", "autocorr")), 2),
+        dict.fromkeys((f"{name}_dynamic_axes_1" for name in ("topo", "psds", "autocorr")), 4),
     ),
     Model(
         _ICA,
@@ -380,7 +384,7 @@ MODELS = (
     ),
     Model(_SPEECH_QUALITY, "dnsmos_models/sig_bak_ovr.onnx", sound, {"N": 1}),
     Model(_SPEECH_QUALITY, "pdnsmos_models/sig_bak_ovr.onnx", sound, {"N": 1}),
-    Model(_SPEECH_QUALITY, "plcmos_v2.onnx", features, _FRAMES),
+    Model(_SPEECH_QUALITY, "plcmos_v2.onnx", features, _FRAMES, {"batch_size": 1}),
     *(
         Model(_SURFACES, f"{name}.onnx", features, {"?input.0": 16})
         for name in (

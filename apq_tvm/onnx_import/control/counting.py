@@ -115,9 +115,10 @@ class _Counted:
         ):
             # What it is at the start, one more after every round.
             start = elements(contents(graph, before))
-            self.known[state] = start[0] + ROUND if start is not None and len(start) == 1 else None
+            now = start[0] + ROUND if start is not None and len(start) == 1 else None
+            self.known[state] = now
             after = self.number(made)
-            if self.known[state] is None or after is None or after - self.known[state] != 1:
+            if now is None or after is None or after - now != 1:
                 self.known[state] = None
 
     def _outside(self, outer: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRA
 
 
 LONGEST = 1000
+MOST_WEIGHTS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def by_numbers(attrs: Mapping[str, Any], leaf: str, targets: int) -> Forest:
     )
     thresholds = _listed(attrs, "nodes_values")
     values = _listed(attrs, f"{leaf}_weights")
-    weights = np.zeros((count, targets), values.dtype)
+    weights = _zeros(count, targets, values)
     keys = zip(attrs[f"{leaf}_treeids"], attrs[f"{leaf}_nodeids"], strict=True)
     for key, target, value in zip(keys, attrs[f"{leaf}_ids"], values, strict=True):
         if key not in at or not 0 <= target < targets:
@@ -103,6 +104,13 @@ def by_numbers(attrs: Mapping[str, Any], leaf: str, targets: int) -> Forest:
     missed = np.array(missing) > 0
     roots = np.unique(np.asarray(trees), return_index=True)[1]  # a tree's first, for ONNX Runtime
     return _checked(features, thresholds, np.array(kinds), yes, no, missed, weights, roots)
+
+
+def _zeros(count: int, targets: int, like: Array) -> Array:
+    """Weights of no leaf yet: [count, targets]."""
+    if not 0 < targets * count <= MOST_WEIGHTS:
+        raise ValueError(f"{targets} targets of {count} nodes are more than {MOST_WEIGHTS} weights")
+    return np.zeros((count, targets), like.dtype)
 
 
 def _kind(mode: str) -> int:
@@ -129,10 +137,11 @@ def by_leaves(attrs: Mapping[str, Any]) -> Forest:
     for kind in ("true", "false"):
         to, is_leaf = (np.asarray(attrs[f"nodes_{kind}{part}"]) for part in ("nodeids", "leafs"))
         ways.append(np.concatenate([to + inner * (is_leaf != 0), np.arange(inner, count)]))
+    yes, no = ways
     targets, places = int(attrs["n_targets"]), np.asarray(attrs["leaf_targetids"])
     if places.min(initial=0) < 0 or places.max(initial=0) >= targets:
         raise ValueError("a leaf's target is out of range")
-    weights = np.zeros((count, targets), values.dtype)
+    weights = _zeros(count, targets, values)
     weights[np.arange(inner, count), places] = values
     leaves = np.zeros(len(values), np.int64)
     given = np.asarray(attrs.get("nodes_missing_value_tracks_true") or np.zeros(inner))
@@ -140,7 +149,8 @@ def by_leaves(attrs: Mapping[str, Any]) -> Forest:
         np.concatenate([np.asarray(attrs["nodes_featureids"], np.int64), leaves]),
         np.concatenate([splits, leaves.astype(splits.dtype)]),
         np.concatenate([kinds, leaves - 1]),
-        *ways,
+        yes,
+        no,
         np.concatenate([given > 0, leaves > 0]),
         weights,
         np.asarray(attrs["tree_roots"], np.int64),
