@@ -383,16 +383,10 @@ MODELS = (
         for name in ("bak_ovr", "sig", "model_v8")
     ),
     Model(_SPEECH_QUALITY, "dnsmos_models/sig_bak_ovr.onnx", sound, {"N": 1}),
-    Model(_SPEECH_QUALITY, "pdnsmos_models/sig_bak_ovr.onnx", sound, {"N": 1}),
     Model(_SPEECH_QUALITY, "plcmos_v2.onnx", features, _FRAMES, {"batch_size": 1}),
     *(
         Model(_SURFACES, f"{name}.onnx", features, {"?input.0": 16})
-        for name in (
-            "gradient_boosting_regressor",
-            "k_neighbors_classifier",
-            "k_neighbors_regressor",
-            "k_neighbors_classifier.validity",
-        )
+        for name in ("gradient_boosting_regressor", "k_neighbors_classifier.validity")
     ),
     Model(
         "pypi swift_f0==0.3.0",

@@ -97,6 +97,15 @@ def test_leaves_apart(tmp_path: Path) -> None:
         import_onnx(save(model, tmp_path))
 
 
+def test_refused(tmp_path: Path) -> None:
+    """What is not compiled is listed with its nodes and what to do."""
+    nodes = [(f"ai.onnx.ml.{op}", "x", op) for op in ("SVMRegressor", "ZipMap")]
+    given = {"x": ("float32", ["n", 2])}
+    model = build(nodes, given, "SVMRegressor ZipMap", domains={"ai.onnx.ml": 3})
+    with pytest.raises(ApqError, match=r"SVMRegressor \(.*trees.*'n_SVMRegressor'.*zipmap"):
+        import_onnx(save(model, tmp_path))
+
+
 def test_strings(tmp_path: Path) -> None:
     """Labels that are strings; the message says what to do about inputs and outputs."""
     attrs = {"cats_strings": ["a", "b"]}
