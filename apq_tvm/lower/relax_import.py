@@ -172,7 +172,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 made = convert(self.bb, self._by_name[name], list(inputs))
             else:
                 made = super()._convert_operator(op_name, inputs, attrs, opset)
-            return self._with_known_shapes(self._by_name[name], self.bb.normalize(made))
+            made = self._with_known_shapes(self._by_name[name], self.bb.normalize(made))
+            # Now, not where it is read: that may be behind the other branch of an If.
+            return self.bb.emit(made) if isinstance(made, relax.Call) else made
         except UnsupportedModel:
             raise
         except Exception as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.fusion import ALONE
@@ -102,9 +102,11 @@ class ShapeLowering:
 
     def full(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Full``."""
-        dtype = node.attrs["dtype"]
-        value = relax.const(np.asarray(node.attrs["value"], dtype), dtype)
-        return relax.op.full(relax.ShapeExpr(self.extents(node)), value, dtype)
+        dtype, extents = node.attrs["dtype"], self.extents(node)
+        number = np.asarray(node.attrs["value"], dtype)
+        if number.dtype.kind == "f" and not np.isfinite(number):  # Relax fails to legalize these
+            return bb.emit_te(topi.full, extents, dtype, float(number))
+        return relax.op.full(relax.ShapeExpr(extents), relax.const(number, dtype), dtype)
 
     def range(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Range``."""

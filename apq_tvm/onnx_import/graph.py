@@ -268,8 +268,9 @@ def defined(node: Node) -> tuple[str, ...]:
     return tuple(dim for dim in node.attrs["dims"] if isinstance(dim, str) and is_run(dim))
 
 
-# Operators all of whose outputs are there, read or not; of Split they say how many parts there are.
-WHOLE = frozenset(("DynamicQuantizeLinear", "Split", "TopK"))
+# Operators all of whose outputs are there, read or not: of Split they say how many parts there are,
+# those of a region's start stand where its inputs do.
+WHOLE = frozenset("DynamicQuantizeLinear Split TopK apq.Loop apq.Then apq.Else".split())
 
 
 def _without_unread_outputs(node: Node, live: set[str]) -> Node:

@@ -23,6 +23,7 @@ from apq_tvm.onnx_import.passes.activations import (
 from apq_tvm.onnx_import.passes.attention import fuse_attention
 from apq_tvm.onnx_import.passes.caches import cache_lengths, find_caches
 from apq_tvm.onnx_import.passes.cleanup import (
+    drop_squeezes,
     merge_equal_nodes,
     merge_equal_weights,
     rename_outputs,
@@ -48,6 +49,7 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
     raw.sweep()
     widen(raw)
     decompose(raw)
+    drop_squeezes(raw)
     caches = find_caches(raw)
     equal, bounds = read_dims(raw, dims)
     lengths: dict[str, str] = {}

@@ -286,9 +286,14 @@ def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
     tensor = info.type.tensor_type
     if kind not in ("tensor_type", None) or tensor.elem_type == TensorProto.STRING:
         held = "strings" if kind == "tensor_type" else str(kind).removesuffix("_type")
+        remedy = (
+            "encode them before the model, and cut it behind what does"
+            if what == "input"
+            else "remove it from the model (scikit-learn's probabilities: export with "
+            "options={'zipmap': False}; labels that are strings: train on numbers)"
+        )
         raise UnsupportedModel(
-            f"{what} {info.name!r} holds {held}; only tensors of numbers work (scikit-learn's "
-            "probabilities: export with options={'zipmap': False}); remove it from the model"
+            f"{what} {info.name!r} holds {held}; only tensors of numbers work: {remedy}"
         )
     if what == "input" and (kind is None or not tensor.HasField("shape")):
         raise UnsupportedModel(

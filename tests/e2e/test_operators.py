@@ -88,6 +88,16 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
         "y z back",
         {},
     ),
+    # torch_geometric's nearest neighbours: distances that are out of the question.
+    "infinite": (
+        [
+            ("Shape", "x", "n"),
+            ("ConstantOfShape", "n", "y", {"value": np.array([np.inf], np.float32)}),
+        ],
+        X2,
+        "y",
+        {},
+    ),
     # torch names no indices where nobody reads them.
     "topk_values": ([("TopK", "x k", "y _")], X2, "y", {"k": np.array([3])}),
     # torch's MultiheadAttention: a batch that the exporter wrote down as what it was.

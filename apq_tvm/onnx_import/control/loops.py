@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from apq_tvm.onnx_import.control.bodies import Body, captures, copied_in, own_inputs, splice
+from apq_tvm.onnx_import.control.counting import rounds_of_condition, settled
 from apq_tvm.onnx_import.control.regions import Looped, end_loop, start_loop
 from apq_tvm.onnx_import.graph import SIZES, Graph
 from apq_tvm.onnx_import.operators.steps import Steps
-from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
+from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, compare, minimum
 from apq_tvm.onnx_import.symbolic.infer import elements, unify
 from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Node
@@ -37,13 +38,24 @@ def loop(graph: Graph, node: Node) -> list[Node]:
     UnsupportedModel
         The number of rounds, and so the size of an output, depends on data.
     """
+    node, copies = settled(graph, node)
     steps = _Deferred(graph, node)
+    steps.nodes += copies
     body: Body = node.attrs["body"]
     limit, condition, *states = (*own_inputs(node), "", "")[: max(len(own_inputs(node)), 2)]
     rounds = _rounds(graph, limit)
     runs, conditional = _runs(graph, body, condition)
     if not runs:
         rounds, conditional = 0, False
+    elif (
+        conditional
+        and condition in graph.weights
+        and (rounds is not None or _endless(graph, limit))
+    ):
+        allowed = rounds_of_condition(graph, node)
+        if allowed is not None:
+            rounds = allowed if rounds is None else minimum(rounds, allowed)
+            conditional = False
     if isinstance(rounds, int) and not conditional and _is_small(graph, body, rounds, len(states)):
         return _written_out(steps, body, rounds, states)
     collects = len(body.outputs) - 1 > len(states)
@@ -98,6 +110,12 @@ def _rounds(graph: Graph, limit: str) -> Dim | None:
     if isinstance(rounds, int):
         return None if rounds >= ENDLESS else max(rounds, 0)
     return rounds
+
+
+def _endless(graph: Graph, limit: str) -> bool:
+    """Whether nothing but its condition ends a loop."""
+    known = elements(contents(graph, limit)) if limit else [ENDLESS]
+    return known is not None and len(known) == 1 and compare(known[0], ENDLESS) in (0, 1)
 
 
 def _runs(graph: Graph, body: Body, condition: str) -> tuple[bool, bool]:

@@ -14,6 +14,9 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
+from apq_tvm.onnx_import.operators.classical.rows import ROWS
+from apq_tvm.onnx_import.operators.classical.scores import SCORES
+from apq_tvm.onnx_import.operators.classical.trees import TREES
 from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
@@ -31,6 +34,7 @@ from apq_tvm.onnx_import.operators.standard import (
     lp_normalization,
     max_unpool,
     space_to_depth,
+    squeeze,
 )
 from apq_tvm.onnx_import.run_sizes.selections import SELECTIONS
 from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
@@ -55,6 +59,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,
     "SpaceToDepth": space_to_depth,
+    "Squeeze": squeeze,
     "STFT": stft,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     "apq.MoveFirst": move_first,
@@ -70,6 +75,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "com.microsoft.RotaryEmbedding": contrib_rotary,
     "com.microsoft.SimplifiedLayerNormalization": simplified_layer_norm,
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
+    **{f"ai.onnx.ml.{op}": rule for op, rule in (ROWS | SCORES | TREES).items()},
     **QLINEAR,
     **SELECTIONS,
     **SHAPE_INPUTS,
@@ -90,7 +96,7 @@ def expand(graph: Graph, node: Node) -> list[Node] | None:
     try:
         return EXPANSIONS[node.op](graph, node)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        op = node.op.removeprefix("com.microsoft.")
+        op = node.op.rpartition(".")[2]
         raise ImportFailed(
             f"{op} {node.name!r} is malformed, its inputs or attributes do not fit the operator: "
             f"{error}"

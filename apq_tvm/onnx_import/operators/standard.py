@@ -8,7 +8,15 @@ import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
-from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, floordiv, maximum, product
+from apq_tvm.onnx_import.symbolic.dims import (
+    Dim,
+    as_attr,
+    equal,
+    floordiv,
+    maximum,
+    product,
+    symbols,
+)
 from apq_tvm.types import Node
 
 
@@ -141,6 +149,26 @@ def space_to_depth(graph: Graph, node: Node) -> list[Node] | None:
     rows, columns = height // by, width // by
     blocks = steps.transpose(steps.reshape(x, n, c, rows, by, columns, by), 0, 1, 3, 5, 2, 4)
     return steps.done(steps.reshape(blocks, n, c * by * by, rows, columns))
+
+
+def squeeze(graph: Graph, node: Node) -> None:
+    """Squeeze without axes: every dimension that is 1 goes, so all must be numbers.
+
+    Raises
+    ------
+    UnsupportedModel
+        Whether a dimension is 1 is known when the model runs.
+    """
+    shape = graph.known_shape(node.inputs[0])
+    if "axes" in node.attrs or len(node.inputs) > 1 or shape is None:
+        return
+    unsure = {name for dim in shape if equal(dim, 1) is None for name in symbols(dim)}
+    if unsure:
+        fixed = " ".join(f"--dim {name}=SIZE" for name in sorted(unsure))
+        raise Steps(graph, node).refuse(
+            f"it drops the dimensions that are 1, and of {graph.describe(node.inputs[0])} only a "
+            f"run knows which; fix them ({fixed}), or export it with axes"
+        )
 
 
 def conv_transpose(graph: Graph, node: Node) -> list[Node] | None:

@@ -36,7 +36,7 @@ class Steps:
     @property
     def title(self) -> str:
         """Operator and name, for errors."""
-        return f"{self.node.op.removeprefix('com.microsoft.')} {self.node.name!r}"
+        return f"{self.node.op.rpartition('.')[2]} {self.node.name!r}"
 
     def refuse(self, why: str) -> UnsupportedModel:
         """The error that names this operator and why it cannot be compiled."""

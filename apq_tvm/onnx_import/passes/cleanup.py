@@ -11,6 +11,26 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.types import Node
 
 
+def drop_squeezes(graph: Graph) -> None:
+    """A Squeeze without axes that only Reshapes to constant shapes read copies its input.
+
+    Which dimensions are 1 may be known to a run alone; for those readers it makes no difference.
+    """
+    for node in graph.nodes:
+        if node.op != "Squeeze" or len(node.inputs) > 1 or "axes" in node.attrs:
+            continue
+        (value,) = node.outputs
+        readers = [n for n in graph.nodes if value in n.inputs]
+        if len(readers) == graph.uses[value] and all(_shapes_anew(graph, n) for n in readers):
+            graph.replace(node, replace(node, op="Identity"))
+
+
+def _shapes_anew(graph: Graph, node: Node) -> bool:
+    """Whether a node gives its input a shape that copies no dimension of it."""
+    target = graph.weights.get(node.inputs[1]) if node.op == "Reshape" else None
+    return target is not None and bool(target.all())
+
+
 def merge_equal_nodes(graph: Graph) -> None:
     """Compute the same thing once (common subexpressions). Graph outputs keep their own node."""
     outputs = {spec.name for spec in graph.outputs}

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from onnx_models import build, check, only, ops, rand, save
 
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.onnx_import import import_onnx
+
 INT = np.int64
 X = {"x": ("float32", ["b", "s", 12])}
 IDS = {"ids": ("int64", ["b", "s"])}
@@ -458,3 +461,15 @@ def check_odd(path: Path) -> list[str]:
     dims = [d for d in import_onnx(path).inputs[0].shape if isinstance(d, str)]
     check(path, dict(zip(dims, (2, 3), strict=True)))
     return dims
+
+
+def test_squeeze_of_whatever_is_one(tmp_path: Path) -> None:
+    """Before a reshape it makes no difference what is dropped; else a run alone would know."""
+    nodes = [("Squeeze", "x", "a"), ("Reshape", "a to", "y")]
+    given = {"x": ("float32", ["b", 1, 4])}
+    model = build(nodes, given, "y", {"to": np.array([-1, 2])})
+    check(save(model, tmp_path), {"b": 1}, {"b": 3})
+    path = save(build([("Squeeze", "x", "y")], given, "y"), tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Squeeze 'n_y': .*--dim b=SIZE"):
+        import_onnx(path)
+    assert import_onnx(path, {"b": 1}).outputs[0].shape == (4,)

@@ -1,0 +1,1 @@
+"""Operators of ``ai.onnx.ml``, which converters of scikit-learn, XGBoost and LightGBM write."""

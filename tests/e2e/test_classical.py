@@ -1,0 +1,27 @@
+"""Models of scikit-learn and its kin through the whole pipeline, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import apq_tvm
+from apq_tvm.module import load_module
+from tests import classical_models
+from tests.onnx_models import save, session_of
+
+
+def test_trees(tmp_path: Path) -> None:
+    """Forests of every kind and a linear classifier, whose layers stay float."""
+    wanted = ("targets", "chances_SOFTMAX", "kind_SOFTMAX", "margin_LOGISTIC", "votes_kind_NONE")
+    outputs = (*wanted, "scores_LOGISTIC", "norm_L2", "numbered")
+    path = save(classical_models.joined(outputs), tmp_path)
+    apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
+    module, session = load_module(tmp_path / "compiled"), session_of(path)
+    for rows in (1, 9):
+        given = classical_models.feeds(rows)
+        given = {spec.name: given[spec.name] for spec in session.get_inputs()}
+        got = module.run(given)
+        for name, value in zip(outputs, session.run(outputs, given), strict=True):
+            np.testing.assert_allclose(got[name], value, atol=2e-6, err_msg=name)
