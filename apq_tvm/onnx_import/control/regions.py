@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph, defined, with_attrs
@@ -159,7 +160,10 @@ def tidy_regions(graph: Graph) -> None:
         inputs = [*node.inputs[:2], *(node.inputs[2 + at + i] for at in (0, count) for i in kept)]
         outputs = tuple(node.outputs[i] for i in kept)
         new = replace(node, inputs=tuple(inputs), outputs=outputs)
-        _put(graph, node, with_attrs(new, {"results": len(kept)}))
+        attrs: dict[str, Any] = {"results": len(kept)}
+        if "shapes" in node.attrs:
+            attrs["shapes"] = tuple(node.attrs["shapes"][i] for i in kept)
+        _put(graph, node, with_attrs(new, attrs))
     for node in [n for n in reversed(graph.nodes) if n.op in (*STARTS, "apq.Else")]:
         unread = [i for i in captured_inputs(node) if not graph.uses[node.outputs[i]]]
         _put(graph, node, _without(node, unread))
