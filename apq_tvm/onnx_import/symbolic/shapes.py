@@ -264,6 +264,8 @@ def _slice(graph: Graph, node: Node) -> Rewritten:
     at = [int(a) % len(x) for a in axes] if axes else list(range(len(starts)))  # type: ignore[arg-type]
     by = steps or [1] * len(starts)
     shape, spans = list(x), []
+    first: Dim | None
+    last: Dim | None
     for start, end, axis, step in zip(starts, ends, at, by, strict=True):
         if not isinstance(step, int) or not step:
             return None
@@ -309,9 +311,9 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim:
     elif low is None or low < 0:
         rest = size - at
         least, _ = bounds(rest)
-        table = node.inputs[0] in graph.weights and isinstance(size, int)
-        if table and least is not None and least >= 0 and limit(graph, rest, size):
-            return at  # the last rows of a table, as many as a symbol says
+        if node.inputs[0] in graph.weights and isinstance(size, int) and least is not None:
+            if least >= 0 and limit(graph, rest, size):
+                return at  # the last rows of a table, as many as a symbol says
         at = maximum(at + size * minimum(maximum(0 - at, 0), 1), 0)
     if node.inputs[0] in graph.weights and isinstance(size, int) and limit(graph, at, size):
         return at
