@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 RNG = np.random.default_rng(0)
 ROWS = "n"
 OUTPUTS = (
-    "either beside first second rows doubled grown state scanned nested picked steps recurred"
+    "either beside first second rows doubled grown state scanned nested picked steps recurred "
+    "sized cached last early"
 ).split()
 
 
@@ -197,6 +198,39 @@ def _nested() -> list[Any]:
     ]
 
 
+def _of_other_sizes() -> list[Any]:
+    """Branches of different sizes; one alone reads a cache, which then has as many rows as ``x``;
+    a loop that collects until a sum is large."""
+    more = _body([node("Concat", ["x", "x0_row", "x"], ["r"], axis=0)], "r")
+    plain = _body([node("Identity", ["x"], ["r"])], "r")
+    fed = _body(
+        [
+            node("ReduceSum", ["cache", "first_axis"], ["sum"], keepdims=0),
+            node("Add", ["sum", "x"], ["r"]),
+        ],
+        "r",
+    )
+    until = _body(
+        [
+            node("Add", ["v", "v"], ["twice"]),
+            node("ReduceSum", ["twice"], ["sum"], keepdims=0),
+            node("Less", ["sum", "hundred"], ["again"]),
+            node("Relu", ["twice"], ["entry"]),
+        ],
+        "again twice entry",
+        "v",
+        loop=True,
+    )
+    return [
+        _constant("first_axis", np.array([0])),
+        _constant("twenty", np.int64(20)),
+        node("Unsqueeze", ["x0", "first_axis"], ["x0_row"]),
+        node("If", ["positive"], ["sized"], then_branch=more, else_branch=plain),
+        node("If", ["positive"], ["cached"], then_branch=fed, else_branch=plain),
+        node("Loop", ["twenty", "yes", "x0_abs"], ["last", "early"], body=until),
+    ]
+
+
 def odd_of(value: str) -> Any:
     """A branch that adds a row."""
     return _body([node("Add", [value, "x0"], ["r"])], "r")
@@ -208,12 +242,12 @@ def _unsupported() -> Any:
 
 
 def joined() -> onnx.ModelProto:
-    """One model; its input is ``x`` [n, 8], its outputs are `OUTPUTS`."""
+    """One model; its inputs are ``x`` [n, 8] and ``cache`` [2, n, 8], its outputs `OUTPUTS`."""
     weight = (RNG.standard_normal((8, 8)) * 0.4).astype(np.float32)
     graph = helper.make_graph(
-        [*_branches(), *_loops(), *_while(), *_nested()],
+        [*_branches(), *_loops(), *_while(), *_nested(), *_of_other_sizes()],
         "control",
-        [_value("x", shape=[ROWS, 8])],
+        [_value("x", shape=[ROWS, 8]), _value("cache", shape=[2, ROWS, 8])],
         [helper.make_empty_tensor_value_info(name) for name in OUTPUTS],
         [numpy_helper.from_array(weight, "w")],
     )
@@ -221,9 +255,10 @@ def joined() -> onnx.ModelProto:
 
 
 def feeds() -> list[dict[str, Any]]:
-    """One row and many, of either sign."""
+    """One row and many, of either sign; the cache of the branch that does not run is empty."""
     made = []
     for rows in (1, 5, 40):
         x = np.abs(RNG.standard_normal((rows, 8)) / rows).astype(np.float32)
-        made += [{"x": x}, {"x": -x}]
+        cache = RNG.standard_normal((2, rows, 8)).astype(np.float32)
+        made += [{"x": x, "cache": cache}, {"x": -x, "cache": cache[:, : rows // 2]}]
     return made

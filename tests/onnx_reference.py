@@ -226,6 +226,12 @@ def _sizes(attrs: Any, symbols: dict[str, int], value: Array) -> Array:
     return value
 
 
+def _numbers(attrs: Any, symbols: Mapping[str, int], *given: Array) -> Array:
+    assert attrs["rule"] == "choose", "the others have tests of their own, against ONNX Runtime"
+    pairs = np.asarray([evaluate(dim, symbols) for dim in attrs["extents"]]).reshape(2, -1)
+    return pairs[0 if given[0] else 1]
+
+
 def _one_hot(attrs: Any, _: Any, ids: Array, values: Array) -> Array:
     axis = attrs["axis"] % (ids.ndim + 1)
     places = np.arange(attrs["shape"][axis])
@@ -236,6 +242,7 @@ def _one_hot(attrs: Any, _: Any, ids: Array, values: Array) -> Array:
 
 _OPS: dict[str, Callable[..., Array]] = {
     "apq.NonZero": lambda attrs, _, x: np.stack(np.nonzero(x)),
+    "apq.Numbers": _numbers,
     "apq.OneHot": _one_hot,
     "apq.Sizes": _sizes,
     "apq.Tile": lambda attrs, _, x: np.tile(

@@ -76,7 +76,7 @@ def lower(
         **indexing_converters(packed.plan.quantized.model),
         **place_converters(packed.plan.quantized.model),
         **shapes.converters(),
-        **region_converters(dims),
+        **region_converters(dims, model.value_specs),
         **windows.converters(),
         **ImageLowering(dims, model.value_specs).converters(),
         **RunSizeLowering(dims).converters(),

@@ -7,7 +7,7 @@ the calls back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import relax
@@ -15,13 +15,19 @@ from tvm import relax
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.types import REGION, Node
+from apq_tvm.types import REGION, Node, TensorSpec
 
 ENDLESS = (1 << 63) - 1
 
 
-def region_converters(dims: Dims) -> dict[str, Convert]:
+def region_converters(dims: Dims, specs: Mapping[str, TensorSpec]) -> dict[str, Convert]:
     """Converters of the operators that `apq_tvm.onnx_import.control.regions` describes."""
+
+    def given(name: str, value: Any, node: Node) -> Any:
+        """The type of a value that passes a branch's start or end: its sizes may change there."""
+        spec = specs.get(name)
+        shape = dims.known(spec.shape) if spec is not None else None
+        return relax.TensorType(shape or known_shape(value, node), value.ty.dtype)
 
     def loop(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         attrs = node.attrs
@@ -48,13 +54,15 @@ def region_converters(dims: Dims) -> dict[str, Convert]:
         return _call(bb, "end_loop", [carried, node.attrs["backward"]], inputs, outs)
 
     def branch(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        outs = [relax.TensorType((), "bool"), *(_like(value, node) for value in inputs[1:])]
+        pairs = zip(node.outputs[1:], inputs[1:], strict=True)
+        outs = [relax.TensorType((), "bool"), *(given(*pair, node) for pair in pairs)]
         kind = "then" if node.op == "apq.Then" else "else"
         return _call(bb, kind, [len(inputs) - 1], inputs, outs)
 
     def end_if(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         count = node.attrs["results"]
-        outs = [_like(value, node) for value in inputs[2 : 2 + count]]
+        pairs = zip(node.outputs, inputs[2 : 2 + count], strict=True)
+        outs = [given(*pair, node) for pair in pairs]
         return _call(bb, "end_if", [count], inputs, outs)
 
     return {

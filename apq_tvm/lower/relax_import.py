@@ -15,7 +15,7 @@ import onnx
 import tvm
 import tvm_ffi
 from onnx import helper
-from tvm import relax, sym
+from tvm import ir, relax, sym
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from apq_tvm.errors import UnsupportedModel
@@ -136,6 +136,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._by_name = {node.name: node for node in model.nodes}
         self._variables = variables
         self._dims = dims
+        self._branches = 0  # that are open
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, array in self._model.weights.items():
@@ -173,14 +174,21 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             else:
                 made = super()._convert_operator(op_name, inputs, attrs, opset)
             made = self._with_known_shapes(self._by_name[name], self.bb.normalize(made))
-            # Now, not where it is read: that may be behind the other branch of an If.
-            return self.bb.emit(made) if isinstance(made, relax.Call) else made
         except UnsupportedModel:
             raise
         except Exception as error:
             raise UnsupportedModel(
                 f"{op_name} {name!r} cannot be lowered to Relax: {error}"
             ) from error
+        self._branches += (op_name == "apq.Then") - (op_name == "apq.EndIf")
+        return self._bound(made) if self._branches else made
+
+    def _bound(self, made: Any) -> Any:
+        """Bind a result here: its first reader may stand behind the branch that makes it."""
+        if isinstance(made, relax.Tuple):
+            return relax.Tuple([self._bound(field) for field in made.fields])
+        unbound = isinstance(made, ir.expr.Call | ir.expr.TupleGetItem)
+        return self.bb.emit(made) if unbound else made
 
     def _with_known_shapes(self, node: Node, made: Any) -> Any:
         """Results with the shapes that the ONNX import found, where Relax spells them otherwise.

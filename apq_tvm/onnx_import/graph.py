@@ -27,6 +27,7 @@ from apq_tvm.onnx_import.symbolic.dims import (
 from apq_tvm.types import Array, Node, TensorSpec
 
 Shape = tuple[Dim | None, ...]
+Inner = tuple[tuple[str, ...], str]
 
 
 @dataclass
@@ -69,6 +70,16 @@ class Graph:
         Symbols that were found to be another dimension.
     written_out : int
         Nodes that rounds of loops were written out as.
+    inside : list of str
+        While nodes are inferred: the branches of Ifs that are open, by their tokens.
+    found_inside : dict of (tuple of str, str) to str
+        What must be equal where certain branches run: those, a symbol, and the dimension it is.
+    sums_inside : dict of (tuple of str, str) to str
+        Likewise, of symbols that were found to equal a sum of others.
+    equal_inside : dict of (tuple of str, str) to str
+        Such that are replaced there.
+    other_branch : dict of str to str
+        By token: that of the other branch of the same If.
     """
 
     name: str
@@ -92,6 +103,11 @@ class Graph:
     run_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
     written_out: int = 0
+    inside: list[str] = field(default_factory=list)
+    found_inside: dict[Inner, str] = field(default_factory=dict)
+    sums_inside: dict[Inner, str] = field(default_factory=dict)
+    equal_inside: Mapping[Inner, str] = field(default_factory=dict)
+    other_branch: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names: set[str] = {n.name for n in self.nodes} | set(self.weights)
@@ -133,11 +149,12 @@ class Graph:
 
     def _kept(self, dim: Dim) -> Dim:
         """`dim` without the symbols that were found to be another dimension."""
-        while replaced := {name for name in symbols(dim) if name in self.equal}:
-            parts = {name: symbol(name) for name in symbols(dim)}
-            parts |= {name: parse(self.equal[name]) for name in replaced}  # type: ignore[misc]
-            dim = evaluate(str(dim), parts, minimum, maximum)
-        return dim
+        return replaced(dim, self.equal)
+
+    def equal_in(self, branches: tuple[str, ...]) -> dict[str, str]:
+        """Symbols that are another dimension where `branches` run, beside what holds around."""
+        found = self.equal_inside.items()
+        return {name: dim for (place, name), dim in found if place == branches}
 
     def rank(self, value: str) -> int | None:
         """Number of dimensions of a value or weight."""
@@ -259,6 +276,15 @@ class Graph:
 
 
 SIZES = "apq.Sizes"
+
+
+def replaced(dim: Dim, equal: Mapping[str, str]) -> Dim:
+    """`dim` with symbols replaced by the dimensions that they are equal to."""
+    while known := {name for name in symbols(dim) if name in equal}:
+        parts = {name: symbol(name) for name in symbols(dim)}
+        parts |= {name: parse(equal[name]) for name in known}  # type: ignore[misc]
+        dim = evaluate(str(dim), parts, minimum, maximum)
+    return dim
 
 
 def defined(node: Node) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from apq_tvm.onnx_import.control.chosen import next_inside
 from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.conv.affine import fold_affine
 from apq_tvm.onnx_import.conv.channels_last import channels_last
 from apq_tvm.onnx_import.fixed_dims import apply_bounds, read_dims
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import Graph, Inner
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
 from apq_tvm.onnx_import.ops import check_supported, decompose
@@ -21,7 +22,7 @@ from apq_tvm.onnx_import.passes.activations import (
     fuse_residuals,
 )
 from apq_tvm.onnx_import.passes.attention import fuse_attention
-from apq_tvm.onnx_import.passes.caches import cache_lengths, find_caches
+from apq_tvm.onnx_import.passes.caches import cache_lengths, find_caches, free_caches
 from apq_tvm.onnx_import.passes.cleanup import (
     drop_squeezes,
     merge_equal_nodes,
@@ -51,11 +52,13 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
     decompose(raw)
     drop_squeezes(raw)
     caches = find_caches(raw)
+    free_caches(raw, caches)
     equal, bounds = read_dims(raw, dims)
     lengths: dict[str, str] = {}
+    inside: dict[Inner, str] = {}
     while True:
         graph = _with_dims(raw, equal)
-        graph.lengths, graph.may_be_empty = dict(lengths), caches
+        graph.lengths, graph.may_be_empty, graph.equal_inside = dict(lengths), caches, inside
         with may_be_zero(cache_lengths(graph)):
             fold(graph)
         if graph.same:
@@ -63,6 +66,10 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
             name, other = next(iter(graph.same.items()))
             equal = {old: other if new == name else new for old, new in equal.items()}
             equal[name] = other
+            inside = {}
+        elif found := next_inside(graph):
+            inside = {key: dim for key, dim in found.items() if key[0]}
+            equal |= {name: dim for (place, name), dim in found.items() if not place}
         elif graph.sums:
             name, other = next(iter(graph.sums.items()))
             lengths[name] = other

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from apq_tvm.codegen.graph.plain import Buffer, Condition, Copy, Graph, Place, Region, Tensor
+from apq_tvm.codegen.graph.plain import Buffer, Condition, Copy, Graph, Place, Region, Step, Tensor
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.types import REGION
 
@@ -154,14 +154,36 @@ class Regions:
         condition, *captured = _tensors(given[: 1 + int(counts[0])])
         self._open.append(_Open(len(self._graph.steps), [], branch=True))
         self._graph.steps.append(Region("then", condition=condition))
-        return [None] * (len(captured) + 2) + [*captured]
+        return [None] * (len(captured) + 2) + self._as_inside(captured, given)
 
     def _else(self, counts: list[str], given: list[Value]) -> Renamed:
         """``token, captured -> token, captured``."""
         _, *captured = _tensors(given[: 1 + int(counts[0])])
         self._open[-1].at = len(self._graph.steps)
         self._graph.steps.append(Region("else"))
-        return [None] * (len(captured) + 2) + [*captured]
+        return [None] * (len(captured) + 2) + self._as_inside(captured, given)
+
+    def _as_inside(self, captured: Sequence[Tensor], given: Sequence[Value]) -> Renamed:
+        """What a branch captures, of the sizes it has there; the branch compares them."""
+        inside = _tensors(given[len(given) - len(captured) :])
+        pairs = list(zip(captured, inside, strict=True))
+        for outer, inner in pairs:
+            self._graph.steps += self._unequal(inner, outer)
+        return [replace(outer, dims=inner.dims) for outer, inner in pairs]
+
+    def _unequal(self, a: Tensor, b: Tensor) -> list[Condition]:
+        """Conditions where two values of one type are not known to have one shape.
+
+        Raises
+        ------
+        UnsupportedModel
+            They are of different types or ranks.
+        """
+        if a.dtype != b.dtype or len(a.dims) != len(b.dims):
+            self._check(a, b)
+        differ = [pair for pair in zip(a.dims, b.dims, strict=True) if pair[0] != pair[1]]
+        why = "these inputs do not fit the branch that runs"
+        return [Condition(f"({x}) == ({y})", f"{why}: {y} is not {x}") for x, y in differ]
 
     def _end_if(self, counts: list[str], given: list[Value]) -> Renamed:
         """``token, token, results of then, results of else -> results``."""
@@ -170,14 +192,17 @@ class Regions:
         first, second = values[2 : 2 + count], values[2 + count : 2 + 2 * count]
         targets = values[2 + 2 * count :]
         at = self._open.pop().at
-        for target, source in zip(targets, first, strict=True):
-            self._check(target, source)
-        copies = [Copy(t, s) for t, s in zip(targets, first, strict=True)]
-        self._graph.steps[at:at] = copies
-        for target, source in zip(targets, second, strict=True):
-            self._copy(target, source)
+        self._graph.steps[at:at] = self._results(targets, first)
+        self._graph.steps += self._results(targets, second)
         self._graph.steps.append(Region("end_if"))
         return [None] * len(given)
+
+    def _results(self, targets: Sequence[Tensor], made: Sequence[Tensor]) -> list[Step]:
+        """What a branch made becomes the results, whose sizes were chosen before."""
+        steps: list[Step] = []
+        for target, source in zip(targets, made, strict=True):
+            steps += [*self._unequal(target, source), Copy(target, source)]
+        return steps
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
         self._check(target, source)

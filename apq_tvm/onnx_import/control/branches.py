@@ -32,6 +32,7 @@ def branch(graph: Graph, node: Node) -> list[Node]:
     token = graph.fresh(f"{node.name}.then")
     start, then, given = _inside(graph, node, "Then", first, condition, token)
     other = graph.fresh(f"{node.name}.else")
+    graph.other_branch |= {token: other, other: token}
     middle, otherwise, made = _inside(graph, node, "Else", second, token, other)
     pairs = [i for i, out in enumerate(node.outputs) if out]
     inputs = (token, other, *(given[i] for i in pairs), *(made[i] for i in pairs))
@@ -49,7 +50,9 @@ def _inside(
     inner = {name: graph.fresh(f"{token}.{i}") for i, name in enumerate(body.captured)}
     inputs = (given, *(outer[name] for name in body.captured))
     name = node.name if kind == "Then" else graph.fresh(f"{node.name}.{kind.lower()}")
-    start = Node(f"apq.{kind}", name, inputs, (token, *inner.values()))
+    equal = graph.equal_in((*graph.inside, token))
+    attrs = {"equal": tuple(equal.items())} if equal else {}
+    start = Node(f"apq.{kind}", name, inputs, (token, *inner.values()), attrs)
     nodes, outputs = splice(graph, body, inner)
     return start, nodes, outputs
 

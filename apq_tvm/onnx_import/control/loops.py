@@ -59,15 +59,17 @@ def loop(graph: Graph, node: Node) -> list[Node]:
     if isinstance(rounds, int) and not conditional and _is_small(graph, body, rounds, len(states)):
         return _written_out(steps, body, rounds, states)
     collects = len(body.outputs) - 1 > len(states)
-    if collects and not conditional and rounds is None and limit not in graph.weights:
+    if collects and rounds is None and limit not in graph.weights:
         rounds = _counted(steps, limit)
-    if collects and (conditional or rounds is None):
+    if collects and rounds is None:
         raise steps.refuse(
-            "it collects a value of each round, but the number of rounds depends on data; give it "
-            "a number of rounds that follows from shapes, and a condition that is always true"
+            "it collects a value of each round, but nothing limits their number; give it a largest "
+            "number of rounds"
         )
     always = steps.constant(np.asarray(True))
     flags = [condition or always] if conditional else []
+    if collects and conditional:
+        flags.append(steps.constant(np.zeros(1, np.int64)))  # the rounds that were run
     outer = captures(node)
     looped = Looped(
         [*flags, *states],
@@ -84,10 +86,22 @@ def loop(graph: Graph, node: Node) -> list[Node]:
     nodes, (again, *made) = splice(graph, body, given)
     steps.nodes += nodes
     carried, entries = made[: len(states)], made[len(states) :]
+    if len(flags) > 1:
+        done = steps("Add", start.round, steps.constant(np.ones(1, np.int64)))
+        carried = [done, *carried]
     if conditional:
         carried = [again, *carried]
     finals, stacks = end_loop(steps, start, carried, entries, "0" * len(entries))
+    if len(flags) > 1:
+        stacks = [_first(steps, stack, finals[1]) for stack in stacks]
     return steps.done(*finals[len(flags) :], *stacks)
+
+
+def _first(steps: Steps, stack: str, count: str) -> str:
+    """The rows that were collected, of as many as could have been."""
+    zero = steps.constant(np.zeros(1, np.int64))
+    dims = {"dims": (as_attr(steps.graph.run_size(count, 0)),)}
+    return steps("Slice", stack, zero, steps(SIZES, count, **dims), zero)
 
 
 def _counted(steps: Steps, limit: str) -> Dim | None:

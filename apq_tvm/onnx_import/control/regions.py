@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph, defined, with_attrs
@@ -177,7 +178,10 @@ def _without_unread(graph: Graph, node: Node) -> Node:
     kept = [i for i in range(count) if graph.uses[node.outputs[i]]]
     inputs = [*node.inputs[:2], *(node.inputs[2 + at + i] for at in (0, count) for i in kept)]
     new = replace(node, inputs=tuple(inputs), outputs=tuple(node.outputs[i] for i in kept))
-    return with_attrs(new, {"results": len(kept)})
+    attrs: dict[str, Any] = {"results": len(kept)}
+    if "shapes" in node.attrs:
+        attrs["shapes"] = tuple(node.attrs["shapes"][i] for i in kept)
+    return with_attrs(new, attrs)
 
 
 def _without_uncaptured(graph: Graph, node: Node) -> Node:

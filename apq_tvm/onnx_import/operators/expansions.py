@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.control.branches import branch
+from apq_tvm.onnx_import.control.chosen import chosen_sizes
 from apq_tvm.onnx_import.control.loops import loop, move_first, scan
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
@@ -62,6 +63,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Squeeze": squeeze,
     "STFT": stft,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
+    "apq.EndIf": chosen_sizes,
     "apq.MoveFirst": move_first,
     "com.microsoft.DequantizeLinear": standard,
     "com.microsoft.DynamicQuantizeLSTM": dynamic_quantize_lstm,

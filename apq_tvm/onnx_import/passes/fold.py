@@ -45,7 +45,7 @@ def fold(graph: Graph) -> None:
     outputs = {spec.name for spec in graph.outputs}
     alias = {spec.name: _empty(graph, spec.name) for spec in graph.inputs if 0 in spec.shape}
     alias = {name: value for name, value in alias.items() if value}
-    pending, graph.nodes = deque(graph.nodes), []
+    pending, graph.nodes, graph.inside = deque(graph.nodes), [], []
     budget = Budget(graph.weights.values())
     while pending:
         original = pending.popleft()
@@ -74,8 +74,17 @@ def fold(graph: Graph) -> None:
             infer_windows(graph, made)
             graph.maker.update((out, made) for out in made.outputs if out)
             graph.nodes.append(made)
+            _follow(graph, made)
     graph.index()
     graph.sweep()
+
+
+def _follow(graph: Graph, node: Node) -> None:
+    """Keep account of the branches that are open behind a node."""
+    if node.op in ("apq.Else", "apq.EndIf"):
+        graph.inside.pop()
+    if node.op in ("apq.Then", "apq.Else"):
+        graph.inside.append(node.outputs[0])
 
 
 def _empty(graph: Graph, value: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, lru_cache, reduce
 from math import gcd
 from operator import mul
 from typing import Any, Union
@@ -65,7 +65,18 @@ class Call:
     a: Dim
     b: Dim
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.fn, self.a, self.b))
+
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         infix = {"floordiv": "//", "mod": "%"}.get(self.fn)
         if infix:
             a, b = (f"({d})" if " " in str(d) else str(d) for d in (self.a, self.b))
@@ -75,9 +86,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Expr:
-    """A sum of products of atoms: ``terms`` holds ``(atoms, coefficient)``, sorted, none zero."""
+    """A sum of products of atoms: ``terms`` holds ``(atoms, coefficient)``, sorted, none zero.
+
+    Text and hash are kept: sums are sorted by the text of their parts, again and again, and images
+    of any size that are cut into windows have long ones.
+    """
 
     terms: tuple[tuple[Monomial, int], ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.terms)
 
     def __add__(self, other: Dim) -> Dim:
         total = dict(self.terms)
@@ -118,6 +140,10 @@ class Expr:
         return mod(other, self)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         text = ""
         for atoms, coefficient in self.terms:
             factors = [str(abs(coefficient))] if abs(coefficient) != 1 or not atoms else []
@@ -355,8 +381,12 @@ def parse(text: int | str) -> Dim:
     ValueError
         `text` is not an expression that `as_attr` writes.
     """
-    if isinstance(text, int):
-        return text
+    return text if isinstance(text, int) else _parsed(text, _zeros.get())
+
+
+@lru_cache(maxsize=1 << 14)
+def _parsed(text: str, zeros: frozenset[str]) -> Dim:
+    """`parse`, where the symbols `zeros` may be 0."""
     names = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
     result: Dim = evaluate(
         text, {name: symbol(name) for name in names - {"min", "max"}}, minimum, maximum

@@ -161,11 +161,17 @@ def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
         return a if isinstance(a, int) else b
     for one, other in ((a, b), (b, a)):
         if _is_symbol(one) and (isinstance(other, int) or _is_symbol(other)):
-            graph.same[str(one)] = str(other)
+            if graph.inside:
+                graph.found_inside.setdefault((tuple(graph.inside), str(one)), str(other))
+            else:
+                graph.same[str(one)] = str(other)
             return other
     for one, other in ((a, b), (b, a)):
         if _is_symbol(one) and _is_sum(other) and not symbols(one) & symbols(other):
-            graph.sums.setdefault(str(one), str(other))
+            if graph.inside:
+                graph.sums_inside.setdefault((tuple(graph.inside), str(one)), str(other))
+            else:
+                graph.sums.setdefault(str(one), str(other))
     return a if isinstance(a, int) else b
 
 

@@ -12,11 +12,13 @@ The operators are markers in a flat graph: a region is the nodes between its sta
     What the next round carries, and the entries to collect. Gives what the last round carried, and
     the collected. ``trip``, ``carried``, ``backward`` (of what is collected).
 ``apq.Then(condition, captured..)``
-    Starts an If. Gives a token, and the captured.
+    Starts an If. Gives a token, and the captured. ``equal``: pairs of a symbol and the dimension
+    that it is where this branch runs; the captured have it then, and a run compares.
 ``apq.Else(token, captured..)``
     Ends the first branch and starts the second. Gives the same.
 ``apq.EndIf(token, token, results..)``
     The results of the first branch, then those of the second, as many of each: ``results``.
+    ``shapes``: of each result, where the branches have others; a run knows which.
 
 What is made inside of a region leaves it through its end alone, what is read there and is no weight
 comes in through its start, so that no rewrite sees across either.
@@ -24,12 +26,14 @@ comes in through its start, so that no rewrite sees across either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.onnx_import.graph import Graph, Shape
-from apq_tvm.onnx_import.symbolic.dims import Dim, equal, parse
-from apq_tvm.types import Node
+from apq_tvm.onnx_import.graph import Graph, Shape, replaced
+from apq_tvm.onnx_import.symbolic.dims import Dim, Expr, equal, parse
+from apq_tvm.types import Array, Node
 
 STARTS, ENDS = ("apq.Loop", "apq.Then"), ("apq.EndLoop", "apq.EndIf")
 MARKERS = frozenset((*STARTS, "apq.Else", *ENDS))
@@ -57,15 +61,28 @@ def _start(graph: Graph, node: Node) -> list[Shape | None]:
     shapes: list[Shape | None] = [()]
     pairs = list(zip(node.inputs, node.outputs, strict=True))[1:]
     shapes += [_pass(graph, source, target) for source, target in pairs]
+    equal = dict(node.attrs.get("equal", ()))
     for i in captured_inputs(node):
-        known = graph.values.get(node.inputs[i])
+        known, shape = graph.values.get(node.inputs[i]), shapes[i]
         if known is not None:
-            graph.values[node.outputs[i]] = known
+            graph.values[node.outputs[i]] = _with_equal(known, equal)
+        if shape is not None:
+            shapes[i] = tuple(None if dim is None else replaced(dim, equal) for dim in shape)
     if node.op == "apq.Loop":
         for i in range(len(shapes) - len(node.attrs["backward"]), len(shapes)):
             whole = shapes[i]
             shapes[i] = None if whole is None else whole[1:]
     return shapes
+
+
+def _with_equal(contents: Array, equal: Mapping[str, str]) -> Array:
+    """Contents of which some are dimensions, with symbols replaced by what they are equal to."""
+    if not equal:
+        return contents
+    made = np.empty_like(contents)
+    for i, entry in enumerate(contents.ravel()):
+        made.reshape(-1)[i] = replaced(entry, equal) if isinstance(entry, Expr) else entry
+    return made
 
 
 def _end_loop(graph: Graph, node: Node) -> list[Shape | None]:
@@ -79,11 +96,15 @@ def _end_loop(graph: Graph, node: Node) -> list[Shape | None]:
 
 def _end_if(graph: Graph, node: Node) -> list[Shape | None]:
     count = int(node.attrs["results"])
+    chosen = node.attrs.get("shapes")
     shapes: list[Shape | None] = []
     for i, target in enumerate(node.outputs):
         first, second = node.inputs[2 + i], node.inputs[2 + count + i]
         shape, other = _pass(graph, first, target), _pass(graph, second, target)
-        shapes.append(_same(node, target, shape, other))
+        if chosen is not None:
+            shapes.append(tuple(parse(dim) for dim in chosen[i]))
+        else:
+            shapes.append(_same(node, target, shape, other))
     return shapes
 
 
@@ -100,15 +121,14 @@ def _same(node: Node, value: str, a: Shape | None, b: Shape | None) -> Shape | N
     if len(a) != len(b):
         text = f"have {len(a)} and {len(b)} dimensions"
     elif not all(_may_equal(x, y) for x, y in zip(a, b, strict=True)):
-        text = f"have the shapes {_text(a)} and {_text(b)}"
+        text = f"have the shapes {_text(a)} and {_text(b)}, of sizes computed inside of them,"
     else:
         return tuple(y if x is None else x for x, y in zip(a, b, strict=True))
     name = node.name.removesuffix(".end")
     raise UnsupportedModel(
         f"If {name!r}: the branches {text} for {value!r}, and which one runs is not known when the "
         "model is compiled; fix the dimensions that its condition reads (--dim NAME=SIZE), or "
-        "export the model with a fixed branch (of a merged decoder: decoder_model.onnx and "
-        "decoder_with_past_model.onnx, which optimum writes beside it)"
+        "export the model with a fixed branch"
     )
 
 

@@ -264,6 +264,8 @@ def _slice(graph: Graph, node: Node) -> Rewritten:
     at = [int(a) % len(x) for a in axes] if axes else list(range(len(starts)))  # type: ignore[arg-type]
     by = steps or [1] * len(starts)
     shape, spans = list(x), []
+    first: Dim | None
+    last: Dim | None
     for start, end, axis, step in zip(starts, ends, at, by, strict=True):
         if not isinstance(step, int) or not step:
             return None
@@ -274,7 +276,7 @@ def _slice(graph: Graph, node: Node) -> Rewritten:
             first = _clamped_back(start, x[axis], 0)
             last = _clamped_back(end, x[axis], -1)
         if first is None or last is None:
-            return None
+            return None  # backwards, from where may lie on either side
         count = maximum(floordiv(last - first + step - (1 if step > 0 else -1), step), 0)
         shape[axis] = count
         spans.append((axis, first, step))
@@ -297,8 +299,8 @@ def _slice(graph: Graph, node: Node) -> Rewritten:
     )
 
 
-def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim | None:
-    """A slice limit counted from the front and kept inside the axis; None if its sign is unknown.
+def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim:
+    """A slice limit counted from the front and kept inside the axis.
 
     A constant table (position ids, causal masks) sliced to a symbolic length stands for a limit of
     that length, kept in `Graph.limits`: past it the model itself is out of range.
@@ -307,7 +309,12 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim | None:
     if high is not None and high < 0:
         at = maximum(at + size, 0)
     elif low is None or low < 0:
-        return None
+        rest = size - at
+        least, _ = bounds(rest)
+        if node.inputs[0] in graph.weights and isinstance(size, int) and least is not None:
+            if least >= 0 and limit(graph, rest, size):
+                return at  # the last rows of a table, as many as a symbol says
+        at = maximum(at + size * minimum(maximum(0 - at, 0), 1), 0)
     if node.inputs[0] in graph.weights and isinstance(size, int) and limit(graph, at, size):
         return at
     order = compare(at, size)

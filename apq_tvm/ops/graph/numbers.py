@@ -100,7 +100,15 @@ def _range(tensors: Sequence[Any], extents: Sequence[Any], attrs: Mapping[str, A
     return [tirx.Select(by == 0, _int(-1), count)]
 
 
+def _choose(tensors: Sequence[Any], extents: Sequence[Any], attrs: Mapping[str, Any]) -> Entries:
+    """The first half of the extents where a flag is set, else the second."""
+    flag, count = _at(tensors[0], 0), len(extents) // 2
+    pairs = zip(extents[:count], extents[count:], strict=True)
+    return [tirx.Select(flag, first, second) for first, second in pairs]
+
+
 RULES: dict[str, Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Entries]] = {
+    "choose": _choose,
     "expand": _expand,
     "pad": _pad,
     "range": _range,
