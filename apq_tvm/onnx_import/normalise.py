@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from apq_tvm.onnx_import.apart import batch_dimension
 from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.conv.affine import fold_affine
 from apq_tvm.onnx_import.conv.channels_last import channels_last
@@ -132,7 +133,7 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         for spec in graph.outputs
     )
     quantized, notes = _quantized(graph)
-    return ImportedModel(
+    model = ImportedModel(
         name=graph.name,
         opset=graph.opset,
         inputs=tuple(replace(s, may_be_empty=graph.may_be_empty.get(s.name)) for s in graph.inputs),
@@ -147,6 +148,8 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         quantized=quantized,
         notes=notes,
     )
+    batch, mixed = batch_dimension(model)
+    return replace(model, batch=batch, mixed=mixed)
 
 
 def _quantized(graph: Graph) -> tuple[dict[str, QuantizedTensor], dict[str, str]]:
