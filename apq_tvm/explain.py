@@ -26,9 +26,9 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``module``, ``target``, ``features`` and ``layers``: ``name``, ``scheme``, ``kernels``,
-        ``rejected`` and ``note`` of each. Where the library chooses between devices, ``variants``
-        too: ``target``, ``features`` and ``layers`` of each.
+        ``module``, ``batch``, ``target``, ``features`` and ``layers``: ``name``, ``scheme``,
+        ``kernels``, ``rejected`` and ``note`` of each. Where the library chooses between devices,
+        ``variants`` too: ``target``, ``features`` and ``layers`` of each.
 
     Raises
     ------
@@ -62,7 +62,8 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
             "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
         }
 
-    report = {"module": str(path), **chosen(manifest)}
+    batch = {"batch": manifest["batch"]} if "batch" in manifest else {}
+    report = {"module": str(path), **batch, **chosen(manifest)}
     if layer and not report["layers"]:
         names = [entry["name"] for entry in manifest["layers"]]
         raise BadInput(
@@ -76,6 +77,9 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
 
 def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     """`explain` as text, layers with the same story told once."""
+    if "batch" in report:
+        rest = {key: value for key, value in report.items() if key != "batch"}
+        return [_batch_line(report["batch"]), "", *explanation_lines(rest)]
     if "variants" in report:
         title = (
             f"target {report['target']}: the first of these that the machine has the features for"
@@ -88,6 +92,13 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     for story, names in stories.items():
         lines += ["", *names, *(f"  {line}" for line in story)]
     return lines
+
+
+def _batch_line(batch: Mapping[str, str]) -> str:
+    """Whether large runs are cut into parts."""
+    if not batch["dimension"]:
+        return f"every run takes all its images at once: {batch['note']}"
+    return f"a run too large for the caches takes few entries of '{batch['dimension']}' at a time"
 
 
 def _decided(kernel: Mapping[str, Any]) -> str:

@@ -25,15 +25,18 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
     Returns
     -------
     dict
-        ``target``, ``features``, ``stored``, ``layers``, ``functions``, ``onnx_sha256``; where
-        there are several devices also ``variants``, a list of ``target``, ``features`` and
-        ``layers`` of each. ``layers`` and ``functions`` are then those of the first.
+        ``target``, ``features``, ``stored``, ``batch`` (the ``dimension`` along which large runs
+        are cut into parts, or a ``note`` why there is none), ``layers``, ``functions``,
+        ``onnx_sha256``; where there are several devices also ``variants``, a list of ``target``,
+        ``features`` and ``layers`` of each. ``layers`` and ``functions`` are then those of the
+        first.
     """
     described = {
         "target": plan.profile.name,
         "features": sorted(plan.profile.features),
         "onnx_sha256": plan.quantized.model.sha256,
         "stored": describe_stored(plan.quantized),
+        "batch": {"dimension": plan.quantized.model.batch, "note": plan.quantized.model.mixed},
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}

@@ -111,6 +111,9 @@ class ImportedModel:
         By weight: the codes that the file itself holds. `weights` has what they mean in float32.
     notes : mapping of str to str
         By weight or layer: what of a file's own quantization was kept, rounded or dropped.
+    batch : str
+        Dimension along which a run may be cut into parts (`apq_tvm.onnx_import.apart`); ``""`` if
+        there is none, and `mixed` tells why.
     """
 
     name: str
@@ -126,6 +129,8 @@ class ImportedModel:
     lengths: Mapping[str, str] = field(default_factory=dict)
     quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    batch: str = ""
+    mixed: str = ""
 
 
 @dataclass(frozen=True)

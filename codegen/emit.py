@@ -17,7 +17,7 @@ from apq_tvm.codegen.build.kernels import build_kernels, cpu_flags
 from apq_tvm.codegen.build.library import check_kernels, compile_sources, link_library
 from apq_tvm.codegen.build.toolchain import Toolchain, find_toolchain
 from apq_tvm.codegen.graph.c_source import Device, WeightsFile, graph_source, tables_source
-from apq_tvm.codegen.graph.plain import Graph, total_weight_bytes
+from apq_tvm.codegen.graph.plain import Graph, cut_along, total_weight_bytes
 from apq_tvm.codegen.graph.read_relax import prepare, read_graph
 from apq_tvm.codegen.package.folder import (
     MANIFEST_FORMAT,
@@ -33,6 +33,9 @@ from apq_tvm.codegen.package.folder import (
 from apq_tvm.codegen.package.weights import write_weights
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import Array, CompiledModule, DeviceProfile, ScheduledModel
+
+NEAR_CACHES = 4
+"""Working memory of a thread that counts as near, in second caches."""
 
 STEPS = ("graph", "weights", "kernels", "library", "package")
 
@@ -167,9 +170,11 @@ def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:
     graph = read_graph(
         mod, model.inputs, model.outputs, lowered.params, lowered.variants, lowered.mod
     )
+    cut_along(graph, model.batch)
     target = tvm.target.Target(dict(profile.target))
     prefix = f"d{number}_" if count > 1 else ""
-    return _Part(Device(profile.name, cpu_flags(target), number, prefix), graph, mod, target)
+    flags, near = cpu_flags(target), NEAR_CACHES * profile.l2_bytes
+    return _Part(Device(profile.name, flags, number, prefix, near), graph, mod, target)
 
 
 def _write_sources(

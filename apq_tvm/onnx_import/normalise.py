@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from apq_tvm.onnx_import.apart import batch_dimension
 from apq_tvm.onnx_import.control.chosen import next_inside
 from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.conv.affine import fold_affine
@@ -141,7 +142,7 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         for spec in graph.outputs
     )
     quantized, notes = _quantized(graph)
-    return ImportedModel(
+    model = ImportedModel(
         name=graph.name,
         opset=graph.opset,
         inputs=tuple(replace(s, may_be_empty=graph.may_be_empty.get(s.name)) for s in graph.inputs),
@@ -156,6 +157,8 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
         quantized=quantized,
         notes=notes,
     )
+    batch, mixed = batch_dimension(model)
+    return replace(model, batch=batch, mixed=mixed)
 
 
 def _quantized(graph: Graph) -> tuple[dict[str, QuantizedTensor], dict[str, str]]:

@@ -79,12 +79,15 @@ class Device:
         Of the device among those that the library is for, the most preferred first.
     prefix : str
         What its kernels' symbols start with, to tell them from those of the other devices.
+    near_bytes : int
+        Working memory of a thread above which runs are cut into parts along `Graph.batch`.
     """
 
     target: str
     cpu_flags: tuple[str, ...] = ()
     number: int = 0
     prefix: str = ""
+    near_bytes: int = 0
 
     @property
     def table(self) -> str:
@@ -389,9 +392,10 @@ def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
     lines.append(f"static const apq_value {name}[] = {{")
     for i, port in enumerate(ports):
         dtype = dl_dtype(port.dtype)
-        rest = f"{len(port.dims)}, {name}_dims_{i}, {port.may_be_empty}, {int(port.late)}"
+        flags = f"{port.may_be_empty}, {int(port.late)}, {int(port.cut)}"
+        rest = f"{len(port.dims)}, {name}_dims_{i}, {flags}"
         lines.append(f"    {{{literal(port.name)}, {dtype}, {rest}}},")
-    lines += ["    {NULL, {0, 0, 0}, 0, NULL, -1, 0},", "};"]
+    lines += ["    {NULL, {0, 0, 0}, 0, NULL, -1, 0, 0},", "};"]
     return lines
 
 
@@ -448,6 +452,8 @@ def _module_table(
         "symbols": "symbol_table",
         "lifetimes": "lifetime_table",
         "segments": "segment_table",
+        "batch": graph.batch,
+        "near_bytes": f"{device.near_bytes}u",
         "cpu_flags": "flag_table",
         "precisions": "precision_table",
         "header_bytes": f"{weights.header_bytes}u",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -250,7 +250,7 @@ class Port:
     """A graph input or output: ONNX name, dtype, C dims, and how messages write each dim.
 
     `may_be_empty` is the axis that may be 0 long, -1 if there is none; `late` tells that the shape
-    depends on data.
+    depends on data, `cut` that the first axis is `Graph.batch`.
     """
 
     name: str
@@ -259,6 +259,7 @@ class Port:
     shown: tuple[str, ...]
     may_be_empty: int = -1
     late: bool = False
+    cut: bool = False
 
 
 @dataclass
@@ -268,7 +269,8 @@ class Graph:
     `derived` are dimensions computed from others: name in C and expression; `run_sizes` the C names
     of those that `Sizes` steps give.
     `results` holds the value of every output; `direct` tells the outputs whose buffer is written in
-    place (the others are copied at the end).
+    place (the others are copied at the end). `batch` is the number of the symbol along which runs
+    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none.
     """
 
     inputs: tuple[Port, ...] = ()
@@ -283,6 +285,7 @@ class Graph:
     results: tuple[Tensor, ...] = ()
     conditions: list[Condition] = field(default_factory=list)
     precisions: list[Precision] = field(default_factory=list)
+    batch: int = -1
 
     @property
     def calls(self) -> list[Call]:
@@ -388,6 +391,30 @@ def _outlive_loops(graph: Graph) -> None:
             for buffer in graph.buffers:
                 if 0 <= buffer.first <= start <= buffer.last <= number:
                     buffer.last = number
+
+
+def cut_along(graph: Graph, batch: str) -> None:
+    """Let runs be cut into parts along a dimension of the signature that the model keeps apart.
+
+    Parameters
+    ----------
+    graph : Graph
+        Changed in place, where no condition or other size is about that dimension.
+    batch : str
+        Its name, ``""`` for none (`apq_tvm.types.ImportedModel.batch`).
+    """
+    number = next((i for i, symbol in enumerate(graph.symbols) if symbol.name == batch), -1)
+    name = graph.symbols[number].c_name if number >= 0 else ""
+    about = [condition.test for condition in graph.conditions]
+    about += [step.test for step in graph.steps if isinstance(step, Condition)]
+    about += graph.derived.values()
+    if not name or graph.run_sizes or any(name in re.findall(r"\w+", text) for text in about):
+        return
+    graph.batch = number
+    graph.inputs, graph.outputs = (
+        tuple(replace(port, cut=port.dims[:1] == (name,)) for port in ports)
+        for ports in (graph.inputs, graph.outputs)
+    )
 
 
 def total_weight_bytes(weights: Mapping[str, Array]) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Buffer, i32, i64
+from apq_tvm.tensorize.exprs import Buffer, i32, i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.meaning.tile import Tile
@@ -39,6 +39,9 @@ from apq_tvm.tensorize.registry import register
 
 _ROW = 4 * ROWS
 """Bytes of a row of sums or of codes."""
+
+_AHEAD = 4
+"""Tiles of codes between the one that is loaded and the one that is asked for."""
 
 
 def shapes_intrinsic(tile: Tile) -> str:
@@ -106,6 +109,9 @@ def _products(tile: Tile, fresh: bool, a: Buffer, w: Buffer, c: Buffer) -> None:
         for j, of in enumerate(registers.codes):
             at = (i64(j), first // i64(VECTORS), first % i64(VECTORS) * i64(_ROW))
             _emit("tileloadd64", number(of), tirx.address_of(w[at]), i64(_ROW))
+            for row in range(four):
+                ahead = first + i64(_AHEAD * ROWS + row)
+                prefetch_line(w[i64(j), ahead // i64(VECTORS), ahead % i64(VECTORS) * i64(_ROW)])
         for i, of in enumerate(registers.x):
             place = tirx.address_of(a[i64(i * ROWS), first * i64(4)])
             _emit("tileloadd64", number(of), place, a.strides[0])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import apq_tvm
+from apq_tvm.explain import explain, explanation_lines
 from apq_tvm.module import load_module
 from tests.onnx_models import build, save, session_of
 
@@ -369,6 +370,35 @@ def feed(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         extents = [sizes[d] if isinstance(d, str) else d for d in shape]
         made[name] = RNG.standard_normal(extents).astype(dtype)
     return made
+
+
+def test_parts_of_a_run_are_runs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no working memory counts as near, a batch is one image after another, to the bit."""
+    nodes = [
+        ("Conv", "x w", "c", {"pads": [1] * 4}),
+        ("Relu", "c", "r"),
+        ("GlobalAveragePool", "r", "p"),
+        ("Mul", "r p", "g"),
+        ("ReduceMean", "g", "y", {"axes": [2, 3], "keepdims": 0}),
+        ("Add", "x t", "z"),
+    ]
+    inputs = {**image("b", 3, 10, 10), "t": ("float32", [1, 3, 1, 1])}
+    model = save(build(nodes, inputs, "y z", {"w": weight(17, 3, 3, 3)}), tmp_path)
+    monkeypatch.setattr("apq_tvm.codegen.emit.NEAR_CACHES", 0)
+    apq_tvm.compile(model, tmp_path / "parts", scheme="W8A8")
+    module = load_module(tmp_path / "parts")
+    x, t = RNG.standard_normal((5, 3, 10, 10), np.float32), np.ones((1, 3, 1, 1), np.float32)
+    got = module.run({"x": x, "t": t})
+    assert got["y"].shape == (5, 17)
+    one = [module.run({"x": x[i : i + 1], "t": t}) for i in range(5)]
+    backwards = module.run({"x": x[::-1], "t": t})
+    for name, value in got.items():
+        np.testing.assert_array_equal(value, np.concatenate([each[name] for each in one]))
+        np.testing.assert_array_equal(value, backwards[name][::-1])
+    assert np.allclose(got["z"], x + 1)
+    assert "few entries of 'b'" in explanation_lines(explain(tmp_path / "parts"))[0]
 
 
 @pytest.mark.all_cases

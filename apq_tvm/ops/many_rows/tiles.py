@@ -15,8 +15,8 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import IntegerGemm
-from apq_tvm.ops.many_rows.task import GemmBlocking, put
-from apq_tvm.tensorize.exprs import Expr, i64
+from apq_tvm.ops.many_rows.task import GemmBlocking, around, put
+from apq_tvm.tensorize.exprs import Expr, i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import VECTORS, decode
 from apq_tvm.tensorize.meaning.scaffold import Meaning, View, fresh_product, product
 from apq_tvm.tensorize.meaning.tile_registers import (
@@ -97,6 +97,17 @@ class TiledGemm(IntegerGemm):
             self.read_for = sums
             self.store_rows(lambda m, j, r: self.result(m, j, r, sums(m, j, r)), shape[0])
             return
-        with self.stage("store", *shape) as (m, j, r):
-            b.reads(sums(m, j, r))
-            self._write(m, j, r, self.result(m, j, r, sums(m, j, r)))
+        rows, vectors, _ = shape
+        with around("vector", (rows, rows), (vectors, vectors)) as (m, j):
+            self._ask_ahead(m, j)
+            with self.stage("store", self.lanes) as (r,):
+                b.reads(sums(m, j, r))
+                self._write(m, j, r, self.result(m, j, r, sums(m, j, r)))
+
+    def _ask_ahead(self, m: Expr, j: Expr) -> None:
+        """Ask for what the next tile reads and writes in this place: its rows are too far apart for
+        the processor to see that it is next."""
+        at = self.row + self.blocking.m_tile + m, self.row_block(j) * i64(self.lanes)
+        if self.residual is not None:
+            prefetch_line(self.residual[at])
+        prefetch_line(self.y[at], write=True)

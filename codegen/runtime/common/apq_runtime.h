@@ -47,6 +47,7 @@ typedef struct {
   const char *const *dims; /* how each dimension is written in messages: "384", "batch_size" */
   int32_t may_be_empty;    /* the axis of an input that may be 0 long, -1 if there is none */
   int32_t late;            /* of an output: whether its shape is known only after a run */
+  int32_t cut;             /* whether its first axis is the batch of a module whose runs may be cut */
 } apq_value;
 
 /* A symbolic dimension takes its value from one axis of one input. */
@@ -94,6 +95,8 @@ typedef struct {
   const int32_t *segments; /* first buffer of each segment, and past the last: those of segment i get
                             * their memory when step i has computed dimensions, those of 0 at once */
   const apq_precision *precisions;
+  int32_t batch;     /* the symbol along which results do not depend on each other, -1 if there is none */
+  size_t near_bytes; /* working memory per thread above which a run is cut along it */
   const char *const *cpu_flags; /* as /proc/cpuinfo spells them, NULL at the end */
   uint64_t header_bytes, file_bytes, header_checksum, data_checksum;
   /* From the symbols: every dimension of inputs and outputs, one after the other, and the bytes of

@@ -47,6 +47,8 @@ struct apq_context {
   int64_t *symbols;
   int32_t *bits;
   void **inputs, **outputs, **buffers;
+  DLTensor *parts; /* inputs, then outputs of a part of a run */
+  int64_t *part_dims;
 };
 
 /* What every public function answers to a NULL that it cannot do without. */
@@ -208,6 +210,8 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
                       2 * sizeof(size_t) * (size_t)m->num_buffers;
   size_t total = sizeof(apq_context) + PLANS * plan_bytes + 8 * (size_t)m->num_symbols +
                  sizeof(void *) * (size_t)(values + m->num_outputs) +
+                 sizeof(DLTensor) * (size_t)(m->num_inputs + m->num_outputs) +
+                 8 * (size_t)(m->input_dims + m->output_dims) +
                  sizeof(region) * (size_t)m->num_segments + sizeof(size_t) * (size_t)m->num_buffers +
                  8 * (size_t)(m->num_sizes + m->output_dims) +
                  sizeof(int32_t) * (size_t)(2 * m->num_buffers + m->num_precisions);
@@ -228,6 +232,8 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   c->outputs = cut(&at, m->num_outputs, sizeof(void *));
   c->buffers = cut(&at, m->num_buffers, sizeof(void *));
   c->results = cut(&at, m->num_outputs, sizeof(void *));
+  c->parts = cut(&at, m->num_inputs + m->num_outputs, sizeof(DLTensor));
+  c->part_dims = cut(&at, m->input_dims + m->output_dims, 8);
   c->late = cut(&at, m->num_segments, sizeof(region));
   c->offsets = cut(&at, m->num_buffers, sizeof(size_t));
   c->sizes = cut(&at, m->num_sizes, 8);
@@ -502,16 +508,8 @@ int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int6
   return APQ_OK;
 }
 
-int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int32_t bits) {
-  if (c == NULL) return is_null("the context");
-  const apq_module *m = c->handle->module;
-  plan *p;
-  int rc = bits == 0 ? APQ_OK : check_all_bits(m, NULL, bits);
-  if (rc == APQ_OK) rc = find_plan(c, inputs, &p);
-  if (rc != APQ_OK) return rc;
-  for (int32_t i = 0; i < m->num_precisions; i++) {
-    c->bits[i] = bits == 0 ? atomic_load(&c->handle->bits[i]) : bits;
-  }
+static int check_outputs(const apq_module *m, const plan *p, const DLTensor *outputs) {
+  int rc;
   if (outputs == NULL && m->num_outputs > 0) return is_null("the array of outputs");
   const int64_t *dims = p->out_dims;
   for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
@@ -525,7 +523,13 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
       return apq_fail(APQ_BAD_INPUT, "output '%s' is not contiguous", m->outputs[i].name);
     }
   }
-  if ((rc = place(c, p, inputs, outputs)) != APQ_OK) return rc;
+  return APQ_OK;
+}
+
+static int run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs) {
+  const apq_module *m = c->handle->module;
+  int rc = place(c, p, inputs, outputs);
+  if (rc != APQ_OK) return rc;
   c->last = p;
   c->finished = 0;
   memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
@@ -539,4 +543,70 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
     if (c->outputs[i] != address(t)) memcpy(address(t), c->outputs[i], bytes_of(t));
   }
   return rc;
+}
+
+/* ---- runs in parts ---- */
+
+/* How many images a run takes at once: as many as have their working memory near the processor, but so
+ * many that they touch as many bytes as the weights have, which every part reads anew. */
+static int64_t images_at_once(const apq_context *c, const plan *p) {
+  const apq_module *m = c->handle->module;
+  if (m->batch < 0) return APQ_LARGEST_DIM;
+  size_t images = (size_t)p->symbols[m->batch], touched = 0;
+  size_t near = m->near_bytes * (size_t)apq_num_threads(c->handle);
+  if (images < 2 || p->arena <= near) return APQ_LARGEST_DIM;
+  for (int32_t i = 0; i < m->num_buffers; i++) touched = apq_sum(touched, p->bytes[i]);
+  size_t fit = near / (p->arena / images + 1), worth = c->handle->weights.bytes / (touched / images + 1);
+  size_t most = fit > worth ? fit : worth;
+  most = most == 0 ? 1 : most;
+  size_t parts = (images + most - 1) / most;
+  return (int64_t)((images + parts - 1) / parts); /* parts of nearly one size */
+}
+
+/* The images of a tensor from `first` on, whose dimensions are written to `dims`. */
+static DLTensor part_of(const DLTensor *t, int64_t first, int64_t count, int64_t *dims) {
+  DLTensor part = *t;
+  int64_t step = t->strides != NULL ? t->strides[0] : 1;
+  for (int32_t i = 1; i < t->ndim && t->strides == NULL; i++) step *= t->shape[i];
+  memcpy(dims, t->shape, 8 * (size_t)t->ndim);
+  dims[0] = count;
+  part.shape = dims;
+  part.data = past(t->data, (size_t)(first * step) * (t->dtype.bits / 8));
+  return part;
+}
+
+static int run_parts(apq_context *c, int64_t images, int64_t most, const DLTensor *inputs,
+                     const DLTensor *outputs) {
+  const apq_module *m = c->handle->module;
+  DLTensor *in = c->parts, *out = c->parts + m->num_inputs;
+  int rc = APQ_OK;
+  for (int64_t first = 0; rc == APQ_OK && first < images; first += most) {
+    int64_t count = images - first < most ? images - first : most, *dims = c->part_dims;
+    plan *p;
+    for (int32_t i = 0; i < m->num_inputs; dims += m->inputs[i].ndim, i++) {
+      in[i] = m->inputs[i].cut ? part_of(&inputs[i], first, count, dims) : inputs[i];
+    }
+    for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
+      out[i] = part_of(&outputs[i], first, count, dims);
+    }
+    rc = find_plan(c, in, &p);
+    if (rc == APQ_OK) rc = run_plan(c, p, in, out);
+  }
+  return rc;
+}
+
+int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int32_t bits) {
+  if (c == NULL) return is_null("the context");
+  const apq_module *m = c->handle->module;
+  plan *p;
+  int rc = bits == 0 ? APQ_OK : check_all_bits(m, NULL, bits);
+  if (rc == APQ_OK) rc = find_plan(c, inputs, &p);
+  if (rc != APQ_OK) return rc;
+  for (int32_t i = 0; i < m->num_precisions; i++) {
+    c->bits[i] = bits == 0 ? atomic_load(&c->handle->bits[i]) : bits;
+  }
+  if ((rc = check_outputs(m, p, outputs)) != APQ_OK) return rc;
+  int64_t most = images_at_once(c, p);
+  if (most == APQ_LARGEST_DIM) return run_plan(c, p, inputs, outputs);
+  return run_parts(c, p->symbols[m->batch], most, inputs, outputs);
 }
