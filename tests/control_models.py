@@ -142,7 +142,7 @@ def _while() -> list[Any]:
         node(
             "Loop",
             ["", "some", "at_first", "x0", "w", "count_32"],
-            ["steps", "last", "same", "length", "recurred"],
+            ["steps", "left", "same", "length", "recurred"],
             body=body,
         ),
     ]
