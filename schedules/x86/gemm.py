@@ -29,13 +29,13 @@ from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
 from apq_tvm.schedules.x86.instructions import FMA, MADDWD, dot_record
 from apq_tvm.schedules.x86.tiles import (
     TALLEST,
+    WORD_TILES,
     Tiles,
     decoded_blocking,
     fitting_tiles,
     integer_tiles,
     micro_kernel,
     schedule_float_gemm,
-    word_tiles,
 )
 from apq_tvm.tensorize.meaning.tile import Tile
 from apq_tvm.tensorize.x86.dot import MADDUBS, VNNI256, VNNI512, DotInstruction
@@ -170,7 +170,7 @@ def float_kernel(lanes: int, m_tile: int) -> LinearKernel:
 GEMM_KERNELS: tuple[LinearKernel, ...] = (
     *(dot_kernel(dot, bits) for dot in (VNNI512, VNNI256) for bits in range(1, 9)),
     *(dot_kernel(MADDUBS, bits) for bits in range(1, 8)),
-    integer_kernel(MADDWD, 8, word_tiles, word_gemm_intrinsic, WordGemm),
+    integer_kernel(MADDWD, 8, lambda whole: WORD_TILES, word_gemm_intrinsic, WordGemm),
     *(dequantized_kernel(bits, lanes) for lanes in (16, 8) for bits in range(1, 9)),
     *(float_kernel(lanes, m_tile) for lanes in (16, 8) for m_tile in FLOAT_M_TILES),
 )

@@ -22,6 +22,9 @@ WASTE = 1.1
 Tiles = tuple[tuple[int, int], ...]
 """(rows of x, column vectors), the best first."""
 
+WORD_TILES: Tiles = ((2, 4), (4, 2), (3, 3), (5, 2))
+"""Of products of words: four vectors share a broadcast, and the activations that are widened."""
+
 
 def integer_tiles(instruction: DotInstruction, whole: bool) -> Tiles:
     """(rows, column vectors); grouped schemes hold an int32 and a float32 sum per element."""
@@ -32,11 +35,6 @@ def integer_tiles(instruction: DotInstruction, whole: bool) -> Tiles:
     # int16 sums besides: LLVM finishes one accumulator after the other, so that the eight weight
     # vectors of a unit want registers too.
     return ((4, 2), (2, 2), (3, 2), (2, 3)) if whole else ((2, 2), (4, 1), (3, 1), (1, 4))
-
-
-def word_tiles(whole: bool) -> Tiles:
-    """As `integer_tiles`; four vectors share a broadcast, and the activations that are widened."""
-    return ((2, 4), (4, 2), (3, 3), (5, 2)) if whole else ((4, 2), (2, 4), (2, 2), (5, 1))
 
 
 def fitting_tiles(tiles: Tiles, blocks: int) -> Tiles:

@@ -105,10 +105,9 @@ def _dp_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
         _accumulate(c, m, j, lanes, lambda acc: llvm(f"int32x{lanes}", name, acc, codes, quad))
 
 
-def _widen(pairs: Expr, factor: int = 1) -> Expr:
-    """`factor` times the sums of neighbouring int16, as int32 (vpmaddwd); AVX2."""
-    factors = tirx.Broadcast(tirx.const(factor, "int16"), 16)
-    return llvm("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, factors)
+def _maddwd(a: Expr, w: Expr) -> Expr:
+    """Sums of two neighbouring products of int16, as int32; AVX2."""
+    return llvm("int32x8", "llvm.x86.avx2.pmadd.wd", a, w)
 
 
 def _maddubs(codes: Expr, activations: Expr) -> Expr:
@@ -135,18 +134,17 @@ def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> Non
             with b.serial(1, sums) as step:
                 add(chunk * sums + step, False)
         with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-            total = _widen(partials.vload([m, j, 0], "int16x16"))
+            ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+            total = _maddwd(partials.vload([m, j, 0], "int16x16"), ones)
             _accumulate(c, m, j, 8, lambda acc: acc + total)
 
 
 def _words_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
     # A loop that LLVM unrolls late, as above.
     with b.serial(0, tile.k // 2) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-        pair = tirx.Broadcast(tirx.reinterpret("int32", a.vload([m, k * 2], "int16x2")), 8)
+        two = tirx.Broadcast(tirx.reinterpret("int32", a.vload([m, k * 2], "int16x2")), 8)
         codes = w.vload([j, k, 0, 0], "int16x16")
-        product = llvm(
-            "int32x8", "llvm.x86.avx2.pmadd.wd", tirx.reinterpret("int16x16", pair), codes
-        )
+        product = _maddwd(tirx.reinterpret("int16x16", two), codes)
         _accumulate(c, m, j, 8, lambda acc: acc + product)
 
 

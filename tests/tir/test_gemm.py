@@ -176,7 +176,7 @@ def test_inner_loop_is_the_instruction(kernel: LinearKernel) -> None:
     spec = LinearSpec(96, 256, base_scheme(kernel))
     assembly = build(kernel, spec, profile_of(kernel)).assembly
     name = kernel.instruction.name
-    least = 8 if name == "maddwd" else 32  # LLVM unrolls the loop over pairs of k itself
+    least = 8 if name == "maddwd" else 32  # its loop over pairs of k is left to LLVM
     assert len(re.findall(INSTRUCTION_IN_ASSEMBLY[name], assembly)) >= least
     assert "vpdpbusd" not in assembly or name.startswith("vpdpbusd")
 
