@@ -121,8 +121,9 @@ def finish(model: ImportedModel, state: State) -> Calibration:
                 continue
             if stats.samples < MIN_ROWS:
                 raise BadInput(
-                    f"too few samples: layer {node.name!r} saw {stats.samples} rows of input (padding not "
-                    f"counted), at least {MIN_ROWS} are needed; give more or longer inputs"
+                    f"too few samples: layer {node.name!r} saw {stats.samples} rows of input "
+                    f"(padding not counted), at least {MIN_ROWS} are needed; give more or longer "
+                    "inputs"
                 )
             seen = state.fisher.get(node.name)
             mean = None if seen is None else seen / np.float32(max(state.calls, 1))
