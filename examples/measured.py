@@ -255,13 +255,14 @@ def images() -> str:
         (
             r["model"],
             f"`{r['scheme']}`",
+            f"`{r['method']}`" if r.get("method") else "",
             f"{r['cosine_mean']:.4f}",
             f"{r['cosine_min']:.4f}",
             f"{r['same_top']:.0%} of {r['images']}",
         )
         for r in rows
     )
-    columns = ("network", "scheme", "cosine, mean", "least", "same top-1")
+    columns = ("network", "scheme", "calibrated", "cosine, mean", "least", "same top-1")
     return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
 
 

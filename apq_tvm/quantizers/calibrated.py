@@ -147,9 +147,11 @@ class Method:
         ApqError
             See `quantize_tensor` and `layer_feedback`.
         """
-        if self.learned is not None and (known := self.learned.tensors.get(nodes[-1])) is not None:
-            self.notes[nodes[-1]] = f"learned ({self.learned.kind})"
-            return known
+        if self.learned is not None:
+            for node in nodes:
+                if (known := self.learned.tensors.get(node)) is not None:
+                    self.notes[node] = f"learned ({self.learned.kind})"
+                    return known
         stats = self.stats(nodes)
         if stats is None and self.calibration is not None and not is_table:
             self._note(nodes, "no calibration sample reached it")
