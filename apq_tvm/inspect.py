@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadInput
-from apq_tvm.module import read_manifest
+from apq_tvm.module import damaged, read_manifest
 from apq_tvm.types import AnyPath
 
 
@@ -37,10 +37,12 @@ def inspect(path: AnyPath) -> dict[str, Any]:
         for f in sorted(path.rglob("*"))
         if f.is_file() and "__pycache__" not in f.parts
     }
+    with damaged(path):
+        bits = stored_bits(manifest)
     return {
         **manifest,
         "path": str(path),
-        **stored_bits(manifest),
+        **bits,
         "package_bytes": sum(files.values()),
         "files": files,
     }

@@ -6,6 +6,8 @@ import hashlib
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,11 +32,30 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
         raise BadInput(f"{path} is not a compiled module: it holds no manifest.json")
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, numbers without end
         raise BadInput(f"{file} is damaged: {error}; compile the model again") from error
     if not isinstance(manifest, dict) or "layers" not in manifest:
         raise BadInput(f"{file} is not the manifest of a compiled module: it lists no layers")
     return manifest
+
+
+@contextmanager
+def damaged(path: AnyPath) -> Iterator[None]:
+    """What a manifest lacks is an error of the manifest while the body reads it.
+
+    Raises
+    ------
+    BadInput
+        Instead of the errors of a wrong type, key or number.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        file = Path(path) / "manifest.json"
+        raise BadInput(
+            f"{file} is damaged, or of another version of apq-tvm ({type(error).__name__}: "
+            f"{error}); compile the model again"
+        ) from error
 
 
 def load_module(path: AnyPath) -> ModuleType:

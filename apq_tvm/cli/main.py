@@ -6,7 +6,9 @@ JSON document. Heavy imports happen inside the commands, so that ``--help`` is i
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +28,7 @@ from apq_tvm.cli.console import (
 from apq_tvm.cli.eval import mount
 from apq_tvm.cli.options import Json, Module
 from apq_tvm.cli.static import mount as mount_static
+from apq_tvm.module import damaged
 from apq_tvm.signals import unwind_on_signals
 
 app = typer.Typer(
@@ -82,6 +85,14 @@ def inspect(module: Module, json: Json = False) -> None:
     if json:
         print_json(report)
         return
+    with damaged(module):
+        _show_module(module, report)
+
+
+def _show_module(module: Path, report: Mapping[str, Any]) -> None:
+    """What `inspect` found, as tables."""
+    from apq_tvm import inspect as inspector
+
     layers = report["layers"]
     show(f"{module}: target {report['target']}")
     show(f"inputs:  {describe_shape(report['inputs'])}")
@@ -175,11 +186,13 @@ def explain(
     from apq_tvm.explain import explain as explain_module
     from apq_tvm.explain import explanation_lines
 
-    report = explain_module(module, layer)
+    with damaged(module):
+        report = explain_module(module, layer)
+        lines = explanation_lines(report)
     if json:
         print_json(report)
         return
-    show("\n".join(explanation_lines(report)))
+    show("\n".join(lines))
 
 
 def main() -> None:

@@ -70,7 +70,8 @@ def parse_dims(words: list[str]) -> DimSizes:
     for word in words:
         name, _, size = word.rpartition("=")
         numbers = size.split(":")
-        if not name or len(numbers) > 2 or not all(n.isascii() and n.isdigit() for n in numbers):
+        digits = all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers)
+        if not name or len(numbers) > 2 or not digits:
             raise BadInput(
                 f"--dim {word!r} is not NAME=SIZE or NAME=LEAST:GREATEST, such as batch=1 or "
                 "sequence=1:512"

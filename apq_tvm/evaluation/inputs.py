@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +16,7 @@ Batch = dict[str, Array]
 
 MASK_NAME = re.compile(r"(^|_|\.)attention_mask$|^mask$|(^|_)attn_mask$")
 TOKENS_NAME = re.compile(r"(^|_|\.)(input_ids|token_ids|tokens)$")
-CALL_NAME = re.compile(r"^(?P<name>.+)__(?P<call>\d+)$")
+CALL_NAME = re.compile(r"^(?P<name>.+)__(?P<call>\d{1,9})$")
 
 
 def read_inputs(path: AnyPath, inputs: Sequence[TensorSpec]) -> list[Batch]:
@@ -40,14 +41,19 @@ def read_inputs(path: AnyPath, inputs: Sequence[TensorSpec]) -> list[Batch]:
         The file is no npz; a name is unknown or missing; a dtype or shape does not fit.
     """
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise BadInput(f"{path} is no regular file")  # a device may never end
         with zipfile.ZipFile(path):  # np.load reads other kinds of files too
             pass
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise BadInput(f"{path}: no such file") from error
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, MemoryError) as error:
         raise BadInput(f"{path} is not an npz of plain arrays: {error}") from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise BadInput(f"{path} is not an npz of plain arrays: {name!r} is none")
     names = {spec.name for spec in inputs}
     calls: dict[int, Batch] = {}
     for key, array in arrays.items():

@@ -87,6 +87,8 @@ def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ImportFailed(f"{str(path)!r} is no regular file")  # a device may never end
         data = path.read_bytes()
     except OSError as error:
         raise ImportFailed(f"cannot read {str(path)!r}: {error.strerror}") from error
@@ -143,6 +145,8 @@ def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     newest = defs.onnx_opset_version()
     if opset is None:
         opset = newest  # nothing of the default domain is used
+    if opset < 1:
+        raise ImportFailed(f"the model has opset {opset}; the first is 1")
     if opset > newest:
         raise UnsupportedModel(
             f"the model has opset {opset}; the installed onnx package knows up to {newest}: "

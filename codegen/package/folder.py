@@ -55,9 +55,14 @@ def check_output(output: Path, force: bool) -> None:
     ------
     OutputExists
         Something is there and `force` is not given, or it is not a module.
+    OutputFailed
+        No path can be like this: a name is too long.
     """
-    if not output.exists() and not output.is_symlink():
-        return
+    try:
+        if not output.exists() and not output.is_symlink():
+            return
+    except OSError as error:
+        raise OutputFailed(f"cannot write {output}: {error.strerror}") from error
     if not force:
         raise OutputExists(f"{output} exists already; choose another name or pass --force")
     manifest = output / "manifest.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from apq_tvm import pipeline
-from apq_tvm.cli import console
+from apq_tvm.cli import console, options
 from apq_tvm.cli.bench import parse_counts, parse_dims, parse_shapes
 from apq_tvm.cli.main import app
 from apq_tvm.cli.options import parse_tensor_types
 from apq_tvm.errors import ApqError, BadInput, BadScheme, OutputExists
+from apq_tvm.evaluation.inputs import read_inputs
 from apq_tvm.quantizers.guided import Guidance
+from apq_tvm.types import TensorSpec
 
 runner = CliRunner()
 
@@ -167,6 +170,37 @@ def test_missing_extras_are_said_before_the_work(
     assert result.exit_code == 1, result.stderr
     (line,) = result.stderr.splitlines()
     assert f"needs {package}: pip install 'apq-tvm[{extra}]'" in line
+
+
+@pytest.mark.parametrize("change", [
+    {"layers": 3}, {"layers": [3]}, {"layers": [{}]}, {"stored": []}, {"stored": {"weights": "x"}},
+    {"inputs": 5}, {"functions": [1]}, '{"layers":' + "[" * 10**5, '{"layers": ' + "9" * 5000 + "}",
+])  # fmt: skip
+def test_damaged_manifests(module: Path, change: Any) -> None:
+    file = module / "manifest.json"
+    text = json.dumps(json.loads(file.read_text()) | change) if isinstance(change, dict) else change
+    file.write_text(text)
+    result = run("inspect", module)
+    assert result.exit_code == 1 and "is damaged" in result.stderr
+    assert run("explain", module).exit_code in (0, 1)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    for words in (["compile", "/dev/zero", "--dry-run"], ["compile", "x.onnx", "-o", "q" * 5000]):
+        result = run(*words)
+        assert result.exit_code == 1, result.output
+    with pytest.raises(BadInput, match="NAME=SIZE"):
+        options.parse_dims(["b=" + "9" * 5000])
+    spec = TensorSpec("x", "float32", ("b", 32))
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 32)}"
+    huge = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    for name, data in (("x", b"hello"), ("x.npy", huge)):
+        with zipfile.ZipFile(tmp_path / "inputs.npz", "w") as file:
+            file.writestr(name, data)
+        with pytest.raises(BadInput, match="not an npz of plain arrays"):
+            read_inputs(tmp_path / "inputs.npz", [spec])
+    with pytest.raises(BadInput, match="no regular file"):
+        read_inputs("/dev/zero", [spec])
 
 
 def test_names_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
