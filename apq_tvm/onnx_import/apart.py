@@ -41,8 +41,8 @@ _POINTWISE = frozenset(
     "apq.Activation apq.FromBfloat16 apq.Gelu apq.ToBfloat16".split()
 )
 _IMAGES = frozenset(
-    "Conv DepthToSpace GlobalAveragePool GlobalMaxPool SpaceToDepth apq.Depthwise apq.Fold "
-    "apq.Pool apq.PoolFirst apq.Resize apq.Windows".split()
+    "Conv DepthToSpace GlobalAveragePool GlobalMaxPool GroupNormalization InstanceNormalization "
+    "LRN SpaceToDepth apq.Depthwise apq.Fold apq.Pool apq.PoolFirst apq.Resize apq.Windows".split()
 )
 _RESHAPES = frozenset("Flatten Reshape Squeeze Unsqueeze apq.Reshape".split())
 _REDUCTIONS = frozenset(
