@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 INJECTIVE, OPAQUE = 2, 8
 """``op_pattern``: up to the first, results are computed where they are read; the last is alone."""
@@ -25,6 +25,16 @@ def bound_fusion() -> Any:
     return tvm.transform.module_pass(_bound, opt_level=0, name="apq.BoundFusion")
 
 
+def _computed_size(call: Any) -> bool:
+    """Whether a function is given a size that is no variable: TVM 0.27's FuseTIR knows none."""
+    return any(
+        not isinstance(size, tirx.Var)
+        for arg in call.args[2:]
+        if isinstance(arg, relax.ShapeExpr)
+        for size in arg.values
+    )
+
+
 def _bound(mod: Any, _: Any) -> Any:
     sizes: dict[Any, int] = {}
     for block in mod["main"].body.blocks:
@@ -35,7 +45,7 @@ def _bound(mod: Any, _: Any) -> Any:
             func = mod[call.args[0]]
             pattern = int((func.attrs or {}).get("op_pattern", OPAQUE))
             size = 1 + sum(sizes.get(arg, 1) for arg in call.args[1])
-            if size > LARGEST and pattern != OPAQUE:
+            if (size > LARGEST or _computed_size(call)) and pattern != OPAQUE:
                 mod[call.args[0]] = func.with_attr("op_pattern", OPAQUE)
             elif pattern <= INJECTIVE:
                 sizes[binding.var] = size
