@@ -166,7 +166,7 @@ def _trees() -> None:
     )
 
 
-def joined(outputs: tuple[str, ...] = ()) -> onnx.ModelProto:
+def joined(outputs: tuple[str, ...] = (), opset: int = 17) -> onnx.ModelProto:
     """One model of `outputs`, or all: ``x``, ``gaps`` [n, 4] floats, ``whole`` [n, 2] integers."""
     if not NODES:
         _rows()
@@ -185,7 +185,7 @@ def joined(outputs: tuple[str, ...] = ()) -> onnx.ModelProto:
         [value(name, OUTPUTS[name], None) for name in outputs or OUTPUTS],
         [numpy_helper.from_array(np.array([[2, 0]]), "some")],
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 3)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 

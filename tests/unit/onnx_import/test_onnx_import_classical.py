@@ -16,9 +16,10 @@ from apq_tvm.onnx_import import import_onnx
 from tests import classical_models
 
 
-def test_operators(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opset", [11, 17])
+def test_operators(tmp_path: Path, opset: int) -> None:
     """By the numpy meaning of the graph, beside ONNX Runtime; leaves are no layer to quantize."""
-    path = save(classical_models.joined(), tmp_path)
+    path = save(classical_models.joined(opset=opset), tmp_path)
     model, session = import_onnx(path), session_of(path)
     assert not any(node.op == "apq.Embedding" for node in model.nodes)
     names = list(classical_models.OUTPUTS)

@@ -96,8 +96,12 @@ class _Walk:
         return yes
 
     def _compared(self, value: str, threshold: str, mode: int) -> str:
-        answer = self.steps(COMPARED[mode], value, threshold)
-        return self.steps("Not", answer) if MODES[mode] == "BRANCH_NEQ" else answer
+        op, steps = COMPARED[mode], self.steps
+        if op.endswith("OrEqual") and steps.graph.opset < 12:  # which lack it; NaN is neither
+            strict = steps(op.removesuffix("OrEqual"), value, threshold)
+            return steps("Or", strict, steps("Equal", value, threshold))
+        answer = steps(op, value, threshold)
+        return steps("Not", answer) if MODES[mode] == "BRANCH_NEQ" else answer
 
     def total(self, leaves: str, how: str) -> str:
         """What the leaves say together: [N, targets] in float32."""
