@@ -27,7 +27,7 @@ from apq_tvm.codegen.graph.calls import (
     symbols_at,
 )
 from apq_tvm.codegen.graph.check_calls import check_call
-from apq_tvm.codegen.graph.late import must_wait
+from apq_tvm.codegen.graph.late import filled, must_wait
 from apq_tvm.codegen.graph.plain import (
     Array,
     Buffer,
@@ -334,10 +334,11 @@ class _Reader:
     def _bind_all(self, bindings: Sequence[Any]) -> None:
         """In their order, but none before the sizes it needs: TVM knows nothing of those."""
         waiting: list[Any] = []
+        fills = filled(bindings)
         for binding in bindings:
             known = len(self.graph.sizes)
             for each in [binding, *waiting]:
-                if self.late and must_wait(each, waiting, self.graph, self.names):
+                if self.late and must_wait(each, waiting, fills, self.graph, self.names):
                     if each is binding:
                         waiting.append(binding)
                 else:

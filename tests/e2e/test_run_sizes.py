@@ -36,6 +36,27 @@ ROUND = helper.make_graph(
     ],
 )
 
+
+
+def experts(count: int) -> list[Any]:
+    """Rows that choose an expert, computed and put back: the sums are fused (`late.filled`)."""
+    nodes: list[Any] = [
+        ("ArgMax", "x", "best", {"axis": 1, "keepdims": 0}),
+        ("Sub", "x x", "y0"),
+    ]
+    for i in range(count):
+        nodes += [
+            ("Equal", f"best id{i}", f"mine{i}"),
+            ("NonZero", f"mine{i}", f"at{i}"),
+            ("Transpose", f"at{i}", f"rows{i}", {"perm": [1, 0]}),
+            ("GatherND", f"x rows{i}", f"given{i}"),
+            ("MatMul", f"given{i} w{i}", f"made{i}"),
+            ("ScatterND", f"y0 rows{i} made{i}", f"back{i}"),
+            ("Add", f"y{i} back{i}", f"y{i + 1}"),
+        ]
+    return nodes
+
+
 # name: (nodes, inputs, outputs, weights); `n`, `k` and the like are filled by `feeds`.
 GRAPHS: dict[str, tuple[Any, ...]] = {
     "non_zero": (
@@ -196,6 +217,13 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
         {"v": ("float32", [1, 2, "b2", 4]), "w": ("float32", ["b2", 6])},
         "y best left right",
         {"k": WEIGHT[:, :12].reshape(2, 4, 3, 3), "c": WEIGHT[0, :4], "one": np.array([1])},
+    ),
+    "experts": (
+        experts(6),
+        X,
+        "y6",
+        {f"id{i}": np.int64(i) for i in range(6)}
+        | {f"w{i}": WEIGHT[:, 6 * i : 6 * i + 6] for i in range(6)},
     ),
     "twice": (
         [

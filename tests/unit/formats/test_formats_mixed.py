@@ -272,7 +272,7 @@ def test_methods_build_on_the_feedback_of_the_quantizer(name: str) -> None:
     w, stats, scheme = normal(16, 64), stats_of(normal(200, 64, 1)), scheme_of("mixed24")
     method = Method(name, Calibration({"node": stats}, "", ""))
     model = ImportedModel("m", 17, (), (), (), {}, {}, "")
-    tensor = method.tensor(model, "node", w, scheme, "w", None)
+    tensor = method.tensor(model, ["node"], w, scheme, "w", None)
     own = quantize_tensor(w, scheme, stats=stats)
 
     def output_error(found: QuantizedTensor) -> float:
