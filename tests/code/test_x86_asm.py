@@ -83,7 +83,7 @@ def test_products_of_words_stay_in_registers(n: int, target: str) -> None:
     assert "vpshufb" in source, "codes are widened by one instruction for eight rows of weights"
     loop = inner_loop(source, "vpmaddwd")
     assert count(loop, "vpmaddwd") == count(loop, "vpaddd") >= 8
-    assert not re.search(r"\(%[re][sb]p\)", loop)
+    assert not re.search(r"\(%[re][sb]p\).*%ymm|%ymm.*\(%[re][sb]p\)", loop)  # bounds may
 
 
 def test_decode_prefetches_ahead() -> None:
