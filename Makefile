@@ -11,14 +11,17 @@ PINS   := pyproject.toml .ci/constraints.txt
 # two that wait for each other on two cores, beside another two, take a third longer.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
+# Files of Python are compiled once, not by each of some hundred processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all fuzz lint clean check-tools arm-tools
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   compile a real sentence encoder to 4 and 8 bits; print accuracy and speed"
 	@echo "make test   install what the tests need, then lint, type-check and test"
-	@echo "make test-all   every case of every test, without lint: make test takes a cover of them"
-	@echo "make fuzz FUZZ_SECONDS=1800   each fuzzer for so long; with clang's libFuzzer and atheris where they are"
+	@echo "make test-all   every pair of values of every test's parameters, without lint: make test takes every value"
+	@echo "make fuzz FUZZ_SECONDS=1800   each fuzzer for so long, then new examples of properties; with clang's libFuzzer and atheris where they are"
 	@echo "make lint   ruff and mypy only"
 	@echo "make arm-tools   install what tests and 'bench static' need for 64-bit Arm (Debian)"
 	@echo "make clean  remove build output; 'make clean-venv' removes $(VENV) too"
@@ -26,8 +29,12 @@ help:
 demo: $(VENV)/.bench $(VENV)/.model
 	$(BIN)/python examples/demo.py
 
-test: lint $(VENV)/.model
-	$(PYTEST) $(PYTEST_ARGS)
+# Types are checked beside the tests: alone they would leave one of two cores idle for half a minute.
+test: $(VENV)/.test $(VENV)/.model
+	$(BIN)/ruff check .
+	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
+	    $(PYTEST) $(PYTEST_ARGS); tests=$$?; \
+	    wait $$types; types=$$?; cat build/types.txt; exit $$((tests | types))
 
 test-all: $(VENV)/.test $(VENV)/.model
 	$(PYTEST) --all-cases $(PYTEST_ARGS)
@@ -39,6 +46,7 @@ fuzz: $(VENV)/.test
 	for target in import load run sizes; do \
 	    nice -n 19 $(BIN)/python -m tests.fuzz $$target $(FUZZ_SECONDS) build/fuzz/$$target || exit 1; \
 	done
+	$(PYTEST) --new-examples tests/unit
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

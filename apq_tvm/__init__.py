@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from apq_tvm import lone_tvm
+
 if TYPE_CHECKING:
     from apq_tvm.errors import ApqError
     from apq_tvm.formats.scheme import parse_scheme
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from apq_tvm.types import CompiledModule, Scheme
 
 __version__ = "0.1.0"
+
+lone_tvm.install()
 
 _HOME = {
     "ApqError": "apq_tvm.errors",

@@ -8,7 +8,7 @@ from typing import Any
 
 from apq_tvm.errors import BadInput
 from apq_tvm.inspect import by_reason, rows_range, shorten
-from apq_tvm.module import read_manifest
+from apq_tvm.module import damaged, read_manifest
 from apq_tvm.nearest import nearest
 from apq_tvm.types import AnyPath
 
@@ -33,13 +33,24 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     Raises
     ------
     BadInput
-        The folder is no compiled module, the expression is invalid, or it selects nothing.
+        The folder is no compiled module or its manifest is damaged, the expression is invalid, or
+        it selects nothing.
     """
     manifest = read_manifest(path)
     try:
         wanted = re.compile(layer or "")
     except re.error as error:
         raise BadInput(f"--layer {layer!r} is no regular expression: {error}") from error
+    with damaged(path):
+        report = _report(path, manifest, layer, wanted)
+        explanation_lines(report)  # so that whatever lacks is said here
+    return report
+
+
+def _report(
+    path: AnyPath, manifest: Mapping[str, Any], layer: str | None, wanted: re.Pattern[str]
+) -> dict[str, Any]:
+    """What `explain` returns; wrong types in a damaged manifest raise what they raise."""
     keep = (
         "name",
         "op",

@@ -50,7 +50,7 @@ def damaged(path: AnyPath) -> Iterator[None]:
     """
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         file = Path(path) / "manifest.json"
         raise BadInput(
             f"{file} is damaged, or of another version of apq-tvm ({type(error).__name__}: "

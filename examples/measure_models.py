@@ -3,8 +3,8 @@
 ``python examples/measure_models.py`` downloads the packages (500 MB) into ``build/models``, takes
 about half an hour and keeps the rows in ``docs/measured/models.json``. ``--only TEXT`` measures the
 models whose names contain it; rows of others stay. ``--exports FOLDER`` adds what
-``examples/export_models.py`` wrote there. Each is compiled in a process of its own, which
-may end as it likes.
+``examples/export_models.py`` wrote there, whose rows are in ``exports.json``. Each is compiled in a
+process of its own, which may end as it likes.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def worker(model: zoo.Model | zoo.Exported, scheme: str, folder: Path) -> None:
     print(json.dumps(row))
 
 
-def outcome(number: int, scheme: str, exports: list[str]) -> dict[str, Any]:
+def outcome(name: str, scheme: str, exports: list[str], limit_s: int) -> dict[str, Any]:
     """The worker's row; how it ended, if it gave none."""
     with tempfile.TemporaryDirectory(prefix="apq-models-") as folder:
-        words = [sys.executable, __file__, *exports, "--worker", str(number), scheme, folder]
+        words = [sys.executable, __file__, *exports, "--worker", name, scheme, folder]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
         except subprocess.TimeoutExpired:
-            return {"compiled": False, "failed": f"took longer than {LIMIT_S} s"}
+            return {"compiled": False, "failed": f"took longer than {limit_s} s"}
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         return {"compiled": False, "failed": f"ended with {done.returncode}: {last[:200]}"}
@@ -109,22 +109,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="part of models' names")
     parser.add_argument("--exports", type=Path, help="folder of exported models")
+    parser.add_argument("--limit", type=int, default=LIMIT_S, help="seconds for each, timing too")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     models = zoo.models(arguments.exports)
     if arguments.worker:
-        number, scheme, folder = arguments.worker
-        worker(models[int(number)], scheme, Path(folder))
+        name, scheme, folder = arguments.worker
+        worker(next(m for m in models if m.name == name), scheme, Path(folder))
         return
     exports = ["--exports", str(arguments.exports)] if arguments.exports else []
-    for number, model in enumerate(models):
+    for model in models:
         if arguments.only not in model.name:
             continue
         model.path(CACHE)
         for scheme in SCHEMES:
-            row = {"model": model.name, "scheme": scheme, **outcome(number, scheme, exports)}
+            ended = outcome(model.name, scheme, exports, arguments.limit)
+            row = {"model": model.name, "scheme": scheme, **ended}
             print(json.dumps(row), flush=True)
-            measured.store("models", [row], measure.place(), merge_by=("model", "scheme"))
+            table = "exports" if isinstance(model, zoo.Exported) else "models"
+            measured.store(table, [row], measure.place(), merge_by=("model", "scheme"))
     measured.render_all()
 
 

@@ -360,9 +360,9 @@ def arm_layouts() -> str:
     return table(("scheme", "layout", *columns), lines)
 
 
-def models() -> str:
+def models(name: str = "models") -> str:
     """Models that people have: what became of each."""
-    document = read("models")
+    document = read(name)
 
     def outcome(row: Row) -> str:
         return str(row.get("refused") or row.get("failed") or "compiles").replace("|", "/")[:160]
@@ -425,6 +425,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lookups": lookups,
     "model": model,
     "models": models,
+    "exports": lambda: models("exports"),
     "conv": conv,
     "accuracy": accuracy,
     "images": images,

@@ -174,7 +174,7 @@ class Model:
                 zipfile.ZipFile(archive).extractall(folder)
             else:
                 tarfile.open(archive).extractall(folder, filter="data")
-        (found,) = (f for f in folder.rglob("*.onnx") if f.match(self.file))
+        (found,) = (f for f in folder.rglob("*") if f.match(self.file) and f.is_file())
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import apq_tvm  # noqa: F401  # before TVM, that comes without torch then
+
 ROOT = Path(__file__).resolve().parents[1]
-HELPERS = ("examples", "tests", *(f"tests/{name}" for name in ("tir", "isa", "e2e", "unit")))
+BEGAN = time.monotonic()
+HELPERS = ("examples", "tests", *(f"tests/{name}" for name in ("tir", "isa", "unit")))
 sys.path[:0] = [str(ROOT / name) for name in HELPERS]
 
 import demo_model  # noqa: E402
@@ -21,18 +25,28 @@ pytest_plugins = ("covering", "compiled_once", "scheduling", "words_modules")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Examples of properties: the same in `make test`, which judges a change; new ones in test-all.
+    """Examples of properties: the same in every run, which judges a change; `make fuzz` wants new.
 
     Tests never time anything, and a machine that is shared is slow at times.
     """
     hypothesis.settings.register_profile(
         "untimed",
         deadline=None,
-        derandomize=not config.getoption("--all-cases"),
+        derandomize=not config.getoption("--new-examples"),
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("untimed")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """ONNX's node cases first: at the end they would keep one worker while the other has none."""
+    items.sort(key=lambda item: item.path.parent.name != "node_cases")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--new-examples`` for properties, ``--minutes`` for machines that are slow at times."""
+    parser.addoption("--new-examples", action="store_true", help="of properties")
+    parser.addoption("--minutes", type=float, help="what would begin later than that is skipped")
 
 
 @cache
@@ -47,7 +61,10 @@ def cpu_features() -> frozenset[str]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test marked ``isa("avx512vnni")`` on a machine that lacks it, and say so."""
+    """Skip, and say so, what has no time left and what needs an instruction set that is missing."""
+    minutes = item.config.getoption("--minutes")
+    if minutes is not None and time.monotonic() - BEGAN > 60 * minutes:
+        pytest.skip(f"no time left: --minutes {minutes:g} have passed")
     for marker in item.iter_markers("isa"):
         for name in marker.args:
             if name.replace("_", "") not in cpu_features():

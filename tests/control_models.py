@@ -10,13 +10,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 RNG = np.random.default_rng(0)
 ROWS = "n"
+LIST = -1
+"""Stands for the type of a sequence of float tensors."""
 OUTPUTS = (
     "either beside first second rows doubled grown state scanned nested picked steps recurred "
-    "sized cached last early"
+    "sized cached last early tall stacked strung entries final strip piece wide_again tower one_of "
+    "another"
 ).split()
 
 
 def _value(name: str, kind: int = TensorProto.FLOAT, shape: Any = None) -> Any:
+    if kind == LIST:
+        return helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, shape)
     return helper.make_tensor_value_info(name, kind, shape)
 
 
@@ -26,10 +31,15 @@ def _constant(name: str, value: Any) -> Any:
 
 
 def _body(
-    nodes: list[Any], outputs: str, inputs: str = "", loop: bool = False, ints: str = ""
+    nodes: list[Any],
+    outputs: str,
+    inputs: str = "",
+    loop: bool = False,
+    ints: str = "",
+    lists: str = "",
 ) -> Any:
     """A graph of `nodes`; of a loop it takes the round, here ``i``, and a condition ``go``."""
-    kinds = dict.fromkeys(ints.split(), TensorProto.INT32)
+    kinds = dict.fromkeys(ints.split(), TensorProto.INT32) | dict.fromkeys(lists.split(), LIST)
     given = [_value("i", TensorProto.INT64, []), _value("go", TensorProto.BOOL, [])] if loop else []
     given += [_value(name, kinds.get(name, TensorProto.FLOAT)) for name in inputs.split()]
     made = [_value(name, kinds.get(name, TensorProto.FLOAT)) for name in outputs.split()]
@@ -65,6 +75,18 @@ def _branches() -> list[Any]:
         node("ReduceSum", ["x"], ["total"], keepdims=0),
         node("Greater", ["total", "zero"], ["positive"]),
         node("If", ["positive"], ["either", "beside"], then_branch=then, else_branch=other),
+    ]
+
+
+def _twins() -> list[Any]:
+    """Two choices by one condition, which read nothing else."""
+
+    def number(value: float) -> Any:
+        return _body([_constant("r", np.float32(value))], "r")
+
+    return [
+        node("If", ["positive"], ["one_of"], then_branch=number(1), else_branch=number(2)),
+        node("If", ["positive"], ["another"], then_branch=number(3), else_branch=number(4)),
     ]
 
 
@@ -241,11 +263,59 @@ def _unsupported() -> Any:
     return _body([node("RandomNormalLike", ["x"], ["r"])], "r")
 
 
+def _lists() -> list[Any]:
+    """Lists of Python: pieces of a tensor, what rounds append, and a list that rounds read."""
+    append = _body(
+        [
+            node("Identity", ["go"], ["on"]),
+            node("SequenceAt", ["x_rows", "i"], ["row"]),
+            node("Add", ["row", "v"], ["sum"]),
+            node("SequenceInsert", ["list", "sum"], ["longer"]),
+            node("Unsqueeze", ["sum", "first_axis"], ["sums"]),
+            node("Concat", ["sums", "sums"], ["twice"], axis=0),
+            node("Concat", ["tensor", "twice"], ["taller"], axis=0),
+        ],
+        "on sum longer taller",
+        "v list tensor",
+        loop=True,
+        lists="list longer",
+    )
+    until = _body(
+        [
+            node("Add", ["v", "v"], ["double"]),
+            node("ReduceSum", ["double"], ["sum"], keepdims=0),
+            node("Less", ["sum", "hundred"], ["again"]),
+            node("Concat", ["tensor", "double"], ["longer"], axis=0),
+        ],
+        "again double longer",
+        "v tensor",
+        loop=True,
+    )
+    return [
+        node("SplitToSequence", ["x"], ["x_rows"], keepdims=0),
+        node("SequenceEmpty", [], ["nothing"]),
+        node("Loop", ["count", "", "x0", "nothing", "x"], ["walked", "sums", "tall"], body=append),
+        node("ConcatFromSequence", ["sums"], ["stacked"], axis=1, new_axis=1),
+        node("ConcatFromSequence", ["sums"], ["strung"], axis=0),
+        node("SequenceLength", ["sums"], ["entries"]),
+        _constant("last_one", np.int64(-1)),
+        node("SequenceAt", ["sums", "last_one"], ["final"]),
+        node("Loop", ["twenty", "yes", "x0_abs", "x0"], ["walked_on", "strip"], body=until),
+        node("SplitToSequence", ["x", "three"], ["pieces"], axis=1),
+        node("SequenceAt", ["pieces", "last_one"], ["piece"]),
+        node("SequenceErase", ["pieces", "at_0"], ["fewer"]),
+        node("SequenceInsert", ["fewer", "x", "at_0"], ["changed"]),
+        node("ConcatFromSequence", ["changed"], ["wide_again"], axis=-1),
+        node("SplitToSequence", ["x"], ["kept"], axis=1),
+        node("ConcatFromSequence", ["kept"], ["tower"], axis=0),
+    ]
+
+
 def joined() -> onnx.ModelProto:
     """One model; its inputs are ``x`` [n, 8] and ``cache`` [2, n, 8], its outputs `OUTPUTS`."""
     weight = (RNG.standard_normal((8, 8)) * 0.4).astype(np.float32)
     graph = helper.make_graph(
-        [*_branches(), *_loops(), *_while(), *_nested(), *_of_other_sizes()],
+        [*_branches(), *_twins(), *_loops(), *_while(), *_nested(), *_of_other_sizes(), *_lists()],
         "control",
         [_value("x", shape=[ROWS, 8]), _value("cache", shape=[2, ROWS, 8])],
         [helper.make_empty_tensor_value_info(name) for name in OUTPUTS],

@@ -11,7 +11,7 @@ from windows_reference import WINDOW_OPS, depthwise
 
 from apq_tvm.onnx_import.control.execute import Runner, execute
 from apq_tvm.onnx_import.symbolic.dims import evaluate, is_run
-from apq_tvm.onnx_import.symbolic.infer import node_proto
+from apq_tvm.onnx_import.symbolic.onnx_inference import node_proto
 from apq_tvm.types import Array, ImportedModel, Node
 
 RunNode = Callable[[Node, list[Any], int], list[Array]]
@@ -195,8 +195,8 @@ def _pad(attrs: Any, symbols: Mapping[str, int], x: Array, value: Any = None) ->
 def _pool_first(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
     """Window by window, over elements of the image alone."""
     result = np.empty(attrs["shape"], x.dtype)
-    starts = [evaluate(d, symbols) for d in attrs["before"]]
-    ends = [evaluate(d, symbols) for d in attrs["after"]]
+    starts = [evaluate(d, symbols) for d in attrs["begins"]]
+    ends = [evaluate(d, symbols) for d in attrs["ends"]]
     for at in np.ndindex(*attrs["shape"][2:]):
         part, count = x, 1
         for axis, where in enumerate(at):
@@ -204,7 +204,7 @@ def _pool_first(attrs: Any, symbols: Mapping[str, int], x: Array) -> Array:
             taps = first + np.arange(attrs["kernel"][axis]) * attrs["dilations"][axis]
             size = x.shape[2 + axis]
             inside = taps[(taps >= 0) & (taps < size)]
-            count *= int((taps < size + ends[axis]).sum()) if attrs["include_pad"] else len(inside)
+            count *= int((taps < size + ends[axis]).sum()) if attrs["padding"] else len(inside)
             part = np.take(part, inside, 2 + axis)
         axes = tuple(range(2, x.ndim))
         if attrs["kind"] == "max":

@@ -80,6 +80,12 @@ class RandomGraph:
         axis = axes[self.number(0, len(axes) - 1)]
         return axis - len(shape) if self.rng.random() < 0.3 else axis
 
+    def along(self, pool: Mapping[str, Shape], *ranks: int) -> tuple[str, Shape, int, int] | None:
+        """A value, as by `pick`, and one of its axes that has a number as extent, with that."""
+        found = self.pick(pool, *ranks)
+        axis = None if found is None else self.axis(found[1], fixed=True)
+        return None if found is None or axis is None else (*found, axis, int(found[1][axis]))
+
 
 def grow(graph: RandomGraph, steps: int) -> None:
     """Add up to `steps` nodes; those whose operator finds no operand are left out."""
@@ -182,13 +188,9 @@ def _reshape(graph: RandomGraph) -> None:
 
 
 def _slice(graph: RandomGraph) -> None:
-    found = graph.pick(graph.floats)
-    axis = None if found is None else graph.axis(found[1], fixed=True)
-    if found is None or axis is None:
+    if (found := graph.along(graph.floats)) is None:
         return
-    x, shape = found
-    extent = shape[axis]
-    assert isinstance(extent, int)
+    x, shape, axis, extent = found
     start, stop, step = (
         graph.number(-extent, extent - 1),
         graph.number(-extent, extent + 3),
@@ -206,13 +208,9 @@ def _slice(graph: RandomGraph) -> None:
 
 
 def _pad(graph: RandomGraph) -> None:
-    found = graph.pick(graph.floats)
-    axis = None if found is None else graph.axis(found[1], fixed=True)
-    if found is None or axis is None:
+    if (found := graph.along(graph.floats)) is None:
         return
-    x, shape = found
-    extent = shape[axis]
-    assert isinstance(extent, int)
+    x, shape, axis, extent = found
     modes = ["constant", "edge"] + (["reflect"] if extent > 2 else [])
     mode = modes[graph.number(0, len(modes) - 1)]
     pads = np.zeros((2, len(shape)), np.int64)
@@ -223,23 +221,19 @@ def _pad(graph: RandomGraph) -> None:
 
 
 def _concat(graph: RandomGraph) -> None:
-    found = graph.pick(graph.floats)
-    axis = None if found is None else graph.axis(found[1], fixed=True)
-    if found is not None and axis is not None:
-        x, shape = found
+    if (found := graph.along(graph.floats)) is not None:
+        x, shape, axis, extent = found
         out = list(shape)
-        out[axis] = 2 * int(shape[axis])
+        out[axis] = 2 * extent
         graph.add("Concat", f"{x} {x}", tuple(out), axis=axis)
 
 
 def _gather(graph: RandomGraph) -> None:
     """By a constant, or by integers of the graph along an axis that is long enough."""
-    found = graph.pick(graph.floats)
-    axis = None if found is None else graph.axis(found[1], fixed=True)
-    if found is None or axis is None:
+    if (found := graph.along(graph.floats)) is None:
         return
-    x, shape = found
-    extent, at = int(shape[axis]), axis % len(shape)
+    x, shape, axis, extent = found
+    at = axis % len(shape)
     other = graph.pick(graph.integers, 0, 1, 2)
     if extent >= 5 and other is not None and len(shape) + len(other[1]) < 6:
         ids, rows = other
@@ -252,25 +246,23 @@ def _gather(graph: RandomGraph) -> None:
 
 
 def _scatter(graph: RandomGraph) -> None:
-    found = graph.pick(graph.floats, 1, 2, 3)
-    axis = None if found is None else graph.axis(found[1], fixed=True)
-    if found is None or axis is None or "b" in found[1]:
+    found = graph.along(graph.floats, 1, 2, 3)
+    if found is None or "b" in found[1]:
         return
-    x, shape = found
+    x, shape, axis, extent = found
     rows = tuple(graph.number(1, int(d)) for d in shape)
-    ids = graph.weight(graph.rng.integers(-int(shape[axis]), int(shape[axis]), rows))
+    ids = graph.weight(graph.rng.integers(-extent, extent, rows))
     updates = graph.weight(graph.rng.standard_normal(rows, np.float32))
     graph.add("ScatterElements", f"{x} {ids} {updates}", shape, axis=axis, reduction="add")
 
 
 def _top_k(graph: RandomGraph) -> None:
     # Of inputs alone: equal numbers that differ by rounding would change places.
-    found = graph.pick({n: shape for n, (kind, shape) in graph.inputs.items() if kind[0] == "f"})
-    axis = None if found is None else graph.axis(found[1], fixed=True)
-    if found is None or axis is None:
+    found = graph.along({n: shape for n, (kind, shape) in graph.inputs.items() if kind[0] == "f"})
+    if found is None:
         return
-    x, shape = found
-    k = graph.number(1, int(shape[axis]))
+    x, shape, axis, extent = found
+    k = graph.number(1, extent)
     out = list(shape)
     out[axis] = k
     values, ids = graph.name(), graph.name()

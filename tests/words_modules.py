@@ -18,7 +18,7 @@ NAMES = {"host": "here", "arm-auto": "auto"}
 @pytest.fixture(scope="session")
 def words_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model's ONNX file."""
-    from arm_module import words_model
+    from tests.e2e.arm.arm_module import words_model
 
     return words_model(tmp_path_factory.mktemp("words"))
 

@@ -186,13 +186,11 @@ def explain(
     from apq_tvm.explain import explain as explain_module
     from apq_tvm.explain import explanation_lines
 
-    with damaged(module):
-        report = explain_module(module, layer)
-        lines = explanation_lines(report)
+    report = explain_module(module, layer)
     if json:
         print_json(report)
         return
-    show("\n".join(lines))
+    show("\n".join(explanation_lines(report)))
 
 
 def main() -> None:

@@ -15,10 +15,11 @@ import tvm
 from tvm import relax
 
 from apq_tvm.lower.arithmetic import ARITHMETIC
+from apq_tvm.lower.channels_first import ChannelsFirstLowering
+from apq_tvm.lower.channels_last import ChannelsLastLowering
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.extremes import extreme_converters
 from apq_tvm.lower.fusion import bound_fusion
-from apq_tvm.lower.images import ImageLowering
 from apq_tvm.lower.indexing import indexing_converters
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
@@ -27,7 +28,6 @@ from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.run_sizes import RunSizeLowering
 from apq_tvm.lower.shapes import ShapeLowering
-from apq_tvm.lower.windows import WindowLowering
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
 
 __all__ = ["lower"]
@@ -67,7 +67,7 @@ def lower(
         return {array: variables[param] for array, param in of_layer[layer].items()}
 
     shapes = ShapeLowering(dims)
-    windows = WindowLowering(shapes.extents)
+    windows = ChannelsLastLowering(shapes.extents)
     linears = LinearLowering(packed.plan, kernels, decide, layer_params, windows)
     converters = {
         "apq.Linear": linears.convert,
@@ -78,7 +78,7 @@ def lower(
         **shapes.converters(),
         **region_converters(dims, model.value_specs),
         **windows.converters(),
-        **ImageLowering(dims, model.value_specs).converters(),
+        **ChannelsFirstLowering(dims, model.value_specs).converters(),
         **RunSizeLowering(dims).converters(),
         **extreme_converters(model),
     }

@@ -35,8 +35,44 @@ def _computed_size(call: Any) -> bool:
     )
 
 
+def _recast(mod: Any) -> set[str]:
+    """Names of the sizes that a ``match_cast`` says are equal to something else.
+
+    TVM 0.27's FuseTIR writes that in their place where a function is given them as sizes, and then
+    fails, since they are no variables any more.
+    """
+    return {
+        name
+        for block in mod["main"].body.blocks
+        for binding in block.bindings
+        if isinstance(binding, relax.MatchCast)
+        for name in _plain(binding.var) - _plain(binding.value)
+    }
+
+
+def _extents(value: Any) -> list[Any]:
+    """Of a tensor, or of all tensors of a tuple; a number has none."""
+    kinds = value.ty.fields if isinstance(value.ty, relax.TupleType) else [value.ty]
+    return [size for kind in kinds for size in getattr(kind, "shape", None) or ()]
+
+
+def _plain(value: Any) -> set[str]:
+    """Names of the extents that are variables."""
+    return {size.name for size in _extents(value) if isinstance(size, tirx.Var)}
+
+
+def _given(call: Any, recast: set[str]) -> bool:
+    """Whether one of these sizes would have to be given to it: no argument has it."""
+    if not recast:
+        return False
+    known = set().union(*(_plain(arg) for arg in call.args[1]))
+    needed = {v.name for size in _extents(call) for v in tirx.analysis.undefined_vars(size, [])}
+    return bool((needed & recast) - known)
+
+
 def _bound(mod: Any, _: Any) -> Any:
     sizes: dict[Any, int] = {}
+    recast = _recast(mod)
     for block in mod["main"].body.blocks:
         for binding in block.bindings:
             call = binding.value
@@ -45,7 +81,8 @@ def _bound(mod: Any, _: Any) -> Any:
             func = mod[call.args[0]]
             pattern = int((func.attrs or {}).get("op_pattern", OPAQUE))
             size = 1 + sum(sizes.get(arg, 1) for arg in call.args[1])
-            if (size > LARGEST or _computed_size(call)) and pattern != OPAQUE:
+            alone = size > LARGEST or _computed_size(call) or _given(call, recast)
+            if alone and pattern != OPAQUE:
                 mod[call.args[0]] = func.with_attr("op_pattern", OPAQUE)
             elif pattern <= INJECTIVE:
                 sizes[binding.var] = size

@@ -21,7 +21,7 @@ from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
 if TYPE_CHECKING:
-    from apq_tvm.lower.windows import WindowLowering
+    from apq_tvm.lower.channels_last import ChannelsLastLowering
     from apq_tvm.schedules.decide import Decide
     from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
 
@@ -46,7 +46,7 @@ class LinearLowering:
         ``(kernel name, LinearSpec) -> Decide``: the tuning log, or the defaults.
     param_vars : callable
         ``layer name -> {array name: relax.Var}``: the layer's packed weights.
-    windows : WindowLowering
+    windows : ChannelsLastLowering
         Knows which inputs are windows, which are quantized as they are gathered.
 
     Attributes
@@ -65,7 +65,7 @@ class LinearLowering:
         kernels: Mapping[str, LinearKernel],
         decide: Callable[[str, LinearSpec], Decide],
         param_vars: Callable[[str], Mapping[str, Any]],
-        windows: WindowLowering,
+        windows: ChannelsLastLowering,
     ) -> None:
         self._windows = windows
         self._plan = plan

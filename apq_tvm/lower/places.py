@@ -13,7 +13,10 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.lower.arithmetic import elementwise
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.ops.graph.places import Windows, col2im, max_pool_indices, tensor_scatter
+from apq_tvm.onnx_import.symbolic.geometry import windows
+from apq_tvm.ops.graph.scatter import tensor_scatter
+from apq_tvm.ops.images.places import col2im, max_pool_indices
+from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.types import ImportedModel, Node
 
 
@@ -31,29 +34,14 @@ def max_pool_converter(model: ImportedModel) -> Convert:
                 f"MaxPool {node.name!r}: with indices its spatial sizes must be numbers, not "
                 f"{list(spatial)}; export the model with fixed sizes"
             )
-        windows = _windows(node, spatial, out)  # type: ignore[arg-type]
+        lie = windows(node, numbers[: len(spatial)], node.attrs["kernel_shape"])
+        geometry = Geometry.of(lie.attrs)
         columns = bool(node.attrs.get("storage_order", 0))
         dtype = str(x.ty.dtype)
-        func = max_pool_indices(data, out, windows, dtype, columns_first=columns)
+        func = max_pool_indices(data, out, geometry, dtype, columns_first=columns)
         return call(bb, func, [x], shapes)
 
     return convert
-
-
-def _windows(node: Node, spatial: Sequence[int], out: Sequence[int]) -> Windows:
-    kernel = tuple(node.attrs["kernel_shape"])
-    rank = len(kernel)
-    strides = tuple(node.attrs.get("strides", (1,) * rank))
-    dilations = tuple(node.attrs.get("dilations", (1,) * rank))
-    before = tuple(node.attrs.get("pads", (0,) * (2 * rank)))[:rank]
-    auto = node.attrs.get("auto_pad", "NOTSET")
-    if auto.startswith("SAME"):
-        covered = [
-            max((o - 1) * s + (k - 1) * d + 1 - i, 0)
-            for o, s, k, d, i in zip(out, strides, kernel, dilations, spatial, strict=True)
-        ]
-        before = tuple(c // 2 if auto == "SAME_UPPER" else c - c // 2 for c in covered)
-    return Windows(kernel, strides, dilations, before)
 
 
 def col2im_converter(model: ImportedModel) -> Convert:
@@ -77,8 +65,8 @@ def col2im_converter(model: ImportedModel) -> Convert:
             raise UnsupportedModel(
                 f"Col2Im {node.name!r}: {data[2]} columns, but its image has {prod(blocks)} windows"
             )
-        windows = Windows(kernel, strides, dilations, pads[:rank])
-        func = col2im(data, image, blocks, windows, str(x.ty.dtype))
+        geometry = Geometry(kernel, strides, dilations, pads[:rank], pads[rank:])
+        func = col2im(data, image, blocks, geometry, str(x.ty.dtype))
         return call(bb, func, [x], shapes)
 
     return convert

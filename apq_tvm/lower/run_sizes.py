@@ -86,9 +86,7 @@ class RunSizeLowering:
         func = unique(shapes.of(x), str(x.ty.dtype), in_order=bool(node.attrs["sorted"]))
         return call(bb, func, [x], shapes)
 
-    def non_max_suppression(
-        self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]
-    ) -> Any:
+    def non_max_suppression(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.NonMaxSuppression``."""
         shapes = Shapes(node)
         boxes, scores = (shapes.of(value) for value in inputs[:2])

@@ -37,11 +37,12 @@ end.
 ``apq.Assume(x)``                   ``shape``: what x must have, checked at run time
 ``apq.AssumeHere(x)``               likewise, checked only where a branch comes by
 ``apq.PoolFirst(x)``                windows of ``kernel``, ``strides``, ``dilations`` over x [N, C,
-                                    ...] padded by ``before``, ``after``; ``kind`` "max", "average"
-                                    (``include_pad``, ``ceil``) or "lp" (``p``); ``shape``
+                                    ...] padded by ``begins``, ``ends``; ``kind`` "max", "average"
+                                    (``padding``, ``ceil``) or "lp" (``p``); ``shape``
 ``apq.Pad(x, value)``               ``mode``, ``before`` (per axis, negative cuts off), ``shape``
-``apq.ResizeAxes(x)``               ``axes``, ``scales`` (0.0: output by input size), ``roi``, and
-                                    ONNX's ``mode`` and so on; ``shape``
+``apq.ResizeAxes(x, scales)``       ``axes``, ``scales`` (0.0: output by input size), ``roi``, and
+                                    ONNX's ``mode`` and so on; ``shape``; where there is a second
+                                    input ``told`` says which of it are the scales
 ``apq.Full()``                      ``shape``, ``value`` (0-d array), ``dtype``
 ``apq.Range()``                     ``shape`` (one entry), ``start``, ``delta``, ``dtype``
 ``apq.Dims()``                      ``dims`` as a tensor of ``shape`` (ints, rank 0 or 1) and

@@ -42,16 +42,37 @@ def read_dims(graph: Graph, dims: DimSizes) -> tuple[dict[str, str], dict[str, t
             there = ", ".join(repr(n) for n in sorted(names)) or "none: every size is fixed"
             raise BadInput(f"no input has a dimension {asked!r}; there are {there}")
         low, high = (size, size) if isinstance(size, int) else size
-        if not 1 <= low <= high <= LONGEST:
+        if not 0 <= low <= high <= LONGEST or not high:
             raise BadInput(
                 f"dimension {asked!r}: {low if low == high else f'{low}:{high}'} is no size from 1 "
-                f"to {LONGEST}, or no such range"
+                f"to {LONGEST}, or no such range; the least of a range may be 0"
             )
         if low == high:
             fixed[name] = str(low)
         else:
             bounds[name] = (low, high)
     return fixed, bounds
+
+
+def may_be_empty(graph: Graph, bounds: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Inputs with a dimension that may be 0, and the axis it is.
+
+    Raises
+    ------
+    BadInput
+        An input with two of them.
+    """
+    found: dict[str, int] = {}
+    for spec in graph.inputs:
+        zeros = [d for d in spec.shape if isinstance(d, str) and bounds.get(d, (1, 1))[0] == 0]
+        if len(zeros) > 1:
+            raise BadInput(
+                f"input {spec.name!r} has {len(zeros)} dimensions that may be 0 "
+                f"({', '.join(zeros)}), at most one can be; give the others a least size of 1"
+            )
+        if zeros:
+            found[spec.name] = spec.shape.index(zeros[0])
+    return found
 
 
 def apply_bounds(

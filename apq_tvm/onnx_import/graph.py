@@ -30,6 +30,15 @@ Shape = tuple[Dim | None, ...]
 Inner = tuple[tuple[str, ...], str]
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a sequence: a tensor, or its entries along an axis, which is kept as 1 or not."""
+
+    value: str
+    axis: int | None = None
+    keep: bool = False
+
+
 @dataclass
 class Graph:
     """A graph that passes rewrite in place.
@@ -80,6 +89,10 @@ class Graph:
         Such that are replaced there.
     other_branch : dict of str to str
         By token: that of the other branch of the same If.
+    sequences : dict of str to tuple of Part
+        What the sequences that were met hold.
+    inferred : dict
+        What ONNX's inference gave: types and shapes of outputs, by what they depend on.
     """
 
     name: str
@@ -108,6 +121,8 @@ class Graph:
     sums_inside: dict[Inner, str] = field(default_factory=dict)
     equal_inside: Mapping[Inner, str] = field(default_factory=dict)
     other_branch: dict[str, str] = field(default_factory=dict)
+    sequences: dict[str, tuple[Part, ...]] = field(default_factory=dict)
+    inferred: dict[Any, list[tuple[str, Shape | None] | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names: set[str] = {n.name for n in self.nodes} | set(self.weights)

@@ -10,7 +10,7 @@ from apq_tvm.onnx_import.control.chosen import next_inside
 from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.conv.affine import fold_affine
 from apq_tvm.onnx_import.conv.channels_last import channels_last
-from apq_tvm.onnx_import.fixed_dims import apply_bounds, read_dims
+from apq_tvm.onnx_import.fixed_dims import apply_bounds, may_be_empty, read_dims
 from apq_tvm.onnx_import.graph import Graph, Inner
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
@@ -38,7 +38,7 @@ from apq_tvm.onnx_import.passes.norm import fuse_layer_norm
 from apq_tvm.onnx_import.passes.widen import widen
 from apq_tvm.onnx_import.read import read_graph
 from apq_tvm.onnx_import.symbolic.assume import assume_equal
-from apq_tvm.onnx_import.symbolic.dims import as_attr, may_be_zero
+from apq_tvm.onnx_import.symbolic.dims import as_attr, may_be_zero, parse, symbols
 from apq_tvm.onnx_import.symbolic.positions import decide_comparisons
 from apq_tvm.onnx_import.symbolic.shapes import check_shape_inputs, materialize
 from apq_tvm.onnx_import.symbolic.windows import rewrite_windows
@@ -55,6 +55,7 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
     caches = find_caches(raw)
     free_caches(raw, caches)
     equal, bounds = read_dims(raw, dims)
+    caches |= may_be_empty(raw, bounds)
     lengths: dict[str, str] = {}
     inside: dict[Inner, str] = {}
     while True:
@@ -63,11 +64,8 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
         with may_be_zero(cache_lengths(graph)):
             fold(graph)
         if graph.same:
-            # Two dimensions proved to be one: start over with one of them replaced everywhere.
-            name, other = next(iter(graph.same.items()))
-            equal = {old: other if new == name else new for old, new in equal.items()}
-            equal[name] = other
-            inside = {}
+            # Dimensions proved to be one: start over with one of each two replaced everywhere.
+            equal, inside = _joined(equal, graph.same), {}
         elif found := next_inside(graph):
             inside = {key: dim for key, dim in found.items() if key[0]}
             equal |= {name: dim for (place, name), dim in found.items() if not place}
@@ -80,6 +78,19 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
         _rewrite(graph)
     apply_bounds(graph, bounds, equal)
     return _finish(graph, digest)
+
+
+def _joined(equal: dict[str, str], same: dict[str, str]) -> dict[str, str]:
+    """`equal` with what was found; what hangs on a symbol that this replaces is found again."""
+    known, gone = dict(equal), set[str]()
+    for name, found in same.items():
+        other = known.get(found, found)
+        if name in known or name == other or symbols(parse(other)) & gone:
+            continue
+        known = {old: other if new == name else new for old, new in known.items()}
+        known[name] = other
+        gone.add(name)
+    return known
 
 
 def _rewrite(graph: Graph) -> None:
@@ -123,7 +134,7 @@ def _with_dims(raw: Graph, equal: dict[str, str]) -> Graph:
 
     inputs, outputs = [spec(s) for s in raw.inputs], [spec(s) for s in raw.outputs]
     graph = Graph(raw.name, raw.opset, inputs, outputs, list(raw.nodes), dict(raw.weights))
-    graph.run_sizes, graph.equal = raw.run_sizes, equal
+    graph.run_sizes, graph.equal, graph.inferred = raw.run_sizes, equal, raw.inferred
     return graph
 
 

@@ -34,16 +34,11 @@ SUPPORTED = frozenset(
 
 # Those TVM's importer knows and this compiler still refuses, with the reason.
 _SIZE = "the size of its output depends on data"
-_SEQUENCE = "sequences and optionals are no tensors"
+_OPTIONAL = "optionals are no tensors"
 _CONTRIB = "it is no standard operator; onnxruntime's are read from its own domain, com.microsoft"
 REFUSED = {
     "AllClassNMS": _SIZE,
-    **dict.fromkeys(
-        ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase"), _SEQUENCE
-    ),
-    **dict.fromkeys(("SequenceInsert", "SequenceLength", "SplitToSequence"), _SEQUENCE),
-    **dict.fromkeys(("ConcatFromSequence", "Optional", "OptionalGetElement"), _SEQUENCE),
-    "OptionalHasElement": _SEQUENCE,
+    **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), _OPTIONAL),
     **dict.fromkeys(("BiasGelu", "FastGelu", "SkipLayerNormalization"), _CONTRIB),
     **dict.fromkeys(("EmbedLayerNormalization", "MatMulInteger16"), _CONTRIB),
     **dict.fromkeys(

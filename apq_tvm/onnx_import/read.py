@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
-from apq_tvm.onnx_import.checks.functions import check_functions
+from apq_tvm.onnx_import.checks.functions import check_count, check_functions
 from apq_tvm.onnx_import.checks.nodes import check_node
 from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM, MOST_AXES
 from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
@@ -53,6 +53,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
         Control flow, an old opset that cannot be converted, sparse or string weights.
     """
     model, digest = _parse(path)
+    check_count(model)
     model = _inline(model)
     _check_control_flow(model.graph)
     model, opset = _at_known_opset(model)

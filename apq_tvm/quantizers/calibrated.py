@@ -11,8 +11,10 @@ import numpy as np
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress
+from apq_tvm.quantizers.families.kept_sums import keeps_sums
 from apq_tvm.quantizers.feedback.gptq import improve, layer_feedback, quantize_fed_back
 from apq_tvm.quantizers.inputs.calibration_file import check_model
+from apq_tvm.quantizers.inputs.expected import expected_means
 from apq_tvm.quantizers.inputs.folds import replace_weights
 from apq_tvm.quantizers.inputs.scaling import scale_model
 from apq_tvm.quantizers.learn.learned import Learned
@@ -78,6 +80,7 @@ class Method:
         self.scaling = scaling or feedback
         self.learned = learned if name == "learned" else None
         self.notes: dict[str, str] = {}
+        self.means: dict[str, F32] = {}
 
     def prepare(
         self, model: ImportedModel, schemes: Mapping[str, Scheme], progress: Progress
@@ -97,6 +100,8 @@ class Method:
             If the calibration, or what was learned, is of another model or of other schemes.
         """
         if self.calibration is None:
+            if self.search and any(map(keeps_sums, schemes.values())):
+                self.means = expected_means(model)
             return model
         check_model(self.calibration, model, "the calibration")
         if self.scaling in ("awq", "smoothquant"):
@@ -163,7 +168,10 @@ class Method:
                 if self.feeds_back:
                     tensor = improve(weight, tensor, feedback.hessian, nodes[-1])
             return tensor
-        if not self.feeds_back or stats is None:
+        if stats is None:
+            means = None if is_table else self._means(nodes, scheme)
+            return quantize_tensor(weight, scheme, name, self.search, None, shared, means)
+        if not self.feeds_back:
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
         if is_table:
             self._note(nodes, "gptq: without feedback, its codes are an embedding table's too")
@@ -176,6 +184,14 @@ class Method:
         )
         self._note(nodes, "gptq", feedback.note())
         return quantize_fed_back(weight, scheme, name, stats, feedback, self.search, shared)
+
+    def _means(self, nodes: Sequence[str], scheme: Scheme) -> F32 | None:
+        """What layers that share a weight are expected to read."""
+        known = [self.means[node] for node in nodes if node in self.means]
+        if not known or not keeps_sums(scheme):
+            return None
+        self._note(nodes, "rounded by the expected means of its inputs")
+        return np.asarray(np.mean(known, axis=0), np.float32)
 
     def _note(self, nodes: Sequence[str], *parts: str) -> None:
         """Say what was done to layers, after what scaling did."""

@@ -23,11 +23,14 @@ class QuantContext:
         Of the layer's inputs, where the model was calibrated.
     shared : object
         What `Quantizer.prepare` returned.
+    means : float32 [S, K] or None
+        Estimates of what the layer's inputs are on average, where it was not calibrated.
     """
 
     search: bool = True
     stats: LayerStats | None = None
     shared: Any = None
+    means: F32 | None = None
 
 
 @dataclass(frozen=True)

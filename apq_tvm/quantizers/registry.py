@@ -22,6 +22,7 @@ from apq_tvm.quantizers.families import (
     superblock,
     weighted,
 )
+from apq_tvm.quantizers.families.kept_means import keep_means
 from apq_tvm.quantizers.families.kept_sums import keep_row_sums, keeps_sums
 from apq_tvm.quantizers.feedback import anyprec as anyprec_feedback
 from apq_tvm.quantizers.quantizer import QuantContext, Quantizer
@@ -32,7 +33,11 @@ def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> Quanti
     if context.search and context.stats is not None:
         return weighted.quantize_weighted(w, scheme, context.stats.mean_square, name)
     tensor = rtn.quantize_tensor(w, scheme, name, context.search)
-    return keep_row_sums(w, tensor) if context.search and keeps_sums(scheme) else tensor
+    if not context.search or not keeps_sums(scheme):
+        return tensor
+    if context.means is None:
+        return keep_row_sums(w, tensor)
+    return keep_means(w, tensor, context.means)
 
 
 QUANTIZERS: Mapping[str, Quantizer] = {
@@ -87,6 +92,7 @@ def quantize_tensor(
     search: bool = True,
     stats: LayerStats | None = None,
     shared: Any = None,
+    means: F32 | None = None,
 ) -> QuantizedTensor:
     """Quantize one weight matrix.
 
@@ -103,6 +109,8 @@ def quantize_tensor(
     shared : object, optional
         What the family's `Quantizer.prepare` returned for the model; by default it is prepared
         from this matrix alone.
+    means : float32 [S, K], optional
+        What the layer's inputs may be on average, without calibration.
 
     Returns
     -------
@@ -120,4 +128,4 @@ def quantize_tensor(
     quantizer = quantizer_of(scheme)
     if shared is None:
         shared = prepare({name: w}, scheme, None, Silent())
-    return quantizer.tensor(w, scheme, name, QuantContext(search, stats, shared))
+    return quantizer.tensor(w, scheme, name, QuantContext(search, stats, shared, means))

@@ -24,12 +24,14 @@ _LARGEST = (1 << 31) - 1
 class Reach:
     """An argument is touched up to element `highest` along an axis that has `extent`.
 
-    Both are PrimExprs over the function's own symbols.
+    Both are PrimExprs over the function's own symbols, and so are `sizes`: where one of those is 0
+    nothing is touched.
     """
 
     argument: int
     highest: Any
     extent: Any
+    sizes: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,10 @@ def find_accesses(func: Any) -> tuple[list[Reach], list[Lookup]]:
                 highest = analyzer.simplify(analyzer.int_set(last, domain).max_value)
                 if analyzer.can_prove(highest < extent) or _guarded(block):
                     continue
-                found.setdefault(f"{number} {highest} {extent}", Reach(number, highest, extent))
+                spans = [v.dom.extent for v in block.iter_vars]
+                sizes = tuple(size for size in spans if _constant(size) is None)
+                key = f"{number} {highest} {extent} {sizes}"
+                found.setdefault(key, Reach(number, highest, extent, sizes))
     return list(found.values()), list(lookups)
 
 

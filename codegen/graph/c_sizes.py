@@ -138,5 +138,11 @@ def late_function(number: int, graph: Graph, buffers: Sequence[Buffer]) -> str:
     ]
     for i, buffer in enumerate(mine):
         lines.append(bytes_line(f"&bytes[{i}]", buffer.name, buffer.dtype, buffer.dims))
-    return "\n".join([*lines, "  if (rc != APQ_OK) return rc;",
-                       f"  return apq_plan_again(frame, {number}, bytes);", "}"])
+    return "\n".join(
+        [
+            *lines,
+            "  if (rc != APQ_OK) return rc;",
+            f"  return apq_plan_again(frame, {number}, bytes);",
+            "}",
+        ]
+    )

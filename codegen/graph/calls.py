@@ -107,6 +107,7 @@ def shape_limits(
         try:
             needed = c_expr(Analyzer().simplify(reach.highest + 1), names)
             extent = c_expr(reach.extent, names)
+            sizes = dict.fromkeys(c_expr(size, names) for size in reach.sizes)
         except UnsupportedModel:
             continue
         if extent.isdigit():
@@ -116,7 +117,8 @@ def shape_limits(
                 f"these input shapes do not fit together: {kernel} would read element {needed} of "
                 f"an axis of {extent}"
             )
-            conditions.append(Condition(f"{needed} <= {extent}", message))
+            nothing = "".join(f"{size} < 1 || " for size in sizes)
+            conditions.append(Condition(f"{nothing}{needed} <= {extent}", message))
     return limits, conditions
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,12 +10,12 @@ from itertools import takewhile
 from operator import mul
 from typing import Any
 
-import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 
+from apq_tvm.codegen.graph.arrays import Arrays, declared_dtype, known_dtype
 from apq_tvm.codegen.graph.bounds import find_accesses
 from apq_tvm.codegen.graph.c_expr import c_expr
 from apq_tvm.codegen.graph.calls import (
@@ -47,13 +46,8 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.schedules.graph.exprs import collect
 from apq_tvm.types import REGION, TensorSpec, Variant
 
-# A constant of up to this many bytes is written into the C source, others go to the weights file.
-SMALL_CONSTANT_BYTES = 256
 # Attributes of ``main`` that `apq_tvm.lower` sets.
 DERIVED, CONDITIONS, RUN_SIZES = "apq.dims", "apq.conditions", "apq.run_sizes"
-DTYPES = frozenset(
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
-)
 
 
 def prepare(scheduled: Any, unscheduled: Any) -> Any:
@@ -149,9 +143,9 @@ class _Reader:
         self.params = params
         self.variants = variants
         self.graph = Graph()
+        self.arrays = Arrays(self.graph)
         self.names: dict[Any, str] = {}  # symbol → C expression
         self.values: dict[Any, Any] = {}  # Relax variable → Tensor or tuple of values
-        self.by_content: dict[str, str] = {}  # hash of an array → its name among the weights
         self.leftovers: list[str] = []
         self.regions = Regions(self.graph)
         self.late: set[str] = set()  # dimensions that `Sizes` steps give
@@ -173,7 +167,7 @@ class _Reader:
         conditions = self._read_conditions((self.main.attrs or {}).get(CONDITIONS, ()))
         weights = zip(variables[len(inputs) :], self.params.items(), strict=True)
         for variable, (name, array) in weights:
-            self.values[variable] = self._weight(name, array)
+            self.values[variable] = self.arrays.weight(name, array)
         self._bind_all([b for block in self.main.body.blocks for b in block.bindings])
         if self.leftovers:
             raise UnsupportedModel(
@@ -211,13 +205,14 @@ class _Reader:
         for number, (variable, spec) in enumerate(zip(variables, specs, strict=True)):
             kind = self._tensor_type(variable, spec.name)
             dims = self._dims(kind.shape)
-            self.values[variable] = Tensor(Place.INPUT, number, _dtype(kind.dtype, spec.name), dims)
+            dtype = known_dtype(kind.dtype, spec.name)
+            self.values[variable] = Tensor(Place.INPUT, number, dtype, dims)
             shown_dims = tuple(
                 str(d) for d in (spec.shape if len(spec.shape) == len(dims) else dims)
             )
             empty = -1 if spec.may_be_empty is None else spec.may_be_empty
-            dtype = _declared(_dtype(kind.dtype, spec.name), spec)
-            ports.append(Port(spec.name, dtype, dims, shown_dims, empty))
+            shown_type = declared_dtype(dtype, spec)
+            ports.append(Port(spec.name, shown_type, dims, shown_dims, empty))
         self.graph.inputs = tuple(ports)
         self.graph.symbols = tuple(symbols)
 
@@ -284,35 +279,10 @@ class _Reader:
             same_rank = len(spec.shape) == len(tensor.dims)
             shown = tuple(str(d) for d in (spec.shape if same_rank else tensor.dims))
             late = any(self.graph.waits_for(dim) for dim in tensor.dims)
-            dtype = _declared(tensor.dtype, spec)
+            dtype = declared_dtype(tensor.dtype, spec)
             ports.append(Port(spec.name, dtype, tensor.dims, shown, late=late))
         self.graph.outputs = tuple(ports)
         self.graph.results = tuple(values)
-
-    # ---- arrays ----
-
-    def _weight(self, name: str, array: Array) -> Tensor:
-        """An array as a weight, stored once however often its content appears."""
-        array = np.asarray(array)
-        dims = tuple(str(d) for d in array.shape)
-        dtype = _dtype(str(array.dtype), name)
-        digest = hashlib.sha256(
-            np.ascontiguousarray(array).view(np.uint8).data if array.ndim else array.tobytes()
-        )
-        key = f"{digest.hexdigest()}:{dtype}:{array.shape}"
-        if key not in self.by_content:
-            self.by_content[key] = name
-            self.graph.weights[name] = array
-        return Tensor(Place.WEIGHT, self.by_content[key], dtype, dims)
-
-    def _constant(self, array: Array) -> Tensor:
-        dtype = _dtype(str(array.dtype), "a constant")
-        digest = hashlib.sha256(array.tobytes() + f"{dtype}{array.shape}".encode()).hexdigest()[:12]
-        if array.nbytes > SMALL_CONSTANT_BYTES:
-            return self._weight(f"const.{digest}", array)
-        name = f"c_{digest}"
-        self.graph.constants[name] = array
-        return Tensor(Place.CONSTANT, name, dtype, tuple(str(d) for d in array.shape))
 
     # ---- bindings ----
 
@@ -323,7 +293,7 @@ class _Reader:
         if expr in self.values:
             return self.values[expr]
         if isinstance(expr, ir.expr.GenericConst):
-            return self._constant(_as_numpy(expr))
+            return self.arrays.constant(_as_numpy(expr))
         if isinstance(expr, ir.expr.Tuple):
             return tuple(self._value(f) for f in expr.fields)
         if isinstance(expr, ir.expr.TupleGetItem):
@@ -385,7 +355,7 @@ class _Reader:
         if op == "relax.builtin.alloc_tensor":
             kind = self._tensor_type(variable, variable.name)
             dims = self._dims(call.args[0].values)
-            dtype = _dtype(kind.dtype, variable.name)
+            dtype = known_dtype(kind.dtype, variable.name)
             self.values[variable] = Tensor(Place.BUFFER, len(self.graph.buffers), dtype, dims)
             self.graph.buffers.append(Buffer(variable.name, dtype, dims))
         elif op == "relax.reshape" and isinstance(self._value(call.args[0]), Tensor):
@@ -520,19 +490,8 @@ class _Reader:
             self.regions.require(condition)
 
 
-def _declared(dtype: str, spec: TensorSpec) -> str:
-    """The type a user sees: bfloat16 is bits of 16 to kernels."""
-    return "bfloat16" if (dtype, spec.dtype) == ("uint16", "bfloat16") else dtype
-
-
 def _function_names(mod: Any) -> set[str]:
     return {v.name_hint for v in mod.get_global_vars()}
-
-
-def _dtype(dtype: Any, name: str) -> str:
-    if str(dtype) not in DTYPES:
-        raise UnsupportedModel(f"'{name}' has type {dtype}; known are {', '.join(sorted(DTYPES))}")
-    return str(dtype)
 
 
 def _as_numpy(constant: Any) -> NDArray[Any]:

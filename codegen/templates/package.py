@@ -274,7 +274,7 @@ def _is_manifest(loaded: Any) -> bool:
         dims = [d for port in ports for d in (*port["shape"], len(port["shape"]))]
         bits = [b for least, most in loaded["precisions"].values() for b in (least, most)]
         types = [np.dtype(port["dtype"]).kind for port in ports]
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
         return False
     return (
         all(isinstance(word, str) for word in words)

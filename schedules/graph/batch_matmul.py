@@ -187,13 +187,6 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
     -------
     tvm.tirx.PrimFunc
     """
-    wide = profile.vector_registers >= 32
-    tile = Tile(
-        rows=decide("rows", (8, 6, 12, 4) if wide else (6, 4, 5)),
-        vectors=decide("vectors", (2, 1)),
-        lanes=profile.vector_bytes // 4,
-        depth=decide("depth", (128, 64, 256)),
-    )
     views_decl, views = _views(func)
     a = _Layout(func.params[0], [int(p) for p in func.attrs["apq.perm_a"]])
     b = _Layout(func.params[1], [int(p) for p in func.attrs["apq.perm_b"]])
@@ -210,6 +203,7 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
     if swap:
         m, n = n, m
+    tile = _tile(profile, decide, n)
     panels = sym.Analyzer().simplify((n + i64(tile.cols - 1)) // i64(tile.cols))
 
     def task(t: Expr) -> Stmt:
@@ -240,6 +234,19 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
     scheduled = func.with_body(tirx.stmt_seq(*views_decl, body))
     least = decide("parallel_least", (1 << 18, 1 << 16, 1 << 20))
     return finish(parallel_when(scheduled, count * m * n * k, least))
+
+
+def _tile(profile: DeviceProfile, decide: Decide, n: Expr) -> Tile:
+    """The register tile of a product of `n` columns.
+
+    No wider than they are: what a load masks out altogether has no value, not even zero, and a
+    product with what happens to be there takes a hundred cycles where it is a denormal.
+    """
+    rows = decide("rows", (8, 6, 12, 4) if profile.vector_registers >= 32 else (6, 4, 5))
+    vectors, lanes = decide("vectors", (2, 1)), profile.vector_bytes // 4
+    if is_const(n):
+        vectors = min(vectors, max(1, -(-int(n) // lanes)))
+    return Tile(rows, vectors, lanes, decide("depth", (128, 64, 256)))
 
 
 def _panel(p: _Problem, tile: Tile, index: Expr, dense: bool) -> Stmt:

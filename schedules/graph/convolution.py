@@ -14,17 +14,14 @@ from tvm import tirx
 
 from apq_tvm.ops import math
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.graph.loops import parallel_when
-from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import bind_all, loop
-from apq_tvm.schedules.graph.vectorize import vectorize_loops
-from apq_tvm.schedules.graph.window_reduce import Loops, Pixels
+from apq_tvm.schedules.graph.window_reduce import Loops, Pixels, schedule_tiles
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
 from apq_tvm.types import DeviceProfile
 
 
 def schedule_convolution(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Schedule `apq_tvm.ops.graph.window_reduce.convolution`.
+    """Schedule `apq_tvm.ops.images.window_reduce.convolution`.
 
     Parameters
     ----------
@@ -39,12 +36,8 @@ def schedule_convolution(func: Any, profile: DeviceProfile, decide: Decide) -> A
     tvm.tirx.PrimFunc
     """
     wide = profile.vector_registers >= 32
-    pixels = decide("pixels", (8, 6, 12) if wide else (4, 6, 2))
-    vectors = decide("vectors", (3, 2, 1) if wide else (2, 3, 1))
-    least = decide("parallel_least", (1 << 17, 1 << 15, 1 << 19))
-    loops = _Loops(func, profile.vector_bytes // 4, pixels, vectors)
-    lowered = vectorize_loops(loops.build(), profile.vector_bytes)
-    return finish(parallel_when(lowered, loops.work, least))
+    pixels, vectors = ((8, 6, 12), (3, 2, 1)) if wide else ((4, 6, 2), (2, 3, 1))
+    return schedule_tiles(_Loops, func, profile, decide, pixels, vectors)
 
 
 class _Loops(Loops):
@@ -59,7 +52,9 @@ class _Loops(Loops):
         self.all = self.count == int(func.params[0].shape[-1])
         self.tail = [name for name in str(func.attrs["apq.tail"]).split(",") if name]
         self.steps_of_pixel = self.channels * self.depth
-        self.tiles = _Pixels
+
+    def tile(self, *place: Any) -> Pixels:
+        return _Pixels(self, *place)
 
 
 class _Pixels(Pixels):

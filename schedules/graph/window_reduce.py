@@ -17,8 +17,8 @@ from typing import Any
 from tvm import sym, tirx
 
 from apq_tvm.ops import math
-from apq_tvm.ops.graph.window_reduce import LOWEST, tap_range
-from apq_tvm.ops.graph.windows import NAMES, Geometry
+from apq_tvm.ops.images.window_reduce import LOWEST, tap_range
+from apq_tvm.ops.images.windows import NAMES, Geometry
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
@@ -32,7 +32,7 @@ UNROLLED = 32
 
 
 def schedule_window_reduce(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Schedule `apq_tvm.ops.graph.window_reduce`.
+    """Schedule `apq_tvm.ops.images.window_reduce`.
 
     Parameters
     ----------
@@ -46,11 +46,18 @@ def schedule_window_reduce(func: Any, profile: DeviceProfile, decide: Decide) ->
     -------
     tvm.tirx.PrimFunc
     """
-    wide = profile.vector_registers >= 32
-    pixels = decide("pixels", (4, 2, 6, 8))
-    vectors = decide("vectors", (2, 1, 3) if wide else (1, 2))
+    vectors = (2, 1, 3) if profile.vector_registers >= 32 else (1, 2)
+    return schedule_tiles(Loops, func, profile, decide, (4, 2, 6, 8), vectors)
+
+
+def schedule_tiles(
+    kind: type[Loops], func: Any, profile: DeviceProfile, decide: Decide,
+    pixels: Sequence[int], vectors: Sequence[int],
+) -> Any:  # fmt: skip
+    """Schedule by loops of one kind, in tiles of some of `pixels` by some of `vectors`."""
+    tile = decide("pixels", pixels), decide("vectors", vectors)
     least = decide("parallel_least", (1 << 17, 1 << 15, 1 << 19))
-    loops = Loops(func, profile.vector_bytes // 4, pixels, vectors)
+    loops = kind(func, profile.vector_bytes // 4, *tile)
     lowered = vectorize_loops(loops.build(), profile.vector_bytes)
     return finish(parallel_when(lowered, loops.work, least))
 
@@ -65,8 +72,6 @@ class _Taps:
 
 class Loops:
     """The loops over rows of pixels."""
-
-    tiles: type[Pixels]
 
     def __init__(self, func: Any, lanes: int, pixels: int, vectors: int) -> None:
         attrs = func.attrs
@@ -102,6 +107,10 @@ class Loops:
         self.work = rows * self.out[-1] * i64(self.steps_of_pixel)
         return func.with_body(tirx.stmt_seq(*declared, body))
 
+    def tile(self, *place: Any) -> Pixels:
+        """What writes the pixels of a row, of which a tile is held in registers."""
+        return Pixels(self, *place)
+
     def _row(self, row: Expr, lead: Sequence[Expr]) -> Stmt:
         """One row of output pixels along the last axis."""
         g, last = self.geometry, len(self.sizes) - 1
@@ -136,7 +145,7 @@ class Loops:
             more_named, (first, end) = bind_all([first, end], "within")
             named += more_named
         slots, counts = self.counted(list(enumerate(position)))
-        pixel = self.tiles(self, base, out, spans, counts)
+        pixel = self.tile(base, out, spans, counts)
         return tirx.stmt_seq(*binds, *more, *named, *slots, *self._pixels(pixel, first, end, width))
 
     def _pixels(self, pixel: Pixels, first: Expr, end: Expr, width: Expr) -> list[Stmt]:
@@ -324,6 +333,3 @@ class Pixels:
             value = math.activation(str(u.func.attrs["apq.activation"]), value)
         body = tirx.BufferStore(u.y, value, [out + i64(pixel * u.channels) + column + lane])
         return tirx.For(lane, i64(0), i64(u.lanes), tirx.ForKind.SERIAL, body)
-
-
-Loops.tiles = Pixels

@@ -11,7 +11,7 @@ from apq_tvm.types import DeviceProfile
 
 
 def schedule_windows(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Schedule `apq_tvm.ops.graph.windows.windows`.
+    """Schedule `apq_tvm.ops.images.windows.windows`.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from tests.fuzz.build_c import CHECKS, OPTIONS, build, emit_sources, has_libfuzz
 
 def fuzz_c(target: str, seconds: int, folder: Path) -> int:
     """One of the C targets, ``sizes`` being ``run`` of another model; the program's exit status."""
-    from module_helpers import mixed_model
+    from tests.e2e.module.helpers import mixed_model
 
     scheduled = sized_model(folder) if target == "sizes" else mixed_model()
     module, work = emit_sources(scheduled, folder)
@@ -40,8 +40,7 @@ def fuzz_c(target: str, seconds: int, folder: Path) -> int:
 def main(words: list[str]) -> int:
     """Status 0 if nothing was found."""
     target, seconds = words[0], int(words[1])
-    tests = Path(__file__).parents[1]
-    sys.path[:0] = [str(tests), str(tests / "e2e")]
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(words[2]) if len(words) > 2 else Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from apq_tvm.types import ScheduledModel, TensorSpec
 
 HERE = Path(__file__).parent / "c"
 CHECKS = "-fsanitize=address,undefined"
-FLAGS = ["-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-Wno-strict-prototypes"]
+FLAGS = ["-std=gnu11", "-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-strict-prototypes"]
 # Undefined behaviour is an end; a block of more than this is not given, as at a limit of memory.
 OPTIONS = {
     "ASAN_OPTIONS": "max_allocation_size_mb=256:allocator_may_return_null=1:detect_leaks=1",
@@ -46,11 +46,10 @@ def emit_sources(scheduled: ScheduledModel, folder: Path) -> tuple[Path, Path]:
 
 def sized_model(folder: Path) -> ScheduledModel:
     """Operators whose sizes data say, as `mixed_model` has every kind of tensor."""
-    from test_run_sizes import joined
-
     from tests import onnx_models
+    from tests.e2e.graphs.test_run_sizes import GRAPHS
 
-    nodes, inputs, outputs, weights = joined()
+    nodes, inputs, outputs, weights = onnx_models.joined(GRAPHS)
     model = onnx_models.build(nodes, inputs, " ".join(outputs), weights, opset=18)
     path = onnx_models.save(model, folder)
     plan = pipeline.plan(path, scheme="float")

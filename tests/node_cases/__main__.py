@@ -17,12 +17,12 @@ from tests.node_cases.worker import Outcome
 
 
 def main() -> None:
-    """Judge, print, and write the lists if asked to."""
+    """Judge, print, and write the list if asked to."""
     parser = argparse.ArgumentParser(prog="python -m tests.node_cases", description=__doc__)
     parser.add_argument("text", nargs="*")
     parser.add_argument("--exact", action="store_true", help="texts are whole names")
     parser.add_argument("--import", dest="only_import", action="store_true")
-    parser.add_argument("--write", action="store_true", help="write passing.txt and refused.txt")
+    parser.add_argument("--write", action="store_true", help="write passing.txt")
     parser.add_argument("--cache", default="", help="folder to keep the collected cases in")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -6,6 +6,7 @@ Cases run in processes of their own, many in one module; a group that does not p
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -15,14 +16,17 @@ from tests.node_cases.worker import Outcome, serve
 
 GROUP = 48
 SECONDS = 300
-"""For a group; a single case gets a tenth."""
+"""Of CPU for a group; a single case gets a fifth."""
+
+PATIENCE = 5
+"""So many times as long may pass, on a machine that is slow at times."""
 
 
 class Judge:
-    """Runs cases that were stored in a folder."""
+    """Runs cases that were stored in its `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["apq_tvm.pipeline", "tests.node_cases.preload"])
 
@@ -63,18 +67,20 @@ class Judge:
     def _run(self, names: Sequence[str], stage: str) -> tuple[dict[str, Outcome], Outcome]:
         """What one process said, and how it ended."""
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=serve, args=(there, self._folder, names, stage))
+        seconds = SECONDS if stage == "compile" and len(names) > 1 else SECONDS // 5
+        words = (there, self.folder, names, stage, seconds)
+        process = self._context.Process(target=serve, args=words)
         process.start()
         there.close()
-        found, why = dict[str, Outcome](), ("slow", f"no answer in {SECONDS} s")
-        seconds = SECONDS if stage == "compile" and len(names) > 1 else SECONDS // 5
+        found, why = dict[str, Outcome](), ("slow", f"no answer in {seconds} s")
         try:
-            while len(found) < len(names) and here.poll(seconds):
+            while len(found) < len(names) and here.poll(PATIENCE * seconds):
                 name, outcome = here.recv()
                 found[name] = outcome
         except EOFError:
             process.join()
-            why = ("crash", f"the process ended with {process.exitcode}")
+            if process.exitcode != -signal.SIGPROF:
+                why = ("crash", f"the process ended with {process.exitcode}")
         process.kill()
         process.join()
         return found, why

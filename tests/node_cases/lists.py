@@ -1,4 +1,4 @@
-"""The committed lists: cases that pass (it only grows), and those that are refused and why."""
+"""The committed list of cases that pass, which only grows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from pathlib import Path
 
 from tests.node_cases.worker import Outcome
 
-FOLDER = Path(__file__).parent
+PASSING = Path(__file__).parent / "passing.txt"
 
 
 def passing() -> list[str]:
     """Names of cases that pass."""
-    return (FOLDER / "passing.txt").read_text().split()
+    return PASSING.read_text().split()
 
 
 def write(outcomes: Mapping[str, Outcome]) -> None:
-    """Write both lists from a run of every case."""
+    """Write the list from a run of every case."""
     names = sorted(name for name, (kind, _) in outcomes.items() if kind == "passes")
-    (FOLDER / "passing.txt").write_text("".join(f"{name}\n" for name in names))
-    refused = sorted(
-        f"{name}: {why}\n" for name, (kind, why) in outcomes.items() if kind == "refused"
-    )
-    (FOLDER / "refused.txt").write_text("".join(refused))
+    PASSING.write_text("".join(f"{name}\n" for name in names))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node_cases.cases import collect, store
+from tests.node_cases.cases import Case, collect, store
 from tests.node_cases.judge import Judge
 from tests.node_cases.lists import passing
 
@@ -15,6 +15,9 @@ FILES = (
     *("isinf", "onehot", "reversesequence", "convtranspose", "maxpool", "col2im", "trilu"),
 )
 """Of onnx; all take ten seconds to collect. `make test` compiles those of one opset."""
+
+PARTS = 12
+"""Of all cases, so that a limit of time (``--minutes``) can come between."""
 
 
 @pytest.mark.slow
@@ -29,15 +32,28 @@ def test_a_sample_passes(tmp_path: Path) -> None:
     assert {name: why for name, (kind, why) in outcomes.items() if kind != "passes"} == {}
 
 
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
+    return Judge(tmp_path_factory.mktemp("cases"))
+
+
+@pytest.fixture(scope="module")
+def cases(judge: Judge) -> list[Case]:
+    """Every case, those of one opset side by side."""
+    found = sorted(collect(), key=lambda case: (case.key, case.name))
+    store(found, judge.folder)
+    return found
+
+
 @pytest.mark.all_cases
-def test_every_case(tmp_path: Path) -> None:
-    """No bug, and nothing that passed is refused."""
-    cases = {case.name: case for case in collect()}
-    store(list(cases.values()), tmp_path)
-    judge = Judge(tmp_path)
-    outcomes = judge.alone(list(cases), "schedule")
-    taken = [cases[name] for name, (kind, _) in outcomes.items() if kind == "passes"]
-    outcomes |= dict(judge.compiled(taken))
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_case(part: int, cases: list[Case], judge: Judge) -> None:
+    """No bug, and nothing that passed is refused; what passed goes into modules of many at once."""
+    size, known = -(-len(cases) // PARTS), set(passing())
+    mine = {case.name: case for case in cases[part * size : (part + 1) * size]}
+    outcomes = judge.alone([name for name in mine if name not in known], "schedule")
+    refused = {name for name, (kind, _) in outcomes.items() if kind != "passes"}
+    outcomes |= dict(judge.compiled([c for name, c in mine.items() if name not in refused]))
     bugs = {n: o for n, o in outcomes.items() if o[0] not in ("passes", "refused")}
-    lost = {n: outcomes[n] for n in passing() if n in outcomes and outcomes[n][0] != "passes"}
+    lost = {n: outcomes[n] for n in known & outcomes.keys() if outcomes[n][0] != "passes"}
     assert not bugs and not lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -18,18 +19,23 @@ Outcome = tuple[str, str]
 """``passes``, ``refused``, ``wrong``, ``error``, and why."""
 
 
-def serve(pipe: Connection, folder: Path, names: Sequence[str], stage: str) -> None:
-    """Judge cases and send the outcome of each; one group is one module."""
+def serve(pipe: Connection, folder: Path, names: Sequence[str], stage: str, seconds: int) -> None:
+    """Judge cases and send the outcome of each; one group is one module.
+
+    SIGPROF ends the process where an answer takes more seconds of CPU.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     cases = [load(folder, name) for name in names]
     if stage == "compile":
         compile_c_once(folder)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         for name, outcome in compiled(cases):
             pipe.send((name, outcome))
     else:
         for case in cases:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             pipe.send((case.name, scheduled(case) if stage == "schedule" else imported(case)))
     pipe.close()
 

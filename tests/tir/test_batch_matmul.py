@@ -14,7 +14,8 @@ from scheduled import AVX2, PROFILES, compiled, normal
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
-from apq_tvm.schedules.decide import Random
+from apq_tvm.schedules.decide import Defaults, Random
+from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
 
 TOLERANCE = 1e-6  # per term of the sum, times its size
 
@@ -77,6 +78,16 @@ def test_static_sizes(m: int, n: int, k: int) -> None:
     rng = np.random.default_rng(m)
     run = compiled(batch_matmul((m, k), (n, k), None, (1, 0)), AVX2)
     check(run, normal(rng, (m, k)), normal(rng, (n, k)), (None, (1, 0), None))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_tile_is_no_wider_than_the_columns(profile: Any) -> None:
+    """Lanes past them would multiply whatever lies there: 50 cycles each for denormals."""
+    lanes = profile.vector_bytes // 4
+    func = batch_matmul(("B", "M", "K"), ("B", "K", lanes))
+    text = schedule_batch_matmul(func, profile, Defaults()).script()
+    assert "masked_load" not in text
+    assert f"T.int64({lanes})" in text and f"T.int64({2 * lanes})" not in text
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,15 @@ def test_no_scalar_math_calls_are_left(name: str) -> None:
             assert not [f for f in ("erff", "expf", "tanhf") if f in assembly]
 
 
+@pytest.mark.isa("avx2")
+def test_tiles_that_would_take_long_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = {"conv": GRAPHS["conv"]}
+    best = check(graphs, AVX2, Defaults())
+    monkeypatch.setattr("apq_tvm.schedules.graph.generic.LARGEST", 100)
+    small = check(graphs, AVX2, Defaults())
+    assert [f"{name}_small_tile" for name in best] == small
+
+
 def test_transposes_move_whole_vectors() -> None:
     module = _legalized(GRAPHS["transpose [0, 2, 1]"])
     (func,) = (f for f in module.functions.values() if isinstance(f, tirx.PrimFunc))

@@ -10,7 +10,7 @@ from built import built
 
 from apq_tvm.ops.activations import windows
 from apq_tvm.ops.activations.windows_direct import DirectWindows
-from apq_tvm.ops.graph.windows import Geometry
+from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.lets import spill_lets

@@ -1,4 +1,4 @@
-"""What the README and docs/ say is so; `tests/e2e/test_docs_commands.py` runs their commands."""
+"""README and docs/ say what is so; `tests/e2e/cli/test_docs_commands.py` runs their commands."""
 
 from __future__ import annotations
 

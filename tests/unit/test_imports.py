@@ -29,6 +29,7 @@ RANKS = {
     "apq_tvm.nearest": 0,
     "apq_tvm.types": 0,
     "apq_tvm.files": 0,
+    "apq_tvm.lone_tvm": 0,
     "apq_tvm.progress": 0,
     "apq_tvm.signals": 0,
     "apq_tvm.formats": 1,
@@ -202,6 +203,15 @@ def test_help_needs_no_compiler() -> None:
     )
     loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert loaded.isdisjoint({"tvm", "tvm_ffi", "onnx", "onnxruntime", "torch"})
+
+
+def test_tvm_comes_without_torch() -> None:
+    """Learning has it, behind TVM in the same process."""
+    code = "import apq_tvm, tvm, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 def test_public_names_are_listed_before_they_are_loaded() -> None:

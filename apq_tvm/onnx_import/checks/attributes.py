@@ -13,10 +13,12 @@ import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph, np_dtype
+from apq_tvm.onnx_import.integers.codes import check_scales
 from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Node
 
 LARGEST = (1 << 31) - 1
+MOST_OUTPUTS = 1 << 16  # which onnx's inference makes, read or not
 # Attributes that are numbers or lists of numbers from 1 on, and from 0 on, of whatever operator.
 POSITIVE = frozenset(
     "kernel_shape strides dilations group blocksize num_groups num_outputs size p pooled_shape "
@@ -66,6 +68,8 @@ def check_attributes(graph: Graph, node: Node) -> None:
         least = 1 if key in POSITIVE else 0 if key in NATURAL else None
         if least is not None and node.op != "Pad":
             _numbers(node, key, value, least)
+    if node.op == "Split" and node.attrs.get("num_outputs", 1) > MOST_OUTPUTS:
+        raise _bad(node, f"num_outputs is {node.attrs['num_outputs']}, at most {MOST_OUTPUTS}")
     at = FIRST.get(node.op, 0)
     rank = graph.rank(node.inputs[at]) if len(node.inputs) > at and node.inputs[at] else None
     if rank is not None:
@@ -76,6 +80,8 @@ def check_attributes(graph: Graph, node: Node) -> None:
         _check_convolution(graph, node)
     if node.op in ("Resize", "Upsample"):
         _check_scales(graph, node)
+    if node.op in PER_AXIS:
+        _check_quantization(graph, node)
     if node.op == "Cast" and np_dtype(node.attrs["to"]) == "object":
         raise UnsupportedModel(f"Cast {node.name!r} to strings; only tensors of numbers work")
 
@@ -170,6 +176,20 @@ def _may_equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 def _text(shape: Sequence[Any]) -> str:
     return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+
+
+def _check_quantization(graph: Graph, node: Node) -> None:
+    """Constant scales are finite, and none that is divided by is 0; a negative one means what it
+    says (ONNX asks for no sign)."""
+    scale = graph.weights.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    if scale is None or scale.dtype.kind not in "fV":
+        return
+    check_scales(scale, node.inputs[1], f" of {node.op} {node.name!r}")
+    if node.op == "QuantizeLinear" and not scale.astype(np.float32).all():
+        raise UnsupportedModel(
+            f"{node.op} {node.name!r} divides by a scale of 0, which has no meaning; quantize the "
+            "model again"
+        )
 
 
 def _check_scales(graph: Graph, node: Node) -> None:

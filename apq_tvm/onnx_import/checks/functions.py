@@ -1,11 +1,11 @@
-"""Functions of the file, before the inliner follows their calls as deep and often as they go."""
+"""How many nodes a file has, and its functions, before the inliner follows their calls."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from apq_tvm.errors import ImportFailed
+from apq_tvm.errors import ImportFailed, UnsupportedModel
 
 if TYPE_CHECKING:
     import onnx
@@ -16,7 +16,28 @@ DEEPEST = 100
 # Nodes that inlining may make: so many, or so many for each node of the file.
 FREE_NODES, FOR_EACH = 1 << 14, 16
 
+MOST_NODES = 40_000
+"""Of a file: some seconds of import. The largest of exporters have a few thousand."""
+
 _Key = tuple[str, str, str]
+
+
+def check_count(model: onnx.ModelProto) -> None:
+    """Refuse files of very many nodes.
+
+    Raises
+    ------
+    UnsupportedModel
+        There are more than `MOST_NODES`.
+    """
+    plain = len(model.graph.node) + sum(len(f.node) for f in model.functions)
+    graphs = (model.graph.node, *(f.node for f in model.functions))
+    nodes = plain if plain > MOST_NODES else sum(1 for g in graphs for _ in _operators(g))
+    if nodes > MOST_NODES:
+        raise UnsupportedModel(
+            f"the file has {nodes} nodes, up to {MOST_NODES} can be compiled; export loops as Loop "
+            "or Scan instead of writing out their rounds"
+        )
 
 
 def check_functions(model: onnx.ModelProto) -> None:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import onnx
 
 INTERNAL = "apq."
+MOST_VALUES = 10_000
+"""Inputs and outputs of a node: each takes its time."""
 
 
 def check_node(proto: onnx.NodeProto, op: str, name: str, opset: int) -> None:
@@ -28,7 +30,7 @@ def check_node(proto: onnx.NodeProto, op: str, name: str, opset: int) -> None:
     Raises
     ------
     UnsupportedModel
-        An operator of this compiler itself: what its attributes say is trusted.
+        An operator of this compiler itself: what its attributes say is trusted. Very many inputs.
     ImportFailed
         Attributes, or numbers of inputs or outputs, that the operator's schema does not have.
     """
@@ -36,6 +38,11 @@ def check_node(proto: onnx.NodeProto, op: str, name: str, opset: int) -> None:
         raise UnsupportedModel(
             f"node {name!r}: {op} is an operator of this compiler itself, which no file can hold; "
             "compile the ONNX model that it was made from"
+        )
+    if len(proto.input) + len(proto.output) > MOST_VALUES:
+        raise UnsupportedModel(
+            f"{op} {name!r} has {len(proto.input)} inputs and {len(proto.output)} outputs, up to "
+            f"{MOST_VALUES} together can be compiled"
         )
     if not any(proto.output):
         raise ImportFailed(f"{op} {name!r} has no output")

@@ -12,8 +12,7 @@ from apq_tvm.onnx_import.control.bodies import Body, captures, copied_in
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, Expr, as_attr
-from apq_tvm.onnx_import.symbolic.infer import elements
-from apq_tvm.onnx_import.symbolic.values import contents
+from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from apq_tvm.onnx_import.control.assume import assumed_squeeze
 from apq_tvm.onnx_import.control.bodies import Body, captures, splice
+from apq_tvm.onnx_import.control.sequences import flattened, rebuilt
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Node
@@ -46,14 +47,14 @@ def _inside(
     graph: Graph, node: Node, kind: str, body: Body, given: str, token: str
 ) -> tuple[Node, list[Node], list[str]]:
     """The marker before a branch, its nodes, and its outputs."""
-    outer = captures(node)
-    inner = {name: graph.fresh(f"{token}.{i}") for i, name in enumerate(body.captured)}
-    inputs = (given, *(outer[name] for name in body.captured))
+    outer = {name: value for name, value in captures(node).items() if name in body.captured}
+    inside = {v: graph.fresh(f"{token}.{i}") for i, v in enumerate(flattened(graph, outer))}
+    inputs = (given, *inside)
     name = node.name if kind == "Then" else graph.fresh(f"{node.name}.{kind.lower()}")
     equal = graph.equal_in((*graph.inside, token))
     attrs = {"equal": tuple(equal.items())} if equal else {}
-    start = Node(f"apq.{kind}", name, inputs, (token, *inner.values()), attrs)
-    nodes, outputs = splice(graph, body, inner)
+    start = Node(f"apq.{kind}", name, inputs, (token, *inside.values()), attrs)
+    nodes, outputs = splice(graph, body, rebuilt(graph, outer, inside))
     return start, nodes, outputs
 
 

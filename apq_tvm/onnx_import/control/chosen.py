@@ -6,7 +6,7 @@ from apq_tvm.onnx_import.graph import Graph, Inner, defined, with_attrs
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.run_sizes.shape_inputs import numbers, sized
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, equal, run_symbols
-from apq_tvm.onnx_import.symbolic.infer import elements
+from apq_tvm.onnx_import.symbolic.values import elements
 from apq_tvm.types import Node
 
 Shapes = list[tuple[Dim, ...]]

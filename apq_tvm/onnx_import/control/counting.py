@@ -8,8 +8,7 @@ from dataclasses import replace
 from apq_tvm.onnx_import.control.bodies import CAPTURES, Body, captures, copied_in, own_inputs
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic.dims import Dim, maximum, minimum, symbol, symbols
-from apq_tvm.onnx_import.symbolic.infer import elements
-from apq_tvm.onnx_import.symbolic.values import contents
+from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
 
 ROUND = symbol("this round")  # a space: no dimension of a model is called that

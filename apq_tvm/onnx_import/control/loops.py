@@ -6,12 +6,14 @@ import numpy as np
 
 from apq_tvm.onnx_import.control.bodies import Body, captures, copied_in, own_inputs, splice
 from apq_tvm.onnx_import.control.counting import rounds_of_condition, settled
+from apq_tvm.onnx_import.control.growing import collecting
 from apq_tvm.onnx_import.control.regions import Looped, end_loop, start_loop
+from apq_tvm.onnx_import.control.sequences import flattened, rebuilt
 from apq_tvm.onnx_import.graph import SIZES, Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, compare, minimum
-from apq_tvm.onnx_import.symbolic.infer import elements, unify
-from apq_tvm.onnx_import.symbolic.values import contents
+from apq_tvm.onnx_import.symbolic.unify import unify
+from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
 
 FEW_NODES = 256
@@ -58,6 +60,9 @@ def loop(graph: Graph, node: Node) -> list[Node]:
             conditional = False
     if isinstance(rounds, int) and not conditional and _is_small(graph, body, rounds, len(states)):
         return _written_out(steps, body, rounds, states)
+    node, behind = collecting(graph, node)
+    body, states = node.attrs["body"], list(own_inputs(node)[2:])
+    steps.node = node
     collects = len(body.outputs) - 1 > len(states)
     if collects and rounds is None and limit not in graph.weights:
         rounds = _counted(steps, limit)
@@ -71,16 +76,17 @@ def loop(graph: Graph, node: Node) -> list[Node]:
     if collects and conditional:
         flags.append(steps.constant(np.zeros(1, np.int64)))  # the rounds that were run
     outer = captures(node)
+    sources = flattened(graph, outer)
     looped = Looped(
         [*flags, *states],
-        list(outer.values()),
+        sources,
         trip=rounds,
         limit=limit if rounds is None else "",
         conditional=conditional,
     )
     start = start_loop(steps, node.name, looped)
     inner = start.carried[len(flags) :]
-    given = dict(zip(outer, start.captured, strict=True))
+    given = rebuilt(graph, outer, dict(zip(sources, start.captured, strict=True)))
     flag = start.carried[0] if conditional else always
     given |= dict(zip(body.inputs, (start.round, flag, *inner), strict=False))
     nodes, (again, *made) = splice(graph, body, given)
@@ -94,7 +100,7 @@ def loop(graph: Graph, node: Node) -> list[Node]:
     finals, stacks = end_loop(steps, start, carried, entries, "0" * len(entries))
     if len(flags) > 1:
         stacks = [_first(steps, stack, finals[1]) for stack in stacks]
-    return steps.done(*finals[len(flags) :], *stacks)
+    return [*steps.done(*finals[len(flags) :], *stacks), *behind]
 
 
 def _first(steps: Steps, stack: str, count: str) -> str:
@@ -170,14 +176,8 @@ def _written_out(steps: Steps, body: Body, rounds: int, states: list[str]) -> li
 
 
 def _stacked(steps: Steps, values: list[str], axis: int) -> str:
-    rows = [_unsqueezed(steps, value, axis) for value in values]
+    rows = [steps.unsqueeze(value, axis) for value in values]
     return rows[0] if len(rows) == 1 else steps("Concat", *rows, axis=axis)
-
-
-def _unsqueezed(steps: Steps, value: str, axis: int) -> str:
-    if steps.graph.opset < 13:
-        return steps("Unsqueeze", value, axes=(axis,))
-    return steps("Unsqueeze", value, steps.constant(np.asarray([axis], np.int64)))
 
 
 def scan(graph: Graph, node: Node) -> list[Node]:
@@ -203,10 +203,11 @@ def scan(graph: Graph, node: Node) -> list[Node]:
         trip = unify(graph, trip, shape[axes[i] % len(shape)])
         scanned[i] = _moved(steps, value, axes[i] % len(shape), 0, len(shape))
     backward = "".join(map(str, _list(node, "scan_input_directions", count)))
-    captured = captures(node)
-    looped = Looped(states, list(captured.values()), scanned, backward, trip)
+    outer = captures(node)
+    sources = flattened(graph, outer)
+    looped = Looped(states, sources, scanned, backward, trip)
     start = start_loop(steps, node.name, looped)
-    names = dict(zip(captured, start.captured, strict=True))
+    names = rebuilt(graph, outer, dict(zip(sources, start.captured, strict=True)))
     names |= dict(zip(body.inputs, (*start.carried, *start.entries), strict=True))
     nodes, outputs = splice(graph, body, names)
     steps.nodes += nodes

@@ -10,8 +10,8 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph, defined, with_attrs
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
-from apq_tvm.onnx_import.symbolic.infer import same_shape
 from apq_tvm.onnx_import.symbolic.regions import ENDS, STARTS, captured_inputs
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 
@@ -258,6 +258,6 @@ def check_regions(graph: Graph) -> None:
                     old, new = graph.describe(before), graph.describe(after)
                     raise UnsupportedModel(
                         f"{start.name!r}: a value that the loop carries is {old} before a "
-                        f"round and {new} behind it; it must keep its shape, or the rounds must be "
-                        "a small constant number"
+                        f"round and {new} behind it; it must keep its shape or only be appended "
+                        "to, or the rounds must be a small constant number"
                     )

@@ -23,7 +23,8 @@ from apq_tvm.onnx_import.conv.resample import resize, transposed
 from apq_tvm.onnx_import.graph import Graph, Shape, with_attrs
 from apq_tvm.onnx_import.passes.expand import REDUCTIONS, UNARY
 from apq_tvm.onnx_import.symbolic.dims import as_attr
-from apq_tvm.onnx_import.symbolic.infer import ELEMENTWISE, infer
+from apq_tvm.onnx_import.symbolic.infer import infer
+from apq_tvm.onnx_import.symbolic.shape_rules import ELEMENTWISE
 from apq_tvm.types import Node
 
 Rule = Callable[["ChannelsLast", Node], bool]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apq_tvm.onnx_import.conv.geometry import window_attrs
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.passes.linear import stored
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
+from apq_tvm.onnx_import.symbolic.geometry import windows
 from apq_tvm.types import Array, Node
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
         return False
     if shape[1] != w.shape[1] * group or w.shape[0] % group:
         return False
-    attrs = window_attrs(node, w.shape[2:], shape[2:])
+    attrs = _attrs(node, shape[2:], w.shape[2:])
     depthwise = group > 1 and w.shape[1] == 1 and w.shape[0] == group
     if depthwise:
         _depthwise(last, node, attrs)
@@ -48,6 +48,14 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
         return False
     _grouped(last, node, attrs, group, joined)
     return True
+
+
+def _attrs(node: Node, sizes: Sequence[Dim], kernel: Sequence[int]) -> dict[str, Any]:
+    """Where windows lie, with ``auto`` where padding hangs on sizes that are not known."""
+    found = windows(node, sizes, kernel)
+    if found.fixed:
+        return {**found.attrs, "auto": ""}
+    return {**found.attrs, "begins": (), "ends": (), "auto": node.attrs["auto_pad"]}
 
 
 def float_image(graph: Graph, x: str) -> bool:
@@ -164,7 +172,7 @@ def pooling(last: ChannelsLast, node: Node) -> bool:
         return False
     if len(node.outputs) > 1 or not isinstance(shape[1], int):
         return False
-    attrs = window_attrs(node, tuple(node.attrs["kernel_shape"]), shape[2:])
+    attrs = _attrs(node, shape[2:], node.attrs["kernel_shape"])
     kind = "max" if node.op == "MaxPool" else "average"
     padding = bool(node.attrs.get("count_include_pad", 0))
     y = last.made(node.outputs[0])

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from apq_tvm.onnx_import.conv.layers import float_image, shape_attr
-from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.passes.linear import stored
+from apq_tvm.onnx_import.symbolic.dims import parse
+from apq_tvm.onnx_import.symbolic.resize import rewrite_resize
 from apq_tvm.types import Node
 
 if TYPE_CHECKING:
@@ -19,47 +20,27 @@ COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"
 
 def resize(last: ChannelsLast, node: Node) -> bool:
     """Nearest and linear ``Resize`` of the spatial axes, by constant scales or to known sizes."""
-    graph, x, attrs = last.graph, node.inputs[0], node.attrs
-    shape, out = graph.known_shape(x), graph.shape(node.outputs[0])
-    mode = attrs.get("mode", "nearest")
-    coordinates = attrs.get("coordinate_transformation_mode", "half_pixel")
-    if not last.has(x) or shape is None or out is None or not float_image(graph, x):
+    graph, x = last.graph, node.inputs[0]
+    shape = graph.known_shape(x)
+    if not last.has(x) or shape is None or not float_image(graph, x):
         return False
-    if mode not in ("nearest", "linear") or coordinates not in COORDINATES:
+    new = rewrite_resize(graph, node)
+    attrs = new.attrs if isinstance(new, Node) else None
+    if attrs is None or attrs["mode"] == "cubic" or attrs["coordinates"] not in COORDINATES:
         return False
-    if attrs.get("antialias", 0) or attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+    scales = dict(zip(attrs["axes"], attrs["scales"], strict=True))
+    if attrs["antialias"] or min(scales) < 2 or 0.0 in scales.values():
         return False
-    scales = _scales(graph, node, len(shape))
-    if scales is None or None in out[2:] or shape[1] != out[1]:
-        return False
-    graph.shapes[node.outputs[0]] = (*shape[:2], *out[2:])  # ONNX's inference may lose the batch
+    # ONNX's inference may lose the batch.
+    graph.shapes[node.outputs[0]] = tuple(parse(dim) for dim in attrs["shape"])
     y = last.made(node.outputs[0])
     given = {
-        "mode": mode,
-        "coordinates": coordinates,
-        "rounding": attrs.get("nearest_mode", "round_prefer_floor"),
-        "scales": scales,
+        **{key: attrs[key] for key in ("mode", "coordinates", "rounding")},
+        "scales": tuple(float(np.float32(scales.get(i, 1.0))) for i in range(2, len(shape))),
         "shape": shape_attr(graph, y),
     }
     last.add(Node("apq.Resize", node.name, (last.last(x),), (y,), given))
     return True
-
-
-def _scales(graph: Graph, node: Node, rank: int) -> tuple[float, ...] | None:
-    """Output size over input size of the spatial axes; None if that is no constant."""
-    axes = node.attrs.get("axes", tuple(range(rank)))
-    given = graph.weights.get((*node.inputs, "", "")[2])
-    if given is not None and given.size == len(axes):
-        of = dict(zip((int(a) % rank for a in axes), given.reshape(-1).tolist(), strict=True))
-        scales = [float(of.get(i, 1.0)) for i in range(rank)]
-        return tuple(scales[2:]) if scales[:2] == [1.0, 1.0] else None
-    if len(node.inputs) < 4 or not node.inputs[3]:
-        return None
-    shape, out = graph.shape(node.inputs[0]) or (), graph.shape(node.outputs[0]) or ()
-    pairs = list(zip(shape[2:], out[2:], strict=True))
-    if not all(isinstance(a, int) and isinstance(b, int) and a > 0 for a, b in pairs):
-        return None
-    return tuple(float(np.float32(int(b) / int(a))) for a, b in pairs)  # type: ignore[arg-type]
 
 
 def transposed(last: ChannelsLast, node: Node) -> bool:

@@ -191,7 +191,7 @@ def follow(node: Node, weights: Mapping[str, Array], codes: Mapping[str, Codes])
     return None
 
 
-def check_scales(scale: Array, name: str) -> None:
+def check_scales(scale: Array, name: str, reader: str = "") -> None:
     """Refuse scales that are NaN or infinite.
 
     Raises
@@ -203,8 +203,8 @@ def check_scales(scale: Array, name: str) -> None:
     if bad.any():
         at = ", ".join(map(str, np.unravel_index(int(bad.argmax()), bad.shape)))
         raise UnsupportedModel(
-            f"scales {name!r}: {int(bad.sum())} of {scale.size} are NaN or infinite, the first at "
-            f"[{at}]; quantize the model again"
+            f"scales {name!r}{reader}: {int(bad.sum())} of {scale.size} are NaN or infinite, the "
+            f"first at [{at}]; quantize the model again"
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.operators.standard import reduced
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Node
 
@@ -106,6 +107,16 @@ def _unary(op: str, *kept: str) -> Callable[[Graph, Node], list[Node]]:
     return rule
 
 
+def _mean(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.QLinearReduceMean``, by default over all axes."""
+    steps = Steps(graph, node)
+    x, scale, zero, y_scale, y_zero = (*node.inputs, "")[:5]
+    axes = tuple(node.attrs.get("axes") or range(len(steps.shape(x))))
+    number, keep = _number(steps, x, scale, zero), bool(node.attrs.get("keepdims", 1))
+    result = reduced(steps, "ReduceMean", number, axes, keep)
+    return steps.done(_rounded(steps, result, y_scale, y_zero))
+
+
 def _softmax(graph: Graph, node: Node) -> list[Node]:
     """``com.microsoft.QLinearSoftmax``, which says itself whose opset's Softmax it is."""
     if int(node.attrs.get("opset", 13)) < 13:
@@ -192,7 +203,7 @@ QLINEAR: dict[str, Callable[[Graph, Node], list[Node]]] = {
     "com.microsoft.QLinearLeakyRelu": _unary("LeakyRelu", "alpha"),
     "com.microsoft.QLinearMul": _binary("Mul"),
     "com.microsoft.QLinearSigmoid": _unary("Sigmoid"),
-    "com.microsoft.QLinearReduceMean": _unary("ReduceMean", "axes", "keepdims"),
+    "com.microsoft.QLinearReduceMean": _mean,
     "com.microsoft.QLinearSoftmax": _softmax,
     "com.microsoft.QLinearWhere": _where,
 }

@@ -164,12 +164,11 @@ def _static(graph: Graph, node: Node) -> None:
     span = RANGES.get(str(graph.dtype(done.outputs[0])))
     if scale is None or zero is None or not same or span is None:
         return
-    low, high = ((limit - zero) * scale for limit in span)
+    low, high = sorted((limit - zero) * scale for limit in span)  # a scale may be negative
     clipped = graph.fresh(f"{done.inputs[0]}.clipped")
-    limits = [
-        graph.add_weight(f"{node.name}.{which}", np.asarray(limit, np.float32))
-        for which, limit in (("low", low), ("high", high))
-    ]
+    with np.errstate(over="ignore"):  # beyond float32 nothing is clipped
+        ends = (("low", np.float32(low)), ("high", np.float32(high)))
+    limits = [graph.add_weight(f"{node.name}.{which}", np.asarray(end)) for which, end in ends]
     clip = Node("Clip", graph.fresh(f"{node.name}.clip"), (done.inputs[0], *limits), (clipped,))
     infer(graph, clip)
     inputs = tuple(clipped if i == at else v for i, v in enumerate(node.inputs))

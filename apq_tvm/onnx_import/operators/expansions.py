@@ -11,6 +11,7 @@ from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.control.branches import branch
 from apq_tvm.onnx_import.control.chosen import chosen_sizes
 from apq_tvm.onnx_import.control.loops import loop, move_first, scan
+from apq_tvm.onnx_import.control.sequences import SEQUENCES
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
@@ -24,7 +25,6 @@ from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
 from apq_tvm.onnx_import.operators.recurrent.operators import gru, lstm, rnn
 from apq_tvm.onnx_import.operators.recurrent.quantized import dynamic_quantize_lstm
-from apq_tvm.onnx_import.operators.resize import resize
 from apq_tvm.onnx_import.operators.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
 from apq_tvm.onnx_import.operators.rotary import contrib_rotary, onnx_rotary
 from apq_tvm.onnx_import.operators.standard import (
@@ -37,6 +37,7 @@ from apq_tvm.onnx_import.operators.standard import (
     space_to_depth,
     squeeze,
 )
+from apq_tvm.onnx_import.run_sizes.resize import resize
 from apq_tvm.onnx_import.run_sizes.selections import SELECTIONS
 from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
 from apq_tvm.types import Node
@@ -63,6 +64,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Squeeze": squeeze,
     "STFT": stft,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
+    "Upsample": resize,
     "apq.EndIf": chosen_sizes,
     "apq.MoveFirst": move_first,
     "com.microsoft.DequantizeLinear": standard,
@@ -80,6 +82,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     **{f"ai.onnx.ml.{op}": rule for op, rule in (ROWS | SCORES | TREES).items()},
     **QLINEAR,
     **SELECTIONS,
+    **SEQUENCES,
     **SHAPE_INPUTS,
 }
 

@@ -14,7 +14,7 @@ from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.ops import SUPPORTED
 from apq_tvm.onnx_import.passes.widen import widen_attr
-from apq_tvm.onnx_import.symbolic.infer import node_proto, type_proto
+from apq_tvm.onnx_import.symbolic.onnx_inference import node_proto, type_proto
 from apq_tvm.types import Node
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from apq_tvm.onnx_import.operators.attend import Heads, added, additive, attend,
 from apq_tvm.onnx_import.operators.rotary import rotate, table_rows
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, Expr, as_attr, maximum
-from apq_tvm.onnx_import.symbolic.infer import elements
-from apq_tvm.onnx_import.symbolic.values import contents
+from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
 
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, SEQLENS, TOTAL, COS, SIN = range(9)

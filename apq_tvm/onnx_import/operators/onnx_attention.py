@@ -9,7 +9,7 @@ from apq_tvm.onnx_import.operators.attend import Heads, added, additive, attend,
 from apq_tvm.onnx_import.operators.rotary import split_heads
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim
-from apq_tvm.onnx_import.symbolic.infer import same_shape
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 Q, K, V, MASK, PAST_KEY, PAST_VALUE, LENGTHS = range(7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
-from apq_tvm.onnx_import.symbolic.infer import same_shape
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 

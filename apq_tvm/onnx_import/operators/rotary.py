@@ -6,9 +6,9 @@ import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.carry import limit
 from apq_tvm.onnx_import.symbolic.dims import Dim
 from apq_tvm.onnx_import.symbolic.positions import span
-from apq_tvm.onnx_import.symbolic.shapes import limit
 from apq_tvm.types import Node
 
 KEEP = "cosines and sines of rotary positions stay float"

@@ -12,11 +12,11 @@ from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     as_attr,
     equal,
-    floordiv,
     maximum,
     product,
     symbols,
 )
+from apq_tvm.onnx_import.symbolic.geometry import halves
 from apq_tvm.types import Node
 
 
@@ -195,10 +195,9 @@ def conv_transpose(graph: Graph, node: Node) -> list[Node] | None:
         total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - out
         if total < 0:  # more than the kernel reaches: zeros behind
             extra[i], total = extra[i] - total, 0
-        half = total // 2
-        upper = node.attrs.get("auto_pad", "NOTSET") == "SAME_UPPER"
-        before.append(half if upper else total - half)
-        after.append(total - before[-1])
+        first, last = halves(total, node.attrs.get("auto_pad") == "SAME_UPPER")
+        before.append(first)
+        after.append(last)
     dropped = ("output_shape", "auto_pad", "pads", "output_padding")
     attrs = {key: value for key, value in node.attrs.items() if key not in dropped}
     attrs |= {"pads": (*before, *after), "output_padding": tuple(extra)}
@@ -214,10 +213,8 @@ def _cut_to_shape(steps: Steps, wanted: Sequence[int]) -> list[Node]:
     shape = steps.shape(whole)
     before: list[Dim] = []
     for out, size in zip(wanted, shape[2:], strict=True):
-        cut = maximum(size - out, 0)
-        half = floordiv(cut, 2)
-        upper = node.attrs.get("auto_pad", "NOTSET") == "SAME_UPPER"
-        before.append(-(half if upper else cut - half))
+        cut = halves(maximum(size - out, 0), node.attrs.get("auto_pad") == "SAME_UPPER")
+        before.append(-cut[0])
     y = steps(
         "apq.Pad",
         whole,

@@ -8,9 +8,9 @@ import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.symbolic.carry import reshape_to
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr
 from apq_tvm.onnx_import.symbolic.infer import infer
-from apq_tvm.onnx_import.symbolic.shapes import reshape_to
 from apq_tvm.types import Array, Node
 
 
@@ -122,6 +122,12 @@ class Steps:
     def transpose(self, x: str, *perm: int) -> str:
         """`x` with its axes in another order."""
         return self("Transpose", x, perm=perm)
+
+    def unsqueeze(self, x: str, axis: int) -> str:
+        """``x`` with an axis of 1, which opset 13 made an input."""
+        if self.graph.opset < 13:
+            return self("Unsqueeze", x, axes=(axis,))
+        return self("Unsqueeze", x, self.constant(np.asarray([axis], np.int64)))
 
     def slice(self, x: str, axis: int, start: int, end: int) -> str:
         """Entries `start` to `end` along a numbered axis."""

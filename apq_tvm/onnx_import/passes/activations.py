@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from apq_tvm.onnx_import.graph import Graph, with_attrs
-from apq_tvm.onnx_import.symbolic.infer import same_shape
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 PLAIN = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.symbolic.infer import same_shape
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 # Operators that only move numbers, so that a factor may be applied after them as well as before.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.symbolic.regions import MARKERS
 from apq_tvm.types import Node
 
 
@@ -32,13 +33,19 @@ def _shapes_anew(graph: Graph, node: Node) -> bool:
 
 
 def merge_equal_nodes(graph: Graph) -> None:
-    """Compute the same thing once (common subexpressions). Graph outputs keep their own node."""
+    """Compute the same thing once (common subexpressions). Graph outputs keep their own node.
+
+    The starts of two regions that take the same are not the same.
+    """
     outputs = {spec.name for spec in graph.outputs}
     seen: dict[Any, Node] = {}
     alias: dict[str, str] = {}
     nodes = []
     for original in graph.nodes:
         node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
+        if node.op in MARKERS:
+            nodes.append(node)
+            continue
         key = (node.op, node.inputs, len(node.outputs), _frozen(node.attrs))
         first = seen.setdefault(key, node)
         if first is node or outputs.intersection(node.outputs):

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from apq_tvm.onnx_import.graph import Graph, Shape
 from apq_tvm.onnx_import.symbolic.dims import as_attr
-from apq_tvm.onnx_import.symbolic.infer import ELEMENTWISE, infer, same_shape
+from apq_tvm.onnx_import.symbolic.infer import infer
+from apq_tvm.onnx_import.symbolic.shape_rules import ELEMENTWISE
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 UNARY = frozenset(

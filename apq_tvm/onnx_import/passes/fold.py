@@ -12,13 +12,16 @@ import numpy as np
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.checks.sizes import Budget, computed_entries
 from apq_tvm.onnx_import.control.regions import without_constants
+from apq_tvm.onnx_import.control.sequences import refuse_sequences
 from apq_tvm.onnx_import.graph import SIZES, Graph, np_dtype
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS, expand
 from apq_tvm.onnx_import.operators.functions import inline_function, is_function
-from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs, node_proto, same_shape
+from apq_tvm.onnx_import.symbolic.infer import infer, infer_inputs
+from apq_tvm.onnx_import.symbolic.onnx_inference import node_proto
 from apq_tvm.onnx_import.symbolic.regions import MARKERS
 from apq_tvm.onnx_import.symbolic.shapes import rewrite
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.onnx_import.symbolic.values import evaluate
 from apq_tvm.onnx_import.symbolic.windows import infer_windows
 from apq_tvm.types import Array, Node
@@ -52,6 +55,7 @@ def fold(graph: Graph) -> None:
         node = replace(original, inputs=tuple(alias.get(v, v) for v in original.inputs))
         if _inlined(graph, node, pending):
             continue
+        refuse_sequences(graph, node)
         if node.op in MARKERS:
             node, known = without_constants(graph, node)
             alias |= known
@@ -70,7 +74,8 @@ def fold(graph: Graph) -> None:
                 continue
             new = [Node("Identity", node.name, (new,), (value,))]
         for made in [node] if new is None else new:
-            infer(graph, made)
+            if made is not node:
+                infer(graph, made)
             infer_windows(graph, made)
             graph.maker.update((out, made) for out in made.outputs if out)
             graph.nodes.append(made)
@@ -194,14 +199,15 @@ def _fold_constant(graph: Graph, node: Node, outputs: set[str], budget: Budget) 
     infer(graph, node)
     if copied(graph, node) is not None:
         return False  # an alias, which keeps the weight's name
-    given = [constants[v] for v in read]
+    operands = {v: constants[v] for v in read}
+    given = [operands[v] for v in read]
     most = max(FREE_ENTRIES, GROWTH * sum(array.size for array in given))
-    after = computed_entries(graph, node, {v: constants[v] for v in read})
+    after = computed_entries(graph, node, operands)
     if after is None or after > most or not budget.takes(node, given, after):
         return False
     try:
         with np.errstate(all="ignore"):  # a division by 0 is what the model says
-            arrays = _compute(node, {v: constants[v] for v in read}, graph.opset)
+            arrays = _compute(node, operands, graph.opset)
     except (IndexError, ValueError) as error:
         read_text = ", ".join(map(graph.describe, read))
         raise ImportFailed(

@@ -10,10 +10,10 @@ import numpy as np
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.passes.moves import RESHAPES
+from apq_tvm.onnx_import.symbolic.carry import carried, limit
 from apq_tvm.onnx_import.symbolic.dims import Dim
 from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.onnx_import.symbolic.positions import span
-from apq_tvm.onnx_import.symbolic.shapes import carried, limit
 from apq_tvm.types import Array, Node
 
 FLOATS = ("float32", "float64")
@@ -55,7 +55,7 @@ def _unflatten(graph: Graph, node: Node) -> None:
     wide = _value(graph, f"{y}.unflattened", y, (*shape[:-1], result[-1]))
     inputs = (flat.inputs[0], *node.inputs[1:])
     name = graph.fresh(f"{node.name}.flat")
-    back = carried(graph, "apq.Reshape", Node("", name, (wide,), (y,)), result)
+    back = carried("apq.Reshape", Node("", name, (wide,), (y,)), result)
     graph.replace(node, replace(node, inputs=inputs, outputs=(wide,)), back)
 
 

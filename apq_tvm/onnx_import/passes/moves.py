@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from apq_tvm.onnx_import.graph import Graph, with_attrs
-from apq_tvm.onnx_import.symbolic.infer import infer, same_shape
-from apq_tvm.onnx_import.symbolic.shapes import reshape_to
+from apq_tvm.onnx_import.symbolic.carry import reshape_to
+from apq_tvm.onnx_import.symbolic.infer import infer
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 RESHAPES = ("Reshape", "apq.Reshape", "Squeeze", "Unsqueeze")

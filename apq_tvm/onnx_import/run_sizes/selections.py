@@ -10,8 +10,7 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.run_sizes.shape_inputs import sized
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, minimum, product
-from apq_tvm.onnx_import.symbolic.infer import elements
-from apq_tvm.onnx_import.symbolic.values import contents
+from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
 
 

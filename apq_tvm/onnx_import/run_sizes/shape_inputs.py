@@ -15,8 +15,7 @@ import numpy as np
 from apq_tvm.onnx_import.graph import SIZES, Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, parse
-from apq_tvm.onnx_import.symbolic.infer import elements
-from apq_tvm.onnx_import.symbolic.values import LARGEST, contents
+from apq_tvm.onnx_import.symbolic.values import LARGEST, contents, elements
 from apq_tvm.types import Node
 
 Known = list[Dim | None]
@@ -107,9 +106,7 @@ def expand(graph: Graph, node: Node) -> list[Node] | None:
     extents = extents[len(kept) :]
     target = _wide(steps, node.inputs[1])
     made = numbers(steps, "expand", len(known), target, extents=_texts(extents))
-    fixed: Known = [
-        dim if size == 1 else size for dim, size in zip(known, extents, strict=True)
-    ]
+    fixed: Known = [dim if size == 1 else size for dim, size in zip(known, extents, strict=True)]
     token = sized(steps, made, fixed)
     shape = elements(graph.values[token])
     assert shape is not None
@@ -143,7 +140,10 @@ def slice_(graph: Graph, node: Node) -> list[Node] | None:
         return None
     steps = Steps(graph, node)
     if not all(isinstance(v, int) for v in (*axes, *steps_)):
-        raise steps.refuse("its axes and steps must be constants")
+        raise steps.refuse(
+            "its axes or steps depend on data; export it with such that are constants, only where "
+            "a slice starts and ends may depend on data"
+        )
     at = [int(a) % len(x) for a in axes] or list(range(len(starts)))  # type: ignore[arg-type]
     by = [int(s) for s in steps_] or [1] * len(starts)  # type: ignore[arg-type]
     pairs = list(zip(starts, ends, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, equal
-from apq_tvm.onnx_import.symbolic.infer import ELEMENTWISE
+from apq_tvm.onnx_import.symbolic.shape_rules import ELEMENTWISE
 from apq_tvm.types import Node
 
 ALIGNED = frozenset((*ELEMENTWISE, "PRelu"))

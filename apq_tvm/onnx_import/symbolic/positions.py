@@ -6,8 +6,8 @@ import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.passes.moves import RESHAPES
+from apq_tvm.onnx_import.symbolic.carry import full
 from apq_tvm.onnx_import.symbolic.dims import Dim, bounds, parse
-from apq_tvm.onnx_import.symbolic.shapes import full
 
 
 def span(graph: Graph, value: str) -> tuple[Dim, Dim] | None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic import ratios
+from apq_tvm.onnx_import.symbolic.carry import Rewritten, carried
 from apq_tvm.onnx_import.symbolic.dims import Dim
 from apq_tvm.onnx_import.symbolic.ratios import Number, Ratio
-from apq_tvm.onnx_import.symbolic.shapes import Rewritten, carried
 from apq_tvm.onnx_import.symbolic.values import contents
 from apq_tvm.types import Node
 
@@ -44,7 +44,7 @@ def rewrite_resize(graph: Graph, node: Node) -> Rewritten:
         raise ImportFailed(
             f"{node.op} {node.name!r}: {len(given)} scales or sizes for {len(axes)} axes"
         )
-    attrs = _attributes(node)
+    attrs = resize_attributes(node)
     if scales:
         pairs = [_by_scale(node, x[a], s) for a, s in zip(axes, scales, strict=True)]
     else:
@@ -61,7 +61,6 @@ def rewrite_resize(graph: Graph, node: Node) -> Rewritten:
     if not kept:
         return node.inputs[0]
     return carried(
-        graph,
         "apq.ResizeAxes",
         node,
         shape,
@@ -72,7 +71,14 @@ def rewrite_resize(graph: Graph, node: Node) -> Rewritten:
     )
 
 
-def _attributes(node: Node) -> dict[str, object]:
+def resize_attributes(node: Node) -> dict[str, object]:
+    """Attributes of ``apq.ResizeAxes`` that say how, not how far.
+
+    Raises
+    ------
+    UnsupportedModel
+        A mode nobody knows.
+    """
     attrs = node.attrs
     mode = attrs.get("mode", "nearest")
     coordinates = attrs.get("coordinate_transformation_mode", "half_pixel")
@@ -87,7 +93,7 @@ def _attributes(node: Node) -> dict[str, object]:
     return {
         "mode": mode,
         "coordinates": coordinates,
-        "nearest": "floor" if node.op == "Upsample" else nearest,
+        "rounding": "floor" if node.op == "Upsample" else nearest,
         "cubic_a": float(attrs.get("cubic_coeff_a", -0.75)),
         "exclude_outside": bool(attrs.get("exclude_outside", 0)),
         "extrapolation": float(attrs.get("extrapolation_value", 0.0)),

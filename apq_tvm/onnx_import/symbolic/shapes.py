@@ -7,30 +7,25 @@ attributes hold dimensions as text (`dims.evaluate`). What computed the shapes i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.symbolic.carry import Rewritten, carried, full, reshape_to, uniform
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     as_attr,
-    bounds,
-    compare,
     floordiv,
     maximum,
-    minimum,
-    run_symbols,
-    symbol,
-    symbols,
 )
-from apq_tvm.onnx_import.symbolic.infer import elements, infer, same_shape
-from apq_tvm.onnx_import.symbolic.values import contents
-from apq_tvm.types import Array, Node
+from apq_tvm.onnx_import.symbolic.infer import infer
+from apq_tvm.onnx_import.symbolic.slices import gather, slice_, split
+from apq_tvm.onnx_import.symbolic.unify import same_shape
+from apq_tvm.onnx_import.symbolic.values import contents, elements
+from apq_tvm.types import Node
 
 # Inputs that say how large the output is; a value that depends on data cannot be compiled there.
 SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
@@ -57,9 +52,6 @@ SHAPE_INPUTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("ReduceLogSumExp", "ReduceLogSum", "ReduceSumSquare"), (1,)),
     **dict.fromkeys(("ReduceL1", "ReduceL2"), (1,)),
 }
-
-
-Rewritten = list[Node] | Node | str | None
 
 
 def rewrite(graph: Graph, node: Node) -> list[Node] | str | None:
@@ -130,12 +122,6 @@ def _dims_nodes(graph: Graph, name: str, value: str, dims: list[Dim]) -> list[No
     return [first, reshape_to(graph, last, flat, shape)]
 
 
-def carried(graph: Graph, op: str, node: Node, shape: Sequence[Dim], **attrs: Any) -> Node:
-    """An ``apq.`` node over the first input of `node` that carries its output shape."""
-    attrs = {"shape": tuple(as_attr(dim) for dim in shape), **attrs}
-    return Node(op, node.name, node.inputs[:1], node.outputs[:1], attrs)
-
-
 def _reshape(graph: Graph, node: Node) -> Rewritten:
     source, shape = graph.shape(node.inputs[0]), graph.known_shape(node.outputs[0])
     if shape is None:
@@ -143,28 +129,6 @@ def _reshape(graph: Graph, node: Node) -> Rewritten:
     if same_shape(source, shape):
         return node.inputs[0]
     return reshape_to(graph, node, source, shape)
-
-
-def reshape_to(
-    graph: Graph, node: Node, source: Sequence[Dim | None] | None, shape: Sequence[Dim]
-) -> Node:
-    """`node` as Reshape of its first input to `shape`, with a constant target if it has one."""
-    target: list[int | None] = []
-    for i, dim in enumerate(shape):
-        if isinstance(dim, int):
-            target.append(dim)
-        elif source is not None and i < len(source) and source[i] == dim:
-            target.append(0)
-        else:
-            target.append(None)
-    late = any(run_symbols(dim) for dim in shape)  # it may be 0, which -1 cannot be told from
-    if target.count(None) > 1 or 0 in shape or late:
-        return carried(graph, "apq.Reshape", node, shape)
-    array = np.asarray([-1 if dim is None else dim for dim in target], np.int64)
-    text = "x".join(str(d) for d in array).replace("-1", "_") or "scalar"
-    known = graph.weights.get(f"shape:{text}")
-    name = f"shape:{text}" if known is not None else graph.add_weight(f"shape:{text}", array)
-    return Node("Reshape", node.name, (node.inputs[0], name), node.outputs[:1])
 
 
 def _flatten(graph: Graph, node: Node) -> Rewritten:
@@ -187,27 +151,7 @@ def _expand(graph: Graph, node: Node) -> Rewritten:
     value = uniform(graph, node.inputs[0])
     if value is not None:
         return full(node, shape, value)
-    return carried(graph, "apq.Expand", node, shape)
-
-
-def uniform(graph: Graph, value: str) -> Array | None:
-    """The one number a constant repeats, as 0-d array."""
-    weight = graph.weights.get(value)
-    if weight is None or not weight.size:
-        maker = graph.made_by(value, "apq.Full")
-        return None if maker is None else np.asarray(maker.attrs["value"])
-    first = weight.reshape(-1)[0]
-    return np.asarray(first) if bool((weight == first).all()) else None
-
-
-def full(node: Node, shape: Sequence[Dim], value: Array) -> Node:
-    """A tensor that is `value` everywhere."""
-    attrs = {
-        "shape": tuple(as_attr(dim) for dim in shape),
-        "value": value.reshape(()),
-        "dtype": value.dtype.name,
-    }
-    return Node("apq.Full", node.name, (), node.outputs[:1], attrs)
+    return carried("apq.Expand", node, shape)
 
 
 def _constant_of_shape(graph: Graph, node: Node) -> Rewritten:
@@ -228,7 +172,7 @@ def _tile(graph: Graph, node: Node) -> Rewritten:
         return _expand(graph, node)
     if all(isinstance(r, int) for r in repeats):
         return None
-    return carried(graph, "apq.Tile", node, shape)
+    return carried("apq.Tile", node, shape)
 
 
 def _range(graph: Graph, node: Node) -> Rewritten:
@@ -249,121 +193,6 @@ def _range(graph: Graph, node: Node) -> Rewritten:
     return Node("apq.Range", node.name, (), node.outputs, attrs)
 
 
-def _slice(graph: Graph, node: Node) -> Rewritten:
-    """Slices of symbolic dimensions or with symbolic limits, as ``apq.Slice``."""
-    x = graph.known_shape(node.inputs[0])
-    given = [elements(contents(graph, v)) if v else None for v in node.inputs[1:]]
-    given += [None] * (4 - len(given))
-    starts, ends, axes, steps = given
-    if x is None or starts is None or ends is None:
-        return None
-    if (len(node.inputs) > 3 and node.inputs[3] and axes is None) or (
-        len(node.inputs) > 4 and node.inputs[4] and steps is None
-    ):
-        return None
-    at = [int(a) % len(x) for a in axes] if axes else list(range(len(starts)))  # type: ignore[arg-type]
-    by = steps or [1] * len(starts)
-    shape, spans = list(x), []
-    first: Dim | None
-    last: Dim | None
-    for start, end, axis, step in zip(starts, ends, at, by, strict=True):
-        if not isinstance(step, int) or not step:
-            return None
-        if step > 0:
-            first = _clamped(graph, node, start, x[axis])
-            last = _clamped(graph, node, end, x[axis])
-        else:
-            first = _clamped_back(start, x[axis], 0)
-            last = _clamped_back(end, x[axis], -1)
-        if first is None or last is None:
-            return None  # backwards, from where may lie on either side
-        count = maximum(floordiv(last - first + step - (1 if step > 0 else -1), step), 0)
-        shape[axis] = count
-        spans.append((axis, first, step))
-    if same_shape(x, tuple(shape)) and all(step > 0 for _, _, step in spans):
-        return node.inputs[0]
-    numbers = all(isinstance(v, int) for a, first, _ in spans for v in (x[a], first, shape[a]))
-    if numbers:
-        return None
-    value = uniform(graph, node.inputs[0])
-    if value is not None:
-        return full(node, shape, value)
-    return carried(
-        graph,
-        "apq.Slice",
-        node,
-        shape,
-        axes=tuple(axis for axis, _, _ in spans),
-        starts=tuple(as_attr(first) for _, first, _ in spans),
-        steps=tuple(step for _, _, step in spans),
-    )
-
-
-def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim:
-    """A slice limit counted from the front and kept inside the axis.
-
-    A constant table (position ids, causal masks) sliced to a symbolic length stands for a limit of
-    that length, kept in `Graph.limits`: past it the model itself is out of range.
-    """
-    low, high = bounds(at)
-    if high is not None and high < 0:
-        at = maximum(at + size, 0)
-    elif low is None or low < 0:
-        rest = size - at
-        least, _ = bounds(rest)
-        if node.inputs[0] in graph.weights and isinstance(size, int) and least is not None:
-            if least >= 0 and limit(graph, rest, size):
-                return at  # the last rows of a table, as many as a symbol says
-        at = maximum(at + size * minimum(maximum(0 - at, 0), 1), 0)
-    if node.inputs[0] in graph.weights and isinstance(size, int) and limit(graph, at, size):
-        return at
-    order = compare(at, size)
-    return minimum(at, size) if order is None else (at if order <= 0 else size)
-
-
-def _clamped_back(at: Dim, size: Dim, least: int) -> Dim | None:
-    """A limit of a slice that runs backwards: the start is an element, the end one before one."""
-    low, high = bounds(at)
-    if high is not None and high < 0:
-        return maximum(at + size, least)
-    return None if low is None or low < 0 else minimum(at, size - 1)
-
-
-def _gather(graph: Graph, node: Node) -> Rewritten:
-    """One entry or evenly spaced ones are a slice, e.g. ``x[:, 0]`` in CLS pooling."""
-    x, at = graph.known_shape(node.inputs[0]), graph.weights.get(node.inputs[1])
-    if x is None or at is None or at.ndim > 1 or not at.size or node.inputs[0] in graph.weights:
-        return None
-    axis = node.attrs.get("axis", 0) % len(x)
-    indices: list[Dim] = [i if i >= 0 else x[axis] + i for i in at.reshape(-1).tolist()]
-    step = indices[1] - indices[0] if len(indices) > 1 else 1
-    even = all(b - a == step for a, b in pairwise(indices))
-    if not even or not isinstance(step, int) or step < 1:
-        return None
-    inside = compare(0, indices[0]) in (-1, 0) and compare(indices[-1] + 1, x[axis]) in (-1, 0)
-    if not inside:
-        return None  # it depends on the input, which must be checked at run time
-    shape = (*x[:axis], len(indices), *x[axis + 1 :])
-    starts, steps = (as_attr(indices[0]),), (step,)
-    if at.ndim:
-        return carried(graph, "apq.Slice", node, shape, axes=(axis,), starts=starts, steps=steps)
-    inner = graph.fresh(f"{node.outputs[0]}.slice")
-    first = Node(
-        "apq.Slice",
-        graph.fresh(f"{node.name}.slice"),
-        node.inputs[:1],
-        (inner,),
-        {
-            "shape": tuple(as_attr(dim) for dim in shape),
-            "axes": (axis,),
-            "starts": starts,
-            "steps": steps,
-        },
-    )
-    last = Node("Reshape", node.name, (inner,), node.outputs)
-    return [first, reshape_to(graph, last, shape, (*x[:axis], *x[axis + 1 :]))]
-
-
 def _concat(graph: Graph, node: Node) -> Rewritten:
     """Without operands that have no elements."""
     axis = node.attrs["axis"]
@@ -371,30 +200,6 @@ def _concat(graph: Graph, node: Node) -> Rewritten:
     if len(full) == len(node.inputs) or not full:
         return None
     return full[0] if len(full) == 1 else replace(node, inputs=full)
-
-
-def _split(graph: Graph, node: Node) -> Rewritten:
-    """Parts of an axis that is not a number are slices: no constant could say where to cut."""
-    x = graph.known_shape(node.inputs[0])
-    shapes = [graph.known_shape(out) for out in node.outputs]
-    if x is None or any(shape is None for shape in shapes):
-        return None
-    axis = node.attrs.get("axis", 0) % len(x)
-    sizes = [shape[axis] for shape in (x, *shapes)]  # type: ignore[index]
-    if all(isinstance(size, int) and size > 0 for size in sizes):
-        return None
-    nodes: list[Node] = []
-    start: Dim = 0
-    for number, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
-        assert shape is not None
-        if out:
-            part = carried(
-                graph, "apq.Slice", node, shape, axes=(axis,), starts=(as_attr(start),), steps=(1,)
-            )
-            name = graph.fresh(f"{node.name}:{number}") if number else node.name
-            nodes.append(replace(part, name=name, outputs=(out,)))
-        start = start + shape[axis]
-    return nodes
 
 
 def _blocks(graph: Graph, node: Node) -> Rewritten:
@@ -442,7 +247,7 @@ def _one_hot(graph: Graph, node: Node) -> Rewritten:
     depth = graph.weights.get(node.inputs[1])
     shape = graph.known_shape(node.outputs[0])
     if depth is None and shape is not None:
-        new = carried(graph, "apq.OneHot", node, shape, axis=node.attrs.get("axis", -1))
+        new = carried("apq.OneHot", node, shape, axis=node.attrs.get("axis", -1))
         dtype = {"dtype": graph.dtype(node.inputs[2])}
         inputs = (node.inputs[0], node.inputs[2])
         return replace(new, inputs=inputs, attrs={**new.attrs, **dtype})
@@ -470,19 +275,6 @@ def _top_k(graph: Graph, node: Node) -> Rewritten:
     return Node("apq.TopK", node.name, node.inputs[:1], names, attrs)
 
 
-def limit(graph: Graph, dim: Dim, size: int) -> bool:
-    """Record that `dim` must not exceed `size`; False if it is no symbol plus a number."""
-    names = symbols(dim)
-    if len(names) != 1 or run_symbols(dim):
-        return False
-    (name,) = names
-    rest = dim - symbol(name)
-    if not isinstance(rest, int):
-        return False
-    graph.limits[name] = min(size - rest, graph.limits.get(name, size - rest))
-    return True
-
-
 def _max_pool(graph: Graph, node: Node) -> Rewritten:
     """With indices it is an operator of ours."""
     if not any(node.outputs[1:]):
@@ -502,9 +294,9 @@ RULES: dict[str, Callable[[Graph, Node], Rewritten]] = {
     "ConstantOfShape": _constant_of_shape,
     "Tile": _tile,
     "Range": _range,
-    "Slice": _slice,
-    "Gather": _gather,
-    "Split": _split,
+    "Slice": slice_,
+    "Gather": gather,
+    "Split": split,
     "OneHot": _one_hot,
     "TopK": _top_k,
     "DepthToSpace": _blocks,

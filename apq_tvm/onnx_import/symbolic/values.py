@@ -49,6 +49,13 @@ def contents(graph: Graph, value: str) -> Array | None:
     return _objects(weight.tolist(), weight.shape)
 
 
+def elements(array: Array | None) -> list[Dim] | None:
+    """The entries of symbolic contents, if all are known and whole numbers."""
+    if array is None or any(v is None or isinstance(v, ratios.Ratio) for v in array.ravel()):
+        return None
+    return [v if isinstance(v, Expr) else int(v) for v in array.ravel()]
+
+
 def evaluate(graph: Graph, node: Node) -> list[Array] | None:
     """Contents of the outputs of `node`, or None."""
     if node.op == "Shape":
@@ -60,6 +67,8 @@ def evaluate(graph: Graph, node: Node) -> list[Array] | None:
     if node.op == "Size":
         known = graph.known_shape(node.inputs[0])
         return None if known is None else [_objects(product(known), ())]
+    if node.op == "Concat":
+        return _concat_of_some(graph, node)
     first = node.inputs[0] if node.inputs else ""
     floats = graph.dtype(first) in FLOATS if first else False
     rule = (FLOAT_RULES.get(node.op) if floats else None) or RULES.get(node.op)
@@ -77,6 +86,27 @@ def evaluate(graph: Graph, node: Node) -> list[Array] | None:
         for a in (result if isinstance(result, list) else [result])
     ]
     return None if any(a.size > LARGEST for a in arrays) else arrays
+
+
+def _concat_of_some(graph: Graph, node: Node) -> list[Array] | None:
+    """Contents of which a part is known: sizes of data between such that follow from shapes."""
+    given = [_part(graph, value) for value in node.inputs]
+    parts = [part for part in given if part is not None and part.ndim]
+    if len(parts) < len(given):
+        return None
+    whole: Array = np.concatenate(parts, node.attrs["axis"])
+    known = whole.size <= LARGEST and any(entry is not None for entry in whole.ravel())
+    return [whole] if known else None
+
+
+def _part(graph: Graph, value: str) -> Array | None:
+    """Contents of a value, None for each of some entries that depend on data."""
+    known, shape = contents(graph, value), graph.shape(value)
+    if known is None and shape is not None and len(shape) == 1:
+        (count,) = shape
+        if isinstance(count, int) and count <= LARGEST:
+            return _objects([None] * count, (count,))
+    return known
 
 
 def is_too_long(dim: Any) -> bool:
@@ -227,10 +257,6 @@ def _reshape(node: Node, x: Array, shape: Array) -> Array | None:
     return x.reshape(target)
 
 
-def _concat(node: Node, *parts: Array) -> Array:
-    return np.concatenate(parts, node.attrs["axis"])
-
-
 def _split(node: Node, x: Array, sizes: Array | None = None) -> list[Array] | None:
     axis = node.attrs.get("axis", 0)
     given = list(node.attrs.get("split", ())) or _concrete(sizes)
@@ -335,7 +361,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "Gather": _gather,
     "Slice": _slice,
     "Reshape": _reshape,
-    "Concat": _concat,
     "Transpose": lambda node, x: x.transpose(node.attrs.get("perm")),
     "Split": _split,
     "ConstantOfShape": _constant_of_shape,

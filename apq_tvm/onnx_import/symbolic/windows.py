@@ -6,97 +6,18 @@ symbolic extents; a convolution keeps its operator and gets plain ``pads``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.graph import Graph, with_attrs
-from apq_tvm.onnx_import.symbolic.dims import (
-    Dim,
-    as_attr,
-    bounds,
-    floordiv,
-    maximum,
-    minimum,
-    parse,
-)
-from apq_tvm.onnx_import.symbolic.infer import elements, infer
+from apq_tvm.onnx_import.symbolic.carry import Rewritten, carried
+from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, bounds, parse
+from apq_tvm.onnx_import.symbolic.geometry import windows
+from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.onnx_import.symbolic.resize import rewrite_resize
-from apq_tvm.onnx_import.symbolic.shapes import Rewritten, carried
-from apq_tvm.onnx_import.symbolic.values import contents
+from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
-
-
-@dataclass(frozen=True)
-class Windows:
-    """How windows lie over the spatial axes of an image, one entry per axis.
-
-    Parameters
-    ----------
-    kernel, strides, dilations : sequence of int
-    before, after : sequence of int or Expr
-        Padding; the windows of ``ceil_mode`` may reach past it.
-    out : sequence of int or Expr
-        Number of windows.
-    """
-
-    kernel: Sequence[int]
-    strides: Sequence[int]
-    dilations: Sequence[int]
-    before: Sequence[Dim]
-    after: Sequence[Dim]
-    out: Sequence[Dim]
-
-    @property
-    def fixed(self) -> bool:
-        """Whether all padding is known."""
-        return all(isinstance(pad, int) for pad in (*self.before, *self.after))
-
-
-def windows(node: Node, extents: Sequence[Dim], kernel: Sequence[int]) -> Windows:
-    """Padding and number of windows of a convolution or pooling (ONNX, ``auto_pad``).
-
-    Raises
-    ------
-    ImportFailed
-        The attributes do not fit the image; the message names the node.
-    """
-    rank, attrs = len(extents), node.attrs
-    strides = tuple(attrs.get("strides") or (1,) * rank)
-    dilations = tuple(attrs.get("dilations") or (1,) * rank)
-    pads = tuple(attrs.get("pads") or (0,) * (2 * rank))
-    auto = attrs.get("auto_pad", "NOTSET")
-    if (len(kernel), len(strides), len(dilations), len(pads)) != (rank, rank, rank, 2 * rank) or (
-        min((*kernel, *strides, *dilations), default=1) < 1
-    ):
-        raise ImportFailed(
-            f"{node.op} {node.name!r}: kernel_shape {list(kernel)}, strides {list(strides)}, "
-            f"dilations {list(dilations)} and pads {list(pads)} do not fit {rank} spatial axes"
-        )
-    before: list[Dim] = []
-    after: list[Dim] = []
-    out: list[Dim] = []
-    for axis, extent in enumerate(extents):
-        step = strides[axis]
-        reach = (kernel[axis] - 1) * dilations[axis] + 1
-        if auto.startswith("SAME"):
-            count = floordiv(extent + (step - 1), step)
-            total = maximum((count - 1) * step + reach - extent, 0)
-            half = floordiv(total, 2)
-            first, last = (half, total - half) if auto.endswith("UPPER") else (total - half, half)
-        else:
-            given = (0, 0) if auto == "VALID" else (pads[axis], pads[axis + rank])
-            first, last = given
-            free = extent + (first + last) - reach
-            count = floordiv(free, step) + 1
-            if attrs.get("ceil_mode", 0) and auto == "NOTSET":
-                # The last window must start inside the image or the padding before it.
-                inside = floordiv(extent + (first - 1), step) + 1
-                count = minimum(floordiv(free + (step - 1), step) + 1, inside)
-        before.append(first)
-        after.append(last)
-        out.append(count)
-    return Windows(tuple(kernel), strides, dilations, before, after, out)
 
 
 def _image(graph: Graph, value: str) -> tuple[Dim, ...] | None:
@@ -115,17 +36,16 @@ def _conv(graph: Graph, node: Node) -> Rewritten:
     found = windows(node, x[2:], tuple(int(d) for d in w[2:]))  # type: ignore[arg-type]
     attrs = {key: value for key, value in node.attrs.items() if key != "auto_pad"}
     if found.fixed:
-        return replace(node, attrs={**attrs, "pads": (*found.before, *found.after)})
+        return replace(node, attrs={**attrs, "pads": (*found.begins, *found.ends)})
     padded = graph.fresh(f"{node.inputs[0]}.padded")
-    grown = [d + a + b for d, a, b in zip(x[2:], found.before, found.after, strict=True)]
+    grown = [d + a + b for d, a, b in zip(x[2:], found.begins, found.ends, strict=True)]
     pad = replace(
         carried(
-            graph,
             "apq.Pad",
             node,
             (*x[:2], *grown),
             mode="constant",
-            before=(0, 0, *(as_attr(d) for d in found.before)),
+            before=(0, 0, *found.attrs["begins"]),
         ),
         name=graph.fresh(f"{node.name}.pad"),
         outputs=(padded,),
@@ -145,7 +65,7 @@ def _pool(graph: Graph, node: Node) -> Rewritten:
         return None
     kernel = tuple(node.attrs.get("kernel_shape", ()))
     found = windows(node, x[2:], kernel)
-    for extent, size, before, out in zip(x[2:], kernel, found.before, found.out, strict=True):
+    for extent, size, before, out in zip(x[2:], kernel, found.begins, found.out, strict=True):
         high = bounds(out)[1]
         if high is not None and high < 1:
             raise ImportFailed(
@@ -153,18 +73,13 @@ def _pool(graph: Graph, node: Node) -> Rewritten:
                 f"{before}"
             )
     return carried(
-        graph,
         "apq.PoolFirst",
         node,
         (*x[:2], *found.out),
         kind={"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}[node.op],
-        kernel=found.kernel,
-        strides=found.strides,
-        dilations=found.dilations,
-        before=tuple(as_attr(d) for d in found.before),
-        after=tuple(as_attr(d) for d in found.after),
+        **found.attrs,
         ceil=bool(node.attrs.get("ceil_mode", 0)),
-        include_pad=bool(node.attrs.get("count_include_pad", 0)),
+        padding=bool(node.attrs.get("count_include_pad", 0)),
         p=int(node.attrs.get("p", 2)),
     )
 
@@ -194,9 +109,7 @@ def _pad(graph: Graph, node: Node) -> Rewritten:
         shape[axis] = x[axis] + pads[position] + pads[position + len(at)]
     if all(pad == 0 for pad in pads):
         return node.inputs[0]
-    new = carried(
-        graph, "apq.Pad", node, shape, mode=mode, before=tuple(as_attr(d) for d in before)
-    )
+    new = carried("apq.Pad", node, shape, mode=mode, before=tuple(as_attr(d) for d in before))
     value = node.inputs[2] if len(node.inputs) > 2 else ""
     return replace(new, inputs=(*new.inputs, value)) if value and mode == "constant" else new
 

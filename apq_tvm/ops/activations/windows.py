@@ -1,7 +1,7 @@
 """Quantization of the windows of an image, gathered on the way: no float im2col.
 
 Codes, scales and sums are those of `apq_tvm.ops.activations.quantize` of the rows that
-`apq_tvm.ops.graph.windows` makes, which exist only a few at a time, in cache.
+`apq_tvm.ops.images.windows` makes, which exist only a few at a time, in cache.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.activations.quantize import Quantize, checked_widths, each_part
+from apq_tvm.ops.activations.quantize import checked_widths, each_part
 from apq_tvm.ops.activations.windows_direct import TOGETHER, DirectWindows, takes
-from apq_tvm.ops.blocks import argument, each, row_tasks
-from apq_tvm.ops.graph.shapes import Dim, Symbols
-from apq_tvm.ops.graph.windows import Gather, Geometry
+from apq_tvm.ops.activations.windows_frame import QuantizeWindows
+from apq_tvm.ops.blocks import each, row_tasks
+from apq_tvm.ops.graph.shapes import Dim
+from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Expr, PrimFunc, f32, i64, whole
 
 SCRATCH = 4096
@@ -73,29 +73,16 @@ def quantize_windows(
     return quantize.of(shape, geometry, channels)
 
 
-class _Windows(Quantize):
+class _Windows(QuantizeWindows):
     name = "quantize_windows"
 
-    def of(self, shape: Sequence[Dim], geometry: Geometry, channels: tuple[int, int]) -> PrimFunc:
-        """The PrimFunc for one kind of windows."""
-        m = tirx.Var("m", "int64")
-        with IRBuilder() as builder, b.prim_func(s_tir=True):
-            b.func_name(self.name)
-            b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
-            self.x = argument("x", Symbols().shape(shape), "float32")
-            self.xq = self.declare_codes(m)
-            self.xs = self.declare_scales(m)
-            self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
-            gather = Gather(self.x, geometry, *channels)
-            with row_tasks(m, self.row_block, [whole(self.x)], [whole(self.xq)]) as (first, mine):
-                self.rows = b.sblock_alloc_buffer(
-                    (self.row_block, self.padded), "float32", align=64
-                )
-                with each("gather", mine) as row:
-                    self._gather(gather, first, row)
-                with each("row", mine) as row:
-                    self._quantized(first, row)
-        return builder.get()
+    def write(self, m: Expr) -> None:
+        with row_tasks(m, self.row_block, [whole(self.x)], [whole(self.xq)]) as (first, mine):
+            self.rows = b.sblock_alloc_buffer((self.row_block, self.padded), "float32", align=64)
+            with each("gather", mine) as row:
+                self._gather(first, row)
+            with each("row", mine) as row:
+                self._quantized(first, row)
 
     def rounded(self, value: Expr, middle: Expr | None) -> Expr:
         """By the unit of a large float: 127 / absmax keeps finite values in range by itself."""
@@ -103,8 +90,8 @@ class _Windows(Quantize):
         pattern = tirx.reinterpret("int32", value + magic)
         return pattern - tirx.const(MAGIC_BITS, "int32")
 
-    def _gather(self, gather: Gather, first: Expr, row: Expr) -> None:
-        gather.copy(gather.at(first + row), self.rows, [row])
+    def _gather(self, first: Expr, row: Expr) -> None:
+        self.gather.copy(self.gather.at(first + row), self.rows, [row])
         if self.padded > self.k:
             with b.serial(0, i64(self.padded - self.k)) as c:
                 b.buffer_store(self.rows, f32(0.0), [row, c + i64(self.k)])

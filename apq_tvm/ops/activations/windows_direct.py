@@ -12,24 +12,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import (
-    Quantize,
     negative_order,
     range_factors,
     scale_and_inverse,
 )
-from apq_tvm.ops.blocks import argument, each, reduce_all, tasks
-from apq_tvm.ops.graph.shapes import Dim, Symbols
-from apq_tvm.ops.graph.windows import Gather, Geometry
+from apq_tvm.ops.activations.windows_frame import QuantizeWindows
+from apq_tvm.ops.blocks import each, reduce_all, tasks
+from apq_tvm.ops.graph.shapes import Dim
+from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.tensorize.exprs import (
     MAGIC,
     MAGIC_BITS,
     Buffer,
     Expr,
-    PrimFunc,
     f32,
     i32,
     i64,
@@ -56,30 +54,19 @@ def takes(shape: Sequence[Dim], geometry: Geometry, channels: int) -> bool:
     return channels % LANES[-1] == 0 and geometry.taps > 1 and known
 
 
-class DirectWindows(Quantize):
+class DirectWindows(QuantizeWindows):
     """The loops: blocks ``pixels`` and ``pixel``, then ``task`` and ``row``."""
 
     name = "quantize_windows_direct"
 
-    def of(self, shape: Sequence[Dim], geometry: Geometry, channels: tuple[int, int]) -> PrimFunc:
-        """The PrimFunc for one kind of windows."""
-        m = tirx.Var("m", "int64")
-        self.geometry, (self.start, self.count) = geometry, channels
+    def write(self, m: Expr) -> None:
+        self.count = self.gather.count
         self.lanes = next(n for n in LANES if self.count % n == 0)
-        with IRBuilder() as builder, b.prim_func(s_tir=True):
-            b.func_name(self.name)
-            b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
-            self.x = argument("x", Symbols().shape(shape), "float32")
-            self.xq = self.declare_codes(m)
-            self.xs = self.declare_scales(m)
-            self.xsum = self.declare_factors("xsum", m, 1, "int32")
-            self.gather = Gather(self.x, geometry, *channels)
-            with b.sblock("root"):
-                b.reads()
-                b.writes()
-                self._pixels()
-                self._windows(m)
-        return builder.get()
+        with b.sblock("root"):
+            b.reads()
+            b.writes()
+            self._pixels()
+            self._windows(m)
 
     def _pixels(self) -> None:
         """Find the ends of every pixel's range, as bits: of `_ends`."""
@@ -186,7 +173,7 @@ class DirectWindows(Quantize):
     def _taps(self, at: Sequence[Expr], visit: Callable[[Expr, list[Expr], Expr], None]) -> None:
         """Loops over the taps of the window at a position: which, where, whether in the image."""
         image, *position = at
-        g, sizes = self.geometry, self.gather.sizes
+        g, sizes = self.gather.geometry, self.gather.sizes
         starts = [
             b.bind(o * i64(g.strides[i]) - g.begin(i, sizes[i])) for i, o in enumerate(position)
         ]
@@ -204,7 +191,7 @@ class DirectWindows(Quantize):
         axis(0, [image], i64(0), tirx.const(True, "bool"))
 
     def _element(self, place: Sequence[Expr], chunk: Expr, lane: Expr) -> Expr:
-        channel = chunk * i64(self.lanes) + lane + i64(self.start)
+        channel = chunk * i64(self.lanes) + lane + i64(self.gather.first)
         return self.x[(*place, channel)]
 
     def _vector(self) -> Any:

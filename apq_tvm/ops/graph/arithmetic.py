@@ -119,9 +119,11 @@ def shift(a: Any, b: Any, *, left: bool) -> Any:
     dtype = str(a.ty)
     unsigned = dtype.startswith("u")
     bits = int(dtype.removeprefix("u").removeprefix("int"))
-    fits = b < tirx.const(bits, b.ty)
-    if not unsigned:
-        fits = tirx.all(fits, b >= tirx.const(0, b.ty))
+    # Of unsigned integers TVM's simplifier takes the difference, and fails where it is negative.
+    signed = tirx.Cast("int64", b) if dtype in ("uint32", "uint64") else b
+    fits = signed < tirx.const(bits, signed.ty)
+    if not unsigned or dtype == "uint64":
+        fits = tirx.all(fits, signed >= tirx.const(0, signed.ty))
     by = tirx.Select(fits, b, tirx.const(bits - 1, b.ty))
     if not left and not unsigned:
         return tirx.shift_right(a, by)

@@ -107,12 +107,23 @@ def _choose(tensors: Sequence[Any], extents: Sequence[Any], attrs: Mapping[str, 
     return [tirx.Select(flag, first, second) for first, second in pairs]
 
 
+def _scaled(tensors: Sequence[Any], extents: Sequence[Any], attrs: Mapping[str, Any]) -> Entries:
+    """Sizes that scales make, rounded down, each times its extent in float32 (as ONNX Runtime)."""
+    made = []
+    for at, extent in zip(attrs["positions"], extents, strict=True):
+        scale = _at(tensors[0], at)
+        size = to_integer(tirx.floor(extent.astype("float32") * scale), "int64")
+        made.append(tirx.Select(scale > tirx.const(0, "float32"), size, _int(-1)))
+    return made
+
+
 RULES: dict[str, Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Entries]] = {
     "choose": _choose,
     "expand": _expand,
     "pad": _pad,
     "range": _range,
     "reshape": _reshape,
+    "scaled": _scaled,
     "slice": _slice,
 }
 """By ``rule`` of ``apq.Numbers``: tensors, extents, attributes → int64 entries."""

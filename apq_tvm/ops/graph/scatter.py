@@ -1,4 +1,4 @@
-"""Elements written, or reduced into, by indices that only a run knows (ScatterElements, ScatterND).
+"""Elements written by indices that only a run knows (ScatterElements, ScatterND, TensorScatter).
 
 Indices are treated as in `apq_tvm.ops.graph.gather`. Updates are applied in their order, one after
 the other: the same place may be meant twice.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import tirx
+from tvm import te, tirx
 
 from apq_tvm.ops.graph.gather import checked, inside
 from apq_tvm.ops.graph.shapes import Dim, Symbols
@@ -119,3 +119,41 @@ def _axes(b: Any, kind: str, loops: Any) -> list[Any]:
     every = [loops] if isinstance(loops, tirx.Var) else list(loops)
     axes = b.axis.remap(kind * len(every), every)
     return [axes] if isinstance(axes, tirx.Var) else list(axes)
+
+
+def tensor_scatter(
+    cache: Sequence[Dim],
+    update: Sequence[Dim],
+    axis: int,
+    dtype: str,
+    *,
+    circular: bool,
+    starts: bool,
+) -> Any:
+    """A cache with `update` written along `axis` from ``starts[b]`` on (ONNX TensorScatter).
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``(cache, update, [starts int64], y)``. Starts are checked by the module; here whatever does
+        not lie in the cache is left out.
+    """
+    symbols = Symbols()
+    old = te.placeholder(symbols.shape(cache), dtype, "cache")
+    new = te.placeholder(symbols.shape(update), dtype, "update")
+    first = te.placeholder((old.shape[0],), "int64", "starts")
+    extent, length = old.shape[axis], new.shape[axis]
+
+    def element(*i: Any) -> Any:
+        at = i[axis] - first(i[0]) if starts else i[axis]
+        at = tirx.floormod(at, extent) if circular else at
+        fresh = new(*i[:axis], at, *i[axis + 1 :])
+        return tirx.if_then_else(tirx.all(at >= 0, at < length), fresh, old(*i))
+
+    y = te.compute(old.shape, element, "y")
+    func = te.create_prim_func([old, new, first, y] if starts else [old, new, y])
+    attrs: dict[str, Any] = {"apq.op": "tensor_scatter", "op_pattern": 8}
+    if starts:
+        rows = extent if circular else extent - length + 1
+        attrs |= {"apq.ids_arg": [2], "apq.id_rows": [rows], "apq.id_lowest": 0}
+    return func.with_attrs(attrs)

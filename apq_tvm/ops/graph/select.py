@@ -166,9 +166,7 @@ def _merge_sort(order: Any, other: Any, n: Any, compare: Any, sign: Any) -> None
                     with b.Then():
                         _set(take, left[0] < middle)
                     with b.Else():
-                        compare(
-                            order[tirx.min(left[0], n - 1)], order[tirx.min(right[0], n - 1)]
-                        )
+                        compare(order[tirx.min(left[0], n - 1)], order[tirx.min(right[0], n - 1)])
                         _set(take, sign[0] <= 0)
                 with b.If(take[0]):
                     with b.Then():

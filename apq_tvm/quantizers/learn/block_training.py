@@ -243,7 +243,6 @@ def _parameters(layers: Mapping[str, LearnedLayer]) -> list[dict[str, Any]]:
 def with_block(
     learned: Learned,
     layers: Mapping[str, LearnedLayer],
-    folds: Sequence[Fold],
     model: ImportedModel,
 ) -> Learned:
     """`learned` and what a block's layers have become."""

@@ -88,7 +88,7 @@ def learn(
                 if layers:
                     torch.manual_seed(at)  # a run that was interrupted goes on as if it was not
                     train(graph, block, layers, streams, targets, tables, run.epochs)
-                    run.learned = with_block(run.learned, layers, folds, run.model)
+                    run.learned = with_block(run.learned, layers, run.model)
                 run.done = at + 1
                 if checkpoint is not None:
                     checkpoint(run)

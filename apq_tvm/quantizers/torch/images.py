@@ -56,10 +56,10 @@ def _pool_first(attrs: Attrs, x: Tensor) -> Tensor:
     for tap in itertools.product(*map(range, attrs["kernel"])):
         value, inside, counted = x, torch.ones(1, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
         for i, t in enumerate(tap):
-            size, before = x.shape[2 + i], attrs["before"][i]
+            size, before = x.shape[2 + i], attrs["begins"][i]
             at = torch.arange(out[i]) * attrs["strides"][i] - before + t * attrs["dilations"][i]
             there = (at >= 0) & (at < size)
-            padded = at < size + attrs["after"][i] if attrs["include_pad"] else there
+            padded = at < size + attrs["ends"][i] if attrs["padding"] else there
             inside = inside & _shaped(there, i, len(tap))
             counted = counted & _shaped(padded, i, len(tap))
             value = value.index_select(2 + i, at.clamp(0, size - 1))
@@ -148,13 +148,13 @@ def _cubic(attrs: Attrs, at: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(places, weights, strict=True))
 
 
-def resized(attrs: Attrs, x: Tensor, axes: Sequence[int], rounding: str) -> Tensor:
+def resized(attrs: Attrs, x: Tensor, axes: Sequence[int]) -> Tensor:
     """`x` resized along `axes`, one after the other, to the extents of ``shape``."""
     for number, axis in enumerate(axes):
         size, out = x.shape[axis], attrs["shape"][axis]
         at = _coordinates(attrs, number, size, out)
         if attrs["mode"] == "nearest":
-            places = [(ROUNDED[rounding](at), torch.ones(()))]
+            places = [(ROUNDED[attrs["rounding"]](at), torch.ones(()))]
         elif attrs["mode"] == "linear":
             inside = at.clamp(0, size - 1)
             low = torch.floor(inside)
@@ -175,14 +175,16 @@ def resized(attrs: Attrs, x: Tensor, axes: Sequence[int], rounding: str) -> Tens
     return x
 
 
-def _resize_axes(attrs: Attrs, x: Tensor) -> Tensor:
+def _resize_axes(attrs: Attrs, x: Tensor, scales: Tensor = None) -> Tensor:
+    if scales is not None:
+        attrs = {**attrs, "scales": scales[list(attrs["told"])].tolist()}
     if attrs["antialias"]:
         raise UnsupportedModel("Resize with antialias is not done; resize before the model")
-    return resized(attrs, x, attrs["axes"], attrs["nearest"])
+    return resized(attrs, x, attrs["axes"])
 
 
 def _resize(attrs: Attrs, x: Tensor) -> Tensor:
-    return resized(attrs, x, range(1, x.ndim - 1), attrs["rounding"])
+    return resized(attrs, x, range(1, x.ndim - 1))
 
 
 def _conv(attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor = None) -> Tensor:

@@ -372,7 +372,7 @@ OPS: dict[str, Callable[..., Any]] = {
 def resolve(attrs: Attrs, symbols: Mapping[str, int]) -> dict[str, Any]:
     """Attributes with dimensions as numbers."""
     known = dict(attrs)
-    for key in ("shape", "starts", "dims", "before", "after"):
+    for key in ("shape", "starts", "dims", "before", "begins", "ends"):
         if key in known:
             known[key] = tuple(evaluate(dim, symbols) for dim in known[key])
     if "start" in known and isinstance(known["start"], str):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from apq_tvm.onnx_import.symbolic.geometry import along
+
 Tensor = Any
 Attrs = Any
 
@@ -18,10 +20,9 @@ def _begins(attrs: Attrs, sizes: tuple[int, ...]) -> list[int]:
         return list(attrs["begins"])
     found = []
     for i, size in enumerate(sizes):
-        stride = attrs["strides"][i]
         reach = (attrs["kernel"][i] - 1) * attrs["dilations"][i] + 1
-        total = max((-(-size // stride) - 1) * stride + reach - size, 0)
-        found.append(total // 2 if attrs["auto"] == "SAME_UPPER" else total - total // 2)
+        begin, _, _ = along(size, reach, attrs["strides"][i], (), attrs["auto"], False)
+        found.append(int(begin))  # type: ignore[arg-type]
     return found
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fake_module
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -19,8 +21,11 @@ from apq_tvm.cli.main import app
 from apq_tvm.cli.options import parse_tensor_types
 from apq_tvm.errors import ApqError, BadInput, BadScheme, OutputExists
 from apq_tvm.evaluation.inputs import read_inputs
+from apq_tvm.explain import explain, explanation_lines
+from apq_tvm.inspect import inspect
 from apq_tvm.quantizers.guided import Guidance
 from apq_tvm.types import TensorSpec
+from tests import manifests
 
 runner = CliRunner()
 
@@ -183,6 +188,21 @@ def test_damaged_manifests(module: Path, change: Any) -> None:
     result = run("inspect", module)
     assert result.exit_code == 1 and "is damaged" in result.stderr
     assert run("explain", module).exit_code in (0, 1)
+
+
+def test_manifests_damaged_anywhere(module: Path) -> None:
+    """Only errors of ours, by Python and on the command line."""
+    file, rng = module / "manifest.json", np.random.default_rng(0)
+    good = json.loads(file.read_text()) | {"batch": {"dimension": "b", "note": ""}}
+    good["variants"] = [{key: good[key] for key in ("target", "features", "layers")}]
+    for number in range(300):
+        file.write_text(json.dumps(manifests.damaged(good, rng)))
+        for read in (inspect, lambda path: explanation_lines(explain(path))):
+            with suppress(ApqError):
+                read(module)
+        if number % 30 == 0:
+            for command in ("inspect", "explain"):
+                assert run(command, module).exit_code in (0, 1), file.read_text()
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apq_tvm.codegen.build.kernels import CPUINFO_FLAGS, cpu_flags
+from apq_tvm.codegen.graph.arrays import DTYPES
 from apq_tvm.codegen.graph.c_source import dl_dtype
 from apq_tvm.codegen.graph.c_text import comment, identifier, literal
-from apq_tvm.codegen.graph.read_relax import DTYPES
 from apq_tvm.codegen.package import folder as folder_module
 from apq_tvm.codegen.package.folder import check_name, staged
 from apq_tvm.errors import BuildError, OutputExists, OutputFailed

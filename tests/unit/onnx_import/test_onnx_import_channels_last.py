@@ -128,7 +128,8 @@ def test_qlinear_conv(tmp_path: Path) -> None:
     assert len(model.quantized) == 1 and ops(model)["Conv"] == 0
 
 
-def test_dynamic_quantization_is_left_to_the_scheme(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [7, "w"])
+def test_dynamic_quantization_is_left_to_the_scheme(tmp_path: Path, width: int | str) -> None:
     """``ConvInteger`` behind DynamicQuantizeLinear, its bias among the integers or behind them."""
     rng = np.random.default_rng(0)
     model = import_onnx(
@@ -150,7 +151,7 @@ def test_dynamic_quantization_is_left_to_the_scheme(tmp_path: Path) -> None:
                     ("Mul", "n p", "o"),
                     ("Add", "o c", "v"),
                 ],
-                IMAGE,
+                {"x": ("float32", ["b", 8, 9, width])},
                 "y v",
                 {
                     **{"t": np.float32(1 / 64), "w": rng.integers(-99, 99, (16, 8, 3, 3), np.int8)},

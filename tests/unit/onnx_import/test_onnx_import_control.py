@@ -41,7 +41,7 @@ def test_recurrent_layers(tmp_path: Path) -> None:
 def test_control_flow(tmp_path: Path) -> None:
     path = save(control_models.joined(), tmp_path)
     model, session = import_onnx(path), session_of(path)
-    assert Counter(n.op for n in model.nodes)["apq.Then"] == 5  # what is known is inlined
+    assert Counter(n.op for n in model.nodes)["apq.Then"] == 7  # what is known is inlined
     for given in control_models.feeds():
         got = run_reference(model, given)
         for name, value in zip(

@@ -254,10 +254,10 @@ def test_control_flow(tmp_path: Path) -> None:
 
 def test_all_unsupported_operators_at_once(tmp_path: Path) -> None:
     nodes = [
-        ("SequenceConstruct", "x", "a"),
-        ("SequenceConstruct", "x", "b"),
+        ("Optional", "x", "a"),
+        ("Optional", "x", "b"),
         ("com.example.Magic", "x", "c"),
-        ("SplitToSequence", "m", "d"),
+        ("Optional", "m", "d"),
         ("RandomNormalLike", "p", "e"),
     ]
     inputs = {**X, "m": ("float32", [3, 3]), "p": ("float32", [1, 1, 4])}
@@ -265,9 +265,8 @@ def test_all_unsupported_operators_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel) as raised:
         import_onnx(save(model, tmp_path))
     message = str(raised.value)
-    assert "SequenceConstruct (sequences and optionals are no tensors): 'n_a', 'n_b'" in message
+    assert "Optional (optionals are no tensors): 'n_a', 'n_b', 'n_d'" in message
     assert "com.example.Magic: 'n_c'" in message
-    assert "SplitToSequence (sequences and optionals are no tensors): 'n_d'" in message
     assert "RandomNormalLike: 'n_e'" in message
 
 
@@ -313,6 +312,16 @@ def test_old_opsets_are_converted(tmp_path: Path, opset: int) -> None:
     path = save(layer(opset), tmp_path)
     model = check(path, {"b": 2})
     assert model.opset == 11
+
+
+def test_upsample_of_opset_9(tmp_path: Path) -> None:
+    inputs, scales = {"x": ("float32", ["b", 3, 4, 5])}, np.array([1, 1, 2, 3], np.float32)
+    nodes = [("Upsample", "x s", "y", {"mode": "linear"})]
+    path = save(build(nodes, inputs, "y", {"s": scales}, opset=9), tmp_path)
+    (node,) = import_onnx(path).nodes
+    assert node.op == "apq.ResizeAxes" and node.attrs["shape"] == ("b", 3, 8, 15)
+    wanted = {"mode": "linear", "coordinates": "asymmetric", "scales": (2.0, 3.0)}
+    assert wanted.items() <= node.attrs.items()
 
 
 def test_an_old_opset_that_cannot_be_converted(tmp_path: Path) -> None:

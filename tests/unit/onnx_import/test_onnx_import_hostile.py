@@ -131,6 +131,13 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
     "Reshape to two unknowns": ("Reshape", FIXED, "x s", {}, {"s": np.array([-1, -1])}, "n_y"),
     "Split into negative": ("Split", FIXED, "x s", {"axis": 1}, {"s": np.array([-8, 16])}, "n_y"),
     "Split into more": ("Split", FIXED, "x s", {"axis": 1}, {"s": np.array([800, 8])}, "n_y"),
+    "Split into 2^31": ("Split", FIXED, "x", {"axis": 1, "num_outputs": 2**31 - 1}, {}, "n_y"),
+    "10^4 inputs": ("Concat", FIXED, " ".join(["x"] * 10**4), {"axis": 0}, {}, "n_y inputs"),
+    "QuantizeLinear by 0": ("QuantizeLinear", FIXED, "x s", {}, {"s": np.float32(0)}, "n_y 0"),
+    "QuantizeLinear by NaN": ("QuantizeLinear", FIXED, "x s", {}, {"s": np.float32(np.nan)},
+                              "n_y NaN"),
+    "DequantizeLinear by inf": ("DequantizeLinear", {"x": ("int8", [4])}, "x s", {},
+                                {"s": np.float32(np.inf)}, "n_y infinite"),
     "step 0": ("Slice", FIXED, "x z o o z", {}, {"z": np.array([0]), "o": np.array([1])}, "n_y"),
     "Slice axes twice": ("Slice", FIXED, "x z o a", {},
                          {"z": np.zeros(2, int), "o": np.ones(2, int), "a": np.ones(2, int)},
@@ -266,6 +273,49 @@ def test_attributes_that_no_schema_sees(tmp_path: Path) -> None:
     model = build([("If", "c", "y", {"then_branch": 3})], {**X, "c": ("bool", [])}, "y")
     refused(save(model, tmp_path), "n_y then_branch")
     refused(save(build([("Cast", "x", "y", {"to": 8})], X, "y"), tmp_path), "n_y strings")
+
+
+FAR, ENTRY = {"i": np.array(1 << 62)}, {"i": np.array(0)}
+LISTS: dict[str, tuple[Any, ...]] = {
+    # name: (nodes, weights, what the message says)
+    "of lists": ([("SequenceConstruct", "x", "s"), ("SequenceInsert", "s s", "t"),
+                  ("ConcatFromSequence", "t", "y", {"axis": 0})], {}, "n_y 's'"),
+    "that is no list": ([("SequenceAt", "x i", "y")], ENTRY, "n_y 'x'"),
+    "that is an output": ([("SequenceConstruct", "x x", "y")], {}, "'y' sequence"),
+    "read as a tensor": ([("SequenceConstruct", "x x", "s"), ("Relu", "s", "y")], {}, "n_y 's'"),
+    "read past its end": ([("SequenceConstruct", "x x", "s"), ("SequenceAt", "s i", "y")], FAR,
+                          "n_y 2 entries"),
+    "of nothing": ([("SequenceEmpty", "", "s"), ("ConcatFromSequence", "s", "y", {"axis": 0})],
+                   {}, "n_y no entries"),
+    "joined along no axis": ([("SequenceConstruct", "x x", "s"),
+                              ("ConcatFromSequence", "s", "y", {"axis": HUGE})], {}, "n_y axis"),
+    "of pieces of 0": ([("SplitToSequence", "x i", "s", {"axis": 1}), ("SequenceLength", "s", "y")],
+                       ENTRY, "n_s pieces"),
+    "that grows": ([("SequenceEmpty", "", "s0"), ("SequenceLength", "s9999", "y"),
+                    *(("SequenceInsert", f"s{i} x", f"s{i + 1}") for i in range(9999))],
+                   {}, "entries"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_lists(case: str, tmp_path: Path) -> None:
+    nodes, weights, words = LISTS[case]
+    refused(save(build(nodes, X, "y", weights), tmp_path), words)
+
+
+def test_as_many_nodes_as_nobody_writes(tmp_path: Path) -> None:
+    nodes = [("Relu", f"v{i}", f"v{i + 1}") for i in range(100_000)]
+    path = save(build(nodes, {"v0": ("float32", [4])}, "v100000"), tmp_path)
+    refused(path, "100000 nodes Loop")
+
+
+def test_a_thousand_names_of_one_size(tmp_path: Path) -> None:
+    names = [f"x{i}" for i in range(1000)]
+    inputs = {name: ("float32", [f"d{name}"]) for name in names}
+    path = save(build([("Sum", " ".join(names), "y")], inputs, "y"), tmp_path)
+    start = time.process_time()
+    assert len({spec.shape for spec in import_onnx(path).inputs}) == 1
+    assert time.process_time() - start < SECONDS
 
 
 def test_an_old_opset_that_ends_the_converter(tmp_path: Path) -> None:

@@ -205,3 +205,18 @@ def test_qlinear_matmul_with_rows_of_scales_is_refused(tmp_path: Path) -> None:
     path = save(build(nodes, {"a": ("uint8", [3, 32])}, "y", weights), tmp_path)
     with pytest.raises(UnsupportedModel, match=r"QLinearMatMul 'n_y'.*'s' float32\[3\]"):
         import_onnx(path)
+
+
+def test_qlinear_reduce_mean(tmp_path: Path) -> None:
+    """Its axes are an attribute, those of ReduceMean no longer; ONNX Runtime has no kernel."""
+    nodes = [
+        ("com.microsoft.QLinearReduceMean", "q s z t z", "r", {"axes": [1], "keepdims": 0}),
+        ("DequantizeLinear", "r t z", "y"),
+    ]
+    weights = {"s": np.float32(0.5), "t": np.float32(0.25), "z": np.uint8(120)}
+    inputs = {"q": ("uint8", ["b", 5])}
+    path = save(build(nodes, inputs, "y", weights, opset=20, domains=MS), tmp_path)
+    q = np.random.default_rng(0).integers(0, 256, (4, 5), np.uint8)
+    mean = (q.astype(np.float32) - 120).mean(1) * 0.5
+    wanted = (np.clip(np.rint(mean / 0.25) + 120, 0, 255) - 120) * 0.25
+    np.testing.assert_allclose(run_reference(import_onnx(path), {"q": q})["y"], wanted)

@@ -106,7 +106,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "import sys, apq_tvm.onnx_import; "
         "assert not {'onnx', 'tvm', 'onnxruntime', 'torch'} & set(sys.modules), sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=900)
 
 
 def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() -> None:
@@ -118,7 +118,7 @@ def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() 
 
     assert SUPPORTED.isdisjoint(REFUSED)
     in_part = {"BatchNormalization", "ConvTranspose", "MaxUnpool", "Resize", "SpaceToDepth"}
-    in_part |= {"Squeeze"} | SUPPORTED & SHAPE_INPUTS.keys()
+    in_part |= {"Identity", "Squeeze"} | SUPPORTED & SHAPE_INPUTS.keys()
     assert SUPPORTED & EXPANSIONS.keys() == in_part  # some forms of these are expanded
     known = set(_get_convert_map())
     assert known <= SUPPORTED | set(REFUSED) | set(EXPANSIONS)

@@ -104,6 +104,27 @@ def test_integers_cast_and_scaled(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensor.zeros, np.full((6, 1), 120))
 
 
+def test_negative_scales_mean_what_they_say(tmp_path: Path) -> None:
+    """Of weights they keep their codes; the range of activations is clipped to all the same."""
+    weights = {"q": integers("int8", 64, 6)[0], "s": -np.abs(rand(6)) - 0.01}
+    weights |= {"one": np.float32(-0.02), "zero": np.int8(3)}
+    nodes = [
+        ("DequantizeLinear", "q s", "w", {"axis": 1}),
+        ("QuantizeLinear", "x one zero", "xq"),
+        ("DequantizeLinear", "xq one zero", "xf"),
+        ("MatMul", "xf w", "y"),
+        ("QuantizeLinear", "y one zero", "z"),
+    ]
+    path = save(build(nodes, {"x": ("float32", ["b", 64])}, "z", weights), tmp_path)
+    model = import_onnx(path)
+    assert (kept(model).scales <= 0).all()
+    (clip,) = [node for node in model.nodes if node.op == "Clip"]
+    low, high = (float(model.weights[name]) for name in clip.inputs[1:])
+    assert low < 0 < high
+    (last,) = [node for node in model.nodes if node.op == "QuantizeLinear"]
+    assert float(model.weights[last.inputs[1]]) < 0
+
+
 def test_infinite_scales_are_refused(tmp_path: Path) -> None:
     weights = {"q": integers("int8", 64, 6)[0], "s": np.full(6, np.inf, np.float32)}
     nodes = [("DequantizeLinear", "q s", "w", {"axis": 1}), ("MatMul", "x w", "y")]

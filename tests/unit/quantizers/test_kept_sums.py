@@ -1,4 +1,4 @@
-"""Rounding that keeps the sums of rows; convolutions too small to quantize."""
+"""Rounding that keeps sums of rows and answers to means; convolutions too small to quantize."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from apq_tvm.formats.scheme import parse_scheme
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize
 from apq_tvm.quantizers.families import rtn
+from apq_tvm.quantizers.families.kept_means import keep_means
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import Scheme
 
@@ -40,6 +41,22 @@ def test_rows_keep_their_sums(text: str) -> None:
     errors = [np.square(dequantize(t) - w).sum() for t in (plain, kept)]
     assert errors[1] < 1.05 * errors[0]
     np.testing.assert_allclose(row_sums(kept), dequantize(kept).sum(1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("text", ["W8A8", "W4A8", "W4zA8"])
+def test_rows_keep_their_answers_to_means(text: str) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((40, 300)).astype(np.float32)
+    w[3] = 0
+    means = np.concatenate([rng.random((2, 300)) ** 4, np.zeros((1, 300))]).astype(np.float32)
+    plain = rtn.quantize_tensor(w, scheme(text))
+    kept = keep_means(w, plain, means)
+    errors = [dequantize(tensor) - w for tensor in (plain, kept)]
+    for g in (*means[:2], np.ones(300, np.float32)):
+        before, after = (float(np.square(error @ g).sum()) for error in errors)
+        assert after < 0.05 * before
+    assert np.square(errors[1]).sum() < 1.1 * np.square(errors[0]).sum()
+    np.testing.assert_array_equal(dequantize(kept)[3], 0)
 
 
 def test_grouped_sums_of_rows() -> None:

@@ -24,6 +24,18 @@ def as_float(steps: Steps, x: str) -> str:
     return x if steps.graph.dtype(x) == "float32" else steps("Cast", x, to=1)
 
 
+def as_rows(steps: Steps, x: str) -> str:
+    """Features [N, F]: those of one row may come as [F].
+
+    Raises
+    ------
+    UnsupportedModel
+        There are other axes.
+    """
+    shape = steps.shape(x, 1, 2)
+    return x if len(shape) == 2 else steps.reshape(x, 1, shape[0])
+
+
 def numbers(steps: Steps, name: str, dtype: str = "float32") -> str:
     """An attribute that is a list as a constant [n]."""
     array = np.asarray(steps.node.attrs[name], dtype).reshape(-1)
@@ -138,10 +150,8 @@ def label_encoder(graph: Graph, node: Node) -> list[Node]:
 
 def _listed(steps: Steps, name: str) -> Array:
     """Keys or values of a LabelEncoder."""
-    if "string" in name:
-        raise steps.refuse("its labels are strings; encode them before or behind the model")
     array = np.asarray(steps.node.attrs[name]).reshape(-1)
-    if array.dtype.kind not in "fiu":
+    if "string" in name or array.dtype.kind not in "fiu":
         raise steps.refuse("its labels are strings; encode them before or behind the model")
     return array.astype(np.float32) if name.endswith("floats") else array
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.operators.classical.rows import as_float
+from apq_tvm.onnx_import.operators.classical.rows import as_float, as_rows
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Node
 
@@ -90,9 +90,7 @@ def positive(steps: Steps, score: str, known: list[int], above: float) -> str:
 def _product(steps: Steps, rows: int) -> str:
     """``x · coefficientsᵀ + intercepts`` [N, rows]."""
     attrs, graph = steps.node.attrs, steps.graph
-    x = as_float(steps, steps.node.inputs[0])
-    if len(shape := steps.shape(x, 1, 2)) == 1:
-        x = steps.reshape(x, 1, shape[0])
+    x = as_rows(steps, as_float(steps, steps.node.inputs[0]))
     matrix = np.asarray(attrs["coefficients"], np.float32).reshape(rows, -1).T  # [columns, rows]
     weight = graph.add_weight(f"{steps.node.name}.coefficients", np.ascontiguousarray(matrix))
     y = steps("MatMul", x, weight)

@@ -10,6 +10,7 @@ import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.classical.forest import MODES, Forest, by_leaves, by_numbers
+from apq_tvm.onnx_import.operators.classical.rows import as_rows
 from apq_tvm.onnx_import.operators.classical.scores import (
     labels,
     picked,
@@ -32,9 +33,7 @@ class _Walk:
 
     def __init__(self, steps: Steps, forest: Forest) -> None:
         self.steps, self.forest = steps, forest
-        x = steps.node.inputs[0]
-        if len(shape := steps.shape(x, 1, 2)) == 1:
-            x = steps.reshape(x, 1, shape[0])
+        x = as_rows(steps, steps.node.inputs[0])
         self.rows, columns = steps.shape(x)
         if isinstance(columns, int) and forest.features.max() >= columns:
             raise ValueError(f"column {forest.features.max()} is compared, x has {columns}")

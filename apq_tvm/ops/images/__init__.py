@@ -1,0 +1,1 @@
+"""What works on images and on windows of them, channels first or last."""

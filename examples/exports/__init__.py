@@ -1,0 +1,1 @@
+"""What ``examples/export_models.py`` exports, one module a kind of model."""
