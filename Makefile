@@ -8,8 +8,10 @@ PINS   := pyproject.toml .ci/constraints.txt
 
 # Files whole to one worker: both would build a file's modules otherwise. In their order, the slow
 # ones first: the workers end together. The 20 slowest are shown. Each worker computes on one thread:
-# two that wait for each other on two cores, beside another two, take a third longer.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20
+# two that wait for each other on two cores, beside another two, take a third longer. One that
+# crashes ends the run: a new one would begin with the same test.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+    --max-worker-restart 0 --durations 20
 
 # Files of Python are compiled once, not by each of some hundred processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE

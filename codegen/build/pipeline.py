@@ -18,6 +18,7 @@ from tvm import s_tir, sym, tirx
 from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
+from apq_tvm.codegen.build.wraps import keep_scalar
 from apq_tvm.schedules.graph.exprs import collect
 from apq_tvm.schedules.graph.lets import hide_binds, spill_large
 
@@ -117,6 +118,11 @@ def _hide_binds(mod: Any, _: Any) -> Any:
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
+def _keep_scalar(mod: Any, _: Any) -> Any:
+    functions = {name: keep_scalar(func) for name, func in mod.functions.items()}
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
 def _within_root(func: Any) -> Any:
     """The body of a function without blocks but for the root; None if there are others.
 
@@ -153,6 +159,7 @@ def _passes() -> tuple[Any, Any, Any]:
         plain.RemoveNoOp(),
         structured.RewriteUnsafeSelect(),
         tvm.transform.module_pass(_share, opt_level=0, name="apq.CommonSubexprElim"),
+        tvm.transform.module_pass(_keep_scalar, opt_level=0, name="apq.KeepScalar"),
         plain.FP8ComputeLegalize(),
         plain.VerifyMemory(),
         plain.AnnotateEntryFunc(),

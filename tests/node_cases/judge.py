@@ -6,20 +6,24 @@ Cases run in processes of their own, many in one module; a group that does not p
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import time
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from tests.node_cases.cases import Case
+from tests.node_cases.processes import cpu_seconds
 from tests.node_cases.worker import Outcome, serve
 
 GROUP = 48
 SECONDS = 300
 """Of CPU for a group; a single case gets a fifth."""
 
-PATIENCE = 5
-"""So many times as long may pass, on a machine that is slow at times."""
+STILL = 120
+"""Seconds without any CPU after which a process waits for itself, however slow its machine."""
 
 
 class Judge:
@@ -65,22 +69,44 @@ class Judge:
                 yield from self._group(names[start : start + size])
 
     def _run(self, names: Sequence[str], stage: str) -> tuple[dict[str, Outcome], Outcome]:
-        """What one process said, and how it ended."""
+        """What one process said, and how it ended; one that stands still gets a second try."""
+        found, why = self._tried(names, stage)
+        if why[0] == "hang":
+            warnings.warn(f"{stage} of {', '.join(names)} stood still:\n{why[1]}", stacklevel=2)
+            found, why = self._tried(names, stage)
+        return found, why
+
+    def _tried(self, names: Sequence[str], stage: str) -> tuple[dict[str, Outcome], Outcome]:
         here, there = self._context.Pipe(duplex=False)
         seconds = SECONDS if stage == "compile" and len(names) > 1 else SECONDS // 5
         words = (there, self.folder, names, stage, seconds)
         process = self._context.Process(target=serve, args=words)
         process.start()
         there.close()
-        found, why = dict[str, Outcome](), ("slow", f"no answer in {seconds} s")
+        found, why = dict[str, Outcome](), ("passes", "")
+        used = -1.0
         try:
-            while len(found) < len(names) and here.poll(PATIENCE * seconds):
-                name, outcome = here.recv()
-                found[name] = outcome
+            while len(found) < len(names) and why[0] != "hang":
+                if here.poll(STILL):
+                    name, outcome = here.recv()
+                    found[name] = outcome
+                elif (now := cpu_seconds(process.pid)) == used:
+                    why = ("hang", self._stacks(process.pid))
+                else:
+                    used = now
         except EOFError:
-            process.join()
-            if process.exitcode != -signal.SIGPROF:
+            process.join(STILL)
+            if process.exitcode == -signal.SIGPROF:
+                why = ("slow", f"no answer in {seconds} s of CPU")
+            else:
                 why = ("crash", f"the process ended with {process.exitcode}")
         process.kill()
         process.join()
         return found, why
+
+    def _stacks(self, pid: int) -> str:
+        """Where the threads of a process are, which it says itself (`serve`)."""
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(5)
+        path = self.folder / f"{pid}.stacks"
+        return path.read_text() if path.exists() else "no stacks"

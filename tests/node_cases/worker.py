@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import os
 import signal
@@ -22,8 +23,11 @@ Outcome = tuple[str, str]
 def serve(pipe: Connection, folder: Path, names: Sequence[str], stage: str, seconds: int) -> None:
     """Judge cases and send the outcome of each; one group is one module.
 
-    SIGPROF ends the process where an answer takes more seconds of CPU.
+    SIGPROF ends the process where an answer takes more seconds of CPU; SIGUSR1 lets it write where
+    its threads are.
     """
+    stacks = (folder / f"{os.getpid()}.stacks").open("w")
+    faulthandler.register(signal.SIGUSR1, stacks)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
