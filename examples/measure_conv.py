@@ -5,7 +5,8 @@ random, or paths of ONNX files; ``--size 1x3x640x640`` is for inputs whose sizes
 are the float32 model and `quantize_static` of it, QDQ, per channel, int8 weights, uint8 and int8
 activations: the fastest counts. All take turns in one process; one thread is timed by its own
 clock, which stands while others use the core, two by the wall's. Rows lie in
-``docs/measured/conv.json``. ``--target znver3`` measures code for other machines here.
+``docs/measured/conv_TARGET.json``, a file for each machine. ``--target znver3`` measures code for
+other machines here.
 """
 
 from __future__ import annotations
@@ -156,14 +157,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="*", default=THREADS)
     arguments = parser.parse_args()
     shape = tuple(map(int, arguments.size.split("x")))
-    target = measure.place()["target"] if arguments.target == "host" else arguments.target
+    machine = measure.place()
+    target = machine["target"] if arguments.target == "host" else arguments.target
     for name in arguments.models:
         with tempfile.TemporaryDirectory(prefix="apq-conv-") as made:
             path = Path(name) if name.endswith(".onnx") else exported(name, Path(made))
             for row in rows(path.stem, path, target, shape, Path(made), arguments.threads):
                 print(row, flush=True)
                 keys = ("model", "target", "batch", "threads")
-                measured.store("conv", [row], measure.place(), merge_by=keys)
+                measured.store(f"conv_{machine['target']}", [row], machine, merge_by=keys)
     measured.render_all()
 
 

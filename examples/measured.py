@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def store(
     """
     path = FOLDER / f"{name}.json"
     fresh = [{"date": date.today().isoformat(), **row} for row in rows]
-    if merge_by:
+    if merge_by and path.exists():
         check_machine(name, machine)
         before = read(name)["rows"]
         named = {tuple(row[k] for k in merge_by): row for row in [*before, *fresh]}
@@ -394,9 +395,9 @@ def models(name: str = "models") -> str:
     return f"{machine_name(document)}. Measured {dated}.\n\n{table(columns, cells)}"
 
 
-def conv() -> str:
-    """Convolution nets beside ONNX Runtime."""
-    document = read("conv")
+def conv(name: str) -> str:
+    """Convolution nets beside ONNX Runtime, on one machine."""
+    document = read(name)
     rivals = ("fp32", "QUInt8", "QInt8")
     cells = (
         (
@@ -426,7 +427,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "model": model,
     "models": models,
     "exports": lambda: models("exports"),
-    "conv": conv,
+    **{path.stem: partial(conv, path.stem) for path in sorted(FOLDER.glob("conv_*.json"))},
     "accuracy": accuracy,
     "images": images,
     "arm_decode": lambda: arm_shares("arm_decode"),

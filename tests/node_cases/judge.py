@@ -1,4 +1,4 @@
-"""Each case ends as ``passes``, ``refused``, or a bug: ``wrong``, ``crash``, ``error``, ``slow``.
+"""Each case ends as ``passes``, ``refused``, or a bug: ``wrong crash error slow hang``.
 
 Cases run in processes of their own, many in one module; a group that does not pass whole is halved.
 """
