@@ -110,6 +110,9 @@ def around(name: str, *axes: tuple[Any, Any], opaque: bool = False) -> Iterator[
 class GemmTask(ABC):
     """The loops that all GEMMs share; subclasses declare operands and fill the stages."""
 
+    reads_codes = True
+    """Activations are codes, so that asymmetric ones have centres; floats have none."""
+
     def __init__(self, spec: LinearSpec, blocking: GemmBlocking, lanes: int, k: int) -> None:
         self.spec, self.blocking, self.lanes, self.k = spec, blocking, lanes, k
         self.row_blocks = -(-spec.n // lanes)
@@ -260,7 +263,7 @@ class GemmTask(ABC):
     def _write(self, m: Expr, j: Expr, r: Expr, value: Expr) -> None:
         """The epilogue of one element of x Wᵀ."""
         row, col = self.row + m, self.row_block(j) * i64(self.lanes) + r
-        if self.row_sums is not None:
+        if self.row_sums is not None and self.reads_codes:
             value = value + self.centre(row) * self.row_sums[col]
         if self.bias is not None:
             value = value + self.bias[col]

@@ -96,3 +96,36 @@ def test_under_qemu(target: str, cpu: str, model: Path, tmp_path: Path) -> None:
     apq_tvm.compile(model, tmp_path / "m", scheme="W8A8", tensor_types=TYPES, target=target)
     program = ModuleProgram(tmp_path / "m", tmp_path)
     check(lambda x: program.run({"x": x}, cpu), model, True)
+
+
+LONG = 33200
+"""Columns whose products of codes may exceed int32, so that activations stay floats."""
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    inputs, weights = {"x": ("float32", ["m", LONG])}, {"w": rand(LONG, 17) / 180}
+    made = build([("MatMul", "x w", "y")], inputs, "y", weights)
+    return save(made, tmp_path_factory.mktemp("long"))
+
+
+def check_long(run: Callable[[Array], dict[str, Array]], model: Path) -> None:
+    decoded = Simulation(quantize(import_onnx(model), "W8A8"), activations=False)
+    for m in (1, 9):
+        x = np.random.default_rng(m).random((m, LONG), np.float32)
+        wanted = decoded.run({"x": x})["y"]
+        np.testing.assert_allclose(run(x)["y"], wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_too_long_for_codes(long_model: Path, tmp_path: Path) -> None:
+    apq_tvm.compile(long_model, tmp_path / "m", scheme="W8A8")
+    module = load_module(tmp_path / "m")
+    check_long(lambda x: module.run({"x": x}), long_model)
+
+
+@needs_qemu
+@pytest.mark.all_cases
+def test_rows_too_long_for_codes_on_arm(long_model: Path, tmp_path: Path) -> None:
+    apq_tvm.compile(long_model, tmp_path / "m", scheme="W8A8", target="graviton2")
+    program = ModuleProgram(tmp_path / "m", tmp_path)
+    check_long(lambda x: program.run({"x": x}, "neoverse-n1"), long_model)
