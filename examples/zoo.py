@@ -303,7 +303,7 @@ MODELS = (
         _OCR,
         "ch_PP-OCRv4_rec_infer.onnx",
         picture(0.5, 0.5, lines=1),
-        {f"{_PADDLE}.0": 2, f"{_PADDLE}.1": 320},
+        {f"{_PADDLE}.0": 8, f"{_PADDLE}.1": 320},
     ),
     Model(
         _OCR,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from apq_tvm.nearest import nearest
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import Method
 from apq_tvm.quantizers.codebook_file import Books, codebooks_for
+from apq_tvm.quantizers.kept_float import KeptFloat
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.registry import prepare, quantizer_of
 from apq_tvm.types import (
@@ -27,19 +28,6 @@ from apq_tvm.types import (
     QuantizedTensor,
     Scheme,
 )
-
-MIN_K = 16
-"""Linear layers with fewer inputs stay float: the smallest group is 16."""
-
-THIN = (16, 32)
-"""Convolutions with at most so many outputs and inputs stay float (`_thin`): one vector of outputs,
-one unit of K."""
-
-MIN_TABLE_ROWS = 16
-"""Embedding tables with fewer rows stay float: one row serves so many tokens that its error does
-not average out (token types in BERT: all tokens use one of two rows), and its bytes are nothing. In
-the demo model at W4A8g32, rounding those 768 weights too lowers the mean pooled cosine to the float
-model from 0.9855 to 0.9788."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +229,7 @@ def _layers(
     """Every quantizable node, in the model's order."""
     rules = [(pattern, _compile(pattern), parse_scheme(s)) for pattern, s in tensor_types.items()]
     unused = {pattern for pattern, _, _ in rules}
-    windows = {node.outputs[0] for node in model.nodes if node.op == "apq.Windows"}
+    kept_float = KeptFloat(model)
     for node in model.nodes:
         weight = _weight_of(node)
         if weight is None:
@@ -250,9 +238,7 @@ def _layers(
             yield _Layer(node.name, weight, None, node.attrs["keep"])
             continue
         chosen, note, kept = default, "the scheme is float", False
-        if default is not None and (reason := _small(node, model.weights[weight].shape)):
-            chosen, note = None, reason
-        elif default is not None and (reason := _thin(model, node, default, windows)):
+        if default is not None and (reason := kept_float.reason(node, default)):
             chosen, note = None, reason
         elif default is not None and node.op == "apq.Embedding":
             chosen = embedding_scheme(default)
@@ -313,37 +299,6 @@ def _weight_of(node: Node) -> str | None:
     """Name of the weight that may be quantized: [N, K] of a linear layer, [V, D] of a table."""
     position = WEIGHT_INPUT.get(node.op)
     return None if position is None else node.inputs[position]
-
-
-def _small(node: Node, shape: tuple[int, ...]) -> str:
-    """Why a layer is too small to quantize unasked, or ``""``."""
-    if node.op == "apq.Linear" and shape[1] < MIN_K:
-        return f"K={shape[1]} is below {MIN_K}, the smallest group"
-    if node.op == "apq.Embedding" and shape[0] < MIN_TABLE_ROWS:
-        return (
-            f"{shape[0]} rows serve all tokens: their error would not average out, and they take "
-            f"only {4 * shape[0] * shape[1]} bytes"
-        )
-    return ""
-
-
-def _thin(model: ImportedModel, node: Node, default: Scheme, windows: Collection[str]) -> str:
-    """Why a convolution is too small to quantize unasked, or ``""``.
-
-    Rounding a pixel's inputs takes longer there than int8 products save (mtcnn's pnet: 0.44 ms
-    instead of 0.56), and few errors do not average out. A file's own codes are kept.
-    """
-    if node.op != "apq.Linear" or not default.integer_acts or node.inputs[1] in model.quantized:
-        return ""
-    n, k = model.weights[node.inputs[1]].shape
-    spec = model.value_specs.get(node.outputs[0])
-    image = spec is not None and len(spec.shape) >= 4 and any(d != 1 for d in spec.shape[1:-1])
-    if n > THIN[0] or k > THIN[1] or not (image or node.inputs[0] in windows):
-        return ""
-    return (
-        f"{n} outputs of {k} inputs are at most {THIN[0]} of {THIN[1]}: rounding its pixels would "
-        "take longer than int8 saves"
-    )
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -1,0 +1,111 @@
+"""Which layers stay float unless `--tensor-type` names them, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from apq_tvm.types import WEIGHT_INPUT, ImportedModel, Node, Scheme
+
+MIN_K = 16
+"""Linear layers with fewer inputs stay float: the smallest group is 16."""
+
+THIN = (16, 32)
+"""Convolutions with at most so many outputs and inputs stay float (`_thin`): one vector of outputs,
+one unit of K."""
+
+MIN_TABLE_ROWS = 16
+"""Embedding tables with fewer rows stay float: one row serves so many tokens that its error does
+not average out (token types in BERT: all tokens use one of two rows), and its bytes are nothing. In
+the demo model at W4A8g32, rounding those 768 weights too lowers the mean pooled cosine to the float
+model from 0.9855 to 0.9788."""
+
+MOST_LAYERS = 3
+"""One behind the other before a logarithm: a Fourier transform in two steps and its bands."""
+
+_PASSING = frozenset(
+    # Results whose small values come from small operands: a spectrum's size, its bands, a mean,
+    "Abs Add Clip Div Log Max Min Mul Neg Pow Sqrt Sub Sum Where apq.Linear apq.MatMul "
+    "ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare "
+    # and those that are operands, put elsewhere.
+    "Concat Expand Flatten Gather Identity Reshape ScatterElements ScatterND Slice Split Squeeze "
+    "Transpose Unsqueeze apq.Assume apq.Pad apq.Slice".split()
+)
+
+
+class KeptFloat:
+    """Why layers of a model stay float unasked.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    """
+
+    def __init__(self, model: ImportedModel) -> None:
+        self._model = model
+        self._windows = {n.outputs[0] for n in model.nodes if n.op == "apq.Windows"}
+        self._logarithms = _read_by_logarithms(model.nodes)
+
+    def reason(self, node: Node, scheme: Scheme) -> str:
+        """Why a layer that `scheme` would quantize stays float, or ``""``."""
+        return self._small(node) or self._logarithm(node) or self._thin(node, scheme)
+
+    def _small(self, node: Node) -> str:
+        rows, columns = self._model.weights[node.inputs[WEIGHT_INPUT[node.op]]].shape
+        if node.op == "apq.Linear" and columns < MIN_K:
+            return f"K={columns} is below {MIN_K}, the smallest group"
+        if node.op == "apq.Embedding" and rows < MIN_TABLE_ROWS:
+            return (
+                f"{rows} rows serve all tokens: their error would not average out, and they take "
+                f"only {4 * rows * columns} bytes"
+            )
+        return ""
+
+    def _logarithm(self, node: Node) -> str:
+        """Spectra: a logarithm makes small values large, but codes are as coarse as the largest.
+
+        The melspectrogram of openwakeword: cosine 0.89 in W8A8. A file's own codes are kept.
+        """
+        if node.name not in self._logarithms or self._coded(node):
+            return ""
+        return "a logarithm reads its results, whose small values 8 bits do not tell apart"
+
+    def _thin(self, node: Node, scheme: Scheme) -> str:
+        """Small convolutions.
+
+        Rounding a pixel's inputs takes longer there than int8 products save (mtcnn's pnet: 0.44 ms
+        instead of 0.56), and few errors do not average out. A file's own codes are kept.
+        """
+        if node.op != "apq.Linear" or not scheme.integer_acts or self._coded(node):
+            return ""
+        n, k = self._model.weights[node.inputs[1]].shape
+        spec = self._model.value_specs.get(node.outputs[0])
+        image = spec is not None and len(spec.shape) >= 4 and any(d != 1 for d in spec.shape[1:-1])
+        if n > THIN[0] or k > THIN[1] or not (image or node.inputs[0] in self._windows):
+            return ""
+        return (
+            f"{n} outputs of {k} inputs are at most {THIN[0]} of {THIN[1]}: rounding its pixels "
+            "would take longer than int8 saves"
+        )
+
+    def _coded(self, node: Node) -> bool:
+        return node.inputs[1] in self._model.quantized
+
+
+def _read_by_logarithms(nodes: Sequence[Node]) -> set[str]:
+    """Names of the layers whose small results a logarithm sees."""
+    found: set[str] = set()
+    layers: dict[str, int] = {}  # how many lie between a value and its logarithm
+    for node in reversed(nodes):
+        between = min((layers[out] for out in node.outputs if out in layers), default=None)
+        if node.op == "Log":
+            between = 0
+        if between is None or node.op not in _PASSING:
+            continue
+        if node.op == "apq.Linear":
+            if node.attrs["activation"] or between == MOST_LAYERS:
+                continue
+            found.add(node.name)
+            between += 1
+        for value in node.inputs:
+            layers[value] = min(between, layers.get(value, between))
+    return found
