@@ -25,6 +25,9 @@ LEAST_OUTPUTS = 16
 MOST_LAYERS = 64
 """Groups that become layers of their own."""
 
+LARGEST_JOINED = 1 << 24
+"""Elements of a weight with the zeros between joined groups: a file's few may ask for terabytes."""
+
 
 def convolution(last: ChannelsLast, node: Node) -> bool:
     """``Conv`` with constant weights; whether it was written."""
@@ -44,7 +47,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
         _depthwise(last, node, attrs)
         return True
     joined = _joined(group, w.shape[0] // group)
-    if group // joined > MOST_LAYERS:
+    if group // joined > MOST_LAYERS or (joined > 1 and w.size * joined > LARGEST_JOINED):
         return False
     _grouped(last, node, attrs, group, joined)
     return True

@@ -17,9 +17,18 @@ from apq_tvm.onnx_import.symbolic.dims import product
 from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Array, Node
 
+LARGEST = 1 << 24
+"""Weights of one axis, and the places they are computed from."""
+
 
 def resize(graph: Graph, node: Node) -> list[Node] | None:
-    """Resize by matrices; None where TVM's own is right, or sizes are not known before run time."""
+    """Resize by matrices; None where TVM's own is right, or sizes are not known before run time.
+
+    Raises
+    ------
+    UnsupportedModel
+        A matrix would be larger than a file may ask for.
+    """
     attrs = node.attrs
     infer(graph, node)
     source, target = graph.known_shape(node.inputs[0]), graph.known_shape(node.outputs[0])
@@ -36,7 +45,10 @@ def resize(graph: Graph, node: Node) -> list[Node] | None:
         return None
     steps, x, shape = Steps(graph, node), node.inputs[0], list(source)
     for axis, (before, after) in zip(axes, numbers, strict=True):
-        matrix = interpolation(before, after, scales[axis], attrs)
+        try:
+            matrix = interpolation(before, after, scales[axis], attrs)
+        except ValueError as error:
+            raise steps.refuse(str(error)) from None
         shape[axis] = after
         x = _along(steps, x, axis, matrix)
     return steps.done(x)
@@ -78,13 +90,23 @@ def interpolation(before: int, after: int, scale: float, attrs: Any) -> Array:
     scale : float
     attrs : mapping
         The node's.
+
+    Raises
+    ------
+    ValueError
+        More than `LARGEST` weights.
     """
-    positions = _positions(
-        before, after, scale, attrs.get("coordinate_transformation_mode", "half_pixel")
-    )
     narrow = min(scale, 1.0) if attrs.get("antialias", 0) else 1.0
     cubic = attrs.get("mode") == "cubic"
     reach = int(np.ceil((2 if cubic else 1) / narrow)) + 1
+    if after * max(before, 2 * reach + 1) > LARGEST:
+        raise ValueError(
+            f"an axis of {before} resized to {after} by {scale:g} takes a matrix of more than "
+            f"{LARGEST} weights"
+        )
+    positions = _positions(
+        before, after, scale, attrs.get("coordinate_transformation_mode", "half_pixel")
+    )
     first = np.floor(positions).astype(np.int64)[:, None]
     taps = first + np.arange(-reach, reach + 1)[None, :]
     distance = np.abs(taps - positions[:, None]) * narrow

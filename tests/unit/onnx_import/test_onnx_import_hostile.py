@@ -187,6 +187,26 @@ def test_sizes_have_bounds(tmp_path: Path) -> None:
     assert time.process_time() - start < 2 * SECONDS
 
 
+def test_interpolation_has_a_bound(tmp_path: Path) -> None:
+    """A few bytes that ask for a matrix of 65536 x 98304; found by the importer's fuzzer."""
+    inputs = {"x": ("float32", [1, 1, 1 << 16, 8])}
+    for scale, more in ((1.500001, {"mode": "linear"}), (0.5, {"mode": "cubic", "antialias": 1})):
+        weights = {"s": np.array([1, 1, scale, 1], np.float32)}
+        refused(
+            save(build([("Resize", "x _ s", "y", more)], inputs, "y", weights, 18), tmp_path),
+            f"n_y 65536 {scale:g}",
+        )
+
+
+def test_joined_groups_have_a_bound(tmp_path: Path) -> None:
+    """A prime number of groups cannot be joined in parts; zeros between all would take 34 GB."""
+    groups, before = 65521, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    inputs, weights = {"x": ("float32", [1, groups, 2, 2])}, {"w": rand(2 * groups, 1, 1, 1)}
+    path = save(build([("Conv", "x w", "y", {"group": groups})], inputs, "y", weights), tmp_path)
+    assert import_onnx(path).outputs[0].shape == (1, 2 * groups, 2, 2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES << 10
+
+
 SLOW: dict[str, tuple[Any, ...]] = {
     # What onnx's reference computes in Python: (operator, inputs, attributes, opset).
     "Resize": ("image _ image_scales", {"mode": "cubic"}, 17),
