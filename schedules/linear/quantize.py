@@ -8,7 +8,7 @@ from tvm import s_tir
 
 from apq_tvm.ops.activations.bundles import quantize_bundles
 from apq_tvm.ops.activations.quantize import quantize_activations
-from apq_tvm.ops.activations.windows_direct import DirectWindows
+from apq_tvm.ops.activations.windows_strips import StripWindows
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -69,8 +69,8 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
     """
     sch = s_tir.Schedule(func)
     unroll = decide("unroll", (4, 2, 1, 8))
-    if func.attrs["apq.op"] == DirectWindows.name:
-        return schedule_direct(sch)
+    if func.attrs["apq.op"] == StripWindows.name:
+        return schedule_strips(sch)
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
     for suffix in group_suffixes(sch):
@@ -78,10 +78,9 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
     return sch.mod["main"]
 
 
-def schedule_direct(sch: Any) -> Any:
-    """Schedule `apq_tvm.ops.activations.windows_direct`, whose vectors are there."""
-    for task in ("pixels", "task"):
-        sch.parallel(sch.fuse(*sch.get_loops(sch.get_sblock(task))))
+def schedule_strips(sch: Any) -> Any:
+    """Schedule `apq_tvm.ops.activations.windows_strips`, whose vectors are there."""
+    sch.parallel(sch.fuse(*sch.get_loops(sch.get_sblock("task"))))
     low = [("lowest", "max")] if has_block(sch, "lowest") else []
     for name, operation in (("largest", "max"), *low, ("total", "add")):
         _reduce(sch, sch.get_sblock(name), operation, "int32")

@@ -1,4 +1,4 @@
-"""Windows quantized straight from the image: the same as of rows that were gathered before."""
+"""Windows of a strip of an image share a scale, others have one each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from built import built
 
-from apq_tvm.ops.activations import windows
-from apq_tvm.ops.activations.windows_direct import DirectWindows
+from apq_tvm.ops.activations import windows, windows_strips
+from apq_tvm.ops.activations.quantize import ASYMMETRIC
+from apq_tvm.ops.activations.windows_strips import StripWindows, covered, strip_rows
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.lets import spill_lets
 from apq_tvm.schedules.linear.quantize import schedule_quantize
+from apq_tvm.tensorize.exprs import i64
 
 HOST = find_profile("host")
 
@@ -27,18 +29,17 @@ CASES = (
 """Shape of the image, geometry, channels, bits; images of one to three axes."""
 
 
+def extents(x: Any, geometry: Geometry) -> list[int]:
+    """Positions along every axis."""
+    return [int(geometry.extent(i, i64(size))) for i, size in enumerate(x.shape[1:-1])]
+
+
 def quantized(
     x: Any, geometry: Geometry, channels: tuple[int, int], bits: int, asymmetric: bool = False
 ) -> list[Any]:
     shape = ("n", *x.shape[1:])
     func = windows.quantize_windows(shape, geometry, channels, (-1, -1), 32, bits, asymmetric)
-    sizes = []
-    for i, size in enumerate(x.shape[1:-1]):
-        span = (geometry.kernel[i] - 1) * geometry.dilations[i] + 1
-        padding = 0 if geometry.auto else geometry.begins[i] + geometry.ends[i]
-        stride = geometry.strides[i]
-        sizes.append(-(-size // stride) if geometry.auto else (size + padding - span) // stride + 1)
-    m, k = len(x) * int(np.prod(sizes)), geometry.taps * channels[1]
+    m, k = len(x) * int(np.prod(extents(x, geometry))), geometry.taps * channels[1]
     factors = np.full((m, 1 + asymmetric), np.nan, np.float32)
     out = [np.full((m, -(-k // 32) * 32), 77, np.int8), factors]
     out.append(np.full((m, 1), 77, np.int32))
@@ -46,33 +47,75 @@ def quantized(
     return [func.attrs["apq.op"], *out]
 
 
+def padded(x: Any, geometry: Geometry) -> Any:
+    """The image with zeros around it, as far as windows reach."""
+    wide = []
+    for i, (size, pixels) in enumerate(
+        zip(x.shape[1:-1], covered(geometry, extents(x, geometry)), strict=True)
+    ):
+        begin = int(geometry.begin(i, i64(size)))
+        wide.append((begin, max(0, pixels - begin - size)))
+    return np.pad(x, [(0, 0), *wide, (0, 0)])
+
+
 @pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("scratch", [1, 2000, 1 << 15])
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_same_as_of_gathered_rows(
-    case: int, asymmetric: bool, monkeypatch: pytest.MonkeyPatch
+def test_windows_of_a_strip_share_a_scale(
+    case: int, scratch: int, asymmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape, geometry, channels, bits = CASES[case]
+    monkeypatch.setattr(windows_strips, "SCRATCH", scratch)
+    shape, geometry, (first, count), bits = CASES[case]
     x = np.random.default_rng(case).standard_normal(shape).astype(np.float32)
-    x[0, :3] = 0  # some windows have nothing else: their scale is 0
-    x[0, -1, ..., channels[0]] *= np.float32(1e30)
+    x[0, :3] = 0  # some strips have nothing else: their scale is 0
+    x[0, -1, ..., first] *= np.float32(1e30)
     if asymmetric:
         bits, x = 8, x + np.float32(0.7)
-    name, *direct = quantized(x, geometry, channels, bits, asymmetric)
-    assert name == DirectWindows.name
-    monkeypatch.setattr(windows, "takes", lambda *_: False)
-    name, *rows = quantized(x, geometry, channels, bits, asymmetric)
-    assert name == "quantize_windows"
-    for got, want in zip(direct, rows, strict=True):
-        np.testing.assert_array_equal(got, want)
+    name, codes, factors, sums = quantized(x, geometry, (first, count), bits, asymmetric)
+    assert name == StripWindows.name
+    image, out = padded(x[..., first : first + count], geometry), extents(x, geometry)
+    rows = strip_rows(geometry, out, count)
+    assert rows == 1 if scratch == 1 else rows >= 1
+    codes, factors, sums = (
+        a.reshape(len(x), *out, -1).astype(np.float64) for a in (codes, factors, sums)
+    )
+    for place in np.ndindex(len(x), *out):
+        n, *at = place
+        strip = at[0] // rows * rows
+        last = min(strip + rows, out[0]) - 1
+        top, stride = geometry.strides[0] * strip, geometry.strides[0]
+        seen = image[n, top : top + (last - strip) * stride + geometry.reach(0)]
+        taps = [
+            slice(a * s, a * s + geometry.reach(i), d)
+            for i, (a, s, d) in enumerate(
+                zip(at, geometry.strides, geometry.dilations, strict=True)
+            )
+        ]
+        window = image[(n, *taps)].reshape(-1).astype(np.float64)
+        high, low = max(0.0, seen.max()), min(0.0, seen.min())
+        most = ASYMMETRIC if asymmetric else 2 ** (bits - 1) - 1
+        size = (high - low) / 2 if asymmetric else max(high, -low)
+        scale = np.float32(size / most)
+        np.testing.assert_allclose(factors[place][0], scale, rtol=1e-6)
+        centre = np.rint(factors[place][1] / scale) if asymmetric and size else 0.0
+        if asymmetric:
+            assert abs(centre - (high + low) / 2 * (most / size if size else 0)) <= 0.5 + 1e-4
+            np.testing.assert_allclose(factors[place][1], scale * centre, rtol=1e-6)
+        exact = window * (most / size if size else 0.0) - centre
+        got, filling = codes[place][: len(window)], codes[place][len(window) :]
+        assert np.abs(got - exact).max() <= 0.5 + 1e-4
+        assert (filling == -centre).all()
+        assert sums[place] == got.sum() + filling.sum()
 
 
-def test_infinities_make_the_scale_infinite() -> None:
-    x = np.ones((1, 4, 4, 16), np.float32)
+def test_infinities_make_the_scale_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows_strips, "SCRATCH", 1)
+    x = np.ones((2, 4, 4, 16), np.float32)
     x[0, 0, 0, 3], x[0, 3, 3, 5] = np.inf, np.nan
     geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
-    scales = quantized(x, geometry, (0, 16), 8)[2].reshape(4, 4)
-    assert np.isinf(scales[:2, :2]).all() and np.isnan(scales[2:, 2:]).all()
-    assert np.isfinite(scales[0, 2:]).all() and np.isfinite(scales[2:, 0]).all()
+    scales = quantized(x, geometry, (0, 16), 8)[2].reshape(2, 4, 4)
+    assert np.isinf(scales[0, :2]).all() and np.isnan(scales[0, 2:]).all()
+    assert np.isfinite(scales[1]).all()
 
 
 def test_what_it_does_not_take() -> None:

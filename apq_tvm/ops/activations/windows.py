@@ -14,8 +14,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import checked_widths, each_part
-from apq_tvm.ops.activations.windows_direct import TOGETHER, DirectWindows, takes
 from apq_tvm.ops.activations.windows_frame import QuantizeWindows
+from apq_tvm.ops.activations.windows_strips import StripWindows, takes
 from apq_tvm.ops.blocks import each, row_tasks
 from apq_tvm.ops.graph.shapes import Dim
 from apq_tvm.ops.images.windows import Geometry
@@ -64,9 +64,8 @@ def quantize_windows(
     k = geometry.taps * channels[1]
     padded, width, sum_width = checked_widths(k, *groups, bits)
     if takes(shape, geometry, channels[1]) and sum_width == padded:
-        rows = max(1, TOGETHER // padded)
-        direct = DirectWindows(k, padded, width, sum_width, lanes, rows, bits, asymmetric)
-        return direct.of(shape, geometry, channels)
+        strips = StripWindows(k, padded, width, sum_width, lanes, 1, bits, asymmetric)
+        return strips.of(shape, geometry, channels)
     rows = max(1, SCRATCH // padded)
     sizes = (k, padded, width, sum_width, min(lanes, sum_width), rows, bits)
     quantize = _Windows(*sizes, asymmetric=asymmetric)
