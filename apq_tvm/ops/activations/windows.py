@@ -63,7 +63,7 @@ def quantize_windows(
         raise NotApplicable("padding has no sign: activations of one bit need K columns")
     k = geometry.taps * channels[1]
     padded, width, sum_width = checked_widths(k, *groups, bits)
-    if takes(shape, geometry, channels[1]) and sum_width == padded:
+    if takes(geometry, channels[1]) and sum_width == padded:
         strips = StripWindows(k, padded, width, sum_width, lanes, 1, bits, asymmetric)
         return strips.of(shape, geometry, channels)
     rows = max(1, SCRATCH // padded)

@@ -11,7 +11,8 @@ time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from functools import reduce
+from operator import mul
 from typing import Any
 
 from tvm import tirx
@@ -20,7 +21,6 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.ops.activations.quantize import negative_order, range_factors, scale_and_inverse
 from apq_tvm.ops.activations.windows_frame import QuantizeWindows
 from apq_tvm.ops.blocks import reduce_all
-from apq_tvm.ops.graph.shapes import Dim
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.tensorize.exprs import (
     MAGIC,
@@ -44,25 +44,32 @@ SCRATCH = 1 << 15
 """Codes of a strip, unless one row of windows has more: they stay in the first cache."""
 
 
-def takes(shape: Sequence[Dim], geometry: Geometry, channels: int) -> bool:
-    """Whether the channels of a pixel are whole vectors, and the sizes of an image are known.
+def takes(geometry: Geometry, channels: int) -> bool:
+    """Whether the channels of a pixel are whole vectors.
 
     Windows of one tap read a pixel once or never: each has a scale of its own.
     """
-    known = all(isinstance(size, int) for size in shape[1:])
-    return channels % LANES[-1] == 0 and geometry.taps > 1 and known
+    return channels % LANES[-1] == 0 and geometry.taps > 1
 
 
-def covered(geometry: Geometry, positions: Sequence[int]) -> list[int]:
+def covered(geometry: Geometry, positions: Sequence[Expr]) -> list[Expr]:
     """Pixels along every axis that so many positions cover, padding among them."""
-    return [(n - 1) * geometry.strides[i] + geometry.reach(i) for i, n in enumerate(positions)]
+    return [
+        (n - 1) * i64(geometry.strides[i]) + i64(geometry.reach(i)) for i, n in enumerate(positions)
+    ]
 
 
-def strip_rows(geometry: Geometry, out: Sequence[int], channels: int) -> int:
+def strip_rows(geometry: Geometry, out: Sequence[Expr], channels: int) -> Expr:
     """Rows of positions in a strip, of `out` positions along every axis."""
-    line = channels * prod(covered(geometry, out)[1:])
-    rows = (SCRATCH // line - geometry.reach(0)) // geometry.strides[0] + 1
-    return min(out[0], max(1, rows))
+    line = reduce(mul, covered(geometry, out)[1:], i64(channels))
+    lines = i64(SCRATCH) // tirx.max(line, i64(1)) - i64(geometry.reach(0))
+    rows = tirx.max(i64(1), lines // i64(geometry.strides[0]) + 1)
+    return tirx.max(i64(1), tirx.min(out[0], rows))
+
+
+def _named(value: Expr) -> Expr:
+    """A number, or a name for what a run computes."""
+    return value if isinstance(value, tirx.IntImm) else b.bind(value)
 
 
 class StripWindows(QuantizeWindows):
@@ -74,35 +81,36 @@ class StripWindows(QuantizeWindows):
         g, sizes = self.gather.geometry, self.gather.sizes
         self.count = self.gather.count
         self.lanes = next(n for n in LANES if self.count % n == 0)
-        self.out = [int(extent) for extent in self.gather.out]
-        self.begins = [int(g.begin(i, size)) for i, size in enumerate(sizes)]
-        self.strip = strip_rows(g, self.out, self.count)
-        self.lines, *self.across = covered(g, [self.strip, *self.out[1:]])
-        strips = -(-self.out[0] // self.strip)
         with b.sblock("root"):
             b.reads()
             b.writes()
-            with b.grid(self.x.shape[0], i64(strips)) as (image, strip), b.sblock("task"):
-                n, s = b.axis.spatial(self.x.shape[0], image), b.axis.spatial(strips, strip)
+            self.out = [_named(extent) for extent in self.gather.out]
+            self.begins = [_named(g.begin(i, size)) for i, size in enumerate(sizes)]
+            self.strip = _named(strip_rows(g, self.out, self.count))
+            self.lines, *self.across = map(_named, covered(g, [self.strip, *self.out[1:]]))
+            strips = _named((self.out[0] + (self.strip - 1)) // self.strip)
+            images = self.x.shape[0]
+            with b.grid(images, strips) as (image, strip), b.sblock("task"):
+                n, s = b.axis.spatial(images, image), b.axis.spatial(strips, strip)
                 b.reads(whole(self.x))
                 b.writes(whole(self.xq))
-                self._strip(n, b.bind(s * i64(self.strip)))
+                self._strip(n, b.bind(s * self.strip))
 
     def _strip(self, image: Expr, first: Expr) -> None:
         g = self.gather.geometry
         codes = b.sblock_alloc_buffer((self.lines, *self.across, self.count), "int8", align=64)
         sums = b.sblock_alloc_buffer((self.lines, *self.across), "int32", align=64)
-        rows = b.bind(tirx.min(i64(self.strip), i64(self.out[0]) - first))
+        rows = b.bind(tirx.min(self.strip, self.out[0] - first))
         lines = b.bind((rows - 1) * i64(g.strides[0]) + i64(g.reach(0)))
-        top = b.bind(first * i64(g.strides[0]) - i64(self.begins[0]))
+        top = b.bind(first * i64(g.strides[0]) - self.begins[0])
         scale, middle, rounds, blank = self._factors(self._seen(image, top, lines))
         self._round(image, top, lines, rounds, blank, codes, sums)
-        before = b.bind(image * i64(self.out[0]) + first)
-        with b.grid(rows, *map(i64, self.out[1:])) as position:
+        before = b.bind(image * self.out[0] + first)
+        with b.grid(rows, *self.out[1:]) as position:
             position = [position] if len(self.out) == 1 else position
             row = before + position[0]
             for extent, at in zip(self.out[1:], position[1:], strict=True):
-                row = row * i64(extent) + at
+                row = row * extent + at
             row = b.bind(row)
             b.buffer_store(self.xs, scale, [row, 0])
             if self.asymmetric:
@@ -155,13 +163,13 @@ class StripWindows(QuantizeWindows):
         """Fill the scratch: codes of the strip's pixels and their sums; those of 0 around them."""
         part = b.sblock_alloc_buffer((self.lanes,), "int32", align=64)
         total = b.sblock_alloc_buffer((1,), "int32", align=64)
-        extents = [lines, *map(i64, self.across)]
+        extents = [lines, *self.across]
         with b.grid(*extents) as loops, b.sblock("pixel"):
             loops = loops if self.across else [loops]
             at = [b.axis.spatial(n, loop) for n, loop in zip(extents, loops, strict=True)]
             b.reads()
             b.writes()
-            starts = [top, *(i64(-begin) for begin in self.begins[1:])]
+            starts = [top, *(i64(0) - begin for begin in self.begins[1:])]
             place = [b.bind(start + i) for start, i in zip(starts, at, strict=True)]
             inside = tirx.const(True, "bool")
             for where, size in zip(place, self.gather.sizes, strict=True):
