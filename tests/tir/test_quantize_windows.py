@@ -124,6 +124,12 @@ def test_infinities_make_the_scale_infinite(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.isfinite(scales[1]).all()
 
 
+def test_images_without_columns_have_no_windows() -> None:
+    x = np.ones((2, 5, 0, 16), np.float32)
+    geometry = Geometry((3, 3), (2, 3), (1, 1), (1, 1), (1, 1))
+    assert quantized(x, geometry, (0, 16), 8, known=False)[1].shape == (0, 160)
+
+
 def test_what_it_does_not_take() -> None:
     three = Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
     one = Geometry((1, 1), (2, 2), (1, 1), (0, 0), (0, 0))

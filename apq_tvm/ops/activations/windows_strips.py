@@ -55,7 +55,8 @@ def takes(geometry: Geometry, channels: int) -> bool:
 def covered(geometry: Geometry, positions: Sequence[Expr]) -> list[Expr]:
     """Pixels along every axis that so many positions cover, padding among them."""
     return [
-        (n - 1) * i64(geometry.strides[i]) + i64(geometry.reach(i)) for i, n in enumerate(positions)
+        (tirx.max(n, i64(1)) - 1) * i64(geometry.strides[i]) + i64(geometry.reach(i))
+        for i, n in enumerate(positions)
     ]
 
 
