@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import date
 from typing import Any
 
 import measured
@@ -22,6 +23,7 @@ import measured
 from apq_tvm import tuning_logs
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.bench.static import bench_static
+from apq_tvm.bench.static_mca import VERSION
 from apq_tvm.cli.console import Bars
 from apq_tvm.schedules.arm.layouts import INTERLEAVINGS
 from apq_tvm.schedules.arm.layouts import ROWS as ROWS_OF
@@ -115,7 +117,9 @@ def keep(target: str, rates: dict[str, dict[str, list[float]]]) -> None:
     """Write a device's tuning log."""
     path = tuning_logs.FOLDER / target / "layouts.json"
     path.parent.mkdir(exist_ok=True)
-    log = {"n": LAYOUT_N, "k": K, "m": ROWS_OF, "macs_per_cycle": rates}
+    core, today = find_profile(target).target["mcpu"], date.today().isoformat()
+    how = f"llvm-mca {VERSION}, its model of {core}, {today}"
+    log = {"measured": how, "n": LAYOUT_N, "k": K, "m": ROWS_OF, "macs_per_cycle": rates}
     path.write_text(json.dumps(log, indent=1) + "\n")
 
 

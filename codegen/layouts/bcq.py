@@ -32,7 +32,8 @@ from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.layout import NARROW, Details, Shapes
 from apq_tvm.errors import PackError
 from apq_tvm.formats import bcq
-from apq_tvm.tensorize.meaning.binary_codes import BYTE_ROWS, UNIT_K, LutUnit
+from apq_tvm.tensorize.meaning.binary_codes import BYTE_ROWS, LutUnit
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 ROWS = (8, 16, BYTE_ROWS)

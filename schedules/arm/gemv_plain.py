@@ -17,7 +17,7 @@ from apq_tvm.schedules.linear.gemv import float_kernel, gemv_kernel
 from apq_tvm.schedules.linear.kernel import Instruction, LinearKernel
 from apq_tvm.schedules.linear.streams import M_TILES
 from apq_tvm.tensorize.arm.dot import smull_intrinsic, smull_meaning
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.types import DeviceProfile
 
 _FMA = Instruction("fma", ("neon",), LANES)

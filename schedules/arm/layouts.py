@@ -57,7 +57,9 @@ def parse(log: Any) -> Mapping[str, Mapping[str, Sequence[float]]]:
     ValueError
         Names the key that is missing or holds something else.
     """
-    found = log.get("macs_per_cycle") if isinstance(log, dict) else None
+    if not isinstance(log, dict) or not isinstance(log.get("measured"), str):
+        raise ValueError("measured is missing: say by what, and when")
+    found = log.get("macs_per_cycle")
     if not isinstance(found, dict) or log.get("m") != list(ROWS):
         raise ValueError(f"macs_per_cycle, for m {list(ROWS)}, is missing")
     for scheme, rates in found.items():

@@ -12,7 +12,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_dequantized, interleaved
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice, Instruction, LinearKernel
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.tensorize.pairs.float_dot import float_dot_intrinsic
 from apq_tvm.types import DeviceProfile
 

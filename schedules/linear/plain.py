@@ -12,7 +12,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.linear.checks import check_float, check_int32, interleaved
 from apq_tvm.schedules.linear.generic import vectorize_dot
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.types import DeviceProfile
 
 LANES = 4

@@ -24,7 +24,7 @@ from apq_tvm.schedules.linear.gemv import float_kernel, gemv_kernel
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.streams import M_TILES, choose_streams
 from apq_tvm.schedules.x86.instructions import FMA, dot_record
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, DotInstruction, dot_intrinsic
 from apq_tvm.types import DeviceProfile
 

@@ -28,9 +28,9 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.tensorize.arm.codes import unpacked
 from apq_tvm.tensorize.exprs import Expr, neon
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.tensorize.meaning.scaffold import Bound
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
-from apq_tvm.tensorize.pairs.unit_dot import unit_dot_intrinsic
+from apq_tvm.tensorize.pairs.packed_dot import unit_dot_intrinsic
 
 SMULL_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 4, 7: 2, 8: 2}
 """bits -> products that are summed in int16 (table above, at most the 8 of a unit)."""

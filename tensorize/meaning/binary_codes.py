@@ -13,9 +13,6 @@ from typing import Any
 from apq_tvm.tensorize.exprs import Expr, i32, i64
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
-UNIT_K = 32
-"""k of one unit."""
-
 QUADS = 8
 """Keys of one row and plane of a unit."""
 

@@ -1,7 +1,7 @@
 """Dot products of one span of looked up weights with its scales: meaning and operands.
 
 A *span* is what one float16 scale per row belongs to. Unlike those of
-`apq_tvm.tensorize.meaning.unit_dot`, integers that the caller scales, these sums are floats, so
+`apq_tvm.tensorize.meaning.packed_dot`, integers that the caller scales, these sums are floats, so
 that an instruction set may choose how it gets there::
 
     acc[i, r] += unit * Σ_k scale[r] * factor[r, k] * (table[entry(r, k)] - offset) * x[i, k]

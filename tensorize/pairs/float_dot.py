@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.tensorize.meaning.scaffold import Bound
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
-from apq_tvm.tensorize.pairs.unit_dot import decoded, unit_dot_intrinsic
+from apq_tvm.tensorize.pairs.packed_dot import decoded, unit_dot_intrinsic
 
 
 def float_dot_intrinsic(dot: UnitDot, ahead: int = 0) -> str:

@@ -36,9 +36,9 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import Expr, splat, x86
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.tensorize.meaning.scaffold import Bound
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
-from apq_tvm.tensorize.pairs.unit_dot import decoded, unit_dot_intrinsic
+from apq_tvm.tensorize.pairs.packed_dot import decoded, unit_dot_intrinsic
 from apq_tvm.tensorize.x86.vectors import for_rows, maddubs, vpdpbusd, widened
 
 MADDUBS_SUMS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 4, 6: 2, 7: 1, 8: 1}

@@ -19,9 +19,9 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import Expr, llvm, prefetch, shuffled
+from apq_tvm.tensorize.meaning.packed_dot import LookupDot
 from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
-from apq_tvm.tensorize.meaning.unit_dot import LookupDot
-from apq_tvm.tensorize.pairs.unit_dot import decoded
+from apq_tvm.tensorize.pairs.packed_dot import decoded
 from apq_tvm.tensorize.registry import register
 from apq_tvm.tensorize.x86.dot import DotInstruction, add_products
 from apq_tvm.tensorize.x86.vectors import masked, shifted

@@ -115,7 +115,11 @@ def test_preparation(tmp_path: Path) -> None:
 
 
 def test_panels_need_whole_groups() -> None:
-    kernel = next(k for k in DECODED_KERNELS if k.name.startswith("gemm_anyprec4A8_smmla"))
+    kernel = next(
+        k
+        for k in DECODED_KERNELS
+        if (k.family, k.width, k.instruction.name) == ("anyprec", 4, "smmla")
+    )
     spec = LinearSpec(8, 96, parse_scheme("anyprec2-8A8g128"), details=(("channels", 1),))
     with pytest.raises(NotApplicable, match="not full"):
         kernel.check(spec, find_profile("graviton3"))

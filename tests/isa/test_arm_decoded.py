@@ -41,7 +41,8 @@ def kernel_of(scheme: str, instruction: str, width: int = 0) -> LinearKernel:
     (found,) = (
         kernel
         for kernel in DECODED_KERNELS
-        if (kernel.family, kernel.width) == (family, width) and f"_{instruction}_" in kernel.name
+        if (kernel.family, kernel.width) == (family, width)
+        and kernel.instruction.name == instruction
     )
     return found
 
@@ -77,7 +78,7 @@ class Layer:
         preparation = kernel.prepare(kernel.choose(self.spec, profile, Defaults()))
         assert preparation is not None
         prepare, _ = schedule_preparation(preparation, preparation.func, profile, Defaults())
-        self.together = 2 if "smmla" in kernel.name else 4
+        self.together = 2 if kernel.instruction.name == "smmla" else 4
         self._prepare = emulated(prepare, profile, folder)
         self._multiply = emulated(scheduled(kernel, self.spec, profile), profile, folder, cpu)
 

@@ -23,7 +23,7 @@ from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.tensorize.meaning.rounding import MAGIC
+from apq_tvm.tensorize.exprs import MAGIC
 
 Array = Any
 

@@ -12,7 +12,7 @@ from tvm.s_tir import TensorIntrin
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.tensorize.meaning.interleaved import Unit
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.tensorize.pairs.float_dot import float_dot_intrinsic
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS, MADDUBS_SUMS, DotInstruction, dot_intrinsic
 

@@ -23,7 +23,8 @@ from apq_tvm.ops.activations.lut_tables import MIDDLE, span_width
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, f32, i32, i64
-from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS, UNIT_K, LutDot, lut_meaning
+from apq_tvm.tensorize.meaning.binary_codes import ENTRIES, QUADS, LutDot, lut_meaning
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K
 from apq_tvm.tensorize.meaning.scaffold import View
 
 

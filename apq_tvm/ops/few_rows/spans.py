@@ -27,8 +27,8 @@ from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.ops.many_rows.task import STAGES
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
+from apq_tvm.tensorize.meaning.packed_dot import LookupDot
 from apq_tvm.tensorize.meaning.scaffold import Meaning, View, product
-from apq_tvm.tensorize.meaning.unit_dot import LookupDot
 
 DOTS = "apq.dots"
 """Annotation of the root block: names of the blocks for an intrinsic."""

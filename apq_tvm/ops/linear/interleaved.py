@@ -14,8 +14,8 @@ from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of, store_inside
 from apq_tvm.tensorize.exprs import Expr, i64
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.tensorize.meaning.scaffold import View
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 
 
 def packed_linear(

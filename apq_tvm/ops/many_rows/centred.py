@@ -5,7 +5,7 @@ from `apq_tvm.ops.many_rows.interleaved`, whose panels hold codes:
 
 - Zero points are gone from the panel, so no sums of activations are needed (but for 8-bit codes
   with zero points, whose difference from their zero point is no int8).
-- A group's sums start as the bits of `apq_tvm.tensorize.meaning.rounding.MAGIC`. There one unit of
+- A group's sums start as the bits of `apq_tvm.tensorize.exprs.MAGIC`. There one unit of
   the integer is one unit of the float, so that a subtraction makes the float of a sum, exactly
   while it is below 2^22: for one instruction where conversion takes several on most Arm cores
   (scvtf has a quarter of the throughput of fsub on Neoverse V1 and V2, and of N1).

@@ -31,7 +31,7 @@ from apq_tvm.tensorize.arm.spans.span import (
 )
 from apq_tvm.tensorize.exprs import splat
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
-from apq_tvm.tensorize.meaning.unit_spans import UnitsDot
+from apq_tvm.tensorize.meaning.span_kinds import UnitsDot
 from apq_tvm.tensorize.registry import register
 
 UNITS_ACTS = 2.0**56

@@ -23,7 +23,7 @@ from apq_tvm.tensorize.arm.spans.span import (
 )
 from apq_tvm.tensorize.exprs import Expr, splat
 from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
-from apq_tvm.tensorize.meaning.unit_spans import SuperDot
+from apq_tvm.tensorize.meaning.span_kinds import SuperDot
 from apq_tvm.tensorize.registry import register
 
 _TWO_23_BITS = 0x4B000000

@@ -120,9 +120,11 @@ def test_figures_of_the_core_that_has_the_model() -> None:
     ("log", "message"),
     [
         ("{", "Expecting property name"),
-        ('{"m": [1, 4, 8, 16, 128]}', "macs_per_cycle, for m"),
+        ('{"m": [1, 4, 8, 16, 128]}', "measured is missing"),
+        ('{"measured": "there", "m": [1, 4, 8, 16, 128]}', "macs_per_cycle, for m"),
         (
-            '{"m": [1, 4, 8, 16, 128], "macs_per_cycle": {"W4A8g32": {"4x4": [1, 1, 1, 1, 1]}}}',
+            '{"measured": "there", "m": [1, 4, 8, 16, 128], "macs_per_cycle": '
+            '{"W4A8g32": {"4x4": [1, 1, 1, 1, 1]}}}',
             "macs_per_cycle.W4A8g32: a figure each of .*'4x8', '8x8'",
         ),
     ],

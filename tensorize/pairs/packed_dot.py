@@ -1,4 +1,4 @@
-"""Pairs of `apq_tvm.tensorize.meaning.unit_dot`: an instruction set gives what one group needs."""
+"""Pairs of `apq_tvm.tensorize.meaning.packed_dot`: an instruction gives what one group needs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64, moved_bytes, prefetch
 from apq_tvm.tensorize.meaning.interleaved import Unit
+from apq_tvm.tensorize.meaning.packed_dot import UnitDot
 from apq_tvm.tensorize.meaning.scaffold import Bound, bound_pair
-from apq_tvm.tensorize.meaning.unit_dot import UnitDot
 from apq_tvm.tensorize.registry import register
 
 
