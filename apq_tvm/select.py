@@ -91,12 +91,8 @@ def choose(
     rejected: list[tuple[str, str]] = []
     fitting: list[_Fitting] = []
     layout = ""
-    bits, family = (spec.scheme.bits, spec.scheme.family) if spec.scheme else (None, "int")
-    widths = spec.scheme.widths if spec.scheme else (0,)
     for kernel in kernels:
-        if kernel.bits not in (None, bits) or kernel.family not in ("", family):
-            continue
-        if kernel.width not in widths:
+        if not kernel.is_for(spec):
             continue
         try:
             kernel.check(spec, profile)
@@ -111,6 +107,7 @@ def choose(
         else:
             clash = f"wants layout {name}; the weights are stored as {layout}"
             rejected.append((kernel.name, clash))
+    widths = spec.scheme.widths if spec.scheme else (0,)
     return tuple(
         KernelChoice(kernel.name, layout, m_min, m_max, tuple(rejected), width)
         for width in widths

@@ -92,16 +92,11 @@ def _check(
     instruction: GemmInstruction,
 ) -> None:
     scheme = spec.scheme
-    if scheme is None or scheme.family != family:
-        raise NotApplicable(f"is for {family}, not {scheme or 'float32'}")
+    assert scheme is not None
     if not scheme.integer_acts:
         raise NotApplicable(f"is for integer activations, not {scheme}")
-    if width and width not in scheme.widths:
-        raise NotApplicable(f"is for {width} bits, not {scheme}")
     check_features(profile, instruction.features, LANES)
     layout = _layout(spec)
-    if type(layout) not in _FORMATS:
-        raise NotApplicable(f"weights in layout {layout.name} are not decoded to int8")
     if isinstance(layout, CodebookLayout):
         _check_books(layout, spec)
     if isinstance(layout, MixedLayout) and not layout.one_stream:

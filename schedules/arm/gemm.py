@@ -267,7 +267,7 @@ def _integers(
     """Of uniform integers in a layout with blocks of `rows` rows."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_integer(spec, profile, bits, instruction.features, LANES)
+        check_integer(spec, profile, instruction.features, LANES)
         check_layout(spec, profile, layout_of(spec))
 
     return panel_kernel(

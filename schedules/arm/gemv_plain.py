@@ -34,7 +34,7 @@ def _aheads(layout: InterleavedLayout, m_tile: int) -> tuple[int, ...]:
 
 def _smull_kernel(bits: int, m_tile: int) -> LinearKernel:
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_integer(spec, profile, bits, ("neon",), LANES)
+        check_integer(spec, profile, ("neon",), LANES)
         check_layout(spec, profile, interleaved(spec, LANES))
 
     def meaning(layout: InterleavedLayout) -> UnitDot:

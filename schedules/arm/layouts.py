@@ -132,7 +132,7 @@ def check_folded(
     ------
     NotApplicable
     """
-    check_integer(spec, profile, bits, instruction.features, LANES)
+    check_integer(spec, profile, instruction.features, LANES)
     scheme = spec.scheme
     assert scheme is not None
     if scheme.act_bits != 8:

@@ -17,11 +17,9 @@ q      Neoverse N1  Neoverse V1  Cortex-A55
 from __future__ import annotations
 
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.linear.lut import lut_kernel
-from apq_tvm.schedules.linear.streams import FOLLOWED_AHEADS, M_TILES
+from apq_tvm.schedules.linear.lut import lut_kernels
+from apq_tvm.schedules.linear.streams import FOLLOWED_AHEADS
 from apq_tvm.tensorize.arm.lut import TBL
 
-ARM_LUT_KERNELS: tuple[LinearKernel, ...] = tuple(
-    lut_kernel(TBL, bits, m_tile, FOLLOWED_AHEADS) for bits in range(1, 9) for m_tile in M_TILES
-)
+ARM_LUT_KERNELS: tuple[LinearKernel, ...] = tuple(lut_kernels(TBL, FOLLOWED_AHEADS))
 """In order of preference: where several fit, larger M tiles take over as M grows."""

@@ -42,8 +42,7 @@ def check_balance(
     ------
     NotApplicable
     """
-    if spec.scheme is None or spec.scheme.family != "balance":
-        raise NotApplicable(f"is for W2*, not {spec.scheme or 'float32 weights'}")
+    assert spec.scheme is not None
     check_integer_acts(spec)
     for names in features:
         check_features(profile, names, lanes)

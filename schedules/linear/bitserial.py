@@ -41,7 +41,7 @@ def check_possible(
     ------
     NotApplicable
     """
-    check_integer(spec, profile, bits, instruction.features, instruction.rows)
+    check_integer(spec, profile, instruction.features, instruction.rows)
     assert spec.scheme is not None
     if spec.scheme.group_size == 16:
         raise NotApplicable("groups of 16 are half of the 32 bits that are counted at once")

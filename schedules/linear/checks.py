@@ -5,27 +5,10 @@ from __future__ import annotations
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.types import DeviceProfile, Scheme
+from apq_tvm.types import DeviceProfile
 
 _INT32_MAX = 2**31 - 1
 _ACT_MAX = 127
-
-
-def scheme_of(spec: LinearSpec, bits: int) -> Scheme:
-    """The layer's scheme.
-
-    Raises
-    ------
-    NotApplicable
-        The weights are float32 or of other bits than the kernel's.
-    """
-    if spec.scheme is None:
-        raise NotApplicable("the layer's weights are float32")
-    if spec.scheme.family != "int":
-        raise NotApplicable(f"is for uniform integers, not {spec.scheme}")
-    if spec.scheme.bits != bits:
-        raise NotApplicable(f"is for W{bits}, not {spec.scheme}")
-    return spec.scheme
 
 
 def check_integer_acts(spec: LinearSpec) -> None:
@@ -88,22 +71,21 @@ def interleaved(spec: LinearSpec, lanes: int) -> InterleavedLayout:
 
 
 def check_integer(
-    spec: LinearSpec, profile: DeviceProfile, bits: int, features: tuple[str, ...], lanes: int
+    spec: LinearSpec, profile: DeviceProfile, features: tuple[str, ...], lanes: int
 ) -> None:
-    """Decline what an integer dot product of `bits`-bit codes cannot compute on the device.
+    """Decline what an integer dot product cannot compute on the device.
 
     Raises
     ------
     NotApplicable
     """
-    scheme_of(spec, bits)
     check_integer_acts(spec)
     check_features(profile, features, lanes)
     check_int32(spec, lanes)
 
 
 def check_dequantized(
-    spec: LinearSpec, profile: DeviceProfile, bits: int, features: tuple[str, ...], lanes: int
+    spec: LinearSpec, profile: DeviceProfile, features: tuple[str, ...], lanes: int
 ) -> None:
     """Decline what a float dot product with decoded codes cannot compute on the device.
 
@@ -111,9 +93,9 @@ def check_dequantized(
     ------
     NotApplicable
     """
-    scheme = scheme_of(spec, bits)
-    if scheme.integer_acts:
-        raise NotApplicable(f"is for float activations, not {scheme}")
+    assert spec.scheme is not None
+    if spec.scheme.integer_acts:
+        raise NotApplicable(f"is for float activations, not {spec.scheme}")
     check_features(profile, features, lanes)
 
 

@@ -171,7 +171,7 @@ def float_kernel(
     """The record of one kernel with float activations for M >= m_tile."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_dequantized(spec, profile, bits, instruction.features, instruction.lanes)
+        check_dequantized(spec, profile, instruction.features, instruction.lanes)
 
     def meaning(layout: InterleavedLayout) -> UnitDot:
         return UnitDot(layout.unit, m_tile, "float32", zeros=layout.zero_points)

@@ -156,7 +156,8 @@ class LinearKernel:
         Rows of x that it reads at least: the caller keeps it from fewer. From how many on it is
         chosen was measured (`apq_tvm.schedules.linear.thresholds`).
     check : callable
-        Raises `NotApplicable` with the reason if the kernel cannot compute the layer on the device.
+        Raises `NotApplicable` with the reason if the kernel cannot compute a layer that it is for
+        (`is_for`) on the device.
     layout : callable
         How the weights must lie; the same for every kernel of a layer on a device.
     func : callable
@@ -208,6 +209,13 @@ class LinearKernel:
         sizes = (("r", self.instruction.lanes), ("k", self.run), ("m", self.m_named))
         tile = "".join(f"{letter}{size}" for letter, size in sizes if size)
         return "_".join(filter(None, (*parts, tile)))
+
+    def is_for(self, spec: LinearSpec) -> bool:
+        """Whether it is for such weights at all; `check` may still decline them, with a reason."""
+        scheme = spec.scheme
+        bits, family = (scheme.bits, scheme.family) if scheme else (None, "int")
+        widths = scheme.widths if scheme else (0,)
+        return self.bits in (None, bits) and self.family in ("", family) and self.width in widths
 
     def choose(self, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Choice:
         """Ask `decide` for everything that this kernel leaves open for a layer."""

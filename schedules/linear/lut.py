@@ -7,6 +7,7 @@ units per iteration.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from apq_tvm.codegen.layouts.bcq import BcqLayout
@@ -19,7 +20,7 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_all_features
 from apq_tvm.schedules.linear.gemv import schedule_gemv
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
-from apq_tvm.schedules.linear.streams import AHEADS, choose_streams
+from apq_tvm.schedules.linear.streams import AHEADS, M_TILES, choose_streams
 from apq_tvm.tensorize.pairs.lut_dot import LutInstruction, lut_intrinsic
 from apq_tvm.types import DeviceProfile
 
@@ -40,18 +41,13 @@ def _streams(
     return choose_streams(decide, choices, blocks, max(1, most))
 
 
-def _check(
-    spec: LinearSpec, profile: DeviceProfile, instruction: LutInstruction, m_tile: int
-) -> None:
+def _check(spec: LinearSpec, profile: DeviceProfile, instruction: LutInstruction) -> None:
     scheme = spec.scheme
-    if scheme is None or scheme.family != "bcq":
-        raise NotApplicable(f"is for binary codes, not {scheme or 'float32 weights'}")
+    assert scheme is not None
     if scheme.integer_acts != (instruction.table_dtype == "uint8"):
         kind = "int8" if instruction.table_dtype == "uint8" else "float"
         raise NotApplicable(f"looks up {kind} tables, which {scheme} does not ask for")
     check_all_features(profile, instruction.features)
-    if m_tile > 1 and m_tile * scheme.bits > (instruction.tile_sums or m_tile * scheme.bits):
-        raise NotApplicable(f"{m_tile} rows of {scheme.bits} planes do not fit the registers")
 
 
 def _prepare(choice: Choice, instruction: LutInstruction) -> Preparation:
@@ -63,10 +59,28 @@ def _prepare(choice: Choice, instruction: LutInstruction) -> Preparation:
     return Preparation(key, func, schedule=schedule_tables)
 
 
-def lut_kernel(
-    instruction: LutInstruction, bits: int, m_tile: int, aheads: tuple[int, ...] = AHEADS
+def lut_kernels(
+    instruction: LutInstruction, aheads: tuple[int, ...] = AHEADS
+) -> Iterator[LinearKernel]:
+    """Records of all planes and M tiles whose sums fit the registers.
+
+    Parameters
+    ----------
+    instruction : LutInstruction
+    aheads : tuple of int
+        Prefetch distances to try.
+    """
+    for bits in range(1, 9):
+        for m_tile in M_TILES:
+            sums = m_tile * bits
+            if m_tile == 1 or sums <= (instruction.tile_sums or sums):
+                yield _lut_kernel(instruction, bits, m_tile, aheads)
+
+
+def _lut_kernel(
+    instruction: LutInstruction, bits: int, m_tile: int, aheads: tuple[int, ...]
 ) -> LinearKernel:
-    """The record of one kernel for M >= m_tile; `aheads` are the prefetch distances to try."""
+    """The record of one kernel for M >= m_tile."""
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Blocking:
         layout = _layout(spec, instruction)
@@ -93,7 +107,7 @@ def lut_kernel(
         acts,
         Instruction(instruction.name, instruction.features, instruction.rows),
         m_tile,
-        check=lambda spec, profile: _check(spec, profile, instruction, m_tile),
+        check=lambda spec, profile: _check(spec, profile, instruction),
         layout=lambda spec, profile: _layout(spec, instruction),
         func=func,
         schedule=schedule,

@@ -98,8 +98,7 @@ def mixed_kernel(
     rows = instruction.rows
 
     def layout_of(spec: LinearSpec, profile: DeviceProfile) -> MixedLayout:
-        if spec.scheme is None or spec.scheme.family != "mixed":
-            raise NotApplicable(f"is for mixed24, not {spec.scheme or 'float32 weights'}")
+        assert spec.scheme is not None
         return MixedLayout(rows_of(profile), spec.scheme)
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:

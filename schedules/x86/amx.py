@@ -19,7 +19,6 @@ from apq_tvm.schedules.linear.checks import (
     check_int32,
     check_integer_acts,
     interleaved,
-    scheme_of,
 )
 from apq_tvm.schedules.linear.gemm_stages import schedule_stages
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
@@ -67,7 +66,6 @@ def tiled_kernel(bits: int, m_tile: int) -> LinearKernel:
     """The record of one integer GEMM by tiles."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        scheme_of(spec, bits)
         check_integer_acts(spec)
         check_all_features(profile, AMX.features, 4 * ROWS)
         check_int32(spec, ROWS)

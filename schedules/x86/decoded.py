@@ -53,7 +53,9 @@ def decoded_kernel(lanes: int, width: int) -> LinearKernel:
 
 
 DECODED_KERNELS: tuple[LinearKernel, ...] = tuple(
-    decoded_kernel(lanes, width) for lanes in (16, 8) for width in range(9)
+    decoded_kernel(lanes, width)
+    for lanes in (16, 8)
+    for width in (range(9) if lanes == 8 else (0,))  # any-precision has blocks of 8 rows
 )
 """In order of preference; before `GENERIC_KERNELS`, after what families have of their own."""
 

@@ -93,7 +93,7 @@ def integer_kernel(
     (features,) = (any_of.split("|") for any_of in instruction.features)
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_integer(spec, profile, bits, tuple(features), lanes)
+        check_integer(spec, profile, tuple(features), lanes)
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
         return integer_blocking(spec, interleaved(spec, lanes), tiles, decide)
@@ -126,7 +126,7 @@ def dequantized_kernel(bits: int, lanes: int) -> LinearKernel:
     """The record of one GEMM with float activations and integer weights."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_dequantized(spec, profile, bits, FMA[lanes].features, lanes)
+        check_dequantized(spec, profile, FMA[lanes].features, lanes)
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
         padded = interleaved(spec, lanes).padded_k(spec.k)

@@ -51,7 +51,7 @@ def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> Linea
     """The record of one integer kernel for M >= m_tile."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_integer(spec, profile, bits, instruction.features, instruction.rows)
+        check_integer(spec, profile, instruction.features, instruction.rows)
 
     def meaning(layout: InterleavedLayout) -> UnitDot:
         return instruction.meaning(layout.unit, m_tile)

@@ -28,14 +28,10 @@ registers take 135 us as bytes (AVX2 and AVX-512), 177 us as floats (AVX-512) an
 from __future__ import annotations
 
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.linear.lut import lut_kernel
-from apq_tvm.schedules.linear.streams import M_TILES
+from apq_tvm.schedules.linear.lut import lut_kernels
 from apq_tvm.tensorize.x86.lut import INSTRUCTIONS
 
 LUT_KERNELS: tuple[LinearKernel, ...] = tuple(
-    lut_kernel(instruction, bits, m_tile)
-    for instruction in INSTRUCTIONS
-    for bits in range(1, 9)
-    for m_tile in M_TILES
+    kernel for instruction in INSTRUCTIONS for kernel in lut_kernels(instruction)
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

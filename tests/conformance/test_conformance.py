@@ -23,7 +23,7 @@ from linear_cases import ACTIVATIONS
 from apq_tvm.bench.static_layer import outputs
 from apq_tvm.codegen.layouts import Details
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats import dequantize, details, parse_scheme
+from apq_tvm.formats import dequantize, details
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
@@ -48,14 +48,6 @@ A8_ERROR, FLOAT_ERROR = 0.03, 1e-5
 
 
 @cache
-def every_scheme() -> list[Scheme | None]:
-    """Those that golden hashes, and more widths of what kernels are listed for one by one."""
-    more = [f"bcq{bits}g32{acts}" for bits in range(1, 9) for acts in ("", "A32")]
-    more += [f"W{bits}A4tg32" for bits in range(1, 9)] + ["anyprec1-8", "anyprec1-8A32"]
-    return [*schemes(), *map(parse_scheme, more)]
-
-
-@cache
 def quantized(scheme: Scheme, n: int, k: int) -> tuple[QuantizedTensor, Details]:
     w = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
     tensor = quantize_tensor(w, scheme, search=False)
@@ -65,15 +57,12 @@ def quantized(scheme: Scheme, n: int, k: int) -> tuple[QuantizedTensor, Details]
 def first_choice(kernel: LinearKernel, profile: DeviceProfile) -> Choice:
     """A layer that the kernel is for, of the first scheme and shape that it takes."""
     reasons = []
-    for scheme in every_scheme():
-        bits, family = (scheme.bits, scheme.family) if scheme else (None, "int")
-        widths = scheme.widths if scheme else (0,)
-        fits = kernel.bits in (None, bits) and kernel.family in ("", family)
-        if not fits or kernel.width not in widths:
-            continue
+    for scheme in schemes():
         for n, k in SHAPES:
             sizes = quantized(scheme, n, k)[1] if scheme else ()
             spec = LinearSpec(n, k, scheme, True, "silu", True, sizes)
+            if not kernel.is_for(spec):
+                continue
             try:
                 kernel.check(spec, profile)
             except NotApplicable as reason:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from typing import TypeVar
 
 from apq_tvm.formats import FAMILIES, parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.devices import PROFILES
+from apq_tvm.schedules.devices import PROFILES, find_profile
 from apq_tvm.types import DeviceProfile, Scheme
 
 T = TypeVar("T")
 
 PROFILES_IN_FULL = (
-    "znver4", "alderlake", "cascadelake", "znver3", "skylake-avx512", "x86-64",
+    "znver4", "alderlake", "cascadelake", "znver3", "skylake-avx512", "x86-64", "sapphirerapids",
     "graviton3", "graviton4", "graviton2", "cortex-a55", "cortex-a510", "cortex-a72",
 )  # fmt: skip
 """One of each set of instructions: their kernels are hashed; of all others what is selected."""
+
+SMMLA, LAYOUTS = "graviton3", ("4x8", "8x8")
+"""A device that may store integer weights in several layouts, and those; hashed in full, too."""
 
 INTEGERS = (
     *(f"W{bits}A8g32" for bits in range(1, 9)),
@@ -41,12 +46,21 @@ class Hashed:
         return choices[zlib.crc32(f"{self._seed} {name}".encode()) % len(choices)]
 
 
-def schemes() -> list[Scheme | None]:
+WIDTHS = (
+    *(f"bcq{bits}g32{acts}" for bits in range(1, 9) for acts in ("", "A32")),
+    *(f"W{bits}A{acts}" for bits in range(1, 9) for acts in ("4tg32", "16g32", "8")),
+    "anyprec1-8", "anyprec1-8A32", "W8A2", "W7A1", "W5A1",
+)  # fmt: skip
+"""Of kernels that are listed for every width."""
+
+
+@cache
+def schemes() -> tuple[Scheme | None, ...]:
     """Representative schemes of every family; None is float32."""
-    names = dict.fromkeys(INTEGERS)
+    names = dict.fromkeys((*INTEGERS, *WIDTHS))
     for family in FAMILIES[1:]:
         names.update(dict.fromkeys(family.examples))
-    return [None, *map(parse_scheme, names)]
+    return (None, *map(parse_scheme, names))
 
 
 def spec_of(scheme: Scheme | None, shape: tuple[int, int, str]) -> LinearSpec:
@@ -60,9 +74,17 @@ def spec_of(scheme: Scheme | None, shape: tuple[int, int, str]) -> LinearSpec:
     return LinearSpec(n, k, scheme, bool(activation), activation, bool(activation), sizes)
 
 
+def in_full() -> tuple[DeviceProfile, ...]:
+    """Devices whose kernels are hashed."""
+    named = {profile.name: profile for profile in PROFILES}
+    stored = [
+        replace(find_profile(SMMLA, layout=layout), name=f"{SMMLA}-{layout}", measured_as=(SMMLA,))
+        for layout in LAYOUTS
+    ]
+    return (*(named[name] for name in PROFILES_IN_FULL), *stored)
+
+
 def profiles() -> list[DeviceProfile]:
     """Every device, those that are hashed in full first."""
-    named = {profile.name: profile for profile in PROFILES}
-    first = [named[name] for name in PROFILES_IN_FULL]
     rest = [p for p in PROFILES if p.name not in PROFILES_IN_FULL and not p.variants]
-    return [*first, *rest]
+    return [*in_full(), *rest]

@@ -21,7 +21,7 @@ from apq_tvm.schedules.linear.thresholds import rows_of
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile, KernelChoice, Scheme
 
-from .cases import PROFILES_IN_FULL, SHAPES, Hashed, profiles, schemes, spec_of
+from .cases import SHAPES, Hashed, in_full, profiles, schemes, spec_of
 
 _PREPARED: dict[str, dict[str, str]] = {}
 """By device and key: many kernels share one preparation."""
@@ -58,7 +58,7 @@ def entries(number: int, only: str) -> Iterator[tuple[str, str]]:
                 f"{head}/{spec.n}x{spec.k}/selected",
                 " ".join(f"{c.kernel}:{c.layout}:{c.m_min}..{c.m_max}@{c.width}" for c in chosen),
             )
-        if profile.name in PROFILES_IN_FULL:
+        if number < len(in_full()):
             for kernel in linear_kernels(profile):
                 first = first_of(kernel.name, scheme) == profile.name
                 if first or kernel.name in names:
@@ -76,7 +76,7 @@ def selected(spec: LinearSpec, profile: DeviceProfile) -> tuple[KernelChoice, ..
 @cache
 def first_of(name: str, scheme: Scheme | None) -> str:
     """The first full device on which a kernel fits the larger shape."""
-    for profile in profiles()[: len(PROFILES_IN_FULL)]:
+    for profile in in_full():
         for kernel in linear_kernels(profile):
             if kernel.name == name and fits(kernel, spec_of(scheme, SHAPES[1]), profile):
                 return profile.name
@@ -85,11 +85,7 @@ def first_of(name: str, scheme: Scheme | None) -> str:
 
 def fits(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile) -> bool:
     """Whether the kernel is for such layers on such a device."""
-    bits, family = (spec.scheme.bits, spec.scheme.family) if spec.scheme else (None, "int")
-    widths = spec.scheme.widths if spec.scheme else (0,)
-    if kernel.bits not in (None, bits) or kernel.family not in ("", family):
-        return False
-    if kernel.width not in widths:
+    if not kernel.is_for(spec):
         return False
     try:
         kernel.check(spec, profile)
@@ -105,7 +101,7 @@ def kernel_entries(
     """A kernel by its defaults, and by decisions of its own."""
     cases: list[tuple[tuple[int, int, str], str, Decide]] = [(SHAPES[0], "defaults", Defaults())]
     if first:
-        cases.append((SHAPES[1], "other", Hashed(1)))
+        cases += [(SHAPES[1], "other", Hashed(1)), (SHAPES[1], "another", Hashed(2))]
     with tvm.target.Target(dict(profile.target)):
         for shape, label, decide in cases:
             spec = spec_of(scheme, shape)

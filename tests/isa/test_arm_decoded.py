@@ -187,11 +187,9 @@ def test_graviton2_needs_no_smmla(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kernel", DECODED_KERNELS, ids=lambda k: k.name)
-def test_declines_with_a_reason(kernel: LinearKernel) -> None:
-    with pytest.raises(NotApplicable, match="float32"):
-        kernel.check(LinearSpec(64, 64, None), find_profile("graviton3"))
-    with pytest.raises(NotApplicable, match="not W4A8"):
-        kernel.check(LinearSpec(64, 64, parse_scheme("W4A8")), find_profile("graviton3"))
+def test_is_for_one_family(kernel: LinearKernel) -> None:
+    assert not kernel.is_for(LinearSpec(64, 64, None))
+    assert not kernel.is_for(LinearSpec(64, 64, parse_scheme("W4A8")))
 
 
 def test_declines_devices_and_floats() -> None:
