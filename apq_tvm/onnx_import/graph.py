@@ -62,6 +62,8 @@ class Graph:
         By the ONNX name of a symbolic dimension: its name here, an identifier.
     same : dict of str to str
         Symbols that must equal another symbol or a number.
+    settled : dict of str to str
+        Symbols whose number a Reshape says; that comes before what a broadcast wants equal.
     sums : dict of str to str
         Symbols that were found to equal a sum of others.
     lengths : dict of str to str
@@ -107,6 +109,7 @@ class Graph:
     least: dict[str, int] = field(default_factory=dict)
     dim_names: dict[str, str] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
     lengths: dict[str, str] = field(default_factory=dict)
     values: dict[str, Array] = field(default_factory=dict)

@@ -63,9 +63,9 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
         graph.lengths, graph.may_be_empty, graph.equal_inside = dict(lengths), caches, inside
         with may_be_zero(cache_lengths(graph)):
             fold(graph)
-        if graph.same:
+        if proved := graph.settled or graph.same:
             # Dimensions proved to be one: start over with one of each two replaced everywhere.
-            equal, inside = _joined(equal, graph.same), {}
+            equal, inside = _joined(equal, proved), {}
         elif found := next_inside(graph):
             inside = {key: dim for key, dim in found.items() if key[0]}
             equal |= {name: dim for (place, name), dim in found.items() if not place}

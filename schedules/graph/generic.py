@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import s_tir, tirx
+import tvm_ffi
+from tvm import ir, s_tir, tirx
 
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.blocks import (
@@ -26,7 +27,7 @@ from apq_tvm.schedules.graph.blocks import (
     is_reduction,
     share_rows,
 )
-from apq_tvm.schedules.graph.exprs import uses
+from apq_tvm.schedules.graph.exprs import collect, uses
 from apq_tvm.schedules.graph.loops import (
     chunk,
     collapse,
@@ -121,22 +122,35 @@ def _parallel(part: Any, size: int) -> Any:
     loops, body = nest(part)
     if not loops:
         return part
+    apart = next((i for i, loop in enumerate(loops) if _reduced(body, loop)), len(loops))
+    if not apart:
+        return part
+    outer = loops[:apart]
     if is_straight(body):
-        if _reduced(body, loops[0]):
-            return part
         if len(loops) == 1:
             constant = isinstance(loops[0].extent, tirx.IntImm) and int(loops[0].extent) <= size
             return part if constant else chunk(loops[0], size)
-        outer = [loop for loop in loops[:-1] if not _reduced(body, loop)]
-        if len(outer) < len(loops) - 1:
-            outer = outer[: next(i for i, x in enumerate(loops) if _reduced(body, x))]
-    else:
-        outer = loops
+        outer = outer[: len(loops) - 1]
     # Dividing out indices for every short inner loop would cost more than it spreads.
     keep = len(outer) if len(outer) <= 2 else len(outer) - 1
     return fuse_outer(outer[:keep], rebuild(loops[keep:], body))
 
 
 def _reduced(body: Any, loop: Any) -> bool:
-    """True if iterations of `loop` store to the same place."""
-    return any(not uses(s.indices[0], loop.loop_var) for s in _parts(body))
+    """True if iterations of `loop` may store to the same place.
+
+    As a scatter's do: what is stored where an index says, which is loaded, may be there twice.
+    """
+    own = [made.buffer for made in collect(body, tirx.AllocBuffer)]
+
+    def says(store: Any) -> bool:
+        return any(uses(_without_loads(index), loop.loop_var) for index in store.indices)
+
+    stores = collect(body, tirx.BufferStore)
+    return any(not says(s) for s in stores if not any(s.buffer.same_as(buffer) for buffer in own))
+
+
+def _without_loads(index: Any) -> Any:
+    """An index with zeros for what it loads."""
+    zero = (ir.TensorLoad, lambda load: tirx.const(0, str(load.ty)))
+    return tvm_ffi.structural_map(index, zero)

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import SIZES, Graph, Shape
-from apq_tvm.onnx_import.symbolic.dims import Dim, Expr, floordiv, mod, parse, product
+from apq_tvm.onnx_import.symbolic.dims import (
+    Dim,
+    Expr,
+    floordiv,
+    mod,
+    parse,
+    product,
+    run_symbols,
+)
 from apq_tvm.onnx_import.symbolic.geometry import along
 from apq_tvm.onnx_import.symbolic.onnx_inference import infer_by_onnx
 from apq_tvm.onnx_import.symbolic.regions import REGION_RULES
@@ -74,7 +82,29 @@ def _reshape(graph: Graph, node: Node) -> list[Shape | None]:
                         if one is not None and other is not None and is_symbol(one):
                             if is_symbol(other):
                                 unify(graph, one, other)
+    elif source is not None and None not in source and None not in dims:
+        _settle(graph, [d for d in source if d is not None], [d for d in dims if d is not None])
     return [tuple(dims)]
+
+
+def _settle(graph: Graph, source: list[Dim], target: list[Dim]) -> None:
+    """A Reshape keeps the number of elements: what it says of the one symbol that is left."""
+    if graph.inside:
+        return  # a branch that may not be taken
+    left, right = list(source), list(target)
+    for dim in target:
+        if dim in left:
+            left.remove(dim)
+            right.remove(dim)
+    for one, other in ((left, right), (right, left)):
+        names = [dim for dim in one if not isinstance(dim, int)]
+        known = product(other)
+        if len(names) != 1 or not is_symbol(names[0]) or run_symbols(names[0]):
+            continue
+        factor = product(dim for dim in one if isinstance(dim, int))
+        if isinstance(known, int) and isinstance(factor, int) and 0 < factor <= known:
+            if known % factor == 0:
+                graph.settled[str(names[0])] = str(known // factor)
 
 
 def _expand(graph: Graph, node: Node) -> list[Shape | None]:

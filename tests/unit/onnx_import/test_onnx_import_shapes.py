@@ -473,3 +473,30 @@ def test_squeeze_of_whatever_is_one(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"Squeeze 'n_y': .*--dim b=SIZE"):
         import_onnx(path)
     assert import_onnx(path, {"b": 1}).outputs[0].shape == (4,)
+
+
+def test_a_reshape_says_what_a_size_is_before_a_broadcast_does(tmp_path: Path) -> None:
+    """The mask is added where batch meets sequence; khmersm, exported with a batch of 1."""
+    nodes = [
+        ("Transpose", "x", "turned", {"perm": [1, 0, 2]}),
+        ("Reshape", "turned whole", "rows"),  # [s, b, 12] to [s, 1, 3, 4]: b is 1
+        ("ReduceMean", "rows", "level", {"axes": [1, 2, 3], "keepdims": 1}),
+        ("Reshape", "mask wide", "masked"),
+        ("Add", "level masked", "y"),
+    ]
+    inputs = {**X, "mask": ("float32", ["b", "s"])}
+    weights = {"whole": np.array([0, 1, 3, 4]), "wide": np.array([1, 1, 1, -1])}
+    path = save(build(nodes, inputs, "y", weights, opset=17), tmp_path)
+    model = check(path, {"s": 1}, {"s": 5})
+    assert [spec.shape for spec in model.inputs] == [(1, "s", 12), (1, "s")]
+
+
+def test_a_reshape_to_numbers_says_what_a_size_is(tmp_path: Path) -> None:
+    for target, sizes in (([1, 24], (2, "s")), ([4, 3, 2], (2, "s"))):
+        nodes = [("Slice", "x zero one axis", "first"), ("Reshape", "first to", "y")]
+        weights = {
+            "to": np.array(target), "zero": np.array([0]), "one": np.array([1]),
+            "axis": np.array([1]),
+        }  # fmt: skip
+        path = save(build(nodes, X, "y", weights), tmp_path)
+        assert import_onnx(path).inputs[0].shape == (*sizes, 12)
