@@ -213,13 +213,13 @@ def _schedule(chosen: KernelPlan, progress: Progress, stopwatch: _Stopwatch) -> 
     with progress.stage("lower"):
         lowered = lower(packed, by_name(linear_kernels(chosen.profile)), default_decisions)
     stopwatch.lap("lower")
-    scheduled = schedule(lowered, progress)
+    scheduled = schedule(lowered, progress, default_decisions)
     stopwatch.lap("schedule")
     return scheduled
 
 
-def default_decisions(kernel: str, spec: LinearSpec) -> Decide:
-    """The decisions of a kernel without a tuning log: its defaults."""
+def default_decisions(function: str, spec: LinearSpec | None = None) -> Decide:
+    """The decisions of a function, or of a kernel for a layer, without a tuning log: defaults."""
     from apq_tvm.schedules.decide import Defaults
 
     return Defaults()

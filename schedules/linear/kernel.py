@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from apq_tvm.schedules.decide import Decide, Defaults, Recording
@@ -38,6 +38,8 @@ class Preparation:
         windows as rows; None where there is none, and the rows have to be made first.
     gathers : bool
         This is such a one: what it reads is the image.
+    decisions : mapping of str to object
+        What was decided for `func`; its schedule asks more.
     """
 
     key: str
@@ -46,6 +48,7 @@ class Preparation:
     schedule: Callable[[Any, DeviceProfile, Decide], Any] | None = None
     gather: Callable[..., Any] | None = None
     gathers: bool = False
+    decisions: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,14 +110,16 @@ def prepare_activations(choice: Choice) -> Preparation | None:
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
-    asymmetric = spec.asymmetric
-    func = quantize_func(spec.k, *groups, choice.profile, Defaults(), scheme.act_bits, asymmetric)
+    asymmetric, asked = spec.asymmetric, Recording(Defaults())
+    func = quantize_func(spec.k, *groups, choice.profile, asked, scheme.act_bits, asymmetric)
     # Arm's bundles have a rule of their own.
     bundles = func.attrs["apq.op"] == "quantize_bundles"
     schedule = None if bundles else schedule_quantize
-    gather = None if bundles else gathering(groups, scheme.act_bits, asymmetric)
+    gather, taken = None, dict[str, Any](asked.taken)
+    if not bundles:
+        gather = gathering(groups, taken["lanes"], scheme.act_bits, asymmetric)
     key = f"quantize_k{spec.k}_{named}{bits}{zero_point(spec)}"
-    return Preparation(key, func, schedule=schedule, gather=gather)
+    return Preparation(key, func, schedule=schedule, gather=gather, decisions=taken)
 
 
 def zero_point(spec: LinearSpec) -> str:
@@ -122,11 +127,12 @@ def zero_point(spec: LinearSpec) -> str:
     return "_asymmetric" if spec.asymmetric else ""
 
 
-def gathering(groups: tuple[int, int], bits: int, asymmetric: bool = False) -> Callable[..., Any]:
+def gathering(
+    groups: tuple[int, int], lanes: int, bits: int, asymmetric: bool
+) -> Callable[..., Any]:
     """`Preparation.gather` of `apq_tvm.ops.activations.quantize`."""
     from apq_tvm.ops.activations.windows import quantize_windows
 
-    lanes = Defaults()("lanes", (32, 16))
     return lambda shape, geometry, channels: quantize_windows(
         shape, geometry, channels, groups, lanes, bits, asymmetric
     )

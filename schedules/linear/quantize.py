@@ -45,10 +45,10 @@ def quantize_func(
     asymmetric : bool
         Whether rows have zero points.
     """
-    lanes = decide("lanes", (32, 16))
     task = decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4))
     if profile.arch == "aarch64" and bits > 1 and not asymmetric:
         return quantize_bundles(k, act_group, weight_group, max(1, task // k), bits)
+    lanes = decide("lanes", (32, 16))
     rows = max(1, task // k)
     return quantize_activations(k, act_group, weight_group, lanes, rows, bits, asymmetric)
 

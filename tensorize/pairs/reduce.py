@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import llvm
+from apq_tvm.tensorize.exprs import Buffer, PrimFunc, llvm, member
 from apq_tvm.tensorize.meaning.rounding import combine, reduce_loop
 from apq_tvm.tensorize.registry import register
 
@@ -32,10 +31,7 @@ def reduce_intrinsic(operation: str, lanes: int, dtype: str = "int32") -> str:
     short = "s32" if dtype == "int32" else "f32"
     return register(
         f"apq_reduce{operation}_1x1x{lanes}_{short}{short}",
-        lambda: (
-            _reduce(operation, lanes, dtype, False),
-            _reduce(operation, lanes, dtype, True),
-        ),
+        lambda: _reduce(operation, lanes, dtype),
     )
 
 
@@ -51,21 +47,17 @@ def _halves(vector: Any, lanes: int) -> Any:
     return vector
 
 
-def _reduce(operation: str, lanes: int, dtype: str, instruction: bool) -> Any:
-    with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("reduce")
-        x = b.match_buffer(b.arg("x", b.handle()), (lanes,), dtype, align=64, offset_factor=1)
-        y = b.match_buffer(b.arg("y", b.handle()), (1,), dtype, align=4, offset_factor=1)
-        with b.sblock("root"):
-            b.reads(y[0:1], x[0:lanes])
-            b.writes(y[0:1])
-            if instruction:
-                vector = x.vload([0], f"{dtype}x{lanes}")
-                if dtype == "float32":
-                    reduced = _halves(vector, lanes)
-                else:
-                    reduced = llvm("int32", _REDUCTIONS[operation], vector)
-                b.buffer_store(y, combine(operation, y[0], reduced), [0])
-            else:
-                reduce_loop("reduce", operation, lanes, lambda e: x[e], y[0], start=False)
-    return builder.get()
+def _reduce(operation: str, lanes: int, dtype: str) -> tuple[PrimFunc, PrimFunc]:
+    def plain(x: Buffer, y: Buffer) -> None:
+        reduce_loop("reduce", operation, lanes, lambda e: x[e], y[0], start=False)
+
+    def implement(x: Buffer, y: Buffer) -> None:
+        vector = x.vload([0], f"{dtype}x{lanes}")
+        if dtype == "float32":
+            reduced = _halves(vector, lanes)
+        else:
+            reduced = llvm("int32", _REDUCTIONS[operation], vector)
+        b.buffer_store(y, combine(operation, y[0], reduced), [0])
+
+    operands = ("x", (lanes,), dtype, 64), ("y", (1,), dtype, 4)
+    return member(operands, plain, True), member(operands, implement, True)
