@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from apq_tvm.quantizers.families.kept_sums import row_parts
 from apq_tvm.types import F32, QuantizedTensor
 
 SUM, ESTIMATED = 1.0, 0.3
@@ -40,17 +41,11 @@ def keep_means(w: F32, tensor: QuantizedTensor, means: F32) -> QuantizedTensor:
     QuantizedTensor
         With the same scales and zero points.
     """
-    n, k = w.shape
     order, directions, back = _feedback(means)
-    middle = np.float32(1 << (tensor.scheme.bits - 1))
     codes = np.empty_like(tensor.codes)
-    rows = max(1, CHUNK // k)
-    for start in range(0, n, rows):
-        part = slice(start, start + rows)
-        scale = tensor.scales[part, 0].astype(np.float32)
-        zero = middle if tensor.zeros is None else tensor.zeros[part, 0].astype(np.float32)
-        usable = np.where(scale == 0, np.float32(1), scale)
-        exact = np.ascontiguousarray((w[part] / usable[:, None]).T[order])
+    for part, scale, zeros in row_parts(tensor, CHUNK):
+        zero = zeros[:, 0]
+        exact = np.ascontiguousarray((w[part] / scale).T[order])
         due = np.zeros((directions.shape[1], exact.shape[1]), np.float32)
         made = np.empty(exact.shape, np.uint8)
         for at, column in enumerate(exact):

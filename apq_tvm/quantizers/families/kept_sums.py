@@ -10,6 +10,7 @@ Approximation", ICLR 2022, at the level of output channels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -45,21 +46,34 @@ def keep_row_sums(w: F32, tensor: QuantizedTensor) -> QuantizedTensor:
     QuantizedTensor
         The sum of a row differs from that of its weights by half a step, if enough codes may move.
     """
-    n, k = w.shape
-    bits, most = tensor.scheme.bits, max(1, k // MOST)
+    most, largest = max(1, w.shape[1] // MOST), (1 << tensor.scheme.bits) - 1
     codes = tensor.codes.copy()
-    rows = max(1, CHUNK // k)
-    for start in range(0, n, rows):
-        part = slice(start, start + rows)
-        scale = tensor.scales[part].astype(np.float32)
-        zero = 1 << (bits - 1) if tensor.zeros is None else tensor.zeros[part].astype(np.float32)
-        usable = np.where(scale == 0, np.float32(1), scale)
-        error = codes[part].astype(np.float32) - zero - w[part] / usable
-        steps = np.rint(error.sum(1)) * (scale[:, 0] != 0)
+    for part, scale, zero in row_parts(tensor, CHUNK):
+        error = codes[part].astype(np.float32) - zero - w[part] / scale
+        steps = np.rint(error.sum(1)) * (tensor.scales[part, 0] != 0)
         for row in np.flatnonzero((steps != 0) & (np.abs(steps) <= most)):
             count, sign = int(abs(steps[row])), 1 if steps[row] > 0 else -1
-            _move(codes[start + row], error[row] * sign, count, sign, (1 << bits) - 1)
+            _move(codes[part][row], error[row] * sign, count, sign, largest)
     return replace(tensor, codes=codes)
+
+
+def row_parts(tensor: QuantizedTensor, weights: int) -> Iterator[tuple[slice, F32, F32]]:
+    """Rows in parts of about so many weights, their scales and zero points.
+
+    Yields
+    ------
+    slice, float32 [rows, 1], float32 [rows, 1]
+        A scale of 0 is 1 here: there is nothing to divide.
+    """
+    n, k = tensor.codes.shape
+    rows = max(1, weights // k)
+    middle = np.full((n, 1), 1 << (tensor.scheme.bits - 1), np.float32)
+    zeros = middle if tensor.zeros is None else tensor.zeros.astype(np.float32)
+    scales = tensor.scales.astype(np.float32)
+    usable = np.where(scales == 0, np.float32(1), scales)
+    for start in range(0, n, rows):
+        part = slice(start, start + rows)
+        yield part, usable[part], zeros[part]
 
 
 def _move(codes: np.ndarray, error: F32, count: int, sign: int, largest: int) -> None:
