@@ -12,7 +12,6 @@ from lut_cases import Case, tables, weights
 
 from apq_tvm.codegen.layouts import default_layout
 from apq_tvm.codegen.layouts.bcq import BcqLayout
-from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import bcq
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.arm.lut import ARM_LUT_KERNELS
@@ -75,14 +74,8 @@ def test_meaning_on_this_machine() -> None:
     np.testing.assert_array_equal(layout.unpack(packed, 40, 70, tensor.scheme).codes, tensor.codes)
 
 
-@pytest.mark.parametrize(
-    ("bits", "m_tile", "words"), ((3, 4, "4 rows of 3 planes do not fit"), (2, 2, ""))
-)
-def test_tiles_that_do_not_fit_the_registers_decline(bits: int, m_tile: int, words: str) -> None:
-    spec = LinearSpec(256, 256, bcq.scheme_of(bits, 128))
-    kernel, profile = kernel_of(bits, m_tile), find_profile("graviton2")
-    if not words:
-        kernel.check(spec, profile)
-        return
-    with pytest.raises(NotApplicable, match=words):
-        kernel.check(spec, profile)
+def test_tiles_fit_the_registers() -> None:
+    tiles = {k.bits: k.m_tile for k in reversed(ARM_LUT_KERNELS)}  # the largest of each
+    assert tiles == {1: 4, 2: 2, **dict.fromkeys(range(3, 9), 1)}
+    spec = LinearSpec(256, 256, bcq.scheme_of(2, 128))
+    kernel_of(2, 2).check(spec, find_profile("graviton2"))

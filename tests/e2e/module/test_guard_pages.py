@@ -172,12 +172,15 @@ def test_linear_layers(target: str, schemes: Sequence[str], tmp_path: Path, prel
 def test_reshapes_that_do_not_fit(tmp_path: Path) -> None:
     """As many elements as there are, or an error: only a run knows."""
     nodes = [("Reshape", "x s", "y"), ("Reshape", "z t", "u"), ("Neg", "u", "v")]
-    inputs = {"x": ("float32", ["n"]), "z": ("float32", ["m", 4])}
+    inputs = {"x": ("float32", ["n", "k"]), "z": ("float32", ["m", 4])}
     weights = {"s": np.array([8]), "t": np.array([-1, 8])}
     path = save(build(nodes, inputs, "y v", weights), tmp_path)
     apq_tvm.compile(path, tmp_path / "reshapes", scheme="float")
     module = load_module(tmp_path / "reshapes")
-    assert module.run(x=np.ones(8, np.float32), z=np.ones((4, 4), np.float32))["v"].shape == (2, 8)
-    for n, m in ((3, 4), (16, 4), (8, 3)):
+    assert module.run(x=np.ones((2, 4), np.float32), z=np.ones((4, 4), np.float32))["v"].shape == (
+        2,
+        8,
+    )
+    for x, m in (((3, 1), 4), ((4, 4), 4), ((8, 1), 3)):
         with pytest.raises(module.InputError, match="do not fit together"):
-            module.run(x=np.ones(n, np.float32), z=np.ones((m, 4), np.float32))
+            module.run(x=np.ones(x, np.float32), z=np.ones((m, 4), np.float32))
