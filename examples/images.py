@@ -156,8 +156,8 @@ def measure(path: Path, scheme: str, count: int, method: str = "") -> dict[str, 
         inputs, others, known = (
             Path(folder) / name for name in ("images.npz", "others.npz", "calibration")
         )
-        extents = (height, width, path.stem in TRAINED)
         trained = path.stem in TRAINED
+        extents = (height, width, trained)
         drawn = recognised(path, count, height, width) if trained else images(count, *extents)
         np.savez(inputs, **{spec.name: drawn})
         guidance = None

@@ -35,7 +35,7 @@ def keep_scalar(func: Any) -> Any:
     """
 
     def kept(loop: Any) -> Any:
-        if loop.kind != tirx.ForKind.SERIAL or not _wraps(loop) or _has_vectors(loop.body):
+        if loop.kind != tirx.ForKind.SERIAL or _has_vectors(loop.body) or not _wraps(loop):
             return loop
         use = tirx.call_llvm_intrin("void", "llvm.fake.use", loop.loop_var)
         body = tirx.SeqStmt([tirx.Evaluate(use), loop.body])

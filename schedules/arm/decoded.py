@@ -87,7 +87,6 @@ def _panel(spec: LinearSpec, width: int) -> PanelFormat:
 def _check(
     spec: LinearSpec,
     profile: DeviceProfile,
-    family: str,
     width: int,
     instruction: GemmInstruction,
 ) -> None:
@@ -122,7 +121,7 @@ def _kernel(family: str, instruction: GemmInstruction, width: int = 0) -> Linear
     """Of a family; `width` bits are chosen at run time, else 0."""
     return panel_kernel(
         f"{_NAMES[family]}{width or ''}", instruction, 8 if instruction is SMMLA else 4,
-        lambda spec, profile: _check(spec, profile, family, width, instruction),
+        lambda spec, profile: _check(spec, profile, width, instruction),
         lambda spec: _panel(spec, width), _layout, family=family, width=width,
     )  # fmt: skip
 

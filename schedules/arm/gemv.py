@@ -96,9 +96,7 @@ def _kernel(bits: int, m_tile: int) -> LinearKernel:
         8,
         SDOT,
         m_tile,
-        check=lambda spec, profile: check_folded(
-            spec, profile, bits, SDOT, interleaved(spec, LANES)
-        ),
+        check=lambda spec, profile: check_folded(spec, profile, SDOT, interleaved(spec, LANES)),
         layout=lambda spec, _: interleaved(spec, LANES),
         func=_func,
         schedule=_schedule,

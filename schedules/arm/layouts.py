@@ -122,7 +122,6 @@ def check_layout(spec: LinearSpec, profile: DeviceProfile, layout: InterleavedLa
 def check_folded(
     spec: LinearSpec,
     profile: DeviceProfile,
-    bits: int,
     instruction: Instruction,
     layout: InterleavedLayout,
 ) -> None:

@@ -122,9 +122,7 @@ def _kernel(bits: int, rows: int, m_tile: int) -> LinearKernel:
         8,
         instruction,
         1 if m_tile == 1 else max(2, m_tile - 1),
-        check=lambda spec, profile: check_folded(
-            spec, profile, bits, instruction, in_pairs(spec, rows)
-        ),
+        check=lambda spec, profile: check_folded(spec, profile, instruction, in_pairs(spec, rows)),
         layout=lambda spec, _: in_pairs(spec, rows),
         func=func,
         schedule=_schedule,

@@ -122,7 +122,8 @@ def _parallel(part: Any, size: int) -> Any:
     loops, body = nest(part)
     if not loops:
         return part
-    apart = next((i for i, loop in enumerate(loops) if _reduced(body, loop)), len(loops))
+    places = _places(body)
+    apart = next((i for i, loop in enumerate(loops) if _reduced(places, loop)), len(loops))
     if not apart:
         return part
     outer = loops[:apart]
@@ -136,18 +137,22 @@ def _parallel(part: Any, size: int) -> Any:
     return fuse_outer(outer[:keep], rebuild(loops[keep:], body))
 
 
-def _reduced(body: Any, loop: Any) -> bool:
-    """True if iterations of `loop` may store to the same place.
+def _reduced(places: list[list[Any]], loop: Any) -> bool:
+    """True if iterations of `loop` may store to the same place."""
+    return any(not any(uses(i, loop.loop_var) for i in indices) for indices in places)
+
+
+def _places(body: Any) -> list[list[Any]]:
+    """Indices of what is stored, but for scratch of the body's own, without what they load.
 
     As a scatter's do: what is stored where an index says, which is loaded, may be there twice.
     """
     own = [made.buffer for made in collect(body, tirx.AllocBuffer)]
-
-    def says(store: Any) -> bool:
-        return any(uses(_without_loads(index), loop.loop_var) for index in store.indices)
-
-    stores = collect(body, tirx.BufferStore)
-    return any(not says(s) for s in stores if not any(s.buffer.same_as(buffer) for buffer in own))
+    return [
+        [_without_loads(index) for index in store.indices]
+        for store in collect(body, tirx.BufferStore)
+        if not any(store.buffer.same_as(buffer) for buffer in own)
+    ]
 
 
 def _without_loads(index: Any) -> Any:

@@ -32,9 +32,7 @@ _MANY_PAIRS = 16
 Check = Callable[[LinearSpec, DeviceProfile], None]
 
 
-def check_possible(
-    spec: LinearSpec, profile: DeviceProfile, instruction: Popcount, bits: int
-) -> None:
+def check_possible(spec: LinearSpec, profile: DeviceProfile, instruction: Popcount) -> None:
     """Decline what bit-serial kernels with `instruction` cannot compute on the device.
 
     Raises
@@ -120,7 +118,7 @@ def bitserial_kernel(
     """
 
     def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
-        check_possible(spec, profile, instruction, bits)
+        check_possible(spec, profile, instruction)
         if spec.asymmetric:
             raise NotApplicable("planes of activations have no zero point; is for fewer bits")
         if check is not None:

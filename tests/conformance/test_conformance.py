@@ -58,11 +58,11 @@ def first_choice(kernel: LinearKernel, profile: DeviceProfile) -> Choice:
     """A layer that the kernel is for, of the first scheme and shape that it takes."""
     reasons = []
     for scheme in schemes():
+        if not kernel.is_for(LinearSpec(*SHAPES[0], scheme)):
+            continue
         for n, k in SHAPES:
             sizes = quantized(scheme, n, k)[1] if scheme else ()
             spec = LinearSpec(n, k, scheme, True, "silu", True, sizes)
-            if not kernel.is_for(spec):
-                continue
             try:
                 kernel.check(spec, profile)
             except NotApplicable as reason:

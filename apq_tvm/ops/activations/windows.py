@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import checked_widths, each_part
 from apq_tvm.ops.activations.windows_frame import QuantizeWindows
-from apq_tvm.ops.activations.windows_strips import StripWindows, takes
+from apq_tvm.ops.activations.windows_strips import StripWindows, strip_lanes
 from apq_tvm.ops.blocks import each, row_tasks
 from apq_tvm.ops.graph.shapes import Dim
 from apq_tvm.ops.images.windows import Geometry
@@ -63,8 +63,9 @@ def quantize_windows(
         raise NotApplicable("padding has no sign: activations of one bit need K columns")
     k = geometry.taps * channels[1]
     padded, width, sum_width = checked_widths(k, *groups, bits)
-    if takes(geometry, channels[1]) and sum_width == padded:
-        strips = StripWindows(k, padded, width, sum_width, lanes, 1, bits, asymmetric)
+    in_strips = strip_lanes(geometry, channels[1])
+    if in_strips and sum_width == padded:
+        strips = StripWindows(k, padded, width, sum_width, in_strips, 1, bits, asymmetric)
         return strips.of(shape, geometry, channels)
     rows = max(1, SCRATCH // padded)
     sizes = (k, padded, width, sum_width, min(lanes, sum_width), rows, bits)

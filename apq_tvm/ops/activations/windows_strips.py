@@ -44,12 +44,14 @@ SCRATCH = 1 << 15
 """Codes of a strip, unless one row of windows has more: they stay in the first cache."""
 
 
-def takes(geometry: Geometry, channels: int) -> bool:
-    """Whether the channels of a pixel are whole vectors.
+def strip_lanes(geometry: Geometry, channels: int) -> int:
+    """Channels in a vector; 0 where those of a pixel are no whole vectors.
 
     Windows of one tap read a pixel once or never: each has a scale of its own.
     """
-    return channels % LANES[-1] == 0 and geometry.taps > 1
+    if geometry.taps == 1:
+        return 0
+    return next((lanes for lanes in LANES if channels % lanes == 0), 0)
 
 
 def covered(geometry: Geometry, positions: Sequence[Expr]) -> list[Expr]:
@@ -81,7 +83,6 @@ class StripWindows(QuantizeWindows):
     def write(self, m: Expr) -> None:
         g, sizes = self.gather.geometry, self.gather.sizes
         self.count = self.gather.count
-        self.lanes = next(n for n in LANES if self.count % n == 0)
         with b.sblock("root"):
             b.reads()
             b.writes()

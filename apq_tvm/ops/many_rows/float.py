@@ -22,8 +22,6 @@ from apq_tvm.tensorize.meaning.tile import dequantization, float_products, tile_
 class _FloatTask(GemmTask):
     """`lanes` are those of the float vectors."""
 
-    reads_codes = False
-
     def __init__(
         self, spec: LinearSpec, layout: Any, blocking: GemmBlocking, lanes: int = 0
     ) -> None:

@@ -110,9 +110,6 @@ def around(name: str, *axes: tuple[Any, Any], opaque: bool = False) -> Iterator[
 class GemmTask(ABC):
     """The loops that all GEMMs share; subclasses declare operands and fill the stages."""
 
-    reads_codes = True
-    """Activations are codes, so that asymmetric ones have centres; floats have none."""
-
     def __init__(self, spec: LinearSpec, blocking: GemmBlocking, lanes: int, k: int) -> None:
         self.spec, self.blocking, self.lanes, self.k = spec, blocking, lanes, k
         self.row_blocks = -(-spec.n // lanes)
@@ -142,9 +139,9 @@ class GemmTask(ABC):
     def multiply(self, kb: Expr, sums: Buffer) -> None:
         """Add the K block's products to the tile's sums."""
 
-    def centre(self, row: Expr) -> Expr:
-        """float32: centre of a row of asymmetric activations."""
-        raise NotImplementedError
+    def centre(self, row: Expr) -> Expr | None:
+        """float32: centre of a row of asymmetric codes; None where activations are floats."""
+        return None
 
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         """Turn a sum into an element of x Wᵀ."""
@@ -263,8 +260,8 @@ class GemmTask(ABC):
     def _write(self, m: Expr, j: Expr, r: Expr, value: Expr) -> None:
         """The epilogue of one element of x Wᵀ."""
         row, col = self.row + m, self.row_block(j) * i64(self.lanes) + r
-        if self.row_sums is not None and self.reads_codes:
-            value = value + self.centre(row) * self.row_sums[col]
+        if self.row_sums is not None and (centre := self.centre(row)) is not None:
+            value = value + centre * self.row_sums[col]
         if self.bias is not None:
             value = value + self.bias[col]
         if not self.spec.after:
