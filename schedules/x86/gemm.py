@@ -66,7 +66,10 @@ def integer_blocking(
     k_step = decide("k_step", tuple(steps) if steps else (min(group, UNIT_K),))
     if whole and kp % k_step:
         k_step = UNIT_K
-    m_tiles, ahead = decide("m_tiles", (32, 16, 64, 8)), decide("prefetch", (True, False))
+    m_tiles = decide("m_tiles", (32, 16, 64, 8))
+    # A layer of one panel has nothing to ask for but what all its tasks use.
+    several = layout.row_blocks(spec.n) > vectors
+    ahead = decide("prefetch", (several, not several))
     return GemmBlocking(m_tile, vectors, k_step, k_block, m_tiles, ahead)
 
 

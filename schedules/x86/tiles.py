@@ -26,10 +26,15 @@ WORD_TILES: Tiles = ((2, 4), (4, 2), (3, 3), (5, 2))
 """Of products of words: four vectors share a broadcast, and the activations that are widened."""
 
 
+TALL_TILES: Tiles = ((5, 3), (5, 4), (4, 4), (4, 3), (3, 5))
+"""Of 512-bit dot products over whole rows. The first two are as fast as each other within 3 % (384
+outputs by 1536, and 512 by 4608, on a Xeon of model 167): which of them repeats less is the best."""
+
+
 def integer_tiles(instruction: DotInstruction, whole: bool) -> Tiles:
     """(rows, column vectors); grouped schemes hold an int32 and a float32 sum per element."""
     if instruction.rows == 16:
-        return ((4, 3), (5, 3), (3, 4), (3, 5)) if whole else ((4, 3), (5, 2), (3, 4), (4, 2))
+        return TALL_TILES if whole else ((4, 3), (5, 2), (3, 4), (4, 2))
     if instruction is not MADDUBS:
         return ((4, 3), (5, 2), (3, 3), (4, 2)) if whole else ((4, 2), (3, 2), (5, 1), (2, 3))
     # int16 sums besides: LLVM finishes one accumulator after the other, so that the eight weight
@@ -47,7 +52,7 @@ def fitting_tiles(tiles: Tiles, blocks: int) -> Tiles:
     def share(tile: tuple[int, int]) -> float:
         return -(-blocks // tile[1]) * tile[1] / blocks
 
-    if share(tiles[0]) <= WASTE:
+    if share(tiles[0]) <= (1 if tiles is TALL_TILES else WASTE):
         return tiles
     narrow = tuple((TALLEST, v) for v in (1, 2) if v >= blocks and (TALLEST, v) not in tiles)
     return tuple(sorted((*tiles, *narrow), key=share))

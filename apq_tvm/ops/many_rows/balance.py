@@ -28,6 +28,7 @@ class BalanceGemm(ByteGemm):
         super().__init__(
             spec, layout, blocking, layout.lanes, layout.group_width(k), layout.padded_groups(k)
         )
+        self.strands = 1
         # The last panel may have vectors past N: they are computed, but not stored.
         self.shared_columns = self.row_blocks % TRIPLE != 0
 
@@ -42,13 +43,14 @@ class BalanceGemm(ByteGemm):
 
     def fill_units(self, kb: Expr) -> None:
         """The thirds of a unit are decoded together."""
-        bl, layout, codes = self.blocking, self.layout, self.weights["codes"]
-        units = bl.k_block // UNIT_K
+        units = self.blocking.k_block // UNIT_K
         with around("unit", (self.count(units, self.k // UNIT_K, kb), units)) as (u,):
-            if bl.prefetch:
-                block, unit = self.following(kb, self._block, 1, u)
-                self.prefetch_lines(lambda byte: codes[block, unit, byte], layout.unit_bytes)
             self.decode_unit(kb, i64(0), u)
+
+    def prefetch(self, kb: Expr, j: Expr, u: Expr) -> None:
+        codes = self.weights["codes"]
+        block, unit = self.following(kb, self._block, 1, u)
+        self.prefetch_lines(lambda byte: codes[block, unit, byte], self.layout.unit_bytes)
 
     def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:
         codes = View(

@@ -57,6 +57,7 @@ class ByteGemm(GemmTask):
         super().__init__(spec, blocking, lanes, layout.padded_k(spec.k))
         assert spec.scheme is not None
         self.layout, self.group, self.groups = layout, group, groups
+        self.strands = blocking.vectors  # of units, side by side, in a panel
         self.whole = groups == 1 and not self.by_groups
         self.token_scale = spec.scheme.act_group == -1 or self.whole
         if self.whole:
@@ -92,14 +93,23 @@ class ByteGemm(GemmTask):
             self.fill_groups(self.count(per_block, self.groups, kb), kb * per_block)
 
     def fill_units(self, kb: Expr) -> None:
-        """Decode the panel's units of K block `kb`, and prefetch those that come next."""
+        """Decode the panel's units of K block `kb`."""
         bl = self.blocking
         units = bl.k_block // UNIT_K
         mine = self.count(units, self.k // UNIT_K, kb)
         with around("unit", (bl.vectors, bl.vectors), (mine, units)) as (j, u):
-            if bl.prefetch:
-                self.prefetch(kb, j, u)
             self.decode_unit(kb, j, u)
+
+    def ask_ahead(self, kb: Expr, tile: Expr, tiles: Expr) -> None:
+        """Every tile asks for its share of the units: a processor waits for many at once."""
+        if not self.blocking.prefetch:
+            return
+        each = self.blocking.k_block // UNIT_K
+        units = i64(self.strands * each)
+        first = b.bind(tile * units // tiles)
+        with b.serial(0, (tile + 1) * units // tiles - first) as i:
+            unit = first + i
+            self.prefetch(kb, unit // i64(each), unit % i64(each))
 
     @abstractmethod
     def decode_unit(self, kb: Expr, j: Expr, u: Expr) -> None:

@@ -51,9 +51,9 @@ class GemmBlocking:
     k_block : int
         K of a decoded panel, a multiple of 32 and of the group.
     m_tiles : int
-        Tiles of rows in a task.
+        Tiles of rows in a task, at most.
     prefetch : bool
-        Whether packed codes are prefetched a K block ahead.
+        Whether packed codes are prefetched a K block ahead, by every tile some of them.
     """
 
     m_tile: int
@@ -69,7 +69,7 @@ class GemmBlocking:
 
     @property
     def rows(self) -> int:
-        """Rows of x in a task."""
+        """Rows of x in a task, at most."""
         return self.m_tile * self.m_tiles
 
 
@@ -132,6 +132,9 @@ class GemmTask(ABC):
     def fill(self, kb: Expr) -> None:  # noqa: B027 - float weights are their own panel
         """Fill the panel of K block `kb`."""
 
+    def ask_ahead(self, kb: Expr, tile: Expr, tiles: Expr) -> None:  # noqa: B027 - some decode
+        """What one of `tiles` tiles asks memory for, of what the next K block fills its panel with."""
+
     def finish(self) -> None:  # noqa: B027 - few have what they must give back
         """What ends a task."""
 
@@ -174,9 +177,13 @@ class GemmTask(ABC):
 
     def _task(self, task: Expr) -> None:
         bl = self.blocking
-        self.first_row = b.bind(task // i64(self.panels) * i64(bl.rows))
+        # A block has as many tiles as any other, or one less: threads get shares of one size.
+        all_tiles, blocks = b.bind(_ceil(self.m, bl.m_tile)), _ceil(self.m, bl.rows)
+        most = b.bind((all_tiles + blocks - 1) // blocks)
+        first = b.bind(task // i64(self.panels) * most)
+        self.first_row = first * i64(bl.m_tile)
         self.panel = b.bind(task % i64(self.panels) * i64(bl.vectors))
-        tiles = b.bind(_ceil(tirx.min(i64(bl.rows), self.m - self.first_row), bl.m_tile))
+        tiles = b.bind(tirx.min(most, all_tiles - first))
         self.scratch()
         self.waiting: Buffer | None = None
         if self.k_blocks > 1 or self.parts > 1:
@@ -187,6 +194,7 @@ class GemmTask(ABC):
         with around("k_block", (self.k_blocks, self.k_blocks), opaque=True) as (kb,):
             self.fill(kb)
             with around("tile", (tiles, tiles)) as (t,):
+                self.ask_ahead(kb, t, tiles)
                 self._tile(kb, t)
         self.finish()
 
