@@ -27,8 +27,8 @@ WORD_TILES: Tiles = ((2, 4), (4, 2), (3, 3), (5, 2))
 
 
 TALL_TILES: Tiles = ((5, 3), (5, 4), (4, 4), (4, 3), (3, 5))
-"""Of 512-bit dot products over whole rows. The first two are as fast as each other within 3 % (384
-outputs by 1536, and 512 by 4608, on a Xeon of model 167): which of them repeats less is the best."""
+"""Of 512-bit dot products over whole rows. The first two are equally fast within 3 % (384 outputs by
+1536, and 512 by 4608, on a Xeon of model 167): which of them repeats less is the best."""
 
 
 def integer_tiles(instruction: DotInstruction, whole: bool) -> Tiles:

@@ -133,7 +133,7 @@ class GemmTask(ABC):
         """Fill the panel of K block `kb`."""
 
     def ask_ahead(self, kb: Expr, tile: Expr, tiles: Expr) -> None:  # noqa: B027 - some decode
-        """What one of `tiles` tiles asks memory for, of what the next K block fills its panel with."""
+        """Ask for what one of `tiles` tiles can, of what the next K block fills its panel with."""
 
     def finish(self) -> None:  # noqa: B027 - few have what they must give back
         """What ends a task."""
