@@ -8,6 +8,7 @@ from tvm import s_tir
 
 from apq_tvm.ops.activations.bundles import quantize_bundles
 from apq_tvm.ops.activations.quantize import quantize_activations
+from apq_tvm.ops.activations.windows_lines import LineWindows
 from apq_tvm.ops.activations.windows_strips import StripWindows
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
@@ -69,7 +70,7 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
     """
     sch = s_tir.Schedule(func)
     unroll = decide("unroll", (4, 2, 1, 8))
-    if func.attrs["apq.op"] == StripWindows.name:
+    if func.attrs["apq.op"] in (StripWindows.name, LineWindows.name):
         return schedule_strips(sch)
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)

@@ -27,7 +27,7 @@ WORD_TILES: Tiles = ((2, 4), (4, 2), (3, 3), (5, 2))
 
 
 TALL_TILES: Tiles = ((5, 3), (5, 4), (4, 4), (4, 3), (3, 5))
-"""Of 512-bit dot products over whole rows. The first two are equally fast within 3 % (384 outputs by
+"""Of 512-bit dot products over whole rows. The first two are as fast within 3 % (384 outputs by
 1536, and 512 by 4608, on a Xeon of model 167): which of them repeats less is the best."""
 
 

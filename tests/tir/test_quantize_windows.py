@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from built import built
 
-from apq_tvm.ops.activations import windows, windows_strips
+from apq_tvm.ops.activations import windows, windows_lines, windows_strips
 from apq_tvm.ops.activations.quantize import ASYMMETRIC
+from apq_tvm.ops.activations.windows_lines import LineWindows
 from apq_tvm.ops.activations.windows_strips import StripWindows, covered, strip_rows
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.schedules.decide import Defaults
@@ -27,6 +28,16 @@ CASES = (
     ((1, 3, 4, 5, 32), Geometry((2, 2, 2), (1, 1, 1), (1, 1, 1), (0, 1, 0), (1, 0, 1)), (0, 32), 8),
 )
 """Shape of the image, geometry, channels, bits; images of one to three axes."""
+
+LINES = (
+    ((2, 12, 15, 3), Geometry((7, 7), (2, 2), (1, 1), (3, 3), (3, 3)), (0, 3), 8),
+    ((2, 9, 21, 1), Geometry((3, 3), (1, 4), (1, 1), (0, 1), (0, 0)), (0, 1), 8),
+    ((1, 7, 10, 24), Geometry((2, 3), (1, 2), (2, 1), (), (), "SAME_UPPER"), (0, 24), 5),
+    ((2, 5, 4, 3), Geometry((1, 2), (1, 1), (1, 1), (0, 1), (0, 0)), (0, 3), 8),
+    ((1, 3, 4, 9, 5), Geometry((2, 2, 3), (1, 1, 1), (1, 1, 1), (0, 1, 1), (1, 0, 1)), (0, 5), 8),
+    ((1, 6, 40, 2), Geometry((3, 20), (2, 3), (1, 1), (1, 4), (1, 9)), (0, 2), 8),
+)
+"""The same, of channels that are no whole vectors."""
 
 
 def extents(x: Any, geometry: Geometry) -> list[int]:
@@ -66,21 +77,22 @@ def padded(x: Any, geometry: Geometry) -> Any:
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("scratch", [1, 2000, 1 << 15])
-@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("case", range(len(CASES) + len(LINES)))
 def test_windows_of_a_strip_share_a_scale(
     case: int, scratch: int, known: bool, asymmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(windows_strips, "SCRATCH", scratch)
-    shape, geometry, (first, count), bits = CASES[case]
+    monkeypatch.setattr(windows_lines, "SCRATCH", scratch)
+    shape, geometry, (first, count), bits = (*CASES, *LINES)[case]
     x = np.random.default_rng(case).standard_normal(shape).astype(np.float32)
     x[0, :3] = 0  # some strips have nothing else: their scale is 0
     x[0, -1, ..., first] *= np.float32(1e30)
     if asymmetric:
         bits, x = 8, x + np.float32(0.7)
     name, codes, factors, sums = quantized(x, geometry, (first, count), bits, asymmetric, known)
-    assert name == StripWindows.name
+    assert name == (StripWindows.name if case < len(CASES) else LineWindows.name)
     image, out = padded(x[..., first : first + count], geometry), extents(x, geometry)
-    rows = int(strip_rows(geometry, [*map(i64, out)], count))
+    rows = int(strip_rows(geometry, [*map(i64, out)], count, scratch))
     assert rows == 1 if scratch == 1 else rows >= 1
     codes, factors, sums = (
         a.reshape(len(x), *out, -1).astype(np.float64) for a in (codes, factors, sums)
@@ -125,17 +137,24 @@ def test_infinities_make_the_scale_infinite(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_images_without_columns_have_no_windows() -> None:
-    x = np.ones((2, 5, 0, 16), np.float32)
     geometry = Geometry((3, 3), (2, 3), (1, 1), (1, 1), (1, 1))
-    assert quantized(x, geometry, (0, 16), 8, known=False)[1].shape == (0, 160)
+    for channels, padded in ((16, 160), (3, 32)):
+        x = np.ones((2, 5, 0, channels), np.float32)
+        codes = quantized(x, geometry, (0, channels), 8, known=False)[1]
+        assert codes.shape == (0, padded)
 
 
 def test_what_it_does_not_take() -> None:
     three = Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
     one = Geometry((1, 1), (2, 2), (1, 1), (0, 0), (0, 0))
-    for shape, geometry, channels in (
-        (("n", 8, 8, 24), three, 24),
-        (("n", 8, 8, 32), one, 32),
+    dilated = Geometry((3, 3), (1, 1), (1, 2), (1, 2), (1, 2))
+    tall = Geometry((40, 3), (1, 1), (1, 1), (20, 1), (20, 1))
+    for shape, geometry, first, channels in (
+        (("n", 8, 8, 24), three, 8, 8),
+        (("n", 8, 8, 24), dilated, 0, 24),
+        (("n", 8, 8, 3), tall, 0, 3),
+        (("n", 8, 3), Geometry((3,), (1,), (1,), (1,), (1,)), 0, 3),
+        (("n", 8, 8, 32), one, 0, 32),
     ):
-        func = windows.quantize_windows(shape, geometry, (0, channels), (-1, -1), 32, 8)
+        func = windows.quantize_windows(shape, geometry, (first, channels), (-1, -1), 32, 8)
         assert func.attrs["apq.op"] == "quantize_windows"

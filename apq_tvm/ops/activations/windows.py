@@ -15,6 +15,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import checked_widths, each_part
 from apq_tvm.ops.activations.windows_frame import QuantizeWindows
+from apq_tvm.ops.activations.windows_lines import LANES, LineWindows, takes_lines
 from apq_tvm.ops.activations.windows_strips import StripWindows, strip_lanes
 from apq_tvm.ops.blocks import each, row_tasks
 from apq_tvm.ops.graph.shapes import Dim
@@ -63,13 +64,16 @@ def quantize_windows(
         raise NotApplicable("padding has no sign: activations of one bit need K columns")
     k = geometry.taps * channels[1]
     padded, width, sum_width = checked_widths(k, *groups, bits)
-    in_strips = strip_lanes(geometry, channels[1])
-    if in_strips and sum_width == padded:
-        strips = StripWindows(k, padded, width, sum_width, in_strips, 1, bits, asymmetric)
-        return strips.of(shape, geometry, channels)
+    if sum_width == padded:
+        sizes, in_strips = (k, padded, width, sum_width), strip_lanes(geometry, channels[1])
+        if in_strips:
+            strips = StripWindows(*sizes, in_strips, 1, bits, asymmetric)
+            return strips.of(shape, geometry, channels)
+        if takes_lines(geometry, channels == (0, shape[-1])):
+            lines = LineWindows(*sizes, LANES, 1, bits, asymmetric)
+            return lines.of(shape, geometry, channels)
     rows = max(1, SCRATCH // padded)
-    sizes = (k, padded, width, sum_width, min(lanes, sum_width), rows, bits)
-    quantize = _Windows(*sizes, asymmetric=asymmetric)
+    quantize = _Windows(k, padded, width, sum_width, min(lanes, sum_width), rows, bits, asymmetric)
     return quantize.of(shape, geometry, channels)
 
 

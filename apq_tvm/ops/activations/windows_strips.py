@@ -10,7 +10,8 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -41,7 +42,7 @@ BYTES = (64, 32, 16)
 """In a vector that is copied."""
 
 SCRATCH = 1 << 15
-"""Codes of a strip, unless one row of windows has more: they stay in the first cache."""
+"""Codes of a strip: they stay in the first cache."""
 
 
 def strip_lanes(geometry: Geometry, channels: int) -> int:
@@ -62,17 +63,27 @@ def covered(geometry: Geometry, positions: Sequence[Expr]) -> list[Expr]:
     ]
 
 
-def strip_rows(geometry: Geometry, out: Sequence[Expr], channels: int) -> Expr:
-    """Rows of positions in a strip, of `out` positions along every axis."""
+def strip_rows(geometry: Geometry, out: Sequence[Expr], channels: int, most: int) -> Expr:
+    """Rows of positions in a strip of `most` codes, of `out` positions along every axis."""
     line = reduce(mul, covered(geometry, out)[1:], i64(channels))
-    lines = i64(SCRATCH) // tirx.max(line, i64(1)) - i64(geometry.reach(0))
+    lines = i64(most) // tirx.max(line, i64(1)) - i64(geometry.reach(0))
     rows = tirx.max(i64(1), lines // i64(geometry.strides[0]) + 1)
     return tirx.max(i64(1), tirx.min(out[0], rows))
 
 
-def _named(value: Expr) -> Expr:
+def named(value: Expr) -> Expr:
     """A number, or a name for what a run computes."""
     return value if isinstance(value, tirx.IntImm) else b.bind(value)
+
+
+@contextmanager
+def loops(extents: Sequence[Expr]) -> Iterator[list[Expr]]:
+    """A loop for each extent, of which there may be none."""
+    if not extents:
+        yield []
+        return
+    with b.grid(*extents) as variables:
+        yield [variables] if len(extents) == 1 else list(variables)
 
 
 class StripWindows(QuantizeWindows):
@@ -86,11 +97,12 @@ class StripWindows(QuantizeWindows):
         with b.sblock("root"):
             b.reads()
             b.writes()
-            self.out = [_named(extent) for extent in self.gather.out]
-            self.begins = [_named(g.begin(i, size)) for i, size in enumerate(sizes)]
-            self.strip = _named(strip_rows(g, self.out, self.count))
-            self.lines, *self.across = map(_named, covered(g, [self.strip, *self.out[1:]]))
-            strips = _named((self.out[0] + (self.strip - 1)) // self.strip)
+            self.out = [named(extent) for extent in self.gather.out]
+            self.begins = [named(g.begin(i, size)) for i, size in enumerate(sizes)]
+            self.strip = named(strip_rows(g, self.out, self.count, self.most_codes()))
+            self.lines, *self.across = map(named, covered(g, [self.strip, *self.out[1:]]))
+            self.shape = self.extents()
+            strips = named((self.out[0] + (self.strip - 1)) // self.strip)
             images = self.x.shape[0]
             with b.grid(images, strips) as (image, strip), b.sblock("task"):
                 n, s = b.axis.spatial(images, image), b.axis.spatial(strips, strip)
@@ -100,24 +112,26 @@ class StripWindows(QuantizeWindows):
 
     def _strip(self, image: Expr, first: Expr) -> None:
         g = self.gather.geometry
-        codes = b.sblock_alloc_buffer((self.lines, *self.across, self.count), "int8", align=64)
-        sums = b.sblock_alloc_buffer((self.lines, *self.across), "int32", align=64)
+        self.scratch()
         rows = b.bind(tirx.min(self.strip, self.out[0] - first))
         lines = b.bind((rows - 1) * i64(g.strides[0]) + i64(g.reach(0)))
         top = b.bind(first * i64(g.strides[0]) - self.begins[0])
         scale, middle, rounds, blank = self._factors(self._seen(image, top, lines))
-        self._round(image, top, lines, rounds, blank, codes, sums)
-        before = b.bind(image * self.out[0] + first)
-        with b.grid(rows, *self.out[1:]) as position:
-            position = [position] if len(self.out) == 1 else position
-            row = before + position[0]
-            for extent, at in zip(self.out[1:], position[1:], strict=True):
-                row = row * extent + at
-            row = b.bind(row)
-            b.buffer_store(self.xs, scale, [row, 0])
-            if self.asymmetric:
-                b.buffer_store(self.xs, scale * middle, [row, 1])
-            self._window(row, position, codes, sums, blank)
+        self.round(image, top, lines, rounds, blank)
+        self.windows(b.bind(image * self.out[0] + first), rows, (scale, middle), blank)
+
+    def most_codes(self) -> int:
+        """Codes of a strip, unless one row of windows has more."""
+        return SCRATCH
+
+    def extents(self) -> list[Expr]:
+        """Of what holds a strip's codes."""
+        return [self.lines, *self.across, i64(self.count)]
+
+    def scratch(self) -> None:
+        """Allocate what a strip needs."""
+        self.pixels = b.sblock_alloc_buffer(self.shape, "int8", align=64)
+        self.sums = b.sblock_alloc_buffer(self.shape[:-1], "int32", align=64)
 
     def _seen(self, image: Expr, top: Expr, lines: Expr) -> Buffer:
         """Patterns of the ends of a strip's range: of `_ends`."""
@@ -125,21 +139,27 @@ class StripWindows(QuantizeWindows):
         ends = [b.sblock_alloc_buffer((self.lanes,), "int32", align=64) for _ in names]
         found = b.sblock_alloc_buffer((len(names),), "int32", align=64)
         for end in ends:
-            self._clear(end)
+            self.clear(end)
         low = b.bind(tirx.max(i64(0), i64(0) - top))
         high = b.bind(tirx.min(lines, self.gather.sizes[0] - top))
+
+        def widen(value: Expr, lane: Expr) -> None:
+            for end, pattern in zip(ends, self._ends(value), strict=True):
+                b.buffer_store(end, tirx.max(end[lane], pattern), [lane])
+
         with b.serial(0, tirx.max(high - low, i64(0))) as line:
-            with b.grid(*self.gather.sizes[1:], i64(self.count // self.lanes)) as place:
-                *place, c = [place] if len(self.out) == 1 else place
-                with self._vector() as e:
-                    value = self._element([image, top + low + line, *place], c, e)
-                    for end, pattern in zip(ends, self._ends(value), strict=True):
-                        b.buffer_store(end, tirx.max(end[e], pattern), [e])
+            self.each_seen(image, top + low + line, widen)
         for number, name in enumerate(names):
             one = b.sblock_alloc_buffer((1,), "int32", align=64)
             reduce_all(name, "max", ends[number], one)
             b.buffer_store(found, one[0], [number])
         return found
+
+    def each_seen(self, image: Expr, line: Expr, visit: Callable[[Expr, Expr], None]) -> None:
+        """Visit every value of a line of an image, with the lane of the vector it is in."""
+        with loops([*self.gather.sizes[1:], i64(self.count // self.lanes)]) as (*place, c):
+            with self.vector() as e:
+                visit(self._element([image, line, *place], c, e), e)
 
     def _ends(self, value: Expr) -> list[Expr]:
         """Patterns of a value whose largest, 0 at least, are the ends of a range."""
@@ -158,17 +178,15 @@ class StripWindows(QuantizeWindows):
         rounds = b.bind(over), b.bind(f32(MAGIC) - centre)
         return b.bind(scale), centre, rounds, b.bind(i32(0) - centre.astype("int32"))
 
-    def _round(
-        self, image: Expr, top: Expr, lines: Expr, rounds: tuple[Expr, Expr], blank: Expr,
-        codes: Buffer, sums: Buffer,
-    ) -> None:  # fmt: skip
+    def round(
+        self, image: Expr, top: Expr, lines: Expr, rounds: tuple[Expr, Expr], blank: Expr
+    ) -> None:
         """Fill the scratch: codes of the strip's pixels and their sums; those of 0 around them."""
         part = b.sblock_alloc_buffer((self.lanes,), "int32", align=64)
         total = b.sblock_alloc_buffer((1,), "int32", align=64)
         extents = [lines, *self.across]
-        with b.grid(*extents) as loops, b.sblock("pixel"):
-            loops = loops if self.across else [loops]
-            at = [b.axis.spatial(n, loop) for n, loop in zip(extents, loops, strict=True)]
+        with loops(extents) as each, b.sblock("pixel"):
+            at = [b.axis.spatial(n, loop) for n, loop in zip(extents, each, strict=True)]
             b.reads()
             b.writes()
             starts = [top, *(i64(0) - begin for begin in self.begins[1:])]
@@ -178,23 +196,38 @@ class StripWindows(QuantizeWindows):
                 inside = tirx.And(inside, tirx.And(where >= i64(0), where < size))
             with b.If(inside):
                 with b.Then():
-                    self._clear(part)
-                    with b.serial(0, i64(self.count // self.lanes)) as c, self._vector() as e:
+                    self.clear(part)
+                    with b.serial(0, i64(self.count // self.lanes)) as c, self.vector() as e:
                         # By the unit of a large float, whose lowest byte is the code's.
                         value = self._element([image, *place], c, e) * rounds[0] + rounds[1]
                         pattern = tirx.reinterpret("int32", value)
                         channel = c * i64(self.lanes) + e
-                        b.buffer_store(codes, pattern.astype("int8"), [*at, channel])
+                        b.buffer_store(self.pixels, pattern.astype("int8"), [*at, channel])
                         b.buffer_store(part, part[e] + (pattern - i32(MAGIC_BITS)), [e])
                     reduce_all("total", "add", part, total)
-                    b.buffer_store(sums, total[0], at)
+                    b.buffer_store(self.sums, total[0], at)
                 with b.Else():
-                    self._blank(codes, at, i64(0), self.count, blank)
-                    b.buffer_store(sums, blank * i32(self.count), at)
+                    self._blank(self.pixels, at, i64(0), self.count, blank)
+                    b.buffer_store(self.sums, blank * i32(self.count), at)
 
-    def _window(
-        self, row: Expr, position: Sequence[Expr], codes: Buffer, sums: Buffer, blank: Expr
-    ) -> None:
+    def windows(self, first: Expr, rows: Expr, factors: Sequence[Expr], blank: Expr) -> None:
+        """Write `rows` rows of windows; `first` numbers the first among those of all images."""
+        with loops([rows, *self.out[1:]]) as position:
+            row = first + position[0]
+            for extent, at in zip(self.out[1:], position[1:], strict=True):
+                row = row * extent + at
+            row = b.bind(row)
+            self.keep_factors(row, factors)
+            self._window(row, position, blank)
+
+    def keep_factors(self, row: Expr, factors: Sequence[Expr]) -> None:
+        """Store a window's factors: its scale, and its centre in scales."""
+        scale, middle = factors
+        b.buffer_store(self.xs, scale, [row, 0])
+        if self.asymmetric:
+            b.buffer_store(self.xs, scale * middle, [row, 1])
+
+    def _window(self, row: Expr, position: Sequence[Expr], blank: Expr) -> None:
         """Copy one window, and add up its pixels' sums."""
         g, sum_of = self.gather.geometry, b.sblock_alloc_buffer((1,), "int32", align=64)
         padding = self.padded - self.k
@@ -209,10 +242,10 @@ class StripWindows(QuantizeWindows):
                 byte = c * i64(step) + e
                 pixel, channel = byte // i64(self.count), byte % i64(self.count)
                 source = [*at[:-1], at[-1] + pixel, channel]
-                b.buffer_store(self.xq, codes[tuple(source)], [row, column + byte])
+                b.buffer_store(self.xq, self.pixels[tuple(source)], [row, column + byte])
 
         def added(tap: Expr, at: list[Expr]) -> None:
-            b.buffer_store(sum_of, sum_of[0] + sums[tuple(at)], [0])
+            b.buffer_store(sum_of, sum_of[0] + self.sums[tuple(at)], [0])
 
         self._taps(starts, copied, runs=g.dilations[-1] == 1)
         self._taps(starts, added)
@@ -244,11 +277,13 @@ class StripWindows(QuantizeWindows):
         channel = chunk * i64(self.lanes) + lane + i64(self.gather.first)
         return self.x[(*place, channel)]
 
-    def _vector(self) -> Any:
+    def vector(self) -> Any:
+        """A loop over the lanes of a vector."""
         return b.vectorized(0, i64(self.lanes))
 
-    def _clear(self, target: Buffer) -> None:
-        with self._vector() as e:
+    def clear(self, target: Buffer) -> None:
+        """Zero a vector."""
+        with self.vector() as e:
             b.buffer_store(target, i32(0), [e])
 
     def _blank(
