@@ -120,10 +120,10 @@ class LineWindows(StripWindows):
             # One vector reaches into the next run, which is written later.
             alone = 2 * power if power < run < LONGEST and (number + 1) * run < self.k else exact
             for first in range(0, run, alone):
-                at = min(first, max(run - alone, 0))
+                start = min(first, max(run - alone, 0))
                 with b.vectorized(0, i64(alone)) as e:
-                    code = self.pixels[(*lead, column + i64(at) + e)]
-                    b.buffer_store(self.xq, code, [row, i64(number * run + at) + e])
+                    code = self.pixels[(*lead, column + i64(start) + e)]
+                    b.buffer_store(self.xq, code, [row, i64(number * run + start) + e])
 
     def _sum(self, row: Expr) -> None:
         part = b.sblock_alloc_buffer((self.lanes,), "int32", align=64)
