@@ -15,6 +15,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import IntegerGemm
 from apq_tvm.ops.many_rows.float import DequantizedGemm, FloatGemm
 from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.ops.many_rows.units import UnitGemm
 from apq_tvm.ops.many_rows.words import WordGemm
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import (
@@ -42,6 +43,7 @@ from apq_tvm.tensorize.x86.dot import MADDUBS, VNNI256, VNNI512, DotInstruction
 from apq_tvm.tensorize.x86.gemm import (
     dequantize_intrinsic,
     integer_gemm_intrinsic,
+    unit_gemm_intrinsic,
     word_gemm_intrinsic,
 )
 from apq_tvm.types import DeviceProfile
@@ -90,8 +92,12 @@ def integer_kernel(
     tiles: Callable[[bool], Tiles],
     intrinsic: Callable[[Tile], str],
     gemm: type[IntegerGemm] = IntegerGemm,
+    in_place: Callable[[Tile], str] | None = None,
 ) -> LinearKernel:
-    """The record of one integer GEMM; tiles are those of whole rows or of groups."""
+    """The record of one integer GEMM; tiles are those of whole rows or of groups.
+
+    `in_place` is the intrinsic for codes where they lie, in steps of whole units.
+    """
     lanes = instruction.lanes
     (features,) = (any_of.split("|") for any_of in instruction.features)
 
@@ -101,12 +107,20 @@ def integer_kernel(
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
         return integer_blocking(spec, interleaved(spec, lanes), tiles, decide)
 
+    def way(choice: Choice) -> tuple[type[IntegerGemm], Callable[[Tile], str]]:
+        bl, blocks = choice.plan, interleaved(choice.spec, lanes).row_blocks(choice.spec.n)
+        if in_place is None or bl.k_step % UNIT_K or bl.vectors > blocks:
+            return gemm, intrinsic
+        return UnitGemm, in_place
+
     def func(choice: Choice) -> Any:
-        return gemm(choice.spec, interleaved(choice.spec, lanes), choice.plan).build()
+        made, _ = way(choice)
+        return made(choice.spec, interleaved(choice.spec, lanes), choice.plan).build()
 
     def schedule(sch: Any, choice: Choice) -> None:
         schedule_stages(sch)
-        micro_kernel(sch, intrinsic(choice.plan.tile(lanes)))
+        _, mine = way(choice)
+        micro_kernel(sch, mine(choice.plan.tile(lanes)))
 
     return LinearKernel(
         "gemm", f"W{bits}", 8, instruction, TALLEST,
@@ -122,6 +136,7 @@ def dot_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
         bits,
         partial(integer_tiles, instruction),
         partial(integer_gemm_intrinsic, instruction, bits=bits),
+        in_place=partial(unit_gemm_intrinsic, instruction) if bits == 8 else None,
     )
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i32
+from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand, View, pair
 
 
@@ -74,6 +75,30 @@ def _integer_products(tile: Tile, run: int, x: str, codes: str) -> Meaning:
         Operand("c", tile.sums, "int32", 64),
     )
     return Meaning("dot", operands, tile.sums, (tile.k // run, run), term, index="int32")
+
+
+def unit_products(tile: Tile) -> Meaning:
+    """A micro-kernel ``(a int8, b uint8, c int32)`` whose codes are units as they lie in memory.
+
+    `b` is [vectors, k / 32, 8 * 4R] (`apq_tvm.tensorize.meaning.interleaved`)::
+
+        C[m, j, r] += sum over u, v, i of A[m, 32u + 4v + i] * B[j, u, 4R v + 4r + i]
+    """
+    size, units = 4 * tile.lanes, tile.k // UNIT_K
+
+    def term(axes: Sequence[Expr], a: Load, w: Load) -> Expr:
+        m, j, r, *several, v, i = axes
+        u = several[0] if several else 0
+        code = w(j, u, v * size + r * 4 + i).astype("int32")
+        return a(m, u * UNIT_K + v * 4 + i).astype("int32") * code
+
+    operands = (
+        Operand("a", (tile.m, tile.k), "int8", 4, strided=True),
+        Operand("b", (tile.vectors, units, VECTORS * size), "uint8", 64, strided=True, compact=2),
+        Operand("c", tile.sums, "int32", 64),
+    )
+    several = (units,) if units > 1 else ()
+    return Meaning("dot", operands, tile.sums, (*several, VECTORS, 4), term)
 
 
 def float_products(tile: Tile) -> Meaning:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from apq_tvm.tensorize.exprs import Expr, i32
-from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
-from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
+from apq_tvm.tensorize.meaning.scaffold import Meaning, Operand
 from apq_tvm.tensorize.meaning.tile import Tile
 
 ROWS = 16
@@ -91,26 +90,3 @@ def cleared() -> Meaning:
 
 def _config() -> Operand:
     return Operand("config", (CONFIG,), "uint8", 64)
-
-
-def unit_products(tile: Tile) -> Meaning:
-    """A micro-kernel ``(a int8, b uint8, c int32)`` whose codes are units as they lie in memory.
-
-    `b` is [vectors, k / 32, 8 * 4R] (`apq_tvm.tensorize.meaning.interleaved`)::
-
-        C[m, j, r] += sum over u, v, i of A[m, 32u + 4v + i] * B[j, u, 4R v + 4r + i]
-    """
-    size = 4 * tile.lanes
-
-    def term(axes: Sequence[Expr], a: Load, w: Load) -> Expr:
-        m, j, r, u, v, i = axes
-        code = w(j, u, v * size + r * 4 + i).astype("int32")
-        return a(m, u * UNIT_K + v * 4 + i).astype("int32") * code
-
-    units = tile.k // UNIT_K
-    operands = (
-        Operand("a", (tile.m, tile.k), "int8", 4, strided=True),
-        Operand("b", (tile.vectors, units, VECTORS * size), "uint8", 64, strided=True, compact=2),
-        Operand("c", tile.sums, "int32", 64),
-    )
-    return Meaning("dot", operands, tile.sums, (units, VECTORS, 4), term)

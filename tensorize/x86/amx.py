@@ -26,14 +26,13 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.tensorize.exprs import Buffer, i32, i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
 from apq_tvm.tensorize.meaning.scaffold import pair
-from apq_tvm.tensorize.meaning.tile import Tile
+from apq_tvm.tensorize.meaning.tile import Tile, unit_products
 from apq_tvm.tensorize.meaning.tile_registers import (
     CONFIG,
     ROWS,
     Registers,
     cleared,
     described,
-    unit_products,
 )
 from apq_tvm.tensorize.registry import register
 

@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import Buffer, Expr, llvm
+from apq_tvm.tensorize.meaning.interleaved import VECTORS
 from apq_tvm.tensorize.meaning.scaffold import pair
 from apq_tvm.tensorize.meaning.tile import Tile as Tile
 from apq_tvm.tensorize.meaning.tile import (
@@ -25,6 +26,7 @@ from apq_tvm.tensorize.meaning.tile import (
     dequantization,
     float_products,
     tile_pair,
+    unit_products,
     word_products,
 )
 from apq_tvm.tensorize.registry import register
@@ -54,6 +56,15 @@ def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -
         sums = min(MADDUBS_SUMS[2 if bits == 1 else bits], tile.k // 4)
         name, body = f"{name}_x{sums}", partial(_maddubs_body, tile, sums=sums)
     return register(name, lambda: tile_pair(meaning, body))
+
+
+def unit_gemm_intrinsic(instruction: DotInstruction, tile: Tile) -> str:
+    """Register (once) and name ``apq_<instr>_<m>x<n>x<k>_s8u8s32_units``.
+
+    As `integer_gemm_intrinsic`, for vpdpbusd and codes of 8 bits where they lie in memory.
+    """
+    name = f"apq_{instruction.name}_{tile}_s8u8s32_units"
+    return register(name, lambda: tile_pair(unit_products(tile), partial(_dp_body, tile)))
 
 
 def word_gemm_intrinsic(tile: Tile) -> str:
@@ -100,7 +111,9 @@ def _dp_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
     lanes = tile.lanes
     name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
     with b.unroll(tile.k // 4) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-        codes = w.vload([j, k, 0, 0], f"uint8x{4 * lanes}")
+        # Of a panel, or of units as they lie in memory.
+        at = [k, 0, 0] if len(w.shape) == 4 else [k // VECTORS, k % VECTORS * 4 * lanes]
+        codes = w.vload([j, *at], f"uint8x{4 * lanes}")
         quad = _broadcast_quad(a, m, k, lanes, "int8")
         _accumulate(c, m, j, lanes, lambda acc: llvm(f"int32x{lanes}", name, acc, codes, quad))
 

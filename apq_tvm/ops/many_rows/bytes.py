@@ -77,6 +77,10 @@ class ByteGemm(GemmTask):
         bl = self.blocking
         shape = (bl.vectors, bl.k_block // self.run, self.lanes, self.run)
         self.decoded = b.sblock_alloc_buffer(shape, self.code_dtype, align=64)
+        self.scratch_of_groups()
+
+    def scratch_of_groups(self) -> None:
+        """Allocate what the panel's groups need."""
         if not self.whole:
             self.scales = self.per_group("float32")
 
@@ -197,15 +201,19 @@ class ByteGemm(GemmTask):
                 put(sums, (m, j, r), sums[m, j, r] + term, dots[m, j, r])
 
     def _dots(self, kb: Expr, first: Expr, steps: Any, dots: Buffer) -> None:
-        bl, run = self.blocking, self.run
+        bl = self.blocking
 
         def views(step: Expr) -> tuple[View, ...]:
             x = self.operand(kb, first + step * bl.k_step)
-            w = View(self.decoded, (0, first // run + step * (bl.k_step // run), 0, 0))
-            return x, w, View(dots, (0, 0, 0))
+            return x, self.codes(kb, first, step), View(dots, (0, 0, 0))
 
         with b.serial(0, steps) as s:
             tile_loops(self.products(bl.tile(self.lanes)), views, [(s, steps)])
+
+    def codes(self, kb: Expr, first: Expr, step: Expr) -> View:
+        """The panel's codes of a step, where steps count from column `first` of the K block on."""
+        at = first // self.run + step * (self.blocking.k_step // self.run)
+        return View(self.decoded, (0, at, 0, 0))
 
     def products(self, tile: Tile) -> Meaning:
         """What the micro-kernel means."""
@@ -240,8 +248,8 @@ class IntegerGemm(ByteGemm):
         # +-1 codes: 2 * code - 1, so that the offset is an integer.
         self.doubled = layout.bits == 1 and not layout.zero_points
 
-    def scratch(self) -> None:
-        super().scratch()
+    def scratch_of_groups(self) -> None:
+        super().scratch_of_groups()
         if self.layout.zero_points and not self.whole:
             self.zeros = self.per_group("int32")
 

@@ -19,12 +19,12 @@ from apq_tvm.ops.many_rows.task import GemmBlocking, around, put
 from apq_tvm.tensorize.exprs import Expr, i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import VECTORS, decode
 from apq_tvm.tensorize.meaning.scaffold import Meaning, View, fresh_product, product
+from apq_tvm.tensorize.meaning.tile import unit_products
 from apq_tvm.tensorize.meaning.tile_registers import (
     CONFIG,
     Registers,
     cleared,
     described,
-    unit_products,
 )
 
 

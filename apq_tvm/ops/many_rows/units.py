@@ -1,0 +1,46 @@
+"""Large-M layers of 8-bit codes that are multiplied where they lie, unit by unit: no panel.
+
+The last panel ends at the last row block; columns that it shares with the one before are its own.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.many_rows.bytes import IntegerGemm
+from apq_tvm.ops.many_rows.task import GemmBlocking
+from apq_tvm.tensorize.exprs import Expr, i64
+from apq_tvm.tensorize.meaning.scaffold import Meaning, View
+from apq_tvm.tensorize.meaning.tile import Tile, unit_products
+
+
+class UnitGemm(IntegerGemm):
+    """Steps are whole units."""
+
+    def __init__(self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking) -> None:
+        super().__init__(spec, layout, blocking)
+        assert layout.bits == 8 and blocking.k_step % UNIT_K == 0
+        assert blocking.vectors <= self.row_blocks
+        self.shared_columns = self.row_blocks % blocking.vectors > 0
+
+    def scratch(self) -> None:
+        last = i64(self.row_blocks - self.blocking.vectors)
+        self.first = b.bind(tirx.min(self.panel, last)) if self.shared_columns else self.panel
+        self.scratch_of_groups()
+
+    def row_block(self, j: Expr) -> Expr:
+        return self.first + j
+
+    def fill_units(self, kb: Expr) -> None:
+        """They are there."""
+
+    def codes(self, kb: Expr, first: Expr, step: Expr) -> View:
+        bl = self.blocking
+        unit = kb * (bl.k_block // UNIT_K) + first // UNIT_K + step * (bl.k_step // UNIT_K)
+        return View(self.weights["codes"], (self.first, unit, 0))
+
+    def products(self, tile: Tile) -> Meaning:
+        return unit_products(tile)
