@@ -35,6 +35,9 @@ from apq_tvm.tensorize.meaning.tile import Tile
 STAGES = "apq.stages"
 """Annotation of the root block: names of the blocks whose innermost loop is one vector."""
 
+SHORT = ("", "relu", "relu6")
+"""Activations that a copy of for every vector of a tile is little code."""
+
 
 @dataclass(frozen=True)
 class GemmBlocking:
@@ -230,7 +233,8 @@ class GemmTask(ABC):
         Registers have constant indices, so a copy of the epilogue for every vector of the tile.
         """
         shape = self.tile_shape
-        if not (self.spec.n % self.lanes or self.shared_columns or self.spec.activation):
+        whole = not (self.spec.n % self.lanes or self.shared_columns)
+        if whole and self.spec.activation in SHORT:
             with self.stage("store", *shape) as (m, j, r):
                 b.reads(sums[m, j, r])
                 self._write(m, j, r, self.result(m, j, r, sums[m, j, r]))
