@@ -135,15 +135,15 @@ def x86(dtype: str, name: str, *operands: Expr) -> Expr:
     return llvm(dtype, f"llvm.x86.{name}", *operands)
 
 
-def prefetch_line(place: Expr, write: bool = False) -> None:
-    """Ask for the cache line of a buffer's element in the innermost cache, to read or `write` it.
+def prefetch_line(place: Expr, write: bool = False, first: bool = True) -> None:
+    """Ask for the cache line of a buffer's element, to read or `write` it.
 
-    A prefetch never faults, so the element may lie past the end.
+    In the `first` cache, or in the second where there is more than that one holds. A prefetch never faults, so the element may lie past the end.
     """
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
 
-    arguments = [tirx.const(v, "int32") for v in (int(write), 3, 1)]  # all levels, data
+    arguments = [tirx.const(v, "int32") for v in (int(write), 3 if first else 2, 1)]  # data
     address = tirx.address_of(place)
     b.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *arguments))
 

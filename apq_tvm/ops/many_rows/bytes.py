@@ -162,9 +162,9 @@ class ByteGemm(GemmTask):
 
     @staticmethod
     def prefetch_lines(place: Any, nbytes: int) -> None:
-        """Prefetch `nbytes` from ``place(0)`` on into all levels of cache."""
+        """Prefetch `nbytes` from ``place(0)`` on into the second cache: the first holds a panel."""
         for line in range(0, nbytes, 64):
-            prefetch_line(place(line))
+            prefetch_line(place(line), first=False)
 
     @abstractmethod
     def offset(self, j: Expr, group: Expr, r: Expr) -> Expr:
