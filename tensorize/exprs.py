@@ -138,7 +138,8 @@ def x86(dtype: str, name: str, *operands: Expr) -> Expr:
 def prefetch_line(place: Expr, write: bool = False, first: bool = True) -> None:
     """Ask for the cache line of a buffer's element, to read or `write` it.
 
-    In the `first` cache, or in the second where there is more than that one holds. A prefetch never faults, so the element may lie past the end.
+    In the `first` cache, or in the second where there is more than that one holds. A prefetch never
+    faults, so the element may lie past the end.
     """
     from tvm import tirx
     from tvm.tirx.script.builder import ir as b
