@@ -15,6 +15,7 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import product
 from apq_tvm.onnx_import.symbolic.infer import infer
+from apq_tvm.onnx_import.symbolic.resize import resized
 from apq_tvm.types import Array, Node
 
 LARGEST = 1 << 24
@@ -55,29 +56,14 @@ def resize(graph: Graph, node: Node) -> list[Node] | None:
 
 
 def _scales(graph: Graph, node: Node) -> list[float] | None:
-    """The scale of every axis, as given or as the policy makes it."""
-    source, target = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
-    if source is None or target is None:
+    """The scale of every axis, as given or as the policy makes it; None if a run makes one."""
+    source, found = graph.shape(node.inputs[0]), resized(graph, node)
+    if source is None or found is None:
         return None
-    rank = len(source)
-    axes = [a % rank for a in node.attrs.get("axes", range(rank))]
-    steps = Steps(graph, node)
-    given = graph.weights.get(steps.input(2)) if steps.input(2) else None
-    scales = [1.0] * rank
-    if given is not None and given.size:
-        for axis, scale in zip(axes, given.reshape(-1), strict=True):
-            scales[axis] = float(scale)
-        return scales
-    wanted = graph.weights.get(steps.input(3)) if steps.input(3) else None
-    if wanted is None or any(not isinstance(source[a], int) for a in axes):
-        return None
-    ratios = [int(n) / int(source[a]) for a, n in zip(axes, wanted.reshape(-1), strict=True)]
-    policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
-    if policy != "stretch":
-        ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(ratios)
-    for axis, scale in zip(axes, ratios, strict=True):
+    scales = [1.0] * len(source)
+    for axis, _, scale in found:
         scales[axis] = scale
-    return scales
+    return scales if all(scales) else None
 
 
 def interpolation(before: int, after: int, scale: float, attrs: Any) -> Array:

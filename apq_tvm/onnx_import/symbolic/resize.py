@@ -31,30 +31,15 @@ def rewrite_resize(graph: Graph, node: Node) -> Rewritten:
     UnsupportedModel
         A mode nobody knows, or a scale that only a run knows and that gives no whole size.
     """
-    x = graph.known_shape(node.inputs[0])
-    if x is None:
+    x, found = graph.known_shape(node.inputs[0]), resized(graph, node)
+    if x is None or found is None:
         return None
-    at = (1, None) if node.op == "Upsample" else (2, 3)
-    scales, sizes = (_given(graph, node, position) for position in at)
-    if scales is None and sizes is None:
-        return None
-    axes = [int(a) % len(x) for a in node.attrs.get("axes", ())] or list(range(len(x)))
-    given = scales or sizes or []
-    if len(given) != len(axes):
-        raise ImportFailed(
-            f"{node.op} {node.name!r}: {len(given)} scales or sizes for {len(axes)} axes"
-        )
     attrs = resize_attributes(node)
-    if scales:
-        pairs = [_by_scale(node, x[a], s) for a, s in zip(axes, scales, strict=True)]
-    else:
-        wanted = [int_or_dim(node, size) for size in given]
-        wanted = _kept_aspect(node, [x[a] for a in axes], wanted)
-        pairs = [(size, _ratio(size, x[a])) for a, size in zip(axes, wanted, strict=True)]
-    roi = _roi(graph, node, len(axes)) if attrs["coordinates"] == CROP else [(0.0, 1.0)] * len(axes)
+    count = len(found)
+    roi = _roi(graph, node, count) if attrs["coordinates"] == CROP else [(0.0, 1.0)] * count
     shape = list(x)
     kept = []
-    for axis, (size, scale), span in zip(axes, pairs, roi, strict=True):
+    for (axis, size, scale), span in zip(found, roi, strict=True):
         shape[axis] = size
         if not (size == x[axis] and scale == 1 and span == (0.0, 1.0)):
             kept.append((axis, scale, span))
@@ -69,6 +54,30 @@ def rewrite_resize(graph: Graph, node: Node) -> Rewritten:
         roi=tuple(edge for _, _, span in kept for edge in span),
         **attrs,
     )
+
+
+def resized(graph: Graph, node: Node) -> list[tuple[int, Dim, float]] | None:
+    """Axis, size and scale of every axis that a Resize or Upsample names; None if not known yet.
+
+    A scale that only a run knows is 0. Raises as `rewrite_resize`.
+    """
+    x = graph.known_shape(node.inputs[0])
+    at = (1, None) if node.op == "Upsample" else (2, 3)
+    scales, sizes = (_given(graph, node, position) for position in at)
+    if x is None or (scales is None and sizes is None):
+        return None
+    axes = [int(a) % len(x) for a in node.attrs.get("axes", ())] or list(range(len(x)))
+    given = scales or sizes or []
+    if len(given) != len(axes):
+        raise ImportFailed(
+            f"{node.op} {node.name!r}: {len(given)} scales or sizes for {len(axes)} axes"
+        )
+    extents = [x[a] for a in axes]
+    if scales:
+        pairs = [_by_scale(node, extent, s) for extent, s in zip(extents, scales, strict=True)]
+    else:
+        pairs = _by_sizes(node, extents, [int_or_dim(node, size) for size in given])
+    return [(axis, *pair) for axis, pair in zip(axes, pairs, strict=True)]
 
 
 def resize_attributes(node: Node) -> dict[str, object]:
@@ -144,20 +153,20 @@ def _ratio(size: Dim, extent: Dim) -> float:
     return num / den if isinstance(num, int) and isinstance(den, int) else 0.0
 
 
-def _kept_aspect(node: Node, extents: Sequence[Dim], sizes: list[Dim]) -> list[Dim]:
-    """``keep_aspect_ratio_policy``: one scale for all axes, the least or the greatest."""
+def _by_sizes(node: Node, extents: Sequence[Dim], sizes: Sequence[Dim]) -> list[tuple[Dim, float]]:
+    """Sizes and scales; ``keep_aspect_ratio_policy`` is one scale for all, and sizes by it."""
     policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
+    pairs = list(zip(sizes, extents, strict=True))
     if policy == "stretch":
-        return sizes
-    if not all(isinstance(d, int) for d in (*extents, *sizes)):
+        return [(size, _ratio(size, extent)) for size, extent in pairs]
+    if not all(isinstance(d, int) and d > 0 for d in (*extents, *sizes)):
         raise UnsupportedModel(
             f"Resize {node.name!r}: keep_aspect_ratio_policy {policy!r} of sizes that only a run "
-            "knows; fix the dimensions with --dim"
+            "knows, or of 0; fix the dimensions with --dim"
         )
     pick = min if policy == "not_larger" else max
-    factors = [size / extent for size, extent in zip(sizes, extents, strict=True)]  # type: ignore[operator]
-    factor = pick(factors)
-    return [int(extent * factor + 0.5) for extent in extents]  # type: ignore[operator]
+    scale = pick(size / extent for size, extent in pairs)  # type: ignore[operator]
+    return [(int(extent * scale + 0.5), scale) for extent in extents]  # type: ignore[operator]
 
 
 def _roi(graph: Graph, node: Node, count: int) -> list[tuple[float, float]]:

@@ -283,6 +283,25 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
             "scales": np.array([1, 1, 2, 2], np.float32),
         },
     ),
+    # The scale is one for both axes, and not the ratio of the sizes that come of it.
+    "resize_policies": (
+        [
+            (
+                "Resize",
+                "x _ _ sizes",
+                name,
+                {"mode": mode, "axes": [2, 3], "keep_aspect_ratio_policy": policy},
+            )
+            for name, mode, policy in (
+                ("y", "nearest", "not_larger"),
+                ("z", "nearest", "not_smaller"),
+                ("l", "linear", "not_larger"),
+            )
+        ],
+        {"x": ("float32", ["b", 3, 5, 7])},
+        "y z l",
+        {"sizes": np.array([8, 8])},
+    ),
     "scatter": (
         [("ScatterElements", "x i u", "y", {"axis": 1})],
         {"x": ("float32", [4, 48])},
