@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import tirx
 
 from apq_tvm.progress import Progress
-from apq_tvm.schedules.decide import Decide, Recording
+from apq_tvm.schedules.decide import DecideOf, Recording
 from apq_tvm.schedules.graph.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_function, schedule_preparation
-from apq_tvm.types import LoweredModel, Scheduled, ScheduledModel
+from apq_tvm.types import DeviceProfile, LoweredModel, Scheduled, ScheduledModel
+
+if TYPE_CHECKING:
+    from apq_tvm.schedules.linear.kernel import Preparation
 
 
-def schedule(
-    lowered: LoweredModel, progress: Progress, decide: Callable[[str], Decide]
-) -> ScheduledModel:
+def schedule(lowered: LoweredModel, progress: Progress, decide: DecideOf) -> ScheduledModel:
     """Schedule every PrimFunc of the module.
 
     Parameters
     ----------
     lowered : LoweredModel
     progress : Progress
-    decide : callable
-        Name of a function that is no linear kernel → how its schedule is decided.
+    decide : DecideOf
+        For functions that are neither linear kernels nor preparations: those were decided when they
+        were lowered.
 
     Returns
     -------
@@ -44,18 +45,26 @@ def schedule(
 
 
 def _schedule(
-    lowered: LoweredModel, name: str, func: Any, decide_of: Callable[[str], Decide]
+    lowered: LoweredModel, name: str, func: Any, decide_of: DecideOf
 ) -> tuple[Any, Scheduled]:
     """One function as the module holds it (names of its own), scheduled."""
     linear = lowered.linears.get(name)
     if linear is not None:
         sch = tvm.s_tir.Schedule(func)
         linear.kernel.schedule(sch, linear.choice)
-        return sch.mod["main"], Scheduled(linear.kernel.name, linear.choice.decisions)
-    profile, decide = lowered.packed.plan.profile, Recording(decide_of(name))
-    preparation = lowered.preparations.get(name)
+        choice = linear.choice
+        return sch.mod["main"], Scheduled(linear.kernel.name, choice.decisions, choice.alternatives)
+    profile, preparation = lowered.packed.plan.profile, lowered.preparations.get(name)
     if preparation is not None:
-        scheduled, rule = schedule_preparation(preparation, func, profile, decide)
-        return scheduled, Scheduled(rule, {**preparation.decisions, **decide.taken})
+        return _prepared(preparation, func, profile)
+    decide = Recording(decide_of(name))
     scheduled, rule = schedule_function(func, profile, decide)
-    return scheduled, Scheduled(rule, decide.taken)
+    return scheduled, Scheduled(rule, decide.taken, decide.alternatives)
+
+
+def _prepared(preparation: Preparation, func: Any, profile: DeviceProfile) -> tuple[Any, Scheduled]:
+    """What is done to x: the same one answers for its function and for its schedule."""
+    first, decide = preparation.made[1], Recording(preparation.decide)
+    scheduled, rule = schedule_preparation(preparation, func, profile, decide)
+    taken = {**first.taken, **decide.taken}
+    return scheduled, Scheduled(rule, taken, {**first.alternatives, **decide.alternatives})

@@ -484,10 +484,21 @@ class LoweredModel:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """How one PrimFunc came to its schedule: the rule's or kernel's name, and what was decided."""
+    """How one PrimFunc came to its schedule.
+
+    Parameters
+    ----------
+    rule : str
+        Name of the rule or kernel.
+    decisions : mapping of str to object
+        What was decided.
+    alternatives : mapping of str to tuple
+        What each was chosen from, the default first: the space a tuner searches.
+    """
 
     rule: str
     decisions: Mapping[str, Any] = field(default_factory=dict)
+    alternatives: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

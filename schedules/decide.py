@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from apq_tvm.ops.linear.spec import LinearSpec
 
 T = TypeVar("T")
 
@@ -19,6 +22,13 @@ class Decide(Protocol):
 
     def __call__(self, name: str, choices: Sequence[T]) -> T:
         """Return one of `choices`; the first is the default."""
+
+
+class DecideOf(Protocol):
+    """Finds who answers for a kernel on a layer, or for any other function by its name."""
+
+    def __call__(self, function: str, spec: LinearSpec | None = None) -> Decide:
+        """Of a preparation, `function` is its key."""
 
 
 class Defaults:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
@@ -30,13 +30,16 @@ from apq_tvm.lower.run_sizes import RunSizeLowering
 from apq_tvm.lower.shapes import ShapeLowering
 from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
 
+if TYPE_CHECKING:
+    from apq_tvm.schedules.decide import DecideOf
+
 __all__ = ["lower"]
 
 
 def lower(
     packed: PackedModel,
     kernels: Mapping[str, Any],
-    decide: Callable[[str, Any], Any],
+    decide: DecideOf,
 ) -> LoweredModel:
     """Lower to Relax with unscheduled PrimFuncs.
 
@@ -45,8 +48,8 @@ def lower(
     packed : PackedModel
     kernels : mapping of str to LinearKernel
         The device's linear kernels by name.
-    decide : callable
-        ``(kernel name, LinearSpec) -> Decide`` for choices that change a PrimFunc.
+    decide : DecideOf
+        For kernels and preparations.
 
     Returns
     -------

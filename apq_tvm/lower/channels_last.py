@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import relax
 
-from apq_tvm.errors import NotApplicable
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.images.resample import Resampling, fold, resize
@@ -144,11 +143,8 @@ class ChannelsLastLowering:
             return None
         given = Shapes(source.node).of(source.x)
         shape = [dim if isinstance(dim, int) else f"d{i}" for i, dim in enumerate(given)]
-        try:
-            func = preparation.gather(shape, source.geometry, source.channels)
-        except NotApplicable:
-            return None  # `inspect` shows the windows that are made first
+        make = preparation.gather(shape, source.geometry, source.channels)
         size = "x".join(map(str, shape))
         parts = (preparation.key, size, source.geometry.name, *map(str, source.channels))
         key = "_".join(["windows", *parts])
-        return source.x, replace(preparation, key=key, func=func, gather=None, gathers=True)
+        return source.x, replace(preparation, key=key, make=make, gather=None, gathers=True)

@@ -22,7 +22,7 @@ from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
 if TYPE_CHECKING:
     from apq_tvm.lower.channels_last import ChannelsLastLowering
-    from apq_tvm.schedules.decide import Decide
+    from apq_tvm.schedules.decide import DecideOf
     from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
 
 
@@ -42,8 +42,8 @@ class LinearLowering:
     ----------
     plan : KernelPlan
     kernels : mapping of str to LinearKernel
-    decide : callable
-        ``(kernel name, LinearSpec) -> Decide``: the tuning log, or the defaults.
+    decide : DecideOf
+        The tuning log, or the defaults.
     param_vars : callable
         ``layer name -> {array name: relax.Var}``: the layer's packed weights.
     windows : ChannelsLastLowering
@@ -63,7 +63,7 @@ class LinearLowering:
         self,
         plan: KernelPlan,
         kernels: Mapping[str, LinearKernel],
-        decide: Callable[[str, LinearSpec], Decide],
+        decide: DecideOf,
         param_vars: Callable[[str], Mapping[str, Any]],
         windows: ChannelsLastLowering,
     ) -> None:
@@ -179,9 +179,16 @@ class LinearLowering:
             self.funcs[name] = LinearFunc(kernel, decided, tuple(func.params))
         preparation = kernel.prepare(self.funcs[name].choice)
         if preparation is not None:
-            preparation = self.preparations.setdefault(preparation.key, preparation)
+            preparation = self._decided(preparation)
             self._needed.setdefault(preparation.key, set()).add((choice.m_min, choice.m_max))
         return _Made(choice, name, self.funcs[name].params, preparation)
+
+    def _decided(self, preparation: Preparation) -> Preparation:
+        """The one of its key, whose decisions are found by that."""
+        key = preparation.key
+        if key not in self.preparations:
+            self.preparations[key] = replace(preparation, decide=self._decide(key))
+        return self.preparations[key]
 
     def _prepare(
         self,
@@ -198,8 +205,7 @@ class LinearLowering:
         if key not in self._prepared:
             gathered = self._windows.gathered(x, preparation, self._plan.profile)
             if gathered is not None:
-                x2d, preparation = gathered
-                self.preparations.setdefault(preparation.key, preparation)
+                x2d, preparation = gathered[0], self._decided(gathered[1])
             name = preparation.key
             if name not in self._vars:
                 func = preparation.func.with_attr("global_symbol", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import s_tir
@@ -15,16 +16,21 @@ from apq_tvm.types import DeviceProfile
 
 
 def fold_preparation(
-    spec: LinearSpec, layout: InterleavedLayout, dot: FoldedDot, copies: int, func: Any
+    name: str,
+    spec: LinearSpec,
+    layout: InterleavedLayout,
+    dot: FoldedDot,
+    copies: int,
+    make: Callable[[Decide], Any],
 ) -> Preparation:
-    """The record of `func`, which folds x for the weights of a layout."""
+    """The record of the function `name`, which folds x for the weights of a layout."""
     assert spec.scheme is not None
     group = f"g{layout.group_size}" if layout.group_size > 0 else "row"
-    key = f"{func.attrs['global_symbol']}_k{spec.k}_{group}_W{layout.bits}_x{copies}"
+    key = f"{name}_k{spec.k}_{group}_W{layout.bits}_x{copies}"
     key += "_u" if dot.fold.shifted else ""
     key += ("_t" if spec.scheme.act_group == -1 else "") + ("_z" if dot.fold.zeros else "")
     key += zero_point(spec)
-    return Preparation(key, func, schedule=schedule_fold)
+    return Preparation(key, make, schedule=schedule_fold)
 
 
 def schedule_fold(func: Any, profile: DeviceProfile, decide: Decide) -> Any:

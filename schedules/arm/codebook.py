@@ -116,12 +116,15 @@ def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide, m_tile: int) 
 def _prepare(choice: Choice) -> Preparation:
     spec, layout = choice.spec, _layout(choice.spec)
     lookup, padded = _lookup(layout, choice.profile), layout.padded_k(spec.k)
-    rows, short = task_rows(spec.k), lookup.factor == UNITS_FACTOR
-    acts, factor = lookup.acts, lookup.factor
-    func = quantize_extra(spec.k, padded, layout.group, acts, factor, rows, short)
+    acts, factor, short = lookup.acts, lookup.factor, lookup.factor == UNITS_FACTOR
+
+    def make(decide: Decide) -> Any:
+        rows = task_rows(spec.k, decide)
+        return quantize_extra(spec.k, padded, layout.group, acts, factor, rows, short)
+
     named = f"{layout.family}{'_sve' if factor == 0 else ''}"
     key = f"quantize_{named}_k{spec.k}p{padded}g{layout.group}"
-    return Preparation(key, func, schedule=schedule_extra)
+    return Preparation(key, make, schedule=schedule_extra)
 
 
 def schedule_extra(func: Any, profile: DeviceProfile, decide: Decide) -> Any:

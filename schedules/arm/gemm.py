@@ -32,7 +32,7 @@ from apq_tvm.schedules.linear.kernel import (
     Preparation,
     zero_point,
 )
-from apq_tvm.schedules.linear.quantize import ELEMENTS_PER_TASK, schedule_quantize
+from apq_tvm.schedules.linear.quantize import schedule_quantize, task_rows
 from apq_tvm.tensorize.arm.decoded import decode_intrinsic
 from apq_tvm.tensorize.arm.gemm import (
     SDOT,
@@ -154,13 +154,17 @@ def prepare_rows(
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
-    rows = max(1, ELEMENTS_PER_TASK // spec.k)
-    func = quantize_rows(
-        spec.k, *groups, 32, rows, scheme.act_bits, together, meant, copy, spec.asymmetric
-    )
+    bits_of_x = scheme.act_bits
+
+    def make(decide: Decide) -> Any:
+        rows = task_rows(spec.k, decide)
+        return quantize_rows(
+            spec.k, *groups, 32, rows, bits_of_x, together, meant, copy, spec.asymmetric
+        )
+
     more = ("_meant" if meant else "") + ("_copy" if copy else "")
     key = f"quantize_rows{together}_k{spec.k}_{named}{bits}{more}{zero_point(spec)}"
-    return Preparation(key, func, schedule=schedule_quantize)
+    return Preparation(key, make, schedule=schedule_quantize)
 
 
 def _three_wide(profile: DeviceProfile) -> bool:

@@ -78,9 +78,12 @@ def _prepare(choice: Choice) -> Preparation:
     spec, layout, copies = choice.spec, interleaved(choice.spec, LANES), choice["copies"]
     assert spec.scheme is not None
     per_token = spec.scheme.act_group == -1
-    rows = task_rows(spec.k)
-    func = fold_activations(spec.k, layout, per_token, copies, rows, spec.asymmetric)
-    return fold_preparation(spec, layout, choice.plan, copies, func)
+
+    def make(decide: Decide) -> Any:
+        rows = task_rows(spec.k, decide)
+        return fold_activations(spec.k, layout, per_token, copies, rows, spec.asymmetric)
+
+    return fold_preparation("fold_activations", spec, layout, choice.plan, copies, make)
 
 
 def _schedule(sch: Any, choice: Choice) -> None:

@@ -96,12 +96,16 @@ def _prepare(choice: Choice, rows: int) -> Preparation:
     spec, dot, copies = choice.spec, choice.plan.dot, choice.plan.copies
     layout = in_pairs(spec, rows)
     assert spec.scheme is not None
-    shape = (spec.k, layout, spec.scheme.act_group == -1, copies, task_rows(spec.k))
-    if dot.in_pairs:
-        func = fold_pairs(*shape, dot.fold.unfolded, spec.asymmetric)
-    else:
-        func = fold_alone(*shape, spec.asymmetric)
-    return fold_preparation(spec, layout, dot, copies, func)
+    per_token = spec.scheme.act_group == -1
+
+    def make(decide: Decide) -> Any:
+        shape = (spec.k, layout, per_token, copies, task_rows(spec.k, decide))
+        if dot.in_pairs:
+            return fold_pairs(*shape, dot.fold.unfolded, spec.asymmetric)
+        return fold_alone(*shape, spec.asymmetric)
+
+    name = "fold_pairs" if dot.in_pairs else "fold_alone"
+    return fold_preparation(name, spec, layout, dot, copies, make)
 
 
 def _schedule(sch: Any, choice: Choice) -> None:

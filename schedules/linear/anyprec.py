@@ -76,10 +76,13 @@ def _prepare(choice: Choice) -> Preparation | None:
     assert scheme is not None
     if not step_group(spec):
         return prepare_activations(choice)
-    rows = task_rows(spec.k)
-    func = quantize_spread(spec.k, scheme.act_group, 32, rows, scheme.act_bits)
+    group, bits = scheme.act_group, scheme.act_bits
     key = f"spread_k{spec.k}_g{scheme.act_group}_A{scheme.act_bits}"
-    return Preparation(key, func, schedule=schedule_quantize)
+
+    def make(decide: Decide) -> Any:
+        return quantize_spread(spec.k, group, 32, task_rows(spec.k, decide), bits)
+
+    return Preparation(key, make, schedule=schedule_quantize)
 
 
 def _record(

@@ -65,10 +65,13 @@ def prepare_planes(choice: Choice, instruction: Popcount) -> Preparation:
     assert scheme is not None
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
-    rows = task_rows(spec.k)
-    func = quantize_planes(spec.k, *groups, rows, scheme.act_bits)
-    key = f"quantize_planes_k{spec.k}_{named}_A{scheme.act_bits}"
-    return Preparation(key, func, schedule=planes_schedule(instruction))
+    bits = scheme.act_bits
+
+    def make(decide: Decide) -> Any:
+        return quantize_planes(spec.k, *groups, task_rows(spec.k, decide), bits)
+
+    key = f"quantize_planes_k{spec.k}_{named}_A{bits}"
+    return Preparation(key, make, schedule=planes_schedule(instruction))
 
 
 def planes_schedule(instruction: Popcount) -> Callable[[Any, DeviceProfile, Decide], Any]:

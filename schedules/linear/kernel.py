@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from apq_tvm.schedules.decide import Decide, Defaults, Recording
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.layouts import WeightLayout
+    from apq_tvm.ops.graph.shapes import Dim
+    from apq_tvm.ops.images.windows import Geometry
     from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.types import DeviceProfile
 
@@ -26,29 +29,40 @@ class Preparation:
     ----------
     key : str
         Name of the PrimFunc. Kernels with one key, in layers that read one x, share the call.
-    func : tvm.tirx.PrimFunc
-        ``(x, *weights, *outputs)``, whose outputs are the kernel's first arguments, unscheduled.
+    make : callable
+        Asks a `Decide` for everything that shapes the PrimFunc, and gives it.
     weights : tuple of str
         Packed arrays of the layer that it reads too.
     schedule : callable
         ``(func, profile, decide)`` → the scheduled PrimFunc. None: as its attribute ``apq.op`` says
         (`apq_tvm.schedules.graph.rules`).
     gather : callable
-        ``(shape of an image, Geometry, channels)`` → a PrimFunc with the same outputs for its
-        windows as rows; None where there is none, and the rows have to be made first.
+        ``(shape of an image, Geometry, channels)`` → `make` of a PrimFunc with the same outputs for
+        its windows as rows; None where there is none, and the rows have to be made first.
     gathers : bool
         This is such a one: what it reads is the image.
-    decisions : mapping of str to object
-        What was decided for `func`; its schedule asks more.
+    decide : Decide
+        Who answers, for `func` and then for its schedule.
     """
 
     key: str
-    func: Any
+    make: Callable[[Decide], Any]
     weights: tuple[str, ...] = ()
     schedule: Callable[[Any, DeviceProfile, Decide], Any] | None = None
     gather: Callable[..., Any] | None = None
     gathers: bool = False
-    decisions: Mapping[str, Any] = field(default_factory=dict)
+    decide: Decide = field(default_factory=Defaults, compare=False)
+
+    @cached_property
+    def made(self) -> tuple[Any, Recording]:
+        """`func`, and what was asked for it."""
+        asked = Recording(self.decide)
+        return self.make(asked), asked
+
+    @property
+    def func(self) -> Any:
+        """PrimFunc ``(x, *weights, *outputs)``, whose outputs a kernel starts with, unscheduled."""
+        return self.made[0]
 
 
 @dataclass(frozen=True)
@@ -102,7 +116,7 @@ class Choice:
 
 def prepare_activations(choice: Choice) -> Preparation | None:
     """``(xq, xs, xsum)`` of `apq_tvm.ops.activations.quantize`; x itself for float activations."""
-    from apq_tvm.schedules.linear.quantize import quantize_func, schedule_quantize
+    from apq_tvm.schedules.linear.quantize import in_bundles, quantize_func, schedule_quantize
 
     spec, scheme = choice.spec, choice.spec.scheme
     if scheme is None or not scheme.integer_acts:
@@ -110,16 +124,17 @@ def prepare_activations(choice: Choice) -> Preparation | None:
     groups = (scheme.act_group, scheme.group_size)
     named = "_".join(f"g{group}" if group > 0 else "row" for group in groups)
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
-    asymmetric, asked = spec.asymmetric, Recording(Defaults())
-    func = quantize_func(spec.k, *groups, choice.profile, asked, scheme.act_bits, asymmetric)
-    # Arm's bundles have a rule of their own.
-    bundles = func.attrs["apq.op"] == "quantize_bundles"
-    schedule = None if bundles else schedule_quantize
-    gather, taken = None, dict[str, Any](asked.taken)
-    if not bundles:
-        gather = gathering(groups, taken["lanes"], scheme.act_bits, asymmetric)
-    key = f"quantize_k{spec.k}_{named}{bits}{zero_point(spec)}"
-    return Preparation(key, func, schedule=schedule, gather=gather, decisions=taken)
+    sizes = (scheme.act_bits, spec.asymmetric)
+    # Arm's bundles have a rule of their own, and are of rows that are there.
+    bundles, gather = in_bundles(choice.profile, *sizes), None
+    if not bundles and scheme.act_bits > 1:
+        gather = partial(windows_func, groups, *sizes)
+    return Preparation(
+        f"quantize_k{spec.k}_{named}{bits}{zero_point(spec)}",
+        lambda decide: quantize_func(spec.k, *groups, choice.profile, decide, *sizes),
+        schedule=None if bundles else schedule_quantize,
+        gather=gather,
+    )
 
 
 def zero_point(spec: LinearSpec) -> str:
@@ -127,14 +142,20 @@ def zero_point(spec: LinearSpec) -> str:
     return "_asymmetric" if spec.asymmetric else ""
 
 
-def gathering(
-    groups: tuple[int, int], lanes: int, bits: int, asymmetric: bool
-) -> Callable[..., Any]:
-    """`Preparation.gather` of `apq_tvm.ops.activations.quantize`."""
+def windows_func(
+    groups: tuple[int, int],
+    bits: int,
+    asymmetric: bool,
+    shape: Sequence[Dim],
+    geometry: Geometry,
+    channels: tuple[int, int],
+) -> Callable[[Decide], Any]:
+    """`Preparation.make` of the windows of an image."""
     from apq_tvm.ops.activations.windows import quantize_windows
+    from apq_tvm.schedules.linear.quantize import LANES
 
-    return lambda shape, geometry, channels: quantize_windows(
-        shape, geometry, channels, groups, lanes, bits, asymmetric
+    return lambda decide: quantize_windows(
+        shape, geometry, channels, groups, decide("lanes", LANES), bits, asymmetric
     )
 
 

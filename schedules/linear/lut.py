@@ -54,9 +54,12 @@ def _prepare(choice: Choice, instruction: LutInstruction) -> Preparation:
     spec, layout = choice.spec, _layout(choice.spec, instruction)
     padded = layout.padded_k(spec.k)
     span = span_width(padded, layout.group_size)
-    func = lut_tables(spec.k, padded, span, instruction.table_dtype)
     key = f"lut_tables_k{spec.k}_g{span}_{instruction.table_dtype}"
-    return Preparation(key, func, schedule=schedule_tables)
+
+    def make(decide: Decide) -> Any:
+        return lut_tables(spec.k, padded, span, instruction.table_dtype)
+
+    return Preparation(key, make, schedule=schedule_tables)
 
 
 def lut_kernels(

@@ -71,11 +71,14 @@ def _prepare(choice: Choice, layout: MixedLayout) -> Preparation:
     """Activations rounded to int8 and permuted (`apq_tvm.ops.activations.mixed`)."""
     n, k = choice.spec.n, choice.spec.k
     copy = "outliers" in layout.shapes(n, k)
-    bits, task = layout.scheme.act_bits, task_rows(k)
-    func = mixed_activations(layout, k, copy, task, bits)
+    bits = layout.scheme.act_bits
     key = f"quantize_k{k}_{layout.scheme.weights.replace('.', 'p')}A{bits}"
     key += "_copy" if copy else ""
-    return Preparation(key, func, ("permutation",), schedule_mixed_activations)
+
+    def make(decide: Decide) -> Any:
+        return mixed_activations(layout, k, copy, task_rows(k, decide), bits)
+
+    return Preparation(key, make, ("permutation",), schedule_mixed_activations)
 
 
 def mixed_kernel(

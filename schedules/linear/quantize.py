@@ -14,13 +14,21 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
 
-ELEMENTS_PER_TASK = 16384
+TASKS = (16384, 4096, 65536)
 """Activations in a parallel task: a few microseconds, what a launch costs at least."""
 
+LANES = (32, 16)
+"""Columns in a vector."""
 
-def task_rows(k: int) -> int:
-    """Rows of `k` activations in a parallel task."""
-    return max(1, ELEMENTS_PER_TASK // k)
+
+def task_rows(k: int, decide: Decide) -> int:
+    """Rows of `k` activations in a parallel task; ``task``: how many activations it has."""
+    return max(1, decide("task", TASKS) // k)
+
+
+def in_bundles(profile: DeviceProfile, bits: int, asymmetric: bool) -> bool:
+    """Whether activations are quantized by `apq_tvm.ops.activations.bundles`."""
+    return profile.arch == "aarch64" and bits > 1 and not asymmetric
 
 
 def quantize_func(
@@ -46,11 +54,10 @@ def quantize_func(
     asymmetric : bool
         Whether rows have zero points.
     """
-    task = decide("task", (ELEMENTS_PER_TASK, ELEMENTS_PER_TASK // 4, ELEMENTS_PER_TASK * 4))
-    if profile.arch == "aarch64" and bits > 1 and not asymmetric:
-        return quantize_bundles(k, act_group, weight_group, max(1, task // k), bits)
-    lanes = decide("lanes", (32, 16))
-    rows = max(1, task // k)
+    rows = task_rows(k, decide)
+    if in_bundles(profile, bits, asymmetric):
+        return quantize_bundles(k, act_group, weight_group, rows, bits)
+    lanes = decide("lanes", LANES)
     return quantize_activations(k, act_group, weight_group, lanes, rows, bits, asymmetric)
 
 

@@ -47,9 +47,11 @@ def _layout(spec: LinearSpec, lanes: int) -> SuperRecordsLayout:
 def _prepare(choice: Choice, instruction: DotInstruction) -> Preparation:
     spec, layout = choice.spec, _layout(choice.spec, instruction.rows)
     twos = powers(instruction, layout.bits)
-    func = quantize_factors(spec.k, layout.group, twos, task_rows(spec.k))
     named = "_".join(str(int(1 / two)) for two in twos)
-    return Preparation(f"quantize_k{spec.k}_g{layout.group}_by_{named}", func)
+    return Preparation(
+        f"quantize_k{spec.k}_g{layout.group}_by_{named}",
+        lambda decide: quantize_factors(spec.k, layout.group, twos, task_rows(spec.k, decide)),
+    )
 
 
 def records_kernel(instruction: DotInstruction, m_tile: int) -> LinearKernel:
