@@ -12,6 +12,22 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.rounding import reduce_loop
 
+STAGES = "apq.stages"
+"""Annotation of the root block: names of the blocks whose innermost loop is one vector."""
+
+
+@contextmanager
+def stage(names: list[str], name: str, *extents: Any) -> Iterator[tuple[Expr, ...]]:
+    """A nest of loops over `extents` around a block with an axis for each, noted in `names`."""
+    names.append(name)
+    with b.sblock(f"{name}_stage"):
+        b.reads()
+        b.writes()
+        with b.grid(*extents) as loops, b.sblock(name):
+            loops = [loops] if len(extents) == 1 else loops
+            pairs = zip(extents, loops, strict=True)
+            yield tuple(b.axis.spatial(extent, loop) for extent, loop in pairs)
+
 
 @contextmanager
 def each(name: str, extent: Any) -> Iterator[Expr]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from apq_tvm.ops.many_rows.task import STAGES
+from apq_tvm.ops.blocks import STAGES
 
 TILE_STAGES = ("load", "wait", "start", "sum", "spill", "store")
 """What the names of a tile's stages begin with."""

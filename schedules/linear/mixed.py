@@ -30,13 +30,13 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_features
 from apq_tvm.schedules.linear.kernel import (
-    PARALLEL_WEIGHTS,
     Choice,
     Instruction,
     LinearKernel,
     Preparation,
 )
 from apq_tvm.schedules.linear.quantize import task_rows
+from apq_tvm.schedules.linear.spans import schedule_spans
 from apq_tvm.schedules.linear.streams import choose_streams
 from apq_tvm.tensorize.pairs.mixed_dot import MixedInstruction, mixed_intrinsic
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
@@ -121,19 +121,16 @@ def mixed_kernel(
         streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
         triples = layout.triples(spec.k)
         span = max(s for s in range(1, SPAN + 1) if triples % s == 0)
-        parallel = spec.n * spec.k >= PARALLEL_WEIGHTS
-        return MixedBlocking(m_tile, streams, span, decide("ahead", aheads), parallel)
+        return MixedBlocking(m_tile, streams, span, decide("ahead", aheads))
 
     def func(choice: Choice) -> Any:
         return mixed_linear(choice.spec, layout_of(choice.spec, choice.profile), choice.plan)
 
     def schedule(sch: Any, choice: Choice) -> None:
-        for s in range(choice["streams"]):
-            for name, wide in (("narrow", False), ("wide", True)):
-                block = sch.get_sblock(f"{name}{s}")
-                count = (1 if wide else 2) + (m_tile > 1)
-                first = sch.get_loops(block)[-count]
-                sch.tensorize(first, mixed_intrinsic(instruction, wide, m_tile, choice["ahead"]))
+        def intrinsic(name: str) -> str:
+            return mixed_intrinsic(instruction, name.startswith("wide"), m_tile, choice["ahead"])
+
+        schedule_spans(sch, choice, intrinsic)
 
     return LinearKernel(
         "gemv",

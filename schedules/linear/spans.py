@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from apq_tvm.formats import codebook, nonlinear, superblock
-from apq_tvm.ops.few_rows.spans import DOTS
-from apq_tvm.ops.many_rows.task import STAGES
+from apq_tvm.ops.blocks import STAGES
+from apq_tvm.ops.few_rows.task import DOTS
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice
 
 WEIGHTS = {codebook.NAME: "cb", nonlinear.NAME: "nl4", superblock.NAME: "Ws"}

@@ -11,9 +11,9 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.formats.anyprec import table_name
-from apq_tvm.ops.blocks import put
+from apq_tvm.ops.blocks import argument, put
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument
+from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask
 from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.tensorize.meaning.planes import QUAD, ROWS, PlanesStep
 from apq_tvm.tensorize.meaning.scaffold import View

@@ -68,7 +68,7 @@ def lookup_spans(spec: LinearSpec, lookup: Lookup, blocking: SpanBlocking) -> An
     tvm.tirx.PrimFunc
         ``(xq i8 [M, Kp], xs f32 [M, groups], xsum i32 [M, groups], extra f32 [M, groups, 8],
         *packed arrays, [bias], [residual], y)``, M >= m_tile. The root's annotation `DOTS` of
-        `apq_tvm.ops.few_rows.spans` names the blocks for an intrinsic; those of a short last span
+        `apq_tvm.ops.few_rows.task` names the blocks for an intrinsic; those of a short last span
         are called ``tail...``.
     """
     return _LookupSpans(spec, lookup, blocking).build()
@@ -90,12 +90,12 @@ class _LookupSpans(SpanLinear):
         self.extra = operands.declare("extra", shape, "float32")
 
     def span(self, span: Expr, units: int, suffix: str) -> None:
-        for stream in range(self.blocking.streams):
+        for stream in range(self.streams.count):
             start = "" if "tail" in suffix else "_span"
             self._dot_span(span, units, stream, f"{start}{suffix}_{stream}"[1:])
 
     def _dot_span(self, span: Expr, units: int, stream: int, name: str) -> None:
-        layout, mt = self.layout, self.blocking.m_tile
+        layout, mt = self.layout, self.m_tile
         dot = self.lookup.dot(mt, units * self.lookup.step)
         block, group = self.block(i64(stream)), span * i64(layout.span_groups)
         each = self.lookup.dot(1, layout.span).arrays

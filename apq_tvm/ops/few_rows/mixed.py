@@ -16,19 +16,23 @@ blocks of TensorIR do not: per bundle of row blocks and tile of rows of x
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import tirx
+from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.codegen.layouts.mixed_views import Place
 from apq_tvm.formats.mixed import GROUP
 from apq_tvm.ops.blocks import each, put
-from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
+from apq_tvm.ops.few_rows.task import FewRows
+from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64, prefetch_line
 from apq_tvm.tensorize.meaning.mixed import TRIPLE, narrow_dot, wide_dot
-from apq_tvm.tensorize.meaning.scaffold import View, product
+from apq_tvm.tensorize.meaning.scaffold import View
 
 _LINE = 64
 """Bytes of a cache line."""
@@ -48,15 +52,12 @@ class MixedBlocking:
         Word rows whose second-order scales are decoded together; divides their number.
     ahead : int
         Bytes to prefetch ahead where word rows do not, 0 for none.
-    parallel : bool
-        Whether bundles are shared among threads.
     """
 
     m_tile: int = 1
     streams: int = 1
     span: int = 1
     ahead: int = 0
-    parallel: bool = False
 
 
 def mixed_linear(spec: LinearSpec, layout: MixedLayout, blocking: MixedBlocking) -> Any:
@@ -68,103 +69,46 @@ def mixed_linear(spec: LinearSpec, layout: MixedLayout, blocking: MixedBlocking)
         ``(xq i8 [M, Kp], xs f32 [M, 1], minus i32 [M, P + 1], [xf f32 [M, K],] *packed arrays,
         [bias], [residual], y)``, the first as `apq_tvm.ops.activations.mixed` makes them.
     """
-    from tvm.script.ir_builder import IRBuilder
-    from tvm.tirx.script.builder import ir as b
-
-    with IRBuilder() as builder:
-        with b.prim_func(s_tir=True):
-            operands = Operands(spec)
-            m = operands.m
-            xq = operands.declare("xq", (m, layout.padded_k(spec.k)), "int8")
-            xs = operands.declare("xs", (m, 1), "float32")
-            minus = operands.declare("minus", (m, layout.places(spec.k) + 1), "int32")
-            sparse = "outliers" in layout.shapes(spec.n, spec.k)
-            xf = operands.declare("xf", (m, spec.k), "float32") if sparse else None
-            arrays = operands.weights(layout)
-            epilogue = operands.epilogue()
-            with b.sblock("root"):
-                b.reads()
-                b.writes()
-                nest = _Nest(spec, layout, blocking, m, arrays)
-                nest.emit(xq, xs, minus, xf, epilogue)
-    return builder.get()
+    return _MixedLinear(spec, layout, blocking).build()
 
 
-class _Nest:
-    def __init__(
-        self,
-        spec: LinearSpec,
-        layout: MixedLayout,
-        blocking: MixedBlocking,
-        m: Expr,
-        arrays: dict[str, Buffer],
-    ) -> None:
-        self.spec, self.layout, self.blocking, self.m = spec, layout, blocking, m
-        self.arrays, self.views = arrays, layout.views(arrays)
-        self.blocks = layout.row_blocks(spec.n)
-        self.bundles = -(-self.blocks // blocking.streams)
-        self.triples = layout.triples(spec.k)
+class _MixedLinear(FewRows):
+    layout: MixedLayout
 
-    def emit(
-        self,
-        xq: Buffer,
-        xs: Buffer,
-        minus: Buffer,
-        xf: Buffer | None,
-        epilogue: tuple[Buffer | None, Buffer | None, Buffer],
-    ) -> None:
-        """All loops."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
+    def __init__(self, spec: LinearSpec, layout: MixedLayout, blocking: MixedBlocking) -> None:
+        super().__init__(spec, layout, blocking.m_tile, blocking.streams)
+        self.blocking, self.triples = blocking, layout.triples(spec.k)
+        self.sparse = "outliers" in layout.shapes(spec.n, spec.k)
 
-        bl, rows = self.blocking, self.layout.rows
-        tiles = (self.m + i64(bl.m_tile - 1)) // i64(bl.m_tile)
-        with (b.parallel if bl.parallel else b.serial)(0, self.bundles) as n0, b.sblock("bundle"):
-            bundle = b.axis.spatial(self.bundles, n0)
-            b.reads()
-            b.writes()
-            with each("tile", tiles) as tile:
-                self.first = b.bind(tirx.min(tile * i64(bl.m_tile), self.m - i64(bl.m_tile)))
-                self.index = [b.bind(i64(s * self.bundles) + bundle) for s in range(bl.streams)]
-                self.block = [b.bind(tirx.min(i, i64(self.blocks - 1))) for i in self.index]
-                shape = (bl.streams, bl.m_tile, rows)
-                self.sums = b.sblock_alloc_buffer(shape, "float32", align=64)
-                self.fours = b.sblock_alloc_buffer(shape, "int32", align=64)
-                self._clear()
-                self._prefetch_header()
-                if xf is not None:
-                    self._prefetch_sparse()
-                self._products(xq, minus)
-                extra = None if xf is None else self._sparse(xf)
-                self._store(xs, minus, extra, *epilogue)
+    def declare(self, operands: Operands) -> None:
+        k = self.spec.k
+        self.xq = operands.declare("xq", (self.m, self.layout.padded_k(k)), "int8")
+        self.xs = operands.declare("xs", (self.m, 1), "float32")
+        self.minus = operands.declare("minus", (self.m, self.layout.places(k) + 1), "int32")
+        if self.sparse:
+            self.xf = operands.declare("xf", (self.m, k), "float32")
+
+    def products(self) -> None:
+        self.views = self.layout.views(self.arrays)
+        self.blocks = [b.bind(self.block(i64(s))) for s in range(self.streams.count)]
+        self.fours = self.cleared("fours", "int32")
+        self._prefetch_header()
+        if self.sparse:
+            self._prefetch_sparse()
+        self._dense()
+        if self.sparse:
+            self._sparse()
 
     def _prefetch_header(self) -> None:
         """Ask for what lies as far behind headers as word rows ask for what follows them."""
-        for block in self.block if self.blocking.ahead else ():
+        for block in self.blocks if self.blocking.ahead else ():
             header = self.views.header(block)
             if header is not None:
                 place, nbytes = header
                 first = place.start + i64(self.blocking.ahead)
                 prefetch(place.buffer, first, nbytes, place.lead)
 
-    def _each(self) -> list[tuple[int, int]]:
-        """(stream, row of the tile)"""
-        bl = self.blocking
-        return [(s, i) for s in range(bl.streams) for i in range(bl.m_tile)]
-
-    def _clear(self) -> None:
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
-        for s, i in self._each():
-            for buffer, name in ((self.sums, "sums"), (self.fours, "fours")):
-                with b.vectorized(0, self.layout.rows) as r0, b.sblock(f"clear_{name}{s}_{i}"):
-                    r = b.axis.spatial(self.layout.rows, r0)
-                    put(buffer, [s, i, r], tirx.const(0, buffer.dtype))
-
-    def _products(self, xq: Buffer, minus: Buffer) -> None:
-        from tvm.tirx.script.builder import ir as b
-
+    def _dense(self) -> None:
         bl = self.blocking
         shape = (bl.streams, TRIPLE * bl.span)
         self.scale = b.sblock_alloc_buffer(shape, "float32", align=64)
@@ -175,23 +119,21 @@ class _Nest:
             with each("word", bl.span) as t:
                 word = b.bind(span * i64(bl.span) + t)
                 for s in range(bl.streams):
-                    self._narrow(s, word, t, xq, minus)
+                    self._narrow(s, word, t)
                     if self.layout.one_stream:
-                        self._wide(s, word, xq)
+                        self._wide(s, word)
         if not self.layout.one_stream:
             groups = self.layout.wide_groups(self.spec.k)
             with each("wide_group", groups) as group:
                 for s in range(bl.streams):
-                    self._wide(s, group, xq)
+                    self._wide(s, group)
 
     def _super(self, span: Expr) -> None:
         """Second-order scales of a span, as wide as its length allows."""
-        from tvm.tirx.script.builder import ir as b
-
         count = TRIPLE * self.blocking.span
         lanes = max(n for n in (16, 8, 4, 1) if count % n == 0)
         for s in range(self.blocking.streams):
-            block, views = self.block[s], self.views
+            block, views = self.blocks[s], self.views
             sources = (
                 ("super_scales", views.super_scale, self.scale),
                 ("super_zeros", views.super_zero, self.plus),
@@ -202,60 +144,55 @@ class _Nest:
                     at = b.axis.spatial(count, c * lanes + e)
                     put(target, [s, at], source(block, span * count + at))
 
-    def _narrow(self, s: int, word: Expr, t: Expr, xq: Buffer, minus: Buffer) -> None:
+    def _narrow(self, s: int, word: Expr, t: Expr) -> None:
         place = self.layout.narrow_place(TRIPLE * word)
         views = (
-            _view(self.views.narrow(self.block[s], word)),
-            _View(xq, (self.first, place * GROUP)),
-            _View(minus, (self.first, place)),
+            _view(self.views.narrow(self.blocks[s], word)),
+            _View(self.xq, (self.row, place * GROUP)),
+            _View(self.minus, (self.row, place)),
             _View(self.scale, (i64(s), t * i64(TRIPLE))),
             _View(self.plus, (i64(s), t * i64(TRIPLE))),
             _View(self.sums, (i64(s), i64(0), i64(0))),
         )
         meaning = narrow_dot(self.layout.rows, self.blocking.m_tile)
-        product(meaning, f"narrow{s}", lambda: views)
+        self.product(meaning, views, f"narrow{s}")
 
-    def _wide(self, s: int, group: Expr, xq: Buffer) -> None:
+    def _wide(self, s: int, group: Expr) -> None:
         place = self.layout.wide_place(group, self.spec.k)
         views = (
-            _view(self.views.wide(self.block[s], group)),
-            _View(xq, (self.first, place * GROUP)),
+            _view(self.views.wide(self.blocks[s], group)),
+            _View(self.xq, (self.row, place * GROUP)),
             _View(self.fours, (i64(s), i64(0), i64(0))),
         )
-        product(wide_dot(self.layout.rows, self.blocking.m_tile), f"wide{s}", lambda: views)
+        self.product(wide_dot(self.layout.rows, self.m_tile), views, f"wide{s}")
 
     def _prefetch_sparse(self) -> None:
         """Ask for the outliers of these rows while the dense part is computed.
 
         As many cache lines as a block has on average, and one more for its neighbours' share.
         """
-        from tvm.tirx.script.builder import ir as b
-
         arrays, rows = self.arrays, self.layout.rows
-        lines = _LINE + 2 * int(arrays["outliers"].shape[0]) // self.blocks
+        lines = _LINE + 2 * int(arrays["outliers"].shape[0]) // self.streams.blocks
         for s in range(self.blocking.streams):
             with b.sblock(f"prefetch{s}"):
                 b.reads()
                 b.writes()
-                first = self.block[s] * i64(rows)
+                first = self.blocks[s] * i64(rows)
                 begin = b.bind(arrays["row_start"][first].astype("int64"))
                 prefetch(arrays["row_start"], first + i64(rows), _LINE)
                 for name in ("columns", "outliers"):
                     prefetch(arrays[name], begin, lines)
 
-    def _sparse(self, xf: Buffer) -> Buffer:
+    def _sparse(self) -> None:
         """Σ outlier x of every row of the weights; past N there are none."""
-        from tvm import tirx
-        from tvm.tirx.script.builder import ir as b
-
         bl, rows = self.blocking, self.layout.rows
-        extra = b.sblock_alloc_buffer((bl.streams, bl.m_tile, rows), "float32", align=64)
+        self.extra = b.sblock_alloc_buffer(self.shape, "float32", align=64)
         run = b.sblock_alloc_buffer((bl.m_tile,), "float32", align=64)
         start, columns = self.arrays["row_start"], self.arrays["columns"]
         values = self.arrays["outliers"]
         for s in range(bl.streams):
             with each(f"sparse{s}", rows) as r:
-                row = b.bind(self.block[s] * i64(rows) + r)
+                row = b.bind(self.blocks[s] * i64(rows) + r)
                 for i in range(bl.m_tile):
                     b.buffer_store(run, tirx.const(0.0, "float32"), [i])
                 begin = start[row].astype("int64")
@@ -263,68 +200,21 @@ class _Nest:
                     p = p0 + begin
                     value = values[p].astype("float32")
                     for i in range(bl.m_tile):
-                        x = xf[self.first + i64(i), columns[p].astype("int64")]
+                        x = self.xf[self.row + i64(i), columns[p].astype("int64")]
                         b.buffer_store(run, run[i] + value * x, [i])
                 for i in range(bl.m_tile):
-                    b.buffer_store(extra, run[i], [s, i, r])
-        return extra
+                    b.buffer_store(self.extra, run[i], [s, i, r])
 
-    def _store(
-        self,
-        xs: Buffer,
-        minus: Buffer,
-        extra: Buffer | None,
-        bias: Buffer | None,
-        residual: Buffer | None,
-        y: Buffer,
-    ) -> None:
-        """The epilogue of every sum inside [M, N]."""
-        from tvm.tirx.script.builder import ir as b
+    def kept(self) -> list[Buffer]:
+        return [self.sums, self.fours, *([self.extra] if self.sparse else [])]
 
-        n, rows, last = self.spec.n, self.layout.rows, self.layout.places(self.spec.k)
-
-        def value(s: int, i: int, r: Expr) -> tuple[Expr, list[Expr]]:
-            row, block = self.first + i64(i), self.block[s]
-            four = self.fours[s, i, r] + self.views.zero(block, r) * minus[row, last]
-            total = self.views.scale(block, r) * four.astype("float32")
-            total = (self.sums[s, i, r] + total) * xs[row, 0]
-            if extra is not None:
-                total = total + extra[s, i, r]
-            at = [row, self.index[s] * i64(rows) + r]
-            return epilogue_of(self.spec, total, bias, residual, *at), at
-
-        for s, i in self._each():
-            with b.sblock(f"store{s}_{i}"):
-                b.reads()
-                b.writes()
-                inside = self.index[s] < i64(n // rows)
-                with b.If(inside):
-                    with b.Then(), b.vectorized(0, rows) as r:
-                        total, at = value(s, i, r)
-                        b.buffer_store(y, total, at)
-                    if n % rows:
-                        with b.Else(), b.If(self.index[s] == i64(n // rows)), b.Then():
-                            self._store_ragged(value, s, i, y)
-
-    def _store_ragged(self, value: Any, s: int, i: int, y: Buffer) -> None:
-        """Lane by lane, from copies: the sums themselves must keep constant indices."""
-        from tvm.tirx.script.builder import ir as b
-
-        rows = self.layout.rows
-        kept = self.sums, self.fours
-        copies = []
-        for buffer in kept:
-            copy = b.sblock_alloc_buffer(
-                (self.blocking.streams, self.blocking.m_tile, rows), buffer.dtype, align=64
-            )
-            with b.vectorized(0, rows) as r:
-                b.buffer_store(copy, buffer[s, i, r], [s, i, r])
-            copies.append(copy)
-        self.sums, self.fours = copies
-        with b.serial(0, self.spec.n % rows) as r:
-            total, at = value(s, i, r)
-            b.buffer_store(y, total, at)
-        self.sums, self.fours = kept
+    def value(self, kept: Sequence[Buffer], s: Expr, m: Expr, r: Expr) -> Expr:
+        sums, fours, *extra = kept
+        row, block, last = self.row + m, self.block(s), self.layout.places(self.spec.k)
+        four = fours[s, m, r] + self.views.zero(block, r) * self.minus[row, last]
+        total = self.views.scale(block, r) * four.astype("float32")
+        total = (sums[s, m, r] + total) * self.xs[row, 0]
+        return total + extra[0][s, m, r] if extra else total
 
 
 def prefetch(buffer: Buffer, first: Expr, nbytes: int, lead: tuple[Expr, ...] = ()) -> None:

@@ -39,7 +39,7 @@ def records_linear(spec: LinearSpec, layout: SuperRecordsLayout, blocking: SpanB
     tvm.tirx.PrimFunc
         ``(xq i8 [M, Kp], xs f32 [M, groups], xsum i32 [M, groups], factors f32 [M, groups, 2],
         records, [bias], [residual], y)``, M >= m_tile (`apq_tvm.ops.activations.factors`). The
-        root's annotation `DOTS` of `apq_tvm.ops.few_rows.spans` names the blocks for an intrinsic:
+        root's annotation `DOTS` of `apq_tvm.ops.few_rows.task` names the blocks for an intrinsic:
         ``dot...``, ``half...`` for the last 32 columns, ``scale...``.
     """
     return _RecordsLinear(spec, layout, blocking).build()
@@ -54,15 +54,11 @@ class _RecordsLinear(SpanLinear):
         self.factors = operands.declare("factors", shape, "float32")
 
     def span(self, span: Expr, units: int, suffix: str) -> None:
-        from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
-        streams, mt, rows = self._shape()
+        streams, mt, rows = self.shape
         lead = (mt,) if mt > 1 else ()
-        self.totals = b.sblock_alloc_buffer((streams, 2, *lead, rows), "float32", align=64)
-        with self._stage(f"clear{suffix}", *map(int, self.totals.shape)) as at:
-            b.writes(self.totals[at])
-            b.buffer_store(self.totals, tirx.const(0.0, "float32"), list(at))
+        self.totals = self.cleared(f"totals{suffix}", "float32", streams, 2, *lead, rows)
         chunks, odd = divmod(units, _CHUNK_UNITS)
         first = span * i64(self.layout.span)
         if chunks:
@@ -90,7 +86,7 @@ class _RecordsLinear(SpanLinear):
             self.rows_of(self.factors, group, 0),
             View(self.totals, (i64(stream), *[0] * (len(self.totals.shape) - 1))),
         ]
-        self.product(RecordDot(rec, self.blocking.m_tile, k).meaning, views, name)
+        self.product(RecordDot(rec, self.m_tile, k).meaning, views, name)
 
     def _scale(self, span: Expr, stream: int, name: str) -> None:
         """The end of a super-block."""
@@ -101,7 +97,7 @@ class _RecordsLinear(SpanLinear):
             View(self.totals, (i64(stream), *[zero] * (len(self.totals.shape) - 1))),
             View(self.sums, (i64(stream), zero, zero)),
         ]
-        self.product(RecordDot(rec, self.blocking.m_tile).scaling, views, name)
+        self.product(RecordDot(rec, self.m_tile).scaling, views, name)
 
 
 class RecordsGemm(SpanGemm):

@@ -18,6 +18,7 @@ from typing import Any
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.linear.spec import LinearSpec, epilogue_of, store_inside
+from apq_tvm.ops.linear.streams import Streams, first_row, tiles_of
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.scaffold import Meaning, View, product
 
@@ -52,7 +53,7 @@ class Blocking:
         """The blocking of an [n, k] matrix in `layout`, in spans of `width` or of a group."""
         width = width or layout.group_width(k)
         units = max(1, width // UNIT_K)
-        bundles = -(-layout.row_blocks(n) // streams)
+        bundles = Streams(layout.row_blocks(n), streams).bundles
         spans = layout.padded_k(k) // UNIT_K // units
         return cls(m_tile, streams, bundles, max(1, UNIT_K // width), spans, units)
 
@@ -93,16 +94,14 @@ class LinearNest:
         self._pairs = [i64(blocking.per_unit)] if blocking.per_unit > 1 else []
         rows = [i64(blocking.m_tile)] if blocking.m_tile > 1 else []
         self._row_axes, self._streams = len(rows), i64(blocking.streams)
-        tiles = (m + i64(blocking.m_tile - 1)) // i64(blocking.m_tile)
-        self._outer = [tiles, i64(blocking.bundles)]
+        self.streams = Streams(layout.row_blocks(spec.n), blocking.streams)
+        self._outer = [tiles_of(m, blocking.m_tile), i64(blocking.bundles)]
         self.sums_shape = [*self._outer, self._streams, *rows, *map(i64, self.lanes)]
 
     def _first(self, tile: Expr) -> Expr:
-        """First row of x of a tile. The last tile ends at M."""
-        from tvm import tirx
-
+        """First row of x of a tile."""
         mt = self.blocking.m_tile
-        return tirx.min(tile * i64(mt), self.m - i64(mt)) if mt > 1 else tile
+        return first_row(self.m, mt, tile) if mt > 1 else tile
 
     def _row(self, tile: Expr, inner: Sequence[Expr]) -> Expr:
         """Row of x; `inner` starts with its number in the tile where tiles have several."""
@@ -110,19 +109,16 @@ class LinearNest:
 
     def _block_index(self, bundle: Expr, stream: Expr) -> Expr:
         """Row block, past the end in the last bundle of ragged streams."""
-        return stream * i64(self.blocking.bundles) + bundle
+        return self.streams.index(bundle, stream)
 
     def _block(self, bundle: Expr, stream: Expr) -> Expr:
         """Row block to read: past the end the last one."""
-        from tvm import tirx
-
-        index, last = self._block_index(bundle, stream), self.layout.row_blocks(self.spec.n) - 1
-        return tirx.min(index, i64(last)) if self.ragged else index
+        return self.streams.within(self._block_index(bundle, stream))
 
     @property
     def ragged(self) -> bool:
         """Whether the last bundle has fewer row blocks than there are streams."""
-        return bool(self.layout.row_blocks(self.spec.n) % self.blocking.streams)
+        return self.streams.ragged
 
     def _lane(self, inner: Sequence[Expr]) -> Expr:
         """Row of the block, by the axes of the sums behind the stream."""

@@ -28,16 +28,10 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.ops.blocks import argument, put
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
-from apq_tvm.ops.many_rows.task import (
-    GemmBlocking,
-    GemmTask,
-    argument,
-    arguments,
-    around,
-    put,
-)
+from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, arguments, around
 from apq_tvm.tensorize.exprs import MAGIC, Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.centred import CentredTile, products, rows_of_sums
 from apq_tvm.tensorize.meaning.scaffold import View, product

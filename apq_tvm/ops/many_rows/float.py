@@ -11,8 +11,9 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, FloatLayout, InterleavedLayout, WeightLayout
+from apq_tvm.ops.blocks import argument, put
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, argument, arguments, around, put
+from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask, arguments, around
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import decode
 from apq_tvm.tensorize.meaning.scaffold import View, product

@@ -15,10 +15,11 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import MixedLayout
 from apq_tvm.formats.mixed import GROUP
+from apq_tvm.ops.blocks import argument, put
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
 from apq_tvm.ops.many_rows.panels import PanelFormat, PanelGemm
-from apq_tvm.ops.many_rows.task import GemmBlocking, argument, around, put
+from apq_tvm.ops.many_rows.task import GemmBlocking, around
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.decoded_formats import offset_unit
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K

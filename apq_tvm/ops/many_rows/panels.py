@@ -14,10 +14,11 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.ops.blocks import put
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.centred import CentredGemm
 from apq_tvm.ops.many_rows.centred_groups import CentredGroups, CentredTuning
-from apq_tvm.ops.many_rows.task import GemmBlocking, around, put
+from apq_tvm.ops.many_rows.task import GemmBlocking, around
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.centred import spreading
 from apq_tvm.tensorize.meaning.decoded import DecodedUnit, decode_loops

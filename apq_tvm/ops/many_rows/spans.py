@@ -13,10 +13,11 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, SpanLayout
+from apq_tvm.ops.blocks import put
 from apq_tvm.ops.few_rows.spans import lookup_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import ByteGemm
-from apq_tvm.ops.many_rows.task import GemmBlocking, put
+from apq_tvm.ops.many_rows.task import GemmBlocking
 from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.tensorize.meaning.scaffold import View, product
 

@@ -17,7 +17,7 @@ predicates.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +28,10 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops import math
+from apq_tvm.ops.blocks import STAGES, argument, put, stage
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.tile import Tile
-
-STAGES = "apq.stages"
-"""Annotation of the root block: names of the blocks whose innermost loop is one vector."""
 
 SHORT = ("", "relu", "relu6")
 """Activations that a copy of for every vector of a tile is little code."""
@@ -80,22 +78,9 @@ def _ceil(a: Expr, divisor: int) -> Expr:
     return (a + i64(divisor - 1)) // i64(divisor)
 
 
-def argument(name: str, shape: tuple[Any, ...], dtype: str, align: int) -> Buffer:
-    """Declare the next buffer argument, aligned to `align` bytes."""
-    extents = [i64(s) if isinstance(s, int) else s for s in shape]
-    return b.match_buffer(b.arg(name, b.handle()), extents, dtype, align=align, offset_factor=1)
-
-
 def arguments(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Buffer]:
     """Declare packed arrays."""
     return {name: argument(name, shape, dtype, 64) for name, (shape, dtype) in shapes.items()}
-
-
-def put(target: Buffer, at: Sequence[Any], value: Expr, *reads: Any) -> None:
-    """Store one element, which is all that the open block writes; it `reads` these alone."""
-    b.reads(*reads)
-    b.writes(target[tuple(at)])
-    b.buffer_store(target, value, list(at))
 
 
 @contextmanager
@@ -301,13 +286,5 @@ class GemmTask(ABC):
     @contextmanager
     def stage(self, name: str, *extents: Any) -> Iterator[tuple[Expr, ...]]:
         """A loop nest over `extents` around a block with one spatial axis for each."""
-        self.stages.append(name)
-        with b.sblock(f"{name}_stage"):
-            b.reads()
-            b.writes()
-            with b.grid(*extents) as loops, b.sblock(name):
-                loops = [loops] if len(extents) == 1 else loops
-                yield tuple(
-                    b.axis.spatial(extent, loop)
-                    for extent, loop in zip(extents, loops, strict=True)
-                )
+        with stage(self.stages, name, *extents) as at:
+            yield at

@@ -13,9 +13,10 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
+from apq_tvm.ops.blocks import put
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.bytes import IntegerGemm
-from apq_tvm.ops.many_rows.task import GemmBlocking, around, put
+from apq_tvm.ops.many_rows.task import GemmBlocking, around
 from apq_tvm.tensorize.exprs import Expr, i64, prefetch_line
 from apq_tvm.tensorize.meaning.interleaved import VECTORS, decode
 from apq_tvm.tensorize.meaning.scaffold import Meaning, View, fresh_product, product

@@ -10,8 +10,9 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
+from apq_tvm.ops.blocks import put
 from apq_tvm.ops.many_rows.bytes import IntegerGemm
-from apq_tvm.ops.many_rows.task import around, put
+from apq_tvm.ops.many_rows.task import around
 from apq_tvm.tensorize.exprs import Buffer, Expr
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
 from apq_tvm.tensorize.meaning.scaffold import Meaning, View
