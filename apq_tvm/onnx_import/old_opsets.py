@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from apq_tvm.errors import UnsupportedModel
@@ -32,8 +33,12 @@ sys.stdout.buffer.write(model.SerializeToString())
 """
 
 
-def convert(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """The model at opset 11.
+Aside = Mapping[tuple[str, ...], "Sequence[onnx.AttributeProto]"]
+"""Attributes that are not in the model, by the outputs of the node they are of."""
+
+
+def convert(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, Aside]:
+    """The model at opset 11, without the large attributes of operators of other domains.
 
     Raises
     ------
@@ -49,12 +54,23 @@ def convert(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         if weight.name not in inputs:
             kind = helper.make_tensor_type_proto(weight.data_type, list(weight.dims))
             model.graph.input.append(helper.make_value_info(weight.name, kind))
+    aside = _set_aside(model.graph)
     large = [weight for weight in weights if weight.ByteSize() > LARGEST_WEIGHT]
     del model.graph.initializer[:]
     model.graph.initializer.extend(w for w in weights if w.ByteSize() <= LARGEST_WEIGHT)
     converted = onnx.ModelProto.FromString(_run(model.SerializeToString(), opset))
     converted.graph.initializer.extend(large)
-    return _asymmetric(converted)
+    return _asymmetric(converted), aside
+
+
+def _set_aside(graph: onnx.GraphProto) -> Aside:
+    """Take the attributes of large operators of other domains, which the converter leaves alone."""
+    taken = {}
+    for node in graph.node:
+        if node.domain not in ("", "ai.onnx") and node.ByteSize() > LARGEST_WEIGHT:
+            taken[tuple(node.output)] = list(node.attribute)
+            del node.attribute[:]
+    return taken
 
 
 def _run(data: bytes, opset: int) -> bytes:

@@ -19,7 +19,7 @@ from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM, MOST_AXES
 from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
-from apq_tvm.onnx_import.old_opsets import OLDEST_OPSET, convert
+from apq_tvm.onnx_import.old_opsets import OLDEST_OPSET, Aside, convert
 from apq_tvm.onnx_import.symbolic.dims import is_run
 from apq_tvm.types import Array, Node, TensorSpec
 
@@ -56,7 +56,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     check_count(model)
     model = _inline(model)
     _check_control_flow(model.graph)
-    model, opset = _at_known_opset(model)
+    model, opset, aside = _at_known_opset(model)
     graph = model.graph
     _refuse_duplicates("input", (i.name for i in graph.input))
     _refuse_duplicates("output", (o.name for o in graph.output))
@@ -66,7 +66,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
         raise UnsupportedModel(f"sparse weights cannot be compiled: {names}; store them densely")
     folder = path.resolve().parent
     weights = {w.name: read_tensor(w, folder, w.name) for w in graph.initializer}
-    nodes = _nodes(graph, folder, weights, opset)
+    nodes = _nodes(graph, folder, weights, opset, aside)
     dims = _DimNames()
     # A weight with the name of an input is its default value (ONNX IR, "Graphs"): it wins.
     inputs = [_spec(i, "input", dims) for i in graph.input if i.name not in weights]
@@ -138,8 +138,8 @@ def _check_control_flow(graph: onnx.GraphProto) -> None:
         )
 
 
-def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """The model at opset 11 or later, converted if need be."""
+def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int, Aside]:
+    """The model at opset 11 or later, converted if need be, and what it was too large for."""
     from onnx import defs
 
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
@@ -153,7 +153,10 @@ def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
             f"the model has opset {opset}; the installed onnx package knows up to {newest}: "
             "upgrade it"
         )
-    return (model, opset) if opset >= OLDEST_OPSET else (convert(model, opset), OLDEST_OPSET)
+    if opset >= OLDEST_OPSET:
+        return model, opset, {}
+    converted, aside = convert(model, opset)
+    return converted, OLDEST_OPSET, aside
 
 
 def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
@@ -163,7 +166,11 @@ def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
 
 
 def _nodes(
-    graph: onnx.GraphProto, folder: Path, weights: dict[str, Array], opset: int
+    graph: onnx.GraphProto,
+    folder: Path,
+    weights: dict[str, Array],
+    opset: int,
+    aside: Aside | None = None,
 ) -> list[Node]:
     """Nodes with unique names; Constants become weights."""
     taken = {node.name for node in graph.node}
@@ -182,7 +189,9 @@ def _nodes(
             taken.add(name)
         seen.add(name)
         check_node(proto, domain + proto.op_type, name, opset)
-        attrs = {a.name: _attribute(a, folder, name, opset) for a in proto.attribute}
+        of = _table if proto.op_type.startswith("TreeEnsemble") and domain else _attribute
+        kept = (aside or {}).get(tuple(proto.output), ())
+        attrs = {a.name: of(a, folder, name, opset) for a in (*proto.attribute, *kept)}
         if domain + proto.op_type == "Constant":
             if proto.output[0] in weights:
                 raise ImportFailed(f"value names must be unique: {proto.output[0]!r}")
@@ -243,6 +252,22 @@ def _attribute(proto: onnx.AttributeProto, folder: Path, node: str, opset: int) 
         raise ImportFailed(f"node {node!r}: attribute {proto.name!r}: {error}") from error
     kind = AttributeProto.AttributeType.Name(proto.type)
     raise UnsupportedModel(f"node {node!r}: attribute {proto.name!r} of kind {kind}")
+
+
+def _table(proto: onnx.AttributeProto, folder: Path, node: str, opset: int) -> Any:
+    """An attribute of an operator that keeps millions of numbers in its lists: arrays."""
+    from onnx import AttributeProto
+
+    for kind, field, dtype in (
+        (AttributeProto.INTS, proto.ints, np.int64),
+        (AttributeProto.FLOATS, proto.floats, np.float32),
+    ):
+        if proto.type == kind and not proto.name.startswith("classlabels"):
+            return np.fromiter(field, dtype, len(field))
+    if proto.type == AttributeProto.STRINGS:  # a few words, millions of times
+        words = {word: word.decode(errors="replace") for word in set(proto.strings)}
+        return tuple(words[word] for word in proto.strings)
+    return _attribute(proto, folder, node, opset)
 
 
 def _constant(attrs: dict[str, Any], name: str) -> Array:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import apq_tvm
 from apq_tvm.module import load_module
+from apq_tvm.onnx_import import old_opsets
 from tests import classical_models
 from tests.onnx_models import save, session_of
 
 
-def test_trees(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opset", [17, 10])  # 10 goes through ONNX's converter
+def test_trees(opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forests of every kind and a linear classifier, whose layers stay float."""
+    monkeypatch.setattr(old_opsets, "LARGEST_WEIGHT", 100)  # attributes and weights are set aside
     wanted = ("targets", "chances_SOFTMAX", "kind_SOFTMAX", "margin_LOGISTIC", "votes_kind_NONE")
     outputs = (*wanted, "scores_LOGISTIC", "norm_L2", "numbered")
-    path = save(classical_models.joined(outputs), tmp_path)
+    path = save(classical_models.joined(outputs, opset), tmp_path)
     apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
     module, session = load_module(tmp_path / "compiled"), session_of(path)
     for rows in (1, 9):

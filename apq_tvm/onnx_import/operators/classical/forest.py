@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRA
 
 
 LONGEST = 1000
+DIFFERENT = "its lists of nodes have different lengths, or none"
 MOST_WEIGHTS = 1 << 26
 
 
@@ -73,37 +74,84 @@ def by_numbers(attrs: Mapping[str, Any], leaf: str, targets: int) -> Forest:
     ValueError
         Nodes that are not there, or ways that lead in circles.
     """
-    trees, numbers = attrs["nodes_treeids"], attrs["nodes_nodeids"]
-    at = {key: i for i, key in enumerate(zip(trees, numbers, strict=True))}
-    if len(at) < len(trees):
-        raise ValueError("two nodes of a tree have one number")
-    kinds = [_kind(mode) for mode in attrs["nodes_modes"]]
-
-    def child(i: int, number: int) -> int:
-        if kinds[i] < 0:
-            return i
-        if (trees[i], number) not in at:
-            raise ValueError(f"tree {trees[i]} has no node {number}")
-        return at[trees[i], number]
-
-    count = len(at)
-    yes, no = (
-        np.array([child(i, n) for i, n in enumerate(attrs[f"nodes_{kind}nodeids"])], np.int64)
-        for kind in ("true", "false")
-    )
+    nodes = _Numbered(_integers(attrs, "nodes_treeids"), _integers(attrs, "nodes_nodeids"))
+    count = len(nodes.trees)
+    kinds = _kinds(attrs["nodes_modes"])
+    ways = [_integers(attrs, f"nodes_{kind}nodeids") for kind in ("true", "false")]
+    if any(len(table) != count for table in (kinds, *ways)):
+        raise ValueError(DIFFERENT)
+    inner, own = kinds >= 0, np.arange(count)
+    yes, no = (own.copy(), own)
+    for leads, numbers in zip((yes, no), ways, strict=True):
+        leads[inner] = nodes.find(nodes.trees[inner], numbers[inner])
     thresholds = _listed(attrs, "nodes_values")
-    values = _listed(attrs, f"{leaf}_weights")
+    values, places = _listed(attrs, f"{leaf}_weights"), _integers(attrs, f"{leaf}_ids")
     weights = _zeros(count, targets, values)
-    keys = zip(attrs[f"{leaf}_treeids"], attrs[f"{leaf}_nodeids"], strict=True)
-    for key, target, value in zip(keys, attrs[f"{leaf}_ids"], values, strict=True):
-        if key not in at or not 0 <= target < targets:
-            raise ValueError(f"a leaf's weight is of node {key}, {leaf} {target}")
-        weights[at[key], target] += value
-    missing = attrs.get("nodes_missing_value_tracks_true") or (0,) * count
-    features = np.asarray(attrs["nodes_featureids"], np.int64)
-    missed = np.array(missing) > 0
-    roots = np.unique(np.asarray(trees), return_index=True)[1]  # a tree's first, for ONNX Runtime
-    return _checked(features, thresholds, np.array(kinds), yes, no, missed, weights, roots)
+    at = nodes.find(_integers(attrs, f"{leaf}_treeids"), _integers(attrs, f"{leaf}_nodeids"))
+    if not len(at) == len(places) == len(values):
+        raise ValueError("its lists of leaves have different lengths")
+    wrong = places[(places < 0) | (places >= targets)]
+    if len(wrong):
+        raise ValueError(f"a leaf's weight is of {leaf} {wrong[0]}")
+    np.add.at(weights, (at, places), values)
+    missed = _integers(attrs, "nodes_missing_value_tracks_true", np.zeros(count)) > 0
+    features = _integers(attrs, "nodes_featureids")
+    roots = np.unique(nodes.trees, return_index=True)[1]  # a tree's first, for ONNX Runtime
+    return _checked(features, thresholds, kinds, yes, no, missed, weights, roots)
+
+
+class _Numbered:
+    """Nodes by the number of their tree and their own in it.
+
+    Raises
+    ------
+    ValueError
+        Two nodes have the same numbers.
+    """
+
+    def __init__(self, trees: Array, numbers: Array) -> None:
+        if len(trees) != len(numbers):
+            raise ValueError(DIFFERENT)
+        self.trees = trees
+        self._trees, self._numbers = np.unique(trees), np.unique(numbers)
+        keys, _ = self._keys(trees, numbers)
+        self._order = np.argsort(keys)
+        self._sorted = keys[self._order]
+        if (self._sorted[1:] == self._sorted[:-1]).any():
+            raise ValueError("two nodes of a tree have one number")
+
+    def _keys(self, trees: Array, numbers: Array) -> tuple[Array, Array]:
+        """One number for both, and where there is one."""
+        there = np.ones(len(trees), bool)
+        places = []
+        for known, wanted in ((self._trees, trees), (self._numbers, numbers)):
+            place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+            there &= known[place] == wanted if len(known) else False
+            places.append(place)
+        return places[0] * len(self._numbers) + places[1], there
+
+    def find(self, trees: Array, numbers: Array) -> Array:
+        """Where the nodes of these numbers are.
+
+        Raises
+        ------
+        ValueError
+            One is nowhere.
+        """
+        if len(trees) != len(numbers):
+            raise ValueError(DIFFERENT)
+        keys, there = self._keys(trees, numbers)
+        place = np.minimum(np.searchsorted(self._sorted, keys), max(len(self._sorted) - 1, 0))
+        there &= self._sorted[place] == keys if len(self._sorted) else False
+        if not there.all():
+            lost = int(np.argmin(there))
+            raise ValueError(f"tree {trees[lost]} has no node {numbers[lost]}")
+        return self._order[place]
+
+
+def _integers(attrs: Mapping[str, Any], name: str, absent: Array | None = None) -> Array:
+    given = attrs[name] if absent is None else attrs.get(name, ())
+    return np.asarray(given, np.int64) if absent is None or len(given) else absent
 
 
 def _zeros(count: int, targets: int, like: Array) -> Array:
@@ -113,11 +161,13 @@ def _zeros(count: int, targets: int, like: Array) -> Array:
     return np.zeros((count, targets), like.dtype)
 
 
-def _kind(mode: str) -> int:
-    """The place of a mode in `MODES`, -1 of a leaf."""
-    if mode != "LEAF" and mode not in MODES:
-        raise ValueError(f"nodes of mode {mode} cannot be compared")
-    return -1 if mode == "LEAF" else MODES.index(mode)
+def _kinds(modes: Sequence[str]) -> Array:
+    """The place of every mode in `MODES`, -1 of leaves."""
+    places = {"LEAF": -1, **{mode: place for place, mode in enumerate(MODES)}}
+    unknown = set(modes) - places.keys()
+    if unknown:
+        raise ValueError(f"nodes of mode {min(unknown)} cannot be compared")
+    return np.fromiter((places[mode] for mode in modes), np.int64, len(modes))
 
 
 def by_leaves(attrs: Mapping[str, Any]) -> Forest:
@@ -144,7 +194,7 @@ def by_leaves(attrs: Mapping[str, Any]) -> Forest:
     weights = _zeros(count, targets, values)
     weights[np.arange(inner, count), places] = values
     leaves = np.zeros(len(values), np.int64)
-    given = np.asarray(attrs.get("nodes_missing_value_tracks_true") or np.zeros(inner))
+    given = _integers(attrs, "nodes_missing_value_tracks_true", np.zeros(inner, np.int64))
     return _checked(
         np.concatenate([np.asarray(attrs["nodes_featureids"], np.int64), leaves]),
         np.concatenate([splits, leaves.astype(splits.dtype)]),
@@ -171,7 +221,7 @@ def _checked(
     count, leaf = len(modes), modes < 0
     tables = (features, thresholds, yes, no, missing)
     if any(len(table) != count for table in tables) or not count:
-        raise ValueError("its lists of nodes have different lengths, or none")
+        raise ValueError(DIFFERENT)
     if min(yes.min(), no.min(), features.min()) < 0 or max(yes.max(), no.max()) >= count:
         raise ValueError("a branch leads to a node that is not there")
     if not len(roots) or roots.min() < 0 or roots.max() >= count:

@@ -165,7 +165,7 @@ def classifier(graph: Graph, node: Node) -> list[Node]:
     """
     steps, attrs = Steps(graph, node), node.attrs
     known, kind = labels(steps), attrs.get("post_transform", "NONE")
-    spoken = sorted(set(attrs["class_ids"]))
+    spoken = np.unique(np.asarray(attrs["class_ids"], np.int64)).tolist()
     forest, base = by_numbers(attrs, "class", max(len(known), spoken[-1] + 1)), _base(attrs)
     share = bool((forest.weights >= 0).all())
     if len(known) == 2 and len(spoken) == 1:
