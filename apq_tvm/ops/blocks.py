@@ -17,15 +17,24 @@ STAGES = "apq.stages"
 
 
 @contextmanager
+def loops(extents: Sequence[Any]) -> Iterator[list[Expr]]:
+    """A loop for each extent, of which there may be none."""
+    if not extents:
+        yield []
+        return
+    with b.grid(*extents) as variables:
+        yield [variables] if len(extents) == 1 else list(variables)
+
+
+@contextmanager
 def stage(names: list[str], name: str, *extents: Any) -> Iterator[tuple[Expr, ...]]:
     """A nest of loops over `extents` around a block with an axis for each, noted in `names`."""
     names.append(name)
     with b.sblock(f"{name}_stage"):
         b.reads()
         b.writes()
-        with b.grid(*extents) as loops, b.sblock(name):
-            loops = [loops] if len(extents) == 1 else loops
-            pairs = zip(extents, loops, strict=True)
+        with loops(extents) as variables, b.sblock(name):
+            pairs = zip(extents, variables, strict=True)
             yield tuple(b.axis.spatial(extent, loop) for extent, loop in pairs)
 
 

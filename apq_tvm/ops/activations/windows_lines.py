@@ -16,8 +16,8 @@ from operator import mul
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.windows_strips import StripWindows, loops, named
-from apq_tvm.ops.blocks import each, reduce_all
+from apq_tvm.ops.activations.windows_strips import StripWindows, named
+from apq_tvm.ops.blocks import each, loops, reduce_all
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.tensorize.exprs import Expr, i64
 

@@ -10,8 +10,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -21,7 +20,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import negative_order, range_factors, scale_and_inverse
 from apq_tvm.ops.activations.windows_frame import QuantizeWindows
-from apq_tvm.ops.blocks import reduce_all
+from apq_tvm.ops.blocks import loops, reduce_all
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.tensorize.exprs import (
     MAGIC,
@@ -74,16 +73,6 @@ def strip_rows(geometry: Geometry, out: Sequence[Expr], channels: int, most: int
 def named(value: Expr) -> Expr:
     """A number, or a name for what a run computes."""
     return value if isinstance(value, tirx.IntImm) else b.bind(value)
-
-
-@contextmanager
-def loops(extents: Sequence[Expr]) -> Iterator[list[Expr]]:
-    """A loop for each extent, of which there may be none."""
-    if not extents:
-        yield []
-        return
-    with b.grid(*extents) as variables:
-        yield [variables] if len(extents) == 1 else list(variables)
 
 
 class StripWindows(QuantizeWindows):

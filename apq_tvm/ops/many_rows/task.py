@@ -28,7 +28,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops import math
-from apq_tvm.ops.blocks import STAGES, argument, put, stage
+from apq_tvm.ops.blocks import STAGES, argument, loops, put, stage
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.tile import Tile
@@ -86,10 +86,9 @@ def arguments(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Bu
 @contextmanager
 def around(name: str, *axes: tuple[Any, Any], opaque: bool = False) -> Iterator[tuple[Expr, ...]]:
     """A block around others, in loops of ``(iterations, extent of the axis)``."""
-    with b.grid(*(count for count, _ in axes)) as loops, b.sblock(name):
-        loops = [loops] if len(axes) == 1 else loops
+    with loops([count for count, _ in axes]) as variables, b.sblock(name):
         make = b.axis.opaque if opaque else b.axis.spatial
-        every = tuple(make(extent, i) for (_, extent), i in zip(axes, loops, strict=True))
+        every = tuple(make(extent, i) for (_, extent), i in zip(axes, variables, strict=True))
         b.reads()
         b.writes()
         yield every
