@@ -7,8 +7,8 @@ through, and infinities give the limit. ``activation(name, x)`` is what fused ep
 
 Coefficients are our own minimax fits (weighted least squares on Chebyshev nodes, Lawson's
 re-weighting); the largest error against libm, measured in float32 arithmetic, stands in each
-docstring and is checked by ``tests/tir/test_math.py``. Range reduction of ``exp`` after Cody and
-Waite, *Software Manual for the Elementary Functions* (1980), chapter 6.
+docstring and is checked by ``tests/tir/graph/test_math.py``. Range reduction of ``exp`` after Cody
+and Waite, *Software Manual for the Elementary Functions* (1980), chapter 6.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tvm
 from built import built
+from linear_cases import Case, build
 
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.formats import parse_scheme
@@ -14,7 +15,6 @@ from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear.generic import schedule_decode
 from apq_tvm.schedules.x86.decoded import GENERIC_KERNELS
-from tests.tir.linear_cases import Case, build
 
 PAIRED = ("W4A32g32", "W3zA32g64", "W8A32", "W2zA32g16")
 

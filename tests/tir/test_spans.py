@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from linear_cases import RELATIVE_ERROR, aligned
+from scheduled import compiled
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, parse_scheme, superblock
@@ -25,8 +27,6 @@ from apq_tvm.schedules.x86.super_records import SUPER_KERNELS
 from apq_tvm.tensorize.x86.dot import INSTRUCTIONS
 from apq_tvm.tensorize.x86.super_records import powers
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme
-from tests.tir.linear_cases import RELATIVE_ERROR, aligned
-from tests.tir.scheduled import compiled
 
 N, K = 40, 336  # ragged for 16 rows and for two streams; a short super-block of five units
 HOST = find_profile("host")
