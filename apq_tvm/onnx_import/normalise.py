@@ -14,6 +14,7 @@ from apq_tvm.onnx_import.fixed_dims import apply_bounds, may_be_empty, read_dims
 from apq_tvm.onnx_import.graph import Graph, Inner
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
+from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
 from apq_tvm.onnx_import.ops import check_supported, decompose
 from apq_tvm.onnx_import.passes.activations import (
     fuse_activations,
@@ -49,6 +50,7 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
     """Read and normalise one file; see `apq_tvm.onnx_import.import_onnx`."""
     raw, digest = read_graph(path)
     raw.sweep()
+    check_supported(raw, EXPANSIONS, "ai.onnx.ml.")  # before large trees become tables
     widen(raw)
     decompose(raw)
     drop_squeezes(raw)

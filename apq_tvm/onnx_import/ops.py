@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 
 import numpy as np
@@ -56,8 +56,16 @@ REFUSED = {
 }
 
 
-def check_supported(graph: Graph) -> None:
+def check_supported(graph: Graph, known: Container[str] = SUPPORTED, domain: str = "") -> None:
     """Refuse operators nothing can compile.
+
+    Parameters
+    ----------
+    graph : Graph
+    known : container of str
+        Operators that can be compiled, beside those of our own.
+    domain : str
+        What names of operators that are looked at begin with.
 
     Raises
     ------
@@ -66,7 +74,8 @@ def check_supported(graph: Graph) -> None:
     """
     found: dict[str, list[str]] = defaultdict(list)
     for node in graph.nodes:
-        if not node.op.startswith("apq.") and node.op not in SUPPORTED:
+        ours = node.op.startswith("apq.") or not node.op.startswith(domain)
+        if not ours and node.op not in known:
             found[node.op].append(repr(node.name))
     if found:
         listed = "; ".join(
