@@ -27,9 +27,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.formats.integer import ROW_SUMS
-from apq_tvm.ops import math
 from apq_tvm.ops.blocks import STAGES, argument, loops, put, stage
-from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.ops.linear.spec import LinearSpec, epilogue_of
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
 from apq_tvm.tensorize.meaning.tile import Tile
 
@@ -256,16 +255,9 @@ class GemmTask(ABC):
     def _write(self, m: Expr, j: Expr, r: Expr, value: Expr) -> None:
         """The epilogue of one element of x Wᵀ."""
         row, col = self.row + m, self.row_block(j) * i64(self.lanes) + r
-        if self.row_sums is not None and (centre := self.centre(row)) is not None:
-            value = value + centre * self.row_sums[col]
-        if self.bias is not None:
-            value = value + self.bias[col]
-        if not self.spec.after:
-            value = math.activation(self.spec.activation, value)
-        if self.residual is not None:
-            value = value + self.residual[row, col]
-        if self.spec.after:
-            value = math.activation(self.spec.activation, value)
+        centre = self.centre(row) if self.row_sums is not None else None
+        shift = None if centre is None else (centre, self.row_sums)
+        value = epilogue_of(self.spec, value, self.bias, self.residual, row, col, shift)
         b.writes(self.y[row, col])
         b.buffer_store(self.y, value, [row, col])
 
