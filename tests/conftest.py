@@ -16,7 +16,11 @@ import apq_tvm  # noqa: F401  # before TVM, that comes without torch then
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGAN = time.monotonic()
-HELPERS = ("examples", "tests", *(f"tests/{name}" for name in ("cases", "isa", "unit")))
+HELPERS = (
+    "examples",
+    "tests",
+    *(f"tests/{name}" for name in ("cases", "tir", "tir/graph", "isa", "unit")),
+)
 sys.path[:0] = [str(ROOT / name) for name in HELPERS]
 
 import demo_model  # noqa: E402
