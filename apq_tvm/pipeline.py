@@ -12,6 +12,7 @@ from apq_tvm.types import AnyPath, CompiledModule, DimSizes, KernelPlan, Schedul
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.build.toolchain import Toolchain
+    from apq_tvm.codegen.cuda.compilers import ImageCompiler
     from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.quantizers.guided import Guidance
     from apq_tvm.schedules.decide import Decide
@@ -91,6 +92,7 @@ def compile(
     layout: str = "",
     cc: str = "",
     sysroot: str = "",
+    images: ImageCompiler | None = None,
     progress: Progress | None = None,
 ) -> CompiledModule:
     """Compile an ONNX model into a module folder: a Python package and a C library in one.
@@ -124,6 +126,8 @@ def compile(
     cc, sysroot : str
         C compiler for `target`, where the one found by itself will not do, and the folder of the
         target's headers and libraries (`apq_tvm.codegen.build.toolchain`).
+    images : ImageCompiler, optional
+        Compiler of a GPU's code, by default NVRTC or nvcc (`apq_tvm.codegen.cuda.compilers`).
     progress : Progress, optional
 
     Returns
@@ -141,6 +145,7 @@ def compile(
     check_name(output)
     check_output(output, force)
     tools = _tools(target, triple, layout, cc, sysroot)
+    images = images or _images(target)
     chosen = plan(
         model,
         target=target,
@@ -154,7 +159,15 @@ def compile(
         progress=progress,
         stopwatch=stopwatch,
     )
-    return build(chosen, output, force=force, tools=tools, progress=progress, stopwatch=stopwatch)
+    return build(
+        chosen,
+        output,
+        force=force,
+        tools=tools,
+        images=images,
+        progress=progress,
+        stopwatch=stopwatch,
+    )
 
 
 def _tools(target: str, triple: str, layout: str, cc: str, sysroot: str) -> Toolchain:
@@ -162,8 +175,20 @@ def _tools(target: str, triple: str, layout: str, cc: str, sysroot: str) -> Tool
     from apq_tvm.codegen.build.toolchain import find_toolchain
     from apq_tvm.schedules.devices import find_profile
 
-    mtriple = str(find_profile(target, triple, layout).target["mtriple"])
+    mtriple = find_profile(target, triple, layout).triple
     return find_toolchain(mtriple, cc, sysroot, exact=bool(triple))
+
+
+def _images(target: str) -> ImageCompiler | None:
+    """The compiler of a GPU's code: that there is none is said before the work, too."""
+    from apq_tvm.schedules.devices import find_profile
+
+    gpu = find_profile(target).gpu
+    if gpu is None:
+        return None
+    from apq_tvm.codegen.cuda.compilers import find_compiler
+
+    return find_compiler(gpu)
 
 
 def build(
@@ -172,6 +197,7 @@ def build(
     *,
     force: bool = False,
     tools: Toolchain | None = None,
+    images: ImageCompiler | None = None,
     progress: Progress | None = None,
     stopwatch: _Stopwatch | None = None,
 ) -> CompiledModule:
@@ -195,6 +221,7 @@ def build(
         extra,
         alternatives=others,
         tools=tools,
+        images=images,
         force=force,
         progress=progress,
     )

@@ -32,14 +32,15 @@ def schedule(lowered: LoweredModel, progress: Progress, decide: DecideOf) -> Sch
     -------
     ScheduledModel
     """
-    target = tvm.target.Target(dict(lowered.packed.plan.profile.target))
+    profile = lowered.packed.plan.profile
+    target, gpu = tvm.target.Target(dict(profile.target)), profile.gpu is not None
     funcs = [(gv, f) for gv, f in lowered.mod.functions.items() if isinstance(f, tirx.PrimFunc)]
     mod = tvm.IRModule(dict(lowered.mod.functions))
     made: dict[str, Scheduled] = {}
     with progress.stage("schedule", len(funcs)), target:
         for gv, func in funcs:
             scheduled, made[gv.name_hint] = _schedule(lowered, gv.name_hint, func, decide)
-            mod.update_func(gv, spill_lets(scheduled))
+            mod.update_func(gv, scheduled if gpu else spill_lets(scheduled))
             progress.advance(gv.name_hint)
     return ScheduledModel(lowered, mod, made)
 

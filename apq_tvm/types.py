@@ -302,6 +302,35 @@ class QuantizedModel:
 
 
 @dataclass(frozen=True)
+class GpuFacts:
+    """What only GPUs have; `DeviceProfile.sources` say where the figures come from.
+
+    Parameters
+    ----------
+    sm : int
+        Compute capability, 10 times major plus minor: 86.
+    clock_mhz : int
+        Boost clock.
+    bandwidth : float
+        Of its memory, in 10^9 bytes a second.
+    shared_bytes : int
+        Shared memory of a multiprocessor; a block may have 1 KiB less.
+    threads : int
+        Threads that a multiprocessor holds at most.
+    driver : int
+        Release of the oldest driver that a module must run under, such as 525: it says which
+        compiler makes the images (`apq_tvm.codegen.cuda.compilers`).
+    """
+
+    sm: int
+    clock_mhz: int
+    bandwidth: float
+    shared_bytes: int
+    threads: int
+    driver: int
+
+
+@dataclass(frozen=True)
 class DeviceProfile:
     """Facts about one device, each from the vendor document in `sources`.
 
@@ -343,6 +372,9 @@ class DeviceProfile:
     modelled_as : str
         Device whose model LLVM has for this one too, ``""`` for itself: what llvm-mca says of the
         one it says of the other.
+    gpu : GpuFacts or None
+        Of GPUs, whose `vector_registers` are those of a multiprocessor, `cores` the
+        multiprocessors and `l2_bytes` the cache that all share.
     """
 
     name: str
@@ -363,11 +395,22 @@ class DeviceProfile:
     interleaving: str = ""
     measured_as: tuple[str, ...] = ()
     modelled_as: str = ""
+    gpu: GpuFacts | None = None
+
+    @property
+    def triple(self) -> str:
+        """Of the processor that the library runs on; a GPU's host."""
+        return str(self.target.get("host", self.target).get("mtriple", ""))
+
+    @property
+    def host_arch(self) -> str:
+        """First part of `triple`: ``"x86_64"`` or ``"aarch64"``."""
+        return self.triple.split("-")[0]
 
     @property
     def arch(self) -> str:
-        """First part of the target triple: ``"x86_64"`` or ``"aarch64"``."""
-        return str(self.target["mtriple"]).split("-")[0]
+        """What its kernels are for: ``"x86_64"``, ``"aarch64"`` or ``"cuda"``."""
+        return "cuda" if self.gpu else self.host_arch
 
 
 @dataclass(frozen=True)

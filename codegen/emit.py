@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,18 @@ from apq_tvm import __version__
 from apq_tvm.codegen.build.kernels import build_kernels, cpu_flags
 from apq_tvm.codegen.build.library import check_kernels, compile_sources, link_library
 from apq_tvm.codegen.build.toolchain import Toolchain, find_toolchain
+from apq_tvm.codegen.cuda.build import build_device, fit_gpu
+from apq_tvm.codegen.cuda.compilers import ImageCompiler, find_compiler
 from apq_tvm.codegen.graph.c_source import Device, WeightsFile, graph_source, tables_source
 from apq_tvm.codegen.graph.plain import Graph, cut_along, total_weight_bytes
 from apq_tvm.codegen.graph.read_relax import prepare, read_graph
 from apq_tvm.codegen.package.folder import (
     MANIFEST_FORMAT,
-    RUNTIME,
     check_name,
     check_output,
     fill,
     port_entries,
+    runtime_sources,
     staged,
     template_values,
     write_package,
@@ -47,6 +49,7 @@ def emit(
     *,
     alternatives: Sequence[ScheduledModel] = (),
     tools: Toolchain | None = None,
+    images: ImageCompiler | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> CompiledModule:
@@ -69,6 +72,8 @@ def emit(
         for. Weights that lie in the same layout are stored once.
     tools : Toolchain, optional
         The C compiler; found by the profile's triple if it is not given.
+    images : ImageCompiler, optional
+        The compiler of a GPU's images; found by the profile if it is not given.
     force : bool
         Replace a module that is there.
     progress : Progress, optional
@@ -92,7 +97,7 @@ def emit(
     check_output(output, force)
     models = (scheduled, *alternatives)
     profile = _profile(scheduled)
-    tools = tools or find_toolchain(str(profile.target.get("mtriple", "")), exact=False)
+    tools = tools or find_toolchain(profile.triple, exact=False)
     with (
         progress.stage("emit", len(STEPS)),
         staged(output, force) as folder,
@@ -108,7 +113,8 @@ def emit(
         values = template_values(name, __version__, parts[0].graph, tools.link_libraries)
         sources = _write_sources(work, name, values, parts, weights, renamed)
         with compile_sources(tools, sources, work) as compiled:
-            kernels = [path for part in parts for path in part.build(work)]
+            builders = [_builder(part, tools, images) for part in parts]
+            kernels = [path for build in builders for path in build(work)]
             check_kernels(tools, kernels)
             watch.begin("library")
             link_library(tools, name, [*compiled(), *kernels], work, folder)
@@ -156,11 +162,25 @@ class _Part:
     graph: Graph
     mod: Any
     target: Any
+    profile: DeviceProfile
 
-    def build(self, folder: Path) -> list[Path]:
-        """The kernels' object files; what they are called with was checked with the graph."""
-        names, prefix = self.graph.kernels(), self.device.prefix
-        return build_kernels(self.mod, names, self.target, folder, prefix, checked=False)
+
+def _builder(
+    part: _Part, tools: Toolchain, images: ImageCompiler | None
+) -> Callable[[Path], list[Path]]:
+    """What builds a part's kernels in a folder and gives their object files.
+
+    What they are called with was checked with the graph.
+    """
+    names, device = part.graph.kernels(), part.device
+    if part.profile.gpu is None:
+        return lambda work: build_kernels(
+            part.mod, names, part.target, work, device.prefix, checked=False
+        )
+    gpu, compiler = part.profile.gpu, images or find_compiler(part.profile.gpu)
+    return lambda work: build_device(
+        part.mod, names, part.target, gpu, compiler, tools, work, device.code, device.prefix
+    )
 
 
 def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:
@@ -170,11 +190,15 @@ def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:
     graph = read_graph(
         mod, model.inputs, model.outputs, lowered.params, lowered.variants, lowered.mod
     )
-    cut_along(graph, model.batch)
     target = tvm.target.Target(dict(profile.target))
     prefix = f"d{number}_" if count > 1 else ""
+    if profile.gpu is not None:
+        fit_gpu(graph, profile.name)
+        device = Device(profile.name, (), number, prefix, runtime="cuda")
+        return _Part(device, graph, mod, target, profile)
+    cut_along(graph, model.batch)
     flags, near = cpu_flags(target), NEAR_CACHES * profile.l2_bytes
-    return _Part(Device(profile.name, flags, number, prefix, near), graph, mod, target)
+    return _Part(Device(profile.name, flags, number, prefix, near), graph, mod, target, profile)
 
 
 def _write_sources(
@@ -195,7 +219,7 @@ def _write_sources(
         sources.append(folder / f"graph_{part.device.number}.c")
         source = graph_source(name, __version__, part.graph, mine, part.device)
         sources[-1].write_text(source)
-    return [*sources, *sorted(RUNTIME.glob("*/*.c"))]
+    return [*sources, *runtime_sources(parts[0].device.runtime)]
 
 
 def _merge_weights(graphs: Sequence[Graph]) -> tuple[dict[str, Array], list[dict[str, str]]]:
@@ -245,6 +269,7 @@ def _manifest(
             "cpu_flags": list(parts[-1].device.cpu_flags),
             "devices": {p.device.target: list(p.device.cpu_flags) for p in parts},
             "threads": "OpenMP, looked up at run time; one thread without it",
+            "gpu": asdict(profile.gpu) if profile.gpu else None,
         },
         "weights": {
             "file": "weights.safetensors",

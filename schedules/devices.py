@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from apq_tvm.errors import BadTarget
 from apq_tvm.schedules.arm import profiles as arm
+from apq_tvm.schedules.cuda import profiles as cuda
 from apq_tvm.schedules.x86 import profiles as x86
 from apq_tvm.types import DeviceProfile
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear.kernel import LinearKernel
 
-PROFILES: tuple[DeviceProfile, ...] = (*x86.PROFILES, *arm.PROFILES, arm.AUTO)
+PROFILES: tuple[DeviceProfile, ...] = (
+    *x86.PROFILES,
+    *arm.PROFILES,
+    arm.AUTO,
+    *cuda.PROFILES,
+)
 
 _HOSTS = {"x86_64": x86.host_profile, "aarch64": arm.host_profile}
 
@@ -46,8 +52,8 @@ def find_profile(name: str = "host", triple: str = "", layout: str = "") -> Devi
     if not triple:
         return profile
     arch, _, system = triple.partition("-")
-    if arch != profile.arch:
-        raise BadTarget(f"--triple {triple} is not of {profile.name}, which is {profile.arch}")
+    if arch != profile.host_arch:
+        raise BadTarget(f"--triple {triple} is not of {profile.name}, which is {profile.host_arch}")
     if not re.fullmatch(r"(\w+-)?linux(-gnu|-musl|-android\d*)?", system):
         raise BadTarget(
             f"--triple {triple}: modules are for Linux and Android, such as "
@@ -75,7 +81,9 @@ def _with_layout(profile: DeviceProfile, layout: str) -> DeviceProfile:
 
 def _with_triple(profile: DeviceProfile, triple: str) -> DeviceProfile:
     variants = tuple(_with_triple(variant, triple) for variant in profile.variants)
-    return replace(profile, target={**profile.target, "mtriple": triple}, variants=variants)
+    host = profile.target.get("host")
+    given = {"host": {**host, "mtriple": triple}} if host else {"mtriple": triple}
+    return replace(profile, target={**profile.target, **given}, variants=variants)
 
 
 def _by_name(name: str) -> DeviceProfile:
@@ -95,11 +103,21 @@ def _by_name(name: str) -> DeviceProfile:
     raise BadTarget(f"unknown target {name!r}; nearest: {', '.join(near)} (apq-tvm targets)")
 
 
+_WINGS: dict[str, Any] = {"x86_64": x86, "aarch64": arm, "cuda": cuda}
+
+
 def device_rules(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]:
     """Schedules of PrimFuncs that devices like `profile` alone have, by ``apq.op``."""
-    return arm.rules() if profile.arch == "aarch64" else {}
+    rules: Mapping[str, Callable[..., Any]] = _WINGS[profile.arch].rules()
+    return rules
+
+
+def whole_schedule(profile: DeviceProfile) -> Callable[..., Any] | None:
+    """The one schedule of all PrimFuncs but linear layers, where devices have such."""
+    return cuda.schedule_any() if profile.gpu else None
 
 
 def linear_kernels(profile: DeviceProfile) -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on devices like `profile`, in order of preference."""
-    return x86.linear_kernels() if profile.arch == "x86_64" else arm.linear_kernels()
+    kernels: tuple[LinearKernel, ...] = _WINGS[profile.arch].linear_kernels()
+    return kernels

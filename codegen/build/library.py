@@ -23,6 +23,10 @@ _PROVIDED = frozenset(
         "__TVMBackendAllocWorkspace",
         "__TVMBackendFreeWorkspace",
         "__TVMBackendParallelLaunch",
+        "__TVMFFIEnvModLookupFromImports",
+        "__TVMFFIFunctionCall",
+        "__TVMFFIHandleInitOnce",
+        "__tvm_ffi__library_ctx",
     }
 )
 _C_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fwrapv", "-pthread", "-ffunction-sections")
@@ -32,12 +36,15 @@ API_FUNCTIONS = (
     "close",
     "context_create",
     "context_destroy",
+    "device_name",
     "has_openmp",
     "input_rank",
     "last_error",
     "memory",
+    "num_devices",
     "num_threads",
     "open",
+    "open_on",
     "output_rank",
     "output_shape",
     "result",
@@ -74,7 +81,7 @@ def check_kernels(tools: Toolchain, kernels: Sequence[Path]) -> None:
 
 @contextmanager
 def compile_sources(
-    tools: Toolchain, sources: Sequence[Path], work: Path
+    tools: Toolchain, sources: Sequence[Path], work: Path, folders: Sequence[str] = ()
 ) -> Iterator[Callable[[], list[Path]]]:
     """Compile C files while the body runs; nothing writes into `work` any more when it is left.
 
@@ -85,13 +92,17 @@ def compile_sources(
         Their folders are searched for headers.
     work : Path
         Folder of the object files.
+    folders : sequence of str
+        More to search, for what the assembler includes too.
 
     Yields
     ------
     callable
         Waits for the compiler and returns the object files, or raises BuildError with its output.
     """
-    includes = [f"-I{folder}" for folder in sorted({str(s.parent) for s in sources})]
+    parents = sorted({str(s.parent) for s in sources})
+    includes = [f"-I{folder}" for folder in (*parents, *folders)]
+    includes += [f"-Wa,-I,{folder}" for folder in folders]
     objects = [work / f"{source.stem}.o" for source in sources]
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:

@@ -81,6 +81,8 @@ class Device:
         What its kernels' symbols start with, to tell them from those of the other devices.
     near_bytes : int
         Working memory of a thread above which runs are cut into parts along `Graph.batch`.
+    runtime : str
+        Folder of ``codegen/runtime`` whose files its runs need beside those of ``common``.
     """
 
     target: str
@@ -88,6 +90,12 @@ class Device:
     number: int = 0
     prefix: str = ""
     near_bytes: int = 0
+    runtime: str = "cpu"
+
+    @property
+    def code(self) -> str:
+        """C name of what a GPU loads (`apq_tvm.codegen.cuda.tables`); ``""`` for processors."""
+        return f"apq_code_{self.number}" if self.runtime == "cuda" else ""
 
     @property
     def table(self) -> str:
@@ -220,8 +228,10 @@ class _Pointers:
     def of(self, tensor: Tensor) -> str:
         if tensor.place is Place.INPUT:
             return f"frame->inputs[{tensor.key}]"
-        if tensor.place is Place.WEIGHT:
-            return f"frame->weights + {self.weights.offsets[str(tensor.key)]}u"
+        # A GPU reads constants where its weights lie.
+        offset = self.weights.offsets.get(str(tensor.key))
+        if tensor.place is Place.WEIGHT or (tensor.place is Place.CONSTANT and offset is not None):
+            return f"frame->weights + {offset}u"
         if tensor.place is Place.CONSTANT:
             return str(tensor.key)
         buffer = self.graph.buffers[int(tensor.key)]
@@ -295,7 +305,11 @@ def _row_copy(step: Copy, pointers: _Pointers) -> str:
         return f"(unsigned char *)({start}) + (size_t)({row}) * {size}" if row else start
 
     target, source = at(step.target, step.target_row), at(step.source, step.source_row)
-    return f"  memcpy({target}, {source}, {size});"
+    return _copy(target, source, size)
+
+
+def _copy(target: str, source: str, size: str) -> str:
+    return f"  if ((rc = apq_copy(frame, {target}, {source}, {size})) != APQ_OK) return rc;"
 
 
 def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> list[str]:
@@ -319,9 +333,10 @@ def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> li
             next_tensor += 1
     lines.append(f"    const apq_any a[] = {{{', '.join(args)}}};")
     for check in call.id_checks:
+        ids = f"&t[{argument_of[check.arg]}]"
         lines.append(
-            f"    if ((rc = apq_check_ids({literal(check.layer)}, &t[{argument_of[check.arg]}], "
-            f"{check.column}, {check.columns}, {check.lowest}, {check.rows})) != APQ_OK) return rc;"
+            f"    if ((rc = apq_check_ids(frame, {literal(check.layer)}, {ids}, {check.column}, "
+            f"{check.columns}, {check.lowest}, {check.rows})) != APQ_OK) return rc;"
         )
     written = tensors[len(tensors) - call.outputs :]
     empty = [_nothing(tensor) for tensor in written]
@@ -381,7 +396,7 @@ def _copy_line(index: int, graph: Graph, pointers: _Pointers) -> str:
     if result.place is Place.BUFFER and graph.buffers[int(result.key)].output == index:
         return ""
     size = " * ".join([f"(size_t){result.itemsize}", *(f"(size_t)({d})" for d in result.dims)])
-    return f"  memcpy(frame->outputs[{index}], {pointers.of(result)}, {size});"
+    return _copy(f"frame->outputs[{index}]", pointers.of(result), size)
 
 
 def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
@@ -462,10 +477,13 @@ def _module_table(
         "data_checksum": f"{weights.data_checksum:#018x}u",
         "shapes": "shapes",
         "graph": "graph",
+        "code": f"&{device.code}" if device.code else "NULL",
     }
     rows = [f"    .{field} = {value}," for field, value in fields.items()]
+    code = f"extern const struct apq_device_code {device.code};"
     return "\n".join(
         [
+            *([code] if device.code else []),
             f"extern const apq_module {device.table};",
             f"const apq_module {device.table} = {{",
             *rows,

@@ -23,6 +23,12 @@ HERE = Path(__file__).resolve().parents[1]
 TEMPLATES = HERE / "templates"
 RUNTIME = HERE / "runtime"
 COMMON = RUNTIME / "common"
+
+
+def runtime_sources(kind: str = "cpu") -> list[Path]:
+    """C files of the runtime for a processor (``"cpu"``) or a GPU (``"cuda"``)."""
+    return [path for name in ("common", kind) for path in sorted((RUNTIME / name).glob("*.c"))]
+
 # Identifies the layout of manifest.json and of the folder.
 MANIFEST_FORMAT = "apq_tvm-module-1"
 

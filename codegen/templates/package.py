@@ -11,7 +11,7 @@ Every error has the name of the offending tensor in it::
 
     ModuleError
     ├── LoadError          the library cannot be loaded; an ImportError
-    │   ├── WrongMachine     it was compiled for another system or for CPU features this one lacks
+    │   ├── WrongMachine     it was compiled for another system, CPU or GPU, or there is no driver
     │   └── BadWeights       weights.safetensors is missing, truncated, altered or of another build
     ├── InputError         an input is missing, unknown, or of the wrong type, rank, shape or value
     └── RunError           the run failed: not enough memory, or a kernel refused its arguments
@@ -47,6 +47,7 @@ __all__ = [
     "RunError",
     "TensorInfo",
     "WrongMachine",
+    "devices",
     "inputs",
     "manifest",
     "memory",
@@ -54,6 +55,7 @@ __all__ = [
     "outputs",
     "precisions",
     "run",
+    "set_device",
     "set_num_threads",
     "set_precision",
     "target",
@@ -210,12 +212,30 @@ class _Library:
         self.run_c = self._function("run_bits")
         self.shape_c = self._function("output_shape")
         self.result_c = self._function("result")
-        self.handle = ctypes.c_void_p()
-        weights = os.fsencode(folder / "weights.safetensors")
-        self.check(self._function("open")(weights, ctypes.byref(self.handle)))
+        self.weights = os.fsencode(folder / "weights.safetensors")
+        self.handle = self.open_on(0)
         self.check_ports(folder, manifest)
         self.idle: deque[_Context] = deque()
+        self.contexts = 0  # idle ones, and those of calls
         self.verified = False
+
+    def open_on(self, device: int) -> ctypes.c_void_p:
+        """A handle for runs on a device."""
+        handle = ctypes.c_void_p()
+        number = ctypes.c_int32(device)
+        self.check(self._function("open_on")(self.weights, number, ctypes.byref(handle)))
+        return handle
+
+    def move(self, device: int) -> None:
+        """Let all runs from now on be on another device."""
+        if len(self.idle) != self.contexts:
+            raise RunError(f"{self.name} cannot change its device while it runs")
+        fresh = self.open_on(device)
+        while self.idle:
+            self._function("context_destroy")(self.idle.pop().c)
+        self.contexts = 0
+        self._function("close")(self.handle)
+        self.handle = fresh
 
     def check_ports(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         """The library reads and writes as many tensors and dimensions as it was built for."""
@@ -248,6 +268,7 @@ class _Library:
         except IndexError:
             context = ctypes.c_void_p()
             self.check(self.call("context_create", ctypes.byref(context)))
+            self.contexts += 1
             return _Context(context)
 
 
@@ -302,6 +323,8 @@ _library = _Library(_FOLDER, manifest)
 def set_num_threads(threads: int) -> None:
     """Set how many threads a run uses; the default is the physical cores this process may use.
 
+    Runs of a GPU use one, whatever is set.
+
     Raises
     ------
     InputError
@@ -312,7 +335,7 @@ def set_num_threads(threads: int) -> None:
     if not 1 <= operator.index(threads) <= _MAX_THREADS:
         raise InputError(f"number of threads is {threads}, wanted 1 to {_MAX_THREADS}")
     _library.check(_library.call("set_num_threads", ctypes.c_int32(threads)))
-    if threads > 1:
+    if threads > 1 and not manifest["library"].get("gpu"):
         _warn_without_openmp()
 
 
@@ -328,6 +351,42 @@ def target() -> str:
     """The device whose code runs here: a library may hold code for several."""
     name: bytes = _library._function("target")(_library.handle)
     return name.decode()
+
+
+def devices() -> list[str]:
+    """Names of this machine's GPUs, in the order `set_device` counts; of a processor's module, it.
+
+    Raises
+    ------
+    WrongMachine
+        No driver.
+    """
+    count = _library._function("num_devices")()
+    if count < 0:
+        _library.check(count)
+    names = []
+    for number in range(count):
+        name = ctypes.create_string_buffer(128)
+        code = _library._function("device_name")(ctypes.c_int32(number), name, ctypes.c_int32(128))
+        _library.check(code)
+        names.append(name.value.decode(errors="replace"))
+    return names
+
+
+def set_device(device: int) -> None:
+    """Move the module to another of `devices`: its weights are copied there, its bits stay.
+
+    Raises
+    ------
+    WrongMachine
+        There is no such device, or it is none that the module was compiled for.
+    RunError
+        Not enough memory there, or a run is under way.
+    """
+    bits = precisions()
+    _library.move(operator.index(device))
+    for name, number in bits.items():
+        _library.check(_library.call("set_precision", _c_text(name), ctypes.c_int32(number)))
 
 
 def set_precision(bits: int, layers: str | None = None) -> None:
@@ -432,7 +491,7 @@ def _warn_without_openmp() -> None:
         )
 
 
-if len(os.sched_getaffinity(0)) > 1:
+if not manifest["library"].get("gpu") and len(os.sched_getaffinity(0)) > 1:
     _warn_without_openmp()
 
 

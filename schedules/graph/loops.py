@@ -83,7 +83,7 @@ def parallel_when(func: Any, work: Expr, least: int) -> Any:
 
     Waking the other threads costs 1 to 3 microseconds, more than a small operator takes. Where only
     a run knows how much there is to do, the runtime decides (`apq_call` in
-    codegen/runtime/common/graph_support.c): a second copy of the loops would be built for nothing.
+    codegen/runtime/cpu/run.c): a second copy of the loops would be built for nothing.
 
     Parameters
     ----------

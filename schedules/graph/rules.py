@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.devices import device_rules
+from apq_tvm.schedules.devices import device_rules, whole_schedule
 from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.graph.convolution import schedule_convolution
 from apq_tvm.schedules.graph.embedding import schedule_embedding
@@ -58,6 +58,10 @@ def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tupl
     op = str(func.attrs["apq.op"]) if func.attrs is not None and "apq.op" in func.attrs else ""
     if op == "dispatch":  # never runs: its variants do (`apq_tvm.lower.linear`)
         return func, "dispatch"
+    whole = whole_schedule(profile)
+    if whole is not None:
+        scheduled, kind = whole(func, profile, decide)
+        return scheduled, f"{profile.arch}_{kind}"
     rule = RULES.get(op) or device_rules(profile).get(op)
     if rule is not None:
         return rule(func, profile, decide), f"{profile.arch}_{op}"

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apq_tvm.errors import BadTarget
 from apq_tvm.types import DeviceProfile
@@ -185,6 +185,11 @@ def _physical_cores(values: dict[str, list[str]]) -> int:
     """Distinct (socket, core) pairs, or processors where the kernel does not tell."""
     pairs = set(zip(values.get("physical id", []), values.get("core id", []), strict=False))
     return len(pairs) or len(values.get("processor", [])) or 1
+
+
+def rules() -> Mapping[str, Callable[..., Any]]:
+    """Schedules of PrimFuncs that only these devices have: none."""
+    return {}
 
 
 def linear_kernels() -> tuple[LinearKernel, ...]:

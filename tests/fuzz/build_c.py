@@ -12,7 +12,7 @@ import numpy as np
 
 from apq_tvm import pipeline
 from apq_tvm.codegen import emit as stage
-from apq_tvm.codegen.package.folder import RUNTIME
+from apq_tvm.codegen.package.folder import runtime_sources
 from apq_tvm.progress import Silent
 from apq_tvm.types import ScheduledModel, TensorSpec
 
@@ -90,7 +90,7 @@ def has_libfuzzer() -> bool:
 
 def build(target: str, work: Path, program: Path, checks: Sequence[str], cc: str = "cc") -> None:
     """Compile and link ``c/TARGET.c`` with a module's sources, its runtime and its kernels."""
-    sources = [HERE / f"{target}.c", *work.glob("*.c"), *sorted(RUNTIME.glob("*/*.c"))]
+    sources = [HERE / f"{target}.c", *work.glob("*.c"), *runtime_sources()]
     if "fuzzer" not in "".join(checks) and target != "races":
         sources.append(HERE / "standalone.c")
     includes = [f"-I{folder}" for folder in {HERE, work, *(s.parent for s in sources)}]

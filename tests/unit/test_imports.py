@@ -151,8 +151,11 @@ def test_imports_run_one_way() -> None:
 
 
 def wing(module: str) -> str:
-    """The instruction set a module is for, ``""`` for the shared floor."""
-    return next((part for part in module.split(".")[:-1] if part in WINGS), "")
+    """The instruction set a schedule or an intrinsic is for, ``""`` for the shared floor."""
+    folders = module.split(".")[1:-1]
+    if folders[:1] not in (["schedules"], ["tensorize"]):
+        return ""
+    return next((part for part in folders if part in WINGS), "")
 
 
 def test_wings_are_apart() -> None:

@@ -75,6 +75,8 @@ def test_extras_are_the_promised_ones() -> None:
         "tune",
         "calibrate",
         "bench",
+        "cuda",
+        "cuda13",
         "report",
         "test",
     }

@@ -103,6 +103,7 @@ typedef struct {
    * every buffer; -1 and 0 where they depend on data. Fails where a shape is impossible. */
   int (*shapes)(const int64_t *symbols, int64_t *inputs, int64_t *outputs, size_t *buffers);
   int (*graph)(const apq_frame *frame);
+  const struct apq_device_code *code; /* of a GPU (apq_cuda.h); NULL for processors */
 } apq_module;
 
 /* ---- errors (errors.c) ---- */
@@ -125,7 +126,7 @@ int32_t apq_usable_threads(int32_t threads);
 /* How many tasks the next kernel on this thread is cut into. */
 void apq_set_tasks(int32_t tasks);
 
-/* ---- what emitted code calls (graph_support.c) ---- */
+/* ---- what emitted code calls (graph_support.c, run.c) ---- */
 
 int64_t apq_floordiv(int64_t a, int64_t b);
 int64_t apq_floormod(int64_t a, int64_t b);
@@ -157,11 +158,13 @@ static inline int apq_fits(apq_wide v) { return v >= INT64_MIN && v <= INT64_MAX
 /* bytes = itemsize * product of dims; fails where a dimension is negative or the product overflows. */
 int apq_bytes(size_t *bytes, const char *name, size_t itemsize, int32_t ndim, const int64_t *dims);
 /* Fails, naming layer and value, unless lowest <= id < rows for every id (int32 or int64). */
-int apq_check_ids(const char *layer, const DLTensor *ids, int64_t first, int64_t step, int64_t lowest,
-                  int64_t rows);
+int apq_check_ids(const apq_frame *frame, const char *layer, const DLTensor *ids, int64_t first,
+                  int64_t step, int64_t lowest, int64_t rows);
 /* Fails, naming the layer, unless least <= size <= most; the message is of sizes computed from data. */
 int apq_check_size(const char *layer, int64_t size, int64_t least, int64_t most);
-/* Gives the buffers of a segment their memory (module.c). */
+/* Copies between tensors; they do not overlap. */
+int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes);
+/* Gives the buffers of a segment their memory. */
 int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes);
 /* Runs a kernel; `work` estimates its nanoseconds on one thread. */
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
@@ -205,14 +208,15 @@ uint64_t apq_checksum(const unsigned char *data, size_t bytes);
 int apq_weights_open(const apq_module *module, const char *path, apq_weights *out);
 void apq_weights_close(apq_weights *weights);
 
-/* ---- handles and contexts (module.c, machine.c) ---- */
+/* ---- handles and contexts (module.c) ---- */
 
 typedef struct apq_handle apq_handle;
 typedef struct apq_context apq_context;
 
-/* The first of the modules (NULL at the end) that this machine has the features for. */
-int apq_choose(const apq_module *const *modules, const apq_module **chosen);
-int apq_open(const apq_module *const *modules, const char *weights_path, apq_handle **out);
+int apq_open(const apq_module *const *modules, const char *weights_path, int32_t device, apq_handle **out);
+/* GPUs of this machine, and their names; a processor is the one device of its modules. */
+int32_t apq_num_devices(const apq_module *module);
+int apq_device_name(const apq_module *module, int32_t device, char *name, int32_t size);
 void apq_close(apq_handle *handle);
 const char *apq_target(const apq_handle *handle);
 /* Number of dimensions of an input or output, -1 past the last. */

@@ -1,4 +1,4 @@
-/* What the emitted graph calls beside kernels: arithmetic of shapes, checks, one kernel call. */
+/* What the emitted graph calls beside kernels: arithmetic and checks of shapes. */
 #include <stdio.h>
 #include <string.h>
 
@@ -36,32 +36,6 @@ int apq_bytes(size_t *bytes, const char *name, size_t itemsize, int32_t ndim, co
   return APQ_OK;
 }
 
-static int64_t id_at(const DLTensor *ids, int64_t i) {
-  if (ids->dtype.bits == 64) return ((const int64_t *)ids->data)[i];
-  return ((const int32_t *)ids->data)[i];
-}
-
-int apq_check_ids(const char *layer, const DLTensor *ids, int64_t first, int64_t step, int64_t lowest,
-                  int64_t rows) {
-  int64_t count = 1, bad = 0;
-  for (int32_t i = 0; i < ids->ndim; i++) count *= ids->shape[i];
-  for (int64_t i = first; i < count; i += step) {
-    int64_t id = id_at(ids, i);
-    bad += id < lowest || id >= rows;
-  }
-  if (bad == 0) return APQ_OK;
-  for (int64_t i = first;; i += step) {
-    int64_t id = id_at(ids, i);
-    if (id < lowest || id >= rows) {
-      return apq_fail(APQ_BAD_INPUT,
-                      "layer %s: id %lld (element %lld) is outside its table of %lld rows; %lld of %lld "
-                      "ids are",
-                      layer, (long long)id, (long long)i, (long long)rows, (long long)bad,
-                      (long long)(count / step));
-    }
-  }
-}
-
 int apq_check_size(const char *layer, int64_t size, int64_t least, int64_t most) {
   if (size >= least && size <= most) return APQ_OK;
   if (least == most) {
@@ -70,17 +44,4 @@ int apq_check_size(const char *layer, int64_t size, int64_t least, int64_t most)
   }
   return apq_fail(APQ_BAD_INPUT, "%s: a size computed from data is %lld, not %lld to %lld", layer,
                   (long long)size, (long long)least, (long long)most);
-}
-
-/* A kernel is worth a team of threads from this many estimated nanoseconds per thread on. Measured on
- * Zen 4: a team of two costs 0.9 us, and y = 3 x over [n, 64] gains from n = 512 (2.7 us alone) on. */
-static const double NANOSECONDS_PER_TASK = 4000.0;
-
-int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
-             int32_t num_args, double work) {
-  double tasks = work / NANOSECONDS_PER_TASK;
-  apq_set_tasks(tasks >= frame->threads ? frame->threads : tasks < 1.0 ? 1 : (int32_t)tasks);
-  apq_any result = {0, 0, {0}};
-  if (kernel(NULL, args, num_args, &result) == 0) return APQ_OK;
-  return apq_fail(APQ_KERNEL_FAILED, "kernel %s failed: %s", name, apq_last_error());
 }

@@ -1,67 +1,20 @@
 /* Handles own weights, contexts own memory; a run checks its arguments, plans and runs the graph. */
-#define _GNU_SOURCE
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
-#include "apq_runtime.h"
-
-/* Plans a context keeps, one per set of symbol values; the one unused for longest is replaced. */
-enum { PLANS = 8 };
-
-struct apq_handle {
-  const apq_module *module;
-  apq_weights weights;
-  atomic_int threads;
-  atomic_int *bits; /* of every layer whose bits can be chosen */
-};
-
-typedef struct {
-  int ready;
-  uint64_t used; /* run number */
-  int64_t *symbols, *in_dims, *out_dims;
-  size_t *bytes, *offsets;
-  size_t arena;
-} plan;
-
-/* A block that only grows. */
-typedef struct {
-  unsigned char *data;
-  size_t bytes;
-} region;
-
-struct apq_context {
-  const apq_handle *handle;
-  uint64_t runs;
-  plan plans[PLANS];
-  plan *last; /* of the last run */
-  region arena, staging;
-  region *late;    /* of each segment but the first */
-  size_t *offsets; /* scratch for planning those */
-  int64_t *sizes, *result_dims;
-  void **results;
-  int finished; /* whether the last run succeeded */
-  int32_t *order;
-  int64_t *symbols;
-  int32_t *bits;
-  void **inputs, **outputs, **buffers;
-  DLTensor *parts; /* inputs, then outputs of a part of a run */
-  int64_t *part_dims;
-};
+#include "apq_context.h"
 
 /* What every public function answers to a NULL that it cannot do without. */
 static int is_null(const char *what) { return apq_fail(APQ_BAD_INPUT, "%s is NULL", what); }
 
 /* ---- handle ---- */
 
-int apq_open(const apq_module *const *modules, const char *weights_path, apq_handle **out) {
+int apq_open(const apq_module *const *modules, const char *weights_path, int32_t device, apq_handle **out) {
   const apq_module *m;
   if (out == NULL) return is_null("where the handle is to be written");
   *out = NULL;
   if (weights_path == NULL) return is_null("the path of the weights file");
-  int rc = apq_choose(modules, &m);
+  int rc = apq_choose(modules, device, &m);
   if (rc != APQ_OK) return rc;
   apq_handle *h = calloc(1, sizeof *h + (size_t)m->num_precisions * sizeof(atomic_int));
   if (h == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a handle", m->name);
@@ -73,14 +26,18 @@ int apq_open(const apq_module *const *modules, const char *weights_path, apq_han
     free(h);
     return rc;
   }
-  (void)apq_has_openmp();
-  atomic_init(&h->threads, apq_default_threads());
+  rc = apq_handle_open(h, device);
+  if (rc != APQ_OK) {
+    apq_close(h);
+    return rc;
+  }
   *out = h;
   return APQ_OK;
 }
 
 void apq_close(apq_handle *h) {
   if (h == NULL) return;
+  apq_handle_close(h);
   apq_weights_close(&h->weights);
   free(h);
 }
@@ -171,28 +128,6 @@ int32_t apq_get_precision(const apq_handle *h, const char *layer) {
 
 /* ---- context ---- */
 
-enum { HUGE_PAGE = 2 << 20 }; /* x86-64 and, with 4 KiB pages, aarch64 */
-
-/* Large blocks ask for huge pages, none of which reaches past the block: activations of images are read
- * and written once a layer, and each small page would miss the TLB. */
-static int grow(region *r, size_t bytes, const char *what) {
-  size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : APQ_ALIGNMENT;
-  if (bytes <= r->bytes) return APQ_OK;
-  void *fresh = NULL;
-  free(r->data);
-  r->data = NULL;
-  r->bytes = 0;
-  if (posix_memalign(&fresh, alignment, bytes) != 0) {
-    return apq_fail(APQ_NO_MEMORY, "no memory for %llu bytes of %s", (unsigned long long)bytes, what);
-  }
-#ifdef MADV_HUGEPAGE
-  if (alignment == HUGE_PAGE) (void)madvise(fresh, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
-#endif
-  r->data = fresh;
-  r->bytes = bytes;
-  return APQ_OK;
-}
-
 /* Cuts `count` items of `size` bytes from a zeroed block; all sizes here are multiples of 4. */
 static void *cut(unsigned char **at, int32_t count, size_t size) {
   void *taken = *at;
@@ -240,14 +175,17 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   c->result_dims = cut(&at, m->output_dims, 8);
   c->order = cut(&at, 2 * m->num_buffers, sizeof(int32_t));
   c->bits = cut(&at, m->num_precisions, sizeof(int32_t));
-  return APQ_OK;
+  int rc = apq_context_open(c);
+  if (rc != APQ_OK) {
+    apq_context_destroy(c);
+    *out = NULL;
+  }
+  return rc;
 }
 
 void apq_context_destroy(apq_context *c) {
   if (c == NULL) return;
-  for (int32_t i = 0; i < c->handle->module->num_segments; i++) free(c->late[i].data);
-  free(c->arena.data);
-  free(c->staging.data);
+  apq_context_close(c);
   free(c);
 }
 
@@ -359,6 +297,7 @@ static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
   }
   if (p == NULL) {
     p = oldest;
+    if (p->ready) apq_plan_dropped(c, p);
     p->ready = 0;
     if (c->last == p) c->last = NULL;
     rc = m->shapes(c->symbols, p->in_dims, p->out_dims, p->bytes);
@@ -376,100 +315,18 @@ static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
   return APQ_OK;
 }
 
-static size_t bytes_of(const DLTensor *t) {
-  size_t bytes = t->dtype.bits / 8;
-  for (int32_t i = 0; i < t->ndim; i++) bytes *= (size_t)t->shape[i];
-  return bytes;
-}
-
-/* What a copy of the tensor takes up in the staging block. */
-static size_t stage_of(const DLTensor *t) {
-  return (bytes_of(t) + APQ_ALIGNMENT - 1) / APQ_ALIGNMENT * APQ_ALIGNMENT;
-}
-
-static int contiguous(const DLTensor *t) {
-  int64_t step = 1;
-  for (int32_t i = t->ndim - 1; t->strides != NULL && i >= 0; i--) {
-    if (t->shape[i] != 1 && t->strides[i] != step) return 0;
-    step *= t->shape[i];
-  }
-  return 1;
-}
-
-/* Of NULL too, which C does not let anything be added to, not even 0. */
-static unsigned char *past(void *data, size_t bytes) {
-  return (unsigned char *)((uintptr_t)data + bytes);
-}
-
-static unsigned char *address(const DLTensor *t) { return past(t->data, t->byte_offset); }
-
-static int ready_to_use(const DLTensor *t) {
-  return contiguous(t) && (uintptr_t)address(t) % APQ_ALIGNMENT == 0;
-}
-
 /* Copies a tensor of any strides to contiguous memory; returns the end of what it wrote. */
-static unsigned char *gather(unsigned char *to, const unsigned char *from, const DLTensor *t,
-                             int32_t axis) {
+unsigned char *apq_gather(unsigned char *to, const unsigned char *from, const DLTensor *t,
+                          int32_t axis) {
   size_t item = t->dtype.bits / 8;
   if (axis == t->ndim) {
     memcpy(to, from, item);
     return to + item;
   }
   for (int64_t i = 0; i < t->shape[axis]; i++) {
-    to = gather(to, from + i * t->strides[axis] * (int64_t)item, t, axis + 1);
+    to = apq_gather(to, from + i * t->strides[axis] * (int64_t)item, t, axis + 1);
   }
   return to;
-}
-
-/* Fills the context's pointers; what is not aligned or not contiguous goes through `staging`. */
-static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DLTensor *outputs) {
-  const apq_module *m = c->handle->module;
-  size_t staged = 0;
-  for (int32_t i = 0; i < m->num_inputs; i++) {
-    staged = apq_sum(staged, ready_to_use(&inputs[i]) ? 0 : stage_of(&inputs[i]));
-  }
-  for (int32_t i = 0; i < m->num_outputs; i++) {
-    if (m->outputs[i].late) continue;
-    staged = apq_sum(staged, ready_to_use(&outputs[i]) ? 0 : stage_of(&outputs[i]));
-  }
-  int rc = grow(&c->staging, staged, "copies of unaligned tensors");
-  if (rc == APQ_OK) rc = grow(&c->arena, p->arena, "working memory");
-  if (rc != APQ_OK) return rc;
-  unsigned char *next = c->staging.data;
-  for (int32_t i = 0; i < m->num_inputs; i++) {
-    const DLTensor *t = &inputs[i];
-    c->inputs[i] = address(t);
-    if (ready_to_use(t)) continue;
-    if (contiguous(t)) {
-      memcpy(next, address(t), bytes_of(t));
-    } else {
-      (void)gather(next, address(t), t, 0);
-    }
-    c->inputs[i] = next;
-    next = past(next, stage_of(t));
-  }
-  for (int32_t i = 0; i < m->num_outputs; i++) {
-    if (m->outputs[i].late) continue;
-    int ready = ready_to_use(&outputs[i]);
-    c->outputs[i] = ready ? address(&outputs[i]) : next;
-    if (!ready) next = past(next, stage_of(&outputs[i]));
-  }
-  for (int32_t i = 0; i < m->segments[1]; i++) c->buffers[i] = past(c->arena.data, p->offsets[i]);
-  return APQ_OK;
-}
-
-int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes) {
-  apq_context *c = frame->context;
-  const apq_module *m = c->handle->module;
-  int32_t first = m->segments[segment], count = m->segments[segment + 1] - first;
-  size_t arena = apq_plan(count, m->lifetimes + first, bytes, c->offsets, c->order);
-  int rc = grow(&c->late[segment], arena, "working memory");
-  if (rc != APQ_OK) return rc;
-  for (int32_t i = 0; i < count; i++) {
-    c->last->bytes[first + i] = bytes[i];
-    c->buffers[first + i] = past(c->late[segment].data, c->offsets[i]);
-  }
-  return APQ_OK;
 }
 
 int apq_result(apq_context *c, int32_t index, DLTensor *result) {
@@ -516,33 +373,14 @@ static int check_outputs(const apq_module *m, const plan *p, const DLTensor *out
     if (m->outputs[i].late) continue;
     if ((rc = check_tensor("output", &m->outputs[i], &outputs[i])) != APQ_OK) return rc;
     if ((rc = check_dims("output", &m->outputs[i], &outputs[i], dims)) != APQ_OK) return rc;
-    if (outputs[i].data == NULL && bytes_of(&outputs[i]) > 0) {
+    if (outputs[i].data == NULL && apq_bytes_of(&outputs[i]) > 0) {
       return apq_fail(APQ_BAD_INPUT, "output '%s' has no data", m->outputs[i].name);
     }
-    if (!contiguous(&outputs[i])) {
+    if (!apq_contiguous(&outputs[i])) {
       return apq_fail(APQ_BAD_INPUT, "output '%s' is not contiguous", m->outputs[i].name);
     }
   }
   return APQ_OK;
-}
-
-static int run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs) {
-  const apq_module *m = c->handle->module;
-  int rc = place(c, p, inputs, outputs);
-  if (rc != APQ_OK) return rc;
-  c->last = p;
-  c->finished = 0;
-  memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
-  apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
-                     apq_num_threads(c->handle), c->sizes, c->results, c->result_dims, c};
-  rc = m->graph(&frame);
-  c->finished = rc == APQ_OK;
-  for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {
-    const DLTensor *t = &outputs[i];
-    if (m->outputs[i].late) continue;
-    if (c->outputs[i] != address(t)) memcpy(address(t), c->outputs[i], bytes_of(t));
-  }
-  return rc;
 }
 
 /* ---- runs in parts ---- */
@@ -571,7 +409,7 @@ static DLTensor part_of(const DLTensor *t, int64_t first, int64_t count, int64_t
   memcpy(dims, t->shape, 8 * (size_t)t->ndim);
   dims[0] = count;
   part.shape = dims;
-  part.data = past(t->data, (size_t)(first * step) * (t->dtype.bits / 8));
+  part.data = apq_past(t->data, (size_t)(first * step) * (t->dtype.bits / 8));
   return part;
 }
 
@@ -590,7 +428,7 @@ static int run_parts(apq_context *c, int64_t images, int64_t most, const DLTenso
       out[i] = part_of(&outputs[i], first, count, dims);
     }
     rc = find_plan(c, in, &p);
-    if (rc == APQ_OK) rc = run_plan(c, p, in, out);
+    if (rc == APQ_OK) rc = apq_run_plan(c, p, in, out);
   }
   return rc;
 }
@@ -607,6 +445,6 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
   }
   if ((rc = check_outputs(m, p, outputs)) != APQ_OK) return rc;
   int64_t most = images_at_once(c, p);
-  if (most == APQ_LARGEST_DIM) return run_plan(c, p, inputs, outputs);
+  if (most == APQ_LARGEST_DIM) return apq_run_plan(c, p, inputs, outputs);
   return run_parts(c, p->symbols[m->batch], most, inputs, outputs);
 }

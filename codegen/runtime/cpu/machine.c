@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "apq_runtime.h"
+#include "apq_context.h"
 
 #if defined(__aarch64__)
 
@@ -85,9 +85,22 @@ static int has(const machine *this, const char *name) {
 
 #endif
 
-int apq_choose(const apq_module *const *modules, const apq_module **chosen) {
+int32_t apq_num_devices(const apq_module *m) {
+  (void)m;
+  return 1;
+}
+
+int apq_device_name(const apq_module *m, int32_t device, char *name, int32_t size) {
+  if (device != 0) return apq_fail(APQ_BAD_MACHINE, "lib%s: there is no device %d, only the processor, 0", m->name, (int)device);
+  snprintf(name, (size_t)size, "processor (%s)", m->target);
+  return APQ_OK;
+}
+
+int apq_choose(const apq_module *const *modules, int32_t device, const apq_module **chosen) {
   machine this;
-  int rc = APQ_OK;
+  char name[128];
+  int rc = apq_device_name(modules[0], device, name, sizeof name);
+  if (rc != APQ_OK) return rc;
   for (const apq_module *const *at = modules; *at != NULL; at++) {
     const apq_module *m = *at;
     const char *const *want = m->cpu_flags;

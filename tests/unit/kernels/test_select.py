@@ -217,7 +217,7 @@ def test_layouts_are_chosen_by_instructions(target: str) -> None:
 def test_every_device_has_figures_and_borrows_of_devices() -> None:
     names = {profile.name for profile in devices.PROFILES}
     for profile in devices.PROFILES:
-        assert list(thresholds.logs_of(profile)), profile.name
+        assert profile.gpu or list(thresholds.logs_of(profile)), profile.name
         assert {*profile.measured_as, profile.modelled_as or profile.name} <= names
         assert {*profile.measured_as} <= {*SHIPPED} - {profile.name}
         for variant in profile.variants or (profile,):

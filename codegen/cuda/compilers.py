@@ -1,0 +1,82 @@
+"""Who makes a GPU's images: NVRTC where its package is installed, else nvcc where it is on PATH.
+
+An image of CUDA 13 does not load under a driver of CUDA 12, whatever the GPU: the oldest driver
+that a profile names picks the major version. Other makers of images, such as the simulator of
+`apq_tvm.codegen.cuda.simulator`, have the same method.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from apq_tvm.codegen.build.toolchain import run
+from apq_tvm.codegen.cuda.nvrtc import find_nvrtc
+from apq_tvm.codegen.cuda.split import DeviceCode
+from apq_tvm.errors import BuildError
+from apq_tvm.types import GpuFacts
+
+_INSTALL = {12: "pip install 'apq-tvm[cuda]'", 13: "pip install 'apq-tvm[cuda13]'"}
+
+
+class ImageCompiler(Protocol):
+    """Makes what a driver loads."""
+
+    def image(self, code: DeviceCode, gpu: GpuFacts) -> bytes:
+        """The kernels of `code` for one compute capability."""
+
+
+@dataclass(frozen=True)
+class _Nvrtc:
+    major: int
+
+    def image(self, code: DeviceCode, gpu: GpuFacts) -> bytes:
+        nvrtc = find_nvrtc(self.major)
+        assert nvrtc is not None
+        return nvrtc.compile(code.source, f"sm_{gpu.sm}")
+
+
+@dataclass(frozen=True)
+class _Nvcc:
+    path: str
+
+    def image(self, code: DeviceCode, gpu: GpuFacts) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="apq.") as folder:
+            source, image = Path(folder, "kernels.cu"), Path(folder, "kernels.cubin")
+            source.write_text(code.source)
+            arch = f"--gpu-architecture=sm_{gpu.sm}"
+            run([self.path, "-cubin", "-w", "-std=c++17", arch, str(source), "-o", str(image)])
+            return image.read_bytes()
+
+
+def cuda_major(gpu: GpuFacts) -> int:
+    """The major version of CUDA whose images load under the oldest driver of a GPU."""
+    return 13 if gpu.driver >= 580 else 12
+
+
+def find_compiler(gpu: GpuFacts) -> ImageCompiler:
+    """Find the compiler of a GPU's images.
+
+    Raises
+    ------
+    BuildError
+        There is none for this GPU and its oldest driver; with the line that installs one.
+    """
+    major = cuda_major(gpu)
+    nvrtc = find_nvrtc(major)
+    if nvrtc is not None and nvrtc.supports(gpu.sm):
+        return _Nvrtc(major)
+    nvcc = shutil.which("nvcc")
+    release = re.search(r"release (\d+)\.", run([nvcc, "--version"])) if nvcc else None
+    if nvcc and release and int(release[1]) == major:
+        return _Nvcc(nvcc)
+    have = f"{nvrtc} does not know it" if nvrtc else "NVRTC is not installed"
+    other = f", and nvcc on PATH is of CUDA {release[1]}" if release else ""
+    raise BuildError(
+        f"no compiler for compute capability {gpu.sm // 10}.{gpu.sm % 10} under driver "
+        f"{gpu.driver}: {have}{other}; {_INSTALL[major]}"
+    )

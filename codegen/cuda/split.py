@@ -1,0 +1,119 @@
+"""Scheduled PrimFuncs become CUDA source and, for the host, what launches it.
+
+TVM cuts every function in two (``SplitHostDevice``): kernels, and a half with the calling
+convention that functions for processors have, so that the emitted graph calls both alike. That half
+computes extents and calls packed functions by the kernels' names
+(`codegen/runtime/cuda/launch.c`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.tirx.build import codegen_build, split_host_device_mods
+
+from apq_tvm.codegen.graph.c_text import identifier
+from apq_tvm.errors import BuildError
+
+_LETTERS = {"int64": "l", "int32": "i", "float32": "f"}
+_EXTENTS = (
+    *("blockIdx.x", "blockIdx.y", "blockIdx.z"),
+    *("threadIdx.x", "threadIdx.y", "threadIdx.z"),
+    "tirx.use_dyn_shared_memory",
+)
+"""Launch parameters, in the order of ``APQ_LAUNCHES``."""
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """What a launch must know of one kernel.
+
+    Parameters
+    ----------
+    name : str
+    params : str
+        A letter each: ``p`` pointer, ``l`` int64, ``i`` int32, ``f`` float32.
+    launch : tuple of int
+        Which of `_EXTENTS` the call's last arguments are.
+    """
+
+    name: str
+    params: str
+    launch: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """The kernels of a module as TVM writes them, and how each is launched."""
+
+    source: str
+    kernels: tuple[DeviceKernel, ...]
+
+
+def split(
+    mod: Any, names: Sequence[str], target: Any, folder: Path, prefix: str = ""
+) -> tuple[list[Path], DeviceCode]:
+    """Compile PrimFuncs for a GPU and its host.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Holds every function of `names`, scheduled: threads are bound.
+    names : sequence of str
+        Each becomes ``__tvm_ffi_{prefix}{name}``.
+    target : tvm.target.Target
+        Of kind cuda, with a host.
+    folder : Path
+        Receives the host's object file.
+    prefix : str
+        Tells apart kernels that are built for several targets.
+
+    Returns
+    -------
+    list of Path, DeviceCode
+
+    Raises
+    ------
+    BuildError
+        TVM could not build the functions (its message inside).
+    """
+    functions = {
+        tvm.ir.GlobalVar(prefix + identifier(n)): mod[n].with_attr("global_symbol", prefix + n)
+        for n in names
+    }
+    path = folder / f"{prefix}host.o"
+    config = {"tirx.disable_assert": True}
+    try:
+        with target, tvm.transform.PassContext(config=config):
+            bound = tirx.transform.BindTarget(target)(tvm.IRModule(functions))
+            passes, finish_host, finish_device = tirx.get_default_tir_pipeline(target)
+            host, devices = split_host_device_mods(passes(bound))
+            codegen_build(finish_host()(host), target.host).write_to_file(str(path), "o")
+            if not devices:
+                return [path], DeviceCode("", ())
+            ((device_target, device),) = devices.items()
+            device = finish_device()(device)
+            source = str(codegen_build(device, device_target).inspect_source())
+    except BuildError:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        text = lines[-1] if lines else type(error).__name__
+        raise BuildError(f"TVM could not build kernels for the GPU: {text}") from error
+    return [path], DeviceCode(source, tuple(_kernels(device)))
+
+
+def _kernels(device: Any) -> list[DeviceKernel]:
+    made = []
+    for gv, func in device.functions.items():
+        attrs = func.attrs
+        name = str(attrs["global_symbol"]) if "global_symbol" in attrs else gv.name_hint
+        params = "".join(_LETTERS.get(str(p.ty), "p") for p in func.params)
+        tags = [str(tag) for tag in attrs["tirx.kernel_launch_params"]]
+        made.append(DeviceKernel(name, params, tuple(map(_EXTENTS.index, tags))))
+    return sorted(made, key=lambda kernel: kernel.name)

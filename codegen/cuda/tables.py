@@ -1,0 +1,63 @@
+"""The C file that gives a module's runtime its images and the table of their kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from apq_tvm.codegen.cuda.split import DeviceCode
+from apq_tvm.codegen.graph.c_text import literal
+from apq_tvm.types import GpuFacts
+
+CHECK_IDS = Path(__file__).resolve().parents[1] / "runtime" / "cuda" / "device" / "check_ids.cuh"
+"""A kernel of our own in every module."""
+
+_DRIVERS = {525: 12000, 570: 12080, 580: 13000}
+"""Release of a driver → the CUDA version that it says: CUDA release notes, "Driver Version"."""
+
+
+def with_own_kernels(code: DeviceCode) -> DeviceCode:
+    """The source with what the runtime launches by itself."""
+    return DeviceCode(f"{code.source}\n{CHECK_IDS.read_text()}", code.kernels)
+
+
+def tables_source(symbol: str, code: DeviceCode, gpu: GpuFacts, image: Path) -> str:
+    """Write the C source of a device's ``apq_device_code``.
+
+    Parameters
+    ----------
+    symbol : str
+        Its name.
+    code : DeviceCode
+    gpu : GpuFacts
+    image : Path
+        The image's file; the assembler reads it.
+
+    Returns
+    -------
+    str
+        C11, to be compiled with ``runtime/cuda`` on the include path. The last kernel is the one
+        that checks ids.
+    """
+    rows = [
+        f"    {{{literal(k.name)}, {literal(k.params)}, {len(k.launch)}, "
+        f"{{{', '.join(map(str, k.launch)) or 0}}}}},"
+        for k in code.kernels
+    ]
+    return "\n".join(
+        [
+            '#include "apq_cuda.h"',
+            "",
+            f'__asm__(".section .rodata\\n.balign 64\\n{symbol}_image:\\n"',
+            f'        ".incbin \\"{image.name}\\"\\n.balign 8\\n.previous\\n");',
+            f"extern const unsigned char {symbol}_image[];",
+            "static const apq_gpu_kernel kernels[] = {",
+            *rows,
+            '    {"apq_check_ids", "plllllllp", 0, {0}},',
+            "};",
+            f"static const apq_gpu_image images[] = {{{{{gpu.sm}, 0, {symbol}_image}}}};",
+            f"extern const struct apq_device_code {symbol};",
+            f"const struct apq_device_code {symbol} = {{{_DRIVERS[gpu.driver]}, "
+            f'"{gpu.driver}", {len(rows) + 1}, 1, kernels, images}};',
+            "",
+        ]
+    )

@@ -1,0 +1,102 @@
+/* Handles, contexts and plans: what module.c makes, and what runs of a processor (cpu/run.c) or of a GPU
+ * (cuda/run.c) work on. */
+#ifndef APQ_CONTEXT_H_
+#define APQ_CONTEXT_H_
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "apq_runtime.h"
+
+/* Plans a context keeps, one per set of symbol values; the one unused for longest is replaced. */
+enum { PLANS = 8 };
+
+struct apq_handle {
+  const apq_module *module;
+  apq_weights weights;
+  struct apq_device *device; /* a GPU with a copy of the weights; NULL for processors */
+  atomic_int threads;
+  atomic_int *bits; /* of every layer whose bits can be chosen */
+};
+
+typedef struct {
+  int ready;
+  uint64_t used; /* run number */
+  int64_t *symbols, *in_dims, *out_dims;
+  size_t *bytes, *offsets;
+  size_t arena;
+} plan;
+
+/* A block that only grows. */
+typedef struct {
+  unsigned char *data;
+  size_t bytes;
+} region;
+
+struct apq_context {
+  const apq_handle *handle;
+  struct apq_stream *stream; /* of a GPU */
+  uint64_t runs;
+  plan plans[PLANS];
+  plan *last; /* of the last run */
+  region arena, staging;
+  region *late;    /* of each segment but the first */
+  size_t *offsets; /* scratch for planning those */
+  int64_t *sizes, *result_dims;
+  void **results;
+  int finished; /* whether the last run succeeded */
+  int32_t *order;
+  int64_t *symbols;
+  int32_t *bits;
+  void **inputs, **outputs, **buffers;
+  DLTensor *parts; /* inputs, then outputs of a part of a run */
+  int64_t *part_dims;
+};
+
+/* ---- what differs between processors and GPUs ---- */
+
+/* The first of the modules (NULL at the end) that this machine, or its GPU `device`, has what it takes for. */
+int apq_choose(const apq_module *const *modules, int32_t device, const apq_module **chosen);
+/* After the weights are mapped; `apq_handle_close` takes what there is of a handle. */
+int apq_handle_open(apq_handle *h, int32_t device);
+void apq_handle_close(apq_handle *h);
+int apq_context_open(apq_context *c);
+void apq_context_close(apq_context *c);
+/* A plan that is replaced: what is kept for it goes. */
+void apq_plan_dropped(apq_context *c, const plan *p);
+/* Arguments are checked, symbols are those of `p`. */
+int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
+
+/* ---- tensors ---- */
+
+static inline size_t apq_bytes_of(const DLTensor *t) {
+  size_t bytes = t->dtype.bits / 8;
+  for (int32_t i = 0; i < t->ndim; i++) bytes *= (size_t)t->shape[i];
+  return bytes;
+}
+
+/* What a copy of the tensor takes up in the staging block. */
+static inline size_t apq_stage_of(const DLTensor *t) {
+  return (apq_bytes_of(t) + APQ_ALIGNMENT - 1) / APQ_ALIGNMENT * APQ_ALIGNMENT;
+}
+
+static inline int apq_contiguous(const DLTensor *t) {
+  int64_t step = 1;
+  for (int32_t i = t->ndim - 1; t->strides != NULL && i >= 0; i--) {
+    if (t->shape[i] != 1 && t->strides[i] != step) return 0;
+    step *= t->shape[i];
+  }
+  return 1;
+}
+
+/* Of NULL too, which C does not let anything be added to, not even 0. */
+static inline unsigned char *apq_past(void *data, size_t bytes) {
+  return (unsigned char *)((uintptr_t)data + bytes);
+}
+
+static inline unsigned char *apq_address(const DLTensor *t) { return apq_past(t->data, t->byte_offset); }
+
+/* Copies a tensor of any strides to contiguous memory; returns the end of what it wrote. */
+unsigned char *apq_gather(unsigned char *to, const unsigned char *from, const DLTensor *t, int32_t axis);
+
+#endif

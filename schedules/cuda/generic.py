@@ -1,0 +1,63 @@
+"""Linear kernels for any GPU and any format: right everywhere, fast nowhere.
+
+A warp computes one result: its lanes take turns along K, decode their weight, multiply, and meet by
+shuffles. Weights are decoded anew for every row of x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from apq_tvm.codegen.layouts import FloatLayout, WeightLayout, default_layout
+from apq_tvm.ops.linear.interleaved import dense_linear
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.cuda.graph import WARP
+from apq_tvm.schedules.linear.checks import check_float
+from apq_tvm.schedules.linear.generic import generic_kernels
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel
+from apq_tvm.types import DeviceProfile
+
+LANES = 4
+"""Rows that lie side by side in the layouts, a warp each."""
+
+
+def _layout(spec: LinearSpec, profile: DeviceProfile) -> WeightLayout:
+    return default_layout(spec.scheme, spec.details, LANES)
+
+
+def _schedule(sch: Any, choice: Choice) -> None:
+    """Both forms have ``store`` over (row of x, block of rows) in some order, then the lane."""
+    blocks = {str(sch.get(b).name_hint): b for b in sch.get_child_blocks(sch.get_sblock("root"))}
+    store, dot = blocks["store"], blocks["dot"]
+    if "decode" in blocks:
+        sch.compute_inline(blocks["decode"])
+    one, other, warp = sch.get_loops(store)
+    for part in (dot, blocks.get("outliers")):
+        if part is not None:
+            sch.compute_at(part, warp, preserve_unit_loops=True)
+            sch.set_scope(part, 0, "local")
+    turns, lane = sch.split(sch.get_loops(dot)[-1], [None, WARP])
+    sch.reorder(lane, turns)
+    sch.bind(sch.fuse(one, other), "blockIdx.x")
+    sch.bind(warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+
+
+def _on_gpu(kernel: LinearKernel) -> LinearKernel:
+    return replace(kernel, schedule=_schedule)
+
+
+GENERIC_KERNELS: tuple[LinearKernel, ...] = tuple(map(_on_gpu, generic_kernels(_layout)))
+"""One for each run-time width, and one for formats without a choice."""
+
+DENSE_KERNELS: tuple[LinearKernel, ...] = (
+    LinearKernel(
+        "plain", "F32", 0, Instruction("", (), LANES), 1,
+        check=lambda spec, profile: check_float(spec),
+        layout=lambda spec, profile: FloatLayout(LANES),
+        func=lambda choice: dense_linear(choice.spec, FloatLayout(LANES)),
+        schedule=_schedule, prepare=lambda choice: None,
+    ),
+)  # fmt: skip
+"""Layers that stay float."""
