@@ -11,6 +11,7 @@ from apq_tvm.codegen.layouts.bcq import BcqLayout
 from apq_tvm.codegen.layouts.codebook import CodebookLayout, NonlinearLayout
 from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.codegen.layouts.dense import FloatLayout
+from apq_tvm.codegen.layouts.fragments import FragmentLayout
 from apq_tvm.codegen.layouts.interleaved import (
     ROWS,
     Field,
@@ -37,6 +38,7 @@ __all__ = [
     "Details",
     "Field",
     "FloatLayout",
+    "FragmentLayout",
     "InterleavedLayout",
     "MixedLayout",
     "NonlinearLayout",
@@ -52,6 +54,7 @@ __all__ = [
 
 LAYOUTS: tuple[type[WeightLayout], ...] = (
     InterleavedLayout,
+    FragmentLayout,
     FloatLayout,
     BalanceLayout,
     BcqLayout,

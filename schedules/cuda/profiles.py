@@ -98,4 +98,6 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on GPUs, in order of preference."""
     from apq_tvm.schedules.cuda.generic import DENSE_KERNELS, GENERIC_KERNELS
 
-    return (*DENSE_KERNELS, *GENERIC_KERNELS)
+    from apq_tvm.schedules.cuda.mma import MMA_KERNELS
+
+    return (*MMA_KERNELS, *DENSE_KERNELS, *GENERIC_KERNELS)

@@ -74,10 +74,12 @@ struct Fiber {
   char *stack = nullptr;
 };
 
-// What lanes of a warp give to each other: those that arrived, and what they brought.
+// What lanes of a warp give to each other: those that arrived, and the words they brought.
+constexpr int kWords = 8;
+using Words = uint64_t[kWords];
 struct Warp {
-  uint32_t arrived = 0, members = 0;
-  uint64_t brought[32], seen[32];
+  uint32_t arrived = 0, wanted = 0, members = 0;
+  Words brought[32], seen[32];
 };
 
 struct Block {
@@ -127,23 +129,27 @@ inline void barrier() {
   sleep();
 }
 
-// Every lane of `mask` gives a word and sees all.
-inline const uint64_t *meet(uint32_t mask, uint64_t word) {
+// Lets a warp's lanes go on once all have arrived that are still there; `own` is running already.
+inline void try_to_meet(Warp &w, int first, int own) {
+  uint32_t wanted = w.wanted & w.members;
+  if (w.arrived == 0 || (w.arrived & wanted) != wanted) return;
+  memcpy(w.seen, w.brought, sizeof w.seen);
+  for (int lane = 0; lane < 32; lane++) {
+    if (w.arrived >> lane & 1 && lane != own) block.ready.push_back(first + lane);
+  }
+  w.arrived = 0;
+}
+
+// Every lane of `mask` gives `count` words and sees all, until they meet again.
+inline const Words *meet(uint32_t mask, const uint64_t *words, int count) {
   Fiber &f = me();
   Warp &w = block.warps[f.warp];
   if (!(mask >> f.lane & 1)) die("a warp operation whose mask lacks its caller");
-  mask &= w.members;
-  w.brought[f.lane] = word;
+  memcpy(w.brought[f.lane], words, sizeof(uint64_t) * (size_t)count);
   w.arrived |= 1u << f.lane;
-  if ((w.arrived & mask) != mask) {
-    sleep();
-    return w.seen;
-  }
-  memcpy(w.seen, w.brought, sizeof w.seen);
-  w.arrived &= ~mask;
-  for (int lane = 0; lane < 32; lane++) {
-    if (mask >> lane & 1 && lane != f.lane) block.ready.push_back(block.current - f.lane + lane);
-  }
+  w.wanted = mask;
+  try_to_meet(w, block.current - f.lane, f.lane);
+  if (w.arrived >> f.lane & 1) sleep();
   return w.seen;
 }
 
@@ -153,6 +159,7 @@ inline void run_fiber() {
     Warp &w = block.warps[me().warp];
     w.members &= ~(1u << me().lane);
     block.alive--;
+    try_to_meet(w, block.current - me().lane, -1);
     if (block.alive > 0 && (int)block.waiting.size() == block.alive) open_barrier();
     sleep();
   }
@@ -240,13 +247,14 @@ inline uint64_t word_of(const void *value, size_t bytes) {
   return word;
 }
 
-// A lane's value out of a warp; what the lanes saw lasts until they meet again.
+// A lane's value out of a warp.
 template <class T>
 T of_lane(unsigned mask, T value, int lane) {
   static_assert(sizeof(T) <= 8);
-  const uint64_t *words = meet(mask, word_of(&value, sizeof value));
+  uint64_t word = word_of(&value, sizeof value);
+  const Words *seen = meet(mask, &word, 1);
   T out;
-  memcpy((void *)&out, &words[lane & 31], sizeof out);
+  memcpy((void *)&out, seen[lane & 31], sizeof out);
   return out;
 }
 
@@ -260,7 +268,10 @@ T of_lane(unsigned mask, T value, int lane) {
 // ---- what kernels call ----
 
 inline void __syncthreads() { cusim::barrier(); }
-inline void __syncwarp(unsigned mask = ~0u) { cusim::meet(mask, 0); }
+inline void __syncwarp(unsigned mask = ~0u) {
+  uint64_t nothing = 0;
+  cusim::meet(mask, &nothing, 1);
+}
 inline unsigned __activemask() { return cusim::block.warps[cusim::me().warp].members; }
 
 template <class T>

@@ -1,0 +1,177 @@
+"""Dynamic quantization of activations on a GPU: threads share a row's group.
+
+Scales, codes and sums are those of `apq_tvm.ops.activations.quantize`, which see for what they mean.
+Codes stand four to a word, as ``mma`` and ``dp4a`` take them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.activations.quantize import negative_order, range_factors, scale_and_inverse
+from apq_tvm.ops.blocks import argument, each
+from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bits
+
+
+class QuantizeWords:
+    """Builds the PrimFunc.
+
+    Parameters
+    ----------
+    k, padded : int
+        Columns of x, and of codes.
+    width : int
+        Columns that share a scale; divides `padded`.
+    sum_width : int
+        Columns that share a sum of codes; divides `width`.
+    bits : int
+        2..8.
+    asymmetric : bool
+        Of 8 bits and a scale per row: with a zero point.
+    threads : int
+        That share a group, a power of 2, 32 at most where a warp holds several groups.
+
+    Raises
+    ------
+    NotApplicable
+        Groups that do not divide each other, or are of no whole words.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        padded: int,
+        width: int,
+        sum_width: int,
+        bits: int,
+        asymmetric: bool,
+        threads: int,
+    ) -> None:
+        if padded % width or width % sum_width or sum_width % 4:
+            raise NotApplicable(f"K={k}: groups of {width} and {sum_width} do not nest")
+        self.k, self.padded, self.width, self.sum_width = k, padded, width, sum_width
+        self.asymmetric, self.threads = asymmetric, threads
+        self.most = float((1 << (bits - 1)) - 1)
+
+    def build(self) -> PrimFunc:
+        """``(x f32 [M, K], xq i32 [M, Kp / 4], xs f32 [M, Ga or 2], xsum i32 [M, Gw])``; block
+        ``group`` over (row, group), in it steps whose loops ``lane`` and ``turn`` share a group."""
+        m = tirx.Var("m", "int64")
+        groups = self.padded // self.width
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            b.func_name("quantize_words")
+            b.func_attr({"apq.op": "quantize_words", "op_pattern": 8, "tirx.noalias": True})
+            self.x = argument("x", (m, self.k), "float32")
+            self.xq = argument("xq", (m, self.padded // 4), "int32")
+            self.xs = argument("xs", (m, groups + int(self.asymmetric)), "float32")
+            self.xsum = argument("xsum", (m, self.padded // self.sum_width), "int32")
+            with b.grid(m, i64(groups)) as (row, group), b.sblock("group"):
+                self.row, self.group = b.axis.spatial(m, row), b.axis.spatial(i64(groups), group)
+                b.reads(self.x[0:m, 0 : self.k])
+                b.writes(self.xq[0:m, 0 : self.padded // 4])
+                self._group()
+        return builder.get()
+
+    def _group(self) -> None:
+        first = self.group * i64(self.width)
+        if self.asymmetric:
+            self.top = self._largest("top", lambda x: tirx.reinterpret("int32", x), first)
+            order = lambda x: negative_order(tirx.reinterpret("int32", x))  # noqa: E731
+            self.low = self._largest("low", order, first)
+        else:
+            self.top = self._largest("top", magnitude_bits, first)
+        self._store_scale()
+        with each("part", self.width // self.sum_width) as part:
+            self._codes(part)
+
+    def _value(self, column: Expr) -> Expr:
+        """x, and 0 past K."""
+        if self.padded == self.k:
+            return self.x[self.row, column]
+        inside = column < i64(self.k)
+        return tirx.if_then_else(inside, self.x[self.row, column], f32(0.0))
+
+    def _largest(self, name: str, pattern: Any, first: Expr) -> Any:
+        """int32 [1]: the largest pattern of a group."""
+        found = b.sblock_alloc_buffer((1,), "int32", scope="local")
+        turns = -(-self.width // self.threads)
+        with b.grid(self.threads, turns) as (lane, turn), b.sblock(name):
+            lane_ = b.axis.reduce(self.threads, lane)
+            turn_ = b.axis.reduce(turns, turn)
+            at = turn_ * self.threads + lane_
+            if self.width % self.threads:
+                b.where(turn * self.threads + lane < self.width)
+            b.reads(self.x[0 : self.x.shape[0], 0 : self.k])
+            b.writes(found[0])
+            with b.init():
+                b.buffer_store(found, tirx.min_value("int32"), [0])
+            value = pattern(self._value(first + at.astype("int64")))
+            b.buffer_store(found, tirx.max(found[0], value), [0])
+        return found
+
+    def _factors(self) -> tuple[Expr, ...]:
+        """Scale, its inverse and, of asymmetric rows, the middle."""
+        if self.asymmetric:
+            return range_factors(*(tirx.max(p[0], i32(0)) for p in (self.top, self.low)))
+        return scale_and_inverse(tirx.reinterpret("float32", self.top[0]), self.most)
+
+    def _store_scale(self) -> None:
+        with b.serial(0, self.threads) as lane, b.sblock("scale"):
+            lane_ = b.axis.spatial(self.threads, lane)
+            b.reads(self.top[0])
+            b.writes(self.xs[self.row, 0 : self.xs.shape[1]])
+            with b.If(lane_ == 0), b.Then():
+                scale, *rest = self._factors()
+                b.buffer_store(self.xs, scale, [self.row, self.group])
+                if self.asymmetric:
+                    b.buffer_store(self.xs, scale * rest[1], [self.row, i64(1)])
+
+    def _codes(self, part: Expr) -> None:
+        """Codes of columns that share a sum, a word each turn of a thread; and their sum."""
+        words = self.sum_width // 4
+        first = self.group * i64(self.width // 4) + (part * words).astype("int64")
+        turns = -(-words // self.threads)
+        total = b.sblock_alloc_buffer((1,), "int32", scope="local")
+        mine = b.sblock_alloc_buffer((1,), "int32", scope="local")
+        factors = b.sblock_alloc_buffer((2,), "float32", scope="local")
+        with b.serial(0, self.threads) as lane, b.sblock("codes"):
+            lane_ = b.axis.spatial(self.threads, lane)
+            b.reads(self.top[0])
+            b.writes(mine[0])
+            most = f32(self.most)
+            for place, factor in enumerate(self._factors()[1:]):
+                b.buffer_store(factors, factor, [place])
+            b.buffer_store(mine, i32(0), [0])
+            with b.serial(0, turns) as turn:
+                word = turn * self.threads + lane_
+                with b.If(word < words), b.Then():
+                    packed: Any = None
+                    for byte in range(4):
+                        at = (first + word.astype("int64")) * i64(4) + i64(byte)
+                        value = self._value(at) * factors[0]
+                        value = value - factors[1] if self.asymmetric else value
+                        code = tirx.max(tirx.min(tirx.nearbyint(value), most), -most)
+                        number = code.astype("int32")
+                        b.buffer_store(mine, mine[0] + number, [0])
+                        bits = (number & i32(255)) << i32(8 * byte)
+                        packed = bits if packed is None else packed | bits
+                    b.buffer_store(self.xq, packed, [self.row, first + word.astype("int64")])
+        with b.serial(0, self.threads) as lane, b.sblock("total"):
+            lane_ = b.axis.reduce(self.threads, lane)
+            b.reads(mine[0])
+            b.writes(total[0])
+            with b.init():
+                b.buffer_store(total, i32(0), [0])
+            b.buffer_store(total, total[0] + mine[0], [0])
+        with b.serial(0, self.threads) as lane, b.sblock("sum"):
+            lane_ = b.axis.spatial(self.threads, lane)
+            b.reads(total[0])
+            b.writes(self.xsum[self.row, 0 : self.xsum.shape[1]])
+            with b.If(lane_ == 0), b.Then():
+                group = self.group * i64(self.width // self.sum_width) + part.astype("int64")
+                b.buffer_store(self.xsum, total[0], [self.row, group])

@@ -1,0 +1,232 @@
+"""The integer weight layouts ``W{bits}r16k8m``: in the order of the fragments of a GPU's ``mma``.
+
+A *step* is 16 rows x 32 k, operand A of ``mma.m16n8k32`` (PTX ISA, "Matrix Fragments"). Lane
+``4 r + q`` of a warp has four words of it: bytes b of word ``2 p + h`` are row ``r + 8 h``, column
+``8 q + 4 p + b`` of the step. (A fragment's columns may stand in any order that those of x stand in
+too; this one gives a lane 8 consecutive k.)
+
+Bits are split into fields of 8, 4, 2 and 1 as in `apq_tvm.codegen.layouts.interleaved`. A load of a
+field of w bits is 16 bytes a lane: bits ``w t ..`` of every byte are step t of ``8 / w``. A *unit* is
+as many steps as make whole loads of every field; its loads follow each other, field by field.
+
+Scales of a group are float16 [16] in pairs of rows r and r + 8, which one lane needs together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apq_tvm.codegen.layouts.grouped import GroupedRows
+from apq_tvm.codegen.layouts.interleaved import Field, split_fields
+from apq_tvm.codegen.layouts.layout import Details, Shapes
+from apq_tvm.errors import PackError
+from apq_tvm.types import Array, QuantizedTensor, Scheme
+
+STEP_K, LANES, WORDS = 32, 32, 4
+"""Columns of a step; lanes of a warp; words that a lane has of a step, and of a load."""
+
+_PAIRS = np.arange(16).reshape(2, 8).T.reshape(-1)
+"""Row at each place of a group's scales: 0, 8, 1, 9, ..."""
+
+
+@dataclass(frozen=True)
+class FragmentLayout(GroupedRows):
+    """How one quantized matrix [N, K] lies in memory.
+
+    Parameters
+    ----------
+    bits : int
+        1..8.
+    group_size : int
+        Codes along K that share a scale, a multiple of 32; -1 for a whole row.
+    zero_points : bool
+        True if there is an array ``zeros``.
+
+    Raises
+    ------
+    PackError
+        If a parameter is out of range.
+    """
+
+    bits: int
+    group_size: int = -1
+    zero_points: bool = False
+
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"W([1-8])r16k8m\Z")
+    rows: ClassVar[int] = 16
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8:
+            raise PackError(f"layout bits={self.bits}: 1..8 are possible")
+        if self.group_size != -1 and (self.group_size <= 0 or self.group_size % STEP_K):
+            raise PackError(
+                f"layout group_size={self.group_size}: a multiple of {STEP_K} or -1 is possible"
+            )
+
+    @classmethod
+    def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
+        """Groups and zero points come from the scheme."""
+        if scheme is None or scheme.family != "int" or int(match[1]) != scheme.bits:
+            return None
+        return cls(scheme.bits, scheme.group_size, scheme.zero_points)
+
+    @classmethod
+    def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
+        """None: the kernels that read it say so."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """E.g. ``W4r16k8m``."""
+        return f"W{self.bits}r16k8m"
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Bit fields in storage order, low-order bits first."""
+        return split_fields(self.bits)
+
+    @property
+    def unit_steps(self) -> int:
+        """Steps of a unit: as many as the narrowest field has in a load."""
+        return max(field.per_byte for field in self.fields)
+
+    @property
+    def unit_k(self) -> int:
+        """Columns of a unit."""
+        return STEP_K * self.unit_steps
+
+    def loads(self, field: Field) -> int:
+        """Loads of a field in a unit."""
+        return self.unit_steps // field.per_byte
+
+    def first_load(self, field: Field) -> int:
+        """The first load of a field in a unit."""
+        return sum(self.loads(f) for f in self.fields if f.shift < field.shift)
+
+    @property
+    def unit_loads(self) -> int:
+        """Loads of a unit."""
+        return sum(map(self.loads, self.fields))
+
+    def padded_k(self, k: int) -> int:
+        """K rounded up to whole units and whole groups, of which one divides the other."""
+        step = max(self.unit_k, self.group_size)
+        return -(-k // step) * step
+
+    def shapes(self, n: int, k: int) -> Shapes:
+        """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
+        blocks, groups = self.row_blocks(n), self.padded_groups(k)
+        units = self.padded_k(k) // self.unit_k
+        shapes: Shapes = {
+            "codes": ((blocks, units, self.unit_loads, LANES, WORDS), "uint32"),
+            "scales": ((blocks, groups, 16), "float16"),
+        }
+        if self.zero_points:
+            shapes["zeros"] = ((blocks, groups, 16), "uint8")
+        return shapes
+
+    def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
+        """The packed arrays of a tensor that was checked. Activations past K are 0."""
+        n, k = tensor.codes.shape
+        codes = np.zeros((self.row_blocks(n) * 16, self.padded_k(k)), np.uint8)
+        codes[:n, :k] = tensor.codes
+        arrays: dict[str, Array] = {
+            "codes": self._pack_codes(codes),
+            "scales": self._paired(tensor.scales, n, k),
+        }
+        if tensor.zeros is not None:
+            arrays["zeros"] = self._paired(tensor.zeros, n, k)
+        return arrays
+
+    def tensor(
+        self, arrays: Mapping[str, Array], n: int, k: int, scheme: Scheme | None
+    ) -> QuantizedTensor:
+        """The tensor whose packed arrays, checked, these are; of int8 activations by default."""
+        codes = np.ascontiguousarray(self._unpack_codes(arrays["codes"])[:n, :k])
+        scales = self._apart(arrays["scales"], n, k)
+        zeros = self._apart(arrays["zeros"], n, k) if self.zero_points else None
+        if scheme is None:
+            scheme = Scheme(self.bits, self.zero_points, group_size=self.group_size)
+        return QuantizedTensor(codes, scales, zeros, scheme)
+
+    def weight(
+        self, arrays: Mapping[str, Any], block: Any, lane: Any, k: Any, bits: int = 0
+    ) -> Any:
+        """TensorIR float32 expression of the weight of row ``block * 16 + lane``, column `k`."""
+        from apq_tvm.tensorize.exprs import i32
+
+        unit, step, column = k // self.unit_k, k % self.unit_k // STEP_K, k % STEP_K
+        owner = lane % 8 * 4 + column // 8
+        word = column % 8 // 4 * 2 + lane // 8
+        code: Any = i32(0)
+        for field in self.fields:
+            load = self.first_load(field) + step // field.per_byte
+            packed = arrays["codes"][block, unit, load, owner, word]
+            place = column % 4 * 8 + step % field.per_byte * field.width
+            part = (packed >> place.astype("uint32")).astype("int32") & i32(field.mask)
+            code = code + part * i32(1 << field.shift)
+        group = 0 if self.group_size == -1 else k // self.group_size
+        pair = lane % 8 * 2 + lane // 8
+        scale = arrays["scales"][block, group, pair].astype("float32")
+        return self.centred(code, self.zero(arrays, block, group, pair)).astype("float32") * scale
+
+    def zero(self, arrays: Mapping[str, Any], block: Any, group: Any, pair: Any) -> Any:
+        """TensorIR int32 zero point, by the place of its scale; 1 where codes are signs."""
+        from apq_tvm.tensorize.exprs import i32
+
+        if self.zero_points:
+            return arrays["zeros"][block, group, pair].astype("int32")
+        return i32(1 << max(self.bits - 1, 0))
+
+    def centred(self, code: Any, zero: Any) -> Any:
+        """A code, or a sum of them, less its zero point; signs are twice the code less 1."""
+        signs = self.bits == 1 and not self.zero_points
+        return code + code - zero if signs else code - zero
+
+    def _paired(self, values: Array, n: int, k: int) -> Array:
+        """[N, G] -> [NB, Gp, 16], rows in pairs."""
+        return np.ascontiguousarray(self.interleave(values, n, k)[..., _PAIRS])
+
+    def _apart(self, values: Array, n: int, k: int) -> Array:
+        """Inverse of `_paired`."""
+        plain = np.empty_like(values)
+        plain[..., _PAIRS] = values
+        return self.deinterleave(plain, n, k)
+
+    def _pack_codes(self, codes: NDArray[np.uint8]) -> NDArray[np.uint32]:
+        """[NB * 16, Kp] -> [NB, U, loads, 32, 4]."""
+        blocks = codes.shape[0] // 16
+        # [NB, h, r, U, step, q, p, b] -> [NB, U, step, r, q, p, h, b]
+        split = codes.reshape(blocks, 2, 8, -1, self.unit_steps, 4, 2, 4)
+        words = split.transpose(0, 3, 4, 2, 5, 6, 1, 7)
+        parts = []
+        for f in self.fields:
+            # [NB, U, loads, t, r, q, p, h, b]: step t goes to bits w*t of every byte
+            steps = words.reshape(blocks, -1, self.loads(f), f.per_byte, *words.shape[3:])
+            part = np.zeros_like(steps[:, :, :, 0])
+            for t in range(f.per_byte):
+                part |= ((steps[:, :, :, t] >> f.shift) & f.mask) << (f.width * t)
+            # [NB, U, loads, 32, 4] words of 4 bytes
+            part = part.reshape(*part.shape[:3], LANES, WORDS * 4)
+            parts.append(np.ascontiguousarray(part).view(np.uint32))
+        return np.ascontiguousarray(np.concatenate(parts, axis=2))
+
+    def _unpack_codes(self, packed: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        """Inverse of `_pack_codes`."""
+        blocks, units = packed.shape[:2]
+        words = np.zeros((blocks, units, self.unit_steps, 8, 4, 2, 2, 4), np.uint8)
+        for f in self.fields:
+            first = self.first_load(f)
+            part = np.ascontiguousarray(packed[:, :, first : first + self.loads(f)]).view(np.uint8)
+            part = part.reshape(blocks, units, self.loads(f), *words.shape[3:])
+            for t in range(f.per_byte):
+                words[:, :, t :: f.per_byte] |= ((part >> (f.width * t)) & f.mask) << f.shift
+        # [NB, U, step, r, q, p, h, b] -> [NB, h, r, U, step, q, p, b]
+        split = words.transpose(0, 6, 3, 1, 2, 4, 5, 7)
+        return np.ascontiguousarray(split).reshape(blocks * 16, -1)

@@ -1,0 +1,75 @@
+"""Linear kernels of integers on both sides by ``mma.m16n8k32``: compute capability 8.0 and later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apq_tvm.codegen.layouts.fragments import FragmentLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.gpu.product import TILE, Product
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.cuda.quantize import quantize_words
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.types import DeviceProfile
+
+_INT32_MAX = 2**31 - 1
+_OLDEST = 80
+"""Compute capability of the oldest GPU with it; 7.5 has ``m8n8k16``, of another fragment order."""
+
+
+def _layout(spec: LinearSpec, profile: DeviceProfile) -> FragmentLayout:
+    scheme = spec.scheme
+    assert scheme is not None
+    return FragmentLayout(scheme.bits, scheme.group_size, scheme.zero_points)
+
+
+def _check(spec: LinearSpec, profile: DeviceProfile) -> None:
+    scheme, gpu = spec.scheme, profile.gpu
+    assert scheme is not None and gpu is not None
+    if gpu.sm < _OLDEST:
+        raise NotApplicable(
+            f"mma.m16n8k32 is of compute capability 8.0 and later; {profile.name} has "
+            f"{gpu.sm // 10}.{gpu.sm % 10}"
+        )
+    if not 2 <= scheme.act_bits <= 8:
+        raise NotApplicable(f"is for activations of 2 to 8 bits, not {scheme}")
+    if scheme.group_size == 16:
+        raise NotApplicable("a step is of 32 columns, and groups of 16 have a scale each")
+    width, largest = _layout(spec, profile).group_width(spec.k), (1 << scheme.bits) - 1
+    if 2 * width * largest * 127 > _INT32_MAX:
+        raise NotApplicable(
+            f"K={spec.k}: {width} products of W{scheme.bits} codes may exceed int32; use groups"
+        )
+
+
+def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> int:
+    """Warps of a block: no more than there are chunks."""
+    layout = _layout(spec, profile)
+    chunks = layout.padded_k(spec.k) // max(layout.unit_k, layout.group_size)
+    return decide("warps", [w for w in (8, 4, 2, 1, 16) if w <= chunks] or [1])
+
+
+def _prepare(choice: Choice) -> Preparation:
+    return quantize_words(choice, _layout(choice.spec, choice.profile).padded_k(choice.spec.k))
+
+
+def _kernel(bits: int, tiles: int, least: int) -> LinearKernel:
+    """The kernel of `bits` for `least` and more rows of x."""
+
+    def func(choice: Choice) -> Any:
+        layout = _layout(choice.spec, choice.profile)
+        return Product(choice.spec, layout, tiles, choice.plan).build()
+
+    kind = "gemv" if tiles == 1 else "gemm"
+    return LinearKernel(
+        kind, f"W{bits}", 8, Instruction("imma16832", (), 16), least,
+        check=_check, layout=_layout, func=func, schedule=lambda sch, choice: None, ask=_ask,
+        prepare=_prepare, bits=bits, m_named=TILE * tiles,
+    )  # fmt: skip
+
+
+MMA_KERNELS: tuple[LinearKernel, ...] = tuple(
+    _kernel(bits, tiles, least) for bits in range(1, 9) for tiles, least in ((4, 9), (1, 1))
+)
+"""In order of preference."""

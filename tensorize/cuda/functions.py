@@ -1,0 +1,26 @@
+"""Calls of our own device functions from TensorIR.
+
+Their sources, ``*.cuh`` beside this file, have two bodies each: PTX under ``__CUDACC__``, and plain
+C++ that is its meaning and that the simulator runs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from apq_tvm.tensorize.exprs import Expr
+
+
+@cache
+def source(name: str) -> str:
+    """The text of ``{name}.cuh``."""
+    return (Path(__file__).resolve().parent / f"{name}.cuh").read_text(encoding="utf-8")
+
+
+def call(function: str, *args: Expr) -> Any:
+    """A statement that calls a function of ``mma_s8.cuh``; a module holds its source once."""
+    from tvm.script import tirx as T
+
+    return T.cuda.func_call(function, *args, source_code=source("mma_s8"))

@@ -1,0 +1,49 @@
+// Products of int8 matrices by a warp, and 16-byte reads of weights. Each function has two bodies: PTX,
+// and plain C++ that is its meaning (codegen/cuda/simulator). Fragments: PTX ISA 8.8, "Matrix Fragments for
+// mma.m16n8k32", .u8/.s8 integer type.
+#ifndef APQ_MMA_S8
+#define APQ_MMA_S8
+
+#ifdef __CUDACC__
+
+// Read once: past the first cache, in lines of 256 bytes of the second.
+__device__ __forceinline__ void apq_read16(unsigned *to, const unsigned *from) {
+  asm("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+      : "l"(from));
+}
+
+__device__ __forceinline__ void apq_mma_u8s8(int *c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                             unsigned b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+#else
+
+inline void apq_read16(unsigned *to, const unsigned *from) {
+  if ((uintptr_t)from % 16 != 0) cusim::die("a read of 16 bytes that is not aligned");
+  memcpy(to, from, 16);
+}
+
+// c[16][8] += a[16][32] b[32][8]. Lane l has of a: rows l / 4 and 8 more, columns 4 (l % 4) and 16 more; of b:
+// column l / 4, rows 4 (l % 4) and 16 more; of c: rows l / 4 and 8 more, columns 2 (l % 4) and the next.
+inline void apq_mma_u8s8(int *c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  const uint64_t mine[6] = {a0, a1, a2, a3, b0, b1};
+  const cusim::Words *of = cusim::meet(~0u, mine, 6);
+  const int lane = cusim::me().lane;
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 32; k++) {
+      const int part = k % 16 / 4, byte = k % 4 * 8;
+      const uint8_t a = (uint8_t)(of[row % 8 * 4 + part][row / 8 + k / 16 * 2] >> byte);
+      const int8_t b = (int8_t)(of[column * 4 + part][4 + k / 16] >> byte);
+      c[i] += a * b;
+    }
+  }
+}
+
+#endif
+#endif
