@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
+from apq_tvm.schedules.graph.lowering import truncate_divisions
 
 _LETTERS = {"int64": "l", "int32": "i", "float32": "f"}
 _EXTENTS = (
@@ -83,7 +85,9 @@ def split(
         TVM could not build the functions (its message inside).
     """
     functions = {
-        tvm.ir.GlobalVar(prefix + identifier(n)): mod[n].with_attr("global_symbol", prefix + n)
+        tvm.ir.GlobalVar(prefix + identifier(n)): _plain(mod[n]).with_attr(
+            "global_symbol", prefix + n
+        )
         for n in names
     }
     path = folder / f"{prefix}host.o"
@@ -106,6 +110,21 @@ def split(
         text = lines[-1] if lines else type(error).__name__
         raise BuildError(f"TVM could not build kernels for the GPU: {text}") from error
     return [path], DeviceCode(source, tuple(_kernels(device)))
+
+
+def _plain(func: Any) -> Any:
+    """Buffers that begin where their pointers say (each offset would be an argument of the kernel),
+    and divisions of sizes as the processor has them."""
+    fresh = {
+        p: tirx.decl_buffer(p.shape, p.dtype, p.name)
+        for p in func.params
+        if tirx.is_buffer_var(p) and isinstance(p.elem_offset, tirx.Var)
+    }
+    if fresh:
+        body = tvm_ffi.structural_map(func.body, (tirx.Var, lambda var: fresh.get(var, var)))
+        params = [fresh.get(p, p) for p in func.params]
+        func = tirx.PrimFunc(params, body, func.ret_type, attrs=func.attrs)
+    return func
 
 
 def _kernels(device: Any) -> list[DeviceKernel]:
