@@ -1,7 +1,7 @@
 """What modules have in common, compiled once in a session: the runtime's C, and equal kernels.
 
-Of C the same is the whole command, the source and every header beside it; of kernels the functions,
-their names and the target.
+Of C the same is the whole command, the source, every header and image beside it; of kernels the
+functions, their names and the target.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def compiled_once() -> Iterator[None]:
         if "-c" not in command:
             return plain(command)
         source, output = Path(command[-3]), Path(command[-1])
-        headers = sorted(source.parent.glob("*.h"))
+        headers = sorted((*source.parent.glob("*.h"), *source.parent.glob("*.image")))
         folders = [word for word in command[:-4] if not word.startswith("-I")]
         key = (*folders, source.name, *((p.name, p.read_bytes()) for p in (source, *headers)))
         if key in objects:

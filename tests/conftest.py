@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / name) for name in HELPERS]
 
 import demo_model  # noqa: E402
 
-pytest_plugins = ("covering", "compiled_once", "scheduling", "words_modules")
+pytest_plugins = ("covering", "compiled_once", "scheduling", "simulated_gpu", "words_modules")
 
 
 def pytest_configure(config: pytest.Config) -> None:

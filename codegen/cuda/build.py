@@ -32,7 +32,7 @@ def fit_gpu(graph: Graph, target: str) -> None:
         )
     if any(isinstance(step, Sizes) for step in graph.steps) or graph.run_sizes:
         raise UnsupportedModel(
-            f"{target}: the model has sizes that its data decide (NonZero, TopK with a computed k), "
+            f"{target}: the model has sizes that its data decide (NonZero, a computed k of TopK), "
             "and runs of GPUs are captured; compile it for a processor"
         )
     graph.weights.update(graph.constants)

@@ -20,7 +20,6 @@ from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
-from apq_tvm.schedules.graph.lowering import truncate_divisions
 
 _LETTERS = {"int64": "l", "int32": "i", "float32": "f"}
 _EXTENTS = (
@@ -113,8 +112,7 @@ def split(
 
 
 def _plain(func: Any) -> Any:
-    """Buffers that begin where their pointers say (each offset would be an argument of the kernel),
-    and divisions of sizes as the processor has them."""
+    """Buffers that begin where their pointers say: offsets would be arguments of the kernel."""
     fresh = {
         p: tirx.decl_buffer(p.shape, p.dtype, p.name)
         for p in func.params

@@ -5,9 +5,10 @@ A *step* is 16 rows x 32 k, operand A of ``mma.m16n8k32`` (PTX ISA, "Matrix Frag
 ``8 q + 4 p + b`` of the step. (A fragment's columns may stand in any order that those of x stand in
 too; this one gives a lane 8 consecutive k.)
 
-Bits are split into fields of 8, 4, 2 and 1 as in `apq_tvm.codegen.layouts.interleaved`. A load of a
-field of w bits is 16 bytes a lane: bits ``w t ..`` of every byte are step t of ``8 / w``. A *unit* is
-as many steps as make whole loads of every field; its loads follow each other, field by field.
+Bits are split into fields of 8, 4, 2 and 1 as in `apq_tvm.codegen.layouts.interleaved`. A load of
+a field of w bits is 16 bytes a lane: bits ``w t ..`` of every byte are step t of ``8 / w``. A
+*unit* is as many steps as make whole loads of every field; its loads follow each other, field by
+field.
 
 Scales of a group are float16 [16] in pairs of rows r and r + 8, which one lane needs together.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -59,7 +60,7 @@ class FragmentLayout(GroupedRows):
     zero_points: bool = False
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"W([1-8])r16k8m\Z")
-    rows: ClassVar[int] = 16
+    rows: int = field(default=16, init=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -94,20 +95,20 @@ class FragmentLayout(GroupedRows):
     @property
     def unit_steps(self) -> int:
         """Steps of a unit: as many as the narrowest field has in a load."""
-        return max(field.per_byte for field in self.fields)
+        return max(f.per_byte for f in self.fields)
 
     @property
     def unit_k(self) -> int:
         """Columns of a unit."""
         return STEP_K * self.unit_steps
 
-    def loads(self, field: Field) -> int:
+    def loads(self, of: Field) -> int:
         """Loads of a field in a unit."""
-        return self.unit_steps // field.per_byte
+        return self.unit_steps // of.per_byte
 
-    def first_load(self, field: Field) -> int:
+    def first_load(self, of: Field) -> int:
         """The first load of a field in a unit."""
-        return sum(self.loads(f) for f in self.fields if f.shift < field.shift)
+        return sum(self.loads(f) for f in self.fields if f.shift < of.shift)
 
     @property
     def unit_loads(self) -> int:
@@ -132,10 +133,17 @@ class FragmentLayout(GroupedRows):
         return shapes
 
     def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
-        """The packed arrays of a tensor that was checked. Activations past K are 0."""
+        """The packed arrays of a tensor that was checked.
+
+        Codes past K are their group's zero point: those of asymmetric activations are not 0 there.
+        """
         n, k = tensor.codes.shape
-        codes = np.zeros((self.row_blocks(n) * 16, self.padded_k(k)), np.uint8)
+        pad = 0 if self.zero_points else 1 << (self.bits - 1)
+        codes = np.full((self.row_blocks(n) * 16, self.padded_k(k)), pad, np.uint8)
         codes[:n, :k] = tensor.codes
+        if tensor.zeros is not None:
+            end = None if self.group_size == -1 else self.groups(k) * self.group_size
+            codes[:n, k:end] = tensor.zeros[:, -1:]
         arrays: dict[str, Array] = {
             "codes": self._pack_codes(codes),
             "scales": self._paired(tensor.scales, n, k),
@@ -165,12 +173,12 @@ class FragmentLayout(GroupedRows):
         owner = lane % 8 * 4 + column // 8
         word = column % 8 // 4 * 2 + lane // 8
         code: Any = i32(0)
-        for field in self.fields:
-            load = self.first_load(field) + step // field.per_byte
+        for f in self.fields:
+            load = self.first_load(f) + step // f.per_byte
             packed = arrays["codes"][block, unit, load, owner, word]
-            place = column % 4 * 8 + step % field.per_byte * field.width
-            part = (packed >> place.astype("uint32")).astype("int32") & i32(field.mask)
-            code = code + part * i32(1 << field.shift)
+            place = column % 4 * 8 + step % f.per_byte * f.width
+            part = (packed >> place.astype("uint32")).astype("int32") & i32(f.mask)
+            code = code + part * i32(1 << f.shift)
         group = 0 if self.group_size == -1 else k // self.group_size
         pair = lane % 8 * 2 + lane // 8
         scale = arrays["scales"][block, group, pair].astype("float32")

@@ -29,6 +29,7 @@ def runtime_sources(kind: str = "cpu") -> list[Path]:
     """C files of the runtime for a processor (``"cpu"``) or a GPU (``"cuda"``)."""
     return [path for name in ("common", kind) for path in sorted((RUNTIME / name).glob("*.c"))]
 
+
 # Identifies the layout of manifest.json and of the folder.
 MANIFEST_FORMAT = "apq_tvm-module-1"
 

@@ -96,9 +96,7 @@ def _threads(sch: Any, block: Any, spatial: Sequence[Any], threads: int) -> None
     sch.bind(thread, "threadIdx.x")
 
 
-def _warps(
-    sch: Any, block: Any, spatial: Sequence[Any], reduce: Sequence[Any], warps: int
-) -> None:
+def _warps(sch: Any, block: Any, spatial: Sequence[Any], reduce: Sequence[Any], warps: int) -> None:
     """A warp for each result, whose lanes take turns along the reduction."""
     along = sch.fuse(*reduce) if len(reduce) > 1 else reduce[0]
     turns, lane = sch.split(along, [None, WARP])

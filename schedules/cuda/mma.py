@@ -1,4 +1,4 @@
-"""Linear kernels of integers on both sides by ``mma.m16n8k32``: compute capability 8.0 and later."""
+"""Linear kernels of integers on both sides by ``mma.m16n8k32``: from compute capability 8.0 on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.cuda.quantize import quantize_words
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
+from apq_tvm.tensorize.cuda.functions import call
 from apq_tvm.types import DeviceProfile
 
 _INT32_MAX = 2**31 - 1
@@ -59,7 +60,7 @@ def _kernel(bits: int, tiles: int, least: int) -> LinearKernel:
 
     def func(choice: Choice) -> Any:
         layout = _layout(choice.spec, choice.profile)
-        return Product(choice.spec, layout, tiles, choice.plan).build()
+        return Product(choice.spec, layout, tiles, choice.plan, call).build()
 
     kind = "gemv" if tiles == 1 else "gemm"
     return LinearKernel(

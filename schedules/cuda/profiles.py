@@ -97,7 +97,6 @@ def schedule_any() -> Callable[..., Any]:
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on GPUs, in order of preference."""
     from apq_tvm.schedules.cuda.generic import DENSE_KERNELS, GENERIC_KERNELS
-
     from apq_tvm.schedules.cuda.mma import MMA_KERNELS
 
     return (*MMA_KERNELS, *DENSE_KERNELS, *GENERIC_KERNELS)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 PROFILES_IN_FULL = (
     "znver4", "alderlake", "cascadelake", "znver3", "skylake-avx512", "x86-64", "sapphirerapids",
-    "graviton3", "graviton4", "graviton2", "cortex-a55", "cortex-a510", "cortex-a72",
+    "graviton3", "graviton4", "graviton2", "cortex-a55", "cortex-a510", "cortex-a72", "rtx-3090",
 )  # fmt: skip
 """One of each set of instructions: their kernels are hashed; of all others what is selected."""
 

@@ -1,1 +1,1 @@
-"""Operators as GPUs want them: what a warp does together stands in one PrimFunc with its threads."""
+"""Operators as GPUs want them: what threads do together stands in one PrimFunc."""

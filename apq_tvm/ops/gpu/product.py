@@ -1,14 +1,15 @@
-"""``y = act(x Wᵀ + b) + residual`` by a GPU's ``mma``: weights are operand A, 8 rows of x operand B.
+"""``y = act(x Wᵀ + b) + residual`` by a GPU's ``mma``: weights are operand A, rows of x operand B.
 
 A block of threads computes 16 rows of weights for 8, 16, ... rows of x. Its warps take turns along
 K, a *chunk* (whole units, whole groups) at a time, and meet in shared memory at the end: else 8192
-rows of weights would give a multiprocessor four warps. A lane's 16-byte load *is* its fragments
-(`apq_tvm.codegen.layouts.fragments`): nothing goes through shared memory, and up to 8 rows of x cost
-the same. Codes are unsigned; zero points are taken off by sums of x.
+rows of weights give a multiprocessor four warps. A lane's 16-byte load *is* its fragments
+(`apq_tvm.codegen.layouts.fragments`): nothing goes through shared memory, and up to 8 rows of x
+cost the same. Codes are unsigned; zero points are taken off by sums of x.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -18,7 +19,6 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts.fragments import STEP_K, FragmentLayout
 from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
-from apq_tvm.tensorize.cuda.functions import call
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64
 
 ROWS = 16
@@ -40,10 +40,21 @@ class Product:
         Tiles of 8 rows of x that share what was read of the weights.
     warps : int
         Of a block of threads; they share K.
+    call : callable
+        ``(function, *arguments)`` → a call of a device function
+        (`apq_tvm.tensorize.cuda.functions`).
     """
 
-    def __init__(self, spec: LinearSpec, layout: FragmentLayout, tiles: int, warps: int) -> None:
+    def __init__(
+        self,
+        spec: LinearSpec,
+        layout: FragmentLayout,
+        tiles: int,
+        warps: int,
+        call: Callable[..., Any],
+    ) -> None:
         self.spec, self.layout, self.tiles, self.warps = spec, layout, tiles, warps
+        self.call = call
         self.kp = layout.padded_k(spec.k)
         self.chunk_k = max(layout.unit_k, layout.group_size)
         self.whole_rows = layout.group_size == -1
@@ -95,7 +106,7 @@ class Product:
             else:
                 self._chunk(chunk)
         if self.whole_rows:
-            self._scale(i64(0), take_zero=False)
+            self._scale(i64(0))
         self._meet()
 
     def _fill(self, buffer: Any, value: Expr, count: int) -> None:
@@ -116,13 +127,13 @@ class Product:
                     self._fill(self.dots, i32(0), 4 * self.tiles)
                 self._multiply(unit, step)
                 if not self.whole_rows and (at + 1) % of_group == 0:
-                    self._scale(group, take_zero=True)
+                    self._scale(group)
 
     def _read(self, unit: Expr) -> None:
         codes = self.weights["codes"]
         for load in range(self.layout.unit_loads):
             source = codes[self.block, unit, load, self.lane, 0]
-            b.evaluate(call("apq_read16", _address(self.words[4 * load]), _address(source)))
+            b.evaluate(self.call("apq_read16", _address(self.words[4 * load]), _address(source)))
 
     def _multiply(self, unit: Expr, step: int) -> None:
         """One step of all tiles; what it decodes is decoded once."""
@@ -131,7 +142,7 @@ class Product:
         for tile in range(self.tiles):
             row = self._row(tile, self.lane // 4)
             x = [self.xq[row, column + part].astype("uint32") for part in range(2)]
-            b.evaluate(call("apq_mma_u8s8", _address(self.dots[4 * tile]), *fragment, *x))
+            b.evaluate(self.call("apq_mma_u8s8", _address(self.dots[4 * tile]), *fragment, *x))
 
     def _fragment(self, step: int, word: int) -> Expr:
         """uint32: four codes of a lane, a byte each."""
@@ -154,7 +165,7 @@ class Product:
         """Row of x, the last one where there is none: what comes of it is not stored."""
         return tirx.min(self.first + i64(TILE * tile) + row.astype("int64"), self.m - i64(1))
 
-    def _scale(self, group: Expr, take_zero: bool) -> None:
+    def _scale(self, group: Expr) -> None:
         """Add a group's dots to the sums, times both scales."""
         layout, scheme = self.layout, self.spec.scheme
         assert scheme is not None
@@ -166,7 +177,10 @@ class Product:
                 for odd in range(2):
                     row = self._row(tile, self.lane % 4 * 2 + odd)
                     at = 4 * tile + 2 * high + odd
-                    dots = layout.centred(self.dots[at], zero * self.xsum[row, group])
+                    taken = zero * self.xsum[row, group]
+                    if self.whole_rows:  # the warps' sums are parts of one group
+                        taken = tirx.Select(self.warp == 0, taken, i32(0))
+                    dots = layout.centred(self.dots[at], taken)
                     factor = scale
                     if scheme.act_group != -1:
                         factor = factor * self.xs[row, group]

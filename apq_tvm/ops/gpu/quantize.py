@@ -1,6 +1,6 @@
 """Dynamic quantization of activations on a GPU: threads share a row's group.
 
-Scales, codes and sums are those of `apq_tvm.ops.activations.quantize`, which see for what they mean.
+Scales, codes and sums are those of `apq_tvm.ops.activations.quantize`, which says what they mean.
 Codes stand four to a word, as ``mma`` and ``dp4a`` take them.
 """
 
@@ -13,7 +13,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.activations.quantize import negative_order, range_factors, scale_and_inverse
+from apq_tvm.ops.activations.quantize import range_factors, scale_and_inverse
 from apq_tvm.ops.blocks import argument, each
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bits
 
@@ -81,8 +81,7 @@ class QuantizeWords:
         first = self.group * i64(self.width)
         if self.asymmetric:
             self.top = self._largest("top", lambda x: tirx.reinterpret("int32", x), first)
-            order = lambda x: negative_order(tirx.reinterpret("int32", x))  # noqa: E731
-            self.low = self._largest("low", order, first)
+            self.low = self._largest("low", _negative_order, first)
         else:
             self.top = self._largest("top", magnitude_bits, first)
         self._store_scale()
@@ -101,9 +100,7 @@ class QuantizeWords:
         found = b.sblock_alloc_buffer((1,), "int32", scope="local")
         turns = -(-self.width // self.threads)
         with b.grid(self.threads, turns) as (lane, turn), b.sblock(name):
-            lane_ = b.axis.reduce(self.threads, lane)
-            turn_ = b.axis.reduce(turns, turn)
-            at = turn_ * self.threads + lane_
+            at = b.axis.reduce(self.width, turn * self.threads + lane)
             if self.width % self.threads:
                 b.where(turn * self.threads + lane < self.width)
             b.reads(self.x[0 : self.x.shape[0], 0 : self.k])
@@ -175,3 +172,9 @@ class QuantizeWords:
             with b.If(lane_ == 0), b.Then():
                 group = self.group * i64(self.width // self.sum_width) + part.astype("int64")
                 b.buffer_store(self.xsum, total[0], [self.row, group])
+
+
+def _negative_order(x: Expr) -> Expr:
+    """`apq_tvm.ops.activations.quantize.negative_order` without the lowest int32, which is no int32
+    in C: ``-2147483648`` negates a long."""
+    return tirx.bitwise_not(tirx.reinterpret("int32", x)) ^ i32(0x7FFFFFFF)

@@ -298,7 +298,12 @@ API cuModuleLoadData(void **module, const void *image) {
   size_t bytes = header->e_shoff + (size_t)header->e_shnum * header->e_shentsize;
   int file = memfd_create("cusim", 0);
   if (write(file, image, bytes) != (ssize_t)bytes) return UNKNOWN;
-  std::string path = "/proc/self/fd/" + std::to_string(file);
+  // The loader takes two libraries of one path for one, and numbers of files come again.
+  static size_t images;
+  std::string path = "/proc/self/fd/";
+  for (size_t i = 0; i < images; i++) path += "./";
+  images++;
+  path += std::to_string(file);
   void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   close(file);
   if (library == nullptr) {

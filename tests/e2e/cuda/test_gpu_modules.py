@@ -1,0 +1,81 @@
+"""Whole models for GPUs: the demo's under the simulated driver, and images for every target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apq_tvm import pipeline
+from apq_tvm.codegen.cuda.compilers import find_compiler
+from apq_tvm.codegen.cuda.simulator import Simulator
+from apq_tvm.errors import BuildError, UnsupportedModel
+from apq_tvm.module import load_module
+from apq_tvm.schedules.devices import PROFILES, find_profile
+from tests.onnx_models import build, save
+
+GPUS = [profile.name for profile in PROFILES if profile.gpu]
+COSINE = 0.9999
+LIBRARY_BYTES = 500_000
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    x, y = (v.ravel().astype(np.float64) for v in (a, b))
+    return float(x @ y / np.sqrt((x @ x) * (y @ y)))
+
+
+@pytest.mark.model
+def test_demo_model_agrees_with_the_processors(demo_onnx: Path, gpu: None, tmp_path: Path) -> None:
+    """As the int8 module of x86-64, at three shapes, each with a graph of its own."""
+    options = {"scheme": "W4A8g32", "search": False}
+    pipeline.compile(demo_onnx, tmp_path / "cpu", target="x86-64", **options)
+    pipeline.compile(demo_onnx, tmp_path / "gpu", target="rtx-3090", images=Simulator(), **options)
+    mine, theirs = load_module(tmp_path / "gpu"), load_module(tmp_path / "cpu")
+    rng = np.random.default_rng(0)
+    for shape in ((1, 4), (2, 9), (1, 1)):
+        mask = np.ones(shape, np.int64)
+        mask[-1, shape[1] // 2 + 1 :] = 0
+        feeds = {
+            info.name: mask if "mask" in info.name else rng.integers(0, 30000, shape)
+            for info in mine.inputs
+        }
+        wanted = theirs.run(feeds)
+        for name, value in mine.run(feeds).items():
+            assert cosine(value, wanted[name]) >= COSINE, (shape, name)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("target", [GPUS[0], "rtx-3090", *GPUS[6:7], "jetson-agx-orin", "h200"])
+def test_demo_model_compiles_small(demo_onnx: Path, target: str, tmp_path: Path) -> None:
+    compile_or_skip(demo_onnx, target, tmp_path)
+
+
+@pytest.mark.model
+@pytest.mark.all_cases
+@pytest.mark.parametrize("target", GPUS)
+def test_demo_model_compiles_for_every_gpu(demo_onnx: Path, target: str, tmp_path: Path) -> None:
+    compile_or_skip(demo_onnx, target, tmp_path)
+
+
+def compile_or_skip(onnx: Path, target: str, folder: Path) -> None:
+    """Images by NVRTC or nvcc, where this machine has the one that the target wants."""
+    try:
+        find_compiler(find_profile(target).gpu)
+        module = pipeline.compile(onnx, folder / "demo", target=target, search=False)
+    except BuildError as error:
+        if "pip install" in str(error) or "apt-get install" in str(error):
+            pytest.skip(str(error))
+        raise
+    library = (module.path / "libdemo.so").read_bytes()
+    assert len(library) < LIBRARY_BYTES
+    assert b"libcuda.so.1" in library and module.manifest["library"]["gpu"]["sm"] in (
+        75, 80, 86, 87, 89, 90, 110, 120,
+    )  # fmt: skip
+
+
+def test_what_data_decide_is_refused_by_name(tmp_path: Path) -> None:
+    nodes = [("NonZero", "x", "y")]
+    path = save(build(nodes, {"x": ("float32", ["n", 4])}, "y"), tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"rtx-3090: the model has sizes that its data"):
+        pipeline.compile(path, tmp_path / "m", target="rtx-3090", images=Simulator())
