@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
+from tvm.ir import Call
 from tvm.tirx.build import codegen_build, split_host_device_mods
+from tvm_ffi import structural_map
 
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
@@ -95,7 +96,7 @@ def split(
         with target, tvm.transform.PassContext(config=config):
             bound = tirx.transform.BindTarget(target)(tvm.IRModule(functions))
             passes, finish_host, finish_device = tirx.get_default_tir_pipeline(target)
-            host, devices = split_host_device_mods(passes(bound))
+            host, devices = split_host_device_mods(_meet_whole(passes(bound)))
             codegen_build(finish_host()(host), target.host).write_to_file(str(path), "o")
             if not devices:
                 return [path], DeviceCode("", ())
@@ -106,8 +107,8 @@ def split(
         raise
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        text = lines[-1] if lines else type(error).__name__
-        raise BuildError(f"TVM could not build kernels for the GPU: {text}") from error
+        text = next((line for line in lines if "Error" in line), type(error).__name__)
+        raise BuildError(f"TVM could not build kernels for the GPU: {text.strip()}") from error
     return [path], DeviceCode(source, tuple(_kernels(device)))
 
 
@@ -119,10 +120,23 @@ def _plain(func: Any) -> Any:
         if tirx.is_buffer_var(p) and isinstance(p.elem_offset, tirx.Var)
     }
     if fresh:
-        body = tvm_ffi.structural_map(func.body, (tirx.Var, lambda var: fresh.get(var, var)))
+        body = structural_map(func.body, (tirx.Var, lambda var: fresh.get(var, var)))
         params = [fresh.get(p, p) for p in func.params]
         func = tirx.PrimFunc(params, body, func.ret_type, attrs=func.attrs)
     return func
+
+
+def _meet_whole(mod: Any) -> Any:
+    """Warps meet whole: TVM asks which lanes are active, which after a branch may be some only."""
+
+    def name(call: Any) -> Any:
+        active = str(getattr(call.op, "name", "")) == "tirx.tvm_warp_activemask"
+        return tirx.const(0xFFFFFFFF, "uint32") if active else call
+
+    made = {
+        gv: f.with_body(structural_map(f.body, (Call, name))) for gv, f in mod.functions.items()
+    }
+    return tvm.IRModule(made, attrs=mod.attrs)
 
 
 def _kernels(device: Any) -> list[DeviceKernel]:

@@ -7,19 +7,25 @@ kernel:
   row; what a step finds of a row stays in registers, and lanes meet by shuffles;
 - ``reduction`` along memory: a warp for each result; across memory: a thread for each;
 - ``elementwise``: a thread for each result;
-- ``serial``: blocks that hold something else than one store (sorting, a scatter), on one thread.
+- ``serial``: where a block holds more than one store (sorting, a scatter), a thread takes as many
+  of its steps as follow from each other: all of them, where no outer loop is free of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 
+from apq_tvm.schedules.cuda.lookups import clamp_lookups
+from apq_tvm.schedules.cuda.reducers import know_infinities
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.blocks import (
     REDUCE,
+    SPATIAL,
     child_blocks,
     inline_producers,
     inner_axis,
@@ -27,6 +33,7 @@ from apq_tvm.schedules.graph.blocks import (
     is_reduction,
     share_rows,
 )
+from apq_tvm.schedules.graph.exprs import collect, uses
 from apq_tvm.types import DeviceProfile
 
 WARP = 32
@@ -52,25 +59,32 @@ def schedule_graph(func: Any, profile: DeviceProfile, decide: Decide) -> tuple[A
     tvm.tirx.PrimFunc, str
         The function and what it is, of those above.
     """
-    sch = s_tir.Schedule(func)
-    blocks = child_blocks(sch)
+    know_infinities()
+    sch = s_tir.Schedule(clamp_lookups(func))
     threads = decide("threads", THREADS)
-    if not blocks or not all(is_plain(sch, block) for block in blocks):
-        return _serial(sch), "serial"
-    inline_producers(sch, func.params)
-    rows = share_rows(sch, func.params)
-    if rows:
-        _rows(sch, rows, threads)
-        return _finish(sch), "rows"
+    blocks = child_blocks(sch)
+    if not blocks:
+        return _finish(sch), "serial"
+    plain = all(is_plain(sch, block) for block in blocks)
+    if plain:
+        inline_producers(sch, func.params)
+    if plain and (trial := _rows(sch, func.params, threads)) is not None:
+        return _finish(trial), "rows"
     reduces = False
     for block in child_blocks(sch):
-        reduces = reduces or is_reduction(sch, block)
-        _apart(sch, block, threads)
-    return _finish(sch), "reduction" if reduces else "elementwise"
+        try:
+            if is_plain(sch, block):
+                reduces = reduces or is_reduction(sch, block)
+                _apart(sch, block, threads)
+            else:
+                _steps(sch, block)
+        except s_tir.ScheduleError:  # steps that may write one place keep their order
+            plain = False
+    return _finish(sch), "serial" if not plain else "reduction" if reduces else "elementwise"
 
 
 def _finish(sch: Any) -> Any:
-    return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+    return _on_threads(sch.mod["main"]).with_attr("tirx.is_scheduled", True)
 
 
 def _apart(sch: Any, block: Any, threads: int) -> None:
@@ -90,7 +104,8 @@ def _apart(sch: Any, block: Any, threads: int) -> None:
 
 def _threads(sch: Any, block: Any, spatial: Sequence[Any], threads: int) -> None:
     """A thread for each result."""
-    fused = sch.fuse(*spatial) if spatial else sch.add_unit_loop(sch.get_loops(block)[0])
+    outermost = (*sch.get_loops(block), block)[0]
+    fused = sch.fuse(*spatial) if spatial else sch.add_unit_loop(outermost)
     grid, thread = sch.split(fused, [None, threads])
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
@@ -108,26 +123,94 @@ def _warps(sch: Any, block: Any, spatial: Sequence[Any], reduce: Sequence[Any], 
     sch.bind(lane, "threadIdx.x")
 
 
-def _rows(sch: Any, rows: int, threads: int) -> None:
-    """A warp for each row, for all steps."""
-    *steps, last = child_blocks(sch)
+def _rows(sch: Any, outputs: Sequence[Any], threads: int) -> Any | None:
+    """A warp for each row, for all steps; None where a step finds more than a number of a row."""
+    trial = sch.copy()
+    for block in child_blocks(trial)[:-1]:
+        if not is_reduction(trial, block):
+            with suppress(s_tir.ScheduleError):
+                trial.compute_inline(block)
+    rows = share_rows(trial, outputs)
+    *steps, last = child_blocks(trial)
+    if not rows or not all(_finds_one(trial, step, rows) for step in steps):
+        return None
     for block in (*steps, last):
-        own = sch.get_loops(block)[rows:]
-        if len(own) > 1:
-            sch.fuse(*own)
-        inner = sch.get_loops(block)[rows]
-        turns, lane = sch.split(inner, [None, WARP])
-        if is_reduction(sch, block):
-            sch.reorder(lane, turns)
-        sch.bind(lane, "threadIdx.x")
+        own = trial.get_loops(block)[rows:] or [trial.add_unit_loop(block)]
+        inner = trial.fuse(*own) if len(own) > 1 else own[0]
+        turns, lane = trial.split(inner, [None, WARP])
+        if is_reduction(trial, block):
+            trial.reorder(lane, turns)
+        trial.bind(lane, "threadIdx.x")
         if block is not last:
-            sch.set_scope(block, 0, "local")
-    outer = sch.get_loops(last)[:rows]
-    fused = sch.fuse(*outer) if rows > 1 else outer[0]
-    grid, warp = sch.split(fused, [None, threads // WARP])
-    sch.bind(grid, "blockIdx.x")
-    sch.bind(warp, "threadIdx.y")
+            trial.set_scope(block, 0, "local")
+    outer = trial.get_loops(last)[:rows]
+    fused = trial.fuse(*outer) if rows > 1 else outer[0]
+    grid, warp = trial.split(fused, [None, threads // WARP])
+    trial.bind(grid, "blockIdx.x")
+    trial.bind(warp, "threadIdx.y")
+    return trial
 
 
-def _serial(sch: Any) -> Any:
-    return sch.mod["main"]
+def _finds_one(sch: Any, step: Any, rows: int) -> bool:
+    """True if below the loops over rows only a reduction is left."""
+    if not is_reduction(sch, step):
+        return False
+    own = [sch.get(loop) for loop in sch.get_loops(step)[rows:]]
+    along = [value for axis, value in _axes(sch, step) if int(axis.iter_type) == SPATIAL]
+    return all(
+        int(loop.extent) == 1 if isinstance(loop.extent, tirx.IntImm) else False
+        for loop in own
+        if any(uses(value, loop.loop_var) for value in along)
+    )
+
+
+def _axes(sch: Any, block: Any) -> list[tuple[Any, Any]]:
+    """The axes of a block, each with its value."""
+    node = sch.get(block)
+    realizes = collect(sch.mod["main"].body, s_tir.SBlockRealize)
+    (values,) = (realize.iter_values for realize in realizes if realize.block.same_as(node))
+    return list(zip(node.iter_vars, values, strict=True))
+
+
+def _steps(sch: Any, block: Any) -> None:
+    """A thread for each round of the outer loops that are free of order, if there are any."""
+    loops = sch.get_loops(block)
+    free = [value for axis, value in _axes(sch, block) if int(axis.iter_type) == SPATIAL]
+    ordered = takewhile(lambda one: any(sch.get(one).loop_var.same_as(v) for v in free), loops)
+    outer = list(ordered)
+    if outer:
+        grid, thread = sch.split(sch.fuse(*outer) if len(outer) > 1 else outer[0], [None, WARP])
+        sch.bind(grid, "blockIdx.x")
+        sch.bind(thread, "threadIdx.x")
+
+
+def _on_threads(func: Any) -> Any:
+    """Bind what is not bound yet, each part of the body for itself, to one thread."""
+    realize = func.body
+    if not isinstance(realize, s_tir.SBlockRealize):
+        return func.with_body(_alone(realize))
+    block = realize.block
+    parts = block.body.seq if isinstance(block.body, tirx.SeqStmt) else [block.body]
+    if all(map(_is_bound, parts)):
+        return func
+    parts = [part if _is_bound(part) else _alone(part) for part in parts]
+    body = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+    block = s_tir.SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
+        block.alloc_buffers, block.match_buffers, block.annotations,
+    )  # fmt: skip
+    return func.with_body(s_tir.SBlockRealize(realize.iter_values, realize.predicate, block))
+
+
+def _is_bound(part: Any) -> bool:
+    return any(loop.kind == tirx.ForKind.THREAD_BINDING for loop in collect(part, tirx.For))
+
+
+def _alone(body: Any) -> Any:
+    """A kernel of one thread."""
+    zero, one = tirx.const(0, "int32"), tirx.const(1, "int32")
+    for tag in ("threadIdx.x", "blockIdx.x"):
+        var = tirx.Var(tag.replace(".", "_"), "int32")
+        axis = tirx.IterVar(None, var, tirx.IterVar.ThreadIndex, tag)
+        body = tirx.For(var, zero, one, tirx.ForKind.THREAD_BINDING, body, axis)
+    return body

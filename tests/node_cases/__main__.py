@@ -23,13 +23,14 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true", help="texts are whole names")
     parser.add_argument("--import", dest="only_import", action="store_true")
     parser.add_argument("--write", action="store_true", help="write passing.txt")
+    parser.add_argument("--target", default="host", help="GPUs are simulated")
     parser.add_argument("--cache", default="", help="folder to keep the collected cases in")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.cache or scratch)
         cases = [c for c in _cases(folder) if _asked(c.name, options)]
         began, outcomes = time.time(), dict[str, Outcome]()
-        judge = Judge(folder)
+        judge = Judge(folder, options.target)
         stage = "import" if options.only_import else "schedule"
         outcomes = judge.alone([c.name for c in cases], stage)
         print(Counter(k for k, _ in outcomes.values()), f"{stage} {time.time() - began:.0f} s")
@@ -50,7 +51,7 @@ def main() -> None:
         print(Counter(k for k, _ in outcomes.values()), f"{time.time() - began:.0f} s")
         (folder / "outcomes.pickle").write_bytes(pickle.dumps(outcomes))
         if options.write:
-            write(outcomes)
+            write(outcomes, options.target)
         sys.exit(any(k not in ("passes", "refused") for k, _ in outcomes.values()))
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from apq_tvm.codegen.cuda.simulator import build_driver
+from apq_tvm.schedules.devices import find_profile
 from tests.node_cases.cases import Case
 from tests.node_cases.processes import cpu_seconds
 from tests.node_cases.worker import Outcome, serve
@@ -27,10 +29,12 @@ STILL = 120
 
 
 class Judge:
-    """Runs cases that were stored in its `folder`."""
+    """Runs cases that were stored in its `folder`, for `target`: GPUs are simulated."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, target: str = "host") -> None:
+        self.folder, self.target = folder, target
+        if find_profile(target).gpu:
+            build_driver(folder)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["apq_tvm.pipeline", "tests.node_cases.preload"])
 
@@ -79,7 +83,7 @@ class Judge:
     def _tried(self, names: Sequence[str], stage: str) -> tuple[dict[str, Outcome], Outcome]:
         here, there = self._context.Pipe(duplex=False)
         seconds = SECONDS if stage == "compile" and len(names) > 1 else SECONDS // 5
-        words = (there, self.folder, names, stage, seconds)
+        words = (there, self.folder, names, stage, seconds, self.target)
         process = self._context.Process(target=serve, args=words)
         process.start()
         there.close()

@@ -20,8 +20,10 @@ Outcome = tuple[str, str]
 """``passes``, ``refused``, ``wrong``, ``error``, and why."""
 
 
-def serve(pipe: Connection, folder: Path, names: Sequence[str], stage: str, seconds: int) -> None:
-    """Judge cases and send the outcome of each; one group is one module.
+def serve(
+    pipe: Connection, folder: Path, names: Sequence[str], stage: str, seconds: int, target: str
+) -> None:
+    """Judge cases for a target and send the outcome of each; one group is one module.
 
     SIGPROF ends the process where an answer takes more seconds of CPU; SIGUSR1 lets it write where
     its threads are.
@@ -35,12 +37,13 @@ def serve(pipe: Connection, folder: Path, names: Sequence[str], stage: str, seco
     if stage == "compile":
         compile_c_once(folder)
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        for name, outcome in compiled(cases):
+        for name, outcome in compiled(cases, target, folder):
             pipe.send((name, outcome))
     else:
         for case in cases:
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            pipe.send((case.name, scheduled(case) if stage == "schedule" else imported(case)))
+            outcome = scheduled(case, target) if stage == "schedule" else imported(case)
+            pipe.send((case.name, outcome))
     pipe.close()
 
 
@@ -57,7 +60,8 @@ def compile_c_once(folder: Path) -> None:
         source, output = Path(command[-3]), Path(command[-1])
         folders = (source.parent, COMMON)
         headers = [path for folder in folders for path in sorted(folder.glob("*.h"))]
-        parts = [path.read_bytes() for path in (source, *headers)]
+        images = sorted(source.parent.glob("*.image"))
+        parts = [path.read_bytes() for path in (source, *headers, *images)]
         stored = folder / f"{hashlib.sha256(b''.join(parts)).hexdigest()}.o"
         if not stored.exists():
             plain([word.replace("-O2", "-O0") for word in command])
@@ -81,7 +85,7 @@ def imported(case: Case) -> Outcome:
     return _tried(case, "import", work)
 
 
-def scheduled(case: Case) -> Outcome:
+def scheduled(case: Case, target: str) -> Outcome:
     """Whether every stage before the emission of code takes it."""
 
     def work(path: Path) -> None:
@@ -89,7 +93,7 @@ def scheduled(case: Case) -> Outcome:
         from apq_tvm.progress import Silent
 
         stopwatch = pipeline._Stopwatch()
-        chosen = pipeline.plan(path, scheme="float", stopwatch=stopwatch)
+        chosen = pipeline.plan(path, scheme="float", target=target, stopwatch=stopwatch)
         for plan in chosen.variants or (chosen,):
             pipeline._schedule(plan, Silent(), stopwatch)
 
@@ -111,18 +115,21 @@ def _tried(case: Case, stage: str, work: Callable[[Path], None]) -> Outcome:
     return "passes", ""
 
 
-def compiled(cases: Sequence[Case]) -> list[tuple[str, Outcome]]:
+def compiled(cases: Sequence[Case], target: str, driver: Path) -> list[tuple[str, Outcome]]:
     """Every case of one module; all have the same outcome where it cannot be compiled or run."""
     import apq_tvm
     from apq_tvm.errors import ApqError
     from apq_tvm.module import load_module
+    from apq_tvm.schedules.devices import find_profile
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(join(cases).SerializeToString())
         stage = "compile"
         try:
-            apq_tvm.compile(path, Path(folder) / "compiled", scheme="float")
+            images = simulated(driver) if find_profile(target).gpu else None
+            output = Path(folder) / "compiled"
+            apq_tvm.compile(path, output, target=target, scheme="float", images=images)
             stage = "run"
             module = load_module(Path(folder) / "compiled")
             feeds = {
@@ -139,6 +146,16 @@ def compiled(cases: Sequence[Case]) -> list[tuple[str, Outcome]]:
             (c.name, compared(c, {n: got[own(i, n)] for n in c.wanted}))
             for i, c in enumerate(cases)
         ]
+
+
+def simulated(driver: Path) -> Any:
+    """What makes images for our own driver, which this process then has (`Judge`)."""
+    import ctypes
+
+    from apq_tvm.codegen.cuda.simulator import DRIVER, Simulator
+
+    ctypes.CDLL(str(driver / DRIVER), mode=ctypes.RTLD_GLOBAL)
+    return Simulator()
 
 
 def compared(case: Case, got: dict[str, Any]) -> Outcome:

@@ -174,6 +174,8 @@ API cuInit(unsigned) {
   if (const char *path = getenv("CUSIM_LOG")) log_ = fopen(path, "we");
   return SUCCESS;
 }
+// NVRTC looks for a driver's private tables, and calls this without asking whether it is there.
+API cuGetExportTable(const void **table, const void *) { *table = nullptr; return NOT_FOUND; }
 API cuDriverGetVersion(int *version) { *version = (int)number("CUSIM_VERSION", 13000); return SUCCESS; }
 API cuDeviceGetCount(int *count) { *count = (int)number("CUSIM_DEVICES", 1); return SUCCESS; }
 API cuDeviceGet(int *device, int ordinal) {
