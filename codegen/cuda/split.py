@@ -21,6 +21,7 @@ from tvm_ffi import structural_map
 
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
+from apq_tvm.schedules.graph.exprs import collect
 
 _LETTERS = {"int64": "l", "int32": "i", "float32": "f"}
 _EXTENTS = (
@@ -113,17 +114,28 @@ def split(
 
 
 def _plain(func: Any) -> Any:
-    """Buffers that begin where their pointers say: offsets would be arguments of the kernel."""
+    """Parameters and sizes with names of ours, and buffers that begin where their pointers say.
+
+    TVM writes names of variables as they are, and those of sizes are the model's; offsets would be
+    arguments of the kernel.
+    """
+    params = [p for p in func.params if tirx.is_buffer_var(p)]
+    sizes: dict[Any, Any] = {}
+    for p in func.params:
+        for expr in p.shape if tirx.is_buffer_var(p) else (p,):
+            for var in collect(expr, tirx.Var):
+                sizes.setdefault(var, tirx.Var(f"n{len(sizes)}", str(var.ty)))
+
+    def sized(node: Any) -> Any:
+        return structural_map(node, (tirx.Var, lambda var: sizes.get(var, var)))
+
     fresh = {
-        p: tirx.decl_buffer(p.shape, p.dtype, p.name)
-        for p in func.params
-        if tirx.is_buffer_var(p) and isinstance(p.elem_offset, tirx.Var)
+        p: tirx.decl_buffer([sized(n) for n in p.shape], p.dtype, f"b{i}")
+        for i, p in enumerate(params)
     }
-    if fresh:
-        body = structural_map(func.body, (tirx.Var, lambda var: fresh.get(var, var)))
-        params = [fresh.get(p, p) for p in func.params]
-        func = tirx.PrimFunc(params, body, func.ret_type, attrs=func.attrs)
-    return func
+    mine = sizes | fresh
+    body = structural_map(func.body, (tirx.Var, lambda var: mine.get(var, var)))
+    return tirx.PrimFunc([mine[p] for p in func.params], body, func.ret_type, attrs=func.attrs)
 
 
 def _meet_whole(mod: Any) -> Any:

@@ -14,6 +14,7 @@ from apq_tvm.errors import BuildError, UnsupportedModel
 from apq_tvm.module import load_module
 from apq_tvm.schedules.devices import PROFILES, find_profile
 from tests.onnx_models import build, save
+from tests.small_llama import inputs, small_llama
 
 GPUS = [profile.name for profile in PROFILES if profile.gpu]
 COSINE = 0.9999
@@ -79,3 +80,21 @@ def test_what_data_decide_is_refused_by_name(tmp_path: Path) -> None:
     path = save(build(nodes, {"x": ("float32", ["n", 4])}, "y"), tmp_path)
     with pytest.raises(UnsupportedModel, match=r"rtx-3090: the model has sizes that its data"):
         pipeline.compile(path, tmp_path / "m", target="rtx-3090", images=Simulator())
+
+
+def test_a_decoder_keeps_its_cache(gpu: None, tmp_path: Path) -> None:
+    """Token by token as at once, and as the processor's module."""
+    path = small_llama(tmp_path / "llama.onnx")
+    options = {"scheme": "W4A8g32", "search": False}
+    pipeline.compile(path, tmp_path / "cpu", target="x86-64", **options)
+    pipeline.compile(path, tmp_path / "gpu", target="rtx-3090", images=Simulator(), **options)
+    module = load_module(tmp_path / "gpu")
+    feeds = inputs(5)
+    whole, theirs = module.run(feeds), load_module(tmp_path / "cpu").run(feeds)
+    for name, value in whole.items():
+        assert cosine(value, theirs[name]) >= COSINE, name
+    past = {name: value for name, value in feeds.items() if name != "input_ids"}
+    for at in range(5):
+        step = module.run({"input_ids": feeds["input_ids"][:, at : at + 1], **past})
+        np.testing.assert_allclose(step["logits"][0, 0], whole["logits"][0, at], atol=1e-3)
+        past = {name: step[name.replace("past_key_values", "present")] for name in past}

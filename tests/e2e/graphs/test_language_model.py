@@ -6,56 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-import smollm2
 from safetensors import safe_open
 
 import apq_tvm
 from apq_tvm.evaluate import evaluate, evaluate_scheme
 from apq_tvm.evaluation.language import Language
 from apq_tvm.module import load_module
+from tests.small_llama import inputs, small_llama
 
 ort = pytest.importorskip("onnxruntime")
 
-CONFIG = smollm2.Config(
-    layers=1, width=32, hidden=48, vocabulary=40, heads=2, kv_heads=1, rope_base=1e4, epsilon=1e-5
-)
 SCHEME = "W4A8g32"
-PAST = (1, CONFIG.kv_heads, 3, CONFIG.head_width)
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The ONNX file and the compiled module."""
-    rng = np.random.default_rng(0)
-    c = CONFIG
-    shapes = {
-        "q_proj": (c.width, c.width), "k_proj": (16, c.width), "v_proj": (16, c.width),
-        "o_proj": (c.width, c.width), "gate_proj": (c.hidden, c.width),
-        "up_proj": (c.hidden, c.width), "down_proj": (c.width, c.hidden),
-    }  # fmt: skip
-    weights = {"model.embed_tokens.weight": rng.standard_normal((c.vocabulary, c.width))}
-    for name in smollm2.LAYER_WEIGHTS:
-        shape = shapes.get(name.rpartition(".")[2])
-        weight = np.ones(c.width) if shape is None else rng.standard_normal(shape) / 5
-        weights[f"model.layers.0.{name}.weight"] = weight
-    weights["model.norm.weight"] = np.ones(c.width)
     folder = tmp_path_factory.mktemp("llama")
-    path, module = folder / "llama.onnx", folder / "llama_w4"
-    float32 = {name: weight.astype(np.float32) for name, weight in weights.items()}
-    onnx.save(smollm2.build(CONFIG, float32, cache=True), path)
+    path, module = small_llama(folder / "llama.onnx"), folder / "llama_w4"
     apq_tvm.compile(path, output=module, scheme=SCHEME)
     return path, module
-
-
-def inputs(tokens: int, seed: int = 1) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        "input_ids": rng.integers(0, CONFIG.vocabulary, (1, tokens)),
-        "past_key_values.0.key": rng.standard_normal(PAST).astype(np.float32),
-        "past_key_values.0.value": rng.standard_normal(PAST).astype(np.float32),
-    }
 
 
 def test_head_and_embedding_are_stored_once(paths: tuple[Path, Path]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from apq_tvm import pipeline
+from apq_tvm.codegen.cuda.simulator import Simulator
 from apq_tvm.types import CompiledModule
 from tests.e2e.module.helpers import import_from, run_python
 
@@ -89,6 +90,17 @@ def test_names_are_data(compiled: CompiledModule, names: dict[str, str], ran: Pa
     results = module.run({names["input"]: x})
     assert list(results) == [names[key] for key in OUTPUTS]
     assert [y.shape for y in results.values()] == [x.shape] * 2
+    assert not ran.exists()
+
+
+def test_names_are_data_on_a_gpu(gpu: None, names: dict[str, str], ran: Path) -> None:
+    """Kernels are CUDA source on their way."""
+    path, output = ran.with_name("gpu.onnx"), ran.with_name("hostile_gpu")
+    onnx.save(model(names), path)
+    options = {"target": "rtx-3090", "images": Simulator()}
+    module = import_from(pipeline.compile(path, output, scheme="anyprec3-4", **options))
+    x = np.linspace(-1, 1, 3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)
+    assert [y.shape for y in module.run({names["input"]: x}).values()] == [x.shape] * 2
     assert not ran.exists()
 
 
