@@ -12,6 +12,7 @@ from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
+import tvm_ffi
 from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
@@ -211,9 +212,7 @@ class LinearLowering:
                 func = preparation.func.with_attr("global_symbol", name)
                 self._vars[name] = bb.add_func(func, name)
             outs = [
-                relax.TensorType(
-                    (_leading(preparation, buffer, m), *buffer.shape[1:]), buffer.dtype
-                )
+                relax.TensorType(_extents(preparation, buffer, m), buffer.dtype)
                 for buffer in _outputs(preparation)
             ]
             single = len(outs) == 1
@@ -297,7 +296,7 @@ def _dispatch(name: str, made: Sequence[_Made]) -> Any:
         b.func_name(name)
         b.func_attr({"apq.op": "dispatch", "op_pattern": 8, "global_symbol": name})
         for i, param in enumerate((*first, *last)):
-            shape = [m if isinstance(d, tirx.Var) else d for d in param.shape]
+            shape = [tvm_ffi.structural_map(d, (tirx.Var, lambda _: m)) for d in param.shape]
             b.match_buffer(b.arg(f"a{i}", b.handle()), shape, param.dtype, align=4, offset_factor=1)
         b.evaluate(tirx.const(0, "int32"))
     return builder.get()
@@ -313,15 +312,16 @@ def _is_image(dims: Sequence[Any]) -> bool:
     return len(dims) >= 3 and sum(not isinstance(d, tirx.IntImm) for d in dims) >= 2
 
 
-def _leading(preparation: Preparation, buffer: Any, m: Any) -> Any:
-    """The first extent of an output where x has `m` rows: M, or pairs of rows."""
+def _extents(preparation: Preparation, buffer: Any, m: Any) -> tuple[Any, ...]:
+    """The extents of an output where x has `m` rows: M in some, or pairs of rows."""
     if preparation.gathers:
-        return m
-    return substitute(buffer.shape[0], preparation.func.params[0].shape[0], m)
+        return (m, *buffer.shape[1:])
+    rows = preparation.func.params[0].shape[0]
+    return tuple(substitute(extent, rows, m) for extent in buffer.shape)
 
 
 def _outputs(preparation: Preparation) -> list[Any]:
-    """Buffers that a preparation writes; their first axis depends on M alone."""
+    """Buffers that a preparation writes; their extents depend on M alone."""
     return list(preparation.func.params)[1 + len(preparation.weights) :]
 
 

@@ -22,6 +22,7 @@ from tvm_ffi import structural_map
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
 from apq_tvm.schedules.graph.exprs import collect
+from apq_tvm.schedules.graph.lowering import truncate_divisions
 
 _LETTERS = {"int64": "l", "int32": "i", "float32": "f"}
 _EXTENTS = (
@@ -30,6 +31,10 @@ _EXTENTS = (
     "tirx.use_dyn_shared_memory",
 )
 """Launch parameters, in the order of ``APQ_LAUNCHES``."""
+
+
+SIZE = "size"
+"""Begins the names of sizes."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,14 @@ def split(
             if not devices:
                 return [path], DeviceCode("", ())
             ((device_target, device),) = devices.items()
-            device = finish_device()(device)
+            device = finish_device()(_divide_once(device))
             source = str(codegen_build(device, device_target).inspect_source())
     except BuildError:
         raise
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        text = next((line for line in lines if "Error" in line), type(error).__name__)
-        raise BuildError(f"TVM could not build kernels for the GPU: {text.strip()}") from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = next((line for line in lines if "failed" in line), (*lines, type(error).__name__)[0])
+        raise BuildError(f"TVM could not build kernels for the GPU: {text}") from error
     return [path], DeviceCode(source, tuple(_kernels(device)))
 
 
@@ -124,7 +129,8 @@ def _plain(func: Any) -> Any:
     for p in func.params:
         for expr in p.shape if tirx.is_buffer_var(p) else (p,):
             for var in collect(expr, tirx.Var):
-                sizes.setdefault(var, tirx.Var(f"n{len(sizes)}", str(var.ty)))
+                name = f"{SIZE if tirx.is_buffer_var(p) else 's'}{len(sizes)}"
+                sizes.setdefault(var, tirx.Var(name, str(var.ty)))
 
     def sized(node: Any) -> Any:
         return structural_map(node, (tirx.Var, lambda var: sizes.get(var, var)))
@@ -148,6 +154,15 @@ def _meet_whole(mod: Any) -> Any:
     made = {
         gv: f.with_body(structural_map(f.body, (Call, name))) for gv, f in mod.functions.items()
     }
+    return tvm.IRModule(made, attrs=mod.attrs)
+
+
+def _divide_once(mod: Any) -> Any:
+    """Sizes are not negative, which TVM cannot know."""
+    made = {}
+    for gv, func in mod.functions.items():
+        names = [p.name for p in func.params if p.name.startswith(SIZE)]
+        made[gv] = truncate_divisions(func, names)
     return tvm.IRModule(made, attrs=mod.attrs)
 
 

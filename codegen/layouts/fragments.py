@@ -10,7 +10,8 @@ a field of w bits is 16 bytes a lane: bits ``w t ..`` of every byte are step t o
 *unit* is as many steps as make whole loads of every field; its loads follow each other, field by
 field.
 
-Scales of a group are float16 [16] in pairs of rows r and r + 8, which one lane needs together.
+Scales are float16 [8, J, 2]: of rows r and r + 8 of J groups side by side, J = 4 at most, which one
+lane needs together. A *chunk* is whole units, whole groups and 128 columns at least.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from apq_tvm.types import Array, QuantizedTensor, Scheme
 STEP_K, LANES, WORDS = 32, 32, 4
 """Columns of a step; lanes of a warp; words that a lane has of a step, and of a load."""
 
-_PAIRS = np.arange(16).reshape(2, 8).T.reshape(-1)
-"""Row at each place of a group's scales: 0, 8, 1, 9, ..."""
+LEAST_CHUNK, MOST_TOGETHER = 128, 4
+"""Columns of a chunk at least; groups whose scales are read at once at most."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ class FragmentLayout(GroupedRows):
         return split_fields(self.bits)
 
     @property
+    def signs(self) -> bool:
+        """True if codes are 0 for -1 and 1 for 1."""
+        return self.bits == 1 and not self.zero_points
+
+    @property
     def unit_steps(self) -> int:
         """Steps of a unit: as many as the narrowest field has in a load."""
         return max(f.per_byte for f in self.fields)
@@ -115,10 +121,21 @@ class FragmentLayout(GroupedRows):
         """Loads of a unit."""
         return sum(map(self.loads, self.fields))
 
+    @property
+    def chunk_k(self) -> int:
+        """Columns of a chunk: of units, groups and 128 the largest, which the others divide."""
+        return max(self.unit_k, self.group_size, LEAST_CHUNK)
+
+    @property
+    def together(self) -> int:
+        """Groups whose scales lie side by side."""
+        if self.group_size == -1:
+            return 1
+        return min(self.chunk_k // self.group_size, MOST_TOGETHER)
+
     def padded_k(self, k: int) -> int:
-        """K rounded up to whole units and whole groups, of which one divides the other."""
-        step = max(self.unit_k, self.group_size)
-        return -(-k // step) * step
+        """K rounded up to whole chunks."""
+        return -(-k // self.chunk_k) * self.chunk_k
 
     def shapes(self, n: int, k: int) -> Shapes:
         """Shape and dtype of every packed array of an [n, k] matrix, in kernel argument order."""
@@ -126,10 +143,10 @@ class FragmentLayout(GroupedRows):
         units = self.padded_k(k) // self.unit_k
         shapes: Shapes = {
             "codes": ((blocks, units, self.unit_loads, LANES, WORDS), "uint32"),
-            "scales": ((blocks, groups, 16), "float16"),
+            "scales": ((blocks, groups // self.together, 8, self.together, 2), "float16"),
         }
         if self.zero_points:
-            shapes["zeros"] = ((blocks, groups, 16), "uint8")
+            shapes["zeros"] = (shapes["scales"][0], "uint8")
         return shapes
 
     def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
@@ -180,32 +197,36 @@ class FragmentLayout(GroupedRows):
             part = (packed >> place.astype("uint32")).astype("int32") & i32(f.mask)
             code = code + part * i32(1 << f.shift)
         group = 0 if self.group_size == -1 else k // self.group_size
-        pair = lane % 8 * 2 + lane // 8
-        scale = arrays["scales"][block, group, pair].astype("float32")
-        return self.centred(code, self.zero(arrays, block, group, pair)).astype("float32") * scale
+        place = self.scale_place(block, group, lane % 8, lane // 8)
+        scale = arrays["scales"][place].astype("float32")
+        return self.centred(code, self.zero(arrays, place)).astype("float32") * scale
 
-    def zero(self, arrays: Mapping[str, Any], block: Any, group: Any, pair: Any) -> Any:
+    def scale_place(self, block: Any, group: Any, row: Any, high: Any) -> tuple[Any, ...]:
+        """Index of the scale of row ``8 high + row`` of a block."""
+        return block, group // self.together, row, group % self.together, high
+
+    def zero(self, arrays: Mapping[str, Any], place: tuple[Any, ...]) -> Any:
         """TensorIR int32 zero point, by the place of its scale; 1 where codes are signs."""
         from apq_tvm.tensorize.exprs import i32
 
         if self.zero_points:
-            return arrays["zeros"][block, group, pair].astype("int32")
+            return arrays["zeros"][place].astype("int32")
         return i32(1 << max(self.bits - 1, 0))
 
     def centred(self, code: Any, zero: Any) -> Any:
         """A code, or a sum of them, less its zero point; signs are twice the code less 1."""
-        signs = self.bits == 1 and not self.zero_points
-        return code + code - zero if signs else code - zero
+        return code + code - zero if self.signs else code - zero
 
     def _paired(self, values: Array, n: int, k: int) -> Array:
-        """[N, G] -> [NB, Gp, 16], rows in pairs."""
-        return np.ascontiguousarray(self.interleave(values, n, k)[..., _PAIRS])
+        """[N, G] -> [NB, Gp / J, 8, J, 2]."""
+        rows = self.interleave(values, n, k)
+        split = rows.reshape(rows.shape[0], -1, self.together, 2, 8)
+        return np.ascontiguousarray(split.transpose(0, 1, 4, 2, 3))
 
     def _apart(self, values: Array, n: int, k: int) -> Array:
         """Inverse of `_paired`."""
-        plain = np.empty_like(values)
-        plain[..., _PAIRS] = values
-        return self.deinterleave(plain, n, k)
+        rows = values.transpose(0, 1, 3, 4, 2).reshape(values.shape[0], -1, 16)
+        return self.deinterleave(rows, n, k)
 
     def _pack_codes(self, codes: NDArray[np.uint8]) -> NDArray[np.uint32]:
         """[NB * 16, Kp] -> [NB, U, loads, 32, 4]."""

@@ -19,8 +19,9 @@ from itertools import takewhile
 from typing import Any
 
 from tvm import s_tir, tirx
+from tvm_ffi import structural_map
 
-from apq_tvm.schedules.cuda.lookups import clamp_lookups
+from apq_tvm.schedules.cuda.lookups import clamp_lookups, own_memory
 from apq_tvm.schedules.cuda.reducers import know_infinities
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.blocks import (
@@ -60,7 +61,7 @@ def schedule_graph(func: Any, profile: DeviceProfile, decide: Decide) -> tuple[A
         The function and what it is, of those above.
     """
     know_infinities()
-    sch = s_tir.Schedule(clamp_lookups(func))
+    sch = s_tir.Schedule(own_memory(clamp_lookups(func)))
     threads = decide("threads", THREADS)
     blocks = child_blocks(sch)
     if not blocks:
@@ -70,21 +71,45 @@ def schedule_graph(func: Any, profile: DeviceProfile, decide: Decide) -> tuple[A
         inline_producers(sch, func.params)
     if plain and (trial := _rows(sch, func.params, threads)) is not None:
         return _finish(trial), "rows"
-    reduces = False
+    reduces, bound = False, list[tuple[Any, str]]()
     for block in child_blocks(sch):
-        try:
-            if is_plain(sch, block):
-                reduces = reduces or is_reduction(sch, block)
-                _apart(sch, block, threads)
-            else:
-                _steps(sch, block)
-        except s_tir.ScheduleError:  # steps that may write one place keep their order
+        _keep_own(sch, block)
+        if is_plain(sch, block) and not _has_order(sch, block):
+            reduces = reduces or is_reduction(sch, block)
+            _apart(sch, block, threads)
+        else:
             plain = False
-    return _finish(sch), "serial" if not plain else "reduction" if reduces else "elementwise"
+            bound += _steps(sch, block)
+    kind = "serial" if not plain else "reduction" if reduces else "elementwise"
+    return _finish(sch, bound), kind
 
 
-def _finish(sch: Any) -> Any:
-    return _on_threads(sch.mod["main"]).with_attr("tirx.is_scheduled", True)
+def _has_order(sch: Any, block: Any) -> bool:
+    """True if rounds of the block follow each other: a reduction that begins with nothing."""
+    return is_reduction(sch, block) and sch.get(block).init is None
+
+
+def _finish(sch: Any, bound: Sequence[tuple[Any, str]] = ()) -> Any:
+    loops = {sch.get(loop).loop_var: tag for loop, tag in bound}
+
+    def bind(loop: Any) -> Any:
+        tag = loops.get(loop.loop_var)
+        return loop if tag is None else _thread(loop.loop_var, loop.extent, loop.body, tag)
+
+    func = sch.mod["main"]
+    func = func.with_body(structural_map(func.body, (tirx.For, bind)))
+    return _on_threads(func).with_attr("tirx.is_scheduled", True)
+
+
+def _keep_own(sch: Any, block: Any) -> None:
+    """What no other block reads is a thread's own: TVM would allocate it in the kernel."""
+    others = [sch.get(other) for other in child_blocks(sch)]
+    others = [other for other in others if not other.same_as(sch.get(block))]
+    root = sch.get(sch.get_sblock("root"))
+    for number, write in enumerate(sch.get(block).writes):
+        made = any(write.source.same_as(buffer) for buffer in root.alloc_buffers)
+        if made and not any(uses(other, write.source) for other in others):
+            sch.set_scope(block, number, "local")
 
 
 def _apart(sch: Any, block: Any, threads: int) -> None:
@@ -172,16 +197,20 @@ def _axes(sch: Any, block: Any) -> list[tuple[Any, Any]]:
     return list(zip(node.iter_vars, values, strict=True))
 
 
-def _steps(sch: Any, block: Any) -> None:
-    """A thread for each round of the outer loops that are free of order, if there are any."""
+def _steps(sch: Any, block: Any) -> list[tuple[Any, str]]:
+    """A thread for each round of the outer loops that are free of order; loops and their threads.
+
+    Our operators say which are (`apq_tvm.ops.graph`); TVM would ask that rounds read nothing of
+    what they wrote.
+    """
     loops = sch.get_loops(block)
     free = [value for axis, value in _axes(sch, block) if int(axis.iter_type) == SPATIAL]
     ordered = takewhile(lambda one: any(sch.get(one).loop_var.same_as(v) for v in free), loops)
     outer = list(ordered)
-    if outer:
-        grid, thread = sch.split(sch.fuse(*outer) if len(outer) > 1 else outer[0], [None, WARP])
-        sch.bind(grid, "blockIdx.x")
-        sch.bind(thread, "threadIdx.x")
+    if not outer or "apq.op" not in (sch.mod["main"].attrs or {}):
+        return []
+    grid, thread = sch.split(sch.fuse(*outer) if len(outer) > 1 else outer[0], [None, WARP])
+    return [(grid, "blockIdx.x"), (thread, "threadIdx.x")]
 
 
 def _on_threads(func: Any) -> Any:
@@ -208,9 +237,13 @@ def _is_bound(part: Any) -> bool:
 
 def _alone(body: Any) -> Any:
     """A kernel of one thread."""
-    zero, one = tirx.const(0, "int32"), tirx.const(1, "int32")
     for tag in ("threadIdx.x", "blockIdx.x"):
         var = tirx.Var(tag.replace(".", "_"), "int32")
-        axis = tirx.IterVar(None, var, tirx.IterVar.ThreadIndex, tag)
-        body = tirx.For(var, zero, one, tirx.ForKind.THREAD_BINDING, body, axis)
+        body = _thread(var, tirx.const(1, "int32"), body, tag)
     return body
+
+
+def _thread(var: Any, extent: Any, body: Any, tag: str) -> Any:
+    axis = tirx.IterVar(None, var, tirx.IterVar.ThreadIndex, tag)
+    zero = tirx.const(0, str(var.ty))
+    return tirx.For(var, zero, extent, tirx.ForKind.THREAD_BINDING, body, axis)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.codegen.layouts.fragments import FragmentLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.gpu.product import TILE, Product
+from apq_tvm.ops.gpu.rows import RowFactors
+from apq_tvm.ops.gpu.steps import Steps
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.cuda.quantize import quantize_words
 from apq_tvm.schedules.decide import Decide
@@ -17,6 +20,14 @@ from apq_tvm.types import DeviceProfile
 _INT32_MAX = 2**31 - 1
 _OLDEST = 80
 """Compute capability of the oldest GPU with it; 7.5 has ``m8n8k16``, of another fragment order."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Warps of a block of threads, and chunks of a round of each."""
+
+    warps: int
+    chunks: int
 
 
 def _layout(spec: LinearSpec, profile: DeviceProfile) -> FragmentLayout:
@@ -44,29 +55,37 @@ def _check(spec: LinearSpec, profile: DeviceProfile) -> None:
         )
 
 
-def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> int:
-    """Warps of a block: no more than there are chunks."""
+def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Plan:
+    """No more warps than there are chunks, no more chunks in a round than a warp has."""
     layout = _layout(spec, profile)
-    chunks = layout.padded_k(spec.k) // max(layout.unit_k, layout.group_size)
-    return decide("warps", [w for w in (8, 4, 2, 1, 16) if w <= chunks] or [1])
+    chunks = layout.padded_k(spec.k) // layout.chunk_k
+    warps = decide("warps", [w for w in (8, 4, 2, 1, 16) if w <= chunks] or [1])
+    own = chunks // warps
+    return Plan(warps, decide("chunks", [c for c in (4, 2, 1, 8) if c <= own] or [1]))
 
 
-def _prepare(choice: Choice) -> Preparation:
-    return quantize_words(choice, _layout(choice.spec, choice.profile).padded_k(choice.spec.k))
+def _factors(choice: Choice, tiles: int) -> RowFactors:
+    spec, scheme = choice.spec, choice.spec.scheme
+    assert scheme is not None
+    steps = Steps(_layout(spec, choice.profile), tiles)
+    return RowFactors(steps, spec.k, scheme.act_group, spec.centres)
 
 
 def _kernel(bits: int, tiles: int, least: int) -> LinearKernel:
     """The kernel of `bits` for `least` and more rows of x."""
 
     def func(choice: Choice) -> Any:
-        layout = _layout(choice.spec, choice.profile)
-        return Product(choice.spec, layout, tiles, choice.plan, call).build()
+        plan = choice.plan
+        return Product(choice.spec, _factors(choice, tiles), plan.warps, plan.chunks, call).build()
+
+    def prepare(choice: Choice) -> Preparation:
+        return quantize_words(choice.spec, _factors(choice, tiles))
 
     kind = "gemv" if tiles == 1 else "gemm"
     return LinearKernel(
         kind, f"W{bits}", 8, Instruction("imma16832", (), 16), least,
         check=_check, layout=_layout, func=func, schedule=lambda sch, choice: None, ask=_ask,
-        prepare=_prepare, bits=bits, m_named=TILE * tiles,
+        prepare=prepare, bits=bits, m_named=TILE * tiles,
     )  # fmt: skip
 
 

@@ -7,33 +7,35 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.ops.gpu.quantize import QuantizeWords
+from apq_tvm.ops.gpu.rows import RowFactors
+from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.cuda.graph import WARP
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.kernel import Choice, Preparation, zero_point
+from apq_tvm.schedules.linear.kernel import Preparation, zero_point
 from apq_tvm.types import DeviceProfile
 
 WIDE = 256
 """Threads that share a row, where a scale is of the whole row."""
 
 
-def quantize_words(choice: Choice, padded: int) -> Preparation:
-    """``(xq i32 [M, Kp / 4], xs, xsum)`` of `apq_tvm.ops.gpu.quantize`."""
-    spec, scheme = choice.spec, choice.spec.scheme
+def quantize_words(spec: LinearSpec, factors: RowFactors) -> Preparation:
+    """``(xq, xs, start)`` of `apq_tvm.ops.gpu.rows`."""
+    scheme, padded = spec.scheme, factors.padded
     assert scheme is not None
-    width = padded if scheme.act_group == -1 else scheme.act_group
-    sum_width = padded if scheme.group_size == -1 else scheme.group_size
+    width, sum_width, steps = factors.width, factors.sum_width, factors.steps
     named = "_".join("row" if w == padded else f"g{w}" for w in (width, sum_width))
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
+    zeros = "z" if steps.layout.zero_points else ""
+    shifts = "".join(map(str, steps.exponents)) if factors.ready or factors.folded else ""
 
     def make(decide: Decide) -> Any:
         wide = width == sum_width == padded and padded > 4 * WARP
         threads = decide("threads", (WIDE, 128, 512)) if wide else min(WARP, max(8, sum_width // 4))
-        return QuantizeWords(
-            spec.k, padded, width, sum_width, scheme.act_bits, spec.asymmetric, threads
-        ).build()
+        return QuantizeWords(factors, scheme.act_bits, threads).build()
 
     return Preparation(
-        f"quantize_words_k{spec.k}_{padded}_{named}{bits}{zero_point(spec)}",
+        f"quantize_words_k{spec.k}_{padded}_{named}{bits}_W{steps.layout.bits}{zeros}"
+        f"{'_s' + shifts if shifts else ''}{zero_point(spec)}",
         make,
         schedule=schedule_quantize_words,
     )

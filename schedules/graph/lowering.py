@@ -7,6 +7,7 @@ blocks as they are. Running them early gives `vectorize` flat buffers and loops 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import tvm
@@ -130,7 +131,7 @@ def lower_blocks(func: Any) -> Any:
     return hoist_init(passes(tvm.IRModule({"main": func}))["main"])
 
 
-def truncate_divisions(func: Any) -> Any:
+def truncate_divisions(func: Any, sizes: Collection[str] = ()) -> Any:
     """Make ``//`` and ``%`` of sizes and loop variables the processor's own division.
 
     TVM rounds towards minus infinity and cannot know that a dynamic size is not negative: each
@@ -141,13 +142,15 @@ def truncate_divisions(func: Any) -> Any:
     ----------
     func : tvm.tirx.PrimFunc
         Scalar arguments may be negative; sizes and loop variables are not.
+    sizes : collection of str
+        Scalar arguments that are sizes.
 
     Returns
     -------
     tvm.tirx.PrimFunc
     """
     scalars = {p.name for p in func.params if not tirx.is_buffer_var(p)}
-    unknown = set(scalars)
+    unknown = scalars.difference(sizes)
 
     def bind(node: Any) -> Any:
         if not natural(node.value):

@@ -1,10 +1,14 @@
 """``y = act(x Wᵀ + b) + residual`` by a GPU's ``mma``: weights are operand A, rows of x operand B.
 
 A block of threads computes 16 rows of weights for 8, 16, ... rows of x. Its warps take turns along
-K, a *chunk* (whole units, whole groups) at a time, and meet in shared memory at the end: else 8192
-rows of weights give a multiprocessor four warps. A lane's 16-byte load *is* its fragments
+K, a *chunk* at a time, and meet in shared memory at the end: else 8192 rows of weights give a
+multiprocessor four warps. A lane's 16-byte load *is* its fragments
 (`apq_tvm.codegen.layouts.fragments`): nothing goes through shared memory, and up to 8 rows of x
-cost the same. Codes are unsigned; zero points are taken off by sums of x.
+cost the same. Codes are unsigned; zero points are taken off by sums of x, with which the sums
+begin (`apq_tvm.ops.gpu.rows`).
+
+A round of several chunks reads all its weights before it uses the first of them: memory is a
+thousand cycles away.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.codegen.layouts.fragments import STEP_K, FragmentLayout
 from apq_tvm.formats.integer import ROW_SUMS
+from apq_tvm.ops.gpu.rows import MAGIC, MAGIC_FLOAT, RowFactors
+from apq_tvm.ops.gpu.steps import Step
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64
+
+WARP = 32
 
 ROWS = 16
 """Rows of weights of an ``mma``."""
@@ -36,10 +43,12 @@ class Product:
     spec : LinearSpec
         Integers on both sides, of groups of 32 and more.
     layout : FragmentLayout
-    tiles : int
-        Tiles of 8 rows of x that share what was read of the weights.
+    factors : RowFactors
+        How x lies; `factors.steps.tiles` tiles of 8 rows share what was read of the weights.
     warps : int
         Of a block of threads; they share K.
+    chunks : int
+        Of a round.
     call : callable
         ``(function, *arguments)`` → a call of a device function
         (`apq_tvm.tensorize.cuda.functions`).
@@ -48,37 +57,37 @@ class Product:
     def __init__(
         self,
         spec: LinearSpec,
-        layout: FragmentLayout,
-        tiles: int,
+        factors: RowFactors,
         warps: int,
+        chunks: int,
         call: Callable[..., Any],
     ) -> None:
-        self.spec, self.layout, self.tiles, self.warps = spec, layout, tiles, warps
-        self.call = call
-        self.kp = layout.padded_k(spec.k)
-        self.chunk_k = max(layout.unit_k, layout.group_size)
-        self.whole_rows = layout.group_size == -1
-        self.group_k = layout.group_width(spec.k)
+        self.spec, self.factors, self.warps, self.chunks = spec, factors, warps, chunks
+        self.steps, self.layout = factors.steps, factors.steps.layout
+        self.tiles, self.call = self.steps.tiles, call
+        self.whole_rows = self.layout.group_size == -1
+        self.units = self.layout.chunk_k // self.layout.unit_k
+        self.groups = 0 if self.whole_rows else self.layout.chunk_k // self.layout.group_size
 
     def build(self) -> PrimFunc:
-        """``(xq i32 [M, Kp / 4], xs f32 [M, Ga], xsum i32 [M, Gw], codes, scales, [zeros],
-        [row_sums], [bias], [residual], y)``, threads bound."""
-        spec, layout = self.spec, self.layout
-        assert spec.scheme is not None
+        """``(xq, xs, start, codes, scales, [zeros], [row_sums], [bias], [residual], y)``, threads
+        bound."""
+        spec, layout, factors = self.spec, self.layout, self.factors
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             operands = Operands(spec)
-            self.m = operands.m
-            self.xq = operands.declare("xq", (self.m, self.kp // 4), "int32")
-            self.xs, self.xsum = operands.factors(layout)
+            m = self.m = operands.m
+            self.xq = operands.declare("xq", factors.words(m), "int32")
+            self.xs = operands.declare("xs", factors.scales(m), "float32")
+            self.start = operands.declare("start", factors.starts(m), "int32")
             self.weights = operands.weights(layout)
             self.bias, self.residual, self.y = operands.epilogue()
             blocks, tall = layout.row_blocks(spec.n), TILE * self.tiles
-            down = (self.m + i64(tall - 1)) // i64(tall)
+            down = (m + i64(tall - 1)) // i64(tall)
             with (
                 b.thread_binding(0, i64(blocks), "blockIdx.x") as self.block,
                 b.thread_binding(0, down, "blockIdx.y") as tile,
                 b.thread_binding(0, self.warps, "threadIdx.y") as self.warp,
-                b.thread_binding(0, 32, "threadIdx.x") as self.lane,
+                b.thread_binding(0, WARP, "threadIdx.x") as self.lane,
                 b.sblock("tile"),
             ):
                 b.reads()
@@ -90,102 +99,187 @@ class Product:
     # ---- one block's share ----
 
     def _tile(self) -> None:
-        count = 4 * self.tiles
-        self.sums = b.sblock_alloc_buffer((count,), "float32", scope="local")
-        self.dots = b.sblock_alloc_buffer((count,), "int32", scope="local")
-        self.words = b.sblock_alloc_buffer((4 * self.layout.unit_loads,), "uint32", scope="local")
-        self._fill(self.sums, f32(0.0), count)
+        steps = self.steps.groups
+        self.places = [sorted({step.place for step in group}) for group in steps]
+        chains = max(map(len, self.places))
+        self.sums = _local(4 * self.tiles, "float32")
+        self.dots = _local(4 * self.tiles * chains, "int32")
+        self.words = _local(4 * self.layout.unit_loads * self.units * self.chunks)
+        self.x = _local(2 * self.layout.unit_steps)
+        self.scales = _local(max(self.layout.together, 1))
+        self.row_scales = _local(2 * self.factors.paired * self.tiles, "float32")
+        self.pair = _local(2, "float32")
+        _fill(self.sums, f32(0.0), 0, 4 * self.tiles)
         if self.whole_rows:
-            self._fill(self.dots, i32(0), count)
-        chunks = self.kp // self.chunk_k
-        with b.serial(0, -(-chunks // self.warps)) as turn:
-            chunk = turn * self.warps + self.warp
-            if chunks % self.warps:
-                with b.If(chunk < chunks), b.Then():
-                    self._chunk(chunk)
-            else:
-                self._chunk(chunk)
+            _fill(self.dots, i32(0), 0, 4 * self.tiles * chains)
+        chunks = self.factors.padded // self.layout.chunk_k
+        turns, alone = divmod(chunks, self.warps)
+        rounds, single = divmod(turns, self.chunks)
+        if rounds:
+            with b.serial(0, rounds) as turn:
+                self._round(turn * (self.warps * self.chunks) + self.warp, self.chunks)
+        done = rounds * self.chunks * self.warps
+        if single:
+            self._round(self.warp + done, single)
+            done += single * self.warps
+        if alone:
+            with b.If(self.warp < alone), b.Then():
+                self._round(self.warp + done, 1)
         if self.whole_rows:
-            self._scale(i64(0))
+            self._end(0, i32(0), i64(0))
         self._meet()
 
-    def _fill(self, buffer: Any, value: Expr, count: int) -> None:
-        with b.unroll(0, count) as i:
-            b.buffer_store(buffer, value, [i])
+    def _round(self, first: Expr, count: int) -> None:
+        """Chunks `first` and `count` - 1 more, each ``warps`` after the other."""
+        for number in range(count):
+            self._read(first + number * self.warps, number)
+        for number in range(count):
+            self._chunk(first + number * self.warps, number)
 
-    def _chunk(self, chunk: Expr) -> None:
-        layout, units = self.layout, self.chunk_k // self.layout.unit_k
-        steps = layout.unit_steps
-        of_group = self.group_k // STEP_K  # steps
-        for part in range(units):
-            unit = chunk * units + part
-            self._read(unit)
-            for step in range(steps):
-                at = part * steps + step  # in the chunk
-                group = chunk * i64(self.chunk_k // self.group_k or 1) + i64(at // of_group)
-                if not self.whole_rows and at % of_group == 0:
-                    self._fill(self.dots, i32(0), 4 * self.tiles)
-                self._multiply(unit, step)
-                if not self.whole_rows and (at + 1) % of_group == 0:
-                    self._scale(group)
+    def _read(self, chunk: Expr, number: int) -> None:
+        """All weights of a chunk."""
+        codes, loads = self.weights["codes"], self.layout.unit_loads
+        for unit in range(self.units):
+            for load in range(loads):
+                at = 4 * ((number * self.units + unit) * loads + load)
+                source = codes[self.block, chunk * self.units + unit, load, self.lane, 0]
+                self._call("apq_read_weights", self.words[at], source)
 
-    def _read(self, unit: Expr) -> None:
-        codes = self.weights["codes"]
-        for load in range(self.layout.unit_loads):
-            source = codes[self.block, unit, load, self.lane, 0]
-            b.evaluate(self.call("apq_read16", _address(self.words[4 * load]), _address(source)))
+    def _chunk(self, chunk: Expr, number: int) -> None:
+        for group, steps in enumerate(self.steps.groups):
+            if self.groups:
+                self._begin(group, chunk)
+            for step in steps:
+                self._multiply(chunk, number, group, step)
+            if self.groups:
+                self._end(group, chunk, (chunk * self.groups + group).astype("int64"))
 
-    def _multiply(self, unit: Expr, step: int) -> None:
+    def _begin(self, group: int, chunk: Expr) -> None:
+        """Sums of the largest products begin with the zero point's part, others with 0."""
+        places = self.places[group]
+        for chain, place in enumerate(places):
+            for tile in range(self.tiles):
+                at = self._dot(chain, tile)
+                if place != places[-1]:
+                    _fill(self.dots, i32(0), at, 4)
+                elif self.factors.ready:
+                    source = self.start[chunk * self.groups + group, self._pair(tile), 0]
+                    self._call("apq_read4", self.dots[at], source)
+                else:
+                    _fill(self.dots, self._magic(group), at, 4)
+
+    def _multiply(self, chunk: Expr, number: int, group: int, step: Step) -> None:
         """One step of all tiles; what it decodes is decoded once."""
-        fragment = [self._fragment(step, word) for word in range(4)]
-        column = unit * (self.layout.unit_k // 4) + 8 * step + self.lane % 4 * 2
+        layout = self.layout
+        fragment = [self._fragment(number, step, word) for word in range(4)]
+        chain = self.places[group].index(step.place)
+        wide = 8 * layout.unit_steps
         for tile in range(self.tiles):
-            row = self._row(tile, self.lane // 4)
-            x = [self.xq[row, column + part].astype("uint32") for part in range(2)]
-            b.evaluate(self.call("apq_mma_u8s8", _address(self.dots[4 * tile]), *fragment, *x))
+            if self.tiles > 1 or step.number % 2 == 0:
+                column = (chunk * self.units + step.unit) * wide + self.lane % 4 * (wide // 4)
+                # Two steps at once, where a lane keeps what it read for the second.
+                count = 4 if self.tiles == 1 and layout.unit_steps > 1 else 2
+                source = self.xq[self._row(tile), column + 2 * step.number]
+                self._call(f"apq_read{count}", self.x[0], source)
+            first = step.number % 2 * 2 if self.tiles == 1 else 0
+            pair = [self.x[first + i] for i in range(2)]
+            dots = _address(self.dots[self._dot(chain, tile)])
+            b.evaluate(self.call("apq_mma_u8s8", dots, *fragment, *pair))
 
-    def _fragment(self, step: int, word: int) -> Expr:
-        """uint32: four codes of a lane, a byte each."""
-        out = None
+    def _fragment(self, number: int, step: Step, word: int) -> Expr:
+        """uint32: four codes of a lane, a byte each, times 2^place."""
+        out, loads = None, self.layout.unit_loads
+        unit = (number * self.units + step.unit) * loads
         for field in self.layout.fields:
-            load = self.layout.first_load(field) + step // field.per_byte
+            load = unit + self.layout.first_load(field) + step.number // field.per_byte
             bits: Expr = self.words[4 * load + word]
-            place = step % field.per_byte * field.width
-            if place:
-                bits = bits >> _u32(place)
+            lies, wanted = step.number % field.per_byte * field.width, step.place + field.shift
+            if lies > wanted:
+                bits = bits >> _u32(lies - wanted)
+            elif lies < wanted:
+                bits = bits << _u32(wanted - lies)
             if field.width < 8:
-                bits = bits & _u32(0x01010101 * field.mask)
-            if field.shift:
-                bits = bits << _u32(field.shift)
+                bits = bits & _u32(0x01010101 * (field.mask << wanted))
             out = bits if out is None else out | bits
         assert out is not None
         return out
 
-    def _row(self, tile: int, row: Expr) -> Expr:
-        """Row of x, the last one where there is none: what comes of it is not stored."""
-        return tirx.min(self.first + i64(TILE * tile) + row.astype("int64"), self.m - i64(1))
+    def _dot(self, chain: int, tile: int) -> int:
+        return 4 * (chain * self.tiles + tile)
 
-    def _scale(self, group: Expr) -> None:
-        """Add a group's dots to the sums, times both scales."""
-        layout, scheme = self.layout, self.spec.scheme
-        assert scheme is not None
-        pair = self.lane // 4 * 2
-        for high in range(2):
-            scale = self.weights["scales"][self.block, group, pair + high].astype("float32")
-            zero = layout.zero(self.weights, self.block, group, pair + high)
-            for tile in range(self.tiles):
-                for odd in range(2):
-                    row = self._row(tile, self.lane % 4 * 2 + odd)
-                    at = 4 * tile + 2 * high + odd
-                    taken = zero * self.xsum[row, group]
-                    if self.whole_rows:  # the warps' sums are parts of one group
-                        taken = tirx.Select(self.warp == 0, taken, i32(0))
-                    dots = layout.centred(self.dots[at], taken)
-                    factor = scale
-                    if scheme.act_group != -1:
-                        factor = factor * self.xs[row, group]
-                    term = dots.astype("float32") * factor
-                    b.buffer_store(self.sums, self.sums[at] + term, [at])
+    def _row(self, tile: int) -> Expr:
+        """Row of x, the last one where there is none: what comes of it is not stored."""
+        row = self.first + (TILE * tile + self.lane // 4).astype("int64")
+        return tirx.min(row, self.m - i64(1))
+
+    def _pair(self, tile: int) -> Expr:
+        """The pair of rows that a lane has sums of, the last one where there is none."""
+        pair = self.first // i64(2) + (TILE // 2 * tile + self.lane % 4).astype("int64")
+        return tirx.min(pair, tirx.floordiv(self.m - i64(1), i64(2)))
+
+    def _end(self, group: int, chunk: Expr, number: Expr) -> None:
+        """Add a group's products to the sums, times both scales; `number` is the group's."""
+        layout, factors = self.layout, self.factors
+        slot = group % layout.together
+        if slot == 0:
+            first = self.weights["scales"][
+                layout.scale_place(self.block, number, self.lane // 4, 0)
+            ]
+            self._call(f"apq_read{layout.together}", self.scales[0], first)
+        b.evaluate(self.call("apq_floats", _address(self.pair[0]), self.scales[slot]))
+        places = self.places[group]
+        for tile in range(self.tiles):
+            by_group = self._row_scales(tile, group, number)
+            for at in range(4):
+                high, odd = divmod(at, 2)
+                total: Any = self.dots[self._dot(len(places) - 1, tile) + at]
+                for chain, place in enumerate(places[:-1]):
+                    part = self.dots[self._dot(chain, tile) + at]
+                    total = total + (part << i32(places[-1] - place))
+                total = self._centred(total, group, tile, number, high, odd)
+                factor = self.pair[high]
+                if by_group is not None:
+                    factor = factor * self.row_scales[by_group + odd]
+                if not factors.folded and self.steps.exponent(group):
+                    factor = factor * f32(0.5 ** self.steps.exponent(group))
+                at_sum = 4 * tile + at
+                b.buffer_store(self.sums, self.sums[at_sum] + total * factor, [at_sum])
+
+    def _row_scales(self, tile: int, group: int, number: Expr) -> int | None:
+        """Where the scales of x for a group lie; read with the first of their groups."""
+        factors = self.factors
+        if factors.act_group == -1:
+            return None
+        first, column = 2 * factors.paired * tile, group * self.layout.group_size
+        if column % (factors.paired * factors.act_group) == 0:
+            of_x = number // i64(factors.act_group // self.layout.group_size)
+            source = self.xs[(*factors.scale_at(of_x, self._pair(tile)), 0)]
+            self._call(f"apq_read{2 * factors.paired}", self.row_scales[first], source)
+        return first + column // factors.act_group % factors.paired * 2
+
+    def _magic(self, group: int) -> Expr:
+        return i32(MAGIC if self.steps.exact(group) else 0)
+
+    def _centred(
+        self, total: Expr, group: int, tile: int, number: Expr, high: int, odd: int
+    ) -> Expr:
+        """float32: sums without the zero point's part."""
+        if not self.factors.ready:
+            zero: Any = i32(self.steps.zero(group))
+            if self.layout.zero_points:
+                place = self.layout.scale_place(self.block, number, self.lane // 4, high)
+                zero = self.layout.zero(self.weights, place) << i32(self.steps.exponent(group))
+            taken = zero * self.start[number, self._pair(tile), odd]
+            if self.whole_rows:  # the warps' sums are parts of one group
+                taken = tirx.Select(self.warp == 0, taken, i32(0))
+            total = total - taken
+        if self.steps.exact(group):
+            return tirx.reinterpret("float32", total) - f32(MAGIC_FLOAT)
+        return total.astype("float32")
+
+    def _call(self, function: str, to: Expr, source: Expr) -> None:
+        """A device function that reads `source` and what follows it."""
+        b.evaluate(self.call(function, _address(to), _address(source)))
 
     # ---- the end ----
 
@@ -193,7 +287,7 @@ class Product:
         """Sum over warps in shared memory; each stores a part of the results."""
         count = 4 * self.tiles
         shared = b.sblock_alloc_buffer((self.warps, count, 32), "float32", scope="shared")
-        with b.unroll(0, count) as i:
+        for i in range(count):
             b.buffer_store(shared, self.sums[i], [self.warp, i, self.lane])
         b.evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))
         with b.serial(0, -(-count // self.warps)) as turn:
@@ -216,11 +310,20 @@ class Product:
         with b.If(inside), b.Then():
             shift = None
             if scheme.act_group == -1:
-                total = total * self.xs[row, 0]
+                total = total * self.xs[0, row // 2, 0, row % 2]
             if spec.asymmetric:
-                shift = (self.xs[row, 1], self.weights[ROW_SUMS])
+                shift = (self.xs[1, row // 2, 0, row % 2], self.weights[ROW_SUMS])
             value = epilogue_of(spec, total, self.bias, self.residual, row, column, shift)
             b.buffer_store(self.y, value, [row, column])
+
+
+def _local(count: int, dtype: str = "uint32") -> Any:
+    return b.sblock_alloc_buffer((count,), dtype, scope="local")
+
+
+def _fill(buffer: Any, value: Expr, first: int, count: int) -> None:
+    for at in range(first, first + count):
+        b.buffer_store(buffer, value, [at])
 
 
 def _u32(value: int) -> Expr:

@@ -1,7 +1,7 @@
 """Dynamic quantization of activations on a GPU: threads share a row's group.
 
 Scales, codes and sums are those of `apq_tvm.ops.activations.quantize`, which says what they mean.
-Codes stand four to a word, as ``mma`` and ``dp4a`` take them.
+How they lie says `apq_tvm.ops.gpu.rows`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import range_factors, scale_and_inverse
 from apq_tvm.ops.blocks import argument, each
+from apq_tvm.ops.gpu.rows import RowFactors
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bits
 
 
@@ -23,12 +24,8 @@ class QuantizeWords:
 
     Parameters
     ----------
-    k, padded : int
-        Columns of x, and of codes.
-    width : int
-        Columns that share a scale; divides `padded`.
-    sum_width : int
-        Columns that share a sum of codes; divides `width`.
+    factors : RowFactors
+        How codes, scales and sums lie; `factors.width` columns share a scale.
     bits : int
         2..8.
     asymmetric : bool
@@ -42,34 +39,29 @@ class QuantizeWords:
         Groups that do not divide each other, or are of no whole words.
     """
 
-    def __init__(
-        self,
-        k: int,
-        padded: int,
-        width: int,
-        sum_width: int,
-        bits: int,
-        asymmetric: bool,
-        threads: int,
-    ) -> None:
-        if padded % width or width % sum_width or sum_width % 4:
-            raise NotApplicable(f"K={k}: groups of {width} and {sum_width} do not nest")
-        self.k, self.padded, self.width, self.sum_width = k, padded, width, sum_width
-        self.asymmetric, self.threads = asymmetric, threads
+    def __init__(self, factors: RowFactors, bits: int, threads: int) -> None:
+        self.factors, self.threads = factors, threads
+        self.k, self.padded = factors.k, factors.padded
+        self.width, self.sum_width = factors.width, factors.sum_width
+        self.asymmetric = factors.centres > 0
+        if self.padded % self.width or self.width % self.sum_width or self.sum_width % 4:
+            raise NotApplicable(
+                f"K={self.k}: groups of {self.width} and {self.sum_width} do not nest"
+            )
         self.most = float((1 << (bits - 1)) - 1)
 
     def build(self) -> PrimFunc:
-        """``(x f32 [M, K], xq i32 [M, Kp / 4], xs f32 [M, Ga or 2], xsum i32 [M, Gw])``; block
-        ``group`` over (row, group), in it steps whose loops ``lane`` and ``turn`` share a group."""
-        m = tirx.Var("m", "int64")
+        """``(x f32 [M, K], xq i32 [M, Kp / 4], xs f32, start i32)``; block ``group`` over
+        (row, group), in it steps whose loops ``lane`` and ``turn`` share a group."""
+        m = self.m = tirx.Var("m", "int64")
         groups = self.padded // self.width
         with IRBuilder() as builder, b.prim_func(s_tir=True):
             b.func_name("quantize_words")
             b.func_attr({"apq.op": "quantize_words", "op_pattern": 8, "tirx.noalias": True})
             self.x = argument("x", (m, self.k), "float32")
-            self.xq = argument("xq", (m, self.padded // 4), "int32")
-            self.xs = argument("xs", (m, groups + int(self.asymmetric)), "float32")
-            self.xsum = argument("xsum", (m, self.padded // self.sum_width), "int32")
+            self.xq = argument("xq", self.factors.words(m), "int32")
+            self.xs = argument("xs", self.factors.scales(m), "float32")
+            self.start = argument("start", self.factors.starts(m), "int32")
             with b.grid(m, i64(groups)) as (row, group), b.sblock("group"):
                 self.row, self.group = b.axis.spatial(m, row), b.axis.spatial(i64(groups), group)
                 b.reads(self.x[0:m, 0 : self.k])
@@ -121,12 +113,24 @@ class QuantizeWords:
         with b.serial(0, self.threads) as lane, b.sblock("scale"):
             lane_ = b.axis.spatial(self.threads, lane)
             b.reads(self.top[0])
-            b.writes(self.xs[self.row, 0 : self.xs.shape[1]])
+            b.writes(self.xs[0 : self.xs.shape[0], 0 : self.xs.shape[1], 0, 0])
             with b.If(lane_ == 0), b.Then():
                 scale, *rest = self._factors()
-                b.buffer_store(self.xs, scale, [self.row, self.group])
+                first = self.factors.divided(scale, self.group)
+                self._store_pair(self.xs, self.factors.scale_at(self.group, self.row // 2), first)
                 if self.asymmetric:
-                    b.buffer_store(self.xs, scale * rest[1], [self.row, i64(1)])
+                    middle = self.factors.scale_at(i64(1), self.row // 2)
+                    self._store_pair(self.xs, middle, scale * rest[1])
+
+    def _store_pair(self, array: Any, at: list[Expr], value: Expr) -> None:
+        """A value of this row; the last row's also where the row after it would have its own."""
+        odd, copies = self.row % 2, int(array.shape[-1]) // 2
+        for copy in range(copies):
+            b.buffer_store(array, value, [*at, odd + i64(2 * copy)])
+        alone = tirx.all(odd == 0, self.row + 1 == self.m)
+        with b.If(alone), b.Then():
+            for copy in range(copies):
+                b.buffer_store(array, value, [*at, i64(1 + 2 * copy)])
 
     def _codes(self, part: Expr) -> None:
         """Codes of columns that share a sum, a word each turn of a thread; and their sum."""
@@ -157,7 +161,8 @@ class QuantizeWords:
                         b.buffer_store(mine, mine[0] + number, [0])
                         bits = (number & i32(255)) << i32(8 * byte)
                         packed = bits if packed is None else packed | bits
-                    b.buffer_store(self.xq, packed, [self.row, first + word.astype("int64")])
+                    place = self.factors.word(first + word.astype("int64"))
+                    b.buffer_store(self.xq, packed, [self.row, place])
         with b.serial(0, self.threads) as lane, b.sblock("total"):
             lane_ = b.axis.reduce(self.threads, lane)
             b.reads(mine[0])
@@ -168,10 +173,11 @@ class QuantizeWords:
         with b.serial(0, self.threads) as lane, b.sblock("sum"):
             lane_ = b.axis.spatial(self.threads, lane)
             b.reads(total[0])
-            b.writes(self.xsum[self.row, 0 : self.xsum.shape[1]])
+            b.writes(self.start[0 : self.start.shape[0], 0 : self.start.shape[1], 0])
             with b.If(lane_ == 0), b.Then():
                 group = self.group * i64(self.width // self.sum_width) + part.astype("int64")
-                b.buffer_store(self.xsum, total[0], [self.row, group])
+                first = self.factors.start(total[0], group)
+                self._store_pair(self.start, [group, self.row // 2], first)
 
 
 def _negative_order(x: Expr) -> Expr:

@@ -1,0 +1,130 @@
+"""How quantized rows of x lie for ``mma``, in words and factors that a lane reads at once.
+
+A lane of ``mma.m16n8k32`` multiplies two words of a step of row ``l / 4`` of x, and holds sums of
+rows ``2 (l % 4)`` and the next: so words of a unit stand by ``l % 4``, factors in pairs of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from apq_tvm.ops.gpu.steps import Steps
+from apq_tvm.tensorize.exprs import Expr, f32, i32, i64
+
+MAGIC, MAGIC_FLOAT = 0x4B400000, 1.5 * 2**23
+"""Bits of the float whose last bit is worth 1, and the float."""
+
+
+@dataclass(frozen=True)
+class RowFactors:
+    """The arrays that a product reads beside the codes of x, each for pairs of rows.
+
+    ``xs f32 [Ga / P, M2, P, 2]``: scales, P = 2 groups side by side where a chunk has several,
+    already divided by what the products of their groups are too large by; of whole rows a scale,
+    and a second plane with their middle.
+
+    ``start i32 [Gw, M2, 4]``: what a group's sums begin with, once more for the other row of
+    weights: the zero point's part and, where sums are small, the bits of `MAGIC`. With zero points
+    in the weights, or a group for the whole row: ``[Gw, M2, 2]``, sums of codes alone.
+
+    Parameters
+    ----------
+    steps : Steps
+    k : int
+    act_group : int
+        Columns of x that share a scale; -1 for a row.
+    centres : int
+        1 if rows have a middle.
+    """
+
+    steps: Steps
+    k: int
+    act_group: int
+    centres: int
+
+    @property
+    def padded(self) -> int:
+        """Columns of codes."""
+        return self.steps.layout.padded_k(self.k)
+
+    @property
+    def width(self) -> int:
+        """Columns that share a scale."""
+        return self.padded if self.act_group == -1 else self.act_group
+
+    @property
+    def sum_width(self) -> int:
+        """Columns that share a sum."""
+        return self.steps.layout.group_width(self.k)
+
+    @property
+    def paired(self) -> int:
+        """Groups of scales side by side."""
+        layout = self.steps.layout
+        together = layout.chunk_k // self.act_group if self.act_group != -1 else 1
+        return 2 if together > 1 else 1
+
+    @property
+    def folded(self) -> bool:
+        """True if scales are divided already: each belongs to one group of weights."""
+        return self.act_group != -1 and self.act_group == self.steps.layout.group_size
+
+    @property
+    def ready(self) -> bool:
+        """True if sums begin with what is read."""
+        layout = self.steps.layout
+        return layout.group_size != -1 and not layout.zero_points
+
+    def words(self, m: Expr) -> tuple[Any, ...]:
+        """Shape of the codes."""
+        return (m, self.padded // 4)
+
+    def scales(self, m: Expr) -> tuple[Any, ...]:
+        """Shape of ``xs``."""
+        groups = self.padded // self.width + self.centres
+        return (groups // self.paired, _pairs(m), self.paired, 2)
+
+    def starts(self, m: Expr) -> tuple[Any, ...]:
+        """Shape of ``start``."""
+        return (self.padded // self.sum_width, _pairs(m), 4 if self.ready else 2)
+
+    def word(self, word: Expr) -> Expr:
+        """Where the word of columns ``4 word ..`` stands."""
+        size, wide = self.steps.layout.unit_steps, self.steps.layout.unit_k // 4
+        unit, step, inner = word // wide, word % wide // 8, word % 8
+        return unit * wide + inner // 2 * (2 * size) + step * 2 + inner % 2
+
+    def scale_at(self, group: Expr, pair: Expr) -> list[Expr]:
+        """Index of a group's scales of a pair of rows, without the row."""
+        return [group // self.paired, pair, group % self.paired]
+
+    def divided(self, scale: Expr, group: Expr) -> Expr:
+        """A group's scale as it is stored."""
+        if not self.folded:
+            return scale
+        return scale * _of(group, [f32(0.5**e) for e in self.steps.exponents])
+
+    def start(self, total: Expr, group: Expr) -> Expr:
+        """What a group's sums begin with, by the sum of its codes."""
+        if not self.ready:
+            return total
+        count = range(len(self.steps.groups))
+        magic = _of(group, [i32(MAGIC if self.steps.exact(at) else 0) for at in count])
+        return magic - total * _of(group, [i32(self.steps.zero(at)) for at in count])
+
+
+def _pairs(m: Expr) -> Expr:
+    return tirx.floordiv(m + i64(1), i64(2))
+
+
+def _of(group: Expr, values: list[Expr]) -> Expr:
+    """The value of a group's place in its chunk."""
+    if all(value.value == values[0].value for value in values):
+        return values[0]
+    chosen = values[-1]
+    for at, value in enumerate(values[:-1]):
+        chosen = tirx.Select(group % i64(len(values)) == i64(at), value, chosen)
+    return chosen
