@@ -81,4 +81,29 @@ inline void apq_mma_u8s8(int *c, unsigned a0, unsigned a1, unsigned a2, unsigned
 }
 
 #endif
+
+// Products of one group, for two rows of weights by two of x, times the scales of both: sums[2 w + x]. Exact
+// dots have the bits of 1.5 x 2^23 in them (apq_tvm/ops/gpu/rows.py); that times a scale of 11 bits is exact, so
+// one multiply-add takes it off again.
+#define APQ_MAGIC 12582912.0f
+
+__device__ __forceinline__ float apq_bits(int bits) { return *(float *)&bits; }
+
+__device__ __forceinline__ void apq_add_exact_scaled(float *sums, const int *dots, const float *w, const float *x) {
+  for (int i = 0; i < 4; i++) {
+    sums[i] = fmaf(fmaf(apq_bits(dots[i]), w[i / 2], -APQ_MAGIC * w[i / 2]), x[i % 2], sums[i]);
+  }
+}
+
+__device__ __forceinline__ void apq_add_exact(float *sums, const int *dots, const float *w) {
+  for (int i = 0; i < 4; i++) sums[i] = fmaf(apq_bits(dots[i]) - APQ_MAGIC, w[i / 2], sums[i]);
+}
+
+__device__ __forceinline__ void apq_add_large_scaled(float *sums, const int *dots, const float *w, const float *x) {
+  for (int i = 0; i < 4; i++) sums[i] = fmaf((float)dots[i] * w[i / 2], x[i % 2], sums[i]);
+}
+
+__device__ __forceinline__ void apq_add_large(float *sums, const int *dots, const float *w) {
+  for (int i = 0; i < 4; i++) sums[i] = fmaf((float)dots[i], w[i / 2], sums[i]);
+}
 #endif

@@ -21,7 +21,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.formats.integer import ROW_SUMS
-from apq_tvm.ops.gpu.rows import MAGIC, MAGIC_FLOAT, RowFactors
+from apq_tvm.ops.gpu.rows import MAGIC, RowFactors
 from apq_tvm.ops.gpu.steps import Step
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64
@@ -163,7 +163,7 @@ class Product:
                 if place != places[-1]:
                     _fill(self.dots, i32(0), at, 4)
                 elif self.factors.ready:
-                    source = self.start[chunk * self.groups + group, self._pair(tile), 0]
+                    source = self.start[self._pair(tile), chunk * self.groups + group, 0]
                     self._call("apq_read4", self.dots[at], source)
                 else:
                     _fill(self.dots, self._magic(group), at, 4)
@@ -219,7 +219,7 @@ class Product:
 
     def _end(self, group: int, chunk: Expr, number: Expr) -> None:
         """Add a group's products to the sums, times both scales; `number` is the group's."""
-        layout, factors = self.layout, self.factors
+        layout, places = self.layout, self.places[group]
         slot = group % layout.together
         if slot == 0:
             first = self.weights["scales"][
@@ -227,23 +227,27 @@ class Product:
             ]
             self._call(f"apq_read{layout.together}", self.scales[0], first)
         b.evaluate(self.call("apq_floats", _address(self.pair[0]), self.scales[slot]))
-        places = self.places[group]
+        if not self.factors.folded and self.steps.exponent(group):
+            for high in range(2):
+                scale = self.pair[high] * f32(0.5 ** self.steps.exponent(group))
+                b.buffer_store(self.pair, scale, [high])
+        kind = "exact" if self.steps.exact(group) else "large"
         for tile in range(self.tiles):
-            by_group = self._row_scales(tile, group, number)
+            last = self._dot(len(places) - 1, tile)
             for at in range(4):
-                high, odd = divmod(at, 2)
-                total: Any = self.dots[self._dot(len(places) - 1, tile) + at]
+                total: Any = self.dots[last + at]
                 for chain, place in enumerate(places[:-1]):
                     part = self.dots[self._dot(chain, tile) + at]
                     total = total + (part << i32(places[-1] - place))
-                total = self._centred(total, group, tile, number, high, odd)
-                factor = self.pair[high]
-                if by_group is not None:
-                    factor = factor * self.row_scales[by_group + odd]
-                if not factors.folded and self.steps.exponent(group):
-                    factor = factor * f32(0.5 ** self.steps.exponent(group))
-                at_sum = 4 * tile + at
-                b.buffer_store(self.sums, self.sums[at_sum] + total * factor, [at_sum])
+                if not self.factors.ready:
+                    total = total - self._taken(group, tile, number, *divmod(at, 2))
+                b.buffer_store(self.dots, total, [last + at])
+            given = [self.sums[4 * tile], self.dots[last], self.pair[0]]
+            by_group = self._row_scales(tile, group, number)
+            if by_group is not None:
+                given.append(self.row_scales[by_group])
+            function = f"apq_add_{kind}" + ("" if by_group is None else "_scaled")
+            b.evaluate(self.call(function, *map(_address, given)))
 
     def _row_scales(self, tile: int, group: int, number: Expr) -> int | None:
         """Where the scales of x for a group lie; read with the first of their groups."""
@@ -253,29 +257,23 @@ class Product:
         first, column = 2 * factors.paired * tile, group * self.layout.group_size
         if column % (factors.paired * factors.act_group) == 0:
             of_x = number // i64(factors.act_group // self.layout.group_size)
-            source = self.xs[(*factors.scale_at(of_x, self._pair(tile)), 0)]
+            source = self.xs[self._pair(tile), of_x, 0]
             self._call(f"apq_read{2 * factors.paired}", self.row_scales[first], source)
         return first + column // factors.act_group % factors.paired * 2
 
     def _magic(self, group: int) -> Expr:
         return i32(MAGIC if self.steps.exact(group) else 0)
 
-    def _centred(
-        self, total: Expr, group: int, tile: int, number: Expr, high: int, odd: int
-    ) -> Expr:
-        """float32: sums without the zero point's part."""
-        if not self.factors.ready:
-            zero: Any = i32(self.steps.zero(group))
-            if self.layout.zero_points:
-                place = self.layout.scale_place(self.block, number, self.lane // 4, high)
-                zero = self.layout.zero(self.weights, place) << i32(self.steps.exponent(group))
-            taken = zero * self.start[number, self._pair(tile), odd]
-            if self.whole_rows:  # the warps' sums are parts of one group
-                taken = tirx.Select(self.warp == 0, taken, i32(0))
-            total = total - taken
-        if self.steps.exact(group):
-            return tirx.reinterpret("float32", total) - f32(MAGIC_FLOAT)
-        return total.astype("float32")
+    def _taken(self, group: int, tile: int, number: Expr, high: int, odd: int) -> Expr:
+        """The zero point's part of a sum that began without it."""
+        zero: Any = i32(self.steps.zero(group))
+        if self.layout.zero_points:
+            place = self.layout.scale_place(self.block, number, self.lane // 4, high)
+            zero = self.layout.zero(self.weights, place) << i32(self.steps.exponent(group))
+        taken = zero * self.start[self._pair(tile), number, odd]
+        if self.whole_rows:  # the warps' sums are parts of one group
+            taken = tirx.Select(self.warp == 0, taken, i32(0))
+        return taken
 
     def _call(self, function: str, to: Expr, source: Expr) -> None:
         """A device function that reads `source` and what follows it."""
@@ -310,9 +308,9 @@ class Product:
         with b.If(inside), b.Then():
             shift = None
             if scheme.act_group == -1:
-                total = total * self.xs[0, row // 2, 0, row % 2]
+                total = total * self.xs[row // 2, 0, row % 2]
             if spec.asymmetric:
-                shift = (self.xs[1, row // 2, 0, row % 2], self.weights[ROW_SUMS])
+                shift = (self.xs[row // 2, 1, row % 2], self.weights[ROW_SUMS])
             value = epilogue_of(spec, total, self.bias, self.residual, row, column, shift)
             b.buffer_store(self.y, value, [row, column])
 

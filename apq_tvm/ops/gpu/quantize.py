@@ -113,24 +113,22 @@ class QuantizeWords:
         with b.serial(0, self.threads) as lane, b.sblock("scale"):
             lane_ = b.axis.spatial(self.threads, lane)
             b.reads(self.top[0])
-            b.writes(self.xs[0 : self.xs.shape[0], 0 : self.xs.shape[1], 0, 0])
+            b.writes(self.xs[0 : self.xs.shape[0], 0 : self.xs.shape[1], 0])
             with b.If(lane_ == 0), b.Then():
                 scale, *rest = self._factors()
-                first = self.factors.divided(scale, self.group)
-                self._store_pair(self.xs, self.factors.scale_at(self.group, self.row // 2), first)
+                self._store_pair(self.xs, self.group, self.factors.divided(scale, self.group))
                 if self.asymmetric:
-                    middle = self.factors.scale_at(i64(1), self.row // 2)
-                    self._store_pair(self.xs, middle, scale * rest[1])
+                    self._store_pair(self.xs, i64(1), scale * rest[1])
 
-    def _store_pair(self, array: Any, at: list[Expr], value: Expr) -> None:
+    def _store_pair(self, array: Any, group: Expr, value: Expr) -> None:
         """A value of this row; the last row's also where the row after it would have its own."""
-        odd, copies = self.row % 2, int(array.shape[-1]) // 2
+        pair, odd, copies = self.row // 2, self.row % 2, int(array.shape[-1]) // 2
         for copy in range(copies):
-            b.buffer_store(array, value, [*at, odd + i64(2 * copy)])
+            b.buffer_store(array, value, [pair, group, odd + i64(2 * copy)])
         alone = tirx.all(odd == 0, self.row + 1 == self.m)
         with b.If(alone), b.Then():
             for copy in range(copies):
-                b.buffer_store(array, value, [*at, i64(1 + 2 * copy)])
+                b.buffer_store(array, value, [pair, group, i64(1 + 2 * copy)])
 
     def _codes(self, part: Expr) -> None:
         """Codes of columns that share a sum, a word each turn of a thread; and their sum."""
@@ -177,7 +175,7 @@ class QuantizeWords:
             with b.If(lane_ == 0), b.Then():
                 group = self.group * i64(self.width // self.sum_width) + part.astype("int64")
                 first = self.factors.start(total[0], group)
-                self._store_pair(self.start, [group, self.row // 2], first)
+                self._store_pair(self.start, group, first)
 
 
 def _negative_order(x: Expr) -> Expr:

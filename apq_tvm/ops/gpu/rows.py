@@ -14,21 +14,20 @@ from tvm import tirx
 from apq_tvm.ops.gpu.steps import Steps
 from apq_tvm.tensorize.exprs import Expr, f32, i32, i64
 
-MAGIC, MAGIC_FLOAT = 0x4B400000, 1.5 * 2**23
-"""Bits of the float whose last bit is worth 1, and the float."""
+MAGIC = 0x4B400000
+"""The bits of 1.5 x 2^23, the float whose last bit is worth 1 (``APQ_MAGIC`` in mma_s8.cuh)."""
 
 
 @dataclass(frozen=True)
 class RowFactors:
     """The arrays that a product reads beside the codes of x, each for pairs of rows.
 
-    ``xs f32 [Ga / P, M2, P, 2]``: scales, P = 2 groups side by side where a chunk has several,
-    already divided by what the products of their groups are too large by; of whole rows a scale,
-    and a second plane with their middle.
+    ``xs f32 [M2, Ga, 2]``: scales, already divided by what the products of their groups are too
+    large by; of whole rows a scale, and as a second group their middle.
 
-    ``start i32 [Gw, M2, 4]``: what a group's sums begin with, once more for the other row of
+    ``start i32 [M2, Gw, 4]``: what a group's sums begin with, once more for the other row of
     weights: the zero point's part and, where sums are small, the bits of `MAGIC`. With zero points
-    in the weights, or a group for the whole row: ``[Gw, M2, 2]``, sums of codes alone.
+    in the weights, or a group for the whole row: ``[M2, Gw, 2]``, sums of codes alone.
 
     Parameters
     ----------
@@ -62,9 +61,8 @@ class RowFactors:
 
     @property
     def paired(self) -> int:
-        """Groups of scales side by side."""
-        layout = self.steps.layout
-        together = layout.chunk_k // self.act_group if self.act_group != -1 else 1
+        """Groups whose scales a lane reads at once."""
+        together = self.steps.layout.chunk_k // self.act_group if self.act_group != -1 else 1
         return 2 if together > 1 else 1
 
     @property
@@ -84,22 +82,17 @@ class RowFactors:
 
     def scales(self, m: Expr) -> tuple[Any, ...]:
         """Shape of ``xs``."""
-        groups = self.padded // self.width + self.centres
-        return (groups // self.paired, _pairs(m), self.paired, 2)
+        return (_pairs(m), self.padded // self.width + self.centres, 2)
 
     def starts(self, m: Expr) -> tuple[Any, ...]:
         """Shape of ``start``."""
-        return (self.padded // self.sum_width, _pairs(m), 4 if self.ready else 2)
+        return (_pairs(m), self.padded // self.sum_width, 4 if self.ready else 2)
 
     def word(self, word: Expr) -> Expr:
         """Where the word of columns ``4 word ..`` stands."""
         size, wide = self.steps.layout.unit_steps, self.steps.layout.unit_k // 4
         unit, step, inner = word // wide, word % wide // 8, word % 8
         return unit * wide + inner // 2 * (2 * size) + step * 2 + inner % 2
-
-    def scale_at(self, group: Expr, pair: Expr) -> list[Expr]:
-        """Index of a group's scales of a pair of rows, without the row."""
-        return [group // self.paired, pair, group % self.paired]
 
     def divided(self, scale: Expr, group: Expr) -> Expr:
         """A group's scale as it is stored."""
