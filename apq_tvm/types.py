@@ -320,6 +320,8 @@ class GpuFacts:
     driver : int
         Release of the oldest driver that a module must run under, such as 525: it says which
         compiler makes the images (`apq_tvm.codegen.cuda.compilers`).
+    images : tuple of int
+        Compute capabilities that images are made for; that of the GPU alone by default.
     """
 
     sm: int
@@ -328,6 +330,7 @@ class GpuFacts:
     shared_bytes: int
     threads: int
     driver: int
+    images: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from apq_tvm.codegen.build.library import compile_sources
 from apq_tvm.codegen.build.toolchain import Toolchain
 from apq_tvm.codegen.cuda.compilers import ImageCompiler
 from apq_tvm.codegen.cuda.split import split
-from apq_tvm.codegen.cuda.tables import tables_source, with_own_kernels
+from apq_tvm.codegen.cuda.squeeze import squeeze
+from apq_tvm.codegen.cuda.tables import Image, tables_source, with_own_kernels
 from apq_tvm.codegen.graph.plain import Graph, Region, Sizes
 from apq_tvm.codegen.package.folder import RUNTIME
 from apq_tvm.errors import UnsupportedModel
@@ -81,10 +82,16 @@ def build_device(
     """
     objects, code = split(mod, names, target, work, prefix)
     code = with_own_kernels(code)
-    image = work / f"{symbol}.image"
-    image.write_bytes(compiler.image(code, gpu))
+    made = [(sm, False, compiler.image(code, sm)) for sm in gpu.images or (gpu.sm,)]
+    made.append((gpu.sm, True, compiler.ptx(code, gpu.sm)))
+    images = [_written(work / f"{symbol}{n}.image", *image) for n, image in enumerate(made)]
     source = work / f"{symbol}.c"
-    source.write_text(tables_source(symbol, code, gpu, image))
+    source.write_text(tables_source(symbol, code, gpu, images))
     includes = [str(RUNTIME / folder) for folder in ("common", "cuda")]
     with compile_sources(tools, [source], work, [*includes, str(work)]) as compiled:
         return [*objects, *compiled()]
+
+
+def _written(file: Path, sm: int, ptx: bool, image: bytes) -> Image:
+    file.write_bytes(squeeze(image))
+    return Image(sm, ptx, len(image), file)

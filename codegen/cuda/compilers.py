@@ -26,30 +26,45 @@ _INSTALL = {12: "pip install 'apq-tvm[cuda]'", 13: "pip install 'apq-tvm[cuda13]
 class ImageCompiler(Protocol):
     """Makes what a driver loads."""
 
-    def image(self, code: DeviceCode, gpu: GpuFacts) -> bytes:
+    def image(self, code: DeviceCode, sm: int) -> bytes:
         """The kernels of `code` for one compute capability."""
+
+    def ptx(self, code: DeviceCode, sm: int) -> bytes:
+        """Text of which drivers make an image for any later one."""
 
 
 @dataclass(frozen=True)
 class _Nvrtc:
     major: int
 
-    def image(self, code: DeviceCode, gpu: GpuFacts) -> bytes:
+    def image(self, code: DeviceCode, sm: int) -> bytes:
+        return self._compile(code, f"sm_{sm}")
+
+    def ptx(self, code: DeviceCode, sm: int) -> bytes:
+        return self._compile(code, f"compute_{sm}").rstrip(b"\0")
+
+    def _compile(self, code: DeviceCode, arch: str) -> bytes:
         nvrtc = find_nvrtc(self.major)
         assert nvrtc is not None
-        return nvrtc.compile(code.source, f"sm_{gpu.sm}")
+        return nvrtc.compile(code.source, arch)
 
 
 @dataclass(frozen=True)
 class _Nvcc:
     path: str
 
-    def image(self, code: DeviceCode, gpu: GpuFacts) -> bytes:
+    def image(self, code: DeviceCode, sm: int) -> bytes:
+        return self._compile(code, "-cubin", f"sm_{sm}")
+
+    def ptx(self, code: DeviceCode, sm: int) -> bytes:
+        return self._compile(code, "-ptx", f"compute_{sm}")
+
+    def _compile(self, code: DeviceCode, kind: str, arch: str) -> bytes:
         with tempfile.TemporaryDirectory(prefix="apq.") as folder:
-            source, image = Path(folder, "kernels.cu"), Path(folder, "kernels.cubin")
+            source, image = Path(folder, "kernels.cu"), Path(folder, "kernels.image")
             source.write_text(code.source)
-            arch = f"--gpu-architecture=sm_{gpu.sm}"
-            run([self.path, "-cubin", "-w", "-std=c++17", arch, str(source), "-o", str(image)])
+            given = (kind, "-w", "-std=c++17", f"--gpu-architecture={arch}")
+            run([self.path, *given, str(source), "-o", str(image)])
             return image.read_bytes()
 
 
@@ -68,7 +83,7 @@ def find_compiler(gpu: GpuFacts) -> ImageCompiler:
     """
     major = cuda_major(gpu)
     nvrtc = find_nvrtc(major)
-    if nvrtc is not None and nvrtc.supports(gpu.sm):
+    if nvrtc is not None and all(map(nvrtc.supports, gpu.images or (gpu.sm,))):
         return _Nvrtc(major)
     nvcc = shutil.which("nvcc")
     release = re.search(r"release (\d+)\.", run([nvcc, "--version"])) if nvcc else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from apq_tvm.codegen.cuda.split import DeviceCode
@@ -20,7 +22,27 @@ def with_own_kernels(code: DeviceCode) -> DeviceCode:
     return DeviceCode(f"{code.source}\n{CHECK_IDS.read_text()}", code.kernels)
 
 
-def tables_source(symbol: str, code: DeviceCode, gpu: GpuFacts, image: Path) -> str:
+@dataclass(frozen=True)
+class Image:
+    """Code for one compute capability.
+
+    Parameters
+    ----------
+    sm : int
+    ptx : bool
+        True if it is text that the drivers of later GPUs compile.
+    bytes : int
+    file : Path
+        Of the image made small (`apq_tvm.codegen.cuda.squeeze`).
+    """
+
+    sm: int
+    ptx: bool
+    bytes: int
+    file: Path
+
+
+def tables_source(symbol: str, code: DeviceCode, gpu: GpuFacts, images: Sequence[Image]) -> str:
     """Write the C source of a device's ``apq_device_code``.
 
     Parameters
@@ -29,8 +51,8 @@ def tables_source(symbol: str, code: DeviceCode, gpu: GpuFacts, image: Path) -> 
         Its name.
     code : DeviceCode
     gpu : GpuFacts
-    image : Path
-        The image's file; the assembler reads it.
+    images : sequence of Image
+        The assembler reads their files.
 
     Returns
     -------
@@ -43,21 +65,31 @@ def tables_source(symbol: str, code: DeviceCode, gpu: GpuFacts, image: Path) -> 
         f"{{{', '.join(map(str, k.launch)) or 0}}}}},"
         for k in code.kernels
     ]
+    sections, table = list[str](), list[str]()
+    for number, image in enumerate(images):
+        name = f"{symbol}_image{number}"
+        sections += [
+            f'__asm__(".section .rodata\\n{name}:\\n"',
+            f'        ".incbin \\"{image.file.name}\\"\\n.balign 8\\n.previous\\n");',
+            f"extern const unsigned char {name}[];",
+        ]
+        packed = image.file.stat().st_size
+        table.append(f"    {{{image.sm}, {int(image.ptx)}, {packed}, {image.bytes}, {name}}},")
     return "\n".join(
         [
             '#include "apq_cuda.h"',
             "",
-            f'__asm__(".section .rodata\\n.balign 64\\n{symbol}_image:\\n"',
-            f'        ".incbin \\"{image.name}\\"\\n.balign 8\\n.previous\\n");',
-            f"extern const unsigned char {symbol}_image[];",
+            *sections,
             "static const apq_gpu_kernel kernels[] = {",
             *rows,
             '    {"apq_check_ids", "plllllllp", 0, {0}},',
             "};",
-            f"static const apq_gpu_image images[] = {{{{{gpu.sm}, 0, {symbol}_image}}}};",
+            "static const apq_gpu_image images[] = {",
+            *table,
+            "};",
             f"extern const struct apq_device_code {symbol};",
             f"const struct apq_device_code {symbol} = {{{_DRIVERS[gpu.driver]}, "
-            f'"{gpu.driver}", {len(rows) + 1}, 1, kernels, images}};',
+            f'"{gpu.driver}", {len(rows) + 1}, {len(images)}, kernels, images}};',
             "",
         ]
     )

@@ -1,4 +1,7 @@
-"""Linear kernels of integers on both sides by ``mma.m16n8k32``: from compute capability 8.0 on."""
+"""Linear kernels of integers on both sides by ``mma.m16n8k32``.
+
+Compute capability 7.5 does the same, of the same fragments, by four ``mma.m8n8k16``.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,6 @@ from apq_tvm.tensorize.cuda.functions import call
 from apq_tvm.types import DeviceProfile
 
 _INT32_MAX = 2**31 - 1
-_OLDEST = 80
-"""Compute capability of the oldest GPU with it; 7.5 has ``m8n8k16``, of another fragment order."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,8 @@ def _layout(spec: LinearSpec, profile: DeviceProfile) -> FragmentLayout:
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile) -> None:
-    scheme, gpu = spec.scheme, profile.gpu
-    assert scheme is not None and gpu is not None
-    if gpu.sm < _OLDEST:
-        raise NotApplicable(
-            f"mma.m16n8k32 is of compute capability 8.0 and later; {profile.name} has "
-            f"{gpu.sm // 10}.{gpu.sm % 10}"
-        )
+    scheme = spec.scheme
+    assert scheme is not None
     if not 2 <= scheme.act_bits <= 8:
         raise NotApplicable(f"is for activations of 2 to 8 bits, not {scheme}")
     if scheme.group_size == 16:

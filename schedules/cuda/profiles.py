@@ -43,6 +43,7 @@ def _profile(
     l2_mb: float,
     source: str,
     host: str = _X86,
+    images: tuple[int, ...] = (),
 ) -> DeviceProfile:
     shared = _SHARED_KB[sm] * _KB
     driver = 580 if sm == 110 else 570 if sm == 120 else 525
@@ -61,7 +62,7 @@ def _profile(
         l1_bytes=shared,
         l2_bytes=int(l2_mb * _MB),
         sources=(source, _GUIDE),
-        gpu=GpuFacts(sm, clock_mhz, bandwidth, shared, _THREADS[sm], driver),
+        gpu=GpuFacts(sm, clock_mhz, bandwidth, shared, _THREADS[sm], driver, images),
     )
 
 
@@ -79,6 +80,17 @@ PROFILES: tuple[DeviceProfile, ...] = (
     _profile("a100", 80, 108, 1410, 2039.0, 40, _PAPER.format("A100")),
     _profile("h100", 90, 132, 1830, 3352.0, 50, _PAPER.format("H100")),
     _profile("h200", 90, 132, 1830, 4800.0, 50, _PAGE.format("H200")),
+    # Images for all that CUDA 12 knows, PTX for what comes after; figures are those of the least.
+    _profile(
+        "cuda-auto",
+        75,
+        46,
+        1710,
+        448.0,
+        4,
+        _PAPER.format("Turing"),
+        images=(75, 80, 86, 89, 90, 120),
+    ),
 )
 
 

@@ -1,15 +1,19 @@
 // Products of int8 matrices by a warp, and reads of several words. Each function has two bodies: PTX,
 // and plain C++ that is its meaning (codegen/cuda/simulator). Fragments: PTX ISA 8.8, "Matrix Fragments for
-// mma.m16n8k32", .u8/.s8 integer type.
+// mma.m16n8k32" and "mma.m8n8k16", .u8/.s8 integer type: words of a lane are the same for both.
 #ifndef APQ_MMA_S8
 #define APQ_MMA_S8
 
 #ifdef __CUDACC__
 
-// Weights are read once: past the first cache, in lines of 256 bytes of the second.
+// Weights are read once: past the first cache, in long lines of the second.
 __device__ __forceinline__ void apq_read_weights(void *to, const void *from) {
   unsigned *t = (unsigned *)to;
+#if __CUDA_ARCH__ >= 800
   asm("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
       : "=r"(t[0]), "=r"(t[1]), "=r"(t[2]), "=r"(t[3])
       : "l"(from));
 }
@@ -38,12 +42,28 @@ __device__ __forceinline__ void apq_floats(float *to, unsigned halves) {
       : "r"(halves));
 }
 
+#if __CUDA_ARCH__ < 800
+// 8 rows of weights and 16 columns: both operands have one word of a lane.
+__device__ __forceinline__ void apq_mma_half(int *c, unsigned a, unsigned b) {
+  asm("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+      : "+r"(c[0]), "+r"(c[1])
+      : "r"(a), "r"(b));
+}
+#endif
+
 __device__ __forceinline__ void apq_mma_u8s8(int *c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                              unsigned b1) {
+#if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+  apq_mma_half(c, a0, b0);
+  apq_mma_half(c + 2, a1, b0);
+  apq_mma_half(c, a2, b1);
+  apq_mma_half(c + 2, a3, b1);
+#endif
 }
 
 #else

@@ -7,17 +7,21 @@ threads is random, device memory cannot be touched by the host.
 
 from __future__ import annotations
 
+import base64
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from apq_tvm.codegen.build.toolchain import run
 from apq_tvm.codegen.cuda.split import DeviceCode
-from apq_tvm.types import GpuFacts
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE / "include"
 DRIVER = "libcuda.so.1"
+
+PTX = b"// cusim\n"
+"""Begins what stands for PTX; an image in base64 follows."""
 
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing")
 
@@ -34,7 +38,7 @@ class Simulator:
 
     compiler: str = "g++"
 
-    def image(self, code: DeviceCode, gpu: GpuFacts) -> bytes:
+    def image(self, code: DeviceCode, sm: int) -> bytes:
         """A shared library with the kernels of `code`.
 
         Raises
@@ -44,12 +48,22 @@ class Simulator:
         """
         entries = [*(kernel.name for kernel in code.kernels), "apq_check_ids"]
         text = "\n".join([code.source, *(f"CUSIM_KERNEL({name})" for name in entries), ""])
-        with tempfile.TemporaryDirectory(prefix="apq.") as folder:
-            source, image = Path(folder, "kernels.cc"), Path(folder, "kernels.so")
-            source.write_text(text)
-            given = (*_FLAGS, f"-D__CUDA_ARCH__={gpu.sm * 10}", f"-I{INCLUDE}")
-            run([self.compiler, *given, str(source), "-o", str(image)])
-            return image.read_bytes()
+        return _image(self.compiler, text, sm)
+
+    def ptx(self, code: DeviceCode, sm: int) -> bytes:
+        """The same, as text for our driver alone."""
+        return PTX + base64.b64encode(self.image(code, sm))
+
+
+@lru_cache(maxsize=8)
+def _image(compiler: str, text: str, sm: int) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="apq.") as folder:
+        source, image = Path(folder, "kernels.cc"), Path(folder, "kernels.so")
+        source.write_text(text)
+        # A module without kernels of its own includes nothing.
+        given = (*_FLAGS, f"-D__CUDA_ARCH__={sm * 10}", f"-I{INCLUDE}", "-include", "cuda.h")
+        run([compiler, *given, str(source), "-o", str(image)])
+        return image.read_bytes()
 
 
 def build_driver(folder: Path, compiler: str = "g++") -> Path:

@@ -292,8 +292,24 @@ API cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void *stream) {
 
 // ---- code ----
 
+// What stands for PTX is an image in base64 (simulator/__init__.py).
+static std::string decoded(const char *text) {
+  static const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  unsigned bits = 0, count = 0;
+  for (; digits.find(*text) != std::string::npos; text++) {
+    bits = bits << 6 | (unsigned)digits.find(*text);
+    if (++count % 4 != 1) out += (char)(bits >> (6 - 2 * ((count - 1) % 4)));
+  }
+  return out;
+}
 API cuModuleLoadData(void **module, const void *image) {
   READY;
+  std::string text;
+  if (strncmp((const char *)image, "// cusim\n", 9) == 0) {
+    text = decoded((const char *)image + 9);
+    image = text.data();
+  }
   const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
   if (memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return INVALID_IMAGE;
   if (header->e_machine == 190 || header->e_type != ET_DYN) return NO_BINARY_FOR_GPU;  // EM_CUDA

@@ -21,6 +21,7 @@ typedef struct {
 /* Code for one compute capability, such as 86; `ptx` is text that a newer GPU's driver compiles. */
 typedef struct {
   int32_t sm, ptx;
+  uint32_t packed, bytes; /* as it lies here, and unpacked */
   const unsigned char *data;
 } apq_gpu_image;
 
@@ -31,6 +32,11 @@ struct apq_device_code {
   const apq_gpu_kernel *kernels;
   const apq_gpu_image *images;
 };
+
+/* ---- images (unpack.c) ---- */
+
+/* 1 if `packed` bytes are exactly `bytes` ones made small. */
+int apq_unpack(const unsigned char *in, size_t packed, unsigned char *out, size_t bytes);
 
 /* ---- the driver (driver.c) ---- */
 

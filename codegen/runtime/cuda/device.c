@@ -140,7 +140,13 @@ static int load(apq_device *d, const apq_module *m) {
   int sm, most = 0;
   int rc = capability(d->cu, d->number, &sm);
   if (rc != APQ_OK) return rc;
-  apq_result_code result = d->cu->load(&d->module, image_for(code, sm)->data);
+  const apq_gpu_image *image = image_for(code, sm);
+  unsigned char *whole = malloc((size_t)image->bytes + 1);
+  if (whole == NULL) return apq_fail(APQ_NO_MEMORY, "lib%s: no memory for its code", m->name);
+  whole[image->bytes] = 0; /* PTX is a string */
+  int sound = apq_unpack(image->data, image->packed, whole, image->bytes);
+  apq_result_code result = sound ? d->cu->load(&d->module, whole) : 200; /* CUDA_ERROR_INVALID_IMAGE */
+  free(whole);
   if (result != 0) return apq_device_fail(d, result, "the module's code cannot be loaded: cuModuleLoadData");
   (void)d->cu->device_attribute(&most, SHARED_OPTIN, d->number);
   for (int32_t i = 0; i < code->num_kernels; i++) {

@@ -59,7 +59,7 @@ def said(program, folder: Path, env: dict[str, str], text: str = "import small")
         ({"CUSIM_DEVICES": "0"}, ["WrongMachine", "CUDA_ERROR_NO_DEVICE"]),
         ({"CUSIM_VERSION": "11080"}, ["WrongMachine", "release 525", "CUDA 11.8"]),
         ({"CUSIM_SM": "75"}, ["WrongMachine", "rtx-3090", "simulated GPU 0", "7.5"]),
-        ({"CUSIM_SM": "90"}, ["WrongMachine", "9.0", "apq-tvm targets"]),
+        ({"CUSIM_SM": "80"}, ["WrongMachine", "8.0", "apq-tvm targets"]),
         ({"CUSIM_MEMORY": "8192"}, ["RunError", "bytes of weights", "of 8192 are free"]),
     ],
 )

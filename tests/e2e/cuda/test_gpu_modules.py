@@ -13,7 +13,7 @@ from apq_tvm.codegen.cuda.simulator import Simulator
 from apq_tvm.errors import BuildError, UnsupportedModel
 from apq_tvm.module import load_module
 from apq_tvm.schedules.devices import PROFILES, find_profile
-from tests.onnx_models import build, save
+from tests.onnx_models import build, rand, save
 from tests.small_llama import inputs, small_llama
 
 GPUS = [profile.name for profile in PROFILES if profile.gpu]
@@ -98,3 +98,27 @@ def test_a_decoder_keeps_its_cache(gpu: None, tmp_path: Path) -> None:
         step = module.run({"input_ids": feeds["input_ids"][:, at : at + 1], **past})
         np.testing.assert_allclose(step["logits"][0, 0], whole["logits"][0, at], atol=1e-3)
         past = {name: step[name.replace("past_key_values", "present")] for name in past}
+
+
+def test_one_module_for_every_gpu(program, tmp_path: Path) -> None:
+    """By the image of its capability or an earlier one of the same major, or by the text."""
+    path = save(
+        build([("MatMul", "x w", "y")], {"x": ("float32", ["m", 64])}, "y", {"w": rand(64, 48)}),
+        tmp_path,
+    )
+    pipeline.compile(
+        path, tmp_path / "auto", target="cuda-auto", scheme="W4A8g32", images=Simulator()
+    )
+    text = """
+    import numpy as np
+    import auto
+    print(auto.run(x=np.ones((3, 64), np.float32))["y"].sum())
+    """
+    said = set()
+    for sm in (75, 80, 86, 87, 89, 90, 100, 110, 120):
+        done = program(tmp_path, text, {"CUSIM_SM": str(sm)})
+        assert done.returncode == 0, done.stderr
+        said.add(done.stdout)
+    assert len(said) == 1
+    done = program(tmp_path, text, {"CUSIM_SM": "70"})
+    assert "WrongMachine" in done.stderr and "cuda-auto" in done.stderr
