@@ -20,8 +20,12 @@ from apq_tvm.types import Array
 SOURCE = Path(__file__).with_suffix(".c")
 
 
+SYSTEM = Path("/usr/aarch64-linux-gnu")
+"""Where Debian's cross compilers keep what programs load."""
+
+
 class ModuleProgram:
-    """A module's static library, linked into a program that reads tensors from a file.
+    """A module's library, linked into a program that reads tensors from a file.
 
     Parameters
     ----------
@@ -29,6 +33,9 @@ class ModuleProgram:
         What `apq_tvm.compile` wrote, for 64-bit Arm.
     folder : Path
         For the program and its files.
+    driver : Path, optional
+        Folder of a ``libcuda.so.1`` that the program loads, for modules of GPUs: it is linked
+        dynamically then.
 
     Raises
     ------
@@ -38,13 +45,18 @@ class ModuleProgram:
         The cross compiler is missing or fails.
     """
 
-    def __init__(self, module: Path, folder: Path) -> None:
+    def __init__(self, module: Path, folder: Path, driver: Path | None = None) -> None:
         self.module, self.manifest = module, read_manifest(module)
         name = self.manifest["name"]
         self.path, self._folder = folder / "module_program", folder
+        library = ["-static", str(module / f"lib{name}.a")]
+        self._found: list[str] = []
+        if driver is not None:
+            library = [f"-L{module}", f"-l{name}"]
+            self._found = ["-L", str(SYSTEM), "-E", f"LD_LIBRARY_PATH={module}:{driver}"]
         run([
-            COMPILERS["aarch64"], "-O1", "-Wall", "-Wextra", "-Werror", "-static", f"-I{module}",
-            f"-DNAME={name}", f'-DHEADER="{name}.h"', str(SOURCE), str(module / f"lib{name}.a"),
+            COMPILERS["aarch64"], "-O1", "-Wall", "-Wextra", "-Werror", f"-I{module}",
+            f"-DNAME={name}", f'-DHEADER="{name}.h"', str(SOURCE), *library,
             "-lm", "-ldl", "-lpthread", "-o", str(self.path),
         ])  # fmt: skip
         self.target = ""
@@ -74,7 +86,8 @@ class ModuleProgram:
         BuildError
             qemu is missing.
         """
-        command = [*emulator("aarch64", cpu), str(self.path), *self._files(feeds, bits)]
+        command = [*emulator("aarch64", cpu), *self._found, str(self.path)]
+        command += self._files(feeds, bits)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BadInput(f"{self.module} ended with {done.returncode}: {done.stderr.strip()}")

@@ -2,11 +2,17 @@
 #pragma once
 #include "cusim.h"
 
+#ifdef __aarch64__
+using cusim_half = __fp16;  // g++ 12 has no _Float16 there
+#else
+using cusim_half = _Float16;
+#endif
+
 struct half {
-  _Float16 v;
+  cusim_half v;
   half() = default;
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
-  half(T x) : v((_Float16)x) {}
+  half(T x) : v((cusim_half)x) {}
   operator float() const { return (float)v; }
 };
 using __half = half;

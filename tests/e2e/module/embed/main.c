@@ -56,7 +56,7 @@ int main(int argc, char **argv) {
   inputs[0].dtype.bits = 64;
   if (embedded_run(context, inputs, outputs) != EMBEDDED_BAD_INPUT) return 5;
   inputs[0].dtype.bits = 32;
-  inputs[0].device.device_type = 2;
+  inputs[0].device.device_type = kDLMetal;
   if (embedded_run(context, inputs, outputs) != EMBEDDED_BAD_INPUT) return 6;
   inputs[0].device.device_type = kDLCPU;
   ids[3] = 1000;
