@@ -19,37 +19,42 @@ FILES = (
 PARTS = 12
 """Of all cases, so that a limit of time (``--minutes``) can come between."""
 
+TARGETS = ("host", "rtx-3090")
+"""A processor, and a GPU that is simulated."""
+
 
 @pytest.mark.slow
-def test_a_sample_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_sample_passes(target: str, tmp_path: Path) -> None:
     """As one module."""
-    known, found = set(passing()), [case for case in collect(*FILES)]
+    known, found = set(passing(target)), [case for case in collect(*FILES)]
     keys = [case.key for case in found]
     common = max(set(keys), key=keys.count)
     chosen = [case for case in found if case.key == common and case.name in known][:40]
     store(chosen, tmp_path)
-    outcomes = dict(Judge(tmp_path).compiled(chosen))
+    outcomes = dict(Judge(tmp_path, target).compiled(chosen))
     assert {name: why for name, (kind, why) in outcomes.items() if kind != "passes"} == {}
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    return Judge(tmp_path_factory.mktemp("cases"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cases")
 
 
 @pytest.fixture(scope="module")
-def cases(judge: Judge) -> list[Case]:
+def cases(folder: Path) -> list[Case]:
     """Every case, those of one opset side by side."""
     found = sorted(collect(), key=lambda case: (case.key, case.name))
-    store(found, judge.folder)
+    store(found, folder)
     return found
 
 
 @pytest.mark.all_cases
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_case(part: int, cases: list[Case], judge: Judge) -> None:
+def test_every_case(part: int, target: str, cases: list[Case], folder: Path) -> None:
     """No bug, and nothing that passed is refused; what passed goes into modules of many at once."""
-    size, known = -(-len(cases) // PARTS), set(passing())
+    size, known, judge = -(-len(cases) // PARTS), set(passing(target)), Judge(folder, target)
     mine = {case.name: case for case in cases[part * size : (part + 1) * size]}
     outcomes = judge.alone([name for name in mine if name not in known], "schedule")
     refused = {name for name, (kind, _) in outcomes.items() if kind != "passes"}
