@@ -119,7 +119,7 @@ def emit(
             watch.begin("library")
             link_library(tools, name, [*compiled(), *kernels], work, folder)
         watch.begin("package")
-        write_package(folder, name, values)
+        write_package(folder, name, values, profile.gpu is not None)
         manifest = _manifest(name, parts, weights, merged, profile, tools) | dict(manifest_extra)
         manifest["timings"] = {**manifest_extra.get("timings", {}), **watch.seconds()}
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"

@@ -225,8 +225,8 @@ def _signature(kind: str, ports: Sequence[Port]) -> list[str]:
     return lines
 
 
-def write_package(folder: Path, name: str, values: Mapping[str, str]) -> None:
-    """Write the files that need no build: ``__init__.py``, header, CMake and pkg-config.
+def write_package(folder: Path, name: str, values: Mapping[str, str], gpu: bool) -> None:
+    """Write the files that need no build: Python, header, CMake and pkg-config.
 
     Parameters
     ----------
@@ -234,7 +234,11 @@ def write_package(folder: Path, name: str, values: Mapping[str, str]) -> None:
     name : str
     values : mapping of str to str
         Of `template_values`.
+    gpu : bool
+        Whether it is a GPU's, whose arrays may stay in its memory.
     """
+    if gpu:
+        shutil.copyfile(TEMPLATES / "device_array.py", folder / "device_array.py")
     shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")
     for template, target in (
         ("module.h.in", f"{name}.h"),

@@ -59,6 +59,7 @@ __all__ = [
     "set_num_threads",
     "set_precision",
     "target",
+    "to_device",
     "verify",
 ]
 
@@ -137,9 +138,15 @@ class _Tensors:
         self._tensors = list(self.c)
         self._shapes: list[tuple[int, ...] | None] = [None] * len(infos)
         self._kept: list[Any] = [()] * len(infos)  # what the library's pointers point to
+        self._lent: dict[int, Any] = {}  # tensors of a GPU's memory
         for tensor, dtype in zip(self.c, self.types, strict=False):
-            tensor.device_type, tensor.device_id = _CPU, 0
-            tensor.code, tensor.bits, tensor.lanes = _DL_CODES[dtype.kind], dtype.itemsize * 8, 1
+            self._describe(tensor, dtype)
+
+    @staticmethod
+    def _describe(tensor: _DLTensor, dtype: np.dtype[Any]) -> None:
+        """As a processor's tensor of a type."""
+        tensor.device_type, tensor.device_id, tensor.byte_offset = _CPU, 0, 0
+        tensor.code, tensor.bits, tensor.lanes = _DL_CODES[dtype.kind], dtype.itemsize * 8, 1
 
     def point(self, index: int, array: Array) -> bool:
         """Let tensor `index` be an array of its type; True if the shape is another than before."""
@@ -156,6 +163,23 @@ class _Tensors:
             self._kept[index], self._shapes[index] = kept, array.shape
         return changed
 
+    def point_at(self, index: int, lent: Any) -> bool:
+        """Let tensor `index` be one of a GPU's, until `give_back`; True as `point`."""
+        tensor = self._tensors[index]
+        ctypes.memmove(ctypes.addressof(tensor), lent.address, ctypes.sizeof(_DLTensor))
+        shape = tuple(tensor.shape[: tensor.ndim])
+        changed = shape != self._shapes[index]
+        self._shapes[index] = shape
+        self._lent[index] = lent
+        return changed
+
+    def give_back(self) -> None:
+        """Let go of GPUs' tensors."""
+        for index in self._lent:
+            self._describe(self._tensors[index], self.types[index])
+            self._shapes[index] = None
+        self._lent.clear()
+
 
 class _Context:
     """What one call at a time uses: the library's context, and the tensors that go to it."""
@@ -166,6 +190,7 @@ class _Context:
         self.known = False  # whether `shapes` are those of the outputs for `given`
         self.shapes: list[tuple[int, ...]] = []
         self.late: list[int] = []  # outputs whose shapes only a run tells
+        self.stream = 0  # of a GPU, what its runs go to
 
 
 def _system() -> str:
@@ -201,6 +226,7 @@ class _Library:
             self.c = ctypes.CDLL(str(path))
             for function in ("last_error", "target", "version"):
                 self._function(function).restype = ctypes.c_char_p
+            self._function("stream").restype = ctypes.c_void_p
         except (OSError, AttributeError) as error:  # no library, or another module's
             text = f"{path} cannot be loaded: {error}"
             if info["libc"] != _libc():
@@ -213,6 +239,7 @@ class _Library:
         self.shape_c = self._function("output_shape")
         self.result_c = self._function("result")
         self.weights = os.fsencode(folder / "weights.safetensors")
+        self.device, self.arrays = 0, 0  # which, and how many outputs lie in its memory
         self.handle = self.open_on(0)
         self.check_ports(folder, manifest)
         self.idle: deque[_Context] = deque()
@@ -230,12 +257,19 @@ class _Library:
         """Let all runs from now on be on another device."""
         if len(self.idle) != self.contexts:
             raise RunError(f"{self.name} cannot change its device while it runs")
+        if self.arrays:
+            forget()
+        if self.arrays:
+            raise RunError(
+                f"{self.name} cannot change its device: {self.arrays} arrays lie in the memory of "
+                f"GPU {self.device}; copy them by numpy.asarray, and let go of them"
+            )
         fresh = self.open_on(device)
         while self.idle:
             self._function("context_destroy")(self.idle.pop().c)
         self.contexts = 0
         self._function("close")(self.handle)
-        self.handle = fresh
+        self.handle, self.device = fresh, device
 
     def check_ports(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         """The library reads and writes as many tensors and dimensions as it was built for."""
@@ -269,7 +303,9 @@ class _Library:
             context = ctypes.c_void_p()
             self.check(self.call("context_create", ctypes.byref(context)))
             self.contexts += 1
-            return _Context(context)
+            made = _Context(context)
+            made.stream = self._function("stream")(context) or 0
+            return made
 
 
 _FOLDER = Path(__file__).resolve().parent
@@ -315,6 +351,11 @@ inputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["inputs"])
 outputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["outputs"])
 _INPUT_NAMES = {info.name for info in inputs}
 _library = _Library(_FOLDER, manifest)
+_GPU = bool(manifest["library"].get("gpu"))
+if _GPU:
+    from .device_array import Borrowed, DeviceArray, forget, in_gpu_memory
+
+    __all__ += ["DeviceArray"]
 
 
 # ---- threads, weights, memory ----
@@ -335,7 +376,7 @@ def set_num_threads(threads: int) -> None:
     if not 1 <= operator.index(threads) <= _MAX_THREADS:
         raise InputError(f"number of threads is {threads}, wanted 1 to {_MAX_THREADS}")
     _library.check(_library.call("set_num_threads", ctypes.c_int32(threads)))
-    if threads > 1 and not manifest["library"].get("gpu"):
+    if threads > 1 and not _GPU:
         _warn_without_openmp()
 
 
@@ -381,7 +422,7 @@ def set_device(device: int) -> None:
     WrongMachine
         There is no such device, or it is none that the module was compiled for.
     RunError
-        Not enough memory there, or a run is under way.
+        Not enough memory there, a run is under way, or arrays of runs lie on the present device.
     """
     bits = precisions()
     _library.move(operator.index(device))
@@ -481,6 +522,33 @@ def memory() -> dict[str, int]:
     return {"arena": arena.value, "live": live.value}
 
 
+def to_device(array: Any) -> Any:
+    """Copy an array into the memory of the module's GPU, for inputs of many runs.
+
+    Parameters
+    ----------
+    array : array_like
+
+    Returns
+    -------
+    DeviceArray
+        Of the array's shape and type; for a module of processors the array itself.
+
+    Raises
+    ------
+    RunError
+        Not enough memory.
+    """
+    source = np.asarray(array)
+    if not _GPU:
+        return source
+    if source.dtype.kind not in _DL_CODES or not source.dtype.isnative:
+        raise InputError(f"an array of {source.dtype} cannot lie in a GPU's memory")
+    copy = DeviceArray(_library, source.shape, source.dtype)
+    copy.fill(source)
+    return copy
+
+
 def _warn_without_openmp() -> None:
     if not _library._function("has_openmp")():
         warnings.warn(
@@ -491,7 +559,7 @@ def _warn_without_openmp() -> None:
         )
 
 
-if not manifest["library"].get("gpu") and len(os.sched_getaffinity(0)) > 1:
+if not _GPU and len(os.sched_getaffinity(0)) > 1:
     _warn_without_openmp()
 
 
@@ -499,24 +567,33 @@ if not manifest["library"].get("gpu") and len(os.sched_getaffinity(0)) > 1:
 
 
 def run(
-    feeds: Mapping[str, Any] | None = None, /, *, bits: int = 0, **named: Any
-) -> dict[str, Array]:
+    feeds: Mapping[str, Any] | None = None,
+    /,
+    *,
+    bits: int = 0,
+    on_device: bool | Iterable[str] = False,
+    **named: Any,
+) -> dict[str, Any]:
     """Run the model.
 
     Parameters
     ----------
     feeds : mapping of str to tensor
-        Inputs by ONNX name. Tensors are numpy arrays or anything with ``__dlpack__`` in CPU memory;
-        any strides and alignment. Types are never cast.
+        Inputs by ONNX name. Tensors are numpy arrays or anything with ``__dlpack__`` in CPU memory,
+        of any strides and alignment, or contiguous in the memory of the module's GPU, where they
+        are used in place. Types are never cast.
     bits : int
         Bits of the weights in this run, where the model was compiled for a range of them; 0 is what
         `set_precision` said. (An input called "bits" goes through `feeds`.)
+    on_device : bool or iterable of str
+        Outputs that stay in the GPU's memory, all or by name: a cache that the next run takes. (A
+        processor's outputs lie in its memory anyway.)
     **named : tensor
         More inputs, for names that are identifiers.
 
     Returns
     -------
-    dict of str to ndarray
+    dict of str to ndarray or DeviceArray
         Every ONNX output, in ONNX order; new arrays that belong to the caller.
 
     Raises
@@ -531,27 +608,47 @@ def run(
     """
     if not _library.verified:
         verify()
+    stay = _staying(on_device)
     context = _library.take_context()
     given, wanted = context.given, context.wanted
     try:
-        arrays = _collect(feeds or {}, named, given.types)  # what the library reads must live on
+        arrays = _collect(feeds or {}, named, context)  # what the library reads must live on
         for index, array in enumerate(arrays):
-            if given.point(index, array):
+            point = given.point if isinstance(array, np.ndarray) else given.point_at
+            if point(index, array):
                 context.known = False
         if not context.known:
             _find_shapes(context)
-        results: dict[str, Array] = {}
+        results: dict[str, Any] = {}
         for index, info in enumerate(outputs):
-            result = _aligned_empty(context.shapes[index], wanted.types[index])
-            results[info.name] = result
-            wanted.point(index, result)
+            shape, kind = context.shapes[index], wanted.types[index]
+            if info.name in stay:
+                results[info.name] = DeviceArray(_library, shape, kind)
+                wanted.point_at(index, results[info.name])
+            else:
+                results[info.name] = _aligned_empty(shape, kind)
+                wanted.point(index, results[info.name])
         code = _library.run_c(context.c, given.c, wanted.c, ctypes.c_int32(operator.index(bits)))
         _library.check(code)
         for index in context.late:
             results[outputs[index].name] = _kept_result(context.c, index)
     finally:
+        given.give_back()
+        wanted.give_back()
         _library.idle.append(context)
     return results
+
+
+def _staying(on_device: bool | Iterable[str]) -> set[str]:
+    """Names of the outputs that stay in a GPU's memory."""
+    every = {info.name for info in outputs}
+    if on_device is False or on_device is True:
+        return every if on_device and _GPU else set()
+    chosen = {on_device} if isinstance(on_device, str) else set(on_device)
+    if chosen - every:
+        unknown = ", ".join(sorted(map(str, chosen - every)))
+        raise InputError(f"on_device has unknown outputs: {unknown}; there are {', '.join(every)}")
+    return chosen if _GPU else set()
 
 
 def _find_shapes(context: _Context) -> None:
@@ -578,10 +675,8 @@ def _kept_result(context: ctypes.c_void_p, index: int) -> Array:
     return result
 
 
-def _collect(
-    feeds: Mapping[str, Any], named: Mapping[str, Any], types: list[np.dtype[Any]]
-) -> list[Array]:
-    """Inputs as arrays, in ONNX order."""
+def _collect(feeds: Mapping[str, Any], named: Mapping[str, Any], context: _Context) -> list[Any]:
+    """Inputs in ONNX order: arrays, or what a GPU's tensors are `Borrowed` as."""
     every = {**feeds, **named}
     if len(every) < len(feeds) + len(named):
         twice = sorted(set(feeds) & set(named))
@@ -593,9 +688,23 @@ def _collect(
         parts = [f"unknown inputs: {', '.join(unknown)}"] if unknown else []
         parts += [f"missing inputs: {', '.join(missing)}"] if missing else []
         raise InputError(f"{'; '.join(parts)}. {_library.name} takes {', '.join(known)}")
+    values = [every[info.name] for info in inputs]
     return [
-        _as_array(info, every[info.name], kind) for info, kind in zip(inputs, types, strict=True)
+        _borrow(info, value, context.stream)
+        if _GPU and not isinstance(value, np.ndarray) and in_gpu_memory(value)
+        else _as_array(info, value, kind)
+        for info, value, kind in zip(inputs, values, context.given.types, strict=True)
     ]
+
+
+def _borrow(info: TensorInfo, value: Any, stream: int) -> Any:
+    try:
+        return Borrowed(value, stream)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"input '{info.name}' is a {type(value).__name__} in a GPU's memory that cannot be "
+            f"read by DLPack: {error}"
+        ) from error
 
 
 def _as_array(info: TensorInfo, value: Any, kind: np.dtype[Any]) -> Array:

@@ -117,6 +117,8 @@ def runtime_imports(tree: ast.AST, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
+            if package.startswith("apq_tvm.codegen.templates") and node.level == 1:
+                continue  # a compiled module's own files, whatever its name
             assert node.level == 0, f"{package}: relative import"
             base = node.module or ""
             yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -64,6 +64,8 @@ int apq_context_open(apq_context *c);
 void apq_context_close(apq_context *c);
 /* A plan that is replaced: what is kept for it goes. */
 void apq_plan_dropped(apq_context *c, const plan *p);
+/* Fails unless runs can use a tensor that lies where `t` does. */
+int apq_check_place(const apq_handle *h, const char *kind, const char *name, const DLTensor *t);
 /* Arguments are checked, symbols are those of `p`. */
 int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
 

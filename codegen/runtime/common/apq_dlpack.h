@@ -2,11 +2,11 @@
  * uses dlpack.h itself includes it before this header. */
 #if !defined(DLPACK_DLPACK_H_) && !defined(APQ_DLPACK_TYPES)
 #define APQ_DLPACK_TYPES
-typedef enum { kDLCPU = 1 } DLDeviceType;
+typedef enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLCUDAManaged = 13 } DLDeviceType;
 typedef enum { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBool = 6 } DLDataTypeCode;
 typedef struct {
-  int32_t device_type; /* kDLCPU */
-  int32_t device_id;   /* 0 */
+  int32_t device_type; /* kDLCPU, or kDLCUDA for memory of the GPU that the module runs on */
+  int32_t device_id;   /* of a GPU: its number */
 } DLDevice;
 typedef struct {
   uint8_t code;   /* kDLInt, ... */

@@ -236,5 +236,13 @@ int apq_run(apq_context *context, const DLTensor *inputs, const DLTensor *output
 /* An output of the last run whose shape depends on data; valid until the next run. */
 int apq_result(apq_context *context, int32_t index, DLTensor *result);
 int apq_memory(apq_context *context, uint64_t *arena_bytes, uint64_t *live_bytes);
+/* Memory of the GPU that a handle runs on, for tensors that stay there; the copies wait for their end. */
+int apq_device_alloc(const apq_handle *handle, size_t bytes, void **data);
+int apq_device_free(const apq_handle *handle, void *data);
+int apq_device_read(const apq_handle *handle, void *to, const void *data, size_t bytes);
+int apq_device_write(const apq_handle *handle, void *data, const void *from, size_t bytes);
+/* The CUstream that runs of a context go to; NULL is the context's own. */
+int apq_set_stream(apq_context *context, void *stream);
+void *apq_stream(const apq_context *context);
 
 #endif

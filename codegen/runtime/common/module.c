@@ -224,11 +224,9 @@ static int bad_shape(const char *kind, const apq_value *want, const DLTensor *t,
 }
 
 /* Type, device and rank: what does not depend on other tensors. */
-static int check_tensor(const char *kind, const apq_value *want, const DLTensor *t) {
-  if (t->device.device_type != kDLCPU) {
-    return apq_fail(APQ_BAD_INPUT, "%s '%s' is on DLPack device type %d, wanted memory of the CPU", kind,
-                    want->name, (int)t->device.device_type);
-  }
+static int check_tensor(const apq_handle *h, const char *kind, const apq_value *want, const DLTensor *t) {
+  int rc = apq_check_place(h, kind, want->name, t);
+  if (rc != APQ_OK) return rc;
   if (t->dtype.code != want->dtype.code || t->dtype.bits != want->dtype.bits || t->dtype.lanes != 1) {
     return apq_fail(APQ_BAD_INPUT, "%s '%s' has DLPack type code %d with %d bits, wanted code %d with %d",
                     kind, want->name, t->dtype.code, t->dtype.bits, want->dtype.code, want->dtype.bits);
@@ -279,7 +277,7 @@ static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
   int rc;
   if (inputs == NULL && m->num_inputs > 0) return is_null("the array of inputs");
   for (int32_t i = 0; i < m->num_inputs; i++) {
-    if ((rc = check_tensor("input", &m->inputs[i], &inputs[i])) != APQ_OK) return rc;
+    if ((rc = check_tensor(c->handle, "input", &m->inputs[i], &inputs[i])) != APQ_OK) return rc;
     if ((rc = check_filled(&m->inputs[i], &inputs[i])) != APQ_OK) return rc;
   }
   for (int32_t i = 0; i < m->num_symbols; i++) {
@@ -365,13 +363,14 @@ int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int6
   return APQ_OK;
 }
 
-static int check_outputs(const apq_module *m, const plan *p, const DLTensor *outputs) {
+static int check_outputs(const apq_handle *h, const plan *p, const DLTensor *outputs) {
+  const apq_module *m = h->module;
   int rc;
   if (outputs == NULL && m->num_outputs > 0) return is_null("the array of outputs");
   const int64_t *dims = p->out_dims;
   for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
     if (m->outputs[i].late) continue;
-    if ((rc = check_tensor("output", &m->outputs[i], &outputs[i])) != APQ_OK) return rc;
+    if ((rc = check_tensor(h, "output", &m->outputs[i], &outputs[i])) != APQ_OK) return rc;
     if ((rc = check_dims("output", &m->outputs[i], &outputs[i], dims)) != APQ_OK) return rc;
     if (outputs[i].data == NULL && apq_bytes_of(&outputs[i]) > 0) {
       return apq_fail(APQ_BAD_INPUT, "output '%s' has no data", m->outputs[i].name);
@@ -443,7 +442,7 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
   for (int32_t i = 0; i < m->num_precisions; i++) {
     c->bits[i] = bits == 0 ? atomic_load(&c->handle->bits[i]) : bits;
   }
-  if ((rc = check_outputs(m, p, outputs)) != APQ_OK) return rc;
+  if ((rc = check_outputs(c->handle, p, outputs)) != APQ_OK) return rc;
   int64_t most = images_at_once(c, p);
   if (most == APQ_LARGEST_DIM) return apq_run_plan(c, p, inputs, outputs);
   return run_parts(c, p->symbols[m->batch], most, inputs, outputs);

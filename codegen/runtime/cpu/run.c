@@ -104,6 +104,13 @@ int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes)
   return APQ_OK;
 }
 
+int apq_check_place(const apq_handle *h, const char *kind, const char *name, const DLTensor *t) {
+  (void)h;
+  if (t->device.device_type == kDLCPU || t->device.device_type == kDLCUDAHost) return APQ_OK;
+  return apq_fail(APQ_BAD_INPUT, "%s '%s' is on DLPack device type %d, wanted memory of the CPU", kind, name,
+                  (int)t->device.device_type);
+}
+
 int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs) {
   const apq_module *m = c->handle->module;
   int rc = place(c, p, inputs, outputs);

@@ -106,7 +106,7 @@ int apq_enter(apq_device *d);
 void apq_leave(apq_device *d);
 /* The code for a failure of the driver, remembered where it ends the device's use. */
 int apq_device_fail(apq_device *d, apq_result_code result, const char *what);
-int apq_device_alloc(apq_device *d, size_t bytes, const char *what, apq_pointer *out);
+int apq_gpu_alloc(apq_device *d, size_t bytes, const char *what, apq_pointer *out);
 
 /* ---- launches (launch.c) ---- */
 
@@ -133,9 +133,10 @@ typedef struct {
   int64_t rows, count;
 } apq_check;
 
-/* One captured run: of a plan, with bits. */
+/* One captured run: of a plan, on tensors, with bits; `exec` is NULL before it is captured. */
 typedef struct {
   const plan *of;
+  void **tensors; /* inputs, then outputs */
   int32_t *bits;
   void *exec;
   uint64_t used;
@@ -143,14 +144,26 @@ typedef struct {
   int32_t num_checks;
 } apq_graph;
 
-typedef struct apq_stream {
-  void *stream;
+struct apq_stream {
+  void *stream; /* the context's own, where graphs are captured */
+  void *queue;  /* where runs go: that, or one of the program's */
+  void *now;    /* where kernels that are called go: one of those */
   apq_pointer found; /* apq_found_ids */
   apq_block blocks[APQ_BLOCKS];
   apq_graph *graphs[APQ_GRAPHS];
-  apq_graph *capturing;
+  apq_graph *calling; /* whose kernels are called */
   unsigned char *packed; /* host memory for inputs that are not contiguous */
   size_t packed_bytes;
-} apq_stream;
+};
+
+/* A block that has at least so many bytes; every graph goes if it moves. */
+int apq_grow(apq_context *c, region *r, size_t bytes, const char *what);
+
+/* ---- where tensors lie (tensors.c) ---- */
+
+/* Fills the context's pointers; tells whether a tensor of the program's is used where it lies. */
+int apq_place(apq_context *c, const plan *p, const DLTensor *inputs, const DLTensor *outputs, int *in_place);
+int apq_copy_in(apq_context *c, const DLTensor *inputs);
+int apq_copy_out(apq_context *c, const DLTensor *outputs);
 
 #endif

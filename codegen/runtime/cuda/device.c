@@ -39,7 +39,7 @@ void apq_leave(apq_device *d) {
   (void)d->cu->pop(&context);
 }
 
-int apq_device_alloc(apq_device *d, size_t bytes, const char *what, apq_pointer *out) {
+int apq_gpu_alloc(apq_device *d, size_t bytes, const char *what, apq_pointer *out) {
   apq_result_code rc = d->cu->alloc(out, bytes == 0 ? 1 : bytes);
   if (rc == 0) return APQ_OK;
   size_t left = 0, total = 0;
@@ -163,7 +163,7 @@ static int load(apq_device *d, const apq_module *m) {
 }
 
 static int fill(apq_device *d, const apq_weights *weights) {
-  int rc = apq_device_alloc(d, weights->bytes, "weights", &d->weights);
+  int rc = apq_gpu_alloc(d, weights->bytes, "weights", &d->weights);
   if (rc != APQ_OK) return rc;
   apq_result_code result = d->cu->upload(d->weights, weights->data, weights->bytes, NULL);
   if (result == 0) result = d->cu->synchronize(NULL);

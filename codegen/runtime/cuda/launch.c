@@ -73,7 +73,7 @@ static int call(void *handle, const apq_any *args, int32_t count, apq_any *resul
   }
   apq_result_code rc = d->cu->launch(d->functions[k - code->kernels], (unsigned)size[0], (unsigned)size[1],
                                      (unsigned)size[2], (unsigned)size[3], (unsigned)size[4], (unsigned)size[5],
-                                     (unsigned)size[6], now->stream->stream, pointers, NULL);
+                                     (unsigned)size[6], now->stream->now, pointers, NULL);
   return rc == 0 ? 0 : apq_device_fail(d, rc, k->name);
 }
 
@@ -97,7 +97,7 @@ static void *workspace_alloc(int device_type, int device_id, uint64_t bytes, int
     if (b->data != 0 && !b->used && b->bytes >= bytes && (fit == NULL || b->bytes < fit->bytes)) fit = b;
   }
   if (fit == NULL && fresh != NULL &&
-      apq_device_alloc(now->handle->device, bytes, "kernel scratch", &fresh->data) == APQ_OK) {
+      apq_gpu_alloc(now->handle->device, bytes, "kernel scratch", &fresh->data) == APQ_OK) {
     fresh->bytes = bytes;
     fit = fresh;
   }

@@ -56,7 +56,7 @@ int main(int argc, char **argv) {
   inputs[0].dtype.bits = 64;
   if (embedded_run(context, inputs, outputs) != EMBEDDED_BAD_INPUT) return 5;
   inputs[0].dtype.bits = 32;
-  inputs[0].device.device_type = kDLMetal;
+  inputs[0].device.device_type = 8; /* kDLMetal */
   if (embedded_run(context, inputs, outputs) != EMBEDDED_BAD_INPUT) return 6;
   inputs[0].device.device_type = kDLCPU;
   ids[3] = 1000;
@@ -66,6 +66,10 @@ int main(int argc, char **argv) {
   if (embedded_run(context, inputs, outputs) != EMBEDDED_BAD_INPUT) return 8;
   int64_t none[EMBEDDED_MAX_RANK];
   if (embedded_output_shape(context, inputs, 99, none) != EMBEDDED_BAD_INPUT) return 9;
+
+  void *none_there = NULL; /* it was compiled for processors */
+  if (embedded_device_alloc(handle, 64, &none_there) != EMBEDDED_BAD_INPUT || none_there != NULL) return 10;
+  if (embedded_set_stream(context, NULL) != EMBEDDED_BAD_INPUT || embedded_stream(context) != NULL) return 11;
 
   for (int o = 0; o < EMBEDDED_NUM_OUTPUTS; o++) free(outputs[o].data);
   embedded_context_destroy(context);
