@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 
 from apq_tvm.lower.arithmetic import ARITHMETIC
+from apq_tvm.lower.behind import prepare_behind
 from apq_tvm.lower.channels_first import ChannelsFirstLowering
 from apq_tvm.lower.channels_last import ChannelsLastLowering
 from apq_tvm.lower.dims import Dims
@@ -96,7 +97,7 @@ def lower(
     with contextlib.redirect_stdout(sys.stderr):
         mod = import_graph(model, converters, params, hidden, variables, dims)
         linears.finish()
-        mod = _fuse(mod)
+        mod = _fuse(prepare_behind(mod, linears.always_prepared()))
     return LoweredModel(packed, mod, params, linears.variants, linears.funcs, linears.preparations)
 
 

@@ -130,6 +130,14 @@ class LinearLowering:
         for key, needed in self._needed.items():
             self.variants[key] = _ranges(key, needed)
 
+    def always_prepared(self) -> dict[str, Preparation]:
+        """Preparations that every run of their PrimFunc's calls needs, whatever its rows."""
+        return {
+            name: preparation
+            for name, preparation in self.preparations.items()
+            if self.variants.get(name) == (Variant(-1, name),)
+        }
+
     def _add_funcs(
         self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec, lead: Sequence[Any]
     ) -> _Entry:

@@ -58,6 +58,8 @@ def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tupl
     op = str(func.attrs["apq.op"]) if func.attrs is not None and "apq.op" in func.attrs else ""
     if op == "dispatch":  # never runs: its variants do (`apq_tvm.lower.linear`)
         return func, "dispatch"
+    if func.attrs is not None and "tirx.is_scheduled" in func.attrs:  # made with its threads
+        return func, f"{profile.arch}_{op}"
     whole = whole_schedule(profile)
     if whole is not None:
         scheduled, kind = whole(func, profile, decide)

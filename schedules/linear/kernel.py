@@ -41,6 +41,10 @@ class Preparation:
         its windows as rows; None where there is none, and the rows have to be made first.
     gathers : bool
         This is such a one: what it reads is the image.
+    behind : callable
+        PrimFunc ``(*inputs, x)`` that makes x → one that makes x, as a matrix of rows, and does
+        this too, ``(*inputs, x, *outputs)``: a launch less. None where there is none; it raises
+        `NotApplicable` where there is none for that function.
     decide : Decide
         Who answers, for `func` and then for its schedule.
     """
@@ -51,6 +55,7 @@ class Preparation:
     schedule: Callable[[Any, DeviceProfile, Decide], Any] | None = None
     gather: Callable[..., Any] | None = None
     gathers: bool = False
+    behind: Callable[[Any], Any] | None = None
     decide: Decide = field(default_factory=Defaults, compare=False)
 
     @cached_property

@@ -24,3 +24,17 @@ def call(function: str, *args: Expr) -> Any:
     from tvm.script import tirx as T
 
     return T.cuda.func_call(function, *args, source_code=source("mma_s8"))
+
+
+def call_value(file: str, function: str, dtype: str, *args: Expr) -> Any:
+    """What a function of ``{file}.cuh`` gives, of type `dtype`."""
+    from tvm.script import tirx as T
+
+    return T.cuda.func_call(function, *args, source_code=source(file), return_type=dtype)
+
+
+def address(element: Expr) -> Any:
+    """Where an element lies."""
+    from tvm import tirx
+
+    return tirx.address_of(element)

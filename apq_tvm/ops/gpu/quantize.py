@@ -1,4 +1,4 @@
-"""Dynamic quantization of activations on a GPU: threads share a row's group.
+"""Dynamic quantization of activations on a GPU: a team of threads a group.
 
 Scales, codes and sums are those of `apq_tvm.ops.activations.quantize`, which says what they mean.
 How they lie says `apq_tvm.ops.gpu.rows`.
@@ -6,6 +6,7 @@ How they lie says `apq_tvm.ops.gpu.rows`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -14,13 +15,17 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import range_factors, scale_and_inverse
-from apq_tvm.ops.blocks import argument, each
+from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.gpu.rows import RowFactors
+from apq_tvm.ops.gpu.team import WARP, Team, last, local
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bits
 
+BLOCK = 256
+"""Threads of a block."""
 
-class QuantizeWords:
-    """Builds the PrimFunc.
+
+class GroupQuantizer:
+    """Writes codes, scale and sums of one group of a row; part of a kernel that knows the row.
 
     Parameters
     ----------
@@ -28,10 +33,6 @@ class QuantizeWords:
         How codes, scales and sums lie; `factors.width` columns share a scale.
     bits : int
         2..8.
-    asymmetric : bool
-        Of 8 bits and a scale per row: with a zero point.
-    threads : int
-        That share a group, a power of 2, 32 at most where a warp holds several groups.
 
     Raises
     ------
@@ -39,143 +40,160 @@ class QuantizeWords:
         Groups that do not divide each other, or are of no whole words.
     """
 
-    def __init__(self, factors: RowFactors, bits: int, threads: int) -> None:
-        self.factors, self.threads = factors, threads
-        self.k, self.padded = factors.k, factors.padded
-        self.width, self.sum_width = factors.width, factors.sum_width
+    def __init__(self, factors: RowFactors, bits: int) -> None:
+        self.factors, self.width, self.sum_width = factors, factors.width, factors.sum_width
         self.asymmetric = factors.centres > 0
-        if self.padded % self.width or self.width % self.sum_width or self.sum_width % 4:
+        if factors.padded % self.width or self.width % self.sum_width or self.sum_width % 4:
             raise NotApplicable(
-                f"K={self.k}: groups of {self.width} and {self.sum_width} do not nest"
+                f"K={factors.k}: groups of {self.width} and {self.sum_width} do not nest"
             )
+        self.groups = factors.padded // self.width
         self.most = float((1 << (bits - 1)) - 1)
 
-    def build(self) -> PrimFunc:
-        """``(x f32 [M, K], xq i32 [M, Kp / 4], xs f32, start i32)``; block ``group`` over
-        (row, group), in it steps whose loops ``lane`` and ``turn`` share a group."""
-        m = self.m = tirx.Var("m", "int64")
-        groups = self.padded // self.width
-        with IRBuilder() as builder, b.prim_func(s_tir=True):
-            b.func_name("quantize_words")
-            b.func_attr({"apq.op": "quantize_words", "op_pattern": 8, "tirx.noalias": True})
-            self.x = argument("x", (m, self.k), "float32")
-            self.xq = argument("xq", self.factors.words(m), "int32")
-            self.xs = argument("xs", self.factors.scales(m), "float32")
-            self.start = argument("start", self.factors.starts(m), "int32")
-            with b.grid(m, i64(groups)) as (row, group), b.sblock("group"):
-                self.row, self.group = b.axis.spatial(m, row), b.axis.spatial(i64(groups), group)
-                b.reads(self.x[0:m, 0 : self.k])
-                b.writes(self.xq[0:m, 0 : self.padded // 4])
-                self._group()
-        return builder.get()
+    @property
+    def whole_rows(self) -> bool:
+        """True if a row is one group that is worth a whole block of threads."""
+        return self.width == self.sum_width == self.factors.padded and self.width > 4 * WARP
 
-    def _group(self) -> None:
-        first = self.group * i64(self.width)
+    @property
+    def team_size(self) -> int:
+        """Threads that a group is worth, of a warp at most."""
+        return min(WARP, max(8, self.sum_width // 4))
+
+    def declare(self, m: Expr) -> None:
+        """The next arguments: ``(xq i32 [M, Kp / 4], xs f32, start i32)``."""
+        self.m = m
+        self.xq = argument("xq", self.factors.words(m), "int32")
+        self.xs = argument("xs", self.factors.scales(m), "float32")
+        self.start = argument("start", self.factors.starts(m), "int32")
+
+    def write(
+        self, team: Team, row: Expr, group: Expr, value: Callable[[Expr], Expr], inside: Expr
+    ) -> None:
+        """What the threads of a team do.
+
+        Parameters
+        ----------
+        team : Team
+        row, group : Expr
+            int64, one of which there is.
+        value : callable
+            Column of x, int64 below `factors.padded` → float32.
+        inside : Expr
+            False: nothing is stored.
+        """
+        first = group * i64(self.width)
+        factors = local(2, "float32")
         if self.asymmetric:
-            self.top = self._largest("top", lambda x: tirx.reinterpret("int32", x), first)
-            self.low = self._largest("low", _negative_order, first)
+            top = self._largest(team, lambda x: tirx.reinterpret("int32", x), first, value)
+            low = self._largest(team, _negative_order, first, value)
+            parts = range_factors(*(tirx.max(p, i32(0)) for p in (top, low)))
         else:
-            self.top = self._largest("top", magnitude_bits, first)
-        self._store_scale()
-        with each("part", self.width // self.sum_width) as part:
-            self._codes(part)
+            top = self._largest(team, magnitude_bits, first, value)
+            parts = scale_and_inverse(tirx.reinterpret("float32", top), self.most)
+        with b.If(tirx.all(team.lane == 0, inside)), b.Then():
+            self._store_pair(self.xs, row, group, self.factors.divided(parts[0], group))
+            if self.asymmetric:
+                self._store_pair(self.xs, row, i64(1), parts[0] * parts[2])
+        for place, factor in enumerate(parts[1:]):
+            b.buffer_store(factors, factor, [place])
+        with b.serial(0, self.width // self.sum_width) as part:
+            self._codes(team, row, group, part, factors, value, inside)
 
-    def _value(self, column: Expr) -> Expr:
-        """x, and 0 past K."""
-        if self.padded == self.k:
-            return self.x[self.row, column]
-        inside = column < i64(self.k)
-        return tirx.if_then_else(inside, self.x[self.row, column], f32(0.0))
+    def write_row(
+        self, thread: Expr, threads: int, row: Expr, value: Callable[[Expr], Expr]
+    ) -> None:
+        """What a block of `threads` does with a whole row, which is in shared memory."""
+        size = threads if self.whole_rows else self.team_size
+        team, teams = Team(size, thread), threads // size
+        with b.serial(0, -(-self.groups // teams)) as turn:
+            number = (turn * teams + team.number).astype("int64")
+            inside = number < i64(self.groups)
+            self.write(team, row, last(i64(self.groups), number), value, inside)
 
-    def _largest(self, name: str, pattern: Any, first: Expr) -> Any:
-        """int32 [1]: the largest pattern of a group."""
-        found = b.sblock_alloc_buffer((1,), "int32", scope="local")
-        turns = -(-self.width // self.threads)
-        with b.grid(self.threads, turns) as (lane, turn), b.sblock(name):
-            at = b.axis.reduce(self.width, turn * self.threads + lane)
-            if self.width % self.threads:
-                b.where(turn * self.threads + lane < self.width)
-            b.reads(self.x[0 : self.x.shape[0], 0 : self.k])
-            b.writes(found[0])
-            with b.init():
-                b.buffer_store(found, tirx.min_value("int32"), [0])
-            value = pattern(self._value(first + at.astype("int64")))
-            b.buffer_store(found, tirx.max(found[0], value), [0])
-        return found
+    def _largest(self, team: Team, pattern: Any, first: Expr, value: Any) -> Expr:
+        found = local(1, "int32")
+        b.buffer_store(found, tirx.min_value("int32"), [0])
+        with team.share(self.width) as at:
+            one = pattern(value(first + at.astype("int64")))
+            b.buffer_store(found, tirx.max(found[0], one), [0])
+        return team.find("max", found[0])
 
-    def _factors(self) -> tuple[Expr, ...]:
-        """Scale, its inverse and, of asymmetric rows, the middle."""
-        if self.asymmetric:
-            return range_factors(*(tirx.max(p[0], i32(0)) for p in (self.top, self.low)))
-        return scale_and_inverse(tirx.reinterpret("float32", self.top[0]), self.most)
-
-    def _store_scale(self) -> None:
-        with b.serial(0, self.threads) as lane, b.sblock("scale"):
-            lane_ = b.axis.spatial(self.threads, lane)
-            b.reads(self.top[0])
-            b.writes(self.xs[0 : self.xs.shape[0], 0 : self.xs.shape[1], 0])
-            with b.If(lane_ == 0), b.Then():
-                scale, *rest = self._factors()
-                self._store_pair(self.xs, self.group, self.factors.divided(scale, self.group))
-                if self.asymmetric:
-                    self._store_pair(self.xs, i64(1), scale * rest[1])
-
-    def _store_pair(self, array: Any, group: Expr, value: Expr) -> None:
-        """A value of this row; the last row's also where the row after it would have its own."""
-        pair, odd, copies = self.row // 2, self.row % 2, int(array.shape[-1]) // 2
+    def _store_pair(self, array: Any, row: Expr, group: Expr, value: Expr) -> None:
+        """A value of a row; the last row's also where the row after it would have its own."""
+        pair, odd, copies = row // 2, row % 2, int(array.shape[-1]) // 2
         for copy in range(copies):
             b.buffer_store(array, value, [pair, group, odd + i64(2 * copy)])
-        alone = tirx.all(odd == 0, self.row + 1 == self.m)
-        with b.If(alone), b.Then():
+        with b.If(tirx.all(odd == 0, row + 1 == self.m)), b.Then():
             for copy in range(copies):
                 b.buffer_store(array, value, [pair, group, i64(1 + 2 * copy)])
 
-    def _codes(self, part: Expr) -> None:
+    def _codes(
+        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, value: Any, inside: Expr
+    ) -> None:
         """Codes of columns that share a sum, a word each turn of a thread; and their sum."""
         words = self.sum_width // 4
-        first = self.group * i64(self.width // 4) + (part * words).astype("int64")
-        turns = -(-words // self.threads)
-        total = b.sblock_alloc_buffer((1,), "int32", scope="local")
-        mine = b.sblock_alloc_buffer((1,), "int32", scope="local")
-        factors = b.sblock_alloc_buffer((2,), "float32", scope="local")
-        with b.serial(0, self.threads) as lane, b.sblock("codes"):
-            lane_ = b.axis.spatial(self.threads, lane)
-            b.reads(self.top[0])
-            b.writes(mine[0])
-            most = f32(self.most)
-            for place, factor in enumerate(self._factors()[1:]):
-                b.buffer_store(factors, factor, [place])
-            b.buffer_store(mine, i32(0), [0])
-            with b.serial(0, turns) as turn:
-                word = turn * self.threads + lane_
-                with b.If(word < words), b.Then():
-                    packed: Any = None
-                    for byte in range(4):
-                        at = (first + word.astype("int64")) * i64(4) + i64(byte)
-                        value = self._value(at) * factors[0]
-                        value = value - factors[1] if self.asymmetric else value
-                        code = tirx.max(tirx.min(tirx.nearbyint(value), most), -most)
-                        number = code.astype("int32")
-                        b.buffer_store(mine, mine[0] + number, [0])
-                        bits = (number & i32(255)) << i32(8 * byte)
-                        packed = bits if packed is None else packed | bits
-                    place = self.factors.word(first + word.astype("int64"))
-                    b.buffer_store(self.xq, packed, [self.row, place])
-        with b.serial(0, self.threads) as lane, b.sblock("total"):
-            lane_ = b.axis.reduce(self.threads, lane)
-            b.reads(mine[0])
-            b.writes(total[0])
-            with b.init():
-                b.buffer_store(total, i32(0), [0])
-            b.buffer_store(total, total[0] + mine[0], [0])
-        with b.serial(0, self.threads) as lane, b.sblock("sum"):
-            lane_ = b.axis.spatial(self.threads, lane)
-            b.reads(total[0])
-            b.writes(self.start[0 : self.start.shape[0], 0 : self.start.shape[1], 0])
-            with b.If(lane_ == 0), b.Then():
-                group = self.group * i64(self.width // self.sum_width) + part.astype("int64")
-                first = self.factors.start(total[0], group)
-                self._store_pair(self.start, group, first)
+        first = group * i64(self.width // 4) + (part * words).astype("int64")
+        mine, most = local(1, "int32"), f32(self.most)
+        b.buffer_store(mine, i32(0), [0])
+        with team.share(words) as word:
+            packed: Any = None
+            for byte in range(4):
+                at = (first + word.astype("int64")) * i64(4) + i64(byte)
+                scaled = value(at) * factors[0]
+                scaled = scaled - factors[1] if self.asymmetric else scaled
+                code = tirx.max(tirx.min(tirx.nearbyint(scaled), most), -most).astype("int32")
+                b.buffer_store(mine, mine[0] + code, [0])
+                bits = (code & i32(255)) << i32(8 * byte)
+                packed = bits if packed is None else packed | bits
+            place = self.factors.word(first + word.astype("int64"))
+            with b.If(inside), b.Then():
+                b.buffer_store(self.xq, packed, [row, place])
+        total = team.find("sum", mine[0])
+        number = group * i64(self.width // self.sum_width) + part.astype("int64")
+        with b.If(tirx.all(team.lane == 0, inside)), b.Then():
+            self._store_pair(self.start, row, number, self.factors.start(total, number))
+
+
+def quantize_words(quantizer: GroupQuantizer, threads: int) -> PrimFunc:
+    """Build ``(x f32 [M, K], xq i32 [M, Kp / 4], xs f32, start i32)``, threads bound.
+
+    Parameters
+    ----------
+    quantizer : GroupQuantizer
+    threads : int
+        That share a group: `GroupQuantizer.team_size`, or a block's.
+    """
+    m, k = tirx.Var("m", "int64"), quantizer.factors.k
+    together = max(1, BLOCK // threads)
+    count = m * i64(quantizer.groups)
+    blocks = (count + i64(together - 1)) // i64(together)
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("quantize_words")
+        b.func_attr({"apq.op": "quantize_words", "op_pattern": 8, "tirx.noalias": True})
+        b.func_attr({"tirx.is_scheduled": True})
+        x = argument("x", (m, k), "float32")
+        quantizer.declare(m)
+        with (
+            b.thread_binding(0, blocks, "blockIdx.x") as block,
+            b.thread_binding(0, threads * together, "threadIdx.x") as thread,
+            b.sblock("group"),
+        ):
+            b.reads()
+            b.writes()
+            team = Team(threads, thread)
+            number = block * i64(together) + team.number.astype("int64")
+            here = last(count, number)
+            row, group = here // i64(quantizer.groups), here % i64(quantizer.groups)
+
+            def value(column: Expr) -> Expr:
+                """x, and 0 past K."""
+                if quantizer.factors.padded == k:
+                    return x[row, column]
+                return tirx.if_then_else(column < i64(k), x[row, column], f32(0.0))
+
+            quantizer.write(team, row, group, value, number < count)
+    return builder.get()
 
 
 def _negative_order(x: Expr) -> Expr:

@@ -69,6 +69,7 @@ def layernorm(
             "apq.rows": first,
             "apq.steps": steps,
             "apq.statistics": statistics,
+            "apq.epsilon": epsilon,
         }
     )
 
