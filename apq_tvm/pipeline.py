@@ -53,9 +53,10 @@ def plan(
     -------
     KernelPlan
     """
+    from apq_tvm.launches import join
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
-    from apq_tvm.schedules.devices import find_profile, linear_kernels
+    from apq_tvm.schedules.devices import device_operators, find_profile, linear_kernels
     from apq_tvm.select import select
 
     progress = progress or Silent()
@@ -68,6 +69,7 @@ def plan(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
     )
     stopwatch.lap("quantize")
+    quantized = join(quantized, device_operators(profile))
     variants = tuple(select(quantized, v, linear_kernels(v)) for v in profile.variants)
     if variants:
         chosen = KernelPlan(quantized, profile, variants[0].choices, variants)

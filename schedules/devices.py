@@ -121,3 +121,20 @@ def linear_kernels(profile: DeviceProfile) -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on devices like `profile`, in order of preference."""
     kernels: tuple[LinearKernel, ...] = _WINGS[profile.arch].linear_kernels()
     return kernels
+
+
+def device_operators(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]:
+    """Operators that the device has beside ONNX's and ours: what makes their PrimFuncs.
+
+    Parameters
+    ----------
+    profile : DeviceProfile
+
+    Returns
+    -------
+    mapping of str to callable
+        ``(shapes, **attributes)`` → PrimFunc, as `apq_tvm.schedules.cuda.operators` says.
+    """
+    from apq_tvm.schedules.cuda.operators import OPERATORS
+
+    return OPERATORS if profile.gpu else {}

@@ -86,10 +86,12 @@ class _Pairs(relax.PyExprMutator):  # type: ignore[misc]
         rows, columns = reduce(mul, shape[:-1]), shape[-1]
         matrix = relax.ShapeExpr([rows, columns])
         first, *rest = (self.visit_expr(arg) for arg in value.args[1])
-        flat = self.builder_.emit(relax.op.reshape(first, matrix))
-        types = [relax.TensorType(matrix, x.ty.dtype), *_types(prepared.ty)]
+        if len(func.params[0].shape) != len(first.ty.shape.values):
+            first = self.builder_.emit(relax.op.reshape(first, matrix))
+        whole = len(func.params[1 + len(rest)].shape) == len(shape)
+        types = [x.ty if whole else relax.TensorType(matrix, x.ty.dtype), *_types(prepared.ty)]
         variable = self.builder_.add_func(func, str(func.attrs["apq.op"]))
-        made = self.builder_.emit(relax.call_tir(variable, [flat, *rest], types))
+        made = self.builder_.emit(relax.call_tir(variable, [first, *rest], types))
         y, *outputs = (self.builder_.emit(relax.TupleGetItem(made, i)) for i in range(len(types)))
         self._made[prepared] = tuple(outputs)
         shaped = self.builder_.emit(relax.op.reshape(y, relax.ShapeExpr(shape)))

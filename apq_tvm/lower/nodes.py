@@ -7,6 +7,7 @@ so that equal expressions are equal names and equal calls share one PrimFunc.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -24,7 +25,8 @@ from apq_tvm.ops.graph.embedding import embedding
 from apq_tvm.ops.graph.layernorm import layernorm
 from apq_tvm.ops.graph.scan import running
 from apq_tvm.ops.graph.softmax import softmax
-from apq_tvm.types import ImportedModel, Node, PackedModel
+from apq_tvm.schedules.devices import device_operators
+from apq_tvm.types import DeviceProfile, ImportedModel, Node, PackedModel
 
 
 class Shapes:
@@ -125,6 +127,42 @@ def convert_matmul(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) ->
     return call(bb, func, [a, b], shapes)
 
 
+def attention_converter(profile: DeviceProfile) -> Convert:
+    """``apq.Attention``: one kernel, or three where its shapes turn out not to match."""
+    make = device_operators(profile).get("apq.Attention")
+
+    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        assert make is not None  # or there would be no such node
+        shapes = Shapes(node)
+        args = [value for value in inputs if value is not None]
+        of = [shapes.of(value) for value in args]
+        try:
+            func = make(of[:3], mask=of[3] if len(of) > 3 else None, **node.attrs)
+        except NotApplicable:
+            return _apart(bb, node, args)
+        return call(bb, func, args, shapes)
+
+    return convert
+
+
+def _apart(bb: relax.BlockBuilder, node: Node, args: Sequence[Any]) -> Any:
+    """The three operators that became ``apq.Attention`` (`apq_tvm.launches.attention`)."""
+    orders, heads = node.attrs["orders"], node.attrs["heads"]
+    q, k, v = args[:3]
+    if heads:
+        q, k, v = (
+            bb.emit(relax.op.strided_slice(x, [order[-3]], [first], [first + heads]))
+            for x, order, first in zip((q, k, v), orders, node.attrs["firsts"], strict=True)
+        )
+    straight = tuple(range(len(orders[0])))
+    perms = {"perm_a": orders[0], "perm_b": orders[1], "perm_out": straight}
+    scores = convert_matmul(bb, replace(node, attrs=perms), [q, k])
+    kept = {key: node.attrs[key] for key in ("scale", "zero_masked")}
+    weights = convert_softmax(bb, replace(node, attrs=kept), [bb.emit(scores), *args[3:]])
+    perms = {"perm_a": straight, "perm_b": orders[2], "perm_out": node.attrs["order_out"]}
+    return convert_matmul(bb, replace(node, attrs=perms), [bb.emit(weights), v])
+
+
 def convert_gelu(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``apq.Gelu`` that no linear layer took in."""
     shapes = Shapes(node)
@@ -190,6 +228,7 @@ def node_converters(
     """Converters by operator name."""
     return {
         "apq.Activation": convert_activation,
+        "apq.Attention": attention_converter(packed.plan.profile),
         "apq.Embedding": embedding_converter(packed, param_vars),
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.gpu.attention import with_quantizer
 from apq_tvm.ops.gpu.normalize import normalize_rows
 from apq_tvm.ops.gpu.quantize import BLOCK, GroupQuantizer
 from apq_tvm.ops.gpu.quantize import quantize_words as build_quantize_words
@@ -12,6 +13,7 @@ from apq_tvm.ops.gpu.rows import RowFactors
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import Preparation, zero_point
+from apq_tvm.tensorize.cuda.functions import team_call
 
 
 def quantize_words(spec: LinearSpec, factors: RowFactors) -> Preparation:
@@ -25,7 +27,7 @@ def quantize_words(spec: LinearSpec, factors: RowFactors) -> Preparation:
     shifts = "".join(map(str, steps.exponents)) if factors.ready or factors.folded else ""
 
     def make(decide: Decide) -> Any:
-        quantizer = GroupQuantizer(factors, scheme.act_bits)
+        quantizer = GroupQuantizer(factors, scheme.act_bits, team_call)
         if not quantizer.whole_rows:
             return build_quantize_words(quantizer, quantizer.team_size)
         return build_quantize_words(quantizer, decide("threads", (BLOCK, 128, 512)))
@@ -35,7 +37,9 @@ def quantize_words(spec: LinearSpec, factors: RowFactors) -> Preparation:
         f"{'_s' + shifts if shifts else ''}{zero_point(spec)}",
         make,
         schedule=lambda func, profile, decide: func,
-        behind=lambda producer: _behind(producer, GroupQuantizer(factors, scheme.act_bits)),
+        behind=lambda producer: _behind(
+            producer, GroupQuantizer(factors, scheme.act_bits, team_call)
+        ),
     )
 
 
@@ -44,4 +48,6 @@ def _behind(producer: Any, quantizer: GroupQuantizer) -> Any:
     op = str(producer.attrs.get("apq.op", ""))
     if op == "layernorm":
         return normalize_rows(producer, quantizer)
+    if op == "attention":
+        return with_quantizer(producer, quantizer)
     raise NotApplicable(f"{op or 'a function of Relax'} and the quantization of x are two launches")

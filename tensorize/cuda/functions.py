@@ -26,15 +26,8 @@ def call(function: str, *args: Expr) -> Any:
     return T.cuda.func_call(function, *args, source_code=source("mma_s8"))
 
 
-def call_value(file: str, function: str, dtype: str, *args: Expr) -> Any:
-    """What a function of ``{file}.cuh`` gives, of type `dtype`."""
+def team_call(function: str, dtype: str, *args: Expr) -> Any:
+    """What a function of ``team.cuh`` gives, of type `dtype`."""
     from tvm.script import tirx as T
 
-    return T.cuda.func_call(function, *args, source_code=source(file), return_type=dtype)
-
-
-def address(element: Expr) -> Any:
-    """Where an element lies."""
-    from tvm import tirx
-
-    return tirx.address_of(element)
+    return T.cuda.func_call(function, *args, source_code=source("team"), return_type=dtype)

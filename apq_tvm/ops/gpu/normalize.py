@@ -68,7 +68,7 @@ class _Kernel:
             ):
                 b.reads()
                 b.writes()
-                self.team = Team(self.threads, thread)
+                self.team = Team(self.threads, thread, self.quantizer.call)
                 # Whole turns of all threads: TVM puts no barrier into a branch.
                 self.columns = -(-self.quantizer.factors.padded // self.threads) * self.threads
                 self.row = shared(self.columns, "float32")

@@ -17,7 +17,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import range_factors, scale_and_inverse
 from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.gpu.rows import RowFactors
-from apq_tvm.ops.gpu.team import WARP, Team, last, local
+from apq_tvm.ops.gpu.team import WARP, Call, Team, last, local
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bits
 
 BLOCK = 256
@@ -33,6 +33,8 @@ class GroupQuantizer:
         How codes, scales and sums lie; `factors.width` columns share a scale.
     bits : int
         2..8.
+    call : callable
+        Device functions of teams.
 
     Raises
     ------
@@ -40,8 +42,9 @@ class GroupQuantizer:
         Groups that do not divide each other, or are of no whole words.
     """
 
-    def __init__(self, factors: RowFactors, bits: int) -> None:
-        self.factors, self.width, self.sum_width = factors, factors.width, factors.sum_width
+    def __init__(self, factors: RowFactors, bits: int, call: Call) -> None:
+        self.call, self.factors = call, factors
+        self.width, self.sum_width = factors.width, factors.sum_width
         self.asymmetric = factors.centres > 0
         if factors.padded % self.width or self.width % self.sum_width or self.sum_width % 4:
             raise NotApplicable(
@@ -105,7 +108,7 @@ class GroupQuantizer:
     ) -> None:
         """What a block of `threads` does with a whole row, which is in shared memory."""
         size = threads if self.whole_rows else self.team_size
-        team, teams = Team(size, thread), threads // size
+        team, teams = Team(size, thread, self.call), threads // size
         with b.serial(0, -(-self.groups // teams)) as turn:
             number = (turn * teams + team.number).astype("int64")
             inside = number < i64(self.groups)
@@ -181,7 +184,7 @@ def quantize_words(quantizer: GroupQuantizer, threads: int) -> PrimFunc:
         ):
             b.reads()
             b.writes()
-            team = Team(threads, thread)
+            team = Team(threads, thread, quantizer.call)
             number = block * i64(together) + team.number.astype("int64")
             here = last(count, number)
             row, group = here // i64(quantizer.groups), here % i64(quantizer.groups)

@@ -6,15 +6,18 @@ below them are in order, and what threads tell each other goes through a `Team` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.cuda.functions import address, call_value
 from apq_tvm.tensorize.exprs import Expr, i64
+
+Call = Callable[..., Expr]
+"""``(function, type of what it gives, *arguments)`` → a call of a device function of teams
+(`apq_tvm.tensorize.cuda.functions`)."""
 
 WARP = 32
 
@@ -27,21 +30,23 @@ class Team:
     size : int
     thread : Expr
         int32: this thread's number in the block.
+    call : callable
     """
 
-    def __init__(self, size: int, thread: Expr) -> None:
-        self.size, self.lane, self.number = size, thread % size, thread // size
+    def __init__(self, size: int, thread: Expr, call: Call) -> None:
+        self._call, self.size, self.lane, self.number = call, size, thread % size, thread // size
         self._scratch = shared(WARP, "int32") if size > WARP else None
 
     def find(self, what: str, value: Expr) -> Expr:
         """``max`` or ``sum`` of the threads' int32 or float32, known to each of them."""
         found, dtype = local(1, value.ty.dtype), str(value.ty.dtype)
         if self._scratch is None:
-            args: Sequence[Any] = (value, tirx.const(self.size, "int32"))
-            name = f"apq_team_{what}_{dtype}"
+            size = tirx.const(self.size, "int32")
+            given = self._call(f"apq_team_{what}_{dtype}", dtype, value, size)
         else:
-            args, name = (value, address(self._scratch[0])), f"apq_block_{what}_{dtype}"
-        b.buffer_store(found, call_value("team", name, dtype, *args), [0])
+            place = tirx.address_of(self._scratch[0])
+            given = self._call(f"apq_block_{what}_{dtype}", dtype, value, place)
+        b.buffer_store(found, given, [0])
         return found[0]
 
     @contextmanager

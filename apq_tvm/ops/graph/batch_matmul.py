@@ -11,7 +11,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 
 
-def _broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
+def broadcast_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
     """Batch shape of the product, aligned at the right as in ONNX."""
     rank = max(len(a), len(b))
     wide_a = (1,) * (rank - len(a)) + tuple(a)
@@ -58,7 +58,7 @@ def batch_matmul(
     right = [b_shape[p] for p in order_b]
     if left[-1] != right[-2]:
         raise NotApplicable(f"inner sizes {left[-1]} and {right[-2]} differ")
-    product = (*_broadcast(left[:-2], right[:-2]), left[-2], right[-1])
+    product = (*broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])
     order_out = tuple(perm_out or range(len(product)))
     symbols = Symbols()
     a = te.placeholder(symbols.shape(a_shape), "float32", "a")

@@ -18,7 +18,9 @@ from apq_tvm.tensorize.exprs import MAGIC, f32
 # Adding it rounds to an integer, which the low mantissa bits then hold, with an exponent's bias.
 _BIASED = MAGIC + 127.0
 _LOG2E = 1.4426950408889634
-_LOWEST = -3.4028234663852886e38  # of finite float32
+LOWEST = -3.4028234663852886e38
+"""Of finite float32."""
+
 _LN2 = 0.6931471805599453
 # e^r = 1 + r + r^2 * poly(r), |r| <= ln(2) / 2: own weighted least-squares fit, error 1.5e-7
 _EXP = (0.4999922811985016, 0.16667115688323975, 0.04189055413007736, 0.00831248052418232)
@@ -118,7 +120,7 @@ def softmax(
         """What to subtract: the lowest float instead of -inf makes exponentials 0, not NaN."""
         if not zero_masked:
             return largest(*row)
-        return tirx.max(largest(*row), tirx.const(_LOWEST, "float32"))
+        return tirx.max(largest(*row), tirx.const(LOWEST, "float32"))
 
     e = te.compute(extents, lambda *i: exp_of_nonpositive(score(*i) - above(*i[:-1])), "e")
     k = te.reduce_axis((0, extents[-1]), "k")

@@ -29,7 +29,9 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.model
-def test_demo_model_agrees_with_the_processors(demo_onnx: Path, gpu: None, tmp_path: Path) -> None:
+def test_demo_model_agrees_with_the_processors(
+    demo_onnx: Path, gpu: None, program, tmp_path: Path
+) -> None:
     """As the int8 module of x86-64, at three shapes, each with a graph of its own."""
     options = {"scheme": "W4A8g32", "search": False}
     pipeline.compile(demo_onnx, tmp_path / "cpu", target="x86-64", **options)
@@ -46,6 +48,21 @@ def test_demo_model_agrees_with_the_processors(demo_onnx: Path, gpu: None, tmp_p
         wanted = theirs.run(feeds)
         for name, value in mine.run(feeds).items():
             assert cosine(value, wanted[name]) >= COSINE, (shape, name)
+    launches_are_few(program, tmp_path)
+
+
+def launches_are_few(program, folder: Path) -> None:
+    """Of the demo model's module ``gpu``: 8 a layer of six, embeddings before and a mean behind."""
+    text = """
+    import numpy as np
+    import gpu
+    gpu.run({i.name: np.ones((1, 4), np.int64) for i in gpu.inputs})
+    """
+    log = folder / "log"
+    done = program(folder, text, {"CUSIM_LOG": str(log)})
+    assert done.returncode == 0, done.stderr
+    (captured,) = (line for line in log.read_text().splitlines() if line.startswith("captured"))
+    assert int(captured.split()[1]) <= 6 * 8 + 16, captured
 
 
 @pytest.mark.model

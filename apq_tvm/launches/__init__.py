@@ -1,0 +1,40 @@
+"""Fewer, larger nodes for devices where starting a kernel costs as much as a small layer takes.
+
+On a GPU a launch of a captured graph costs a microsecond or two, and a layer of an encoder has
+fifteen nodes: attention becomes one (`attention`), linear layers of one x that only it reads become
+one (`siblings`). What a kernel does to x moves into what makes x later (`apq_tvm.lower.behind`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from apq_tvm.launches.attention import join_attention
+from apq_tvm.launches.siblings import join_siblings
+from apq_tvm.types import QuantizedModel
+
+__all__ = ["join"]
+
+
+def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]]) -> QuantizedModel:
+    """Join nodes where the device has an operator for all of them.
+
+    Parameters
+    ----------
+    quantized : QuantizedModel
+    operators : mapping of str to callable
+        `apq_tvm.schedules.devices.device_operators`.
+
+    Returns
+    -------
+    QuantizedModel
+        With ``apq.Attention``, and linear layers side by side.
+    """
+    attention = operators.get("apq.Attention")
+    if attention is None:
+        return quantized
+    model = quantized.model
+    joined = replace(quantized, model=replace(model, nodes=join_attention(model, attention)))
+    return join_siblings(joined)
