@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -44,14 +46,14 @@ class _Siblings:
         """The model with these as one."""
         model, weights = quantized.model, dict(quantized.model.weights)
         names = [layer.name for layer in self.layers]
-        name, keys = "+".join(names), [quantized.layers[n] for n in names]
+        name, keys = _joined_name(names), [quantized.layers[n] for n in names]
         tensor = _beside([quantized.tensors[key] for key in keys])
         first = self.layers[0]
-        weight = "+".join(layer.inputs[1] for layer in self.layers)
+        weight = _joined_name([layer.inputs[1] for layer in self.layers])
         weights[weight] = np.concatenate([weights[layer.inputs[1]] for layer in self.layers])
         bias = _bias(self.layers, weights)
         if bias is not None:
-            weights[f"{weight}.bias"] = bias
+            weights[f"{name}.bias"] = bias
         lead = [int(n) for n in weights[self.shapes[0].inputs[1]][:-2]]
         count = len(self.layers) * self.heads
         shape = f"shape:{'x'.join(map(str, (*lead, count, self.width)))}"
@@ -60,7 +62,7 @@ class _Siblings:
         linear = Node(
             first.op,
             name,
-            (first.inputs[0], weight, f"{weight}.bias" if bias is not None else "", ""),
+            (first.inputs[0], weight, f"{name}.bias" if bias is not None else "", ""),
             (y,),
             first.attrs,
         )
@@ -129,6 +131,21 @@ def _find(
     if any(order[-3] != rank - 2 or rank - 1 not in order[-2:] for order in orders):
         return None  # heads are not the last axis but one, or are part of a product
     return _Siblings(tuple(nodes), tuple(by_heads), attention, heads, width)
+
+
+def _joined_name(names: Sequence[str]) -> str:
+    """``a/q/w``, ``a/k/w`` and ``a/v/w`` are ``a/q+k+v/w``: only parts that differ are repeated."""
+    parts = [re.split(r"(?<=[/.])|(?=[/.])", name) for name in names]
+    start = _alike(parts)
+    end = _alike([part[start:][::-1] for part in parts])
+    middles = ["".join(part[start : len(part) - end]) for part in parts]
+    first = parts[0]
+    return "".join(first[:start]) + "+".join(middles) + "".join(first[len(first) - end :])
+
+
+def _alike(lists: Sequence[Sequence[str]]) -> int:
+    """How many entries all begin with."""
+    return sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*lists, strict=False)))
 
 
 def _are_plain(tensors: Sequence[QuantizedTensor]) -> bool:

@@ -160,7 +160,9 @@ def test_siblings_of_several_schemes_stay_apart(gpu: None, tmp_path: Path) -> No
         options = {"tensor_types": types, "scheme": "W4A8g32", "search": False}
         images = None if target == "x86-64" else Simulator()
         module = pipeline.compile(onnx, tmp_path / name, target=target, images=images, **options)
-        found[name] = load_module(tmp_path / name).run(x=x)["y"], len(module.manifest["layers"])
-    assert [found[name][1] for name in ("cpu", "one", "two")] == [3, 1, 3]
+        layers = [layer["name"] for layer in module.manifest["layers"]]
+        found[name] = load_module(tmp_path / name).run(x=x)["y"], layers
+    assert [len(found[name][1]) for name in ("cpu", "one", "two")] == [3, 1, 3]
+    assert found["one"][1] == ["n_q0+n_k0+n_v0"]
     np.testing.assert_allclose(found["one"][0], found["cpu"][0], atol=1e-4)
     assert 0 < np.abs(found["two"][0] - found["one"][0]).max() < 1
