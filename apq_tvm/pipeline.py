@@ -215,10 +215,10 @@ def build(
     progress = progress or Silent()
     stopwatch = stopwatch or _Stopwatch()
     plans = chosen.variants or (chosen,)
-    scheduled, *others = [_schedule(plan, progress, stopwatch) for plan in plans]
-    extra = {**describe(chosen, (scheduled, *others)), "timings": stopwatch.seconds}
+    first, *others = [scheduled(plan, progress, stopwatch) for plan in plans]
+    extra = {**describe(chosen, (first, *others)), "timings": stopwatch.seconds}
     return emit(
-        scheduled,
+        first,
         Path(output),
         extra,
         alternatives=others,
@@ -229,7 +229,9 @@ def build(
     )
 
 
-def _schedule(chosen: KernelPlan, progress: Progress, stopwatch: _Stopwatch) -> ScheduledModel:
+def scheduled(
+    chosen: KernelPlan, progress: Progress | None = None, stopwatch: _Stopwatch | None = None
+) -> ScheduledModel:
     """From the plan for one device to its scheduled functions."""
     from apq_tvm.lower import lower
     from apq_tvm.pack import pack
@@ -237,14 +239,15 @@ def _schedule(chosen: KernelPlan, progress: Progress, stopwatch: _Stopwatch) -> 
     from apq_tvm.schedules.devices import linear_kernels
     from apq_tvm.select import by_name
 
+    progress, stopwatch = progress or Silent(), stopwatch or _Stopwatch()
     packed = pack(chosen, progress)
     stopwatch.lap("pack")
     with progress.stage("lower"):
         lowered = lower(packed, by_name(linear_kernels(chosen.profile)), default_decisions)
     stopwatch.lap("lower")
-    scheduled = schedule(lowered, progress, default_decisions)
+    made = schedule(lowered, progress, default_decisions)
     stopwatch.lap("schedule")
-    return scheduled
+    return made
 
 
 def default_decisions(function: str, spec: LinearSpec | None = None) -> Decide:

@@ -1,4 +1,4 @@
-"""``apq-tvm bench static`` and ``static-model``: judge code for 64-bit Arm without Arm."""
+"""``apq-tvm bench static`` and ``static-model``: judge code for a device that is not here."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from apq_tvm.cli.bench import (
 from apq_tvm.cli.compile import LayoutOption
 from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors
 from apq_tvm.cli.options import Json, Module
+from apq_tvm.errors import BadInput
 
 Mca = Annotated[str, typer.Option(help="llvm-mca 22, if not installed by make arm-tools.")]
 
@@ -37,7 +38,7 @@ def mount(bench: typer.Typer) -> None:
 
 @reports_errors
 def static(
-    target: Annotated[str, typer.Option(help="64-bit Arm device.", show_default=False)],
+    target: Annotated[str, typer.Option(help="64-bit Arm device, or GPU.", show_default=False)],
     shape: Annotated[str, typer.Option(help="Comma list of NxK, outputs by inputs.")] = "4096x4096",
     m: Annotated[str, typer.Option("--m", help="Comma list of rows of activations.")] = "1",
     scheme: Annotated[str, typer.Option(help="Comma list of schemes.")] = "W4A8g32",
@@ -52,13 +53,15 @@ def static(
     mca: Mca = "",
     json: Json = False,
 ) -> None:
-    """Count instructions and cycles of kernels for Arm, without Arm.
+    """Count instructions and cycles of kernels for Arm or a GPU, without either.
 
-    Instructions of a whole call under qemu; cycles by llvm-mca of every piece of code times how
-    often it was executed.
+    Arm: instructions of a whole call under qemu; cycles by llvm-mca of every piece of code times
+    how often it was executed. GPUs: machine code, what is resident and in flight, what limits it.
     """
+    from apq_tvm.bench.gpu_static import bench_gpu_static
     from apq_tvm.bench.linear import LinearCase
     from apq_tvm.bench.static import bench_static
+    from apq_tvm.schedules.devices import find_profile
 
     cases = [
         LinearCase(n, k, rows, word.strip(), threads=1)
@@ -66,6 +69,12 @@ def static(
         for word in scheme.split(",")
         for rows in parse_counts(m, "--m")
     ]
+    if find_profile(target).gpu is not None:
+        for word, given in (("--layout", layout), ("--against", against), ("--mca", mca)):
+            if given:
+                raise BadInput(f"{word} is for Arm; {target} is a GPU")
+        _show_gpu(bench_gpu_static(cases, target=target, keep=keep, progress=Bars()), json)
+        return
     rivals = [part for part in against.split(",") if part]
     rows = bench_static(
         cases,
@@ -125,6 +134,38 @@ def static_model(
             for row in (total, *report["kernels"])
         ),
         right=columns[1:],
+    )
+
+
+def _show_gpu(rows: list[dict[str, Any]], json: bool) -> None:
+    if json:
+        print_json(rows)
+        return
+    columns = ("NxK", "M", "scheme", "kernel", "instr/weight", "registers", "spills", "warps/SM",
+               "in flight", "wanted", "us", "limit")  # fmt: skip
+    print_table(
+        f"{rows[0]['target']}: machine code; bytes in flight of a multiprocessor; the least time",
+        columns,
+        (_gpu_row(row) for row in rows),
+        right=tuple(c for c in columns if c not in ("NxK", "scheme", "kernel", "limit")),
+    )
+
+
+def _gpu_row(row: dict[str, Any]) -> tuple[str, ...]:
+    each, flying = row["instructions_per_weight"], row["bytes_in_flight"]
+    return (
+        row["shape"],
+        str(row["m"]),
+        row["scheme"],
+        row["kernel"],
+        "" if each is None else f"{each:.3f}",
+        str(row["registers"]),
+        str(row["spills"]),
+        f"{row['warps_per_sm']:.1f}",
+        "" if flying is None else f"{flying:.0f}",
+        f"{row['bytes_wanted']:.0f}",
+        f"{row['static_us']:.1f}",
+        row["limit"],
     )
 
 

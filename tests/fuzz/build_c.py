@@ -13,7 +13,6 @@ import numpy as np
 from apq_tvm import pipeline
 from apq_tvm.codegen import emit as stage
 from apq_tvm.codegen.package.folder import runtime_sources
-from apq_tvm.progress import Silent
 from apq_tvm.types import ScheduledModel, TensorSpec
 
 HERE = Path(__file__).parent / "c"
@@ -53,7 +52,7 @@ def sized_model(folder: Path) -> ScheduledModel:
     model = onnx_models.build(nodes, inputs, " ".join(outputs), weights, opset=18)
     path = onnx_models.save(model, folder)
     plan = pipeline.plan(path, scheme="float")
-    return pipeline._schedule(plan, Silent(), pipeline._Stopwatch())
+    return pipeline.scheduled(plan)
 
 
 def _specs(scheduled: ScheduledModel) -> str:

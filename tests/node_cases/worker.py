@@ -90,12 +90,11 @@ def scheduled(case: Case, target: str) -> Outcome:
 
     def work(path: Path) -> None:
         from apq_tvm import pipeline
-        from apq_tvm.progress import Silent
 
         stopwatch = pipeline._Stopwatch()
         chosen = pipeline.plan(path, scheme="float", target=target, stopwatch=stopwatch)
         for plan in chosen.variants or (chosen,):
-            pipeline._schedule(plan, Silent(), stopwatch)
+            pipeline.scheduled(plan, stopwatch=stopwatch)
 
     return _tried(case, "lower", work)
 
