@@ -115,9 +115,10 @@ class Product:
         chunks = self.factors.padded // self.layout.chunk_k
         turns, alone = divmod(chunks, self.warps)
         rounds, single = divmod(turns, self.chunks)
-        if rounds:
-            with b.serial(0, rounds) as turn:
-                self._round(turn * (self.warps * self.chunks) + self.warp, self.chunks)
+        if rounds == 1:
+            self._round(self.warp, self.chunks)
+        elif rounds:
+            self._rounds(rounds)
         done = rounds * self.chunks * self.warps
         if single:
             self._round(self.warp + done, single)
@@ -128,6 +129,18 @@ class Product:
         if self.whole_rows:
             self._end(0, i32(0), i64(0))
         self._meet()
+
+    def _rounds(self, rounds: int) -> None:
+        """Weights of a round are read in the one before, as soon as there is a place for them:
+        the compiler moves no read to its use across the end of a loop."""
+        for number in range(self.chunks):
+            self._read(self.warp + number * self.warps, number)
+        with b.serial(0, rounds) as turn:
+            for number in range(self.chunks):
+                chunk = (turn * self.chunks + number) * self.warps + self.warp
+                self._chunk(chunk, number)
+                with b.If(turn < rounds - 1), b.Then():
+                    self._read(chunk + self.chunks * self.warps, number)
 
     def _round(self, first: Expr, count: int) -> None:
         """Chunks `first` and `count` - 1 more, each ``warps`` after the other."""

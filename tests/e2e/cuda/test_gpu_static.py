@@ -1,0 +1,79 @@
+"""Machine code of fast kernels by ``bench static``: instructions, registers, reads in flight."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from apq_tvm.bench.gpu_sass import Loop, find_tool
+from apq_tvm.cli.main import app
+from apq_tvm.codegen.cuda.compilers import find_compiler
+from apq_tvm.errors import BuildError
+from apq_tvm.schedules.devices import find_profile
+
+
+def judged(target: str, shape: str, scheme: str, *more: str) -> list[dict[str, Any]]:
+    """Rows of ``apq-tvm bench static``; skips where this machine has not what it takes."""
+    try:
+        find_compiler(find_profile(target).gpu)
+        find_tool("nvdisasm")
+    except BuildError as error:
+        pytest.skip(str(error))
+    words = ["bench", "static", "--target", target, "--shape", shape, "--scheme", scheme, *more]
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    rows: list[dict[str, Any]] = json.loads(result.stdout)
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme, most", [("W4A8g128", 0.80), ("W4A8g32", 1.4)])
+def test_the_inner_loop_is_short(scheme: str, most: float) -> None:
+    """On the GPU that wants most in flight; nothing spills."""
+    (row,) = judged("h200", "2816x8192", scheme)
+    assert row["kernel"] == "gemv_W4A8_imma16832_r16m8"
+    assert 0.5 < row["instructions_per_weight"] <= most, row
+    assert row["spills"] == 0 and row["registers"] <= 128, row
+    assert row["bytes_in_flight"] >= row["bytes_wanted"], row
+    assert sum(row["pipes"].values()) == pytest.approx(row["instructions_per_weight"])
+    assert row["pipes"]["tensor"] == pytest.approx(1 / 16)  # 16 weights of a lane an mma
+    assert row["static_us"] == max(row["times_us"].values())
+
+
+@pytest.mark.slow
+def test_every_kind_of_kernel_is_judged(tmp_path: Path) -> None:
+    """Rows with and without loads of whole fragments, for few and many rows of x."""
+    rows = judged(
+        "rtx-2080", "64x256", "W4A8g32,nl4,W4A16g32", "--m", "1,9", "--keep", str(tmp_path)
+    )
+    assert len(rows) == 6 and len(list(tmp_path.glob("*.sass"))) == 6
+    assert [row["instructions_per_weight"] is None for row in rows] == [False] * 2 + [True] * 4
+    assert all(row["registers"] > 0 and row["warps_per_sm"] > 0 for row in rows)
+    assert all(row["limit"] == "bandwidth" for row in rows[2:])
+
+
+def test_what_is_in_flight() -> None:
+    """From the read to the first use, over the end of the loop."""
+    read = "LDG.E.NA.LTC256B.128.CONSTANT R{}, desc[UR6][R60.64]"
+    loop = ["LOP3.LUT R2, R8, R3", read.format(8), "IMMA R4, R12.ROW, R2", read.format(12), "BRA x"]
+    assert Loop(tuple(loop), True).loads_in_flight == 2
+    assert Loop(tuple(loop), False).loads_in_flight == 2
+    late = [read.format(8), "FADD R1, R11, R2", read.format(8), "FADD R1, R9, R2"]
+    assert Loop(tuple(late), True).loads_in_flight == 1
+    assert Loop(tuple(late), True).pipes == {"memory": 2, "float": 2}
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--target", "cuda-auto"), "is no GPU; name one"),
+        (("--target", "h200", "--against", "libggml.so"), "--against is for Arm"),
+    ],
+)
+def test_bad_options(words: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "static", *words])
+    assert result.exit_code == 1 and message in result.output.replace("\n", " ")
