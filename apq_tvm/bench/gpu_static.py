@@ -59,8 +59,9 @@ def bench_gpu_static(
         ideal_bytes, limit, static_us, times_us, target``.
 
         `instructions_per_weight` are a lane's of the innermost loop over each weight that it
-        reads there, `pipes` the same by what executes them; None where the kernel has no such
-        loads (the generic kernels). `spills` are bytes of a thread in local memory.
+        reads there, `pipes` the same by what executes them; of the whole kernel where it has no
+        loop (`loop_instructions` 0), None where it has no such loads (the generic kernels).
+        `spills` are bytes of a thread in local memory.
         `warps_per_sm` is what is resident: by registers, shared memory and threads, or fewer where
         the launch has not so many blocks. `bytes_in_flight` are those of weights that a
         multiprocessor has asked for and not used, `bytes_wanted` what `LATENCY_NS` of its share of

@@ -158,7 +158,7 @@ def _gpu_row(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["m"]),
         row["scheme"],
         row["kernel"],
-        "" if each is None else f"{each:.3f}",
+        "" if each is None else f"{each:.3f}" + ("" if row["loop_instructions"] else " (all)"),
         str(row["registers"]),
         str(row["spills"]),
         f"{row['warps_per_sm']:.1f}",

@@ -77,6 +77,7 @@ def test_extras_are_the_promised_ones() -> None:
         "bench",
         "cuda",
         "cuda13",
+        "sass",
         "report",
         "test",
     }

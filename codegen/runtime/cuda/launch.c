@@ -68,8 +68,9 @@ static int call(void *handle, const apq_any *args, int32_t count, apq_any *resul
   for (int32_t i = 0; i < k->launches; i++) size[k->launch[i]] = args[params + i].v_int64;
   if (size[0] == 0 || size[1] == 0 || size[2] == 0) return 0; /* nothing to do */
   if (!grid_fits(size)) {
-    return apq_fail(APQ_KERNEL_FAILED, "kernel %s: a grid of %lld x %lld x %lld blocks is beyond the GPU's", k->name,
-                    (long long)size[0], (long long)size[1], (long long)size[2]);
+    return apq_fail(APQ_KERNEL_FAILED,
+                    "kernel %s: a grid of %lld x %lld x %lld blocks is beyond the GPU's: give a run fewer rows",
+                    k->name, (long long)size[0], (long long)size[1], (long long)size[2]);
   }
   apq_result_code rc = d->cu->launch(d->functions[k - code->kernels], (unsigned)size[0], (unsigned)size[1],
                                      (unsigned)size[2], (unsigned)size[3], (unsigned)size[4], (unsigned)size[5],

@@ -46,7 +46,7 @@ SMALLER = {
 }
 """What is added to commands: the last of repeated options counts."""
 
-ARM = re.compile(r"--target (graviton|arm-|cortex)|bench static")
+ARM = re.compile(r"--target (graviton|arm-|cortex)|bench static-model")
 TOOLS = ("pkg-config", "cmake")
 
 CLANG = """#!/bin/sh

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from apq_tvm import pipeline
+from apq_tvm.codegen.cuda import compilers
 from apq_tvm.codegen.cuda.simulator import Simulator
+from apq_tvm.errors import BadTarget, BuildError
+from apq_tvm.schedules.devices import find_profile
 from tests.onnx_models import build, rand, save
 
 ROWS = 4
@@ -220,3 +225,66 @@ def test_results_do_not_depend_on_the_order_of_threads(program, folder: Path) ->
     text = RUN.format(count=ROWS) + "print(y.tobytes().hex())"
     runs = {program(folder, text, {"CUSIM_SEED": str(seed)}).stdout for seed in range(3)}
     assert len(runs) == 1 and np.prod(list(map(len, runs))) > 1000
+
+
+def test_a_grid_beyond_the_gpu(program, tmp_path: Path) -> None:
+    """More rows than a launch has blocks for: told, and fewer rows run."""
+    path = save(
+        build([("MatMul", "x w", "y")], {"x": ("float32", ["m", 32])}, "y", {"w": rand(32, 16)}),
+        tmp_path,
+    )
+    pipeline.compile(
+        path, tmp_path / "tall", target="rtx-3090", scheme="W4A8g32", images=Simulator()
+    )
+    text = """
+    import numpy as np
+    import tall
+    try:
+        tall.run(x=np.zeros((32 * 65535 + 1, 32), np.float32))
+    except tall.RunError as error:
+        print(error)
+    print(tall.run(x=np.zeros((5, 32), np.float32))["y"].shape)
+    """
+    done = program(tmp_path, text, {"CUSIM_MEMORY": str(2 << 30)})
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "1 x 65536 x 1 blocks is beyond the GPU's: give a run fewer rows" in first
+    assert second == "(5, 16)"
+
+
+def test_no_compiler_of_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither NVRTC nor nvcc: the line that installs it, before anything is made."""
+    monkeypatch.setattr(compilers, "find_nvrtc", lambda major: None)
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "nvcc" else which(name))
+    path = save(
+        build([("MatMul", "x w", "y")], {"x": ("float32", ["m", 32])}, "y", {"w": rand(32, 16)}),
+        tmp_path,
+    )
+    for target, extra in (("rtx-3090", "apq-tvm[cuda]"), ("jetson-agx-thor", "apq-tvm[cuda13]")):
+        with pytest.raises(BuildError, match=re.escape(f"pip install '{extra}'")):
+            pipeline.compile(path, tmp_path / "m", target=target)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    "target, triple",
+    [
+        ("rtx-3090", "aarch64-linux-gnu"),
+        ("jetson-agx-orin", "x86_64-linux-gnu"),
+        ("cuda-auto", "riscv64-linux-gnu"),
+        ("h200", "x86_64-windows-msvc"),
+    ],
+)
+def test_a_triple_of_another_host(target: str, triple: str) -> None:
+    with pytest.raises(BadTarget, match=f"--triple {triple}"):
+        find_profile(target, triple)
+
+
+def test_a_library_for_another_host(program, folder: Path, tmp_path: Path) -> None:
+    """What a Jetson's module says on a PC."""
+    shutil.copytree(folder / "small", tmp_path / "small")
+    manifest = tmp_path / "small" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"x86_64"', '"aarch64"'))
+    line = said(program, tmp_path, {})
+    assert "WrongMachine" in line and "compiled for linux on aarch64" in line
