@@ -131,9 +131,15 @@ def _threads(sch: Any, block: Any, spatial: Sequence[Any], threads: int) -> None
     """A thread for each result."""
     outermost = (*sch.get_loops(block), block)[0]
     fused = sch.fuse(*spatial) if spatial else sch.add_unit_loop(outermost)
-    grid, thread = sch.split(fused, [None, threads])
+    grid, thread = sch.split(fused, [None, _sharing(sch, fused, threads)])
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
+
+
+def _sharing(sch: Any, loop: Any, most: int) -> int:
+    """How many share a loop: of one round only one, or all of them would store its result."""
+    extent = sch.get(loop).extent
+    return 1 if isinstance(extent, tirx.IntImm) and int(extent) == 1 else most
 
 
 def _warps(sch: Any, block: Any, spatial: Sequence[Any], reduce: Sequence[Any], warps: int) -> None:
@@ -141,7 +147,7 @@ def _warps(sch: Any, block: Any, spatial: Sequence[Any], reduce: Sequence[Any], 
     along = sch.fuse(*reduce) if len(reduce) > 1 else reduce[0]
     turns, lane = sch.split(along, [None, WARP])
     fused = sch.fuse(*spatial) if spatial else sch.add_unit_loop(turns)
-    grid, warp = sch.split(fused, [None, warps])
+    grid, warp = sch.split(fused, [None, _sharing(sch, fused, warps)])
     sch.reorder(grid, warp, lane, turns)
     sch.bind(grid, "blockIdx.x")
     sch.bind(warp, "threadIdx.y")

@@ -92,20 +92,22 @@ class _Kernel:
         return builder.get()
 
     def _centred(self, x: Any, row: Expr, rms: bool) -> Any:
-        """x less its mean by column; x goes to shared memory, where each thread reads its own."""
+        """x less its mean by column, some number past K."""
+
+        def of_x(at: Expr) -> Expr:
+            column = at.astype("int64")
+            if self.columns == self.k:
+                return x[row, column]
+            return tirx.if_then_else(column < i64(self.k), x[row, column], f32(0.0))
+
+        if rms:
+            return of_x
         total = local(1, "float32")
         b.buffer_store(total, f32(0.0), [0])
         with self.team.share(self.columns) as at:
-            column = at.astype("int64")
-            value = x[row, column]
-            if self.columns > self.k:
-                value = tirx.if_then_else(column < i64(self.k), value, f32(0.0))
-            b.buffer_store(self.row, value, [at])
-            b.buffer_store(total, total[0] + self.row[at], [0])
-        if rms:
-            return lambda at: self.row[at]
+            b.buffer_store(total, total[0] + of_x(at), [0])
         mean = self.team.find("sum", total[0]) * f32(1 / self.k)
-        return lambda at: self.row[at] - mean
+        return lambda at: of_x(at) - mean
 
     def _inverse(self, centred: Any) -> Expr:
         squares, inverse = local(1, "float32"), local(1, "float32")

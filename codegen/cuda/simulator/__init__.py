@@ -34,9 +34,12 @@ class Simulator:
     ----------
     compiler : str
         A g++ for the machine that runs them.
+    checked : bool
+        Races and reads of what nobody wrote end the process (``include/cusim_check.h``).
     """
 
     compiler: str = "g++"
+    checked: bool = False
 
     def image(self, code: DeviceCode, sm: int) -> bytes:
         """A shared library with the kernels of `code`.
@@ -48,7 +51,7 @@ class Simulator:
         """
         entries = [*(kernel.name for kernel in code.kernels), "apq_check_ids"]
         text = "\n".join([code.source, *(f"CUSIM_KERNEL({name})" for name in entries), ""])
-        return _image(self.compiler, text, sm)
+        return _image(self.compiler, text, sm, self.checked)
 
     def ptx(self, code: DeviceCode, sm: int) -> bytes:
         """The same, as text for our driver alone."""
@@ -56,13 +59,20 @@ class Simulator:
 
 
 @lru_cache(maxsize=8)
-def _image(compiler: str, text: str, sm: int) -> bytes:
+def _image(compiler: str, text: str, sm: int, checked: bool) -> bytes:
     with tempfile.TemporaryDirectory(prefix="apq.") as folder:
         source, image = Path(folder, "kernels.cc"), Path(folder, "kernels.so")
         source.write_text(text)
         # A module without kernels of its own includes nothing.
         given = (*_FLAGS, f"-D__CUDA_ARCH__={sm * 10}", f"-I{INCLUDE}", "-include", "cuda.h")
-        run([compiler, *given, str(source), "-o", str(image)])
+        if not checked:
+            run([compiler, *given, str(source), "-o", str(image)])
+            return image.read_bytes()
+        # Linked without the sanitizer: its functions are ours.
+        part = Path(folder, "kernels.o")
+        sanitized = ("-DCUSIM_CHECK", "-fsanitize=thread", "-c")
+        run([compiler, *given, *sanitized, str(source), "-o", str(part)])
+        run([compiler, "-shared", str(part), "-o", str(image)])
         return image.read_bytes()
 
 

@@ -6,6 +6,9 @@
 // CUSIM_LOG (a file that receives a line per call), CUSIM_FAULT (a kernel whose launch ends in
 // CUDA_ERROR_ILLEGAL_ADDRESS, at the stream's next synchronization and ever after).
 //
+// Images of a checked build (cusim_check.h) tell of each access of theirs: two that nothing orders, and a read
+// of what nobody wrote, end the process.
+//
 // Functions and results: CUDA Driver API reference.
 #include <dlfcn.h>
 #include <elf.h>
@@ -73,6 +76,18 @@ int owner;                                // process that initialized
 FILE *log_;
 thread_local std::vector<void *> contexts;  // current last
 
+// What checked images tell of their accesses, as in cusim_check.h, and what is known of a byte of memory.
+struct Access {
+  uint64_t at;
+  int bytes, write, thread;
+  uint32_t launch, block, epoch;
+};
+struct Who { uint32_t launch, block, epoch; int thread; };  // block and thread: kMany for several
+struct Cell { Who wrote, read; bool defined; };
+constexpr int kMany = -1;
+bool checked;              // an image of a checked build was loaded
+std::vector<Cell> cells;   // by offset
+
 void say(const char *format, ...) {
   if (log_ == nullptr) return;
   va_list list;
@@ -115,8 +130,51 @@ int ready() {
   return fault;
 }
 
+void define(uint64_t at, size_t bytes, bool defined = true) {
+  size_t first = at - (uint64_t)space;
+  if (cells.size() < first + bytes) cells.resize(first + bytes);
+  for (size_t i = 0; i < bytes; i++) cells[first + i].defined = defined;
+}
+
+// Whether something between them orders an access of this launch and that one.
+bool ordered(const Who &who, const Access &a) {
+  if (who.launch != a.launch) return true;
+  return who.block == a.block && (who.epoch < a.epoch || who.thread == a.thread);
+}
+
+const char *judge(const Access *access) {
+  const Access &a = *access;
+  size_t first = a.at - (uint64_t)space;
+  if (!within(a.at, (size_t)a.bytes)) return "an access outside of all blocks of memory";
+  if (cells.size() < first + (size_t)a.bytes) cells.resize(first + (size_t)a.bytes);
+  for (size_t i = first; i < first + (size_t)a.bytes; i++) {
+    Cell &cell = cells[i];
+    Who me{a.launch, a.block, a.epoch, a.thread};
+    if (!ordered(cell.wrote, a)) return a.write ? "two threads write to the same memory" : "memory is read while it is written";
+    if (a.write) {
+      if (!ordered(cell.read, a)) return "memory is written while it is read";
+      cell.wrote = me;
+      cell.defined = true;
+      continue;
+    }
+    if (!cell.defined) return "memory is read that nobody wrote";
+    bool same = cell.read.launch == a.launch;
+    if (same && cell.read.block != a.block) me.block = (uint32_t)kMany;
+    if (same && cell.read.epoch == a.epoch && cell.read.thread != a.thread) me.thread = kMany;
+    cell.read = me;
+  }
+  return nullptr;
+}
+
 void run(Node &n) {
   if (n.function == nullptr) {
+    if (checked) {
+      define(n.to, n.bytes);
+      for (size_t i = 0; n.from != 0 && i < n.bytes; i++) {
+        size_t from = n.from - (uint64_t)space + i;
+        cells[n.to - (uint64_t)space + i].defined = from < cells.size() && cells[from].defined;
+      }
+    }
     if (n.from != 0) memmove((void *)n.to, (void *)n.from, n.bytes);
     else for (size_t i = 0; i < n.bytes / 4; i++) ((unsigned *)n.to)[i] = n.word;
     return;
@@ -238,6 +296,7 @@ API cuMemAlloc_v2(uint64_t *pointer, size_t bytes) {
   *pointer = (uint64_t)space + at;
   Open open;
   memset(space + at, 0xff, size);  // NaN: reading what nobody wrote shows
+  define(*pointer, checked ? size : 0, false);
   say("alloc %zu", bytes);
   return SUCCESS;
 }
@@ -263,6 +322,7 @@ API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *) {
   if (!within(to, bytes) || on_device((uint64_t)from)) return INVALID_VALUE;
   Open open;
   memcpy((void *)to, from, bytes);
+  define(to, checked ? bytes : 0);
   say("upload %zu", bytes);
   return SUCCESS;
 }
@@ -327,6 +387,11 @@ API cuModuleLoadData(void **module, const void *image) {
   if (library == nullptr) {
     say("%s", dlerror());
     return INVALID_IMAGE;
+  }
+  using Connect = void (*)(uint64_t, uint64_t, const char *(*)(const Access *));
+  if (auto connect = (Connect)dlsym(library, "cusim_connect")) {
+    connect((uint64_t)space, (uint64_t)space + kSpace, judge);
+    checked = true;
   }
   *module = new Module{library};
   say("load %zu", bytes);

@@ -92,6 +92,19 @@ struct Block {
   void *argument;
 };
 static Block block;
+[[noreturn]] inline void die(const char *what);
+
+}  // namespace cusim
+
+#ifdef CUSIM_CHECK
+#include "cusim_check.h"
+#define CUSIM_NOTE(what) cusim::check::what
+#else
+#define CUSIM_UNCHECKED
+#define CUSIM_NOTE(what) (void)0
+#endif
+
+namespace cusim {
 
 inline uint64_t random_state = 0;
 inline uint64_t random_number() {
@@ -119,6 +132,7 @@ inline void sleep() {
 }
 
 inline void open_barrier() {
+  CUSIM_NOTE(barrier_opens());
   block.ready.insert(block.ready.end(), block.waiting.begin(), block.waiting.end());
   block.waiting.clear();
 }
@@ -133,6 +147,7 @@ inline void barrier() {
 inline void try_to_meet(Warp &w, int first, int own) {
   uint32_t wanted = w.wanted & w.members;
   if (w.arrived == 0 || (w.arrived & wanted) != wanted) return;
+  CUSIM_NOTE(warp_met(first / 32));
   memcpy(w.seen, w.brought, sizeof w.seen);
   for (int lane = 0; lane < 32; lane++) {
     if (w.arrived >> lane & 1 && lane != own) block.ready.push_back(first + lane);
@@ -183,6 +198,7 @@ inline void resume(int number, unsigned stagger) {
 inline void run_block(dim3 size, void (*body)(void *), void *argument) {
   int threads = (int)(size.x * size.y * size.z);
   if (threads > kMaxThreads) die("more than 1024 threads");
+  CUSIM_NOTE(block_begins());
   block.alive = threads;
   block.body = body;
   block.argument = argument;
@@ -220,6 +236,7 @@ void apply(void (*kernel)(A...), void **p, std::index_sequence<I...>) {
 template <class... A>
 void launch(void (*kernel)(A...), dim3 grid, dim3 threads, unsigned shared, void **params) {
   struct Call { void (*kernel)(A...); void **params; } call{kernel, params};
+  CUSIM_NOTE(launch_begins());
   gridDim = grid;
   blockDim = threads;
   auto body = [](void *c) { apply(((Call *)c)->kernel, ((Call *)c)->params, std::index_sequence_for<A...>{}); };
@@ -262,7 +279,10 @@ T of_lane(unsigned mask, T value, int lane) {
 
 // What the driver calls (simulator/driver.cc).
 #define CUSIM_KERNEL(name)                                                                                    \
-  extern "C" void cusim_##name(dim3 g, dim3 b, unsigned s, void **p) { cusim::launch(name, g, b, s, p); } \
+  extern "C" void cusim_##name(dim3 g, dim3 b, unsigned s, void **p) {                              \
+    CUSIM_NOTE(kernel = #name);                                                                              \
+    cusim::launch(name, g, b, s, p);                                                                         \
+  }                                                                                                          \
   extern "C" int cusim_sizes_##name(int *out) { return cusim::sizes(name, out); }
 
 // ---- what kernels call ----
@@ -343,9 +363,9 @@ CUSIM_ORDER(unsigned long long)
 
 // Fibers are interrupted only where they wait: each of these is one step.
 #define CUSIM_ATOMIC(T)                                                      \
-  inline T atomicAdd(T *p, T v) { T old = *p; *p = old + v; return old; }    \
-  inline T atomicMax(T *p, T v) { T old = *p; *p = max(old, v); return old; } \
-  inline T atomicMin(T *p, T v) { T old = *p; *p = min(old, v); return old; }
+  CUSIM_UNCHECKED inline T atomicAdd(T *p, T v) { T old = *p; *p = old + v; return old; }    \
+  CUSIM_UNCHECKED inline T atomicMax(T *p, T v) { T old = *p; *p = max(old, v); return old; } \
+  CUSIM_UNCHECKED inline T atomicMin(T *p, T v) { T old = *p; *p = min(old, v); return old; }
 CUSIM_ATOMIC(int)
 CUSIM_ATOMIC(unsigned)
 CUSIM_ATOMIC(unsigned long long)

@@ -1,0 +1,123 @@
+"""Races, and reads of what nobody wrote: none in modules, and one where a barrier is taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apq_tvm import pipeline
+from apq_tvm.codegen.cuda.simulator import Simulator
+from apq_tvm.codegen.cuda.split import DeviceCode
+from apq_tvm.tensorize.cuda.functions import source
+from tests.onnx_models import build, rand, save
+
+BARRIER = "__syncthreads();"
+WIDTH, HEADS = 256, 4
+
+
+@dataclass(frozen=True)
+class Without(Simulator):
+    """A checked build that lacks one barrier, counted over the text."""
+
+    number: int = -1
+
+    def image(self, code: DeviceCode, sm: int) -> bytes:
+        at = barriers(code.source)[self.number]
+        text = code.source[:at] + code.source[at + len(BARRIER) :]
+        return super().image(replace(code, source=text), sm)
+
+
+@dataclass(frozen=True)
+class Noting(Simulator):
+    """A checked build whose text is kept."""
+
+    folder: Path = Path()
+
+    def image(self, code: DeviceCode, sm: int) -> bytes:
+        (self.folder / "kernels.cu").write_text(code.source)
+        return super().image(code, sm)
+
+
+def barriers(text: str) -> list[int]:
+    """Where barriers stand: of the functions of teams, which TVM writes out for every use, once."""
+    header = source("team").strip()
+    first = text.find(header)
+
+    def repeated(at: int) -> bool:
+        begin = text.rfind(header, 0, at + len(BARRIER))
+        begin = begin if begin >= 0 else text.rfind("#ifndef APQ_TEAM", 0, at)
+        return first >= 0 and begin > first and at < begin + len(header)
+
+    return [at for at in _all(text) if not repeated(at)]
+
+
+def _all(text: str) -> Iterator[int]:
+    at = text.find(BARRIER)
+    while at >= 0:
+        yield at
+        at = text.find(BARRIER, at + 1)
+
+
+def encoder(folder: Path) -> Path:
+    """A normalization, attention of one layer of three, a product, and what is read of them."""
+    nodes = [("LayerNormalization", "x scale shift", "n", {"axis": -1})]
+    weights = {"scale": rand(WIDTH), "shift": rand(WIDTH), "wo": rand(WIDTH, WIDTH, seed=9) / 16}
+    weights["by_heads"] = np.array([0, 0, HEADS, WIDTH // HEADS], np.int64)
+    weights["flat"] = np.array([0, 0, WIDTH], np.int64)
+    for seed, letter in enumerate("qkv"):
+        weights[f"w{letter}"] = rand(WIDTH, WIDTH, seed=seed) / 64
+        perm = (0, 2, 3, 1) if letter == "k" else (0, 2, 1, 3)
+        nodes.append(("MatMul", f"n w{letter}", f"{letter}1"))
+        nodes.append(("Reshape", f"{letter}1 by_heads", f"{letter}2"))
+        nodes.append(("Transpose", f"{letter}2", f"{letter}3", {"perm": perm}))
+    nodes += [("MatMul", "q3 k3", "s"), ("Softmax", "s", "p", {"axis": -1})]
+    nodes += [("MatMul", "p v3", "a4"), ("Transpose", "a4", "a3", {"perm": (0, 2, 1, 3)})]
+    nodes += [("Reshape", "a3 flat", "a"), ("MatMul", "a wo", "o"), ("Add", "o n", "y")]
+    nodes += [("Softmax", "y", "z", {"axis": -1}), ("ReduceSum", "y", "total", {"keepdims": 0})]
+    shape = ["b", "s", WIDTH]
+    return save(build(nodes, {"x": ("float32", shape)}, "y z total", weights), folder)
+
+
+RUN = """
+import numpy as np
+import encoder
+for shape in ((1, 1), (2, 5), (1, 9), (1, 130)):
+    x = np.random.default_rng(0).standard_normal((*shape, 256)).astype(np.float32)
+    assert np.isfinite(encoder.run(x=x)["y"]).all()
+"""
+
+
+@pytest.mark.parametrize("scheme", ["W4A8g32", "W8A8", "W4zA8tg64", "anyprec3-4", "float"])
+def test_modules_have_no_races(program, scheme: str, tmp_path: Path) -> None:
+    """At lengths around a tile, of every kind of kernel of an encoder."""
+    pipeline.compile(
+        encoder(tmp_path),
+        tmp_path / "encoder",
+        target="rtx-3090",
+        scheme=scheme,
+        search=False,
+        images=Simulator(checked=True),
+    )
+    done = program(tmp_path, RUN)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["W4A8g32", "W8A8"])
+def test_every_barrier_is_needed(program, scheme: str, tmp_path: Path) -> None:
+    """Without any one of them the checked build finds a race, or what nobody wrote."""
+    onnx, options = encoder(tmp_path), {"target": "rtx-3090", "scheme": scheme, "search": False}
+    noting = Noting(checked=True, folder=tmp_path)
+    pipeline.compile(onnx, tmp_path / "encoder", images=noting, **options)
+    text = (tmp_path / "kernels.cu").read_text()
+    found = barriers(text)
+    assert len(found) >= 8
+    for number, at in enumerate(found):
+        without = Without(checked=True, number=number)
+        pipeline.compile(onnx, tmp_path / "encoder", images=without, force=True, **options)
+        done = program(tmp_path, RUN)
+        assert "cusim: " in done.stderr, f"none misses the barrier at\n{text[at - 600 : at + 300]}"
