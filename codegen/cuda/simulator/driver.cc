@@ -80,12 +80,13 @@ thread_local std::vector<void *> contexts;  // current last
 struct Access {
   uint64_t at;
   int bytes, write, thread;
-  uint32_t launch, block, epoch;
+  uint32_t block, epoch;
 };
 struct Who { uint32_t launch, block, epoch; int thread; };  // block and thread: kMany for several
 struct Cell { Who wrote, read; bool defined; };
 constexpr int kMany = -1;
 bool checked;              // an image of a checked build was loaded
+uint32_t launches;
 std::vector<Cell> cells;   // by offset
 
 void say(const char *format, ...) {
@@ -138,7 +139,7 @@ void define(uint64_t at, size_t bytes, bool defined = true) {
 
 // Whether something between them orders an access of this launch and that one.
 bool ordered(const Who &who, const Access &a) {
-  if (who.launch != a.launch) return true;
+  if (who.launch != launches) return true;
   return who.block == a.block && (who.epoch < a.epoch || who.thread == a.thread);
 }
 
@@ -149,7 +150,7 @@ const char *judge(const Access *access) {
   if (cells.size() < first + (size_t)a.bytes) cells.resize(first + (size_t)a.bytes);
   for (size_t i = first; i < first + (size_t)a.bytes; i++) {
     Cell &cell = cells[i];
-    Who me{a.launch, a.block, a.epoch, a.thread};
+    Who me{launches, a.block, a.epoch, a.thread};
     if (!ordered(cell.wrote, a)) return a.write ? "two threads write to the same memory" : "memory is read while it is written";
     if (a.write) {
       if (!ordered(cell.read, a)) return "memory is written while it is read";
@@ -158,7 +159,7 @@ const char *judge(const Access *access) {
       continue;
     }
     if (!cell.defined) return "memory is read that nobody wrote";
-    bool same = cell.read.launch == a.launch;
+    bool same = cell.read.launch == launches;
     if (same && cell.read.block != a.block) me.block = (uint32_t)kMany;
     if (same && cell.read.epoch == a.epoch && cell.read.thread != a.thread) me.thread = kMany;
     cell.read = me;
@@ -184,6 +185,7 @@ void run(Node &n) {
   if (fault) return;
   std::vector<void *> pointers;
   for (auto &argument : n.arguments) pointers.push_back(argument.data());
+  launches++;
   n.function->run(n.grid, n.threads, n.shared, pointers.data());
 }
 

@@ -96,7 +96,11 @@ def expected(feeds: dict[str, np.ndarray], name: str) -> np.ndarray:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("attention")
     module = pipeline.compile(
-        model(folder), folder / "attend", target="rtx-3090", scheme="float", images=Simulator()
+        model(folder),
+        folder / "attend",
+        target="rtx-3090",
+        scheme="float",
+        images=Simulator(checked=True),
     )
     kinds = [entry["schedule"] for entry in module.manifest["functions"]]
     assert kinds.count("cuda_attention") == len(CASES), kinds
@@ -158,7 +162,7 @@ def test_siblings_of_several_schemes_stay_apart(gpu: None, tmp_path: Path) -> No
         ("two", "rtx-3090", {"n_k0": "W8A8g32"}),
     ):
         options = {"tensor_types": types, "scheme": "W4A8g32", "search": False}
-        images = None if target == "x86-64" else Simulator()
+        images = None if target == "x86-64" else Simulator(checked=True)
         module = pipeline.compile(onnx, tmp_path / name, target=target, images=images, **options)
         layers = [layer["name"] for layer in module.manifest["layers"]]
         found[name] = load_module(tmp_path / name).run(x=x)["y"], layers

@@ -50,7 +50,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         if name := plan.quantized.layers.get(f"n_m{i}"):
             weights[f"w{i}"] = dequantize(plan.quantized.tensors[name]).T
     np.savez(folder / "decoded.npz", schemes=np.array(schemes), **weights)
-    pipeline.build(plan, folder / "mixed", images=Simulator())
+    pipeline.build(plan, folder / "mixed", images=Simulator(checked=True))
     return folder
 
 

@@ -16,14 +16,14 @@ namespace check {
 struct Access {
   uint64_t at;
   int bytes, write, thread;
-  uint32_t launch, block, epoch;
+  uint32_t block, epoch;
 };
 using Judge = const char *(*)(const Access *);
 
 static Judge judge;
 static uint64_t device_first, device_last;
 static const char *kernel = "";
-static uint32_t launches, epoch = 1, began = 1;  // barriers that opened, and as the block began
+static uint32_t epoch = 1, began = 1;  // barriers that opened, and as the block began
 static uint32_t meetings[32];                    // of each warp
 
 // Who wrote or read a byte of shared memory last; `thread` -1 is several.
@@ -73,7 +73,7 @@ CUSIM_UNCHECKED inline void access(void *p, int bytes, bool write) {
   uint64_t at = (uint64_t)p;
   if (at >= device_first && at < device_last) {
     uint32_t number = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    Access one{at, bytes, write, block.current, launches, number, epoch};
+    Access one{at, bytes, write, block.current, number, epoch};
     if (const char *why = judge(&one)) wrong(why, -1);
     return;
   }
@@ -98,7 +98,6 @@ CUSIM_UNCHECKED inline int find_shared(dl_phdr_info *info, size_t, void *marker)
 }
 
 CUSIM_UNCHECKED inline void launch_begins() {
-  launches++;
   buf_dyn_shmem_ptr[0] = 0;  // there is a block of storage from here on
   dl_iterate_phdr(find_shared, buf_dyn_shmem_ptr);
 }
