@@ -105,7 +105,7 @@ class Product:
         self.sums = _local(4 * self.tiles, "float32")
         self.dots = _local(4 * self.tiles * chains, "int32")
         self.words = _local(4 * self.layout.unit_loads * self.units * self.chunks)
-        self.x = _local(2 * self.layout.unit_steps)
+        self.x = _local(2 * self.factors.steps_at_once * self.tiles)
         self.scales = _local(max(self.layout.together, 1))
         self.row_scales = _local(2 * self.factors.paired * self.tiles, "float32")
         self.pair = _local(2, "float32")
@@ -186,15 +186,15 @@ class Product:
         layout = self.layout
         fragment = [self._fragment(number, step, word) for word in range(4)]
         chain = self.places[group].index(step.place)
-        wide = 8 * layout.unit_steps
+        at_once = self.factors.steps_at_once
         for tile in range(self.tiles):
-            if self.tiles > 1 or step.number % 2 == 0:
-                column = (chunk * self.units + step.unit) * wide + self.lane % 4 * (wide // 4)
-                # Two steps at once, where a lane keeps what it read for the second.
-                count = 4 if self.tiles == 1 and layout.unit_steps > 1 else 2
-                source = self.xq[self._row(tile), column + 2 * step.number]
-                self._call(f"apq_read{count}", self.x[0], source)
-            first = step.number % 2 * 2 if self.tiles == 1 else 0
+            mine = 2 * at_once * tile
+            if step.number % at_once == 0:  # what is read for the next step too is kept
+                number_of_steps = (chunk * self.units + step.unit) * layout.unit_steps + step.number
+                column = number_of_steps * 8 + self.lane % 4 * (2 * at_once)
+                source = self.xq[self._row(tile), column]
+                self._call(f"apq_read{2 * at_once}", self.x[mine], source)
+            first = mine + step.number % at_once * 2
             pair = [self.x[first + i] for i in range(2)]
             dots = _address(self.dots[self._dot(chain, tile)])
             b.evaluate(self.call("apq_mma_u8s8", dots, *fragment, *pair))

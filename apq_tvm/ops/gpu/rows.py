@@ -1,7 +1,7 @@
 """How quantized rows of x lie for ``mma``, in words and factors that a lane reads at once.
 
 A lane of ``mma.m16n8k32`` multiplies two words of a step of row ``l / 4`` of x, and holds sums of
-rows ``2 (l % 4)`` and the next: so words of a unit stand by ``l % 4``, factors in pairs of rows.
+rows ``2 (l % 4)`` and the next: so words of two steps stand by ``l % 4``, factors in pairs of rows.
 """
 
 from __future__ import annotations
@@ -88,11 +88,17 @@ class RowFactors:
         """Shape of ``start``."""
         return (_pairs(m), self.padded // self.sum_width, 4 if self.ready else 2)
 
+    @property
+    def steps_at_once(self) -> int:
+        """Steps whose words a lane reads at once, 16 bytes where a unit has two."""
+        return min(self.steps.layout.unit_steps, 2)
+
     def word(self, word: Expr) -> Expr:
-        """Where the word of columns ``4 word ..`` stands."""
-        size, wide = self.steps.layout.unit_steps, self.steps.layout.unit_k // 4
-        unit, step, inner = word // wide, word % wide // 8, word % 8
-        return unit * wide + inner // 2 * (2 * size) + step * 2 + inner % 2
+        """Where the word of columns ``4 word ..`` stands: those that four lanes read at once, lane
+        by lane."""
+        size = self.steps_at_once
+        first, step, inner = word // (8 * size) * (8 * size), word // 8 % size, word % 8
+        return first + inner // 2 * (2 * size) + step * 2 + inner % 2
 
     def divided(self, scale: Expr, group: Expr) -> Expr:
         """A group's scale as it is stored."""
