@@ -164,12 +164,14 @@ class CountedLayer:
         return nbytes_at(self._tensor, bits) if self._tensor else 4 * self.n * self.k
 
     def _moved(self, function: str, m: int) -> int:
-        """Bytes of a function's arrays that have as many rows as x."""
+        """Bytes of a function's arrays that have as many rows as x: `m` rows' share of them."""
         moved = 0
         for array in self._made.mod[function].params:
-            sizes = [sized(extent, m) for extent in array.shape]
-            if sizes != [sized(extent, m + 64) for extent in array.shape]:
-                moved += int(np.prod(sizes)) * np.dtype(str(array.dtype)).itemsize
+            few, many = (
+                int(np.prod([sized(extent, rows) for extent in array.shape]))
+                for rows in (MOST_M, 2 * MOST_M)
+            )
+            moved += (many - few) * m // MOST_M * np.dtype(str(array.dtype)).itemsize
         return moved
 
 

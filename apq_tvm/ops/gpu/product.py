@@ -170,14 +170,15 @@ class Product:
     def _begin(self, group: int, chunk: Expr) -> None:
         """Sums of the largest products begin with the zero point's part, others with 0."""
         places = self.places[group]
-        for chain, place in enumerate(places):
+        for chain, lies in enumerate(places):
             for tile in range(self.tiles):
                 at = self._dot(chain, tile)
-                if place != places[-1]:
+                if lies != places[-1]:
                     _fill(self.dots, i32(0), at, 4)
                 elif self.factors.ready:
-                    source = self.start[self._pair(tile), chunk * self.groups + group, 0]
-                    self._call("apq_read4", self.dots[at], source)
+                    number = (chunk * self.groups + group).astype("int64")
+                    place = self.factors.start_place(self._pair(tile), number, i64(0))
+                    self._call("apq_read4", self.dots[at], self.start[place])
                 else:
                     _fill(self.dots, self._magic(group), at, 4)
 
@@ -270,8 +271,8 @@ class Product:
         first, column = 2 * factors.paired * tile, group * self.layout.group_size
         if column % (factors.paired * factors.act_group) == 0:
             of_x = number // i64(factors.act_group // self.layout.group_size)
-            source = self.xs[self._pair(tile), of_x, 0]
-            self._call(f"apq_read{2 * factors.paired}", self.row_scales[first], source)
+            place = factors.scale_place(self._pair(tile), of_x, i64(0))
+            self._call(f"apq_read{2 * factors.paired}", self.row_scales[first], self.xs[place])
         return first + column // factors.act_group % factors.paired * 2
 
     def _magic(self, group: int) -> Expr:
@@ -283,7 +284,7 @@ class Product:
         if self.layout.zero_points:
             place = self.layout.scale_place(self.block, number, self.lane // 4, high)
             zero = self.layout.zero(self.weights, place) << i32(self.steps.exponent(group))
-        taken = zero * self.start[self._pair(tile), number, odd]
+        taken = zero * self.start[self.factors.start_place(self._pair(tile), number, i64(odd))]
         if self.whole_rows:  # the warps' sums are parts of one group
             taken = tirx.Select(self.warp == 0, taken, i32(0))
         return taken
@@ -321,9 +322,10 @@ class Product:
         with b.If(inside), b.Then():
             shift = None
             if scheme.act_group == -1:
-                total = total * self.xs[row // 2, 0, row % 2]
+                total = total * self.xs[self.factors.scale_place(row // 2, i64(0), row % 2)]
             if spec.asymmetric:
-                shift = (self.xs[row // 2, 1, row % 2], self.weights[ROW_SUMS])
+                middle = self.xs[self.factors.scale_place(row // 2, i64(1), row % 2)]
+                shift = (middle, self.weights[ROW_SUMS])
             value = epilogue_of(spec, total, self.bias, self.residual, row, column, shift)
             b.buffer_store(self.y, value, [row, column])
 

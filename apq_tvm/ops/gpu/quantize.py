@@ -95,9 +95,9 @@ class GroupQuantizer:
             top = self._largest(team, magnitude_bits, first, value)
             parts = scale_and_inverse(tirx.reinterpret("float32", top), self.most)
         with b.If(tirx.all(team.lane == 0, inside)), b.Then():
-            self._store_pair(self.xs, row, group, self.factors.divided(parts[0], group))
+            self._store_scale(row, group, self.factors.divided(parts[0], group))
             if self.asymmetric:
-                self._store_pair(self.xs, row, i64(1), parts[0] * parts[2])
+                self._store_scale(row, i64(1), parts[0] * parts[2])
         for place, factor in enumerate(parts[1:]):
             b.buffer_store(factors, factor, [place])
         with b.serial(0, self.width // self.sum_width) as part:
@@ -122,14 +122,28 @@ class GroupQuantizer:
             b.buffer_store(found, tirx.max(found[0], one), [0])
         return team.find("max", found[0])
 
-    def _store_pair(self, array: Any, row: Expr, group: Expr, value: Expr) -> None:
+    def _store_scale(self, row: Expr, group: Expr, value: Expr) -> None:
+        def place(odd: Expr) -> tuple[Expr, ...]:
+            return self.factors.scale_place(row // 2, group, odd)
+
+        self._store_pair(row, lambda odd: b.buffer_store(self.xs, value, place(odd)))
+
+    def _store_start(self, row: Expr, group: Expr, value: Expr) -> None:
+        """Once more for the other row of weights, where sums begin with it."""
+
+        def store(odd: Expr) -> None:
+            for first in range(0, int(self.start.shape[-1]), 2):
+                place = self.factors.start_place(row // 2, group, odd + i64(first))
+                b.buffer_store(self.start, value, place)
+
+        self._store_pair(row, store)
+
+    def _store_pair(self, row: Expr, store: Callable[[Expr], None]) -> None:
         """A value of a row; the last row's also where the row after it would have its own."""
-        pair, odd, copies = row // 2, row % 2, int(array.shape[-1]) // 2
-        for copy in range(copies):
-            b.buffer_store(array, value, [pair, group, odd + i64(2 * copy)])
+        odd = row % 2
+        store(odd)
         with b.If(tirx.all(odd == 0, row + 1 == self.m)), b.Then():
-            for copy in range(copies):
-                b.buffer_store(array, value, [pair, group, i64(1 + 2 * copy)])
+            store(i64(1))
 
     def _codes(
         self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, value: Any, inside: Expr
@@ -155,7 +169,7 @@ class GroupQuantizer:
         total = team.find("sum", mine[0])
         number = group * i64(self.width // self.sum_width) + part.astype("int64")
         with b.If(tirx.all(team.lane == 0, inside)), b.Then():
-            self._store_pair(self.start, row, number, self.factors.start(total, number))
+            self._store_start(row, number, self.factors.start(total, number))
 
 
 def quantize_words(quantizer: GroupQuantizer, threads: int) -> PrimFunc:
