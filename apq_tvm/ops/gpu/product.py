@@ -21,7 +21,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.formats.integer import ROW_SUMS
-from apq_tvm.ops.gpu.rows import MAGIC, RowFactors
+from apq_tvm.ops.gpu.rows import MAGIC, PAIRS, RowFactors, pair_of
 from apq_tvm.ops.gpu.steps import Step
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64
@@ -177,7 +177,7 @@ class Product:
                     _fill(self.dots, i32(0), at, 4)
                 elif self.factors.ready:
                     number = (chunk * self.groups + group).astype("int64")
-                    place = self.factors.start_place(self._pair(tile), number, i64(0))
+                    place = self.factors.start_place(*self._pair(tile), number, i64(0))
                     self._call("apq_read4", self.dots[at], self.start[place])
                 else:
                     _fill(self.dots, self._magic(group), at, 4)
@@ -226,10 +226,13 @@ class Product:
         row = self.first + (TILE * tile + self.lane // 4).astype("int64")
         return tirx.min(row, self.m - i64(1))
 
-    def _pair(self, tile: int) -> Expr:
-        """The pair of rows that a lane has sums of, the last one where there is none."""
-        pair = self.first // i64(2) + (TILE // 2 * tile + self.lane % 4).astype("int64")
-        return tirx.min(pair, tirx.floordiv(self.m - i64(1), i64(2)))
+    def _pair(self, tile: int) -> tuple[Expr, Expr]:
+        """The tile and the pair in it that a lane has sums of, the last ones where there are none;
+        all lanes of a warp are in one tile."""
+        number = self.first // i64(TILE) + i64(tile)
+        number = tirx.min(number, tirx.floordiv(self.m - i64(1), i64(TILE)))
+        last = tirx.floordiv(self.m - i64(1), i64(2)) - number * i64(PAIRS)
+        return number, tirx.min((self.lane % 4).astype("int64"), last)
 
     def _end(self, group: int, chunk: Expr, number: Expr) -> None:
         """Add a group's products to the sums, times both scales; `number` is the group's."""
@@ -271,7 +274,7 @@ class Product:
         first, column = 2 * factors.paired * tile, group * self.layout.group_size
         if column % (factors.paired * factors.act_group) == 0:
             of_x = number // i64(factors.act_group // self.layout.group_size)
-            place = factors.scale_place(self._pair(tile), of_x, i64(0))
+            place = factors.scale_place(*self._pair(tile), of_x, i64(0))
             self._call(f"apq_read{2 * factors.paired}", self.row_scales[first], self.xs[place])
         return first + column // factors.act_group % factors.paired * 2
 
@@ -284,7 +287,7 @@ class Product:
         if self.layout.zero_points:
             place = self.layout.scale_place(self.block, number, self.lane // 4, high)
             zero = self.layout.zero(self.weights, place) << i32(self.steps.exponent(group))
-        taken = zero * self.start[self.factors.start_place(self._pair(tile), number, i64(odd))]
+        taken = zero * self.start[self.factors.start_place(*self._pair(tile), number, i64(odd))]
         if self.whole_rows:  # the warps' sums are parts of one group
             taken = tirx.Select(self.warp == 0, taken, i32(0))
         return taken
@@ -322,9 +325,9 @@ class Product:
         with b.If(inside), b.Then():
             shift = None
             if scheme.act_group == -1:
-                total = total * self.xs[self.factors.scale_place(row // 2, i64(0), row % 2)]
+                total = total * self.xs[self.factors.scale_place(*pair_of(row), i64(0), row % 2)]
             if spec.asymmetric:
-                middle = self.xs[self.factors.scale_place(row // 2, i64(1), row % 2)]
+                middle = self.xs[self.factors.scale_place(*pair_of(row), i64(1), row % 2)]
                 shift = (middle, self.weights[ROW_SUMS])
             value = epilogue_of(spec, total, self.bias, self.residual, row, column, shift)
             b.buffer_store(self.y, value, [row, column])

@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import range_factors, scale_and_inverse
 from apq_tvm.ops.blocks import argument
-from apq_tvm.ops.gpu.rows import RowFactors
+from apq_tvm.ops.gpu.rows import RowFactors, pair_of
 from apq_tvm.ops.gpu.team import WARP, Call, Team, last, local
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bits
 
@@ -124,7 +124,7 @@ class GroupQuantizer:
 
     def _store_scale(self, row: Expr, group: Expr, value: Expr) -> None:
         def place(odd: Expr) -> tuple[Expr, ...]:
-            return self.factors.scale_place(row // 2, group, odd)
+            return self.factors.scale_place(*pair_of(row), group, odd)
 
         self._store_pair(row, lambda odd: b.buffer_store(self.xs, value, place(odd)))
 
@@ -133,7 +133,7 @@ class GroupQuantizer:
 
         def store(odd: Expr) -> None:
             for first in range(0, int(self.start.shape[-1]), 2):
-                place = self.factors.start_place(row // 2, group, odd + i64(first))
+                place = self.factors.start_place(*pair_of(row), group, odd + i64(first))
                 b.buffer_store(self.start, value, place)
 
         self._store_pair(row, store)

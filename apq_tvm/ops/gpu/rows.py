@@ -94,14 +94,14 @@ class RowFactors:
         """Shape of ``start``."""
         return (_tiles(m), self.padded // self.sum_width, PAIRS, 4 if self.ready else 2)
 
-    def scale_place(self, pair: Expr, group: Expr, odd: Expr) -> tuple[Expr, ...]:
+    def scale_place(self, tile: Expr, pair: Expr, group: Expr, odd: Expr) -> tuple[Expr, ...]:
         """Index of the scale of a row of a pair; of the first row's, where a lane begins to read."""
         outer, inner = group // i64(self.paired), group % i64(self.paired)
-        return pair // i64(PAIRS), outer, pair % i64(PAIRS), inner * i64(2) + odd
+        return tile, outer, pair, inner * i64(2) + odd
 
-    def start_place(self, pair: Expr, group: Expr, at: Expr) -> tuple[Expr, ...]:
+    def start_place(self, tile: Expr, pair: Expr, group: Expr, at: Expr) -> tuple[Expr, ...]:
         """Index of what a group's sums begin with."""
-        return pair // i64(PAIRS), group, pair % i64(PAIRS), at
+        return tile, group, pair, at
 
     @property
     def steps_at_once(self) -> int:
@@ -128,6 +128,11 @@ class RowFactors:
         count = range(len(self.steps.groups))
         magic = _of(group, [i32(MAGIC if self.steps.exact(at) else 0) for at in count])
         return magic - total * _of(group, [i32(self.steps.zero(at)) for at in count])
+
+
+def pair_of(row: Expr) -> tuple[Expr, Expr]:
+    """The tile of a row of x, and the pair in it."""
+    return row // i64(2 * PAIRS), row // i64(2) % i64(PAIRS)
 
 
 def _tiles(m: Expr) -> Expr:
