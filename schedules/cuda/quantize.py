@@ -13,7 +13,7 @@ from apq_tvm.ops.gpu.rows import RowFactors
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import Preparation, zero_point
-from apq_tvm.tensorize.cuda.functions import team_call
+from apq_tvm.tensorize.cuda.functions import call, team_call
 
 
 def quantize_words(spec: LinearSpec, factors: RowFactors) -> Preparation:
@@ -29,8 +29,8 @@ def quantize_words(spec: LinearSpec, factors: RowFactors) -> Preparation:
     def make(decide: Decide) -> Any:
         quantizer = GroupQuantizer(factors, scheme.act_bits, team_call)
         if not quantizer.whole_rows:
-            return build_quantize_words(quantizer, quantizer.team_size)
-        return build_quantize_words(quantizer, decide("threads", (BLOCK, 128, 512)))
+            return build_quantize_words(quantizer, quantizer.team_size, call)
+        return build_quantize_words(quantizer, decide("threads", (BLOCK, 128, 512)), call)
 
     return Preparation(
         f"quantize_words_k{spec.k}_{padded}_{named}{bits}_W{steps.layout.bits}{zeros}"

@@ -69,6 +69,13 @@ class Product:
         self.units = self.layout.chunk_k // self.layout.unit_k
         self.groups = 0 if self.whole_rows else self.layout.chunk_k // self.layout.group_size
 
+    @property
+    def zeros_at_once(self) -> bool:
+        """True if zero points are read with the scales: a byte for each group touches two sectors
+        where scales of four lie together. Several tiles are short of instructions, and bytes want
+        fewer."""
+        return self.layout.zero_points and self.layout.together > 2 and self.tiles == 1
+
     def build(self) -> PrimFunc:
         """``(xq, xs, start, codes, scales, [zeros], [row_sums], [bias], [residual], y)``, threads
         bound."""
@@ -107,6 +114,7 @@ class Product:
         self.words = _local(4 * self.layout.unit_loads * self.units * self.chunks)
         self.x = _local(2 * self.factors.steps_at_once * self.tiles)
         self.scales = _local(max(self.layout.together, 1))
+        self.zeros = _local(2)
         self.row_scales = _local(2 * self.factors.paired * self.tiles, "float32")
         self.pair = _local(2, "float32")
         _fill(self.sums, f32(0.0), 0, 4 * self.tiles)
@@ -243,6 +251,9 @@ class Product:
                 layout.scale_place(self.block, number, self.lane // 4, 0)
             ]
             self._call(f"apq_read{layout.together}", self.scales[0], first)
+            if self.zeros_at_once:
+                place = layout.scale_place(self.block, number, self.lane // 4, 0)
+                self._call("apq_read2", self.zeros[0], self.weights["zeros"][place])
         b.evaluate(self.call("apq_floats", _address(self.pair[0]), self.scales[slot]))
         if not self.factors.folded and self.steps.exponent(group):
             for high in range(2):
@@ -284,9 +295,14 @@ class Product:
     def _taken(self, group: int, tile: int, number: Expr, high: int, odd: int) -> Expr:
         """The zero point's part of a sum that began without it."""
         zero: Any = i32(self.steps.zero(group))
-        if self.layout.zero_points:
+        if self.zeros_at_once:
+            word, byte = divmod(group % self.layout.together * 2 + high, 4)
+            zero = (self.zeros[word] >> _u32(8 * byte) & _u32(255)).astype("int32")
+        elif self.layout.zero_points:
             place = self.layout.scale_place(self.block, number, self.lane // 4, high)
-            zero = self.layout.zero(self.weights, place) << i32(self.steps.exponent(group))
+            zero = self.layout.zero(self.weights, place)
+        if self.layout.zero_points:
+            zero = zero << i32(self.steps.exponent(group))
         taken = zero * self.start[self.factors.start_place(*self._pair(tile), number, i64(odd))]
         if self.whole_rows:  # the warps' sums are parts of one group
             taken = tirx.Select(self.warp == 0, taken, i32(0))

@@ -6,7 +6,7 @@ How they lie says `apq_tvm.ops.gpu.rows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -22,6 +22,9 @@ from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bit
 
 BLOCK = 256
 """Threads of a block."""
+
+Value = Callable[[Expr], Expr]
+Four = Callable[[Expr], Sequence[Expr]]
 
 
 class GroupQuantizer:
@@ -71,7 +74,13 @@ class GroupQuantizer:
         self.start = argument("start", self.factors.starts(m), "int32")
 
     def write(
-        self, team: Team, row: Expr, group: Expr, value: Callable[[Expr], Expr], inside: Expr
+        self,
+        team: Team,
+        row: Expr,
+        group: Expr,
+        value: Value,
+        inside: Expr,
+        four: Four | None = None,
     ) -> None:
         """What the threads of a team do.
 
@@ -84,7 +93,10 @@ class GroupQuantizer:
             Column of x, int64 below `factors.padded` → float32.
         inside : Expr
             False: nothing is stored.
+        four : callable, optional
+            Column of x, a multiple of 4 → the values of four columns, read at once.
         """
+        four = four or (lambda at: [value(at + i64(i)) for i in range(4)])
         first = group * i64(self.width)
         factors = local(2, "float32")
         if self.asymmetric:
@@ -101,11 +113,9 @@ class GroupQuantizer:
         for place, factor in enumerate(parts[1:]):
             b.buffer_store(factors, factor, [place])
         with b.serial(0, self.width // self.sum_width) as part:
-            self._codes(team, row, group, part, factors, value, inside)
+            self._codes(team, row, group, part, factors, four, inside)
 
-    def write_row(
-        self, thread: Expr, threads: int, row: Expr, value: Callable[[Expr], Expr]
-    ) -> None:
+    def write_row(self, thread: Expr, threads: int, row: Expr, value: Value) -> None:
         """What a block of `threads` does with a whole row, which is in shared memory."""
         size = threads if self.whole_rows else self.team_size
         team, teams = Team(size, thread, self.call), threads // size
@@ -146,7 +156,7 @@ class GroupQuantizer:
             store(i64(1))
 
     def _codes(
-        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, value: Any, inside: Expr
+        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, four: Four, inside: Expr
     ) -> None:
         """Codes of columns that share a sum, a word each turn of a thread; and their sum."""
         words = self.sum_width // 4
@@ -155,9 +165,8 @@ class GroupQuantizer:
         b.buffer_store(mine, i32(0), [0])
         with team.share(words) as word:
             packed: Any = None
-            for byte in range(4):
-                at = (first + word.astype("int64")) * i64(4) + i64(byte)
-                scaled = value(at) * factors[0]
+            for byte, x in enumerate(four((first + word.astype("int64")) * i64(4))):
+                scaled = x * factors[0]
                 scaled = scaled - factors[1] if self.asymmetric else scaled
                 code = tirx.max(tirx.min(tirx.nearbyint(scaled), most), -most).astype("int32")
                 b.buffer_store(mine, mine[0] + code, [0])
@@ -172,7 +181,7 @@ class GroupQuantizer:
             self._store_start(row, number, self.factors.start(total, number))
 
 
-def quantize_words(quantizer: GroupQuantizer, threads: int) -> PrimFunc:
+def quantize_words(quantizer: GroupQuantizer, threads: int, read: Callable[..., Any]) -> PrimFunc:
     """Build ``(x f32 [M, K], xq i32 [M, Kp / 4], xs f32, start i32)``, threads bound.
 
     Parameters
@@ -180,6 +189,8 @@ def quantize_words(quantizer: GroupQuantizer, threads: int) -> PrimFunc:
     quantizer : GroupQuantizer
     threads : int
         That share a group: `GroupQuantizer.team_size`, or a block's.
+    read : callable
+        ``(function, to, from)`` → a statement, a call of a device function that reads.
     """
     m, k = tirx.Var("m", "int64"), quantizer.factors.k
     together = max(1, BLOCK // threads)
@@ -209,7 +220,22 @@ def quantize_words(quantizer: GroupQuantizer, threads: int) -> PrimFunc:
                     return x[row, column]
                 return tirx.if_then_else(column < i64(k), x[row, column], f32(0.0))
 
-            quantizer.write(team, row, group, value, number < count)
+            words = local(4, "float32")
+
+            def four(column: Expr) -> list[Expr]:
+                """A warp's reads of single columns, four apart, would be of four times as much."""
+                given = [tirx.address_of(place) for place in (words[0], x[row, column])]
+                if quantizer.factors.padded == k:
+                    b.evaluate(read("apq_read4", *given))
+                else:
+                    for i in range(4):
+                        b.buffer_store(words, f32(0.0), [i])
+                    with b.If(column < i64(k)), b.Then():
+                        b.evaluate(read("apq_read4", *given))
+                return [words[i] for i in range(4)]
+
+            whole = four if k % 4 == 0 else None  # else rows are not aligned
+            quantizer.write(team, row, group, value, number < count, whole)
     return builder.get()
 
 
