@@ -13,7 +13,9 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +77,25 @@ def why_not() -> str:
     return "" if shutil.which("g++") else "g++, which compiles for the simulated GPU, is missing"
 
 
+_FIGURES = (
+    ("dram_bytes", "ideal_dram_bytes"),
+    ("sectors", "ideal_sectors"),
+    ("shared_waves", "ideal_waves"),
+)
+
+UNCOUNTED: Mapping[str, Any] = dict.fromkeys(
+    ["simulated", "simulated_m", *chain(*_FIGURES), "preparation"]
+)
+"""`CountedLayer.row` where nothing can be counted."""
+
+
 class CountedLayer:
     """A layer of the size that is simulated, with its kernels for a simulated GPU.
 
     Parameters
     ----------
     n, k : int
-        Of the real layer; the attributes are what is simulated.
+        Of the real layer; the attributes `n` and `k` are what is simulated.
     scheme : str
     profile : DeviceProfile
     folder : Path
@@ -98,7 +112,8 @@ class CountedLayer:
         from apq_tvm.codegen.emit import emit
         from apq_tvm.manifest import describe
 
-        self.n, self.k, self._folder, self._gpu = min(n, MOST_N), min(k, MOST_K), folder, profile.gpu
+        self.n, self.k = min(n, MOST_N), min(k, MOST_K)
+        self._folder, self._gpu = folder, profile.gpu
         model = folder / "linear.onnx"
         weight = np.random.default_rng(n + k).standard_normal((self.n, self.k)).astype(np.float32)
         write_model(model, weight)
@@ -151,6 +166,7 @@ class CountedLayer:
         assert product is not None
         weights = self._weight_bytes(bits)
         return {
+            **UNCOUNTED,
             "simulated": f"{self.n}x{self.k}",
             "simulated_m": m,
             **_described(product[1], weights + self._moved(product[0], m)),
@@ -161,7 +177,10 @@ class CountedLayer:
     def _weight_bytes(self, bits: int) -> int:
         from apq_tvm.formats import nbytes_at
 
-        return nbytes_at(self._tensor, bits) if self._tensor else 4 * self.n * self.k
+        if self._tensor is None:
+            return 4 * self.n * self.k
+        scheme = self._tensor.scheme
+        return nbytes_at(self._tensor, bits or (scheme.bits if scheme.min_bits else 0))
 
     def _moved(self, function: str, m: int) -> int:
         """Bytes of a function's arrays that have as many rows as x: `m` rows' share of them."""
@@ -190,7 +209,7 @@ def _hosted_here(profile: DeviceProfile) -> DeviceProfile:
     return replace(profile, target={**profile.target, "host": host})
 
 
-def _of(launches: list[Counts], functions: Any) -> tuple[str, Counts] | None:
+def _of(launches: list[Counts], functions: Iterable[str]) -> tuple[str, Counts] | None:
     """The function of some that was launched, and its launch."""
     from apq_tvm.codegen.graph.c_text import identifier
 
@@ -202,11 +221,5 @@ def _of(launches: list[Counts], functions: Any) -> tuple[str, Counts] | None:
 
 
 def _described(counts: Counts, ideal: int) -> dict[str, int]:
-    return {
-        "dram_bytes": counts.dram_bytes,
-        "ideal_dram_bytes": ideal,
-        "sectors": counts.sectors,
-        "ideal_sectors": counts.ideal_sectors,
-        "shared_waves": counts.shared_waves,
-        "ideal_waves": counts.ideal_waves,
-    }
+    figures = asdict(counts) | {"ideal_dram_bytes": ideal}
+    return {name: figures[name] for name in chain(*_FIGURES)}

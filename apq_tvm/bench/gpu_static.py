@@ -3,7 +3,8 @@
 A layer is compiled as the pipeline would, its kernel for M rows disassembled
 (`apq_tvm.bench.gpu_sass`), and four times computed, of which the longest is what the kernel takes
 at least: memory at its bandwidth; memory at what is in flight, by Little's law; instructions at
-four warps a cycle and multiprocessor; products at the tensor cores' rate.
+four warps a cycle and multiprocessor; products at the tensor cores' rate. What it asks of memory is
+counted as it runs on the simulated GPU (`apq_tvm.bench.gpu_counts`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.bench.gpu_counts import UNCOUNTED, CountedLayer, sized, why_not
+from apq_tvm.bench.gpu_native import is_native, written
 from apq_tvm.bench.gpu_sass import WEIGHT_LOAD_BYTES, Kernel, disassemble, find_tool
 from apq_tvm.bench.linear import LinearCase, write_model
 from apq_tvm.errors import BadTarget
@@ -54,9 +57,10 @@ def bench_gpu_static(
     Returns
     -------
     list of dict
-        One per case: ``shape, m, scheme, kernel, instructions_per_weight, loop_instructions,
-        pipes, registers, spills, shared_bytes, warps_per_sm, bytes_in_flight, bytes_wanted,
-        ideal_bytes, limit, static_us, times_us, target``.
+        One per case: ``shape, m, scheme, kernel, native, instructions_per_weight,
+        loop_instructions, pipes, registers, spills, shared_bytes, warps_per_sm, bytes_in_flight,
+        bytes_wanted, ideal_bytes, limit, static_us, times_us, simulated, simulated_m, dram_bytes,
+        ideal_dram_bytes, sectors, ideal_sectors, shared_waves, ideal_waves, preparation, target``.
 
         `instructions_per_weight` are a lane's of the innermost loop over each weight that it
         reads there, `pipes` the same by what executes them; of the whole kernel where it has no
@@ -66,7 +70,15 @@ def bench_gpu_static(
         the launch has not so many blocks. `bytes_in_flight` are those of weights that a
         multiprocessor has asked for and not used, `bytes_wanted` what `LATENCY_NS` of its share of
         the bandwidth is. `ideal_bytes` are read and written once: weights, x and y. `limit` is the
-        largest of `times_us`.
+        largest of `times_us`. `native`: whether the matrix products that the kernel is written with
+        are instructions of this GPU, None if it has none (`apq_tvm.bench.gpu_native`).
+
+        From `dram_bytes` on figures are of one launch for a layer `simulated` (NxK) of
+        `simulated_m` rows of x, the real ones or fewer: bytes of the sectors of 32 bytes that it
+        reads or writes, each once, beside its weights, its share of quantized x and y; sectors that
+        its warps' instructions touch, beside what their bytes would fill; accesses of shared
+        memory, beside those without conflicts of banks. `preparation` has the same of what
+        quantizes x. All None where `apq_tvm.bench.gpu_counts.why_not` says why.
 
     Raises
     ------
@@ -89,9 +101,12 @@ def bench_gpu_static(
     with progress.stage("static", len(cases)):
         for (n, k, scheme, _), group in groupby(cases, key=lambda c: c.compiled):
             layer = _Layer(n, k, scheme, profile)
-            for case in group:
-                progress.advance(f"{case.shape} {case.scheme} M={case.m}")
-                rows.append(layer.row(case, folder))
+            with tempfile.TemporaryDirectory(prefix="apq-counted-") as work:
+                counted = None if why_not() else CountedLayer(n, k, scheme, profile, Path(work))
+                for case in group:
+                    progress.advance(f"{case.shape} {case.scheme} M={case.m}")
+                    asked = counted.row(case.m, case.bits) if counted else UNCOUNTED
+                    rows.append({**layer.row(case, folder), **asked, "target": profile.name})
     return rows
 
 
@@ -119,7 +134,9 @@ class _Layer:
             self._names = {f.kernel.name: name for name, f in linears.items()}
             target = tvm.target.Target(dict(profile.target))
             _, code = split(made.mod, list(linears), target, Path(name))
-        self._kernels = disassemble(find_compiler(profile.gpu).image(code, profile.gpu.sm))
+        compiler = find_compiler(profile.gpu)
+        self._kernels = disassemble(compiler.image(code, profile.gpu.sm))
+        self._products = written(compiler.ptx(code, profile.gpu.sm).decode())
         tensors = chosen.quantized.tensors.values()
         self._bits = {t.scheme.bits for t in tensors}.pop() if tensors else 32
         self._bytes = sum(map(formats.nbytes, tensors)) or 4 * n * k
@@ -145,6 +162,7 @@ class _Layer:
             "m": case.m,
             "scheme": case.scheme,
             "kernel": choice.kernel,
+            "native": is_native(self._products[kernel.name], kernel.text),
             "instructions_per_weight": each,
             "loop_instructions": len(kernel.loop.instructions) if kernel.loop.repeats else 0,
             "pipes": {p: c / weights for p, c in kernel.loop.pipes.items()} if loads else {},
@@ -158,7 +176,6 @@ class _Layer:
             "times_us": times,
             "limit": limit,
             "static_us": times[limit],
-            "target": self._profile.name,
         }
 
     def _choice(self, case: LinearCase) -> KernelChoice:
@@ -218,16 +235,14 @@ where there is none."""
 
 def _launch(func: Any, m: int) -> tuple[int, int]:
     """Blocks of a launch for `m` rows, and threads of a block."""
-    from tvm import sym, tirx
-    from tvm_ffi import structural_map
+    from tvm import tirx
 
     from apq_tvm.schedules.graph.exprs import collect
 
     extents: dict[str, int] = {}
     for loop in collect(func.body, tirx.For):
         if loop.kind == tirx.ForKind.THREAD_BINDING:
-            rows = structural_map(loop.extent, (tirx.Var, lambda _: tirx.const(m, "int64")))
-            extents[str(loop.thread_binding.thread_tag)] = int(sym.Analyzer().simplify(rows))
+            extents[str(loop.thread_binding.thread_tag)] = sized(loop.extent, m)
     sizes = [extents.get(tag, 1) for tag in _LAUNCH]
     return reduce(mul, sizes[:3]), reduce(mul, sizes[3:])
 

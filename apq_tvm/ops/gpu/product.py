@@ -252,8 +252,9 @@ class Product:
             ]
             self._call(f"apq_read{layout.together}", self.scales[0], first)
             if self.zeros_at_once:
-                place = layout.scale_place(self.block, number, self.lane // 4, 0)
-                self._call("apq_read2", self.zeros[0], self.weights["zeros"][place])
+                zeros = self.weights["zeros"]
+                first = zeros[layout.scale_place(self.block, number, self.lane // 4, 0)]
+                self._call("apq_read2", self.zeros[0], first)
         b.evaluate(self.call("apq_floats", _address(self.pair[0]), self.scales[slot]))
         if not self.factors.folded and self.steps.exponent(group):
             for high in range(2):

@@ -95,7 +95,7 @@ class RowFactors:
         return (_tiles(m), self.padded // self.sum_width, PAIRS, 4 if self.ready else 2)
 
     def scale_place(self, tile: Expr, pair: Expr, group: Expr, odd: Expr) -> tuple[Expr, ...]:
-        """Index of the scale of a row of a pair; of the first row's, where a lane begins to read."""
+        """Index of the scale of a row of a pair; a lane begins to read at that of the first."""
         outer, inner = group // i64(self.paired), group % i64(self.paired)
         return tile, outer, pair, inner * i64(2) + odd
 
