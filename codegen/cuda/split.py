@@ -135,7 +135,7 @@ def _whole_arrays(func: Any) -> Any:
             return call
         for extent, index in zip(array.shape, call.args[0].indices, strict=True):
             at = at * extent + index
-        return array.access_ptr("rw", offset=at)
+        return array.access_ptr(0, offset=at)  # no mask: barriers are the function's own
 
     return func.with_body(structural_map(func.body, (Call, pointer)))
 
