@@ -115,14 +115,23 @@ class GroupQuantizer:
         with b.serial(0, self.width // self.sum_width) as part:
             self._codes(team, row, group, part, factors, four, inside)
 
-    def write_row(self, thread: Expr, threads: int, row: Expr, value: Value) -> None:
-        """What a block of `threads` does with a whole row, which is in shared memory."""
+    def write_row(self, thread: Expr, threads: int, row: Expr, values: Any) -> None:
+        """What a block of `threads` does with a whole row, `values` in shared memory."""
+        words = local(4, "float32")
+
+        def four(column: Expr) -> list[Expr]:
+            """One after the other, four apart, would be conflicts of banks."""
+            taken = values[tirx.Ramp(column.astype("int32"), 1, 4)]
+            b.buffer_store(words, taken, [tirx.Ramp(i32(0), 1, 4)])
+            return [words[i] for i in range(4)]
+
         size = threads if self.whole_rows else self.team_size
         team, teams = Team(size, thread, self.call), threads // size
         with b.serial(0, -(-self.groups // teams)) as turn:
             number = (turn * teams + team.number).astype("int64")
             inside = number < i64(self.groups)
-            self.write(team, row, last(i64(self.groups), number), value, inside)
+            group = last(i64(self.groups), number)
+            self.write(team, row, group, lambda at: values[at], inside, four)
 
     def _largest(self, team: Team, pattern: Any, first: Expr, value: Any) -> Expr:
         found = local(1, "int32")
