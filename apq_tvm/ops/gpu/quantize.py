@@ -96,15 +96,14 @@ class GroupQuantizer:
         four : callable, optional
             Column of x, a multiple of 4 → the values of four columns, read at once.
         """
-        four = four or (lambda at: [value(at + i64(i)) for i in range(4)])
         first = group * i64(self.width)
         factors = local(2, "float32")
         if self.asymmetric:
-            top = self._largest(team, lambda x: tirx.reinterpret("int32", x), first, value)
-            low = self._largest(team, _negative_order, first, value)
+            top = self._largest(team, lambda x: tirx.reinterpret("int32", x), first, value, four)
+            low = self._largest(team, _negative_order, first, value, four)
             parts = range_factors(*(tirx.max(p, i32(0)) for p in (top, low)))
         else:
-            top = self._largest(team, magnitude_bits, first, value)
+            top = self._largest(team, magnitude_bits, first, value, four)
             parts = scale_and_inverse(tirx.reinterpret("float32", top), self.most)
         with b.If(tirx.all(team.lane == 0, inside)), b.Then():
             self._store_scale(row, group, self.factors.divided(parts[0], group))
@@ -112,6 +111,7 @@ class GroupQuantizer:
                 self._store_scale(row, i64(1), parts[0] * parts[2])
         for place, factor in enumerate(parts[1:]):
             b.buffer_store(factors, factor, [place])
+        four = four or (lambda at: [value(at + i64(i)) for i in range(4)])
         with b.serial(0, self.width // self.sum_width) as part:
             self._codes(team, row, group, part, factors, four, inside)
 
@@ -133,12 +133,16 @@ class GroupQuantizer:
             group = last(i64(self.groups), number)
             self.write(team, row, group, lambda at: values[at], inside, four)
 
-    def _largest(self, team: Team, pattern: Any, first: Expr, value: Any) -> Expr:
+    def _largest(
+        self, team: Team, pattern: Any, first: Expr, value: Value, four: Four | None
+    ) -> Expr:
         found = local(1, "int32")
         b.buffer_store(found, tirx.min_value("int32"), [0])
-        with team.share(self.width) as at:
-            one = pattern(value(first + at.astype("int64")))
-            b.buffer_store(found, tirx.max(found[0], one), [0])
+        wide = 1 if four is None else 4
+        with team.share(self.width // wide) as at:
+            column = first + at.astype("int64") * i64(wide)
+            for x in [value(column)] if four is None else four(column):
+                b.buffer_store(found, tirx.max(found[0], pattern(x)), [0])
         return team.find("max", found[0])
 
     def _store_scale(self, row: Expr, group: Expr, value: Expr) -> None:
