@@ -15,7 +15,7 @@ from apq_tvm.codegen.cuda.simulator import Simulator
 from apq_tvm.codegen.cuda.split import DeviceCode, DeviceKernel
 from apq_tvm.codegen.cuda.tables import with_own_kernels
 from apq_tvm.schedules.devices import find_profile
-from tests.e2e.cuda.test_gpu_checked import Noting
+from tests.e2e.cuda.test_gpu_checked import Noting, encoder
 from tests.onnx_models import rand
 from tests.simulated_gpu import Program
 
@@ -32,6 +32,7 @@ SECTORS = {
     "y[t] = x[0];": (5, 5, 5),
     "y[t] = x[8 * t];": (36, 8, 36),
     "((float4 *)y)[t] = ((float4 *)x)[t];": (32, 32, 32),
+    "float4 v = ((float4 *)x)[t]; y[t] = v.x + v.y + v.z + v.w;": (20, 20, 20),
     "((float2 *)y)[t] = ((float2 *)x)[2 * t];": (24, 16, 24),
     "((char *)y)[t] = ((char *)x)[t];": (2, 2, 2),
     "((char *)y)[t] = ((char *)x)[8 * t];": (9, 2, 9),
@@ -145,6 +146,28 @@ def test_fast_kernels_ask_for_little_more_than_they_must(
         assert before["dram_bytes"] <= (1.05 if m > 1 else 1.25) * before["ideal_dram_bytes"], row
         assert before["sectors"] <= (1.1 if small else 1.35) * before["ideal_sectors"], (m, row)
         assert before["shared_waves"] <= 1.1 * before["ideal_waves"], (m, row)
+
+
+RUN = """
+import numpy as np, encoder
+encoder.run(x=np.random.default_rng(0).standard_normal((1, 32, 256)).astype(np.float32))
+"""
+
+
+@pytest.mark.parametrize("scheme", ["W4A8g32", "W8A8"])
+def test_an_encoder_asks_for_little_more_than_it_must(
+    program: Program, scheme: str, tmp_path: Path
+) -> None:
+    """Normalizations, attention and products, with what quantizes in them."""
+    options = {"target": "rtx-3090", "scheme": scheme, "search": False}
+    images = Simulator(checked=True)
+    pipeline.compile(encoder(tmp_path), tmp_path / "encoder", images=images, **options)
+    done = program(tmp_path, RUN, env={"CUSIM_COUNTS": str(tmp_path / "counts.jsonl")})
+    assert done.returncode == 0, done.stderr
+    for launch in read_counts(tmp_path / "counts.jsonl"):
+        most = 1.4 if launch.kernel.startswith("attention") else 1.1
+        assert launch.sectors <= most * launch.ideal_sectors, launch
+        assert launch.shared_waves <= 1.1 * launch.ideal_waves, launch
 
 
 def test_arrays_hold_what_functions_write(tmp_path: Path) -> None:
