@@ -21,11 +21,6 @@ INTEGERS = (
     "W4A4g32", "W5A8g128", "W6zA8", "W7A8g32", "W8A8", "W8zA8g256",
 )  # fmt: skip
 """By ``mma``."""
-BITS = (
-    "W1A8", "W2A8", "W2A8g128", "W3A8g128", "W3zA8g256", "W2zA8g128", "W2A4g128", "W4A4", "W4A3tg128",
-    "W2A6tg256", "W2A2", "W1A1", "W4A1g128", "W2*A8", "W2*A8g128", "W2*A4tg256",
-)  # fmt: skip
-"""By ``mma`` of bits where there is one."""
 OTHERS = ("W2A8g16", "W4A1g32", "W3A16g64", "float")
 FAMILY_EXAMPLES = tuple(f.examples[0] for f in FAMILIES if f.name not in ("int", "anyprec"))
 ROWS = (1, 2, 8, 9, 33)
