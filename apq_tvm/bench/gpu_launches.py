@@ -76,7 +76,9 @@ def launches(
     from apq_tvm.codegen.graph.c_text import identifier
     from apq_tvm.schedules.graph.exprs import call_name, collect
 
-    host, _ = halves(tvm.IRModule({tvm.ir.GlobalVar(n): f for n, f in funcs.items()}), list(funcs), target)
+    host, _ = halves(
+        tvm.IRModule({tvm.ir.GlobalVar(n): f for n, f in funcs.items()}), list(funcs), target
+    )
     bodies = {gv.name_hint: func.body for gv, func in host.functions.items()}
     made = {}
     for name in funcs:

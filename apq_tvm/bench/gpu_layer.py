@@ -67,7 +67,9 @@ class GpuLayer:
         kernels = linear_kernels(profile)
         self.choices = choose(self.spec, kernels, profile, "the layer")
         if self.choices[0].layout != plan.choices[node.name][0].layout:
-            raise BadInput(f"{n}x{k} {scheme}: fewer rows of weights lie otherwise than all of them")
+            raise BadInput(
+                f"{n}x{k} {scheme}: fewer rows of weights lie otherwise than all of them"
+            )
         self.packed: Mapping[str, Array] = pack(plan, Silent()).tensors[node.name].arrays
         self._kernels = by_name(kernels)
         self._build()
@@ -175,7 +177,9 @@ class GpuLayer:
         return round_rows(x.astype(np.float32), scheme)
 
 
-def blocks_of(small: Sequence[int], large: Sequence[int], tile: int, n: int) -> tuple[int, int] | None:
+def blocks_of(
+    small: Sequence[int], large: Sequence[int], tile: int, n: int
+) -> tuple[int, int] | None:
     """How an array of `tile` rows of weights becomes one of `n`.
 
     Parameters
