@@ -8,7 +8,7 @@ layer's weights are blocks of them, and what it computes is known by them, too.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from apq_tvm.bench.gpu_launches import Launch
     from apq_tvm.codegen.cuda.split import DeviceCode
 
-TILE_ROWS = 128
-"""Rows that are quantized."""
+TILE_ROWS = 192
+"""Rows that are quantized: whole blocks of every layout, of 12, 16 or 64 rows."""
 
 
 class GpuLayer:
@@ -146,6 +146,41 @@ class GpuLayer:
                     made[array] = shape_at(buffer.shape, rows, m), str(buffer.dtype)
         return made
 
+    def blocks(self) -> dict[str, tuple[int, int, int]]:
+        """How the tile's packed arrays become those of all rows.
+
+        Returns
+        -------
+        dict of str to (int, int, int)
+            By array the axis along which blocks of rows lie, the rows of a block, and how many
+            there are; ``(0, 0, 0)`` for what is the same for any number of rows.
+
+        Raises
+        ------
+        BadInput
+            An array is neither: only all weights tell it.
+        """
+        shapes = self.buffers(1)
+        made = {name: (0, 0, 0) for name in self.packed}
+        for name, tile in self.packed.items():
+            whole = shapes[name][0]
+            differ = [
+                axis for axis, (a, b) in enumerate(zip(tile.shape, whole, strict=True)) if a != b
+            ]
+            if not differ:
+                continue
+            axis, *more = differ
+            rows, rest = divmod(TILE_ROWS, tile.shape[axis])
+            if more or rest or whole[axis] != -(-self.n // rows):
+                raise BadInput(
+                    f"{self.n}x{self.k} {self.spec.scheme}: {name} is {whole} for all rows of "
+                    f"weights and {tile.shape} for {TILE_ROWS}: not made of blocks of rows"
+                )
+            made[name] = axis, rows, whole[axis]
+        tall = max((rows for _, rows, _ in made.values()), default=0)
+        assert all(rows == 0 or tall % rows == 0 for _, rows, _ in made.values())
+        return made
+
     # ---- what is right ----
 
     def nbytes(self, bits: int = 0) -> float:
@@ -175,35 +210,3 @@ class GpuLayer:
         if scheme is None or not self._first:
             return x.astype(np.float32), x.astype(np.float32).astype(np.float64)
         return round_rows(x.astype(np.float32), scheme)
-
-
-def blocks_of(
-    small: Sequence[int], large: Sequence[int], tile: int, n: int
-) -> tuple[int, int] | None:
-    """How an array of `tile` rows of weights becomes one of `n`.
-
-    Parameters
-    ----------
-    small, large : sequence of int
-        Its shapes.
-    tile, n : int
-
-    Returns
-    -------
-    (int, int) or None
-        The axis along which blocks of rows lie, and the rows of a block; None where the array is
-        the same for any number of rows.
-
-    Raises
-    ------
-    BadInput
-        It is neither: an array that only all weights tell.
-    """
-    differ = [axis for axis, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
-    if not differ:
-        return None
-    axis = differ[0]
-    rows = tile // small[axis]
-    if len(differ) > 1 or tile % small[axis] or large[axis] != -(-n // rows):
-        raise BadInput(f"an array of {tuple(small)} for {tile} rows is {tuple(large)} for {n}")
-    return axis, rows

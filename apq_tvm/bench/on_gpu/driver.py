@@ -200,9 +200,10 @@ class Graph:
     def __init__(self, gpu: Gpu, graph: ctypes.c_void_p) -> None:
         self._gpu, self._graph = gpu, graph
 
-    def run(self) -> None:
-        """Launch them all and wait."""
-        self._gpu._call("cuGraphLaunch", self._graph, self._gpu.stream)
+    def run(self, times: int = 1) -> None:
+        """Launch them all, so often, and wait."""
+        for _ in range(times):
+            self._gpu._call("cuGraphLaunch", self._graph, self._gpu.stream)
         self._gpu.synchronize()
 
     def destroy(self) -> None:

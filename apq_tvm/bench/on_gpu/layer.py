@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .driver import Gpu, Memory, Unfit
-from .timing import Candidate, once, rounds_of
+from .timing import Candidate, rounds_of, seconds_of
 
 SEED = 1
 
@@ -59,7 +59,7 @@ class Layer:
     def __init__(
         self, gpu: Gpu, folder: Path, described: Mapping[str, Any], copies: int, memory: Memory
     ) -> None:
-        self.gpu, self.memory, self.n = gpu, memory, int(described["n"])
+        self.gpu, self.n = gpu, int(described["n"])
         image = (folder / image_for(described["images"], gpu.sm)).read_bytes()
         with np.load(folder / described["weights"]) as file:
             self.tile: dict[str, NDArray[Any]] = dict(file)
@@ -104,13 +104,25 @@ class Case:
     def __init__(self, layer: Layer, described: Mapping[str, Any], memory: Memory) -> None:
         self._layer, self._described, self._memory = layer, described, memory
         self._m, self._bits = int(described["m"]), int(described["bits"])
-        self._places = {name: memory.take(size) for name, size in described["buffers"].items()}
+        self._places = {"x": memory.upload(layer.tile[f"x{self._bits}"][: self._m])}
         for name, size in described["buffers"].items():
-            layer.gpu.fill(self._places[name], size)
-        self._places["x"] = memory.upload(layer.tile[f"x{self._bits}"][: self._m])
+            if name != "x":
+                self._places[name] = memory.take(size)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was computed: what nobody writes again is NaN."""
+        for name, size in self._described["buffers"].items():
+            if name != "x":
+                self._layer.gpu.fill(self._places[name], size)
+
+    def compute(self) -> None:
+        """Once, by the last copy of the weights."""
+        launches = self._described["before"] + self._described["product"]
+        self._launch(self._layer.copies[-1], launches)
 
     def error(self) -> tuple[float, float]:
-        """Compute once by the last copy of the weights; how wrong that is.
+        """How wrong the result is that is there now.
 
         Returns
         -------
@@ -118,12 +130,9 @@ class Case:
             The largest error against the exact product of what the kernels multiply, and the mean
             one against that of x itself; both relative to the root mean square of the result.
         """
-        layer, y = self._layer, self._places["y"]
-        self._launch(layer.copies[-1], self._described["before"] + self._described["product"])
-        return self._judged(layer.memory.download(y, (self._m, layer.n)))
-
-    def _judged(self, y: NDArray[np.float32]) -> tuple[float, float]:
-        tile, rows = self._layer.tile, self._layer.rows[: self._layer.n]
+        layer = self._layer
+        y = self._memory.download(self._places["y"], (self._m, layer.n))
+        tile, rows = layer.tile, layer.rows[: layer.n]
         exact, plain = (tile[f"{w}{self._bits}"][: self._m, rows] for w in ("answer", "plain"))
         size = float(np.sqrt(np.mean(exact**2)))
         return float(np.abs(y - exact).max() / size), float(np.abs(y - plain).mean() / size)
@@ -147,7 +156,7 @@ class Case:
         if small:
             return Candidate(graph.run, len(copies))
         graph.run()
-        rounds = rounds_of(once(graph.run), len(copies) * len(launches))
+        rounds = rounds_of(seconds_of(graph.run), len(copies) * len(launches))
         longer = self._layer.gpu.capture(lambda: work(rounds))
         graph.destroy()
         return Candidate(longer.run, len(copies) * rounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -17,7 +18,7 @@ from .driver import CudaError, Gpu, Memory, Unfit
 from .layer import Case, Layer, copies_of, image_for
 from .rates import rates
 from .rival import Rival, find_torch
-from .timing import Timing, measure
+from .timing import MOST_TURNS, Timing, measure
 
 FORMAT = "apq_tvm-gpu-bundle-1"
 
@@ -70,9 +71,12 @@ class _Run:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self._begun = time.monotonic()
         self._folder, self._options = folder, options
-        bundle = json.loads((folder / "bundle.json").read_text())
-        if bundle["format"] != FORMAT:
-            raise Unfit(f"{folder} is no bundle of this form: {bundle['format']}, not {FORMAT}")
+        try:
+            bundle = json.loads((folder / "bundle.json").read_text())
+        except ValueError as error:
+            raise Unfit(f"{folder / 'bundle.json'}: {error}") from error
+        if not options.out.absolute().parent.is_dir():
+            raise Unfit(f"--out {options.out}: there is no such folder")
         self._bundle = bundle
         self._layers = [{**layer, "cases": self._wanted(layer)} for layer in bundle["layers"]]
         self._layers = [layer for layer in self._layers if layer["cases"]]
@@ -93,12 +97,16 @@ class _Run:
             **{"format": FORMAT, "target": bundle["target"], "version": bundle["version"]},
             **{"gpu": gpu.name, "compute_capability": gpu.sm, "cuda": gpu.version},
             **{"multiprocessors": gpu.multiprocessors, "l2_bytes": self._l2},
-            **{"host": platform.platform(), "rival": self._rival_says, "small": options.small},
+            **{"measured": time.strftime("%Y-%m-%d"), "host": platform.platform()},
+            **{"rival": self._rival_says, "small": options.small},
             **{"rates": {}, "rows": [], "skipped": [], "complete": False},
         }
 
     def _wanted(self, layer: dict[str, Any]) -> list[dict[str, Any]]:
-        pattern = re.compile(self._options.only)
+        try:
+            pattern = re.compile(self._options.only)
+        except re.error as error:
+            raise Unfit(f"--only {self._options.only!r}: {error}") from error
         return [case for case in layer["cases"] if pattern.search(_words(layer, case))]
 
     def _copies(self, nbytes: float) -> int:
@@ -135,7 +143,7 @@ class _Run:
         self._write()
         bad = [row for row in result["rows"] if row["wrong"] or row["failed"]]
         for row in bad:
-            why = row["failed"] or f"error {row['error']:.3g} is over {row['bound']:.3g}"
+            why = row["failed"] or f"error {_figure(row['error'])}, over {row['bound']:.3g}"
             print(f"wrong: {_words(row, row)} {row['kernel']}: {why}", file=sys.stderr)
         return 1 if bad else 0
 
@@ -152,11 +160,11 @@ class _Run:
                     rows.append(row)
                     print(_line(row), flush=True)
                 made.kernels.unload()
-        except (CudaError, Unfit, OSError, ValueError, KeyError) as error:
+        except Exception as error:  # what one layer's files hold costs no other layer its rows
             done = {_words(row, row) for row in rows}
             for case in layer["cases"]:
                 if _words(layer, case) not in done:
-                    rows.append({**_row(layer, case), "failed": f"{error}"})
+                    rows.append({**_row(layer, case), "failed": f"{type(error).__name__}: {error}"})
                     print(_line(rows[-1]), flush=True)
             return isinstance(error, CudaError) and error.fatal
         return False
@@ -169,14 +177,12 @@ class _Run:
             row = _row(layer, case)
             with Memory(self._gpu) as memory:
                 mine = Case(made, case, memory)
-                row["error"], row["rounding_error"] = mine.error()
-                row["wrong"] = not row["error"] <= case["bound"]
-                if not row["wrong"]:
+                mine.compute()
+                if _is_right(row, mine):
+                    mine.clear()
                     row |= self._timed(layer, case, mine, min(CASE_SECONDS, left))
-                    row["error"] = max(row["error"], mine.error()[0])
-                    row["wrong"] = not row["error"] <= case["bound"]
-                if row["wrong"]:
-                    row |= dict.fromkeys(NOT_TIMED)
+                    if not _is_right(row, mine):  # what the graphs computed
+                        row |= dict.fromkeys(NOT_TIMED)
             yield row
 
     def _timed(
@@ -189,7 +195,7 @@ class _Run:
                 candidates["rival"] = rival.candidate(case["m"])
             except RuntimeError as error:
                 rival_says = str(error).splitlines()[0]
-        timings = measure(candidates, budget_s)
+        timings = measure(candidates, budget_s, 1 if self._options.small else MOST_TURNS)
         ours, product = timings["ours"], timings["product"]
         theirs: Timing | None = timings.get("rival")
         bandwidth = self._result["rates"]["copy_gbs"]
@@ -239,11 +245,24 @@ def _row(layer: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _is_right(row: dict[str, Any], case: Case) -> bool:
+    """Note how wrong a case's result is; False if that is too much."""
+    error, rounding = case.error()
+    row["wrong"] = not error <= row["bound"]
+    finite = math.isfinite(error)  # JSON has no others
+    row["error"], row["rounding_error"] = (error, rounding) if finite else (None, None)
+    return not row["wrong"]
+
+
+def _figure(error: float | None) -> str:
+    return "not finite" if error is None else f"{error:.3g}"
+
+
 def _line(row: dict[str, Any]) -> str:
     if row["failed"]:
         return f"{_words(row, row)} {row['kernel']}: {row['failed']}"
     if row["wrong"]:
-        return f"{_words(row, row)} {row['kernel']}: WRONG, error {row['error']:.3g}"
+        return f"{_words(row, row)} {row['kernel']}: WRONG, error {_figure(row['error'])}"
     static = "" if row["static_us"] is None else f", judged {row['static_us']:.1f}"
     rival = "" if row["ratio"] is None else f"; rival {row['rival_us']:.1f} us: {row['ratio']:.2f}"
     return (

@@ -1,7 +1,8 @@
 """Timing by the host's clock: graphs of milliseconds, in turns, medians.
 
-A graph is long beside what its launch and the wait for it cost, some ten microseconds. Candidates
-that take turns are slowed alike where a GPU changes its clock.
+What a graph's launch and the wait for its end cost is taken off: a sample is the difference between
+several graphs behind each other and one. Candidates that take turns are slowed alike where a GPU
+changes its clock.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GRAPH_S = 4e-3
+GRAPH_S = 2e-3
 """What one graph should take."""
 
 MOST_CALLS = 2000
 """Of a graph."""
+
+MORE = 3
+"""Graphs of a sample behind the first."""
 
 LEAST_TURNS, MOST_TURNS = 5, 40
 
@@ -28,12 +32,12 @@ class Candidate:
     Parameters
     ----------
     run : callable
-        Does it and waits until it is done.
+        ``run(times)`` launches a graph so often and waits for the last.
     calls : int
-        How often that does what is asked for.
+        How often a graph does what is asked for.
     """
 
-    run: Callable[[], None]
+    run: Callable[[int], None]
     calls: int
 
 
@@ -50,10 +54,10 @@ def rounds_of(seconds: float, calls: int) -> int:
     return max(1, min(round(GRAPH_S / max(seconds, 1e-9)), MOST_CALLS // calls))
 
 
-def once(run: Callable[[], None]) -> float:
-    """Seconds of one run."""
+def seconds_of(run: Callable[[int], None], times: int = 1) -> float:
+    """Seconds of ``run(times)``."""
     begun = time.perf_counter()
-    run()
+    run(times)
     return time.perf_counter() - begun
 
 
@@ -75,15 +79,22 @@ def measure(
     dict of str to Timing
     """
     for candidate in candidates.values():
-        candidate.run()
+        candidate.run(1)
     begun = time.perf_counter()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(turns):
         if turn >= LEAST_TURNS and time.perf_counter() - begun > budget_s:
             break
         for name, candidate in candidates.items():
-            seconds[name].append(once(candidate.run))
+            more, one = seconds_of(candidate.run, 1 + MORE), seconds_of(candidate.run)
+            seconds[name].append(_of_one(more, one))
     return {name: _timing(seconds[name], c.calls) for name, c in candidates.items()}
+
+
+def _of_one(more: float, one: float) -> float:
+    """Seconds of a graph; of so few that it is no difference at all, those of all over their
+    count."""
+    return (more - one) / MORE if more > one else more / (1 + MORE)
 
 
 def _timing(seconds: list[float], calls: int) -> Timing:
