@@ -20,7 +20,7 @@ import numpy as np
 
 import apq_tvm
 from apq_tvm.bench import gpu_rates, on_gpu
-from apq_tvm.bench.gpu_layer import GpuLayer
+from apq_tvm.bench.gpu_layer import TILE_ROWS, GpuLayer
 from apq_tvm.bench.gpu_static import StaticLayer, find_gpu, ideal_bytes
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.bench.on_gpu.main import FORMAT
@@ -169,7 +169,7 @@ class _Writer:
             **{"shape": shape, "n": layer.n, "k": layer.k, "scheme": scheme},
             "bytes": sum(_nbytes(buffers[name]) for name in layer.packed),
             "images": {str(sm): self._image(f"{shape}_{scheme}", image)},
-            "weights": self._weights(layer, scheme),
+            **{"weights": self._weights(layer, scheme), "tile_rows": TILE_ROWS},
             "arrays": {
                 name: {"axis": axis, "rows": rows, "count": count}
                 for name, (axis, rows, count) in layer.blocks().items()

@@ -64,7 +64,7 @@ class Layer:
         with np.load(folder / described["weights"]) as file:
             self.tile: dict[str, NDArray[Any]] = dict(file)
         arrays: Mapping[str, Any] = described["arrays"]
-        self._choose_blocks(arrays)
+        self.rows = self._blocks(arrays, int(described["tile_rows"]))
         self.kernels = gpu.load(image)
         made = {name: self._whole(name, **where) for name, where in arrays.items()}
         self.copies = [{name: memory.upload(array) for name, array in made.items()}]
@@ -75,12 +75,12 @@ class Layer:
             self.copies.append(more)
         gpu.synchronize()
 
-    def _choose_blocks(self, arrays: Mapping[str, Any]) -> None:
+    def _blocks(self, arrays: Mapping[str, Any], tile_rows: int) -> NDArray[np.int64]:
         """Which row of the tile each row of the weights is: random blocks of it."""
         tall = max((where["rows"] for where in arrays.values()), default=1)
-        rows = int(self.tile["answer0"].shape[1])
-        blocks = np.random.default_rng(SEED).integers(0, rows // tall, -(-self.n // tall))
-        self.rows = (blocks[:, None] * tall + np.arange(tall)).ravel()
+        rng = np.random.default_rng(SEED)
+        blocks = rng.integers(0, tile_rows // tall, -(-self.n // tall))
+        return (blocks[:, None] * tall + np.arange(tall)).ravel()
 
     def _whole(self, name: str, axis: int, rows: int, count: int) -> NDArray[Any]:
         """An array of all rows: `count` blocks of `rows` along an axis; as it is if `rows` is 0."""
