@@ -78,7 +78,7 @@ class GpuLayer:
         import tvm
 
         from apq_tvm.codegen.cuda.split import split
-        from apq_tvm.schedules.decide import Defaults
+        from apq_tvm.pipeline import default_decisions
         from apq_tvm.schedules.graph.rules import schedule_preparation
 
         self._target = tvm.target.Target(dict(self.profile.target))
@@ -88,12 +88,13 @@ class GpuLayer:
         with self._target:
             for name in dict.fromkeys(choice.kernel for choice in self.choices):
                 kernel = self._kernels[name]
-                choice = kernel.choose(self.spec, self.profile, Defaults())
+                decide = default_decisions(name, self.spec)
+                choice = kernel.choose(self.spec, self.profile, decide)
                 read, preparation = ["x"], kernel.prepare(choice)
                 if preparation is not None:
-                    func = schedule_preparation(
-                        preparation, preparation.func, self.profile, Defaults()
-                    )[0]
+                    decide = default_decisions(preparation.key)
+                    unscheduled = replace(preparation, decide=decide).func
+                    func, _ = schedule_preparation(preparation, unscheduled, self.profile, decide)
                     given = ["x", *preparation.weights]
                     read = [f"x{i}" for i in range(len(func.params) - len(given))]
                     self._add(preparation.key, func, [*given, *read])
@@ -101,10 +102,12 @@ class GpuLayer:
                 self._add(name, kernel.scheduled(choice), [*read, *self.packed, "y"])
             with tempfile.TemporaryDirectory(prefix="apq-layer-") as folder:
                 self.code: DeviceCode = split(
-                    self._module(), list(self.functions), self._target, Path(folder)
+                    self.module, list(self.functions), self._target, Path(folder)
                 )[1]
 
-    def _module(self) -> Any:
+    @property
+    def module(self) -> Any:
+        """The IRModule of `functions`."""
         import tvm
 
         return tvm.IRModule({tvm.ir.GlobalVar(n): f for n, f in self.functions.items()})

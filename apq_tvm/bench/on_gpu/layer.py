@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .driver import Gpu, Memory, Unfit
+from .driver import Gpu, Graph, Memory, Unfit
 from .timing import Candidate, rounds_of, seconds_of
 
 SEED = 1
@@ -103,6 +103,7 @@ class Case:
 
     def __init__(self, layer: Layer, described: Mapping[str, Any], memory: Memory) -> None:
         self._layer, self._described, self._memory = layer, described, memory
+        self._graphs: list[Graph] = []
         self._m, self._bits = int(described["m"]), int(described["bits"])
         self._places = {"x": memory.upload(layer.tile[f"x{self._bits}"][: self._m])}
         for name, size in described["buffers"].items():
@@ -144,6 +145,11 @@ class Case:
         made["product"] = self._candidate(product, small) if before else made["ours"]
         return made
 
+    def close(self) -> None:
+        """Give the graphs back."""
+        for graph in self._graphs:
+            graph.destroy()
+
     def _candidate(self, launches: list[dict[str, Any]], small: bool) -> Candidate:
         copies = self._layer.copies
 
@@ -152,14 +158,17 @@ class Case:
                 for weights in copies:
                     self._launch(weights, launches)
 
-        graph = self._layer.gpu.capture(lambda: work(1))
-        if small:
-            return Candidate(graph.run, len(copies))
-        graph.run()
-        rounds = rounds_of(seconds_of(graph.run), len(copies) * len(launches))
-        longer = self._layer.gpu.capture(lambda: work(rounds))
-        graph.destroy()
-        return Candidate(longer.run, len(copies) * rounds)
+        graph, rounds = self._captured(lambda: work(1)), 1
+        if not small:
+            graph.run()
+            rounds = rounds_of(seconds_of(graph.run), len(copies) * len(launches))
+            graph = self._captured(lambda: work(rounds))
+        return Candidate(graph.run, len(copies) * rounds)
+
+    def _captured(self, work: Callable[[], None]) -> Graph:
+        graph = self._layer.gpu.capture(work)
+        self._graphs.append(graph)
+        return graph
 
     def _launch(self, weights: Mapping[str, int], launches: list[dict[str, Any]]) -> None:
         places = {**self._places, **weights}

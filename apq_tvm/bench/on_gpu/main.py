@@ -183,6 +183,7 @@ class _Run:
                     row |= self._timed(layer, case, mine, min(CASE_SECONDS, left))
                     if not _is_right(row, mine):  # what the graphs computed
                         row |= dict.fromkeys(NOT_TIMED)
+                mine.close()
             yield row
 
     def _timed(

@@ -66,9 +66,11 @@ APQ_RATE(f16, APQ_MMA_HALF, "m16n8k8.row.col.f32.f16.f16.f32", float, "f")
 #endif
 #if __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ <= 900
 APQ_RATE(b1_and, APQ_MMA4, "m16n8k256.row.col.s32.b1.b1.s32.and.popc", int, "r")
-APQ_RATE(b1_xor, APQ_MMA4, "m16n8k256.row.col.s32.b1.b1.s32.xor.popc", int, "r")
-#elif __CUDA_ARCH__ < 800
+#endif
+#if __CUDA_ARCH__ < 800
 APQ_RATE(b1_xor, APQ_MMA2, "m8n8k128.row.col.s32.b1.b1.s32.xor.popc", int, "r")
+#elif __CUDA_ARCH__ < 900
+APQ_RATE(b1_xor, APQ_MMA4, "m16n8k256.row.col.s32.b1.b1.s32.xor.popc", int, "r")
 #endif
 #if __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 900
 APQ_RATE(s4, APQ_MMA4, "m16n8k64.row.col.s32.s4.s4.s32", int, "r")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from apq_tvm.bench import gpu_bundle
+from apq_tvm.bench import gpu_bundle, gpu_rates
 from apq_tvm.bench.gpu_bundle import prepare
+from apq_tvm.bench.gpu_sass import disassemble
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.cli.main import app
 from apq_tvm.codegen.cuda.compilers import find_compiler
@@ -199,6 +201,25 @@ def test_a_rival_that_fails_costs_only_itself(bundle: Path, run: Run) -> None:
     (row,) = results(bundle)["rows"]
     assert done.returncode == 0 and row["rival_failed"] == "CUDA out of memory."
     assert row["us"] > 0 and row["ratio"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["rtx-2080", "a100", "rtx-4090", "h200", "rtx-5090"])
+def test_rates_are_of_instructions_that_there_are(target: str) -> None:
+    """In machine code: the loops hold the ``mma`` they are named for, and call nothing."""
+    gpu = find_profile(target).gpu
+    try:
+        code = disassemble(find_compiler(gpu).image(gpu_rates.rate_code(gpu.sm), gpu.sm))
+    except BuildError as error:
+        pytest.skip(str(error))
+    kinds = [rate for rate in gpu_rates.RATES if gpu.sm in rate.sms]
+    assert {f"apq_rate_{rate.kernel}" for rate in kinds} < set(code)
+    for rate in kinds:
+        kernel = code[f"apq_rate_{rate.kernel}"]
+        shape = "{}{}{}".format(*rate.shape)
+        count = len(re.findall(rf"[BHIQ]MMA\.{shape}\.", kernel.text))
+        assert count % gpu_rates.CHAINS == 0 and count > 0, (rate, count)
+        assert "CALL" not in kernel.text and kernel.local_bytes == 0, rate
 
 
 # ---- what is wrong ----
