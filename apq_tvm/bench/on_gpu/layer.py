@@ -14,6 +14,9 @@ from .timing import Candidate, rounds_of, seconds_of
 
 SEED = 1
 
+MOST_COPIES = 512
+"""Of a layer's weights."""
+
 
 def image_for(images: Mapping[str, str], sm: int) -> str:
     """The image for a compute capability: its own, or an earlier one of the same major.
@@ -37,8 +40,9 @@ def image_for(images: Mapping[str, str], sm: int) -> str:
 
 def copies_of(nbytes: float, l2_bytes: int, small: bool) -> int:
     """Copies of weights of which all others, together twice the cache, are read between two uses
-    of one."""
-    return 2 if small else 1 + max(1, -(-2 * l2_bytes // max(int(nbytes), 1)))
+    of one; of tiny ones fewer, which stay in the cache."""
+    wanted = 1 + max(1, -(-2 * l2_bytes // max(int(nbytes), 1)))
+    return 2 if small else min(wanted, MOST_COPIES)
 
 
 class Layer:

@@ -75,8 +75,8 @@ class _Run:
             bundle = json.loads((folder / "bundle.json").read_text())
         except ValueError as error:
             raise Unfit(f"{folder / 'bundle.json'}: {error}") from error
-        if not options.out.absolute().parent.is_dir():
-            raise Unfit(f"--out {options.out}: there is no such folder")
+        if not os.access(options.out.absolute().parent, os.W_OK):
+            raise Unfit(f"--out {options.out}: there is no such folder, or it cannot be written")
         self._bundle = bundle
         self._layers = [{**layer, "cases": self._wanted(layer)} for layer in bundle["layers"]]
         self._layers = [layer for layer in self._layers if layer["cases"]]

@@ -20,6 +20,9 @@ from apq_tvm.bench import gpu_bundle, gpu_rates
 from apq_tvm.bench.gpu_bundle import prepare
 from apq_tvm.bench.gpu_sass import disassemble
 from apq_tvm.bench.linear import LinearCase
+from apq_tvm.bench.on_gpu import timing
+from apq_tvm.bench.on_gpu.driver import Gpu, Memory
+from apq_tvm.bench.on_gpu.layer import Case, Layer, copies_of
 from apq_tvm.cli.main import app
 from apq_tvm.codegen.cuda.compilers import find_compiler
 from apq_tvm.codegen.cuda.simulator import Simulator
@@ -201,6 +204,37 @@ def test_a_rival_that_fails_costs_only_itself(bundle: Path, run: Run) -> None:
     (row,) = results(bundle)["rows"]
     assert done.returncode == 0 and row["rival_failed"] == "CUDA out of memory."
     assert row["us"] > 0 and row["ratio"] is None
+
+
+def test_a_graph_does_enough(made: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: first one graph of each copy of the weights, then a longer one, in turns."""
+    monkeypatch.setattr(timing, "GRAPH_S", 1e9)
+    monkeypatch.setattr(timing, "MOST_CALLS", 12)
+    device = Gpu()
+    described = json.loads((made / "bundle.json").read_text())["layers"][0]
+    copies = copies_of(described["bytes"], described["bytes"], small=False)
+    assert copies == 3
+    with Memory(device) as memory:
+        layer = Layer(device, made, described, copies, memory)
+        found = Case(layer, described["cases"][0], memory)
+        found.compute()
+        found.clear()
+        assert not found.error()[0] < np.inf  # what is cleared is NaN
+        candidates = found.candidates(small=False)
+        times = timing.measure(candidates, budget_s=0.0)
+        assert found.error()[0] < described["cases"][0]["bound"]
+        found.close()
+    assert {name: c.calls for name, c in candidates.items()} == {"ours": 6, "product": 12}
+    assert all(timed.us > 0 and timed.noise >= 0 for timed in times.values())
+
+
+def test_how_many_copies_leave_the_cache() -> None:
+    """Between two uses of one the others are read: twice the cache at least."""
+    for nbytes in (10**6, 3 * 10**7, 10**9):
+        copies = copies_of(nbytes, 5 * 10**7, small=False)
+        assert copies >= 2 and (copies - 1) * nbytes >= 10**8
+        assert copies == 2 or (copies - 2) * nbytes < 10**8
+    assert copies_of(1, 10**9, small=True) == 2 and copies_of(1, 10**9, small=False) < 1000
 
 
 @pytest.mark.slow
