@@ -1,4 +1,4 @@
-"""Products of bits: layers agree with a processor's of the same codes, and where they are chosen."""
+"""Products of bits: layers agree with a processor of the same codes, and where they are chosen."""
 
 from __future__ import annotations
 
