@@ -11,28 +11,24 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from itertools import groupby
-from operator import mul
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from apq_tvm.bench.gpu_counts import UNCOUNTED, CountedLayer, sized, why_not
+from apq_tvm.bench.gpu_counts import UNCOUNTED, CountedLayer, why_not
+from apq_tvm.bench.gpu_layer import GpuLayer
 from apq_tvm.bench.gpu_native import is_native, written
 from apq_tvm.bench.gpu_sass import WEIGHT_LOAD_BYTES, Kernel, disassemble, find_tool
-from apq_tvm.bench.linear import LinearCase, write_model
+from apq_tvm.bench.linear import LinearCase
 from apq_tvm.errors import BadTarget
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath, DeviceProfile, GpuFacts, KernelChoice
+from apq_tvm.types import AnyPath, DeviceProfile, GpuFacts
 
 LATENCY_NS = 800.0
 """From asking memory to having it, under load: what must be in flight follows from it."""
 
 WARP = 32
-
-_LAUNCH = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
 
 
 def bench_gpu_static(
@@ -87,11 +83,10 @@ def bench_gpu_static(
     ApqError
         A scheme is unknown, or a compiler or a disassembler is missing.
     """
-    from apq_tvm.schedules.devices import find_profile
+    from apq_tvm.codegen.cuda.compilers import find_compiler
 
-    profile, progress = find_profile(target), progress or Silent()
-    if profile.gpu is None or profile.gpu.images:
-        raise BadTarget(f"{target} is no GPU; name one of apq-tvm targets")
+    profile, progress = find_gpu(target), progress or Silent()
+    assert profile.gpu is not None
     for tool in ("nvdisasm", "cuobjdump"):
         find_tool(tool)  # before minutes of work
     folder = Path(keep) if keep is not None else None
@@ -100,52 +95,66 @@ def bench_gpu_static(
     rows = []
     with progress.stage("static", len(cases)):
         for (n, k, scheme, _), group in groupby(cases, key=lambda c: c.compiled):
-            layer = _Layer(n, k, scheme, profile)
+            layer = GpuLayer(n, k, scheme, profile)
+            compiler, sm = find_compiler(profile.gpu), profile.gpu.sm
+            ptx = compiler.ptx(layer.code, sm).decode()
+            judged = StaticLayer(layer, compiler.image(layer.code, sm), ptx)
             with tempfile.TemporaryDirectory(prefix="apq-counted-") as work:
                 counted = None if why_not() else CountedLayer(n, k, scheme, profile, Path(work))
                 for case in group:
                     progress.advance(f"{case.shape} {case.scheme} M={case.m}")
                     asked = counted.row(case.m, case.bits) if counted else UNCOUNTED
-                    rows.append({**layer.row(case, folder), **asked, "target": profile.name})
+                    rows.append({**judged.row(case, folder), **asked})
     return rows
 
 
-class _Layer:
-    """A layer's kernels: how each is launched, and its machine code."""
+def find_gpu(target: str) -> DeviceProfile:
+    """The profile of one GPU.
 
-    def __init__(self, n: int, k: int, scheme: str, profile: DeviceProfile) -> None:
-        import tvm
+    Raises
+    ------
+    BadTarget
+        No GPU, or several.
+    """
+    from apq_tvm.schedules.devices import find_profile
 
-        from apq_tvm import formats, pipeline
-        from apq_tvm.codegen.cuda.compilers import find_compiler
-        from apq_tvm.codegen.cuda.split import split
+    profile = find_profile(target)
+    if profile.gpu is None or profile.gpu.images:
+        raise BadTarget(f"{target} is no GPU; name one of apq-tvm targets")
+    return profile
 
-        assert profile.gpu is not None
-        self._n, self._k, self._profile, self._gpu = n, k, profile, profile.gpu
-        with tempfile.TemporaryDirectory(prefix="apq-static-") as name:
-            model = Path(name) / "linear.onnx"
-            weight = np.random.default_rng(n + k).standard_normal((n, k)).astype(np.float32)
-            write_model(model, weight)
-            chosen = pipeline.plan(model, target=profile.name, scheme=scheme, search=False)
-            made = pipeline.scheduled(chosen)
-            (self._choices,) = chosen.choices.values()
-            linears = made.lowered.linears
-            self._functions = {f.kernel.name: made.mod[name] for name, f in linears.items()}
-            self._names = {f.kernel.name: name for name, f in linears.items()}
-            target = tvm.target.Target(dict(profile.target))
-            _, code = split(made.mod, list(linears), target, Path(name))
-        compiler = find_compiler(profile.gpu)
-        self._kernels = disassemble(compiler.image(code, profile.gpu.sm))
-        self._products = written(compiler.ptx(code, profile.gpu.sm).decode())
-        tensors = chosen.quantized.tensors.values()
-        self._bits = {t.scheme.bits for t in tensors}.pop() if tensors else 32
-        self._bytes = sum(map(formats.nbytes, tensors)) or 4 * n * k
 
-    def row(self, case: LinearCase, keep: Path | None) -> dict[str, Any]:
-        choice = self._choice(case)
-        func = self._functions[choice.kernel]
-        grid, threads = _launch(func, case.m)
-        kernel = self._kernel(choice)
+class StaticLayer:
+    """A layer's kernels: how each is launched, and its machine code.
+
+    Parameters
+    ----------
+    layer : GpuLayer
+    image : bytes
+        Of its code, by NVIDIA's compiler.
+    ptx : str
+        The same; without it nothing is said of what is native.
+
+    Raises
+    ------
+    BuildError
+        The disassembler is missing, or does not know the image.
+    """
+
+    def __init__(self, layer: GpuLayer, image: bytes, ptx: str = "") -> None:
+        assert layer.profile.gpu is not None
+        self._layer, self._profile, self._gpu = layer, layer.profile, layer.profile.gpu
+        self._n, self._k = layer.n, layer.k
+        self._kernels, self._products = disassemble(image), written(ptx)
+        scheme = layer.spec.scheme
+        self._bits = scheme.bits if scheme else 32
+
+    def row(self, case: LinearCase, keep: Path | None = None) -> dict[str, Any]:
+        """What `bench_gpu_static` gives for a case; machine code goes to the folder `keep`."""
+        choice = self._layer.choice(case.m, case.bits)
+        _, (launch, *_) = self._layer.launches(case.m, case.bits)
+        grid, threads = prod(launch.extents[:3]), prod(launch.extents[3:6])
+        kernel = self._kernels[launch.kernel]
         if keep is not None:
             file = keep / f"{choice.kernel}_{case.shape}_{case.scheme}_m{case.m}.sass"
             file.write_text(kernel.text)
@@ -154,7 +163,7 @@ class _Layer:
         resident = _resident(kernel, threads, grid, self._profile, facts)
         flying = kernel.loop.loads_in_flight * WEIGHT_LOAD_BYTES * WARP * resident
         each = len(kernel.loop.instructions) / weights if loads else None
-        ideal = self._bytes + 4 * case.m * (self._k + self._n)
+        ideal = ideal_bytes(self._layer, case)
         times = self._times(case, ideal, flying, each, facts)
         limit = max(times, key=lambda name: times[name])
         return {
@@ -162,7 +171,7 @@ class _Layer:
             "m": case.m,
             "scheme": case.scheme,
             "kernel": choice.kernel,
-            "native": is_native(self._products[kernel.name], kernel.text),
+            "native": is_native(self._products.get(kernel.name, frozenset()), kernel.text),
             "instructions_per_weight": each,
             "loop_instructions": len(kernel.loop.instructions) if kernel.loop.repeats else 0,
             "pipes": {p: c / weights for p, c in kernel.loop.pipes.items()} if loads else {},
@@ -176,17 +185,8 @@ class _Layer:
             "times_us": times,
             "limit": limit,
             "static_us": times[limit],
+            "target": self._profile.name,
         }
-
-    def _choice(self, case: LinearCase) -> KernelChoice:
-        mine = [c for c in self._choices if c.width == case.bits]
-        return next(c for c in mine if c.m_min <= case.m and not 0 <= c.m_max < case.m)
-
-    def _kernel(self, choice: KernelChoice) -> Kernel:
-        from apq_tvm.codegen.graph.c_text import identifier
-
-        name = identifier(self._names[choice.kernel])
-        return next(k for n, k in self._kernels.items() if n.startswith(f"{name}_kernel"))
 
     def _times(
         self,
@@ -233,18 +233,9 @@ in a cycle, from the INT8 rate of a part's whitepaper over its multiprocessors a
 where there is none."""
 
 
-def _launch(func: Any, m: int) -> tuple[int, int]:
-    """Blocks of a launch for `m` rows, and threads of a block."""
-    from tvm import tirx
-
-    from apq_tvm.schedules.graph.exprs import collect
-
-    extents: dict[str, int] = {}
-    for loop in collect(func.body, tirx.For):
-        if loop.kind == tirx.ForKind.THREAD_BINDING:
-            extents[str(loop.thread_binding.thread_tag)] = sized(loop.extent, m)
-    sizes = [extents.get(tag, 1) for tag in _LAUNCH]
-    return reduce(mul, sizes[:3]), reduce(mul, sizes[3:])
+def ideal_bytes(layer: GpuLayer, case: LinearCase) -> float:
+    """Bytes that are read and written once: weights, x and y."""
+    return layer.nbytes(case.bits) + 4 * case.m * (layer.k + layer.n)
 
 
 def _resident(

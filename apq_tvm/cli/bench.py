@@ -12,7 +12,7 @@ from apq_tvm.cli.options import Json, Module
 from apq_tvm.errors import BadInput
 
 bench_app = typer.Typer(
-    help="Time a layer or a model beside ONNX Runtime; judge kernels for Arm without hardware.",
+    help="Time layers and models beside rivals; judge kernels for Arm and GPUs without either.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -26,6 +26,7 @@ from apq_tvm.cli.console import (
     show,
 )
 from apq_tvm.cli.eval import mount
+from apq_tvm.cli.gpu import mount as mount_gpu
 from apq_tvm.cli.options import Json, Module
 from apq_tvm.cli.static import mount as mount_static
 from apq_tvm.module import damaged
@@ -41,6 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 mount_static(bench_app)
+mount_gpu(bench_app)
 app.add_typer(bench_app, name="bench")
 app.command(
     "compile",

@@ -36,6 +36,8 @@ _EXTENTS = (
 SIZE = "size"
 """Begins the names of sizes."""
 
+_CONFIG = {"tirx.disable_assert": True}
+
 
 @dataclass(frozen=True)
 class DeviceKernel:
@@ -90,19 +92,11 @@ def split(
     BuildError
         TVM could not build the functions (its message inside).
     """
-    functions = {
-        tvm.ir.GlobalVar(prefix + identifier(n)): _plain(_whole_arrays(mod[n])).with_attr(
-            "global_symbol", prefix + n
-        )
-        for n in names
-    }
     path = folder / f"{prefix}host.o"
-    config = {"tirx.disable_assert": True}
     try:
-        with target, tvm.transform.PassContext(config=config):
-            bound = tirx.transform.BindTarget(target)(tvm.IRModule(functions))
-            passes, finish_host, finish_device = tirx.get_default_tir_pipeline(target)
-            host, devices = split_host_device_mods(_meet_whole(passes(bound)))
+        with target, tvm.transform.PassContext(config=_CONFIG):
+            _, finish_host, finish_device = tirx.get_default_tir_pipeline(target)
+            host, devices = halves(mod, names, target, prefix)
             codegen_build(finish_host()(host), target.host).write_to_file(str(path), "o")
             if not devices:
                 return [path], DeviceCode("", ())
@@ -116,6 +110,29 @@ def split(
         text = next((line for line in lines if "failed" in line), (*lines, type(error).__name__)[0])
         raise BuildError(f"TVM could not build kernels for the GPU: {text}") from error
     return [path], DeviceCode(source, tuple(_kernels(device)))
+
+
+def halves(mod: Any, names: Sequence[str], target: Any, prefix: str = "") -> tuple[Any, Any]:
+    """What runs on the host and, by target, on devices; parameters are those of `split`.
+
+    Launches of the host's half are calls of ``tirx.call_ffi_kernel``: the kernel's name, its
+    arguments (``b{i}.data`` is parameter i of the function), the extents of its launch.
+
+    Returns
+    -------
+    tvm.IRModule, mapping of tvm.target.Target to tvm.IRModule
+    """
+    functions = {
+        tvm.ir.GlobalVar(prefix + identifier(n)): _plain(_whole_arrays(mod[n])).with_attr(
+            "global_symbol", prefix + n
+        )
+        for n in names
+    }
+    with target, tvm.transform.PassContext(config=_CONFIG):
+        bound = tirx.transform.BindTarget(target)(tvm.IRModule(functions))
+        passes, _, _ = tirx.get_default_tir_pipeline(target)
+        host, devices = split_host_device_mods(_meet_whole(passes(bound)))
+    return host, devices
 
 
 def _whole_arrays(func: Any) -> Any:

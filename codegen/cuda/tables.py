@@ -13,7 +13,7 @@ from apq_tvm.types import GpuFacts
 CHECK_IDS = Path(__file__).resolve().parents[1] / "runtime" / "cuda" / "device" / "check_ids.cuh"
 """A kernel of our own in every module."""
 
-_DRIVERS = {525: 12000, 570: 12080, 580: 13000}
+DRIVERS = {525: 12000, 570: 12080, 580: 13000}
 """Release of a driver → the CUDA version that it says: CUDA release notes, "Driver Version"."""
 
 
@@ -88,7 +88,7 @@ def tables_source(symbol: str, code: DeviceCode, gpu: GpuFacts, images: Sequence
             *table,
             "};",
             f"extern const struct apq_device_code {symbol};",
-            f"const struct apq_device_code {symbol} = {{{_DRIVERS[gpu.driver]}, "
+            f"const struct apq_device_code {symbol} = {{{DRIVERS[gpu.driver]}, "
             f'"{gpu.driver}", {len(rows) + 1}, {len(images)}, kernels, images}};',
             "",
         ]

@@ -1,4 +1,4 @@
-"""The integer weight layouts ``W{bits}r16k8m``: in the order of the fragments of a GPU's ``mma``.
+"""The layouts ``W{bits}r16k8m`` and ``..p``: in the order of the fragments of a GPU's ``mma``.
 
 A *step* is 16 rows x 32 k, operand A of ``mma.m16n8k32`` (PTX ISA, "Matrix Fragments"). Lane
 ``4 r + q`` of a warp has four words of it: bytes b of word ``2 p + h`` are row ``r + 8 h``, column
@@ -9,6 +9,11 @@ Bits are split into fields of 8, 4, 2 and 1 as in `apq_tvm.codegen.layouts.inter
 a field of w bits is 16 bytes a lane: bits ``w t ..`` of every byte are step t of ``8 / w``. A
 *unit* is as many steps as make whole loads of every field; its loads follow each other, field by
 field.
+
+In planes (``p``) every field has one bit. Then a load is 16 rows x 256 k of one plane, operand A of
+``mma.m16n8k256`` of bits as it lies: bit ``8 b + t`` of a lane's word ``2 p + h`` is row
+``r + 8 h``, column ``32 t + 8 q + 4 p + b``. The five levels of ``W2*`` are codes of three planes,
+``W2B``.
 
 Scales are float16 [8, J, 2]: of rows r and r + 8 of J groups side by side, J = 4 at most, which one
 lane needs together. A *chunk* is whole units, whole groups and 128 columns at least.
@@ -28,6 +33,7 @@ from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.interleaved import Field, split_fields
 from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.errors import PackError
+from apq_tvm.formats.balance import LEVELS
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 STEP_K, LANES, WORDS = 32, 32, 4
@@ -49,6 +55,9 @@ class FragmentLayout(GroupedRows):
         Codes along K that share a scale, a multiple of 32; -1 for a whole row.
     zero_points : bool
         True if there is an array ``zeros``.
+    planes : bool
+    levels : int
+        Of a code: 5 for ``W2*``; 0 for all that `bits` can say.
 
     Raises
     ------
@@ -59,8 +68,10 @@ class FragmentLayout(GroupedRows):
     bits: int
     group_size: int = -1
     zero_points: bool = False
+    planes: bool = False
+    levels: int = 0
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"W([1-8])r16k8m\Z")
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"W([1-8]|2B)r16k8([mp])\Z")
     rows: int = field(default=16, init=False)
 
     def __post_init__(self) -> None:
@@ -72,11 +83,18 @@ class FragmentLayout(GroupedRows):
             )
 
     @classmethod
+    def of(cls, scheme: Scheme, planes: bool) -> Self | None:
+        """The layout of a scheme; None if it is of another family."""
+        if scheme.family == "int":
+            return cls(scheme.bits, scheme.group_size, scheme.zero_points, planes)
+        if scheme.family == "balance":
+            return cls((LEVELS - 1).bit_length(), scheme.group_size, False, planes, LEVELS)
+        return None
+
+    @classmethod
     def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
         """Groups and zero points come from the scheme."""
-        if scheme is None or scheme.family != "int" or int(match[1]) != scheme.bits:
-            return None
-        return cls(scheme.bits, scheme.group_size, scheme.zero_points)
+        return None if scheme is None else cls.of(scheme, match[2] == "p")
 
     @classmethod
     def choose(cls, scheme: Scheme | None, details: Details, lanes: int) -> Self | None:
@@ -86,11 +104,23 @@ class FragmentLayout(GroupedRows):
     @property
     def name(self) -> str:
         """E.g. ``W4r16k8m``."""
-        return f"W{self.bits}r16k8m"
+        return f"{self.weights}r16k8{'p' if self.planes else 'm'}"
+
+    @property
+    def weights(self) -> str:
+        """The codes in names: ``W4``; ``W2B`` for five levels."""
+        return "W2B" if self.levels else f"W{self.bits}"
+
+    @property
+    def centre(self) -> int:
+        """The code that means 0 where there are no zero points; signs have none."""
+        return self.levels // 2 if self.levels else 1 << (self.bits - 1)
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """Bit fields in storage order, low-order bits first."""
+        if self.planes:
+            return tuple(Field(1, shift) for shift in range(self.bits))
         return split_fields(self.bits)
 
     @property
@@ -155,7 +185,7 @@ class FragmentLayout(GroupedRows):
         Codes past K are their group's zero point: those of asymmetric activations are not 0 there.
         """
         n, k = tensor.codes.shape
-        pad = 0 if self.zero_points else 1 << (self.bits - 1)
+        pad = 0 if self.zero_points else self.centre
         codes = np.full((self.row_blocks(n) * 16, self.padded_k(k)), pad, np.uint8)
         codes[:n, :k] = tensor.codes
         if tensor.zeros is not None:
@@ -174,6 +204,8 @@ class FragmentLayout(GroupedRows):
     ) -> QuantizedTensor:
         """The tensor whose packed arrays, checked, these are; of int8 activations by default."""
         codes = np.ascontiguousarray(self._unpack_codes(arrays["codes"])[:n, :k])
+        if self.levels and codes.max(initial=0) >= self.levels:
+            raise PackError(f"{self.name}: code {codes.max()} exceeds {self.levels - 1}")
         scales = self._apart(arrays["scales"], n, k)
         zeros = self._apart(arrays["zeros"], n, k) if self.zero_points else None
         if scheme is None:
@@ -211,7 +243,7 @@ class FragmentLayout(GroupedRows):
 
         if self.zero_points:
             return arrays["zeros"][place].astype("int32")
-        return i32(1 << max(self.bits - 1, 0))
+        return i32(self.centre)
 
     def centred(self, code: Any, zero: Any) -> Any:
         """A code, or a sum of them, less its zero point; signs are twice the code less 1."""

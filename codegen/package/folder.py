@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,22 @@ def check_name(output: Path) -> str:
     return name
 
 
-def check_output(output: Path, force: bool) -> None:
+def check_output(
+    output: Path,
+    force: bool,
+    file: str = "manifest.json",
+    form: str = MANIFEST_FORMAT,
+    what: str = "compiled module",
+) -> None:
     """Refuse to overwrite, or to replace by force what is no compiled module.
+
+    Parameters
+    ----------
+    output : Path
+    force : bool
+    file, form, what : str
+        Of other folders than modules: the JSON document by whose ``format`` they are known, that
+        format, and what they are called.
 
     Raises
     ------
@@ -72,20 +86,22 @@ def check_output(output: Path, force: bool) -> None:
         raise OutputFailed(f"cannot write {output}: {error.strerror}") from error
     if not force:
         raise OutputExists(f"{output} exists already; choose another name or pass --force")
-    manifest = output / "manifest.json"
     try:
-        ours = json.loads(manifest.read_text()).get("format") == MANIFEST_FORMAT
+        ours = json.loads((output / file).read_text()).get("format") == form
     except (OSError, ValueError, AttributeError):
         ours = False
     if not ours and not (output.is_dir() and not any(output.iterdir())):
         raise OutputExists(
-            f"{output} is not a compiled module, so it is not replaced even with --force; "
-            "remove it first"
+            f"{output} is not a {what}, so it is not replaced even with --force; remove it first"
         )
 
 
+Check = Callable[[Path, bool], None]
+"""`check_output`, or one like it."""
+
+
 @contextmanager
-def staged(output: Path, force: bool) -> Iterator[Path]:
+def staged(output: Path, force: bool, check: Check = check_output) -> Iterator[Path]:
     """Give a folder beside `output` to write into; it becomes `output` if nothing fails.
 
     Yields
@@ -100,7 +116,7 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
     OutputFailed
         Writing failed (disk full, no permission); `output` is as it was.
     """
-    check_output(output, force)
+    check(output, force)
     temporary: Path | None = None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +125,7 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
         fresh = temporary / "new"
         fresh.mkdir()
         yield fresh
-        _swap(fresh, output, temporary / "old", force)
+        _swap(fresh, output, temporary / "old", force, check)
     except OSError as error:
         raise OutputFailed(
             f"{output} could not be written: {error.strerror or error}; what was there before is "
@@ -120,7 +136,7 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _swap(fresh: Path, output: Path, old: Path, force: bool) -> None:
+def _swap(fresh: Path, output: Path, old: Path, force: bool, check: Check) -> None:
     """Put `fresh` at `output`, in one step: at every moment there is the old module or the new one.
 
     What came to be there while the module was compiled is looked at as it was before: only `force`
@@ -128,7 +144,7 @@ def _swap(fresh: Path, output: Path, old: Path, force: bool) -> None:
     """
     if not force and _rename(fresh, output, _NOREPLACE):
         return
-    check_output(output, force)
+    check(output, force)
     if not _rename(fresh, output, _EXCHANGE):
         _swap_in_two(fresh, output, old)
 

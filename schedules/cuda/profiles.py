@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from apq_tvm.schedules.cuda.native import native
 from apq_tvm.types import DeviceProfile, GpuFacts
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ _PAGE = "https://www.nvidia.com, {}"
 _SHARED_KB = {75: 64, 80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 110: 228, 120: 100}
 _THREADS = {75: 1024, 80: 2048, 86: 1536, 87: 1536, 89: 1536, 90: 2048, 110: 2048, 120: 1536}
 """Of a multiprocessor, by compute capability."""
+
+_MEASURED = "h200"
+"""Whose figures the others borrow."""
 
 _X86, _ARM = "x86_64-linux-gnu", "aarch64-linux-gnu"
 
@@ -55,13 +59,14 @@ def _profile(
             "max_shared_memory_per_block": shared - (0 if sm == 75 else _KB),
             "host": {"kind": "llvm", "mtriple": host},
         },
-        features=frozenset((f"sm_{sm}",)),
+        features=frozenset((f"sm_{sm}", *native(sm))),
         vector_bytes=16,
         vector_registers=65536,
         cores=multiprocessors,
         l1_bytes=shared,
         l2_bytes=int(l2_mb * _MB),
         sources=(source, _GUIDE),
+        measured_as=() if name == _MEASURED else (_MEASURED,),
         gpu=GpuFacts(sm, clock_mhz, bandwidth, shared, _THREADS[sm], driver, images),
     )
 
@@ -108,7 +113,8 @@ def schedule_any() -> Callable[..., Any]:
 
 def linear_kernels() -> tuple[LinearKernel, ...]:
     """Every kernel for linear layers on GPUs, in order of preference."""
+    from apq_tvm.schedules.cuda.bmma import BIT_KERNELS
     from apq_tvm.schedules.cuda.generic import DENSE_KERNELS, GENERIC_KERNELS
     from apq_tvm.schedules.cuda.mma import MMA_KERNELS
 
-    return (*MMA_KERNELS, *DENSE_KERNELS, *GENERIC_KERNELS)
+    return (*BIT_KERNELS, *MMA_KERNELS, *DENSE_KERNELS, *GENERIC_KERNELS)

@@ -1,4 +1,4 @@
-"""What linear layers on GPUs want done to x: codes four to a word, threads sharing a group."""
+"""What linear layers on GPUs want done to x: codes in words or planes, threads sharing a group."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.gpu.attention import with_quantizer
 from apq_tvm.ops.gpu.normalize import normalize_rows
-from apq_tvm.ops.gpu.quantize import BLOCK, GroupQuantizer
-from apq_tvm.ops.gpu.quantize import quantize_words as build_quantize_words
+from apq_tvm.ops.gpu.planes import PlaneFactors, PlaneQuantizer
+from apq_tvm.ops.gpu.quantize import BLOCK, Factors, GroupQuantizer, quantize_groups
 from apq_tvm.ops.gpu.rows import RowFactors
+from apq_tvm.ops.gpu.words import WordQuantizer
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import Preparation, zero_point
@@ -18,28 +19,40 @@ from apq_tvm.tensorize.cuda.functions import call, team_call
 
 def quantize_words(spec: LinearSpec, factors: RowFactors) -> Preparation:
     """``(xq, xs, start)`` of `apq_tvm.ops.gpu.rows`."""
+    steps = factors.steps
+    more = f"_{steps.layout.weights}{'z' if steps.layout.zero_points else ''}"
+    if factors.ready or factors.folded:
+        more += "_s" + "".join(map(str, steps.exponents))
+    return _preparation(spec, factors, WordQuantizer, "quantize_words", more)
+
+
+def quantize_planes(spec: LinearSpec, factors: PlaneFactors) -> Preparation:
+    """``(planes, xs, sums)`` of `apq_tvm.ops.gpu.planes`."""
+    return _preparation(spec, factors, PlaneQuantizer, "quantize_planes", "")
+
+
+def _preparation(
+    spec: LinearSpec, factors: Factors, make_quantizer: Any, name: str, more: str
+) -> Preparation:
     scheme, padded = spec.scheme, factors.padded
     assert scheme is not None
-    width, sum_width, steps = factors.width, factors.sum_width, factors.steps
-    named = "_".join("row" if w == padded else f"g{w}" for w in (width, sum_width))
+    named = "_".join("row" if w == padded else f"g{w}" for w in (factors.width, factors.sum_width))
     bits = "" if scheme.act_bits == 8 else f"_A{scheme.act_bits}"
-    zeros = "z" if steps.layout.zero_points else ""
-    shifts = "".join(map(str, steps.exponents)) if factors.ready or factors.folded else ""
+
+    def quantizer() -> GroupQuantizer:
+        made: GroupQuantizer = make_quantizer(factors, scheme.act_bits, team_call)
+        return made
 
     def make(decide: Decide) -> Any:
-        quantizer = GroupQuantizer(factors, scheme.act_bits, team_call)
-        if not quantizer.whole_rows:
-            return build_quantize_words(quantizer, quantizer.team_size, call)
-        return build_quantize_words(quantizer, decide("threads", (BLOCK, 128, 512)), call)
+        mine = quantizer()
+        threads = decide("threads", (BLOCK, 128, 512)) if mine.whole_rows else mine.team_size
+        return quantize_groups(mine, threads, name, call)
 
     return Preparation(
-        f"quantize_words_k{spec.k}_{padded}_{named}{bits}_W{steps.layout.bits}{zeros}"
-        f"{'_s' + shifts if shifts else ''}{zero_point(spec)}",
+        f"{name}_k{spec.k}_{padded}_{named}{bits}{more}{zero_point(spec)}",
         make,
         schedule=lambda func, profile, decide: func,
-        behind=lambda producer: _behind(
-            producer, GroupQuantizer(factors, scheme.act_bits, team_call)
-        ),
+        behind=lambda producer: _behind(producer, quantizer()),
     )
 
 

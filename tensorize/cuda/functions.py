@@ -12,6 +12,9 @@ from typing import Any
 
 from apq_tvm.tensorize.exprs import Expr
 
+PRODUCTS = ("reads", "mma_s8", "mma_b1")
+"""Headers of what products call."""
+
 
 @cache
 def source(name: str) -> str:
@@ -19,11 +22,12 @@ def source(name: str) -> str:
     return (Path(__file__).resolve().parent / f"{name}.cuh").read_text(encoding="utf-8")
 
 
-def call(function: str, *args: Expr) -> Any:
-    """A statement that calls a function of ``mma_s8.cuh``; a module holds its source once."""
+def call(function: str, *args: Expr, dtype: str = "void") -> Any:
+    """A call of a function of products, which gives a `dtype`; a module holds each source once."""
     from tvm.script import tirx as T
 
-    return T.cuda.func_call(function, *args, source_code=source("mma_s8"))
+    header = next(name for name in PRODUCTS if f" {function}(" in source(name))
+    return T.cuda.func_call(function, *args, source_code=source(header), return_type=dtype)
 
 
 def team_call(function: str, dtype: str, *args: Expr) -> Any:

@@ -1,46 +1,10 @@
-// Products of int8 matrices by a warp, and reads of several words. Each function has two bodies: PTX,
-// and plain C++ that is its meaning (codegen/cuda/simulator). Fragments: PTX ISA 8.8, "Matrix Fragments for
-// mma.m16n8k32" and "mma.m8n8k16", .u8/.s8 integer type: words of a lane are the same for both.
+// Products of int8 matrices by a warp. Each function has two bodies: PTX, and plain C++ that is its meaning
+// (codegen/cuda/simulator). Fragments: PTX ISA 8.8, "Matrix Fragments for mma.m16n8k32" and "mma.m8n8k16",
+// .u8/.s8 integer type: words of a lane are the same for both.
 #ifndef APQ_MMA_S8
 #define APQ_MMA_S8
 
 #ifdef __CUDACC__
-
-// Weights are read once: past the first cache, in long lines of the second.
-__device__ __forceinline__ void apq_read_weights(void *to, const void *from) {
-  unsigned *t = (unsigned *)to;
-#if __CUDA_ARCH__ >= 800
-  asm("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-#else
-  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-#endif
-      : "=r"(t[0]), "=r"(t[1]), "=r"(t[2]), "=r"(t[3])
-      : "l"(from));
-}
-
-// What a kernel before this one wrote.
-__device__ __forceinline__ void apq_read1(void *to, const void *from) {
-  asm("ld.global.nc.u32 %0, [%1];" : "=r"(*(unsigned *)to) : "l"(from));
-}
-
-__device__ __forceinline__ void apq_read2(void *to, const void *from) {
-  unsigned *t = (unsigned *)to;
-  asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(t[0]), "=r"(t[1]) : "l"(from));
-}
-
-__device__ __forceinline__ void apq_read4(void *to, const void *from) {
-  unsigned *t = (unsigned *)to;
-  asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(t[0]), "=r"(t[1]), "=r"(t[2]), "=r"(t[3])
-      : "l"(from));
-}
-
-// Two float16 of a word.
-__device__ __forceinline__ void apq_floats(float *to, unsigned halves) {
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
-      : "=f"(to[0]), "=f"(to[1])
-      : "r"(halves));
-}
 
 #if __CUDA_ARCH__ < 800
 // 8 rows of weights and 16 columns: both operands have one word of a lane.
@@ -67,21 +31,6 @@ __device__ __forceinline__ void apq_mma_u8s8(int *c, unsigned a0, unsigned a1, u
 }
 
 #else
-
-inline void apq_read(void *to, const void *from, size_t bytes) {
-  if ((uintptr_t)from % bytes != 0) cusim::die("a read of several words that is not aligned");
-  memcpy(to, from, bytes);
-}
-inline void apq_read_weights(void *to, const void *from) { apq_read(to, from, 16); }
-inline void apq_read1(void *to, const void *from) { apq_read(to, from, 4); }
-inline void apq_read2(void *to, const void *from) { apq_read(to, from, 8); }
-inline void apq_read4(void *to, const void *from) { apq_read(to, from, 16); }
-
-inline void apq_floats(float *to, unsigned halves) {
-  half both[2];
-  memcpy(both, &halves, sizeof halves);
-  for (int i = 0; i < 2; i++) to[i] = (float)both[i];
-}
 
 // c[16][8] += a[16][32] b[32][8]. Lane l has of a: rows l / 4 and 8 more, columns 4 (l % 4) and 16 more; of b:
 // column l / 4, rows 4 (l % 4) and 16 more; of c: rows l / 4 and 8 more, columns 2 (l % 4) and the next.

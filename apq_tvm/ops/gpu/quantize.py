@@ -1,13 +1,14 @@
 """Dynamic quantization of activations on a GPU: a team of threads a group.
 
 Scales, codes and sums are those of `apq_tvm.ops.activations.quantize`, which says what they mean.
-How they lie says `apq_tvm.ops.gpu.rows`.
+How they lie is a subclass's: words of codes, or planes of bits.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -16,7 +17,6 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import range_factors, scale_and_inverse
 from apq_tvm.ops.blocks import argument
-from apq_tvm.ops.gpu.rows import RowFactors, pair_of
 from apq_tvm.ops.gpu.team import WARP, Call, Team, last, local
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bits
 
@@ -27,15 +27,50 @@ Value = Callable[[Expr], Expr]
 Four = Callable[[Expr], Sequence[Expr]]
 
 
-class GroupQuantizer:
+class Factors(Protocol):
+    """How codes, scales and sums of rows lie."""
+
+    @property
+    def k(self) -> int:
+        """Columns of x."""
+
+    @property
+    def centres(self) -> int:
+        """1 if rows have a middle."""
+
+    @property
+    def padded(self) -> int:
+        """Columns of codes."""
+
+    @property
+    def width(self) -> int:
+        """Columns that share a scale."""
+
+    @property
+    def sum_width(self) -> int:
+        """Columns that share a sum."""
+
+    def words(self, m: Expr) -> tuple[Any, ...]:
+        """Shape of the codes, int32."""
+
+    def scales(self, m: Expr) -> tuple[Any, ...]:
+        """Shape of the scales, float32."""
+
+    def starts(self, m: Expr) -> tuple[Any, ...]:
+        """Shape of the sums, int32."""
+
+    def divided(self, scale: Expr, group: Expr) -> Expr:
+        """A group's scale as it is stored."""
+
+
+class GroupQuantizer(ABC):
     """Writes codes, scale and sums of one group of a row; part of a kernel that knows the row.
 
     Parameters
     ----------
-    factors : RowFactors
-        How codes, scales and sums lie; `factors.width` columns share a scale.
+    factors : Factors
     bits : int
-        2..8.
+        Of a code.
     call : callable
         Device functions of teams.
 
@@ -45,7 +80,7 @@ class GroupQuantizer:
         Groups that do not divide each other, or are of no whole words.
     """
 
-    def __init__(self, factors: RowFactors, bits: int, call: Call) -> None:
+    def __init__(self, factors: Factors, bits: int, call: Call) -> None:
         self.call, self.factors = call, factors
         self.width, self.sum_width = factors.width, factors.sum_width
         self.asymmetric = factors.centres > 0
@@ -67,11 +102,25 @@ class GroupQuantizer:
         return min(WARP, max(8, self.sum_width // 4))
 
     def declare(self, m: Expr) -> None:
-        """The next arguments: ``(xq i32 [M, Kp / 4], xs f32, start i32)``."""
+        """The next arguments: ``(xq i32, xs f32, start i32)``."""
         self.m = m
         self.xq = argument("xq", self.factors.words(m), "int32")
         self.xs = argument("xs", self.factors.scales(m), "float32")
         self.start = argument("start", self.factors.starts(m), "int32")
+
+    @abstractmethod
+    def keep(self, array: Any, row: Expr, group: Expr, value: Expr) -> None:
+        """Store a number of a row and group."""
+
+    @abstractmethod
+    def codes(
+        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, four: Four, inside: Expr
+    ) -> None:
+        """Store the codes of columns that share a sum, the group's `part`; and their sum.
+
+        `factors` are what a value is multiplied by and what is taken off, `four`, `row`, `group`
+        and `inside` as `write`'s.
+        """
 
     def write(
         self,
@@ -98,22 +147,25 @@ class GroupQuantizer:
         """
         first = group * i64(self.width)
         factors = local(2, "float32")
-        if self.asymmetric:
-            top = self._largest(team, lambda x: tirx.reinterpret("int32", x), first, value, four)
-            low = self._largest(team, _negative_order, first, value, four)
-            parts = range_factors(*(tirx.max(p, i32(0)) for p in (top, low)))
-        else:
-            top = self._largest(team, magnitude_bits, first, value, four)
-            parts = scale_and_inverse(tirx.reinterpret("float32", top), self.most)
+        parts = self.scale(team, first, value, four)
         with b.If(tirx.all(team.lane == 0, inside)), b.Then():
-            self._store_scale(row, group, self.factors.divided(parts[0], group))
+            self.keep(self.xs, row, group, self.factors.divided(parts[0], group))
             if self.asymmetric:
-                self._store_scale(row, i64(1), parts[0] * parts[2])
+                self.keep(self.xs, row, i64(1), parts[0] * parts[2])
         for place, factor in enumerate(parts[1:]):
             b.buffer_store(factors, factor, [place])
         four = four or (lambda at: [value(at + i64(i)) for i in range(4)])
         with b.serial(0, self.width // self.sum_width) as part:
-            self._codes(team, row, group, part, factors, four, inside)
+            self.codes(team, row, group, part, factors, four, inside)
+
+    def scale(self, team: Team, first: Expr, value: Value, four: Four | None) -> tuple[Expr, ...]:
+        """Of a group: scale, its inverse and, of rows with a middle, that."""
+        if self.asymmetric:
+            top = self._largest(team, lambda x: tirx.reinterpret("int32", x), first, value, four)
+            low = self._largest(team, _negative_order, first, value, four)
+            return range_factors(*(tirx.max(p, i32(0)) for p in (top, low)))
+        top = self._largest(team, magnitude_bits, first, value, four)
+        return scale_and_inverse(tirx.reinterpret("float32", top), self.most)
 
     def write_row(self, thread: Expr, threads: int, row: Expr, values: Any) -> None:
         """What a block of `threads` does with a whole row, `values` in shared memory."""
@@ -145,63 +197,26 @@ class GroupQuantizer:
                 b.buffer_store(found, tirx.max(found[0], pattern(x)), [0])
         return team.find("max", found[0])
 
-    def _store_scale(self, row: Expr, group: Expr, value: Expr) -> None:
-        def place(odd: Expr) -> tuple[Expr, ...]:
-            return self.factors.scale_place(*pair_of(row), group, odd)
-
-        self._store_pair(row, lambda odd: b.buffer_store(self.xs, value, place(odd)))
-
-    def _store_start(self, row: Expr, group: Expr, value: Expr) -> None:
-        """Once more for the other row of weights, where sums begin with it."""
-
-        def store(odd: Expr) -> None:
-            for first in range(0, int(self.start.shape[-1]), 2):
-                place = self.factors.start_place(*pair_of(row), group, odd + i64(first))
-                b.buffer_store(self.start, value, place)
-
-        self._store_pair(row, store)
-
-    def _store_pair(self, row: Expr, store: Callable[[Expr], None]) -> None:
-        """A value of a row; the last row's also where the row after it would have its own."""
-        odd = row % 2
-        store(odd)
-        with b.If(tirx.all(odd == 0, row + 1 == self.m)), b.Then():
-            store(i64(1))
-
-    def _codes(
-        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, four: Four, inside: Expr
-    ) -> None:
-        """Codes of columns that share a sum, a word each turn of a thread; and their sum."""
-        words = self.sum_width // 4
-        first = group * i64(self.width // 4) + (part * words).astype("int64")
-        mine, most = local(1, "int32"), f32(self.most)
-        b.buffer_store(mine, i32(0), [0])
-        with team.share(words) as word:
-            packed: Any = None
-            for byte, x in enumerate(four((first + word.astype("int64")) * i64(4))):
-                scaled = x * factors[0]
-                scaled = scaled - factors[1] if self.asymmetric else scaled
-                code = tirx.max(tirx.min(tirx.nearbyint(scaled), most), -most).astype("int32")
-                b.buffer_store(mine, mine[0] + code, [0])
-                bits = (code & i32(255)) << i32(8 * byte)
-                packed = bits if packed is None else packed | bits
-            place = self.factors.word(first + word.astype("int64"))
-            with b.If(inside), b.Then():
-                b.buffer_store(self.xq, packed, [row, place])
-        total = team.find("sum", mine[0])
-        number = group * i64(self.width // self.sum_width) + part.astype("int64")
-        with b.If(tirx.all(team.lane == 0, inside)), b.Then():
-            self._store_start(row, number, self.factors.start(total, number))
+    def code(self, value: Expr, factors: Any) -> Expr:
+        """int32: the nearest code of a value."""
+        scaled = value * factors[0]
+        scaled = scaled - factors[1] if self.asymmetric else scaled
+        most = f32(self.most)
+        return tirx.max(tirx.min(tirx.nearbyint(scaled), most), -most).astype("int32")
 
 
-def quantize_words(quantizer: GroupQuantizer, threads: int, read: Callable[..., Any]) -> PrimFunc:
-    """Build ``(x f32 [M, K], xq i32 [M, Kp / 4], xs f32, start i32)``, threads bound.
+def quantize_groups(
+    quantizer: GroupQuantizer, threads: int, name: str, read: Callable[..., Any]
+) -> PrimFunc:
+    """Build ``(x f32 [M, K], xq i32, xs f32, start i32)``, threads bound.
 
     Parameters
     ----------
     quantizer : GroupQuantizer
     threads : int
         That share a group: `GroupQuantizer.team_size`, or a block's.
+    name : str
+        Of the function.
     read : callable
         ``(function, to, from)`` → a statement, a call of a device function that reads.
     """
@@ -210,8 +225,8 @@ def quantize_words(quantizer: GroupQuantizer, threads: int, read: Callable[..., 
     count = m * i64(quantizer.groups)
     blocks = (count + i64(together - 1)) // i64(together)
     with IRBuilder() as builder, b.prim_func(s_tir=True):
-        b.func_name("quantize_words")
-        b.func_attr({"apq.op": "quantize_words", "op_pattern": 8, "tirx.noalias": True})
+        b.func_name(name)
+        b.func_attr({"apq.op": name, "op_pattern": 8, "tirx.noalias": True})
         b.func_attr({"tirx.is_scheduled": True})
         x = argument("x", (m, k), "float32")
         quantizer.declare(m)

@@ -93,13 +93,13 @@ class Steps:
     def zero(self, group: int) -> int:
         """What is taken off a group's sums for each unit of x; layouts without zero points."""
         shift = self.exponent(group)
-        return 1 << shift if self.layout.signs else (1 << (self.layout.bits - 1)) << shift
+        return (1 if self.layout.signs else self.layout.centre) << shift
 
     def exact(self, group: int) -> bool:
         """True if sums of a group are below 2^22, so that their float is a matter of bits."""
         layout = self.layout
         if layout.group_size == -1:
             return False
-        code = (1 << layout.bits) - 1 if layout.zero_points else 1 << (layout.bits - 1)
-        most = layout.group_size * 127 * max(code, 1) << self.exponent(group)
+        code = (1 << layout.bits) - 1 if layout.zero_points else layout.centre
+        most = layout.group_size * 127 * code << self.exponent(group)
         return most < 1 << _MAGIC_BITS

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,9 +65,11 @@ def _all(text: str) -> Iterator[int]:
 
 
 def encoder(folder: Path) -> Path:
-    """A normalization, attention of one layer of three, a product, and what is read of them."""
-    nodes = [("LayerNormalization", "x scale shift", "n", {"axis": -1})]
-    weights = {"scale": rand(WIDTH), "shift": rand(WIDTH), "wo": rand(WIDTH, WIDTH, seed=9) / 16}
+    """A table, a normalization, attention of one layer of three, a product, and their readers."""
+    nodes: list[Any] = [("Gather", "table ids", "x")]
+    nodes.append(("LayerNormalization", "x scale shift", "n", {"axis": -1}))
+    weights = {"table": rand(50, WIDTH), "scale": rand(WIDTH), "shift": rand(WIDTH)}
+    weights["wo"] = rand(WIDTH, WIDTH, seed=9) / 16
     weights["by_heads"] = np.array([0, 0, HEADS, WIDTH // HEADS], np.int64)
     weights["flat"] = np.array([0, 0, WIDTH], np.int64)
     for seed, letter in enumerate("qkv"):
@@ -78,17 +82,27 @@ def encoder(folder: Path) -> Path:
     nodes += [("MatMul", "p v3", "a4"), ("Transpose", "a4", "a3", {"perm": (0, 2, 1, 3)})]
     nodes += [("Reshape", "a3 flat", "a"), ("MatMul", "a wo", "o"), ("Add", "o n", "y")]
     nodes += [("Softmax", "y", "z", {"axis": -1}), ("ReduceSum", "y", "total", {"keepdims": 0})]
-    shape = ["b", "s", WIDTH]
-    return save(build(nodes, {"x": ("float32", shape)}, "y z total", weights), folder)
+    return save(build(nodes, {"ids": ("int64", ["b", "s"])}, "y z total", weights), folder)
 
 
 RUN = """
 import numpy as np
 import encoder
 for shape in ((1, 1), (2, 5), (1, 9), (1, 130)):
-    x = np.random.default_rng(0).standard_normal((*shape, 256)).astype(np.float32)
-    assert np.isfinite(encoder.run(x=x)["y"]).all()
+    ids = np.random.default_rng(0).integers(0, 50, shape)
+    assert np.isfinite(encoder.run(ids=ids)["y"]).all()
 """
+
+
+def reads_its_own(text: str, at: int) -> bool:
+    """A barrier of TVM's where each thread reads first what it wrote last, which TVM cannot see:
+    where a row is one group, what follows has barriers of its own (`apq_block_max_int32`)."""
+    element = r"(_ptr_\d+)\[\(\(v_?\d* \* (\d+)\) \+ \(\(int\)threadIdx\.x\)\)\]"
+    written = re.findall(element + " = ", text[:at])
+    read = re.search(element, text[at:])
+    meets = re.search(r"apq_(team|block)_max", text[at:])
+    own = written and read and written[-1] == read.groups()
+    return bool(own and meets and meets[1] == "block")
 
 
 @pytest.mark.parametrize("scheme", ["W4A8g32", "W8A8", "W4zA8tg64", "anyprec3-4", "float"])
@@ -139,7 +153,11 @@ def test_every_barrier_is_needed(program, scheme: str, tmp_path: Path) -> None:
     text = (tmp_path / "kernels.cu").read_text()
     found = barriers(text)
     assert len(found) >= 8
+    own = [at for at in found if reads_its_own(text, at)]
+    assert len(own) == (scheme == "W8A8")
     for number, at in enumerate(found):
+        if at in own:
+            continue
         without = Without(checked=True, number=number)
         pipeline.compile(onnx, tmp_path / "encoder", images=without, force=True, **options)
         done = program(tmp_path, RUN)

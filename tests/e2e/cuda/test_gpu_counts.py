@@ -150,7 +150,7 @@ def test_fast_kernels_ask_for_little_more_than_they_must(
 
 RUN = """
 import numpy as np, encoder
-encoder.run(x=np.random.default_rng(0).standard_normal((1, 32, 256)).astype(np.float32))
+encoder.run(ids=np.random.default_rng(0).integers(0, 50, (1, 32)))
 """
 
 

@@ -50,6 +50,15 @@ def test_the_inner_loop_is_short(scheme: str, most: float) -> None:
 
 
 @pytest.mark.slow
+def test_products_of_bits_are_short() -> None:
+    """Five instructions for 256 columns of a plane, and what the ends of a row take."""
+    (row,) = judged("h200", "8192x28672", "W2A8")
+    assert row["kernel"] == "bitserial_W2A8_bmma168256_r16m1"
+    assert 0.03 < row["instructions_per_weight"] <= 0.10, row
+    assert row["spills"] == 0 and row["bytes_in_flight"] >= row["bytes_wanted"], row
+
+
+@pytest.mark.slow
 def test_every_kind_of_kernel_is_judged(tmp_path: Path) -> None:
     """Rows with and without loads of whole fragments, for few and many rows of x."""
     rows = judged(

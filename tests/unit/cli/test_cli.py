@@ -40,7 +40,7 @@ COMMANDS = (
     ["bench", "linear"],
     ["bench", "static"],
     ["bench", "static-model"],
-    ["bench", "static-model"],
+    ["bench", "gpu"],
     ["targets"],
     ["formats"],
     ["explain"],

@@ -80,6 +80,7 @@ constexpr int kWords = 8;
 using Words = uint64_t[kWords];
 struct Warp {
   uint32_t arrived = 0, wanted = 0, members = 0;
+  bool orders = false;
   Words brought[32], seen[32];
 };
 
@@ -148,7 +149,7 @@ inline void barrier() {
 inline void try_to_meet(Warp &w, int first, int own) {
   uint32_t wanted = w.wanted & w.members;
   if (w.arrived == 0 || (w.arrived & wanted) != wanted) return;
-  CUSIM_NOTE(warp_met(first / 32));
+  if (w.orders) CUSIM_NOTE(warp_met(first / 32));
   memcpy(w.seen, w.brought, sizeof w.seen);
   for (int lane = 0; lane < 32; lane++) {
     if (w.arrived >> lane & 1 && lane != own) block.ready.push_back(first + lane);
@@ -156,14 +157,16 @@ inline void try_to_meet(Warp &w, int first, int own) {
   w.arrived = 0;
 }
 
-// Every lane of `mask` gives `count` words and sees all, until they meet again.
-inline const Words *meet(uint32_t mask, const uint64_t *words, int count) {
+// Every lane of `mask` gives `count` words and sees all, until they meet again. `orders`: what they wrote before
+// is what they read after, which __syncwarp alone promises (C++ Language Extensions, "Warp Shuffle Functions").
+inline const Words *meet(uint32_t mask, const uint64_t *words, int count, bool orders = false) {
   Fiber &f = me();
   Warp &w = block.warps[f.warp];
   if (!(mask >> f.lane & 1)) die("a warp operation whose mask lacks its caller");
   memcpy(w.brought[f.lane], words, sizeof(uint64_t) * (size_t)count);
   w.arrived |= 1u << f.lane;
   w.wanted = mask;
+  w.orders = orders;
   try_to_meet(w, block.current - f.lane, f.lane);
   if (w.arrived >> f.lane & 1) sleep();
   return w.seen;
@@ -291,7 +294,7 @@ T of_lane(unsigned mask, T value, int lane) {
 inline void __syncthreads() { cusim::barrier(); }
 inline void __syncwarp(unsigned mask = ~0u) {
   uint64_t nothing = 0;
-  cusim::meet(mask, &nothing, 1);
+  cusim::meet(mask, &nothing, 1, true);
 }
 inline unsigned __activemask() { return cusim::block.warps[cusim::me().warp].members; }
 

@@ -1,0 +1,235 @@
+"""The skeleton of products on GPUs: weights stream through tensor cores, rows of x stand still.
+
+A block of threads computes 16 rows of weights for some rows of x. Its warps take turns along K, a
+*chunk* at a time, and meet in shared memory at the end: else 8192 rows of weights give a
+multiprocessor four warps. A lane's 16-byte load *is* its fragments
+(`apq_tvm.codegen.layouts.fragments`): nothing goes through shared memory.
+
+A round of several chunks reads all its weights before it uses the first of them: memory is a
+thousand cycles away.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.codegen.layouts.fragments import FragmentLayout
+from apq_tvm.formats.integer import ROW_SUMS
+from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
+from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
+
+WARP = 32
+
+ROWS = 16
+"""Rows of weights of an ``mma``."""
+
+
+class Stream(ABC):
+    """Builds the PrimFunc of one layer; what is done with a chunk is a subclass's.
+
+    Parameters
+    ----------
+    spec : LinearSpec
+        Integers on both sides.
+    layout : FragmentLayout
+    tall : int
+        Rows of x of a block of threads.
+    results : int
+        Sums of a lane.
+    warps : int
+        Of a block of threads; they share K.
+    chunks : int
+        Of a round.
+    call : callable
+        ``(function, *arguments)`` → a call of a device function
+        (`apq_tvm.tensorize.cuda.functions`).
+    """
+
+    def __init__(
+        self,
+        spec: LinearSpec,
+        layout: FragmentLayout,
+        tall: int,
+        results: int,
+        warps: int,
+        chunks: int,
+        call: Callable[..., Any],
+    ) -> None:
+        self.spec, self.layout, self.call = spec, layout, call
+        self.tall, self.results, self.warps, self.chunks = tall, results, warps, chunks
+        self.whole_rows = layout.group_size == -1
+        self.units = layout.chunk_k // layout.unit_k
+        self.groups = 0 if self.whole_rows else layout.chunk_k // layout.group_size
+
+    def build(self) -> PrimFunc:
+        """``(*x, codes, scales, [zeros], [row_sums], [bias], [residual], y)``, threads bound."""
+        spec, layout = self.spec, self.layout
+        with IRBuilder() as builder, b.prim_func(s_tir=True):
+            operands = Operands(spec)
+            m = self.m = operands.m
+            self.declare(operands)
+            self.weights = operands.weights(layout)
+            self.bias, self.residual, self.y = operands.epilogue()
+            down = (m + i64(self.tall - 1)) // i64(self.tall)
+            with (
+                b.thread_binding(0, i64(layout.row_blocks(spec.n)), "blockIdx.x") as self.block,
+                b.thread_binding(0, down, "blockIdx.y") as tile,
+                b.thread_binding(0, self.warps, "threadIdx.y") as self.warp,
+                b.thread_binding(0, WARP, "threadIdx.x") as self.lane,
+                b.sblock("tile"),
+            ):
+                b.reads()
+                b.writes()
+                self.first = tile * i64(self.tall)
+                self._share()
+        return builder.get()
+
+    # ---- what products differ in ----
+
+    @abstractmethod
+    def declare(self, operands: Operands) -> None:
+        """Declare the arrays of x."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Allocate what a lane keeps and clear its sums."""
+
+    @abstractmethod
+    def chunk(self, chunk: Expr, number: int) -> None:
+        """Multiply a chunk, the round's `number`, whose weights `words` has."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Leave a lane's sums in `sums`."""
+
+    @abstractmethod
+    def place(self, at: Expr) -> tuple[Expr, Expr, Expr | None]:
+        """Of a lane's sum `at`: row of x in the block, row of weights in the block, and whether it
+        is this lane that has all of it (None: always)."""
+
+    @abstractmethod
+    def factor(self, row: Expr, column: int) -> Expr:
+        """float32: the scale (0) or the centre (1) of a row of x as a whole."""
+
+    # ---- one block's share ----
+
+    def _share(self) -> None:
+        self.sums = local(self.results, "float32")
+        fill(self.sums, f32(0.0), 0, self.results)
+        self.begin()
+        self.words = local(4 * self.layout.unit_loads * self.units * self.chunks)
+        chunks = self.layout.padded_k(self.spec.k) // self.layout.chunk_k
+        turns, alone = divmod(chunks, self.warps)
+        rounds, single = divmod(turns, self.chunks)
+        if rounds == 1:
+            self._round(self.warp, self.chunks)
+        elif rounds:
+            self._rounds(rounds)
+        done = rounds * self.chunks * self.warps
+        if single:
+            self._round(self.warp + done, single)
+            done += single * self.warps
+        if alone:
+            with b.If(self.warp < alone), b.Then():
+                self._round(self.warp + done, 1)
+        self.end()
+        self._meet()
+
+    def _rounds(self, rounds: int) -> None:
+        """Weights of a round are read in the one before, as soon as there is a place for them:
+        the compiler moves no read to its use across the end of a loop."""
+        for number in range(self.chunks):
+            self._read(self.warp + number * self.warps, number)
+        with b.serial(0, rounds) as turn:
+            for number in range(self.chunks):
+                chunk = (turn * self.chunks + number) * self.warps + self.warp
+                self.chunk(chunk, number)
+                with b.If(turn < rounds - 1), b.Then():
+                    self._read(chunk + self.chunks * self.warps, number)
+
+    def _round(self, first: Expr, count: int) -> None:
+        """Chunks `first` and `count` - 1 more, each ``warps`` after the other."""
+        for number in range(count):
+            self._read(first + number * self.warps, number)
+        for number in range(count):
+            self.chunk(first + number * self.warps, number)
+
+    def _read(self, chunk: Expr, number: int) -> None:
+        """All weights of a chunk."""
+        codes, loads = self.weights["codes"], self.layout.unit_loads
+        for unit in range(self.units):
+            for load in range(loads):
+                at = 4 * ((number * self.units + unit) * loads + load)
+                source = codes[self.block, chunk * self.units + unit, load, self.lane, 0]
+                self.read("apq_read_weights", self.words[at], source)
+
+    def read(self, function: str, to: Expr, source: Expr) -> None:
+        """A device function that reads `source` and what follows it."""
+        self.do(function, address(to), address(source))
+
+    def do(self, function: str, *given: Expr) -> None:
+        """A device function that gives nothing back."""
+        b.evaluate(self.call(function, *given))
+
+    def row_within(self, row: Expr) -> Expr:
+        """Row of x, the last one where there is none: what comes of it is not stored."""
+        return tirx.min(self.first + row.astype("int64"), self.m - i64(1))
+
+    # ---- the end ----
+
+    def _meet(self) -> None:
+        """Sum over warps in shared memory; each stores a part of the results."""
+        count = self.results
+        shared = b.sblock_alloc_buffer((self.warps, count, 32), "float32", scope="shared")
+        for i in range(count):
+            b.buffer_store(shared, self.sums[i], [self.warp, i, self.lane])
+        b.evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))
+        with b.serial(0, -(-count // self.warps)) as turn:
+            at = turn * self.warps + self.warp
+            with b.If(at < count), b.Then():
+                total = shared[0, at, self.lane]
+                for warp in range(1, self.warps):
+                    total = total + shared[warp, at, self.lane]
+                self._store(at, total)
+
+    def _store(self, at: Expr, total: Expr) -> None:
+        spec, scheme = self.spec, self.spec.scheme
+        assert scheme is not None
+        of_x, of_weights, mine = self.place(at)
+        column = self.block * i64(ROWS) + of_weights.astype("int64")
+        row = self.first + of_x.astype("int64")
+        inside = row < self.m
+        if spec.n % ROWS:
+            inside = tirx.all(inside, column < i64(spec.n))
+        if mine is not None:
+            inside = tirx.all(inside, mine)
+        with b.If(inside), b.Then():
+            shift = None
+            if scheme.act_group == -1:
+                total = total * self.factor(row, 0)
+            if spec.asymmetric:
+                shift = (self.factor(row, 1), self.weights[ROW_SUMS])
+            value = epilogue_of(spec, total, self.bias, self.residual, row, column, shift)
+            b.buffer_store(self.y, value, [row, column])
+
+
+def local(count: int, dtype: str = "uint32") -> Any:
+    """A thread's own array."""
+    return b.sblock_alloc_buffer((count,), dtype, scope="local")
+
+
+def fill(buffer: Any, value: Expr, first: int, count: int) -> None:
+    """Store `value` `count` times."""
+    for at in range(first, first + count):
+        b.buffer_store(buffer, value, [at])
+
+
+def address(element: Expr) -> Expr:
+    """Of an element of a buffer."""
+    return tirx.address_of(element)

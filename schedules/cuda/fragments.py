@@ -1,0 +1,124 @@
+"""What kernels by ``mma`` share: how weights lie, and what is decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apq_tvm.codegen.layouts.fragments import FragmentLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.formats.balance import LEVELS
+from apq_tvm.ops.gpu.planes import planes_of
+from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.cuda.native import B1_AND
+from apq_tvm.schedules.decide import Decide
+from apq_tvm.types import DeviceProfile, Scheme
+
+BALANCED = "W2star"
+"""How names of kernels call ``W2*``."""
+
+WEIGHTS = (*((f"W{bits}", bits) for bits in range(1, 9)), (BALANCED, 2))
+"""Weights whose codes tensor cores multiply: in names, and a scheme's bits."""
+
+MOST_PLANES = 4
+"""Planes of weights: int8 costs 8 products of the same size for 8 rows of x."""
+
+MOST_PAIRS = 24
+"""Planes of weights times those of a row of x: eight of them are a product of int8, which has to
+decode weights first but multiplies 8 rows of x at once."""
+
+
+ROUND = 4
+"""Chunks of a round by default."""
+
+LOAD_BYTES = 512
+"""Of a warp's load."""
+
+LATENCY_NS = 800.0
+"""From asking memory to having it, under load."""
+
+IN_FLIGHT = 2.0
+"""How much more is asked for than that latency wants: warps are not always all asking."""
+
+
+def family_of(weights: str) -> str:
+    """Of formats, by weights in names."""
+    return "balance" if weights == BALANCED else "int"
+
+
+def planes_of_weights(weights: str, bits: int) -> int:
+    """Planes that such weights lie in."""
+    return (LEVELS - 1).bit_length() if weights == BALANCED else bits
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Warps of a block of threads, and chunks of a round of each."""
+
+    warps: int
+    chunks: int
+
+
+def ask_plan(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Plan:
+    """No more warps than there are chunks, no more chunks in a round than a warp has."""
+    layout = layout_of(spec, profile)
+    chunks = layout.padded_k(spec.k) // layout.chunk_k
+    warps = decide("warps", [w for w in _warps(spec, profile, layout) if w <= chunks] or [1])
+    own = chunks // warps
+    return Plan(warps, decide("chunks", [c for c in (ROUND, 2, 1, 8) if c <= own] or [1]))
+
+
+def _warps(spec: LinearSpec, profile: DeviceProfile, layout: FragmentLayout) -> tuple[int, ...]:
+    """Warps of a block, the default first. Where weights are in planes a chunk is little work: the
+    fewest that keep memory busy with a round each, so that it has rounds enough."""
+    if not layout.planes:
+        return (8, 4, 2, 1, 16)
+    assert profile.gpu is not None
+    blocks = layout.row_blocks(spec.n)
+    wanted = IN_FLIGHT * profile.gpu.bandwidth * LATENCY_NS
+    best = 1
+    while best < 8 and blocks * best * ROUND * layout.unit_loads * LOAD_BYTES < wanted:
+        best *= 2
+    return (best, *(w for w in (8, 4, 2, 1, 16) if w != best))
+
+
+def layout_of(spec: LinearSpec, profile: DeviceProfile) -> FragmentLayout:
+    """How a layer's weights lie: in planes if products of bits serve it."""
+    assert spec.scheme is not None
+    try:
+        check_planes(spec.scheme, profile)
+        planes = True
+    except NotApplicable:
+        planes = False
+    layout = FragmentLayout.of(spec.scheme, planes)
+    assert layout is not None
+    return layout
+
+
+def check_planes(scheme: Scheme, profile: DeviceProfile) -> None:
+    """Decline what products of bits are not for.
+
+    Raises
+    ------
+    NotApplicable
+    """
+    if B1_AND not in profile.features:
+        assert profile.gpu is not None
+        major, minor = divmod(profile.gpu.sm, 10)
+        why = "counts xor alone" if major < 8 else "emulates it by int8"
+        raise NotApplicable(f"and of bits: compute capability {major}.{minor} {why}")
+    if not scheme.integer_acts:
+        raise NotApplicable(f"is for activations of 1 to 8 bits, not {scheme}")
+    if 0 < scheme.group_size < 128:
+        raise NotApplicable(
+            f"a product has 256 columns, most of them idle with groups of {scheme.group_size}"
+        )
+    layout = FragmentLayout.of(scheme, True)
+    assert layout is not None
+    bits, planes = layout.bits, planes_of(scheme.act_bits)
+    if not pays(bits, planes):
+        raise NotApplicable(f"{bits} planes of weights by {planes} of x: int8 is less work")
+
+
+def pays(bits: int, planes: int) -> bool:
+    """Whether so many planes of weights and of x are multiplied, not int8."""
+    return bits <= MOST_PLANES and bits * planes <= MOST_PAIRS
