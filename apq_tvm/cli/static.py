@@ -59,9 +59,9 @@ def static(
     how often it was executed. GPUs: machine code, what is resident and in flight, what limits it,
     and what a simulated launch asks of memory.
     """
-    from apq_tvm.bench.gpu_static import bench_gpu_static
+    from apq_tvm.bench.arm.static import bench_static
+    from apq_tvm.bench.gpu.static import bench_gpu_static
     from apq_tvm.bench.linear import LinearCase
-    from apq_tvm.bench.static import bench_static
     from apq_tvm.schedules.devices import find_profile
 
     cases = [
@@ -114,7 +114,7 @@ def static_model(
 
     It runs under qemu on one thread; kernel by kernel, the most expensive first.
     """
-    from apq_tvm.bench.static_module import bench_static_module
+    from apq_tvm.bench.arm.module import bench_static_module
 
     report = bench_static_module(
         module, batch=batch, seq=seq, dims=parse_dims(dims), inputs=inputs, bits=bits, mca=mca,
@@ -142,7 +142,7 @@ def _show_gpu(rows: list[dict[str, Any]], json: bool) -> None:
     if json:
         print_json(rows)
         return
-    from apq_tvm.bench.gpu_counts import why_not
+    from apq_tvm.bench.gpu.counts import why_not
 
     columns = ("NxK", "M", "scheme", "kernel", "native", "instr/weight", "registers", "spills",
                "warps/SM", "in flight", "wanted", "us", "limit", "DRAM", "sectors", "waves",

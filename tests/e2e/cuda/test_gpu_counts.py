@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apq_tvm import pipeline
-from apq_tvm.bench.gpu_counts import CountedLayer, Counts, read_counts
+from apq_tvm.bench.gpu.counts import CountedLayer, Counts, read_counts
 from apq_tvm.bench.linear import write_model
 from apq_tvm.codegen.cuda.simulator import Simulator
 from apq_tvm.codegen.cuda.split import DeviceCode, DeviceKernel

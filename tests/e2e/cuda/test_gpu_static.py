@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from apq_tvm.bench import gpu_counts
-from apq_tvm.bench.gpu_native import is_native, written
-from apq_tvm.bench.gpu_sass import Loop, find_tool
+from apq_tvm.bench.gpu import counts
+from apq_tvm.bench.gpu.native import is_native, written
+from apq_tvm.bench.gpu.sass import Loop, find_tool
 from apq_tvm.cli.main import app
 from apq_tvm.codegen.cuda.compilers import find_compiler
 from apq_tvm.errors import BuildError
@@ -78,7 +78,7 @@ def test_every_kind_of_kernel_is_judged(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_a_compiler_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """And both say so: figures that are null, and a line below the table."""
-    monkeypatch.setattr(gpu_counts.shutil, "which", lambda name: None)
+    monkeypatch.setattr(counts.shutil, "which", lambda name: None)
     (row,) = judged("rtx-3090", "64x256", "W4A8g32")
     assert row["sectors"] is row["dram_bytes"] is row["preparation"] is row["simulated"] is None
     words = ["bench", "static", "--target", "rtx-3090", "--shape", "64x256"]

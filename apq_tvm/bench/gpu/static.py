@@ -1,10 +1,10 @@
 """Linear kernels for GPUs without one: machine code, what is resident, what limits it.
 
 A layer is compiled as the pipeline would, its kernel for M rows disassembled
-(`apq_tvm.bench.gpu_sass`), and four times computed, of which the longest is what the kernel takes
+(`apq_tvm.bench.gpu.sass`), and four times computed, of which the longest is what the kernel takes
 at least: memory at its bandwidth; memory at what is in flight, by Little's law; instructions at
 four warps a cycle and multiprocessor; products at the tensor cores' rate. What it asks of memory is
-counted as it runs on the simulated GPU (`apq_tvm.bench.gpu_counts`).
+counted as it runs on the simulated GPU (`apq_tvm.bench.gpu.counts`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from apq_tvm.bench.gpu_counts import UNCOUNTED, CountedLayer, why_not
-from apq_tvm.bench.gpu_layer import GpuLayer
-from apq_tvm.bench.gpu_native import is_native, written
-from apq_tvm.bench.gpu_sass import WEIGHT_LOAD_BYTES, Kernel, disassemble, find_tool
+from apq_tvm.bench.gpu.counts import UNCOUNTED, CountedLayer, why_not
+from apq_tvm.bench.gpu.layer import GpuLayer
+from apq_tvm.bench.gpu.native import is_native, written
+from apq_tvm.bench.gpu.sass import WEIGHT_LOAD_BYTES, Kernel, disassemble, find_tool
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.errors import BadTarget
 from apq_tvm.progress import Progress, Silent
@@ -67,14 +67,14 @@ def bench_gpu_static(
         multiprocessor has asked for and not used, `bytes_wanted` what `LATENCY_NS` of its share of
         the bandwidth is. `ideal_bytes` are read and written once: weights, x and y. `limit` is the
         largest of `times_us`. `native`: whether the matrix products that the kernel is written with
-        are instructions of this GPU, None if it has none (`apq_tvm.bench.gpu_native`).
+        are instructions of this GPU, None if it has none (`apq_tvm.bench.gpu.native`).
 
         From `dram_bytes` on figures are of one launch for a layer `simulated` (NxK) of
         `simulated_m` rows of x, the real ones or fewer: bytes of the sectors of 32 bytes that it
         reads or writes, each once, beside its weights, its share of quantized x and y; sectors that
         its warps' instructions touch, beside what their bytes would fill; accesses of shared
         memory, beside those without conflicts of banks. `preparation` has the same of what
-        quantizes x. All None where `apq_tvm.bench.gpu_counts.why_not` says why.
+        quantizes x. All None where `apq_tvm.bench.gpu.counts.why_not` says why.
 
     Raises
     ------
