@@ -12,28 +12,31 @@ field.
 
 In planes (``p``) every field has one bit. Then a load is 16 rows x 256 k of one plane, operand A of
 ``mma.m16n8k256`` of bits as it lies: bit ``8 b + t`` of a lane's word ``2 p + h`` is row
-``r + 8 h``, column ``32 t + 8 q + 4 p + b``. The five levels of ``W2*`` are codes of three planes,
-``W2B``.
+``r + 8 h``, column ``32 t + 8 q + 4 p + b``. The five levels of ``W2*`` are three planes of a code;
+a block of them has 48 rows, thirds of 16, whose codes share seven planes
+(`apq_tvm.codegen.layouts.quinary`): ``W2Br48k8p``.
 
-Scales are float16 [8, J, 2]: of rows r and r + 8 of J groups side by side, J = 4 at most, which one
-lane needs together. A *chunk* is whole units, whole groups and 128 columns at least.
+Scales are float16 [8, J, 2] of each third: of rows r and r + 8 of J groups side by side, J = 4 at
+most, which one lane needs together. A *chunk* is whole units, whole groups and 128 columns at
+least.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.codegen.layouts import quinary
 from apq_tvm.codegen.layouts.grouped import GroupedRows
 from apq_tvm.codegen.layouts.interleaved import Field, split_fields
 from apq_tvm.codegen.layouts.layout import Details, Shapes
 from apq_tvm.errors import PackError
-from apq_tvm.formats.balance import LEVELS
+from apq_tvm.formats.balance import LEVELS, TRIPLE, TRIPLE_BITS
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 STEP_K, LANES, WORDS = 32, 32, 4
@@ -71,9 +74,7 @@ class FragmentLayout(GroupedRows):
     planes: bool = False
     levels: int = 0
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"W([1-8]|2B)r16k8([mp])\Z")
-    rows: int = field(default=16, init=False)
-
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"W([1-8]r16|2Br48)k8([mp])\Z")
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
             raise PackError(f"layout bits={self.bits}: 1..8 are possible")
@@ -84,11 +85,11 @@ class FragmentLayout(GroupedRows):
 
     @classmethod
     def of(cls, scheme: Scheme, planes: bool) -> Self | None:
-        """The layout of a scheme; None if it is of another family."""
+        """The layout of a scheme, of five levels always in planes; None if of another family."""
         if scheme.family == "int":
             return cls(scheme.bits, scheme.group_size, scheme.zero_points, planes)
         if scheme.family == "balance":
-            return cls((LEVELS - 1).bit_length(), scheme.group_size, False, planes, LEVELS)
+            return cls((LEVELS - 1).bit_length(), scheme.group_size, False, True, LEVELS)
         return None
 
     @classmethod
@@ -104,7 +105,17 @@ class FragmentLayout(GroupedRows):
     @property
     def name(self) -> str:
         """E.g. ``W4r16k8m``."""
-        return f"{self.weights}r16k8{'p' if self.planes else 'm'}"
+        return f"{self.weights}r{self.rows}k8{'p' if self.planes else 'm'}"
+
+    @property
+    def thirds(self) -> int:
+        """Times 16 rows of a block, whose codes are stored together."""
+        return TRIPLE if self.levels else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return 16 * self.thirds
 
     @property
     def weights(self) -> str:
@@ -118,10 +129,13 @@ class FragmentLayout(GroupedRows):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Bit fields in storage order, low-order bits first."""
-        if self.planes:
-            return tuple(Field(1, shift) for shift in range(self.bits))
-        return split_fields(self.bits)
+        """Bit fields of a code, low-order bits first."""
+        return _planes(self.bits) if self.planes else split_fields(self.bits)
+
+    @property
+    def stored(self) -> tuple[Field, ...]:
+        """Bit fields in storage order: those of a code, or of what codes are packed to."""
+        return _planes(TRIPLE_BITS) if self.levels else self.fields
 
     @property
     def signs(self) -> bool:
@@ -144,12 +158,12 @@ class FragmentLayout(GroupedRows):
 
     def first_load(self, of: Field) -> int:
         """The first load of a field in a unit."""
-        return sum(self.loads(f) for f in self.fields if f.shift < of.shift)
+        return sum(self.loads(f) for f in self.stored if f.shift < of.shift)
 
     @property
     def unit_loads(self) -> int:
         """Loads of a unit."""
-        return sum(map(self.loads, self.fields))
+        return sum(map(self.loads, self.stored))
 
     @property
     def chunk_k(self) -> int:
@@ -173,7 +187,9 @@ class FragmentLayout(GroupedRows):
         units = self.padded_k(k) // self.unit_k
         shapes: Shapes = {
             "codes": ((blocks, units, self.unit_loads, LANES, WORDS), "uint32"),
-            "scales": ((blocks, groups // self.together, 8, self.together, 2), "float16"),
+            "scales": (
+                (blocks, groups // self.together, self.rows // 2, self.together, 2), "float16",
+            ),
         }
         if self.zero_points:
             shapes["zeros"] = (shapes["scales"][0], "uint8")
@@ -186,7 +202,7 @@ class FragmentLayout(GroupedRows):
         """
         n, k = tensor.codes.shape
         pad = 0 if self.zero_points else self.centre
-        codes = np.full((self.row_blocks(n) * 16, self.padded_k(k)), pad, np.uint8)
+        codes = np.full((self.row_blocks(n) * self.rows, self.padded_k(k)), pad, np.uint8)
         codes[:n, :k] = tensor.codes
         if tensor.zeros is not None:
             end = None if self.group_size == -1 else self.groups(k) * self.group_size
@@ -204,8 +220,6 @@ class FragmentLayout(GroupedRows):
     ) -> QuantizedTensor:
         """The tensor whose packed arrays, checked, these are; of int8 activations by default."""
         codes = np.ascontiguousarray(self._unpack_codes(arrays["codes"])[:n, :k])
-        if self.levels and codes.max(initial=0) >= self.levels:
-            raise PackError(f"{self.name}: code {codes.max()} exceeds {self.levels - 1}")
         scales = self._apart(arrays["scales"], n, k)
         zeros = self._apart(arrays["zeros"], n, k) if self.zero_points else None
         if scheme is None:
@@ -219,22 +233,28 @@ class FragmentLayout(GroupedRows):
         from apq_tvm.tensorize.exprs import i32
 
         unit, step, column = k // self.unit_k, k % self.unit_k // STEP_K, k % STEP_K
-        owner = lane % 8 * 4 + column // 8
-        word = column % 8 // 4 * 2 + lane // 8
-        code: Any = i32(0)
-        for f in self.fields:
+        third, row = lane // 16, lane % 16
+        owner = row % 8 * 4 + column // 8
+        word = column % 8 // 4 * 2 + row // 8
+        parts: list[Any] = []
+        for f in self.stored:
             load = self.first_load(f) + step // f.per_byte
             packed = arrays["codes"][block, unit, load, owner, word]
             place = column % 4 * 8 + step % f.per_byte * f.width
-            part = (packed >> place.astype("uint32")).astype("int32") & i32(f.mask)
-            code = code + part * i32(1 << f.shift)
+            parts.append((packed >> place.astype("uint32")).astype("int32") & i32(f.mask))
+        if self.levels:
+            code = quinary.digit(parts, third)
+        else:
+            code = i32(0)
+            for f, part in zip(self.stored, parts, strict=True):
+                code = code + part * i32(1 << f.shift)
         group = 0 if self.group_size == -1 else k // self.group_size
-        place = self.scale_place(block, group, lane % 8, lane // 8)
+        place = self.scale_place(block, group, third * 8 + row % 8, row // 8)
         scale = arrays["scales"][place].astype("float32")
         return self.centred(code, self.zero(arrays, place)).astype("float32") * scale
 
     def scale_place(self, block: Any, group: Any, row: Any, high: Any) -> tuple[Any, ...]:
-        """Index of the scale of row ``8 high + row`` of a block."""
+        """Index of the scale of row ``row % 8 + 8 high`` of third ``row / 8`` of a block."""
         return block, group // self.together, row, group % self.together, high
 
     def zero(self, arrays: Mapping[str, Any], place: tuple[Any, ...]) -> Any:
@@ -250,24 +270,29 @@ class FragmentLayout(GroupedRows):
         return code + code - zero if self.signs else code - zero
 
     def _paired(self, values: Array, n: int, k: int) -> Array:
-        """[N, G] -> [NB, Gp / J, 8, J, 2]."""
+        """[N, G] -> [NB, Gp / J, 8 thirds, J, 2]."""
         rows = self.interleave(values, n, k)
-        split = rows.reshape(rows.shape[0], -1, self.together, 2, 8)
-        return np.ascontiguousarray(split.transpose(0, 1, 4, 2, 3))
+        split = rows.reshape(rows.shape[0], -1, self.together, self.thirds, 2, 8)
+        by_row = split.transpose(0, 1, 3, 5, 2, 4)
+        return np.ascontiguousarray(by_row).reshape(*by_row.shape[:2], -1, self.together, 2)
 
     def _apart(self, values: Array, n: int, k: int) -> Array:
         """Inverse of `_paired`."""
-        rows = values.transpose(0, 1, 3, 4, 2).reshape(values.shape[0], -1, 16)
+        split = values.reshape(*values.shape[:2], self.thirds, 8, self.together, 2)
+        rows = split.transpose(0, 1, 4, 2, 5, 3).reshape(values.shape[0], -1, self.rows)
         return self.deinterleave(rows, n, k)
 
     def _pack_codes(self, codes: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """[NB * 16, Kp] -> [NB, U, loads, 32, 4]."""
-        blocks = codes.shape[0] // 16
+        """[NB * rows, Kp] -> [NB, U, loads, 32, 4]."""
+        blocks = codes.shape[0] // self.rows
+        if self.levels:
+            thirds = codes.reshape(blocks, TRIPLE, 16, -1)
+            codes = quinary.packed(*(thirds[:, i] for i in range(TRIPLE)))
         # [NB, h, r, U, step, q, p, b] -> [NB, U, step, r, q, p, h, b]
         split = codes.reshape(blocks, 2, 8, -1, self.unit_steps, 4, 2, 4)
         words = split.transpose(0, 3, 4, 2, 5, 6, 1, 7)
         parts = []
-        for f in self.fields:
+        for f in self.stored:
             # [NB, U, loads, t, r, q, p, h, b]: step t goes to bits w*t of every byte
             steps = words.reshape(blocks, -1, self.loads(f), f.per_byte, *words.shape[3:])
             part = np.zeros_like(steps[:, :, :, 0])
@@ -282,12 +307,19 @@ class FragmentLayout(GroupedRows):
         """Inverse of `_pack_codes`."""
         blocks, units = packed.shape[:2]
         words = np.zeros((blocks, units, self.unit_steps, 8, 4, 2, 2, 4), np.uint8)
-        for f in self.fields:
+        for f in self.stored:
             first = self.first_load(f)
             part = np.ascontiguousarray(packed[:, :, first : first + self.loads(f)]).view(np.uint8)
             part = part.reshape(blocks, units, self.loads(f), *words.shape[3:])
             for t in range(f.per_byte):
                 words[:, :, t :: f.per_byte] |= ((part >> (f.width * t)) & f.mask) << f.shift
         # [NB, U, step, r, q, p, h, b] -> [NB, h, r, U, step, q, p, b]
-        split = words.transpose(0, 6, 3, 1, 2, 4, 5, 7)
-        return np.ascontiguousarray(split).reshape(blocks * 16, -1)
+        split = np.ascontiguousarray(words.transpose(0, 6, 3, 1, 2, 4, 5, 7))
+        if not self.levels:
+            return split.reshape(blocks * 16, -1)
+        thirds = quinary.unpacked(split.reshape(blocks, 16, -1))
+        return np.stack(thirds, axis=1).reshape(blocks * self.rows, -1)
+
+
+def _planes(bits: int) -> tuple[Field, ...]:
+    return tuple(Field(1, shift) for shift in range(bits))

@@ -18,8 +18,10 @@ from apq_tvm.schedules.cuda.fragments import (
     check_planes,
     family_of,
     layout_of,
+    many_tiles,
     pays,
     planes_of_weights,
+    rows_of,
 )
 from apq_tvm.schedules.cuda.native import B1_AND
 from apq_tvm.schedules.cuda.quantize import quantize_planes
@@ -61,10 +63,11 @@ def _kernel(weights: str, bits: int, planes: int, tiles: int) -> LinearKernel:
         return quantize_planes(choice.spec, factors(choice))
 
     return LinearKernel(
-        "bitserial", weights, planes, Instruction("bmma168256", (B1_AND,), 16),
+        "bitserial", weights, planes, Instruction("bmma168256", (B1_AND,), rows_of(weights)),
         1 if tiles == 1 else tile + 1,
         check=check, layout=layout_of, func=func, schedule=lambda sch, choice: None,
-        ask=ask_plan, prepare=prepare, bits=bits, family=family_of(weights), m_named=tile * tiles,
+        ask=lambda spec, profile, decide: ask_plan(spec, profile, decide, tiles), prepare=prepare,
+        bits=bits, family=family_of(weights), m_named=tile * tiles,
     )  # fmt: skip
 
 
@@ -72,7 +75,7 @@ BIT_KERNELS: tuple[LinearKernel, ...] = tuple(
     _kernel(weights, bits, planes, tiles)
     for weights, bits in WEIGHTS
     for planes in (8, 4, 2)
-    for tiles in (4, 1)
+    for tiles in (many_tiles(weights), 1)
     if pays(planes_of_weights(weights, bits), planes)
 )
 """In order of preference; `apq_tvm.schedules.linear.thresholds` knows up to how many rows."""

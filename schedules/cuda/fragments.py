@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from apq_tvm.codegen.layouts.fragments import FragmentLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats.balance import LEVELS
+from apq_tvm.formats.balance import LEVELS, TRIPLE
 from apq_tvm.ops.gpu.planes import planes_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.cuda.native import B1_AND
@@ -26,9 +26,6 @@ MOST_PAIRS = 24
 """Planes of weights times those of a row of x: eight of them are a product of int8, which has to
 decode weights first but multiplies 8 rows of x at once."""
 
-
-ROUND = 4
-"""Chunks of a round by default."""
 
 LOAD_BYTES = 512
 """Of a warp's load."""
@@ -50,6 +47,17 @@ def planes_of_weights(weights: str, bits: int) -> int:
     return (LEVELS - 1).bit_length() if weights == BALANCED else bits
 
 
+def rows_of(weights: str) -> int:
+    """Rows of weights of a block."""
+    return 16 * TRIPLE if weights == BALANCED else 16
+
+
+def many_tiles(weights: str) -> int:
+    """Tiles of rows of x that share what was read of weights: as many as there are registers for
+    the sums of."""
+    return 2 if weights == BALANCED else 4
+
+
 @dataclass(frozen=True)
 class Plan:
     """Warps of a block of threads, and chunks of a round of each."""
@@ -58,27 +66,31 @@ class Plan:
     chunks: int
 
 
-def ask_plan(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Plan:
+def ask_plan(spec: LinearSpec, profile: DeviceProfile, decide: Decide, tiles: int) -> Plan:
     """No more warps than there are chunks, no more chunks in a round than a warp has."""
     layout = layout_of(spec, profile)
     chunks = layout.padded_k(spec.k) // layout.chunk_k
-    warps = decide("warps", [w for w in _warps(spec, profile, layout) if w <= chunks] or [1])
-    own = chunks // warps
-    return Plan(warps, decide("chunks", [c for c in (ROUND, 2, 1, 8) if c <= own] or [1]))
+    # Thirds of rows have their chunks at once: registers hold fewer.
+    best = 4 if layout.thirds == 1 else 2 if tiles == 1 else 1
+    warps = _first(_warps(spec, profile, layout, best), (8, 4, 2, 1, 16))
+    taken = decide("warps", [w for w in warps if w <= chunks] or [1])
+    own = chunks // taken
+    return Plan(taken, decide("chunks", [c for c in _first(best, (4, 2, 1, 8)) if c <= own] or [1]))
 
 
-def _warps(spec: LinearSpec, profile: DeviceProfile, layout: FragmentLayout) -> tuple[int, ...]:
-    """Warps of a block, the default first. Where weights are in planes a chunk is little work: the
-    fewest that keep memory busy with a round each, so that it has rounds enough."""
+def _first(best: int, others: tuple[int, ...]) -> tuple[int, ...]:
+    return (best, *(other for other in others if other != best))
+
+
+def _warps(spec: LinearSpec, profile: DeviceProfile, layout: FragmentLayout, chunks: int) -> int:
+    """Warps of a block by default. Where weights are in planes a chunk is little work: the fewest
+    that keep memory busy with a round of `chunks` each, so that it has rounds enough."""
     if not layout.planes:
-        return (8, 4, 2, 1, 16)
+        return 8
     assert profile.gpu is not None
-    blocks = layout.row_blocks(spec.n)
+    asked = layout.row_blocks(spec.n) * chunks * layout.unit_loads * LOAD_BYTES
     wanted = IN_FLIGHT * profile.gpu.bandwidth * LATENCY_NS
-    best = 1
-    while best < 8 and blocks * best * ROUND * layout.unit_loads * LOAD_BYTES < wanted:
-        best *= 2
-    return (best, *(w for w in (8, 4, 2, 1, 16) if w != best))
+    return next((warps for warps in (1, 2, 4) if warps * asked >= wanted), 8)
 
 
 def layout_of(spec: LinearSpec, profile: DeviceProfile) -> FragmentLayout:

@@ -12,7 +12,14 @@ from apq_tvm.ops.gpu.product import TILE, Product
 from apq_tvm.ops.gpu.rows import RowFactors
 from apq_tvm.ops.gpu.steps import Steps
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.cuda.fragments import WEIGHTS, ask_plan, family_of, layout_of
+from apq_tvm.schedules.cuda.fragments import (
+    WEIGHTS,
+    ask_plan,
+    family_of,
+    layout_of,
+    many_tiles,
+    rows_of,
+)
 from apq_tvm.schedules.cuda.quantize import quantize_words
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.tensorize.cuda.functions import call
@@ -55,13 +62,16 @@ def _kernel(weights: str, bits: int, tiles: int, least: int) -> LinearKernel:
 
     kind = "gemv" if tiles == 1 else "gemm"
     return LinearKernel(
-        kind, weights, 8, Instruction("imma16832", (), 16), least,
+        kind, weights, 8, Instruction("imma16832", (), rows_of(weights)), least,
         check=_check, layout=layout_of, func=func, schedule=lambda sch, choice: None,
-        ask=ask_plan, prepare=prepare, bits=bits, family=family_of(weights), m_named=TILE * tiles,
+        ask=lambda spec, profile, decide: ask_plan(spec, profile, decide, tiles), prepare=prepare,
+        bits=bits, family=family_of(weights), m_named=TILE * tiles,
     )  # fmt: skip
 
 
 MMA_KERNELS: tuple[LinearKernel, ...] = tuple(
-    _kernel(*weights, tiles, least) for weights in WEIGHTS for tiles, least in ((4, 9), (1, 1))
+    _kernel(weights, bits, tiles, least)
+    for weights, bits in WEIGHTS
+    for tiles, least in ((many_tiles(weights), 9), (1, 1))
 )
 """In order of preference."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from apq_tvm.tensorize.exprs import Expr
 
-PRODUCTS = ("reads", "mma_s8", "mma_b1")
+PRODUCTS = ("reads", "quinary", "mma_s8", "mma_b1")
 """Headers of what products call."""
 
 

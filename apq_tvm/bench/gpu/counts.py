@@ -24,10 +24,18 @@ import numpy as np
 from apq_tvm.bench.linear import write_model
 from apq_tvm.codegen.cuda.simulator import Simulator, build_driver
 from apq_tvm.errors import BuildError
+from apq_tvm.formats.scheme import parse_scheme
 from apq_tvm.types import DeviceProfile
 
 MOST_N, MOST_K, MOST_M = 64, 4096, 64
 """Simulated are no more rows of weights, columns and rows of x: 4 blocks of 16 rows, 2 of 32."""
+
+
+def most_rows(scheme: str) -> int:
+    """`MOST_N`, less what is no whole block of 48 rows where codes of three rows are one."""
+    parsed = parse_scheme(scheme)
+    whole = 48 if parsed is not None and parsed.family == "balance" else 1
+    return MOST_N // whole * whole
 
 _NAME = "linear"
 
@@ -112,7 +120,7 @@ class CountedLayer:
         from apq_tvm.codegen.emit import emit
         from apq_tvm.manifest import describe
 
-        self.n, self.k = min(n, MOST_N), min(k, MOST_K)
+        self.n, self.k = min(n, most_rows(scheme)), min(k, MOST_K)
         self._folder, self._gpu = folder, profile.gpu
         model = folder / "linear.onnx"
         weight = np.random.default_rng(n + k).standard_normal((self.n, self.k)).astype(np.float32)

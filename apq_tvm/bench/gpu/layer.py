@@ -106,6 +106,15 @@ class GpuLayer:
                 )[1]
 
     @property
+    def stored_bits(self) -> float:
+        """Bits that a code takes in memory, where the first kernel's layout has an array of codes;
+        32 for floats."""
+        kernel = self._kernels[self.choices[0].kernel]
+        columns = kernel.layout(self.spec, self.profile).padded_k(self.k)
+        codes = self.packed.get("codes")
+        return 32.0 if codes is None else codes.nbytes * 8 / (TILE_ROWS * columns)
+
+    @property
     def module(self) -> Any:
         """The IRModule of `functions`."""
         import tvm

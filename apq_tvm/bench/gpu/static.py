@@ -146,8 +146,6 @@ class StaticLayer:
         self._layer, self._profile, self._gpu = layer, layer.profile, layer.profile.gpu
         self._n, self._k = layer.n, layer.k
         self._kernels, self._products = disassemble(image), written(ptx)
-        scheme = layer.spec.scheme
-        self._bits = scheme.bits if scheme else 32
 
     def row(self, case: LinearCase, keep: Path | None = None) -> dict[str, Any]:
         """What `bench_gpu_static` gives for a case; machine code goes to the folder `keep`."""
@@ -159,12 +157,12 @@ class StaticLayer:
             file = keep / f"{choice.kernel}_{case.shape}_{case.scheme}_m{case.m}.sass"
             file.write_text(kernel.text)
         loads, facts = kernel.loop.weight_loads, CAPABILITIES[self._gpu.sm]
-        weights = loads * WEIGHT_LOAD_BYTES * 8 / self._bits
+        weights = loads * WEIGHT_LOAD_BYTES * 8 / self._layer.stored_bits
         resident = _resident(kernel, threads, grid, self._profile, facts)
         flying = kernel.loop.loads_in_flight * WEIGHT_LOAD_BYTES * WARP * resident
-        each = len(kernel.loop.instructions) / weights if loads else None
+        pipes = {p: c / weights for p, c in kernel.loop.pipes.items()} if loads else {}
         ideal = ideal_bytes(self._layer, case)
-        times = self._times(case, ideal, flying, each, facts)
+        times = self._times(ideal, flying, pipes, launch.extents[1], facts)
         limit = max(times, key=lambda name: times[name])
         return {
             "shape": case.shape,
@@ -172,9 +170,9 @@ class StaticLayer:
             "scheme": case.scheme,
             "kernel": choice.kernel,
             "native": is_native(self._products.get(kernel.name, frozenset()), kernel.text),
-            "instructions_per_weight": each,
+            "instructions_per_weight": sum(pipes.values()) if loads else None,
             "loop_instructions": len(kernel.loop.instructions) if kernel.loop.repeats else 0,
-            "pipes": {p: c / weights for p, c in kernel.loop.pipes.items()} if loads else {},
+            "pipes": pipes,
             "registers": kernel.registers,
             "spills": kernel.local_bytes,
             "shared_bytes": kernel.shared_bytes,
@@ -190,32 +188,33 @@ class StaticLayer:
 
     def _times(
         self,
-        case: LinearCase,
         ideal: float,
         flying: float,
-        each: float | None,
+        pipes: Mapping[str, float],
+        passes: int,
         facts: Mapping[str, int],
     ) -> dict[str, float]:
-        """Microseconds, each if nothing else took any."""
+        """Microseconds, each if nothing else took any; `passes` are those over the weights."""
         gpu, cores = self._gpu, self._profile.cores
         cycles = cores * gpu.clock_mhz  # of all multiprocessors in a microsecond
         times = {"bandwidth": ideal / gpu.bandwidth / 1e3}
-        if each is None:
+        if not pipes:
             return times
-        tiles = -(-case.m // TILE_ROWS)
-        rows = self._n * self._k * tiles
+        weights = self._n * self._k * passes / WARP  # of a lane
         times["latency"] = ideal * LATENCY_NS / (flying * cores) / 1e3
-        times["instructions"] = rows * each / WARP / (ISSUE * cycles)
+        times["instructions"] = weights * sum(pipes.values()) / (ISSUE * cycles)
         if facts["int8"]:
-            times["tensor"] = rows * TILE_ROWS / (facts["int8"] * cycles)
+            products = PRODUCT if self._gpu.sm >= 80 else PRODUCT // 4
+            times["tensor"] = weights * pipes["tensor"] * products / (facts["int8"] * cycles)
         return times
 
 
 ISSUE = 4
 """Instructions of warps that a multiprocessor begins in a cycle: one of each of its four parts."""
 
-TILE_ROWS = 8
-"""Rows of x of an ``mma``, used or not."""
+PRODUCT = 16 * 8 * 32
+"""Products of int8 of an ``mma``; of bits, eight times as many count for as long. (On compute
+capability 7.5 it is four of a quarter.)"""
 
 CAPABILITIES: Mapping[int, Mapping[str, int]] = {
     75: {"blocks": 16, "reserved": 0, "int8": 1024},

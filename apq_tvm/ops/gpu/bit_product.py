@@ -11,6 +11,7 @@ of x.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 from tvm import tirx
@@ -61,10 +62,12 @@ class BitProduct(Stream):
         self.sums_of_x = operands.declare("sums", factors.starts(m), "int32")
 
     def begin(self) -> None:
-        """Sums of a group by plane of weights and tile; what a lane's two planes count for."""
-        self.dots = local(4 * self.layout.bits * self.tiles, "int32")
+        """Sums of a group by third, tile and plane of weights; what a lane's two planes of x count
+        for."""
+        self.count = 4 * self.layout.bits * self.tiles * self.thirds
+        self.dots = local(self.count, "int32")
         self.x = local(2)
-        self.scales = local(self.layout.together)
+        self.scales = local(self.layout.together * self.thirds)
         self.pair = local(2, "float32")
         self.counts, self.first_lane = local(2, "int32"), local(1, "int32")
         plane = self.lane % 4 * 2 % self.planes
@@ -75,16 +78,17 @@ class BitProduct(Stream):
         b.buffer_store(self.counts, tirx.Select(top, i32(0) - other, other), [1])
         # Zero points are taken off once of a row.
         b.buffer_store(self.first_lane, tirx.Select(plane == 0, i32(1), i32(0)), [0])
-        fill(self.dots, i32(0), 0, 4 * self.layout.bits * self.tiles)
+        fill(self.dots, i32(0), 0, self.count)
 
     def chunk(self, chunk: Expr, number: int) -> None:
         """A unit: part of a whole row, one group, or several."""
+        self.unpack(number)
         parts = self.factors.parts
         for part in range(parts):
             self._multiply((chunk * parts + part) * WORDS, number)
             if self.groups:
                 self._end(part, (chunk * parts + part).astype("int64"))
-                fill(self.dots, i32(0), 0, 4 * self.layout.bits * self.tiles)
+                fill(self.dots, i32(0), 0, self.count)
 
     def _multiply(self, first: Expr, number: int) -> None:
         """All planes of the round's unit `number`, with words of x from `first` on."""
@@ -93,14 +97,13 @@ class BitProduct(Stream):
             row = self._row(tile, column // self.planes)
             source = self.of_x[row, column % self.planes, first + self.lane % 4 * 2]
             self.read("apq_read2", self.x[0], source)
-            for plane in range(self.layout.bits):
-                at = 4 * (number * self.layout.bits + plane)
-                words = [self.words[at + word] for word in range(4)]
-                dots = address(self.dots[self._dot(tile, plane)])
+            for third, plane in product(range(self.thirds), range(self.layout.bits)):
+                words = [self.word(number, plane, word, third) for word in range(4)]
+                dots = address(self.dots[self._dot(third, tile, plane)])
                 self.do("apq_mma_b1", dots, *words, self.x[0], self.x[1])
 
-    def _dot(self, tile: int, plane: int) -> int:
-        return 4 * (tile * self.layout.bits + plane)
+    def _dot(self, third: int, tile: int, plane: int) -> int:
+        return 4 * ((third * self.tiles + tile) * self.layout.bits + plane)
 
     def _row(self, tile: int, within: Expr) -> Expr:
         return self.row_within(self.tile * tile + within)
@@ -109,34 +112,45 @@ class BitProduct(Stream):
         """A whole row's products, times the scale of the weights; then those of a row's lanes."""
         if self.whole_rows:
             self._end(0, i64(0))
-        for at in range(self.results):
+        for at in range(self.thirds * self.results):
             lanes = i32(self.planes // 2)
             total = self.call("apq_sum_lanes", self.sums[at], lanes, dtype="float32")
             b.buffer_store(self.sums, total, [at])
 
     def _end(self, group: int, number: Expr) -> None:
         """Add a group's products to the sums, times both scales; `number` is the group's."""
+        bases = [self._base(tile, number) for tile in range(self.tiles)]
+        for third in range(self.thirds):
+            self._add(group, number, third, bases)
+
+    def _base(self, tile: int, number: Expr) -> tuple[Expr, Expr | None]:
+        """Of a lane's row of x: the sum that zero points multiply, and the group's scale."""
+        row = self._row(tile, self.lane % 4 * 2 // self.planes)
+        base = local(1, "int32")
+        b.buffer_store(base, self._first_warp(self.sums_of_x[row, number]), [0])
+        return base[0], self._row_scale(row, number)
+
+    def _add(
+        self, group: int, number: Expr, third: int, bases: list[tuple[Expr, Expr | None]]
+    ) -> None:
         layout = self.layout
-        slot = group % layout.together
+        slot, row = group % layout.together, self.scale_row(third)
+        scales = layout.together * third
         if slot == 0:
-            place = layout.scale_place(self.block, number, self.lane // 4, 0)
-            self.read(f"apq_read{layout.together}", self.scales[0], self.weights["scales"][place])
-        self.do("apq_floats", address(self.pair[0]), self.scales[slot])
-        for tile in range(self.tiles):
-            row = self._row(tile, self.lane % 4 * 2 // self.planes)
-            scale = self._row_scale(row, number)
-            base = local(1, "int32")
-            b.buffer_store(base, self._first_warp(self.sums_of_x[row, number]), [0])
+            first = self.weights["scales"][layout.scale_place(self.block, number, row, 0)]
+            self.read(f"apq_read{layout.together}", self.scales[scales], first)
+        self.do("apq_floats", address(self.pair[0]), self.scales[scales + slot])
+        for tile, (base, scale) in enumerate(bases):
             for high in range(2):
-                first = address(self.dots[self._dot(tile, 0) + 2 * high])
-                total = self.call(
-                    "apq_weigh_planes",
-                    *(first, i32(4), i32(layout.bits), address(self.counts[0])),
-                    i32(0) - base[0] * self._zero(number, high),
-                    dtype="int32",
+                first = address(self.dots[self._dot(third, tile, 0) + 2 * high])
+                zero = layout.zero(
+                    self.weights, layout.scale_place(self.block, number, row, high)
                 )
+                counts = address(self.counts[0])
+                given = (first, i32(4), i32(layout.bits), counts, i32(0) - base * zero)
+                total = self.call("apq_weigh_planes", *given, dtype="int32")
                 factor = self.pair[high] if scale is None else self.pair[high] * scale
-                at = 2 * tile + high
+                at = third * self.results + 2 * tile + high
                 added = self.sums[at] + total.astype("float32") * factor
                 b.buffer_store(self.sums, added, [at])
 
@@ -145,10 +159,6 @@ class BitProduct(Stream):
         parts all warps have, for the first warp's."""
         mine = sum_of_x * self.first_lane[0]
         return tirx.Select(self.warp == 0, mine, i32(0)) if self.whole_rows else mine
-
-    def _zero(self, number: Expr, high: int) -> Expr:
-        place = self.layout.scale_place(self.block, number, self.lane // 4, high)
-        return self.layout.zero(self.weights, place)
 
     def _row_scale(self, row: Expr, number: Expr) -> Expr | None:
         """The scale of x for a group; None where it is that of the row."""
@@ -160,7 +170,7 @@ class BitProduct(Stream):
         return scale[0]
 
     def place(self, at: Expr) -> tuple[Expr, Expr, Expr | None]:
-        """Sums of a tile: two rows of weights, of one row of x."""
+        """Sums of a tile: of two rows of weights and one of x."""
         quarter, lanes = self.lane % 4, self.planes // 2
         mine = None if lanes == 1 else quarter % lanes == 0
         return at // 2 * self.tile + quarter // lanes, self.lane // 4 + at % 2 * 8, mine

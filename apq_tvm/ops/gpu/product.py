@@ -7,6 +7,7 @@ which the sums begin (`apq_tvm.ops.gpu.rows`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 from tvm import tirx
@@ -60,32 +61,34 @@ class Product(Stream):
         self.start = operands.declare("start", factors.starts(m), "int32")
 
     def begin(self) -> None:
-        """Sums of groups in ``dots``, by chain and tile."""
+        """Sums of groups in ``dots``, by third, chain and tile."""
         self.places = [sorted({step.place for step in group}) for group in self.steps.groups]
-        chains = max(map(len, self.places))
-        self.dots = local(4 * self.tiles * chains, "int32")
+        self.chains = max(map(len, self.places))
+        count = 4 * self.tiles * self.chains * self.thirds
+        self.dots = local(count, "int32")
         self.x = local(2 * self.factors.steps_at_once * self.tiles)
-        self.scales = local(max(self.layout.together, 1))
+        self.scales = local(self.layout.together * self.thirds)
         self.zeros = local(2)
         self.row_scales = local(2 * self.factors.paired * self.tiles, "float32")
         self.pair = local(2, "float32")
         if self.whole_rows:
-            fill(self.dots, i32(0), 0, 4 * self.tiles * chains)
+            fill(self.dots, i32(0), 0, count)
 
     def chunk(self, chunk: Expr, number: int) -> None:
         """Group by group, step by step."""
+        self.unpack(number)
         for group, steps in enumerate(self.steps.groups):
             if self.groups:
                 self._begin(group, chunk)
             for step in steps:
                 self._multiply(chunk, number, group, step)
             if self.groups:
-                self._end(group, chunk, (chunk * self.groups + group).astype("int64"))
+                self._end(group, (chunk * self.groups + group).astype("int64"))
 
     def end(self) -> None:
         """A whole row's products, times the scale of the weights."""
         if self.whole_rows:
-            self._end(0, i32(0), i64(0))
+            self._end(0, i64(0))
 
     def place(self, at: Expr) -> tuple[Expr, Expr, Expr | None]:
         """Sums of a tile: two rows of weights by two of x."""
@@ -99,11 +102,14 @@ class Product(Stream):
     def _begin(self, group: int, chunk: Expr) -> None:
         """Sums of the largest products begin with the zero point's part, others with 0."""
         places = self.places[group]
-        for chain, lies in enumerate(places):
+        for third, (chain, lies) in product(range(self.thirds), enumerate(places)):
             for tile in range(self.tiles):
-                at = self._dot(chain, tile)
+                at, same = self._dot(third, chain, tile), self._dot(0, chain, tile)
                 if lies != places[-1]:
                     fill(self.dots, i32(0), at, 4)
+                elif self.factors.ready and third:
+                    for i in range(4):
+                        b.buffer_store(self.dots, self.dots[same + i], [at + i])
                 elif self.factors.ready:
                     number = (chunk * self.groups + group).astype("int64")
                     place = self.factors.start_place(*self._pair(tile), number, i64(0))
@@ -113,29 +119,33 @@ class Product(Stream):
 
     def _multiply(self, chunk: Expr, number: int, group: int, step: Step) -> None:
         """One step of all tiles; what it decodes is decoded once."""
-        layout = self.layout
-        fragment = [self._fragment(number, step, word) for word in range(4)]
-        chain = self.places[group].index(step.place)
-        at_once = self.factors.steps_at_once
-        for tile in range(self.tiles):
-            mine = 2 * at_once * tile
-            if step.number % at_once == 0:  # what is read for the next step too is kept
-                number_of_steps = (chunk * self.units + step.unit) * layout.unit_steps + step.number
-                column = number_of_steps * 8 + self.lane % 4 * (2 * at_once)
-                source = self.xq[self._row(tile), column]
-                self.read(f"apq_read{2 * at_once}", self.x[mine], source)
-            first = mine + step.number % at_once * 2
-            pair = [self.x[first + i] for i in range(2)]
-            dots = address(self.dots[self._dot(chain, tile)])
-            self.do("apq_mma_u8s8", dots, *fragment, *pair)
+        for third in range(self.thirds):
+            fragment = [self._fragment(number, step, word, third) for word in range(4)]
+            chain = self.places[group].index(step.place)
+            for tile in range(self.tiles):
+                if third == 0:
+                    self._read_x(chunk, step, tile)
+                at_once = self.factors.steps_at_once
+                first = 2 * at_once * tile + step.number % at_once * 2
+                pair = [self.x[first + i] for i in range(2)]
+                dots = address(self.dots[self._dot(third, chain, tile)])
+                self.do("apq_mma_u8s8", dots, *fragment, *pair)
 
-    def _fragment(self, number: int, step: Step, word: int) -> Expr:
+    def _read_x(self, chunk: Expr, step: Step, tile: int) -> None:
+        """Words of x of a step; what is read for the next step too is kept."""
+        layout, at_once = self.layout, self.factors.steps_at_once
+        if step.number % at_once == 0:
+            number_of_steps = (chunk * self.units + step.unit) * layout.unit_steps + step.number
+            column = number_of_steps * 8 + self.lane % 4 * (2 * at_once)
+            source = self.xq[self._row(tile), column]
+            self.read(f"apq_read{2 * at_once}", self.x[2 * at_once * tile], source)
+
+    def _fragment(self, number: int, step: Step, word: int, third: int) -> Expr:
         """uint32: four codes of a lane, a byte each, times 2^place."""
-        out, loads = None, self.layout.unit_loads
-        unit = (number * self.units + step.unit) * loads
+        out, unit = None, number * self.units + step.unit
         for field in self.layout.fields:
-            load = unit + self.layout.first_load(field) + step.number // field.per_byte
-            bits: Expr = self.words[4 * load + word]
+            load = self.layout.first_load(field) + step.number // field.per_byte
+            bits = self.word(unit, load, word, third)
             lies, wanted = step.number % field.per_byte * field.width, step.place + field.shift
             if lies > wanted:
                 bits = bits >> _u32(lies - wanted)
@@ -147,8 +157,8 @@ class Product(Stream):
         assert out is not None
         return out
 
-    def _dot(self, chain: int, tile: int) -> int:
-        return 4 * (chain * self.tiles + tile)
+    def _dot(self, third: int, chain: int, tile: int) -> int:
+        return 4 * ((third * self.chains + chain) * self.tiles + tile)
 
     def _row(self, tile: int) -> Expr:
         """Row of x, the last one where there is none: what comes of it is not stored."""
@@ -162,49 +172,52 @@ class Product(Stream):
         last = tirx.floordiv(self.m - i64(1), i64(2)) - number * i64(PAIRS)
         return number, tirx.min((self.lane % 4).astype("int64"), last)
 
-    def _end(self, group: int, chunk: Expr, number: Expr) -> None:
+    def _end(self, group: int, number: Expr) -> None:
         """Add a group's products to the sums, times both scales; `number` is the group's."""
+        for third in range(self.thirds):
+            self._add(group, number, third)
+
+    def _add(self, group: int, number: Expr, third: int) -> None:
         layout, places = self.layout, self.places[group]
-        slot = group % layout.together
+        slot, row = group % layout.together, self.scale_row(third)
+        scales = layout.together * third
         if slot == 0:
-            first = self.weights["scales"][
-                layout.scale_place(self.block, number, self.lane // 4, 0)
-            ]
-            self.read(f"apq_read{layout.together}", self.scales[0], first)
+            first = self.weights["scales"][layout.scale_place(self.block, number, row, 0)]
+            self.read(f"apq_read{layout.together}", self.scales[scales], first)
             if self.zeros_at_once:
                 zeros = self.weights["zeros"]
-                first = zeros[layout.scale_place(self.block, number, self.lane // 4, 0)]
+                first = zeros[layout.scale_place(self.block, number, row, 0)]
                 self.read("apq_read2", self.zeros[0], first)
-        self.do("apq_floats", address(self.pair[0]), self.scales[slot])
+        self.do("apq_floats", address(self.pair[0]), self.scales[scales + slot])
         if not self.factors.folded and self.steps.exponent(group):
             for high in range(2):
                 scale = self.pair[high] * f32(0.5 ** self.steps.exponent(group))
                 b.buffer_store(self.pair, scale, [high])
         kind = "exact" if self.steps.exact(group) else "large"
         for tile in range(self.tiles):
-            last = self._dot(len(places) - 1, tile)
+            last = self._dot(third, len(places) - 1, tile)
             for at in range(4):
                 total: Any = self.dots[last + at]
                 for chain, place in enumerate(places[:-1]):
-                    part = self.dots[self._dot(chain, tile) + at]
+                    part = self.dots[self._dot(third, chain, tile) + at]
                     total = total + (part << i32(places[-1] - place))
                 if not self.factors.ready:
                     total = total - self._taken(group, tile, number, *divmod(at, 2))
                 b.buffer_store(self.dots, total, [last + at])
-            given = [self.sums[4 * tile], self.dots[last], self.pair[0]]
-            by_group = self._row_scales(tile, group, number)
+            given = [self.sums[third * self.results + 4 * tile], self.dots[last], self.pair[0]]
+            by_group = self._row_scales(tile, group, number, third == 0)
             if by_group is not None:
                 given.append(self.row_scales[by_group])
             function = f"apq_add_{kind}" + ("" if by_group is None else "_scaled")
             self.do(function, *map(address, given))
 
-    def _row_scales(self, tile: int, group: int, number: Expr) -> int | None:
+    def _row_scales(self, tile: int, group: int, number: Expr, read: bool) -> int | None:
         """Where the scales of x for a group lie; read with the first of their groups."""
         factors = self.factors
         if factors.act_group == -1:
             return None
         first, column = 2 * factors.paired * tile, group * self.layout.group_size
-        if column % (factors.paired * factors.act_group) == 0:
+        if read and column % (factors.paired * factors.act_group) == 0:
             of_x = number // i64(factors.act_group // self.layout.group_size)
             place = factors.scale_place(*self._pair(tile), of_x, i64(0))
             self.read(f"apq_read{2 * factors.paired}", self.row_scales[first], self.xs[place])

@@ -1,6 +1,7 @@
 """The skeleton of products on GPUs: weights stream through tensor cores, rows of x stand still.
 
-A block of threads computes 16 rows of weights for some rows of x. Its warps take turns along K, a
+A block of threads computes 16 rows of weights, or thirds of 16 whose codes are stored together, for
+some rows of x. Its warps take turns along K, a
 *chunk* at a time, and meet in shared memory at the end: else 8192 rows of weights give a
 multiprocessor four warps. A lane's 16-byte load *is* its fragments
 (`apq_tvm.codegen.layouts.fragments`): nothing goes through shared memory.
@@ -26,10 +27,6 @@ from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
 
 WARP = 32
 
-ROWS = 16
-"""Rows of weights of an ``mma``."""
-
-
 class Stream(ABC):
     """Builds the PrimFunc of one layer; what is done with a chunk is a subclass's.
 
@@ -41,7 +38,7 @@ class Stream(ABC):
     tall : int
         Rows of x of a block of threads.
     results : int
-        Sums of a lane.
+        Sums of a lane, of a third.
     warps : int
         Of a block of threads; they share K.
     chunks : int
@@ -63,6 +60,7 @@ class Stream(ABC):
     ) -> None:
         self.spec, self.layout, self.call = spec, layout, call
         self.tall, self.results, self.warps, self.chunks = tall, results, warps, chunks
+        self.thirds = layout.thirds
         self.whole_rows = layout.group_size == -1
         self.units = layout.chunk_k // layout.unit_k
         self.groups = 0 if self.whole_rows else layout.chunk_k // layout.group_size
@@ -102,16 +100,16 @@ class Stream(ABC):
 
     @abstractmethod
     def chunk(self, chunk: Expr, number: int) -> None:
-        """Multiply a chunk, the round's `number`, whose weights `words` has."""
+        """Multiply a chunk, the round's `number`, whose weights `word` has."""
 
     @abstractmethod
     def end(self) -> None:
-        """Leave a lane's sums in `sums`."""
+        """Leave a lane's sums in `sums`, third by third."""
 
     @abstractmethod
     def place(self, at: Expr) -> tuple[Expr, Expr, Expr | None]:
-        """Of a lane's sum `at`: row of x in the block, row of weights in the block, and whether it
-        is this lane that has all of it (None: always)."""
+        """Of a lane's sum `at` of a third: row of x in the block, row of weights in the third, and
+        whether it is this lane that has all of it (None: always)."""
 
     @abstractmethod
     def factor(self, row: Expr, column: int) -> Expr:
@@ -120,10 +118,12 @@ class Stream(ABC):
     # ---- one block's share ----
 
     def _share(self) -> None:
-        self.sums = local(self.results, "float32")
-        fill(self.sums, f32(0.0), 0, self.results)
+        self.sums = local(self.thirds * self.results, "float32")
+        fill(self.sums, f32(0.0), 0, self.thirds * self.results)
         self.begin()
         self.words = local(4 * self.layout.unit_loads * self.units * self.chunks)
+        if self.thirds > 1:
+            self.unpacked = local(4 * self.thirds * len(self.layout.fields))
         chunks = self.layout.padded_k(self.spec.k) // self.layout.chunk_k
         turns, alone = divmod(chunks, self.warps)
         rounds, single = divmod(turns, self.chunks)
@@ -146,7 +146,8 @@ class Stream(ABC):
         the compiler moves no read to its use across the end of a loop."""
         for number in range(self.chunks):
             self._read(self.warp + number * self.warps, number)
-        with b.serial(0, rounds) as turn:
+        # Else the compiler unrolls short loops whole, and asks for weights later.
+        with b.serial(0, rounds, annotations={"disable_unroll": True}) as turn:
             for number in range(self.chunks):
                 chunk = (turn * self.chunks + number) * self.warps + self.warp
                 self.chunk(chunk, number)
@@ -169,6 +170,23 @@ class Stream(ABC):
                 source = codes[self.block, chunk * self.units + unit, load, self.lane, 0]
                 self.read("apq_read_weights", self.words[at], source)
 
+    def unpack(self, number: int) -> None:
+        """Make `word` know the round's unit `number`, where thirds of a block share codes."""
+        if self.thirds > 1:
+            assert self.units == 1
+            first = address(self.words[4 * self.layout.unit_loads * number])
+            self.do("apq_unpack_quinary", address(self.unpacked[0]), first)
+
+    def word(self, number: int, load: int, word: int, third: int) -> Expr:
+        """uint32: a lane's word of a load of the round's unit `number`, of a third of the block."""
+        if self.thirds > 1:
+            return self.unpacked[4 * (third * len(self.layout.fields) + load) + word]
+        return self.words[4 * (number * self.layout.unit_loads + load) + word]
+
+    def scale_row(self, third: int) -> Expr:
+        """Of a lane's first row of weights in a third, as `FragmentLayout.scale_place` wants it."""
+        return self.lane // 4 + third * 8 if third else self.lane // 4
+
     def read(self, function: str, to: Expr, source: Expr) -> None:
         """A device function that reads `source` and what follows it."""
         self.do(function, address(to), address(source))
@@ -185,7 +203,7 @@ class Stream(ABC):
 
     def _meet(self) -> None:
         """Sum over warps in shared memory; each stores a part of the results."""
-        count = self.results
+        count = self.thirds * self.results
         shared = b.sblock_alloc_buffer((self.warps, count, 32), "float32", scope="shared")
         for i in range(count):
             b.buffer_store(shared, self.sums[i], [self.warp, i, self.lane])
@@ -201,11 +219,13 @@ class Stream(ABC):
     def _store(self, at: Expr, total: Expr) -> None:
         spec, scheme = self.spec, self.spec.scheme
         assert scheme is not None
-        of_x, of_weights, mine = self.place(at)
-        column = self.block * i64(ROWS) + of_weights.astype("int64")
+        of_x, of_weights, mine = self.place(at if self.thirds == 1 else at % self.results)
+        if self.thirds > 1:
+            of_weights = of_weights + at // self.results * 16
+        column = self.block * i64(self.layout.rows) + of_weights.astype("int64")
         row = self.first + of_x.astype("int64")
         inside = row < self.m
-        if spec.n % ROWS:
+        if spec.n % self.layout.rows:
             inside = tirx.all(inside, column < i64(spec.n))
         if mine is not None:
             inside = tirx.all(inside, mine)
