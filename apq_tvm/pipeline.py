@@ -149,27 +149,13 @@ def compile(
     tools = _tools(target, triple, layout, cc, sysroot)
     images = images or _images(target)
     chosen = plan(
-        model,
-        target=target,
-        scheme=scheme,
-        tensor_types=tensor_types,
-        dims=dims,
-        search=search,
-        guidance=guidance,
-        triple=triple,
-        layout=layout,
-        progress=progress,
-        stopwatch=stopwatch,
-    )
+        model, target=target, scheme=scheme, tensor_types=tensor_types, dims=dims, search=search,
+        guidance=guidance, triple=triple, layout=layout, progress=progress, stopwatch=stopwatch,
+    )  # fmt: skip
     return build(
-        chosen,
-        output,
-        force=force,
-        tools=tools,
-        images=images,
-        progress=progress,
+        chosen, output, force=force, tools=tools, images=images, progress=progress,
         stopwatch=stopwatch,
-    )
+    )  # fmt: skip
 
 
 def _tools(target: str, triple: str, layout: str, cc: str, sysroot: str) -> Toolchain:

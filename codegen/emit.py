@@ -122,9 +122,13 @@ def emit(
         write_package(folder, name, values, profile.gpu is not None)
         manifest = _manifest(name, parts, weights, merged, profile, tools) | dict(manifest_extra)
         manifest["timings"] = {**manifest_extra.get("timings", {}), **watch.seconds()}
-        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (folder / "manifest.json").write_text(text, encoding="utf-8")
+        _write_manifest(folder, manifest)
     return CompiledModule(path=output, manifest=manifest)
+
+
+def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
 
 
 class _Steps:

@@ -21,9 +21,9 @@ from typing import Any
 import measured
 
 from apq_tvm import tuning_logs
+from apq_tvm.bench.arm.mca import VERSION
+from apq_tvm.bench.arm.static import bench_static
 from apq_tvm.bench.linear import LinearCase
-from apq_tvm.bench.static import bench_static
-from apq_tvm.bench.static_mca import VERSION
 from apq_tvm.cli.console import Bars
 from apq_tvm.schedules.arm.layouts import INTERLEAVINGS
 from apq_tvm.schedules.arm.layouts import ROWS as ROWS_OF

@@ -38,7 +38,7 @@ def gpu(
 
     It needs numpy and a driver there, and torch for the rival, cuBLAS's product in float16.
     """
-    from apq_tvm.bench.gpu_bundle import prepare as prepare_bundle
+    from apq_tvm.bench.gpu.bundle import prepare as prepare_bundle
     from apq_tvm.bench.linear import LinearCase
 
     cases = [

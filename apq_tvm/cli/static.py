@@ -56,11 +56,12 @@ def static(
     """Count instructions and cycles of kernels for Arm or a GPU, without either.
 
     Arm: instructions of a whole call under qemu; cycles by llvm-mca of every piece of code times
-    how often it was executed. GPUs: machine code, what is resident and in flight, what limits it.
+    how often it was executed. GPUs: machine code, what is resident and in flight, what limits it,
+    and what a simulated launch asks of memory.
     """
-    from apq_tvm.bench.gpu_static import bench_gpu_static
+    from apq_tvm.bench.arm.static import bench_static
+    from apq_tvm.bench.gpu.static import bench_gpu_static
     from apq_tvm.bench.linear import LinearCase
-    from apq_tvm.bench.static import bench_static
     from apq_tvm.schedules.devices import find_profile
 
     cases = [
@@ -113,7 +114,7 @@ def static_model(
 
     It runs under qemu on one thread; kernel by kernel, the most expensive first.
     """
-    from apq_tvm.bench.static_module import bench_static_module
+    from apq_tvm.bench.arm.module import bench_static_module
 
     report = bench_static_module(
         module, batch=batch, seq=seq, dims=parse_dims(dims), inputs=inputs, bits=bits, mca=mca,
@@ -141,23 +142,30 @@ def _show_gpu(rows: list[dict[str, Any]], json: bool) -> None:
     if json:
         print_json(rows)
         return
-    columns = ("NxK", "M", "scheme", "kernel", "instr/weight", "registers", "spills", "warps/SM",
-               "in flight", "wanted", "us", "limit")  # fmt: skip
+    from apq_tvm.bench.gpu.counts import why_not
+
+    columns = ("NxK", "M", "scheme", "kernel", "native", "instr/weight", "registers", "spills",
+               "warps/SM", "in flight", "wanted", "us", "limit", "DRAM", "sectors", "waves",
+               "counted")  # fmt: skip
     print_table(
-        f"{rows[0]['target']}: machine code; bytes in flight of a multiprocessor; the least time",
+        f"{rows[0]['target']}: machine code; bytes in flight of a multiprocessor; the least time; "
+        "what is asked of memory, over the ideal",
         columns,
         (_gpu_row(row) for row in rows),
-        right=tuple(c for c in columns if c not in ("NxK", "scheme", "kernel", "limit")),
+        right=tuple(c for c in columns if c not in ("NxK", "scheme", "kernel", "native", "limit")),
     )
+    if reason := why_not():
+        typer.echo(f"what is asked of memory was not counted: {reason}")
 
 
 def _gpu_row(row: dict[str, Any]) -> tuple[str, ...]:
-    each, flying = row["instructions_per_weight"], row["bytes_in_flight"]
+    each, flying, rows = row["instructions_per_weight"], row["bytes_in_flight"], row["simulated_m"]
     return (
         row["shape"],
         str(row["m"]),
         row["scheme"],
         row["kernel"],
+        {None: "", True: "yes", False: "no"}[row["native"]],
         "" if each is None else f"{each:.3f}" + ("" if row["loop_instructions"] else " (all)"),
         str(row["registers"]),
         str(row["spills"]),
@@ -166,7 +174,15 @@ def _gpu_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['bytes_wanted']:.0f}",
         f"{row['static_us']:.1f}",
         row["limit"],
+        _over(row["dram_bytes"], row["ideal_dram_bytes"]),
+        _over(row["sectors"], row["ideal_sectors"]),
+        _over(row["shared_waves"], row["ideal_waves"]),
+        "" if rows is None else row["simulated"] + ("" if rows == row["m"] else f" M={rows}"),
     )
+
+
+def _over(count: int | None, ideal: int | None) -> str:
+    return f"{count / ideal:.3f}" if count and ideal else ""
 
 
 def _static_row(row: dict[str, Any]) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def halves(mod: Any, names: Sequence[str], target: Any, prefix: str = "") -> tup
     tvm.IRModule, mapping of tvm.target.Target to tvm.IRModule
     """
     functions = {
-        tvm.ir.GlobalVar(prefix + identifier(n)): _plain(mod[n]).with_attr(
+        tvm.ir.GlobalVar(prefix + identifier(n)): _plain(_whole_arrays(mod[n])).with_attr(
             "global_symbol", prefix + n
         )
         for n in names
@@ -133,6 +133,28 @@ def halves(mod: Any, names: Sequence[str], target: Any, prefix: str = "") -> tup
         passes, _, _ = tirx.get_default_tir_pipeline(target)
         host, devices = split_host_device_mods(_meet_whole(passes(bound)))
     return host, devices
+
+
+def _whole_arrays(func: Any) -> Any:
+    """Arrays keep their size whose address a device function has.
+
+    TVM makes arrays as small as the elements that it sees used, and takes the address of an element
+    for a use of that one alone: what the function does with those behind it would be undefined,
+    and NVRTC leaves it out.
+    """
+    given = list(func.params)
+
+    def pointer(call: Any) -> Any:
+        if str(getattr(call.op, "name", "")) != "tirx.address_of":
+            return call
+        array, at = call.args[0].source, tirx.const(0, "int32")
+        if any(array.same_as(param) for param in given):
+            return call
+        for extent, index in zip(array.shape, call.args[0].indices, strict=True):
+            at = at * extent + index
+        return array.access_ptr(0, offset=at)  # no mask: barriers are the function's own
+
+    return func.with_body(structural_map(func.body, (Call, pointer)))
 
 
 def _plain(func: Any) -> Any:

@@ -14,7 +14,7 @@ from apq_tvm.ops.gpu.words import WordQuantizer
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import Preparation, zero_point
-from apq_tvm.tensorize.cuda.functions import team_call
+from apq_tvm.tensorize.cuda.functions import call, team_call
 
 
 def quantize_words(spec: LinearSpec, factors: RowFactors) -> Preparation:
@@ -46,7 +46,7 @@ def _preparation(
     def make(decide: Decide) -> Any:
         mine = quantizer()
         threads = decide("threads", (BLOCK, 128, 512)) if mine.whole_rows else mine.team_size
-        return quantize_groups(mine, threads, name)
+        return quantize_groups(mine, threads, name, call)
 
     return Preparation(
         f"{name}_k{spec.k}_{padded}_{named}{bits}{more}{zero_point(spec)}",

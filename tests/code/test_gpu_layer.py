@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from apq_tvm import pipeline
-from apq_tvm.bench.gpu_layer import TILE_ROWS, GpuLayer
+from apq_tvm.bench.gpu.layer import TILE_ROWS, GpuLayer
 from apq_tvm.bench.linear import write_model
 from apq_tvm.codegen.cuda.split import split
 from apq_tvm.codegen.graph.c_text import identifier

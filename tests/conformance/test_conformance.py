@@ -20,7 +20,7 @@ from arm_tools import emulated, needs_qemu
 from built import built
 from linear_cases import ACTIVATIONS
 
-from apq_tvm.bench.static_layer import outputs
+from apq_tvm.bench.arm.layer import outputs
 from apq_tvm.codegen.layouts import Details
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import dequantize, details

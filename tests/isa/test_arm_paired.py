@@ -10,7 +10,7 @@ import pytest
 from arm_tools import emulated, needs_qemu, rounding
 from linear_cases import ACTIVATIONS, RELATIVE_ERROR, dequantized, quantized_weight
 
-from apq_tvm.bench.static_layer import outputs
+from apq_tvm.bench.arm.layer import outputs
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.activations.paired import activation_bytes

@@ -13,10 +13,10 @@ import pytest
 from arm_tools import needs_cross
 from typer.testing import CliRunner
 
+from apq_tvm.bench.arm.ggml import call, find_products
+from apq_tvm.bench.arm.mca import find_analyser
+from apq_tvm.bench.arm.static import bench_static
 from apq_tvm.bench.linear import LinearCase
-from apq_tvm.bench.static import bench_static
-from apq_tvm.bench.static_ggml import call, find_products
-from apq_tvm.bench.static_mca import find_analyser
 from apq_tvm.bench.trace import INSTALL, QEMU, executed, functions, symbols, trace
 from apq_tvm.cli.main import app
 from apq_tvm.errors import ApqError, BadInput

@@ -79,7 +79,7 @@ SEPARATE = {
     },
 }
 
-COPIED = ("apq_tvm.codegen.templates", "apq_tvm.bench.on_gpu")
+COPIED = ("apq_tvm.codegen.templates", "apq_tvm.bench.gpu.on_gpu")
 """Packages that run where apq_tvm is not: in compiled modules, in bundles for GPUs."""
 
 WINGS = ("x86", "arm", "cuda")
@@ -246,8 +246,8 @@ def test_unknown_attribute_is_an_attribute_error() -> None:
 
 
 ENTRIES = (
-    "bench.memory.measure_memory", "bench.model.bench_model", "bench.static.bench_static",
-    "bench.static_module.bench_static_module", "calibrate.calibrate", "calibrate.known_statistics",
+    "bench.memory.measure_memory", "bench.model.bench_model", "bench.arm.static.bench_static",
+    "bench.arm.module.bench_static_module", "calibrate.calibrate", "calibrate.known_statistics",
     "evaluate.evaluate", "evaluate.evaluate_scheme",
     "evaluation.inputs.read_inputs", "evaluation.runners.open_session",
     "evaluation.schemes.SchemeEvaluator", "explain.explain", "inspect.inspect", "learn.learn_codes",

@@ -88,7 +88,7 @@ class _Kernel:
                             b.buffer_store(value, f32(0.0), [0])
                     b.buffer_store(self.row, value[0], [at])
                 meet()
-                self.quantizer.write_row(thread, self.threads, row, lambda at: self.row[at])
+                self.quantizer.write_row(thread, self.threads, row, self.row)
         return builder.get()
 
     def _centred(self, x: Any, row: Expr, rms: bool) -> Any:

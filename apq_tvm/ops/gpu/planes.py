@@ -14,7 +14,6 @@ apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.fragments import STEP_K, FragmentLayout
 from apq_tvm.ops.activations.quantize import scale_and_inverse
-from apq_tvm.ops.gpu.quantize import GroupQuantizer
+from apq_tvm.ops.gpu.quantize import Four, GroupQuantizer, Value
 from apq_tvm.ops.gpu.team import Call, Team, local
 from apq_tvm.tensorize.exprs import Expr, f32, i32, i64, magnitude_bits
 
@@ -120,10 +119,10 @@ class PlaneQuantizer(GroupQuantizer):
         """Rows lie one by one."""
         b.buffer_store(array, value, [row, group])
 
-    def scale(self, team: Team, first: Expr, value: Callable[[Expr], Expr]) -> tuple[Expr, ...]:
+    def scale(self, team: Team, first: Expr, value: Value, four: Four | None) -> tuple[Expr, ...]:
         """That of signs is the mean magnitude."""
         if not self.signs:
-            return super().scale(team, first, value)
+            return super().scale(team, first, value, four)
         total = local(1, "float32")
         b.buffer_store(total, f32(0.0), [0])
         with team.share(self.width) as at:
@@ -134,7 +133,7 @@ class PlaneQuantizer(GroupQuantizer):
         return scale_and_inverse(team.find("sum", total[0]) / columns, 1.0)
 
     def codes(
-        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, value: Any, inside: Expr
+        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, four: Four, inside: Expr
     ) -> None:
         """Codes of columns that share a sum, a word of all planes each turn of a thread; and their
         sum."""
@@ -152,18 +151,16 @@ class PlaneQuantizer(GroupQuantizer):
                 b.buffer_store(packed, i32(0), [plane])
             with b.serial(0, steps) as turn:
                 step = first + turn.astype("int64")
-                four: Any = None
-                for byte in range(4):
-                    column = (unit * i64(layout.unit_steps) + step) * i64(STEP_K)
-                    column = column + place * i64(4) + i64(byte)
-                    code = self._sign(column, value) if self.signs else self.code(
-                        value(column), factors
-                    )
+                whole: Any = None
+                column = (unit * i64(layout.unit_steps) + step) * i64(STEP_K) + place * i64(4)
+                for byte, x in enumerate(four(column)):
+                    at = column + i64(byte)
+                    code = self._sign(at, x) if self.signs else self.code(x, factors)
                     b.buffer_store(mine, mine[0] + code, [0])
                     bits = (code & i32(255)) << i32(8 * byte)
-                    four = bits if four is None else four | bits
+                    whole = bits if whole is None else whole | bits
                 word_of_four = local(1, "int32")
-                b.buffer_store(word_of_four, four, [0])
+                b.buffer_store(word_of_four, whole, [0])
                 for plane in range(planes):
                     ones = (word_of_four[0] >> i32(plane)) & i32(0x01010101)
                     more = packed[plane] | ones << step.astype("int32")
@@ -175,9 +172,9 @@ class PlaneQuantizer(GroupQuantizer):
         with b.If(tirx.all(team.lane == 0, inside)), b.Then():
             self.keep(self.start, row, number, total)
 
-    def _sign(self, column: Expr, value: Callable[[Expr], Expr]) -> Expr:
+    def _sign(self, column: Expr, x: Expr) -> Expr:
         """-1 or +1; 0 past K."""
-        sign = tirx.Select(value(column) >= f32(0.0), i32(1), i32(-1))
+        sign = tirx.Select(x >= f32(0.0), i32(1), i32(-1))
         if self.factors.padded == self.factors.k:
             return sign
         return tirx.Select(column < i64(self.factors.k), sign, i32(0))

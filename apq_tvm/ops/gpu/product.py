@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.gpu.rows import MAGIC, RowFactors
+from apq_tvm.ops.gpu.rows import MAGIC, PAIRS, RowFactors, pair_of
 from apq_tvm.ops.gpu.steps import Step
 from apq_tvm.ops.gpu.stream import Stream, address, fill, local
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
@@ -45,6 +45,13 @@ class Product(Stream):
         tall, results = TILE * self.tiles, 4 * self.tiles
         super().__init__(spec, self.steps.layout, tall, results, warps, chunks, call)
 
+    @property
+    def zeros_at_once(self) -> bool:
+        """True if zero points are read with the scales: a byte for each group touches two sectors
+        where scales of four lie together. Several tiles are short of instructions, and bytes want
+        fewer."""
+        return self.layout.zero_points and self.layout.together > 2 and self.tiles == 1
+
     def declare(self, operands: Operands) -> None:
         """``xq, xs, start`` of `RowFactors`."""
         m, factors = operands.m, self.factors
@@ -57,8 +64,9 @@ class Product(Stream):
         self.places = [sorted({step.place for step in group}) for group in self.steps.groups]
         chains = max(map(len, self.places))
         self.dots = local(4 * self.tiles * chains, "int32")
-        self.x = local(2 * self.layout.unit_steps)
+        self.x = local(2 * self.factors.steps_at_once * self.tiles)
         self.scales = local(max(self.layout.together, 1))
+        self.zeros = local(2)
         self.row_scales = local(2 * self.factors.paired * self.tiles, "float32")
         self.pair = local(2, "float32")
         if self.whole_rows:
@@ -86,19 +94,20 @@ class Product(Stream):
 
     def factor(self, row: Expr, column: int) -> Expr:
         """Rows lie in pairs."""
-        return self.xs[row // 2, column, row % 2]
+        return self.xs[self.factors.scale_place(*pair_of(row), i64(column), row % 2)]
 
     def _begin(self, group: int, chunk: Expr) -> None:
         """Sums of the largest products begin with the zero point's part, others with 0."""
         places = self.places[group]
-        for chain, place in enumerate(places):
+        for chain, lies in enumerate(places):
             for tile in range(self.tiles):
                 at = self._dot(chain, tile)
-                if place != places[-1]:
+                if lies != places[-1]:
                     fill(self.dots, i32(0), at, 4)
                 elif self.factors.ready:
-                    source = self.start[self._pair(tile), chunk * self.groups + group, 0]
-                    self.read("apq_read4", self.dots[at], source)
+                    number = (chunk * self.groups + group).astype("int64")
+                    place = self.factors.start_place(*self._pair(tile), number, i64(0))
+                    self.read("apq_read4", self.dots[at], self.start[place])
                 else:
                     fill(self.dots, self._magic(group), at, 4)
 
@@ -107,15 +116,15 @@ class Product(Stream):
         layout = self.layout
         fragment = [self._fragment(number, step, word) for word in range(4)]
         chain = self.places[group].index(step.place)
-        wide = 8 * layout.unit_steps
+        at_once = self.factors.steps_at_once
         for tile in range(self.tiles):
-            if self.tiles > 1 or step.number % 2 == 0:
-                column = (chunk * self.units + step.unit) * wide + self.lane % 4 * (wide // 4)
-                # Two steps at once, where a lane keeps what it read for the second.
-                count = 4 if self.tiles == 1 and layout.unit_steps > 1 else 2
-                source = self.xq[self._row(tile), column + 2 * step.number]
-                self.read(f"apq_read{count}", self.x[0], source)
-            first = step.number % 2 * 2 if self.tiles == 1 else 0
+            mine = 2 * at_once * tile
+            if step.number % at_once == 0:  # what is read for the next step too is kept
+                number_of_steps = (chunk * self.units + step.unit) * layout.unit_steps + step.number
+                column = number_of_steps * 8 + self.lane % 4 * (2 * at_once)
+                source = self.xq[self._row(tile), column]
+                self.read(f"apq_read{2 * at_once}", self.x[mine], source)
+            first = mine + step.number % at_once * 2
             pair = [self.x[first + i] for i in range(2)]
             dots = address(self.dots[self._dot(chain, tile)])
             self.do("apq_mma_u8s8", dots, *fragment, *pair)
@@ -145,10 +154,13 @@ class Product(Stream):
         """Row of x, the last one where there is none: what comes of it is not stored."""
         return self.row_within(TILE * tile + self.lane // 4)
 
-    def _pair(self, tile: int) -> Expr:
-        """The pair of rows that a lane has sums of, the last one where there is none."""
-        pair = self.first // i64(2) + (TILE // 2 * tile + self.lane % 4).astype("int64")
-        return tirx.min(pair, tirx.floordiv(self.m - i64(1), i64(2)))
+    def _pair(self, tile: int) -> tuple[Expr, Expr]:
+        """The tile and the pair in it that a lane has sums of, the last ones where there are none;
+        all lanes of a warp are in one tile."""
+        number = self.first // i64(TILE) + i64(tile)
+        number = tirx.min(number, tirx.floordiv(self.m - i64(1), i64(TILE)))
+        last = tirx.floordiv(self.m - i64(1), i64(2)) - number * i64(PAIRS)
+        return number, tirx.min((self.lane % 4).astype("int64"), last)
 
     def _end(self, group: int, chunk: Expr, number: Expr) -> None:
         """Add a group's products to the sums, times both scales; `number` is the group's."""
@@ -159,6 +171,10 @@ class Product(Stream):
                 layout.scale_place(self.block, number, self.lane // 4, 0)
             ]
             self.read(f"apq_read{layout.together}", self.scales[0], first)
+            if self.zeros_at_once:
+                zeros = self.weights["zeros"]
+                first = zeros[layout.scale_place(self.block, number, self.lane // 4, 0)]
+                self.read("apq_read2", self.zeros[0], first)
         self.do("apq_floats", address(self.pair[0]), self.scales[slot])
         if not self.factors.folded and self.steps.exponent(group):
             for high in range(2):
@@ -190,8 +206,8 @@ class Product(Stream):
         first, column = 2 * factors.paired * tile, group * self.layout.group_size
         if column % (factors.paired * factors.act_group) == 0:
             of_x = number // i64(factors.act_group // self.layout.group_size)
-            source = self.xs[self._pair(tile), of_x, 0]
-            self.read(f"apq_read{2 * factors.paired}", self.row_scales[first], source)
+            place = factors.scale_place(*self._pair(tile), of_x, i64(0))
+            self.read(f"apq_read{2 * factors.paired}", self.row_scales[first], self.xs[place])
         return first + column // factors.act_group % factors.paired * 2
 
     def _magic(self, group: int) -> Expr:
@@ -200,10 +216,15 @@ class Product(Stream):
     def _taken(self, group: int, tile: int, number: Expr, high: int, odd: int) -> Expr:
         """The zero point's part of a sum that began without it."""
         zero: Any = i32(self.steps.zero(group))
-        if self.layout.zero_points:
+        if self.zeros_at_once:
+            word, byte = divmod(group % self.layout.together * 2 + high, 4)
+            zero = (self.zeros[word] >> _u32(8 * byte) & _u32(255)).astype("int32")
+        elif self.layout.zero_points:
             place = self.layout.scale_place(self.block, number, self.lane // 4, high)
-            zero = self.layout.zero(self.weights, place) << i32(self.steps.exponent(group))
-        taken = zero * self.start[self._pair(tile), number, odd]
+            zero = self.layout.zero(self.weights, place)
+        if self.layout.zero_points:
+            zero = zero << i32(self.steps.exponent(group))
+        taken = zero * self.start[self.factors.start_place(*self._pair(tile), number, i64(odd))]
         if self.whole_rows:  # the warps' sums are parts of one group
             taken = tirx.Select(self.warp == 0, taken, i32(0))
         return taken

@@ -7,7 +7,7 @@ How they lie is a subclass's: words of codes, or planes of bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tvm import tirx
@@ -22,6 +22,9 @@ from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64, magnitude_bit
 
 BLOCK = 256
 """Threads of a block."""
+
+Value = Callable[[Expr], Expr]
+Four = Callable[[Expr], Sequence[Expr]]
 
 
 class Factors(Protocol):
@@ -111,16 +114,22 @@ class GroupQuantizer(ABC):
 
     @abstractmethod
     def codes(
-        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, value: Any, inside: Expr
+        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, four: Four, inside: Expr
     ) -> None:
         """Store the codes of columns that share a sum, the group's `part`; and their sum.
 
-        `factors` are what a value is multiplied by and what is taken off, `value`, `row`, `group`
+        `factors` are what a value is multiplied by and what is taken off, `four`, `row`, `group`
         and `inside` as `write`'s.
         """
 
     def write(
-        self, team: Team, row: Expr, group: Expr, value: Callable[[Expr], Expr], inside: Expr
+        self,
+        team: Team,
+        row: Expr,
+        group: Expr,
+        value: Value,
+        inside: Expr,
+        four: Four | None = None,
     ) -> None:
         """What the threads of a team do.
 
@@ -133,45 +142,59 @@ class GroupQuantizer(ABC):
             Column of x, int64 below `factors.padded` → float32.
         inside : Expr
             False: nothing is stored.
+        four : callable, optional
+            Column of x, a multiple of 4 → the values of four columns, read at once.
         """
         first = group * i64(self.width)
         factors = local(2, "float32")
-        parts = self.scale(team, first, value)
+        parts = self.scale(team, first, value, four)
         with b.If(tirx.all(team.lane == 0, inside)), b.Then():
             self.keep(self.xs, row, group, self.factors.divided(parts[0], group))
             if self.asymmetric:
                 self.keep(self.xs, row, i64(1), parts[0] * parts[2])
         for place, factor in enumerate(parts[1:]):
             b.buffer_store(factors, factor, [place])
+        four = four or (lambda at: [value(at + i64(i)) for i in range(4)])
         with b.serial(0, self.width // self.sum_width) as part:
-            self.codes(team, row, group, part, factors, value, inside)
+            self.codes(team, row, group, part, factors, four, inside)
 
-    def scale(self, team: Team, first: Expr, value: Callable[[Expr], Expr]) -> tuple[Expr, ...]:
+    def scale(self, team: Team, first: Expr, value: Value, four: Four | None) -> tuple[Expr, ...]:
         """Of a group: scale, its inverse and, of rows with a middle, that."""
         if self.asymmetric:
-            top = self._largest(team, lambda x: tirx.reinterpret("int32", x), first, value)
-            low = self._largest(team, _negative_order, first, value)
+            top = self._largest(team, lambda x: tirx.reinterpret("int32", x), first, value, four)
+            low = self._largest(team, _negative_order, first, value, four)
             return range_factors(*(tirx.max(p, i32(0)) for p in (top, low)))
-        top = self._largest(team, magnitude_bits, first, value)
+        top = self._largest(team, magnitude_bits, first, value, four)
         return scale_and_inverse(tirx.reinterpret("float32", top), self.most)
 
-    def write_row(
-        self, thread: Expr, threads: int, row: Expr, value: Callable[[Expr], Expr]
-    ) -> None:
-        """What a block of `threads` does with a whole row, which is in shared memory."""
+    def write_row(self, thread: Expr, threads: int, row: Expr, values: Any) -> None:
+        """What a block of `threads` does with a whole row, `values` in shared memory."""
+        words = local(4, "float32")
+
+        def four(column: Expr) -> list[Expr]:
+            """One after the other, four apart, would be conflicts of banks."""
+            taken = values[tirx.Ramp(column.astype("int32"), 1, 4)]
+            b.buffer_store(words, taken, [tirx.Ramp(i32(0), 1, 4)])
+            return [words[i] for i in range(4)]
+
         size = threads if self.whole_rows else self.team_size
         team, teams = Team(size, thread, self.call), threads // size
         with b.serial(0, -(-self.groups // teams)) as turn:
             number = (turn * teams + team.number).astype("int64")
             inside = number < i64(self.groups)
-            self.write(team, row, last(i64(self.groups), number), value, inside)
+            group = last(i64(self.groups), number)
+            self.write(team, row, group, lambda at: values[at], inside, four)
 
-    def _largest(self, team: Team, pattern: Any, first: Expr, value: Any) -> Expr:
+    def _largest(
+        self, team: Team, pattern: Any, first: Expr, value: Value, four: Four | None
+    ) -> Expr:
         found = local(1, "int32")
         b.buffer_store(found, tirx.min_value("int32"), [0])
-        with team.share(self.width) as at:
-            one = pattern(value(first + at.astype("int64")))
-            b.buffer_store(found, tirx.max(found[0], one), [0])
+        wide = 1 if four is None else 4
+        with team.share(self.width // wide) as at:
+            column = first + at.astype("int64") * i64(wide)
+            for x in [value(column)] if four is None else four(column):
+                b.buffer_store(found, tirx.max(found[0], pattern(x)), [0])
         return team.find("max", found[0])
 
     def code(self, value: Expr, factors: Any) -> Expr:
@@ -182,7 +205,9 @@ class GroupQuantizer(ABC):
         return tirx.max(tirx.min(tirx.nearbyint(scaled), most), -most).astype("int32")
 
 
-def quantize_groups(quantizer: GroupQuantizer, threads: int, name: str) -> PrimFunc:
+def quantize_groups(
+    quantizer: GroupQuantizer, threads: int, name: str, read: Callable[..., Any]
+) -> PrimFunc:
     """Build ``(x f32 [M, K], xq i32, xs f32, start i32)``, threads bound.
 
     Parameters
@@ -192,6 +217,8 @@ def quantize_groups(quantizer: GroupQuantizer, threads: int, name: str) -> PrimF
         That share a group: `GroupQuantizer.team_size`, or a block's.
     name : str
         Of the function.
+    read : callable
+        ``(function, to, from)`` → a statement, a call of a device function that reads.
     """
     m, k = tirx.Var("m", "int64"), quantizer.factors.k
     together = max(1, BLOCK // threads)
@@ -221,7 +248,22 @@ def quantize_groups(quantizer: GroupQuantizer, threads: int, name: str) -> PrimF
                     return x[row, column]
                 return tirx.if_then_else(column < i64(k), x[row, column], f32(0.0))
 
-            quantizer.write(team, row, group, value, number < count)
+            words = local(4, "float32")
+
+            def four(column: Expr) -> list[Expr]:
+                """A warp's reads of single columns, four apart, would be of four times as much."""
+                given = [tirx.address_of(place) for place in (words[0], x[row, column])]
+                if quantizer.factors.padded == k:
+                    b.evaluate(read("apq_read4", *given))
+                else:
+                    for i in range(4):
+                        b.buffer_store(words, f32(0.0), [i])
+                    with b.If(column < i64(k)), b.Then():
+                        b.evaluate(read("apq_read4", *given))
+                return [words[i] for i in range(4)]
+
+            whole = four if k % 4 == 0 else None  # else rows are not aligned
+            quantizer.write(team, row, group, value, number < count, whole)
     return builder.get()
 
 

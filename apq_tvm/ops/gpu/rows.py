@@ -1,7 +1,8 @@
 """How quantized rows of x lie for ``mma``, in words and factors that a lane reads at once.
 
 A lane of ``mma.m16n8k32`` multiplies two words of a step of row ``l / 4`` of x, and holds sums of
-rows ``2 (l % 4)`` and the next: so words of a unit stand by ``l % 4``, factors in pairs of rows.
+rows ``2 (l % 4)`` and the next: so words of two steps stand by ``l % 4``, factors in pairs of rows,
+and those of the four pairs of a tile beside each other: a warp's read of them is whole sectors.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ from tvm import tirx
 from apq_tvm.ops.gpu.steps import Steps
 from apq_tvm.tensorize.exprs import Expr, f32, i32, i64
 
+PAIRS = 4
+"""Pairs of rows of x of an ``mma``."""
+
 MAGIC = 0x4B400000
 """The bits of 1.5 x 2^23, the float whose last bit is worth 1 (``APQ_MAGIC`` in mma_s8.cuh)."""
 
 
 @dataclass(frozen=True)
 class RowFactors:
-    """The arrays that a product reads beside the codes of x, each for pairs of rows.
+    """The arrays that a product reads beside the codes of x, each for tiles of four pairs of rows.
 
-    ``xs f32 [M2, Ga, 2]``: scales, already divided by what the products of their groups are too
-    large by; of whole rows a scale, and as a second group their middle.
+    ``xs f32 [T, Ga / P, 4, 2 P]``: scales of `paired` groups P, already divided by what the
+    products of their groups are too large by; of whole rows a scale, and as a second group their
+    middle.
 
-    ``start i32 [M2, Gw, 4]``: what a group's sums begin with, once more for the other row of
+    ``start i32 [T, Gw, 4, 4]``: what a group's sums begin with, once more for the other row of
     weights: the zero point's part and, where sums are small, the bits of `MAGIC`. With zero points
-    in the weights, or a group for the whole row: ``[M2, Gw, 2]``, sums of codes alone.
+    in the weights, or a group for the whole row: ``[T, Gw, 4, 2]``, sums of codes alone.
 
     Parameters
     ----------
@@ -82,17 +87,33 @@ class RowFactors:
 
     def scales(self, m: Expr) -> tuple[Any, ...]:
         """Shape of ``xs``."""
-        return (_pairs(m), self.padded // self.width + self.centres, 2)
+        groups = self.padded // self.width + self.centres
+        return (_tiles(m), groups // self.paired, PAIRS, 2 * self.paired)
 
     def starts(self, m: Expr) -> tuple[Any, ...]:
         """Shape of ``start``."""
-        return (_pairs(m), self.padded // self.sum_width, 4 if self.ready else 2)
+        return (_tiles(m), self.padded // self.sum_width, PAIRS, 4 if self.ready else 2)
+
+    def scale_place(self, tile: Expr, pair: Expr, group: Expr, odd: Expr) -> tuple[Expr, ...]:
+        """Index of the scale of a row of a pair; a lane begins to read at that of the first."""
+        outer, inner = group // i64(self.paired), group % i64(self.paired)
+        return tile, outer, pair, inner * i64(2) + odd
+
+    def start_place(self, tile: Expr, pair: Expr, group: Expr, at: Expr) -> tuple[Expr, ...]:
+        """Index of what a group's sums begin with."""
+        return tile, group, pair, at
+
+    @property
+    def steps_at_once(self) -> int:
+        """Steps whose words a lane reads at once, 16 bytes where a unit has two."""
+        return min(self.steps.layout.unit_steps, 2)
 
     def word(self, word: Expr) -> Expr:
-        """Where the word of columns ``4 word ..`` stands."""
-        size, wide = self.steps.layout.unit_steps, self.steps.layout.unit_k // 4
-        unit, step, inner = word // wide, word % wide // 8, word % 8
-        return unit * wide + inner // 2 * (2 * size) + step * 2 + inner % 2
+        """Where the word of columns ``4 word ..`` stands: those that four lanes read at once, lane
+        by lane."""
+        size = self.steps_at_once
+        first, step, inner = word // (8 * size) * (8 * size), word // 8 % size, word % 8
+        return first + inner // 2 * (2 * size) + step * 2 + inner % 2
 
     def divided(self, scale: Expr, group: Expr) -> Expr:
         """A group's scale as it is stored."""
@@ -109,8 +130,13 @@ class RowFactors:
         return magic - total * _of(group, [i32(self.steps.zero(at)) for at in count])
 
 
-def _pairs(m: Expr) -> Expr:
-    return tirx.floordiv(m + i64(1), i64(2))
+def pair_of(row: Expr) -> tuple[Expr, Expr]:
+    """The tile of a row of x, and the pair in it."""
+    return row // i64(2 * PAIRS), row // i64(2) % i64(PAIRS)
+
+
+def _tiles(m: Expr) -> Expr:
+    return tirx.floordiv(m + i64(2 * PAIRS - 1), i64(2 * PAIRS))
 
 
 def _of(group: Expr, values: list[Expr]) -> Expr:

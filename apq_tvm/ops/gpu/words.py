@@ -7,8 +7,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.gpu.quantize import GroupQuantizer
-from apq_tvm.ops.gpu.rows import RowFactors
+from apq_tvm.ops.gpu.quantize import Four, GroupQuantizer
+from apq_tvm.ops.gpu.rows import RowFactors, pair_of
 from apq_tvm.ops.gpu.team import Team, local
 from apq_tvm.tensorize.exprs import Expr, i32, i64
 
@@ -30,15 +30,22 @@ class WordQuantizer(GroupQuantizer):
     def keep(self, array: Any, row: Expr, group: Expr, value: Expr) -> None:
         """Rows lie in pairs; the last row's number also where the row after it would have its
         own."""
-        pair, odd, copies = row // 2, row % 2, int(array.shape[-1]) // 2
-        for copy in range(copies):
-            b.buffer_store(array, value, [pair, group, odd + i64(2 * copy)])
+        pair, odd, factors = pair_of(row), row % 2, self.factors
+
+        def store(odd: Expr) -> None:
+            if array is self.xs:
+                b.buffer_store(array, value, factors.scale_place(*pair, group, odd))
+                return
+            for first in range(0, int(array.shape[-1]), 2):  # for both rows of weights
+                place = factors.start_place(*pair, group, odd + i64(first))
+                b.buffer_store(array, value, place)
+
+        store(odd)
         with b.If(tirx.all(odd == 0, row + 1 == self.m)), b.Then():
-            for copy in range(copies):
-                b.buffer_store(array, value, [pair, group, i64(1 + 2 * copy)])
+            store(i64(1))
 
     def codes(
-        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, value: Any, inside: Expr
+        self, team: Team, row: Expr, group: Expr, part: Expr, factors: Any, four: Four, inside: Expr
     ) -> None:
         """Codes of columns that share a sum, a word each turn of a thread; and their sum."""
         words = self.sum_width // 4
@@ -47,9 +54,8 @@ class WordQuantizer(GroupQuantizer):
         b.buffer_store(mine, i32(0), [0])
         with team.share(words) as word:
             packed: Any = None
-            for byte in range(4):
-                at = (first + word.astype("int64")) * i64(4) + i64(byte)
-                code = self.code(value(at), factors)
+            for byte, x in enumerate(four((first + word.astype("int64")) * i64(4))):
+                code = self.code(x, factors)
                 b.buffer_store(mine, mine[0] + code, [0])
                 bits = (code & i32(255)) << i32(8 * byte)
                 packed = bits if packed is None else packed | bits

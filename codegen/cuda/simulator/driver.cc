@@ -7,7 +7,8 @@
 // CUDA_ERROR_ILLEGAL_ADDRESS, at the stream's next synchronization and ever after).
 //
 // Images of a checked build (cusim_check.h) tell of each access of theirs: two that nothing orders, and a read
-// of what nobody wrote, end the process.
+// of what nobody wrote, end the process. CUSIM_COUNTS is a file that receives a line of JSON for each of their
+// launches: what it asks of memory (cusim_count.h).
 //
 // Functions and results: CUDA Driver API reference.
 #include <dlfcn.h>
@@ -24,6 +25,8 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "include/cusim_count.h"
 
 namespace {
 
@@ -81,6 +84,7 @@ struct Access {
   uint64_t at;
   int bytes, write, thread;
   uint32_t block, epoch;
+  uint64_t pc;
 };
 struct Who { uint32_t launch, block, epoch; int thread; };  // block and thread: kMany for several
 struct Cell { Who wrote, read; bool defined; };
@@ -88,6 +92,7 @@ constexpr int kMany = -1;
 bool checked;              // an image of a checked build was loaded
 uint32_t launches;
 std::vector<Cell> cells;   // by offset
+cusim_count::Counter counter;
 
 void say(const char *format, ...) {
   if (log_ == nullptr) return;
@@ -167,6 +172,10 @@ const char *judge(const Access *access) {
   return nullptr;
 }
 
+void count(const Access *a, bool shared) {
+  if (counter.active) counter.note({a->pc, a->at, a->bytes, a->thread, a->block, shared});
+}
+
 void run(Node &n) {
   if (n.function == nullptr) {
     if (checked) {
@@ -186,7 +195,14 @@ void run(Node &n) {
   std::vector<void *> pointers;
   for (auto &argument : n.arguments) pointers.push_back(argument.data());
   launches++;
+  const char *counts = checked ? getenv("CUSIM_COUNTS") : nullptr;
+  if (counts != nullptr) counter.begin();
   n.function->run(n.grid, n.threads, n.shared, pointers.data());
+  if (counts == nullptr) return;
+  if (FILE *file = fopen(counts, "ae")) {
+    counter.end(file, n.function->name.c_str(), &n.grid.x, &n.threads.x);
+    fclose(file);
+  }
 }
 
 int submit(Stream *s, Node node) {
@@ -390,9 +406,9 @@ API cuModuleLoadData(void **module, const void *image) {
     say("%s", dlerror());
     return INVALID_IMAGE;
   }
-  using Connect = void (*)(uint64_t, uint64_t, const char *(*)(const Access *));
+  using Connect = void (*)(uint64_t, uint64_t, const char *(*)(const Access *), void (*)(const Access *, bool));
   if (auto connect = (Connect)dlsym(library, "cusim_connect")) {
-    connect((uint64_t)space, (uint64_t)space + kSpace, judge);
+    connect((uint64_t)space, (uint64_t)space + kSpace, judge, count);
     checked = true;
   }
   *module = new Module{library};

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from apq_tvm.bench.static_mca import find_analyser
-from apq_tvm.bench.static_module import RUNTIME, bench_static_module
+from apq_tvm.bench.arm.mca import find_analyser
+from apq_tvm.bench.arm.module import RUNTIME, bench_static_module
 from apq_tvm.bench.trace import INSTALL, QEMU
 from apq_tvm.cli.main import app
 from apq_tvm.errors import ApqError, BadInput, BadTarget

@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 import apq_tvm
+from apq_tvm.bench.arm.mca import find_analyser
 from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL
-from apq_tvm.bench.static_mca import find_analyser
 from apq_tvm.cli.main import app
 from apq_tvm.errors import BadInput
 from tests.docs_model import write_folder

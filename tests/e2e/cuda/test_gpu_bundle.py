@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from apq_tvm.bench import gpu_bundle, gpu_rates
-from apq_tvm.bench.gpu_bundle import prepare
-from apq_tvm.bench.gpu_sass import disassemble
+from apq_tvm.bench.gpu import bundle as bundles
+from apq_tvm.bench.gpu import rates as kinds_of_mma
+from apq_tvm.bench.gpu.bundle import prepare
+from apq_tvm.bench.gpu.on_gpu import timing
+from apq_tvm.bench.gpu.on_gpu.driver import Gpu, Memory
+from apq_tvm.bench.gpu.on_gpu.layer import Case, Layer, copies_of
+from apq_tvm.bench.gpu.sass import disassemble
 from apq_tvm.bench.linear import LinearCase
-from apq_tvm.bench.on_gpu import timing
-from apq_tvm.bench.on_gpu.driver import Gpu, Memory
-from apq_tvm.bench.on_gpu.layer import Case, Layer, copies_of
 from apq_tvm.cli.main import app
 from apq_tvm.codegen.cuda.compilers import find_compiler
 from apq_tvm.codegen.cuda.simulator import Simulator
@@ -243,16 +244,16 @@ def test_rates_are_of_instructions_that_there_are(target: str) -> None:
     """In machine code: the loops hold the ``mma`` they are named for, and call nothing."""
     gpu = find_profile(target).gpu
     try:
-        code = disassemble(find_compiler(gpu).image(gpu_rates.rate_code(gpu.sm), gpu.sm))
+        code = disassemble(find_compiler(gpu).image(kinds_of_mma.rate_code(gpu.sm), gpu.sm))
     except BuildError as error:
         pytest.skip(str(error))
-    kinds = [rate for rate in gpu_rates.RATES if gpu.sm in rate.sms]
+    kinds = [rate for rate in kinds_of_mma.RATES if gpu.sm in rate.sms]
     assert {f"apq_rate_{rate.kernel}" for rate in kinds} < set(code)
     for rate in kinds:
         kernel = code[f"apq_rate_{rate.kernel}"]
         shape = "{}{}{}".format(*rate.shape)
         count = len(re.findall(rf"[BHIQ]MMA\.{shape}\.", kernel.text))
-        assert count % gpu_rates.CHAINS == 0 and count > 0, (rate, count)
+        assert count % kinds_of_mma.CHAINS == 0 and count > 0, (rate, count)
         assert "CALL" not in kernel.text and kernel.local_bytes == 0, rate
 
 
@@ -399,7 +400,7 @@ def test_what_no_bundle_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         prepare([case(64, 256, 1, "mixed24")], tmp_path / "b", **options)
     with pytest.raises(BadTarget, match="cuda-auto is no GPU"):
         prepare([case(64, 256, 1, "W8A8")], tmp_path / "b", target="cuda-auto")
-    monkeypatch.setattr(gpu_bundle, "MOST_BYTES", 1000)
+    monkeypatch.setattr(bundles, "MOST_BYTES", 1000)
     with pytest.raises(OutputFailed, match=r"would be \d+ bytes, more than 1000"):
         prepare([case(32, 64, 1, "W4A8g32")], tmp_path / "b", **options)
     assert not list(tmp_path.iterdir())
@@ -416,7 +417,7 @@ def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*words, "--scheme", "W4A8g128", "--m", "1,32", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert report["target"] == "h200" and report["bytes"] < gpu_bundle.MOST_BYTES
+    assert report["target"] == "h200" and report["bytes"] < bundles.MOST_BYTES
     assert [c["kernel"].split("_")[0] for c in report["cases"]] == ["gemv", "gemm"]
     static = [c["static_us"] for c in report["cases"]]
     assert static == [None, None] or min(static) > 0

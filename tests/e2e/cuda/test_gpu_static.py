@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from apq_tvm.bench.gpu_sass import Loop, find_tool
+from apq_tvm.bench.gpu import counts
+from apq_tvm.bench.gpu.native import is_native, written
+from apq_tvm.bench.gpu.sass import Loop, find_tool
 from apq_tvm.cli.main import app
 from apq_tvm.codegen.cuda.compilers import find_compiler
 from apq_tvm.errors import BuildError
@@ -42,6 +44,9 @@ def test_the_inner_loop_is_short(scheme: str, most: float) -> None:
     assert sum(row["pipes"].values()) == pytest.approx(row["instructions_per_weight"])
     assert row["pipes"]["tensor"] == pytest.approx(1 / 16)  # 16 weights of a lane an mma
     assert row["static_us"] == max(row["times_us"].values())
+    assert row["native"] is True
+    assert (row["simulated"], row["simulated_m"]) == ("64x4096", 1)
+    assert row["dram_bytes"] <= 1.05 * row["ideal_dram_bytes"], row
 
 
 @pytest.mark.slow
@@ -63,6 +68,53 @@ def test_every_kind_of_kernel_is_judged(tmp_path: Path) -> None:
     assert [row["instructions_per_weight"] is None for row in rows] == [False] * 2 + [True] * 4
     assert all(row["registers"] > 0 and row["warps_per_sm"] > 0 for row in rows)
     assert all(row["limit"] == "bandwidth" for row in rows[2:])
+    assert [row["native"] for row in rows] == [True] * 2 + [None] * 4
+    assert [row["simulated_m"] for row in rows] == [1, 9] * 3
+    assert all(row["simulated"] == "64x256" and row["sectors"] > 0 for row in rows)
+    assert [row["shared_waves"] > 0 for row in rows] == [True] * 2 + [False] * 4
+    assert [row["preparation"] is None for row in rows] == [False] * 2 + [True] * 4
+
+
+@pytest.mark.slow
+def test_without_a_compiler_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And both say so: figures that are null, and a line below the table."""
+    monkeypatch.setattr(counts.shutil, "which", lambda name: None)
+    (row,) = judged("rtx-3090", "64x256", "W4A8g32")
+    assert row["sectors"] is row["dram_bytes"] is row["preparation"] is row["simulated"] is None
+    words = ["bench", "static", "--target", "rtx-3090", "--shape", "64x256"]
+    result = CliRunner().invoke(app, words)
+    assert "was not counted: g++" in result.output.replace("\n", " ")
+
+
+PTX = """
+.visible .entry products(.param .u64 x) {
+  mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%r1, %r2, %r3, %r4}, ...;
+}
+.entry bits(.param .u64 x) {
+  mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.xor.popc {%r1, %r2, %r3, %r4}, ...;
+}
+.entry halves() { mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1}, ...; }
+.entry plain() { ret; }
+"""
+
+
+def test_native_products() -> None:
+    """Emulated products have other shapes, types or operations (as ptxas 12.9 writes them)."""
+    wanted = written(PTX)
+    assert wanted == {
+        "products": {"IMMA.16832.U8.S8"},
+        "bits": {"BMMA.168256.XOR.POPC"},
+        "halves": {"HMMA.16816"},
+        "plain": set(),
+    }
+    both = "IMMA.16832.U8.S8 R4, R8.ROW, R2.COL, R4 ; {}.16832.U8.S8 R4, R8.ROW, R2.COL, R4"
+    assert is_native(wanted["products"], both.format("IMMA")) is True
+    assert is_native(wanted["products"], "LOP3.LUT R2, R8, R3 ; IMAD R1, R2, R3, R4") is False
+    assert is_native(wanted["bits"], "BMMA.168256.XOR.POPC R4, R8.ROW, R2.COL, R4") is True
+    assert is_native(wanted["bits"], "BMMA.168256.AND.POPC R4, R8.ROW, R2.COL, R4") is False  # 9.0
+    assert is_native(wanted["bits"], "IMMA.16832.U8.U8 R4, R8.ROW, R2.COL, R4") is False  # 12.0
+    assert is_native(wanted["halves"], "HMMA.16816.F32 R4, R8, R2, R4") is True
+    assert is_native(wanted["plain"], "FFMA R4, R8, R2, R4") is None
 
 
 def test_what_is_in_flight() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from apq_tvm.bench.static_cost import Cost
-from apq_tvm.bench.static_ggml import BLOCK, CODES, find_products, interleave, pack
-from apq_tvm.bench.static_loops import Body, bodies, branch_target
-from apq_tvm.bench.static_mca import assembly, find_analyser
+from apq_tvm.bench.arm.cost import Cost
+from apq_tvm.bench.arm.ggml import BLOCK, CODES, find_products, interleave, pack
+from apq_tvm.bench.arm.loops import Body, bodies, branch_target
+from apq_tvm.bench.arm.mca import assembly, find_analyser
 from apq_tvm.bench.trace import Instruction, Trace
 from apq_tvm.cli.main import app
 from apq_tvm.errors import ApqError, BadInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apq_tvm.bench.gpu_reference import MARGIN, round_rows
+from apq_tvm.bench.gpu.reference import MARGIN, round_rows
 from apq_tvm.formats import parse_scheme
 from apq_tvm.types import Scheme
 

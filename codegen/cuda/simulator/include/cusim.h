@@ -56,7 +56,8 @@ CUSIM_VECTORS(double, double, 16, 16)
 
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 constexpr int warpSize = 32;
-alignas(1024) inline thread_local unsigned char buf_dyn_shmem_ptr[232448];
+// Not inline: images of one process would share it, and only the first would know where its memory lies.
+alignas(1024) thread_local unsigned char buf_dyn_shmem_ptr[232448];
 
 // ---- a block of fibers ----
 
@@ -107,7 +108,7 @@ static Block block;
 
 namespace cusim {
 
-inline uint64_t random_state = 0;
+static uint64_t random_state = 0;
 inline uint64_t random_number() {
   if (random_state == 0) {
     const char *seed = getenv("CUSIM_SEED");

@@ -12,15 +12,19 @@
 namespace cusim {
 namespace check {
 
-// An access of the device's memory, for the driver: it gives a message if it is wrong.
+// An access, for the driver: of the device's memory, to give a message if it is wrong; of that and of shared
+// memory (by offset), to count what it takes. `pc` is what asks.
 struct Access {
   uint64_t at;
   int bytes, write, thread;
   uint32_t block, epoch;
+  uint64_t pc;
 };
 using Judge = const char *(*)(const Access *);
+using Count = void (*)(const Access *, bool shared);
 
 static Judge judge;
+static Count count;
 static uint64_t device_first, device_last;
 static const char *kernel = "";
 static uint32_t epoch = 1, began = 1;  // barriers that opened, and as the block began
@@ -69,16 +73,19 @@ CUSIM_UNCHECKED inline void on_shared(size_t at, bool write) {
   cell.read = me;
 }
 
-CUSIM_UNCHECKED inline void access(void *p, int bytes, bool write) {
+CUSIM_UNCHECKED inline void access(void *p, int bytes, bool write, void *pc) {
   uint64_t at = (uint64_t)p;
-  if (at >= device_first && at < device_last) {
-    uint32_t number = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    Access one{at, bytes, write, block.current, number, epoch};
+  size_t offset = (size_t)((unsigned char *)p - shared_first);
+  bool of_device = at >= device_first && at < device_last;
+  if (!of_device && (shared == nullptr || offset >= shared_bytes)) return;
+  uint32_t number = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  Access one{of_device ? at : offset, bytes, write, block.current, number, epoch, (uint64_t)pc};
+  if (of_device) {
     if (const char *why = judge(&one)) wrong(why, -1);
+    count(&one, false);
     return;
   }
-  size_t offset = (size_t)((unsigned char *)p - shared_first);
-  if (shared == nullptr || offset >= shared_bytes) return;
+  count(&one, true);
   for (int i = 0; i < bytes; i++) on_shared(offset + (size_t)i, write);
 }
 
@@ -107,10 +114,13 @@ CUSIM_UNCHECKED inline void launch_begins() {
 
 extern "C" {
 // What the driver calls when it loads the image.
-__attribute__((visibility("default"))) CUSIM_UNCHECKED void cusim_connect(uint64_t first, uint64_t last, cusim::check::Judge judge) {
+__attribute__((visibility("default"))) CUSIM_UNCHECKED void cusim_connect(uint64_t first, uint64_t last,
+                                                                           cusim::check::Judge judge,
+                                                                           cusim::check::Count count) {
   cusim::check::device_first = first;
   cusim::check::device_last = last;
   cusim::check::judge = judge;
+  cusim::check::count = count;
 }
 
 // The sanitizer's interface (gcc/sanitizer.def).
@@ -119,17 +129,19 @@ CUSIM_UNCHECKED void __tsan_func_entry(void *) {}
 CUSIM_UNCHECKED void __tsan_func_exit() {}
 CUSIM_UNCHECKED void __tsan_vptr_update(void **, void *) {}
 CUSIM_UNCHECKED void __tsan_vptr_read(void **) {}
-#define CUSIM_ACCESS(n)                                                                           \
-  CUSIM_UNCHECKED void __tsan_read##n(void *p) { cusim::check::access(p, n, false); }            \
-  CUSIM_UNCHECKED void __tsan_write##n(void *p) { cusim::check::access(p, n, true); }            \
-  CUSIM_UNCHECKED void __tsan_unaligned_read##n(void *p) { cusim::check::access(p, n, false); }  \
-  CUSIM_UNCHECKED void __tsan_unaligned_write##n(void *p) { cusim::check::access(p, n, true); }
+#define CUSIM_TELL(p, n, write) cusim::check::access(p, n, write, __builtin_return_address(0))
+#define CUSIM_ACCESS(n)                                                                 \
+  CUSIM_UNCHECKED void __tsan_read##n(void *p) { CUSIM_TELL(p, n, false); }            \
+  CUSIM_UNCHECKED void __tsan_write##n(void *p) { CUSIM_TELL(p, n, true); }            \
+  CUSIM_UNCHECKED void __tsan_unaligned_read##n(void *p) { CUSIM_TELL(p, n, false); }  \
+  CUSIM_UNCHECKED void __tsan_unaligned_write##n(void *p) { CUSIM_TELL(p, n, true); }
 CUSIM_ACCESS(1)
 CUSIM_ACCESS(2)
 CUSIM_ACCESS(4)
 CUSIM_ACCESS(8)
 CUSIM_ACCESS(16)
 #undef CUSIM_ACCESS
-CUSIM_UNCHECKED void __tsan_read_range(void *p, unsigned long n) { cusim::check::access(p, (int)n, false); }
-CUSIM_UNCHECKED void __tsan_write_range(void *p, unsigned long n) { cusim::check::access(p, (int)n, true); }
+CUSIM_UNCHECKED void __tsan_read_range(void *p, unsigned long n) { CUSIM_TELL(p, (int)n, false); }
+CUSIM_UNCHECKED void __tsan_write_range(void *p, unsigned long n) { CUSIM_TELL(p, (int)n, true); }
+#undef CUSIM_TELL
 }

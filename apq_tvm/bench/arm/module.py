@@ -1,7 +1,7 @@
 """Where a module for 64-bit Arm spends its cycles, without Arm: kernel by kernel.
 
 The whole module runs under qemu-user, on one thread and warmed up; qemu counts every instruction,
-and llvm-mca judges the pieces of code as for single kernels (`apq_tvm.bench.static`).
+and llvm-mca judges the pieces of code as for single kernels (`apq_tvm.bench.arm.static`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from apq_tvm.bench.arm.cost import judge
+from apq_tvm.bench.arm.layer import emulated_cpu
+from apq_tvm.bench.arm.mca import Analyser, find_analyser
+from apq_tvm.bench.arm.static import judged_profile
 from apq_tvm.bench.model import make_inputs, resolve_dims
 from apq_tvm.bench.module_program import ModuleProgram
-from apq_tvm.bench.static import judged_profile
-from apq_tvm.bench.static_cost import judge
-from apq_tvm.bench.static_layer import emulated_cpu
-from apq_tvm.bench.static_mca import Analyser, find_analyser
 from apq_tvm.bench.trace import Instruction, Symbol, check_tools, executed, symbols
 from apq_tvm.errors import BadInput, BadTarget
 from apq_tvm.evaluation.inputs import read_inputs

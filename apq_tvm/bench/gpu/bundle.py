@@ -1,7 +1,7 @@
 """A folder that measures kernels where there is a GPU: ``python DIR/run.py``, with numpy alone.
 
 It holds each layer's kernels as images, how they are launched for so many rows of x, a tile of
-weights of which `apq_tvm.bench.on_gpu` makes all of them, x, and the exact answer. Nothing of
+weights of which `apq_tvm.bench.gpu.on_gpu` makes all of them, x, and the exact answer. Nothing of
 apq_tvm, TVM or a compiler is wanted there.
 """
 
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import apq_tvm
-from apq_tvm.bench import gpu_rates, on_gpu
-from apq_tvm.bench.gpu_layer import TILE_ROWS, GpuLayer
-from apq_tvm.bench.gpu_static import StaticLayer, find_gpu, ideal_bytes
+from apq_tvm.bench.gpu import on_gpu, rates
+from apq_tvm.bench.gpu.layer import TILE_ROWS, GpuLayer
+from apq_tvm.bench.gpu.on_gpu.main import FORMAT
+from apq_tvm.bench.gpu.static import StaticLayer, find_gpu, ideal_bytes
 from apq_tvm.bench.linear import LinearCase
-from apq_tvm.bench.on_gpu.main import FORMAT
 from apq_tvm.errors import BuildError, OutputFailed
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import AnyPath
@@ -180,8 +180,8 @@ class _Writer:
     def rates(self) -> dict[str, Any]:
         """The part about the GPU's own rates."""
         sm = self._gpu.sm
-        image = self._compiler.image(gpu_rates.rate_code(sm), sm)
-        return gpu_rates.described({sm: self._image("rates", image)})
+        image = self._compiler.image(rates.rate_code(sm), sm)
+        return rates.described({sm: self._image("rates", image)})
 
     def _judge(self, layer: GpuLayer, image: bytes) -> StaticLayer | None:
         """None where there is no disassembler."""

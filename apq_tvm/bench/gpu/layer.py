@@ -22,7 +22,7 @@ from apq_tvm.progress import Silent
 from apq_tvm.types import Array, DeviceProfile, KernelChoice
 
 if TYPE_CHECKING:
-    from apq_tvm.bench.gpu_launches import Launch
+    from apq_tvm.bench.gpu.launches import Launch
     from apq_tvm.codegen.cuda.split import DeviceCode
 
 TILE_ROWS = 192
@@ -127,7 +127,7 @@ class GpuLayer:
 
     def launches(self, m: int, bits: int = 0) -> tuple[tuple[Launch, ...], tuple[Launch, ...]]:
         """What is launched for `m` rows: on x, and then on the weights."""
-        from apq_tvm.bench.gpu_launches import launches
+        from apq_tvm.bench.gpu.launches import launches
 
         name = self.choice(m, bits).kernel
         first = self._first.get(name, "")
@@ -137,7 +137,7 @@ class GpuLayer:
 
     def buffers(self, m: int, bits: int = 0) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every array of the launches for `m` rows, weights too."""
-        from apq_tvm.bench.gpu_launches import shape_at
+        from apq_tvm.bench.gpu.launches import shape_at
 
         name = self.choice(m, bits).kernel
         made = {}
@@ -206,7 +206,7 @@ class GpuLayer:
 
         No code of x is near the middle between two: how its last bit is computed does not matter.
         """
-        from apq_tvm.bench.gpu_reference import round_rows
+        from apq_tvm.bench.gpu.reference import round_rows
 
         x = np.random.default_rng(rows + self.k).standard_normal((rows, self.k))
         scheme = self.spec.scheme

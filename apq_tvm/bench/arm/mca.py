@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apq_tvm.bench.static_loops import Body
+from apq_tvm.bench.arm.loops import Body
 from apq_tvm.errors import BadInput, BuildError
 
 VERSION = 22

@@ -2,7 +2,7 @@
 holds them.
 
 Which kinds a GPU has in its machine code, not emulated by others, was read off that
-(`apq_tvm.bench.gpu_sass`, NVRTC 12.9 and 13.0): compute capability 9.0 has ``and`` of bits, ``xor``
+(`apq_tvm.bench.gpu.sass`, NVRTC 12.9 and 13.0): compute capability 9.0 has ``and`` of bits, ``xor``
 is a function there, and from 10.0 on both are.
 """
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.bench.static_loops import DOT, Body, bodies
-from apq_tvm.bench.static_mca import Analyser
+from apq_tvm.bench.arm.loops import DOT, Body, bodies
+from apq_tvm.bench.arm.mca import Analyser
 from apq_tvm.bench.trace import Instruction
 from apq_tvm.types import DeviceProfile
 

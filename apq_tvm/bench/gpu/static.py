@@ -1,21 +1,25 @@
 """Linear kernels for GPUs without one: machine code, what is resident, what limits it.
 
 A layer is compiled as the pipeline would, its kernel for M rows disassembled
-(`apq_tvm.bench.gpu_sass`), and four times computed, of which the longest is what the kernel takes
+(`apq_tvm.bench.gpu.sass`), and four times computed, of which the longest is what the kernel takes
 at least: memory at its bandwidth; memory at what is in flight, by Little's law; instructions at
-four warps a cycle and multiprocessor; products at the tensor cores' rate.
+four warps a cycle and multiprocessor; products at the tensor cores' rate. What it asks of memory is
+counted as it runs on the simulated GPU (`apq_tvm.bench.gpu.counts`).
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from apq_tvm.bench.gpu_layer import GpuLayer
-from apq_tvm.bench.gpu_sass import WEIGHT_LOAD_BYTES, Kernel, disassemble, find_tool
+from apq_tvm.bench.gpu.counts import UNCOUNTED, CountedLayer, why_not
+from apq_tvm.bench.gpu.layer import GpuLayer
+from apq_tvm.bench.gpu.native import is_native, written
+from apq_tvm.bench.gpu.sass import WEIGHT_LOAD_BYTES, Kernel, disassemble, find_tool
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.errors import BadTarget
 from apq_tvm.progress import Progress, Silent
@@ -49,9 +53,10 @@ def bench_gpu_static(
     Returns
     -------
     list of dict
-        One per case: ``shape, m, scheme, kernel, instructions_per_weight, loop_instructions,
-        pipes, registers, spills, shared_bytes, warps_per_sm, bytes_in_flight, bytes_wanted,
-        ideal_bytes, limit, static_us, times_us, target``.
+        One per case: ``shape, m, scheme, kernel, native, instructions_per_weight,
+        loop_instructions, pipes, registers, spills, shared_bytes, warps_per_sm, bytes_in_flight,
+        bytes_wanted, ideal_bytes, limit, static_us, times_us, simulated, simulated_m, dram_bytes,
+        ideal_dram_bytes, sectors, ideal_sectors, shared_waves, ideal_waves, preparation, target``.
 
         `instructions_per_weight` are a lane's of the innermost loop over each weight that it
         reads there, `pipes` the same by what executes them; of the whole kernel where it has no
@@ -61,7 +66,15 @@ def bench_gpu_static(
         the launch has not so many blocks. `bytes_in_flight` are those of weights that a
         multiprocessor has asked for and not used, `bytes_wanted` what `LATENCY_NS` of its share of
         the bandwidth is. `ideal_bytes` are read and written once: weights, x and y. `limit` is the
-        largest of `times_us`.
+        largest of `times_us`. `native`: whether the matrix products that the kernel is written with
+        are instructions of this GPU, None if it has none (`apq_tvm.bench.gpu.native`).
+
+        From `dram_bytes` on figures are of one launch for a layer `simulated` (NxK) of
+        `simulated_m` rows of x, the real ones or fewer: bytes of the sectors of 32 bytes that it
+        reads or writes, each once, beside its weights, its share of quantized x and y; sectors that
+        its warps' instructions touch, beside what their bytes would fill; accesses of shared
+        memory, beside those without conflicts of banks. `preparation` has the same of what
+        quantizes x. All None where `apq_tvm.bench.gpu.counts.why_not` says why.
 
     Raises
     ------
@@ -83,11 +96,15 @@ def bench_gpu_static(
     with progress.stage("static", len(cases)):
         for (n, k, scheme, _), group in groupby(cases, key=lambda c: c.compiled):
             layer = GpuLayer(n, k, scheme, profile)
-            image = find_compiler(profile.gpu).image(layer.code, profile.gpu.sm)
-            judged = StaticLayer(layer, image)
-            for case in group:
-                progress.advance(f"{case.shape} {case.scheme} M={case.m}")
-                rows.append(judged.row(case, folder))
+            compiler, sm = find_compiler(profile.gpu), profile.gpu.sm
+            ptx = compiler.ptx(layer.code, sm).decode()
+            judged = StaticLayer(layer, compiler.image(layer.code, sm), ptx)
+            with tempfile.TemporaryDirectory(prefix="apq-counted-") as work:
+                counted = None if why_not() else CountedLayer(n, k, scheme, profile, Path(work))
+                for case in group:
+                    progress.advance(f"{case.shape} {case.scheme} M={case.m}")
+                    asked = counted.row(case.m, case.bits) if counted else UNCOUNTED
+                    rows.append({**judged.row(case, folder), **asked})
     return rows
 
 
@@ -115,6 +132,8 @@ class StaticLayer:
     layer : GpuLayer
     image : bytes
         Of its code, by NVIDIA's compiler.
+    ptx : str
+        The same; without it nothing is said of what is native.
 
     Raises
     ------
@@ -122,11 +141,11 @@ class StaticLayer:
         The disassembler is missing, or does not know the image.
     """
 
-    def __init__(self, layer: GpuLayer, image: bytes) -> None:
+    def __init__(self, layer: GpuLayer, image: bytes, ptx: str = "") -> None:
         assert layer.profile.gpu is not None
         self._layer, self._profile, self._gpu = layer, layer.profile, layer.profile.gpu
         self._n, self._k = layer.n, layer.k
-        self._kernels = disassemble(image)
+        self._kernels, self._products = disassemble(image), written(ptx)
         scheme = layer.spec.scheme
         self._bits = scheme.bits if scheme else 32
 
@@ -152,6 +171,7 @@ class StaticLayer:
             "m": case.m,
             "scheme": case.scheme,
             "kernel": choice.kernel,
+            "native": is_native(self._products.get(kernel.name, frozenset()), kernel.text),
             "instructions_per_weight": each,
             "loop_instructions": len(kernel.loop.instructions) if kernel.loop.repeats else 0,
             "pipes": {p: c / weights for p, c in kernel.loop.pipes.items()} if loads else {},

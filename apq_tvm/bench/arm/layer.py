@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apq_tvm.bench.arm.cost import Cost, judge
+from apq_tvm.bench.arm.mca import Analyser
 from apq_tvm.bench.linear import write_model
-from apq_tvm.bench.static_cost import Cost, judge
-from apq_tvm.bench.static_mca import Analyser
 from apq_tvm.bench.trace import executed
 from apq_tvm.formats import dequantize
 from apq_tvm.progress import Silent

@@ -2,7 +2,7 @@
 
 A kernel is compiled as the pipeline would, and called once on real weights and activations under
 qemu-user, which counts every instruction of the call. What the kernel executed is then split into
-straight pieces of code (`apq_tvm.bench.static_loops`): the body of each innermost loop, what is
+straight pieces of code (`apq_tvm.bench.arm.loops`): the body of each innermost loop, what is
 left of the loop around it, and so on. llvm-mca gives the cycles of one execution of each piece when
 it is repeated without end; times its executions, they add up to the cycles of the call. So loads
 hit the level-1 cache, branches are predicted, and pieces do not overlap each other.
@@ -16,11 +16,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from apq_tvm.bench.arm.cost import Cost, judge
+from apq_tvm.bench.arm.ggml import Product, call, find_products
+from apq_tvm.bench.arm.layer import StaticLayer, emulated_cpu
+from apq_tvm.bench.arm.mca import Analyser, assembly, find_analyser
 from apq_tvm.bench.linear import LinearCase
-from apq_tvm.bench.static_cost import Cost, judge
-from apq_tvm.bench.static_ggml import Product, call, find_products
-from apq_tvm.bench.static_layer import StaticLayer, emulated_cpu
-from apq_tvm.bench.static_mca import Analyser, assembly, find_analyser
 from apq_tvm.bench.trace import check_tools
 from apq_tvm.errors import BadTarget
 from apq_tvm.formats import parse_at
