@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentences
 
 from apq_tvm import pipeline
 from apq_tvm.codegen.cuda.compilers import find_compiler
@@ -15,11 +16,14 @@ from apq_tvm.codegen.cuda.split import DeviceCode
 from apq_tvm.errors import BuildError, UnsupportedModel
 from apq_tvm.module import load_module
 from apq_tvm.schedules.devices import PROFILES, find_profile
-from tests.onnx_models import build, rand, save
+from tests.onnx_models import build, rand, save, session_of
 from tests.small_llama import inputs, small_llama
 
 GPUS = [profile.name for profile in PROFILES if profile.gpu]
 COSINE = 0.9999
+POOLED, POOLED_COSINE = "461", 0.98
+"""The demo's sentences as one vector each: to the float model's."""
+
 LIBRARY_BYTES = 500_000
 ALL_BYTES = 1_000_000
 """With images of seven compute capabilities."""
@@ -50,6 +54,11 @@ def test_demo_model_agrees_with_the_processors(
         wanted = theirs.run(feeds)
         for name, value in mine.run(feeds).items():
             assert cosine(value, wanted[name]) >= COSINE, (shape, name)
+    _, words = sentences.load()
+    feeds = {name: value[:8] for name, value in words.items()}
+    (exact,) = session_of(demo_onnx).run([POOLED], feeds)
+    found = mine.run(feeds)[POOLED]
+    assert np.mean([cosine(a, b) for a, b in zip(found, exact, strict=True)]) >= POOLED_COSINE
     launches_are_few(program, tmp_path)
 
 
