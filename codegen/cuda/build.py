@@ -12,7 +12,7 @@ from apq_tvm.codegen.cuda.compilers import ImageCompiler
 from apq_tvm.codegen.cuda.split import split
 from apq_tvm.codegen.cuda.squeeze import squeeze
 from apq_tvm.codegen.cuda.tables import Image, tables_source, with_own_kernels
-from apq_tvm.codegen.graph.plain import Graph, Region, Sizes
+from apq_tvm.codegen.graph.plain import Graph, Region, Sizes, Tensor
 from apq_tvm.codegen.package.folder import RUNTIME
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.types import GpuFacts
@@ -26,7 +26,7 @@ def fit_gpu(graph: Graph, target: str) -> None:
     UnsupportedModel
         The run decides by its data what it computes: a captured graph cannot.
     """
-    if any(isinstance(step, Region) for step in graph.steps):
+    if any(isinstance(step, Region) and _asks_data(step) for step in graph.steps):
         raise UnsupportedModel(
             f"{target}: the model has a loop or branch that its data decide, and runs of GPUs "
             "are captured; compile it for a processor, or make the condition constant"
@@ -38,6 +38,11 @@ def fit_gpu(graph: Graph, target: str) -> None:
         )
     graph.weights.update(graph.constants)
     graph.constants.clear()
+
+
+def _asks_data(step: Region) -> bool:
+    """Whether the host would have to read it: the rounds of other loops are captured one by one."""
+    return step.condition is not None or isinstance(step.trip, Tensor)
 
 
 def build_device(

@@ -291,7 +291,8 @@ def _region_lines(step: Region, pointers: _Pointers) -> list[str]:
         test = f"{i} < ({trip})" + (f" && {flag}" if flag else "")
         lines = [f"  for (int64_t {i} = 0; {test}; {i}++) {{"]
         if step.counter is not None:
-            lines.append(f"  memcpy({pointers.of(step.counter)}, &{i}, sizeof {i});")
+            call = f"apq_set_round(frame, {pointers.of(step.counter)}, {i})"
+            lines.append(f"  if ((rc = {call}) != APQ_OK) return rc;")
         return lines
     return {"then": [f"  if ({flag}) {{"], "else": ["  } else {"]}.get(step.kind, ["  }"])
 

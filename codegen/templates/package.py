@@ -240,10 +240,10 @@ class _Library:
         self.result_c = self._function("result")
         self.weights = os.fsencode(folder / "weights.safetensors")
         self.device, self.arrays = 0, 0  # which, and how many outputs lie in its memory
-        self.handle = self.open_on(0)
-        self.check_ports(folder, manifest)
         self.idle: deque[_Context] = deque()
         self.contexts = 0  # idle ones, and those of calls
+        self.handle = self.open_on(0)
+        self.check_ports(folder, manifest)
         self.verified = False
 
     def open_on(self, device: int) -> ctypes.c_void_p:
@@ -270,6 +270,15 @@ class _Library:
         self.contexts = 0
         self._function("close")(self.handle)
         self.handle, self.device = fresh, device
+
+    def __del__(self) -> None:
+        """Give a GPU's memory back when nobody holds the module; the process's end does anyway."""
+        if sys is None or sys.is_finalizing() or not getattr(self, "handle", None):
+            return
+        while self.idle:
+            self._function("context_destroy")(self.idle.pop().c)
+        self._function("close")(self.handle)
+        self.handle = ctypes.c_void_p()  # arrays may go after it, in one round of the collector
 
     def check_ports(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         """The library reads and writes as many tensors and dimensions as it was built for."""

@@ -202,8 +202,12 @@ class Stream(ABC):
     # ---- the end ----
 
     def _meet(self) -> None:
-        """Sum over warps in shared memory; each stores a part of the results."""
+        """Sum over warps in shared memory; each stores a part of the results. One warp has them."""
         count = self.thirds * self.results
+        if self.warps == 1:
+            with b.unroll(0, count) as at:
+                self._store(at, self.sums[at])
+            return
         shared = b.sblock_alloc_buffer((self.warps, count, 32), "float32", scope="shared")
         for i in range(count):
             b.buffer_store(shared, self.sums[i], [self.warp, i, self.lane])

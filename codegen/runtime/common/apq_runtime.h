@@ -164,6 +164,8 @@ int apq_check_ids(const apq_frame *frame, const char *layer, const DLTensor *ids
 int apq_check_size(const char *layer, int64_t size, int64_t least, int64_t most);
 /* Copies between tensors; they do not overlap. */
 int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes);
+/* Writes the number of a loop's round, an int64, where kernels read it; rounds are counted from 0. */
+int apq_set_round(const apq_frame *frame, void *counter, int64_t number);
 /* Gives the buffers of a segment their memory. */
 int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes);
 /* Runs a kernel; `work` estimates its nanoseconds on one thread. */

@@ -151,6 +151,12 @@ int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes) {
   return APQ_OK;
 }
 
+int apq_set_round(const apq_frame *frame, void *counter, int64_t number) {
+  (void)frame;
+  memcpy(counter, &number, sizeof number);
+  return APQ_OK;
+}
+
 static int64_t id_at(const DLTensor *ids, int64_t i) {
   if (ids->dtype.bits == 64) return ((const int64_t *)ids->data)[i];
   return ((const int32_t *)ids->data)[i];

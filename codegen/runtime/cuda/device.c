@@ -8,6 +8,8 @@
 /* CUdevice_attribute and CUfunction_attribute. */
 enum { MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76, SHARED_OPTIN = 97, DYNAMIC_SHARED = 8 };
 
+enum { JETSON_ORIN = 87 };
+
 /* The results after which a context is of no use: CUDA Driver API, CUresult, "must be relaunched". */
 static int is_fatal(apq_result_code result) {
   return result == 700 || result == 702 || (result >= 710 && result <= 719);
@@ -53,14 +55,18 @@ int apq_gpu_alloc(apq_device *d, size_t bytes, const char *what, apq_pointer *ou
 
 /* ---- which image ---- */
 
-/* An image runs on its own capability and on later ones of the same major (CUDA C++ Programming Guide,
- * "Binary Compatibility"); PTX on all that are later. */
+/* An image runs on its own capability and on later ones of the same major, but between desktops and
+ * Jetsons none does (CUDA C++ Programming Guide, "Binary Compatibility"); PTX on all that are later. */
+static int runs(const apq_gpu_image *image, int sm) {
+  if (image->ptx || image->sm == sm) return image->sm <= sm;
+  return image->sm < sm && image->sm / 10 == sm / 10 && image->sm != JETSON_ORIN && sm != JETSON_ORIN;
+}
+
 static const apq_gpu_image *image_for(const struct apq_device_code *code, int sm) {
   const apq_gpu_image *best = NULL;
   for (int32_t i = 0; i < code->num_images; i++) {
     const apq_gpu_image *image = &code->images[i];
-    int fits = image->sm <= sm && (image->ptx || image->sm / 10 == sm / 10);
-    if (fits && (best == NULL || (best->ptx && !image->ptx) || (best->ptx == image->ptx && image->sm > best->sm))) {
+    if (runs(image, sm) && (best == NULL || (best->ptx && !image->ptx) || (best->ptx == image->ptx && image->sm > best->sm))) {
       best = image;
     }
   }

@@ -239,6 +239,25 @@ int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes) {
   return rc == 0 ? APQ_OK : apq_device_fail(d, rc, "a copy between tensors");
 }
 
+/* The upper half stays what the first round made it: 0. */
+int apq_set_round(const apq_frame *frame, void *counter, int64_t number) {
+  apq_context *c = frame->context;
+  apq_device *d = c->handle->device;
+  apq_result_code rc = d->cu->set((apq_pointer)(uintptr_t)counter, (unsigned)number, number == 0 ? 2 : 1, c->stream->now);
+  return rc == 0 ? APQ_OK : apq_device_fail(d, rc, "a loop's counter");
+}
+
+/* The number of a check, which rounds of a loop share; 0 if there are too many. */
+static int32_t number_of_check(apq_graph *g, apq_check check) {
+  for (int32_t i = 0; i < g->num_checks; i++) {
+    const apq_check *other = &g->checks[i];
+    if (other->layer == check.layer && other->rows == check.rows && other->count == check.count) return i + 1;
+  }
+  if (g->num_checks == APQ_CHECKS) return 0;
+  g->checks[g->num_checks++] = check;
+  return g->num_checks;
+}
+
 /* Ids are checked where they lie, by a kernel (device/check_ids.cuh); a run tells at its end. */
 int apq_check_ids(const apq_frame *frame, const char *layer, const DLTensor *ids, int64_t first, int64_t step,
                   int64_t lowest, int64_t rows) {
@@ -249,11 +268,10 @@ int apq_check_ids(const apq_frame *frame, const char *layer, const DLTensor *ids
   int64_t count = 1, wide = ids->dtype.bits == 64;
   for (int32_t i = 0; i < ids->ndim; i++) count *= ids->shape[i];
   if (count == 0) return APQ_OK;
-  if (g->num_checks == APQ_CHECKS) {
+  int64_t number = number_of_check(g, (apq_check){layer, rows, count / step});
+  if (number == 0) {
     return apq_fail(APQ_KERNEL_FAILED, "layer %s: more than %d layers look up ids", layer, APQ_CHECKS);
   }
-  g->checks[g->num_checks++] = (apq_check){layer, rows, count / step};
-  int64_t number = g->num_checks;
   void *args[] = {(void *)(uintptr_t)&ids->data, &wide, &count, &first, &step, &lowest, &rows, &number, &c->stream->found};
   apq_result_code rc = d->cu->launch(d->functions[code->num_kernels - 1], 1, 1, 1, 256, 1, 1, 0, c->stream->now,
                                      args, NULL);

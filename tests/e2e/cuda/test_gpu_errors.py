@@ -221,6 +221,28 @@ def test_memory_is_given_back(program, folder: Path, tmp_path: Path) -> None:
     assert sorted([*given, weights]) == taken  # all but the weights on the device it is on now
 
 
+def test_memory_goes_with_the_module(program, folder: Path, tmp_path: Path) -> None:
+    """When nobody holds it any more, arrays of its runs neither."""
+    text = """
+    import gc, sys
+    import numpy as np
+    import small
+    y = small.run(ids=np.zeros((1, 3), np.int64), on_device=True)["y"]
+    before = np.asarray(y)
+    del sys.modules["small"], small
+    gc.collect()
+    np.testing.assert_array_equal(y, before)
+    del y
+    gc.collect()
+    """
+    log = tmp_path / "log.txt"
+    done = program(folder, text, {"CUSIM_LOG": str(log)})
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    lines = [line.split() for line in log.read_text().splitlines()]
+    taken, given = (sorted(line[1] for line in lines if line[0] == w) for w in ("alloc", "free"))
+    assert taken == given
+
+
 def test_results_do_not_depend_on_the_order_of_threads(program, folder: Path) -> None:
     text = RUN.format(count=ROWS) + "print(y.tobytes().hex())"
     runs = {program(folder, text, {"CUSIM_SEED": str(seed)}).stdout for seed in range(3)}

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sentences
 
 from apq_tvm import pipeline
 from apq_tvm.codegen.cuda.compilers import find_compiler
 from apq_tvm.codegen.cuda.simulator import Simulator
+from apq_tvm.codegen.cuda.split import DeviceCode
 from apq_tvm.errors import BuildError, UnsupportedModel
 from apq_tvm.module import load_module
 from apq_tvm.schedules.devices import PROFILES, find_profile
-from tests.onnx_models import build, rand, save
+from tests.onnx_models import build, rand, save, session_of
 from tests.small_llama import inputs, small_llama
 
 GPUS = [profile.name for profile in PROFILES if profile.gpu]
 COSINE = 0.9999
+POOLED, POOLED_COSINE = "461", 0.98
+"""The demo's sentences as one vector each: to the float model's."""
+
 LIBRARY_BYTES = 500_000
 ALL_BYTES = 1_000_000
 """With images of seven compute capabilities."""
@@ -48,6 +54,11 @@ def test_demo_model_agrees_with_the_processors(
         wanted = theirs.run(feeds)
         for name, value in mine.run(feeds).items():
             assert cosine(value, wanted[name]) >= COSINE, (shape, name)
+    _, words = sentences.load()
+    feeds = {name: value[:8] for name, value in words.items()}
+    (exact,) = session_of(demo_onnx).run([POOLED], feeds)
+    found = mine.run(feeds)[POOLED]
+    assert np.mean([cosine(a, b) for a, b in zip(found, exact, strict=True)]) >= POOLED_COSINE
     launches_are_few(program, tmp_path)
 
 
@@ -141,3 +152,20 @@ def test_one_module_for_every_gpu(program, tmp_path: Path) -> None:
     assert len(said) == 1
     done = program(tmp_path, text, {"CUSIM_SM": "70"})
     assert "WrongMachine" in done.stderr and "cuda-auto" in done.stderr
+
+
+@dataclass(frozen=True)
+class Unreadable(Simulator):
+    """Its text is none that a driver takes."""
+
+    def ptx(self, code: DeviceCode, sm: int) -> bytes:
+        return b"// none"
+
+
+def test_images_are_not_shared_with_jetsons(program, tmp_path: Path) -> None:
+    """Orin is 8.7, and takes the text of a module for 8.6, not its image; 8.9 takes the image."""
+    path = save(build([("Relu", "x", "y")], {"x": ("float32", ["m", 64])}, "y"), tmp_path)
+    pipeline.compile(path, tmp_path / "relu", target="rtx-3090", images=Unreadable())
+    assert program(tmp_path, "import relu", {"CUSIM_SM": "89"}).returncode == 0
+    done = program(tmp_path, "import relu", {"CUSIM_SM": "87"})
+    assert done.returncode == 1 and "cuModuleLoadData" in done.stderr, done.stderr
