@@ -108,6 +108,9 @@ def choose(
             clash = f"wants layout {name}; the weights are stored as {layout}"
             rejected.append((kernel.name, clash))
     widths = spec.scheme.widths if spec.scheme else (0,)
+    if fitting and not rejected and fitting[0][0].kind == "generic":
+        why = f"is for other families of formats than {spec.scheme}"
+        rejected.append(("every other kernel", why))
     return tuple(
         KernelChoice(kernel.name, layout, m_min, m_max, tuple(rejected), width)
         for width in widths

@@ -35,6 +35,10 @@ _THREADS = {75: 1024, 80: 2048, 86: 1536, 87: 1536, 89: 1536, 90: 2048, 110: 204
 _MEASURED = "h200"
 """Whose figures the others borrow."""
 
+_INT8 = {75: 1024, 80: 2048, 86: 1024, 87: 2048, 89: 1024, 90: 4096, 120: 1024}
+"""Multiply-adds of int8 tensors of a multiprocessor and cycle: a part's INT8 rate in its whitepaper
+over its multiprocessors and boost clock; Thor's names none without sparsity."""
+
 _X86, _ARM = "x86_64-linux-gnu", "aarch64-linux-gnu"
 
 
@@ -66,6 +70,7 @@ def _profile(
         l1_bytes=shared,
         l2_bytes=int(l2_mb * _MB),
         sources=(source, _GUIDE),
+        macs_per_cycle={"imma": _INT8[sm]} if sm in _INT8 else {},
         measured_as=() if name == _MEASURED else (_MEASURED,),
         gpu=GpuFacts(sm, clock_mhz, bandwidth, shared, _THREADS[sm], driver, images),
     )

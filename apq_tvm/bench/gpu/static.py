@@ -162,7 +162,7 @@ class StaticLayer:
         flying = kernel.loop.loads_in_flight * WEIGHT_LOAD_BYTES * WARP * resident
         pipes = {p: c / weights for p, c in kernel.loop.pipes.items()} if loads else {}
         ideal = ideal_bytes(self._layer, case)
-        times = self._times(ideal, flying, pipes, launch.extents[1], facts)
+        times = self._times(ideal, flying, pipes, launch.extents[1])
         limit = max(times, key=lambda name: times[name])
         return {
             "shape": case.shape,
@@ -192,7 +192,6 @@ class StaticLayer:
         flying: float,
         pipes: Mapping[str, float],
         passes: int,
-        facts: Mapping[str, int],
     ) -> dict[str, float]:
         """Microseconds, each if nothing else took any; `passes` are those over the weights."""
         gpu, cores = self._gpu, self._profile.cores
@@ -203,9 +202,9 @@ class StaticLayer:
         weights = self._n * self._k * passes / WARP  # of a lane
         times["latency"] = ideal * LATENCY_NS / (flying * cores) / 1e3
         times["instructions"] = weights * sum(pipes.values()) / (ISSUE * cycles)
-        if facts["int8"]:
+        if rate := self._profile.macs_per_cycle.get("imma"):
             products = PRODUCT if self._gpu.sm >= 80 else PRODUCT // 4
-            times["tensor"] = weights * pipes["tensor"] * products / (facts["int8"] * cycles)
+            times["tensor"] = weights * pipes["tensor"] * products / (rate * cycles)
         return times
 
 
@@ -217,19 +216,17 @@ PRODUCT = 16 * 8 * 32
 capability 7.5 it is four of a quarter.)"""
 
 CAPABILITIES: Mapping[int, Mapping[str, int]] = {
-    75: {"blocks": 16, "reserved": 0, "int8": 1024},
-    80: {"blocks": 32, "reserved": 1024, "int8": 2048},
-    86: {"blocks": 16, "reserved": 1024, "int8": 1024},
-    87: {"blocks": 16, "reserved": 1024, "int8": 2048},
-    89: {"blocks": 24, "reserved": 1024, "int8": 1024},
-    90: {"blocks": 32, "reserved": 1024, "int8": 4096},
-    110: {"blocks": 24, "reserved": 1024, "int8": 0},
-    120: {"blocks": 24, "reserved": 1024, "int8": 1024},
+    75: {"blocks": 16, "reserved": 0},
+    80: {"blocks": 32, "reserved": 1024},
+    86: {"blocks": 16, "reserved": 1024},
+    87: {"blocks": 16, "reserved": 1024},
+    89: {"blocks": 24, "reserved": 1024},
+    90: {"blocks": 32, "reserved": 1024},
+    110: {"blocks": 24, "reserved": 1024},
+    120: {"blocks": 24, "reserved": 1024},
 }
 """Of a multiprocessor: blocks it holds at most, and bytes of shared memory that a block takes
-beside its own (CUDA C++ Programming Guide 13.0, "Compute Capabilities"); products of int8 tensors
-in a cycle, from the INT8 rate of a part's whitepaper over its multiprocessors and boost clock, 0
-where there is none."""
+beside its own (CUDA C++ Programming Guide 13.0, "Compute Capabilities")."""
 
 
 def ideal_bytes(layer: GpuLayer, case: LinearCase) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from apq_tvm import pipeline
 from apq_tvm.codegen.cuda import compilers
-from apq_tvm.codegen.cuda.simulator import Simulator
+from apq_tvm.codegen.cuda.simulator import DRIVER, Simulator
 from apq_tvm.errors import BadTarget, BuildError
 from apq_tvm.schedules.devices import find_profile
 from tests.onnx_models import build, rand, save
@@ -81,6 +81,17 @@ def test_no_driver(program, folder: Path) -> None:
         pytest.skip("this machine has a driver of NVIDIA's")
     done = program(folder, "import small", with_driver=False)
     assert "WrongMachine" in done.stderr and "no NVIDIA driver on this machine" in done.stderr
+
+
+def test_a_driver_that_lacks_a_function(
+    program, folder: Path, driver: Path, tmp_path: Path
+) -> None:
+    library = (driver / DRIVER).read_bytes()
+    name, other = b"\0cuGraphLaunch\0", b"\0cuGraphLaunce\0"
+    assert name in library
+    (tmp_path / DRIVER).write_bytes(library.replace(name, other))
+    line = said(program, folder, {"LD_LIBRARY_PATH": str(tmp_path)})
+    assert "WrongMachine" in line and "cuGraphLaunch" in line, line
 
 
 def test_too_little_memory_for_a_run_leaves_the_module_usable(program, folder: Path) -> None:
