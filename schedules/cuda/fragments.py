@@ -9,7 +9,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.formats.balance import LEVELS, TRIPLE
 from apq_tvm.ops.gpu.planes import planes_of
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.cuda.native import B1_AND
+from apq_tvm.schedules.cuda.native import B1_AND, LATENCY_NS
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.types import DeviceProfile, Scheme
 
@@ -26,12 +26,8 @@ MOST_PAIRS = 24
 """Planes of weights times those of a row of x: eight of them are a product of int8, which has to
 decode weights first but multiplies 8 rows of x at once."""
 
-
 LOAD_BYTES = 512
 """Of a warp's load."""
-
-LATENCY_NS = 800.0
-"""From asking memory to having it, under load."""
 
 IN_FLIGHT = 2.0
 """How much more is asked for than that latency wants: warps are not always all asking."""

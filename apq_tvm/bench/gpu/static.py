@@ -23,10 +23,8 @@ from apq_tvm.bench.gpu.sass import WEIGHT_LOAD_BYTES, Kernel, disassemble, find_
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.errors import BadTarget
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.schedules.cuda.native import LATENCY_NS
 from apq_tvm.types import AnyPath, DeviceProfile, GpuFacts
-
-LATENCY_NS = 800.0
-"""From asking memory to having it, under load: what must be in flight follows from it."""
 
 WARP = 32
 
