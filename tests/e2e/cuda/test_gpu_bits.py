@@ -17,7 +17,7 @@ SCHEMES = (
     "W4zA3tg128", "W2A6tg256", "W2A2", "W1A1", "W3A1", "W4A1g128", "W2*A8", "W2*A8g128",
     "W2*A4tg256", "W2*A2",
 )  # fmt: skip
-SIZES = ((70, 336), (33, 2600))
+SIZES = (pytest.param((70, 336), marks=pytest.mark.all_cases), (33, 2600))
 """N and K: neither divides by a fragment or a unit; of the second, warps have rounds of units."""
 ROWS = (1, 2, 3, 4, 5, 8, 9, 17)
 

@@ -18,6 +18,13 @@ from tests.onnx_models import build, rand, save
 from tests.small_llama import inputs, small_llama
 
 BARRIER = "__syncthreads();"
+
+
+def further(*schemes: str) -> list[Any]:
+    """Schemes of `make test-all` alone."""
+    return [pytest.param(scheme, marks=pytest.mark.all_cases) for scheme in schemes]
+
+
 WIDTH, HEADS = 256, 4
 
 
@@ -93,7 +100,9 @@ for shape in ((1, 1), (2, 5), (1, 9), (1, 130)):
 """
 
 
-@pytest.mark.parametrize("scheme", ["W4A8g32", "W8A8", "W4zA8tg64", "anyprec3-4", "float"])
+@pytest.mark.parametrize(
+    "scheme", ["W4A8g32", "W8A8", "anyprec3-4", *further("W4zA8tg64", "float")]
+)
 def test_modules_have_no_races(program, scheme: str, tmp_path: Path) -> None:
     """At lengths around a tile, of every kind of kernel of an encoder."""
     pipeline.compile(
@@ -132,7 +141,7 @@ def test_a_decoder_has_no_races(program, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["W4A8g32", "W8A8", "W2A8"])
+@pytest.mark.parametrize("scheme", ["W4A8g32", *further("W8A8", "W2A8")])
 def test_every_barrier_is_needed(program, scheme: str, tmp_path: Path) -> None:
     """Without any one of them the checked build finds a race, or what nobody wrote."""
     onnx, options = encoder(tmp_path), {"target": "rtx-3090", "scheme": scheme, "search": False}

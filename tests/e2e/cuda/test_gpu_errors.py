@@ -267,13 +267,13 @@ def test_a_grid_beyond_the_gpu(program, tmp_path: Path) -> None:
         tmp_path,
     )
     pipeline.compile(
-        path, tmp_path / "tall", target="rtx-3090", scheme="W4A8g32", images=Simulator()
+        path, tmp_path / "tall", target="rtx-3090", scheme="W1A8g256", images=Simulator()
     )
     text = """
     import numpy as np
     import tall
     try:
-        tall.run(x=np.zeros((32 * 65535 + 1, 32), np.float32))
+        tall.run(x=np.zeros((4 * 65535 + 1, 32), np.float32))
     except tall.RunError as error:
         print(error)
     print(tall.run(x=np.zeros((5, 32), np.float32))["y"].shape)
