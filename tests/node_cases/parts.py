@@ -1,0 +1,51 @@
+"""What tests of a target ask of ONNX's node cases: a sample in one module, and a part of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.node_cases.cases import Case, collect, store
+from tests.node_cases.judge import Judge
+from tests.node_cases.lists import passing
+
+FILES = (
+    *("topk", "mod", "div", "bitshift", "gathernd", "scatternd", "scatterelements", "cumsum"),
+    *("isinf", "onehot", "reversesequence", "convtranspose", "maxpool", "col2im", "trilu"),
+)
+"""Of onnx; all take ten seconds to collect. `make test` compiles those of one opset."""
+
+PARTS = 12
+"""Of all cases, so that a limit of time (``--minutes``) can come between."""
+
+
+def stored(folder: Path) -> list[Case]:
+    """Every case, those of one opset side by side, in a folder."""
+    found = sorted(collect(), key=lambda case: (case.key, case.name))
+    store(found, folder)
+    return found
+
+
+def check_sample(target: str, folder: Path) -> None:
+    """As one module."""
+    known, found = set(passing(target)), [case for case in collect(*FILES)]
+    keys = [case.key for case in found]
+    common = max(set(keys), key=keys.count)
+    chosen = [case for case in found if case.key == common and case.name in known][:40]
+    store(chosen, folder)
+    outcomes = dict(Judge(folder, target).compiled(chosen))
+    assert {name: why for name, (kind, why) in outcomes.items() if kind != "passes"} == {}
+
+
+def check_part(part: int, target: str, cases: Sequence[Case], folder: Path) -> None:
+    """No bug, and nothing that passed is refused. What passed goes into modules of many at once, in
+    which nothing else is: one that is refused would break them up."""
+    size, known, judge = -(-len(cases) // PARTS), set(passing(target)), Judge(folder, target)
+    mine = {case.name: case for case in cases[part * size : (part + 1) * size]}
+    outcomes = judge.alone([name for name in mine if name not in known], "schedule")
+    refused = {name for name, (kind, _) in outcomes.items() if kind != "passes"}
+    for group in (mine.keys() & known, mine.keys() - known - refused):
+        outcomes |= dict(judge.compiled([mine[name] for name in group]))
+    bugs = {n: o for n, o in outcomes.items() if o[0] not in ("passes", "refused")}
+    lost = {n: outcomes[n] for n in known & outcomes.keys() if outcomes[n][0] != "passes"}
+    assert not bugs and not lost

@@ -1,0 +1,33 @@
+"""ONNX's own node tests on a simulated GPU; a file of its own, so that both workers have one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.node_cases.cases import Case
+from tests.node_cases.parts import PARTS, check_part, check_sample, stored
+
+TARGET = "rtx-3090"
+
+
+@pytest.mark.slow
+def test_a_sample_passes(tmp_path: Path) -> None:
+    check_sample(TARGET, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cases")
+
+
+@pytest.fixture(scope="module")
+def cases(folder: Path) -> list[Case]:
+    return stored(folder)
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_case(part: int, cases: list[Case], folder: Path) -> None:
+    check_part(part, TARGET, cases, folder)
