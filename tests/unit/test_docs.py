@@ -299,7 +299,7 @@ def kernels_of(path: str) -> set[str]:
     return {k.name for found in tuples for k in found if isinstance(k, LinearKernel)}
 
 
-@pytest.mark.parametrize(("arch", "column"), [("x86_64", 2), ("aarch64", 3)])
+@pytest.mark.parametrize(("arch", "column"), [("x86_64", 2), ("aarch64", 3), ("cuda", 4)])
 def test_a_kernels_name_says_its_file(arch: str, column: int) -> None:
     rows = table(ARCHITECTURE, "| a name like |")
     profile = next(p for p in PROFILES if p.arch == arch)
