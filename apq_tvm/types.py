@@ -322,6 +322,8 @@ class GpuFacts:
         compiler makes the images (`apq_tvm.codegen.cuda.compilers`).
     images : tuple of int
         Compute capabilities that images are made for; that of the GPU alone by default.
+    latency_ns : float
+        From asking memory to having it, under load: a round figure, no vendor's.
     """
 
     sm: int
@@ -331,6 +333,7 @@ class GpuFacts:
     threads: int
     driver: int
     images: tuple[int, ...] = ()
+    latency_ns: float = 800.0
 
 
 @dataclass(frozen=True)

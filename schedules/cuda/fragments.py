@@ -9,7 +9,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.formats.balance import LEVELS, TRIPLE
 from apq_tvm.ops.gpu.planes import planes_of
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.cuda.native import B1_AND, LATENCY_NS
+from apq_tvm.schedules.cuda.native import B1_AND
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.types import DeviceProfile, Scheme
 
@@ -85,7 +85,7 @@ def _warps(spec: LinearSpec, profile: DeviceProfile, layout: FragmentLayout, chu
         return 8
     assert profile.gpu is not None
     asked = layout.row_blocks(spec.n) * chunks * layout.unit_loads * LOAD_BYTES
-    wanted = IN_FLIGHT * profile.gpu.bandwidth * LATENCY_NS
+    wanted = IN_FLIGHT * profile.gpu.bandwidth * profile.gpu.latency_ns
     return next((warps for warps in (1, 2, 4) if warps * asked >= wanted), 8)
 
 

@@ -1,4 +1,4 @@
-"""What GPUs are like: what tensor cores have an instruction for, as features; how far memory is."""
+"""What tensor cores have an instruction for, as features of a profile."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ B1_AND, B1_XOR = "b1_and", "b1_xor"
 _EVERYWHERE = ("s8", "f16")
 _MORE = {75: (B1_XOR, "s4"), 89: (B1_AND, B1_XOR, "s4", "e4m3"), 90: (B1_AND,), 120: ("e4m3",)}
 _MORE |= dict.fromkeys((80, 86, 87), (B1_AND, B1_XOR, "s4"))
-
-
-LATENCY_NS = 800.0
-"""From asking memory to having it, under load: what must be in flight follows from it."""
 
 
 def native(sm: int) -> tuple[str, ...]:

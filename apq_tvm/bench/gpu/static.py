@@ -23,7 +23,6 @@ from apq_tvm.bench.gpu.sass import WEIGHT_LOAD_BYTES, Kernel, disassemble, find_
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.errors import BadTarget
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.schedules.cuda.native import LATENCY_NS
 from apq_tvm.types import AnyPath, DeviceProfile, GpuFacts
 
 WARP = 32
@@ -62,10 +61,10 @@ def bench_gpu_static(
         `spills` are bytes of a thread in local memory.
         `warps_per_sm` is what is resident: by registers, shared memory and threads, or fewer where
         the launch has not so many blocks. `bytes_in_flight` are those of weights that a
-        multiprocessor has asked for and not used, `bytes_wanted` what `LATENCY_NS` of its share of
-        the bandwidth is. `ideal_bytes` are read and written once: weights, x and y. `limit` is the
-        largest of `times_us`. `native`: whether the matrix products that the kernel is written with
-        are instructions of this GPU, None if it has none (`apq_tvm.bench.gpu.native`).
+        multiprocessor has asked for and not used, `bytes_wanted` what its share of the bandwidth is
+        in `GpuFacts.latency_ns`. `ideal_bytes` are read and written once: weights, x and y. `limit`
+        is the largest of `times_us`. `native`: whether the matrix products that the kernel is
+        written with are instructions of this GPU, None if it has none (`apq_tvm.bench.gpu.native`).
 
         From `dram_bytes` on figures are of one launch for a layer `simulated` (NxK) of
         `simulated_m` rows of x, the real ones or fewer: bytes of the sectors of 32 bytes that it
@@ -176,7 +175,7 @@ class StaticLayer:
             "shared_bytes": kernel.shared_bytes,
             "warps_per_sm": resident,
             "bytes_in_flight": flying if loads else None,
-            "bytes_wanted": self._gpu.bandwidth * LATENCY_NS / self._profile.cores,
+            "bytes_wanted": self._gpu.bandwidth * self._gpu.latency_ns / self._profile.cores,
             "ideal_bytes": ideal,
             "times_us": times,
             "limit": limit,
@@ -198,7 +197,7 @@ class StaticLayer:
         if not pipes:
             return times
         weights = self._n * self._k * passes / WARP  # of a lane
-        times["latency"] = ideal * LATENCY_NS / (flying * cores) / 1e3
+        times["latency"] = ideal * gpu.latency_ns / (flying * cores) / 1e3
         times["instructions"] = weights * sum(pipes.values()) / (ISSUE * cycles)
         if rate := self._profile.macs_per_cycle.get("imma"):
             products = PRODUCT if self._gpu.sm >= 80 else PRODUCT // 4
