@@ -14,14 +14,11 @@ from apq_tvm.ops.gpu.planes import PlaneFactors, planes_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.cuda.fragments import (
     WEIGHTS,
+    Weights,
     ask_plan,
     check_planes,
-    family_of,
     layout_of,
-    many_tiles,
     pays,
-    planes_of_weights,
-    rows_of,
 )
 from apq_tvm.schedules.cuda.native import B1_AND
 from apq_tvm.schedules.cuda.quantize import quantize_planes
@@ -32,7 +29,7 @@ from apq_tvm.types import DeviceProfile
 _INT32_MAX = 2**31 - 1
 
 
-def _kernel(weights: str, bits: int, planes: int, tiles: int) -> LinearKernel:
+def _kernel(weights: Weights, planes: int, tiles: int) -> LinearKernel:
     """The kernel of such weights for `planes` of x, and rows that fill so many tiles."""
     tile = COLUMNS // planes
 
@@ -63,19 +60,19 @@ def _kernel(weights: str, bits: int, planes: int, tiles: int) -> LinearKernel:
         return quantize_planes(choice.spec, factors(choice))
 
     return LinearKernel(
-        "bitserial", weights, planes, Instruction("bmma168256", (B1_AND,), rows_of(weights)),
+        "bitserial", weights.name, planes, Instruction("bmma168256", (B1_AND,), weights.rows),
         1 if tiles == 1 else tile + 1,
         check=check, layout=layout_of, func=func, schedule=lambda sch, choice: None,
         ask=lambda spec, profile, decide: ask_plan(spec, profile, decide, tiles), prepare=prepare,
-        bits=bits, family=family_of(weights), m_named=tile * tiles,
+        bits=weights.bits, family=weights.family, m_named=tile * tiles,
     )  # fmt: skip
 
 
 BIT_KERNELS: tuple[LinearKernel, ...] = tuple(
-    _kernel(weights, bits, planes, tiles)
-    for weights, bits in WEIGHTS
+    _kernel(weights, planes, tiles)
+    for weights in WEIGHTS
     for planes in (8, 4, 2)
-    for tiles in (many_tiles(weights), 1)
-    if pays(planes_of_weights(weights, bits), planes)
+    for tiles in (weights.many, 1)
+    if pays(weights.planes, planes)
 )
 """In order of preference; `apq_tvm.schedules.linear.thresholds` knows up to how many rows."""

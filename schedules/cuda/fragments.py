@@ -13,11 +13,40 @@ from apq_tvm.schedules.cuda.native import B1_AND
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.types import DeviceProfile, Scheme
 
-BALANCED = "W2star"
-"""How names of kernels call ``W2*``."""
 
-WEIGHTS = (*((f"W{bits}", bits) for bits in range(1, 9)), (BALANCED, 2))
-"""Weights whose codes tensor cores multiply: in names, and a scheme's bits."""
+@dataclass(frozen=True)
+class Weights:
+    """Weights whose codes tensor cores multiply.
+
+    Parameters
+    ----------
+    name : str
+        In names of kernels.
+    bits : int
+        Of their schemes.
+    planes : int
+        That a code has.
+    family : str
+        Of formats.
+    rows : int
+        Of a block.
+    many : int
+        Tiles of rows of x that share what was read of weights, as many as there are registers for
+        the sums of.
+    """
+
+    name: str
+    bits: int
+    planes: int
+    family: str = "int"
+    rows: int = 16
+    many: int = 4
+
+
+WEIGHTS = (
+    *(Weights(f"W{bits}", bits, bits) for bits in range(1, 9)),
+    Weights("W2star", 2, (LEVELS - 1).bit_length(), "balance", 16 * TRIPLE, 2),
+)
 
 MOST_PLANES = 4
 """Planes of weights: int8 costs 8 products of the same size for 8 rows of x."""
@@ -31,27 +60,6 @@ LOAD_BYTES = 512
 
 IN_FLIGHT = 2.0
 """How much more is asked for than that latency wants: warps are not always all asking."""
-
-
-def family_of(weights: str) -> str:
-    """Of formats, by weights in names."""
-    return "balance" if weights == BALANCED else "int"
-
-
-def planes_of_weights(weights: str, bits: int) -> int:
-    """Planes that such weights lie in."""
-    return (LEVELS - 1).bit_length() if weights == BALANCED else bits
-
-
-def rows_of(weights: str) -> int:
-    """Rows of weights of a block."""
-    return 16 * TRIPLE if weights == BALANCED else 16
-
-
-def many_tiles(weights: str) -> int:
-    """Tiles of rows of x that share what was read of weights: as many as there are registers for
-    the sums of."""
-    return 2 if weights == BALANCED else 4
 
 
 @dataclass(frozen=True)

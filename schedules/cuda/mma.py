@@ -12,14 +12,7 @@ from apq_tvm.ops.gpu.product import TILE, Product
 from apq_tvm.ops.gpu.rows import RowFactors
 from apq_tvm.ops.gpu.steps import Steps
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.cuda.fragments import (
-    WEIGHTS,
-    ask_plan,
-    family_of,
-    layout_of,
-    many_tiles,
-    rows_of,
-)
+from apq_tvm.schedules.cuda.fragments import WEIGHTS, Weights, ask_plan, layout_of
 from apq_tvm.schedules.cuda.quantize import quantize_words
 from apq_tvm.schedules.linear.kernel import Choice, Instruction, LinearKernel, Preparation
 from apq_tvm.tensorize.cuda.functions import call
@@ -50,7 +43,7 @@ def _factors(choice: Choice, tiles: int) -> RowFactors:
     return RowFactors(steps, spec.k, scheme.act_group, spec.centres)
 
 
-def _kernel(weights: str, bits: int, tiles: int, least: int) -> LinearKernel:
+def _kernel(weights: Weights, tiles: int, least: int) -> LinearKernel:
     """The kernel of such weights for `least` and more rows of x."""
 
     def func(choice: Choice) -> Any:
@@ -62,16 +55,16 @@ def _kernel(weights: str, bits: int, tiles: int, least: int) -> LinearKernel:
 
     kind = "gemv" if tiles == 1 else "gemm"
     return LinearKernel(
-        kind, weights, 8, Instruction("imma16832", (), rows_of(weights)), least,
+        kind, weights.name, 8, Instruction("imma16832", (), weights.rows), least,
         check=_check, layout=layout_of, func=func, schedule=lambda sch, choice: None,
         ask=lambda spec, profile, decide: ask_plan(spec, profile, decide, tiles), prepare=prepare,
-        bits=bits, family=family_of(weights), m_named=TILE * tiles,
+        bits=weights.bits, family=weights.family, m_named=TILE * tiles,
     )  # fmt: skip
 
 
 MMA_KERNELS: tuple[LinearKernel, ...] = tuple(
-    _kernel(weights, bits, tiles, least)
-    for weights, bits in WEIGHTS
-    for tiles, least in ((many_tiles(weights), 9), (1, 1))
+    _kernel(weights, tiles, least)
+    for weights in WEIGHTS
+    for tiles, least in ((weights.many, 9), (1, 1))
 )
 """In order of preference."""
