@@ -67,8 +67,6 @@ class BitProduct(Stream):
         self.count = 4 * self.layout.bits * self.tiles * self.thirds
         self.dots = local(self.count, "int32")
         self.x = local(2)
-        self.scales = local(self.layout.together * self.thirds)
-        self.pair = local(2, "float32")
         self.counts, self.first_lane = local(2, "int32"), local(1, "int32")
         plane = self.lane % 4 * 2 % self.planes
         one = i32(2 if self.layout.signs else 1)
@@ -133,13 +131,8 @@ class BitProduct(Stream):
     def _add(
         self, group: int, number: Expr, third: int, bases: list[tuple[Expr, Expr | None]]
     ) -> None:
-        layout = self.layout
-        slot, row = group % layout.together, self.scale_row(third)
-        scales = layout.together * third
-        if slot == 0:
-            first = self.weights["scales"][layout.scale_place(self.block, number, row, 0)]
-            self.read(f"apq_read{layout.together}", self.scales[scales], first)
-        self.do("apq_floats", address(self.pair[0]), self.scales[scales + slot])
+        layout, row = self.layout, self.scale_row(third)
+        self.take_scales(group, number, third)
         for tile, (base, scale) in enumerate(bases):
             for high in range(2):
                 first = address(self.dots[self._dot(third, tile, 0) + 2 * high])

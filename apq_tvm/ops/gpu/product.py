@@ -67,10 +67,8 @@ class Product(Stream):
         count = 4 * self.tiles * self.chains * self.thirds
         self.dots = local(count, "int32")
         self.x = local(2 * self.factors.steps_at_once * self.tiles)
-        self.scales = local(self.layout.together * self.thirds)
         self.zeros = local(2)
         self.row_scales = local(2 * self.factors.paired * self.tiles, "float32")
-        self.pair = local(2, "float32")
         if self.whole_rows:
             fill(self.dots, i32(0), 0, count)
 
@@ -179,16 +177,10 @@ class Product(Stream):
 
     def _add(self, group: int, number: Expr, third: int) -> None:
         layout, places = self.layout, self.places[group]
-        slot, row = group % layout.together, self.scale_row(third)
-        scales = layout.together * third
-        if slot == 0:
-            first = self.weights["scales"][layout.scale_place(self.block, number, row, 0)]
-            self.read(f"apq_read{layout.together}", self.scales[scales], first)
-            if self.zeros_at_once:
-                zeros = self.weights["zeros"]
-                first = zeros[layout.scale_place(self.block, number, row, 0)]
-                self.read("apq_read2", self.zeros[0], first)
-        self.do("apq_floats", address(self.pair[0]), self.scales[scales + slot])
+        if self.zeros_at_once and group % layout.together == 0:
+            first = layout.scale_place(self.block, number, self.scale_row(third), 0)
+            self.read("apq_read2", self.zeros[0], self.weights["zeros"][first])
+        self.take_scales(group, number, third)
         if not self.factors.folded and self.steps.exponent(group):
             for high in range(2):
                 scale = self.pair[high] * f32(0.5 ** self.steps.exponent(group))

@@ -120,6 +120,8 @@ class Stream(ABC):
     def _share(self) -> None:
         self.sums = local(self.thirds * self.results, "float32")
         fill(self.sums, f32(0.0), 0, self.thirds * self.results)
+        self.scales = local(self.layout.together * self.thirds)
+        self.pair = local(2, "float32")
         self.begin()
         self.words = local(4 * self.layout.unit_loads * self.units * self.chunks)
         if self.thirds > 1:
@@ -186,6 +188,16 @@ class Stream(ABC):
     def scale_row(self, third: int) -> Expr:
         """Of a lane's first row of weights in a third, as `FragmentLayout.scale_place` wants it."""
         return self.lane // 4 + third * 8 if third else self.lane // 4
+
+    def take_scales(self, group: int, number: Expr, third: int) -> None:
+        """Leave the scales of a lane's two rows of weights in `pair`; `number` is the group's, of
+        which `together` are read at once."""
+        together = self.layout.together
+        slot, first = group % together, together * third
+        if slot == 0:
+            place = self.layout.scale_place(self.block, number, self.scale_row(third), 0)
+            self.read(f"apq_read{together}", self.scales[first], self.weights["scales"][place])
+        self.do("apq_floats", address(self.pair[0]), self.scales[first + slot])
 
     def read(self, function: str, to: Expr, source: Expr) -> None:
         """A device function that reads `source` and what follows it."""
