@@ -92,14 +92,13 @@ def emit(
         See `apq_tvm.codegen.package.folder`; the old output is intact.
     """
     watch = _Steps(progress or Silent())
-    progress = watch.progress
     name = check_name(output)
     check_output(output, force)
     models = (scheduled, *alternatives)
     profile = _profile(scheduled)
     tools = tools or find_toolchain(profile.triple, exact=False)
     with (
-        progress.stage("emit", len(STEPS)),
+        watch.progress.stage("emit", len(STEPS)),
         staged(output, force) as folder,
         tempfile.TemporaryDirectory(prefix="apq.") as scratch,
     ):
