@@ -26,17 +26,21 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
     -------
     dict
         ``target``, ``features``, ``stored``, ``batch`` (the ``dimension`` along which large runs
-        are cut into parts, or a ``note`` why there is none), ``layers``, ``functions``,
+        are cut into parts, or a ``note`` why there is none), ``session`` (`describe_session`; where
+        a model with caches has none, ``stateless`` is why), ``layers``, ``functions``,
         ``onnx_sha256``; where there are several devices also ``variants``, a list of ``target``,
         ``features`` and ``layers`` of each. ``layers`` and ``functions`` are then those of the
         first.
     """
+    model = plan.quantized.model
     described = {
         "target": plan.profile.name,
         "features": sorted(plan.profile.features),
         "onnx_sha256": plan.quantized.model.sha256,
         "stored": describe_stored(plan.quantized),
         "batch": {"dimension": plan.quantized.model.batch, "note": plan.quantized.model.mixed},
+        "session": describe_session(model),
+        "stateless": model.stateless,
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
@@ -45,6 +49,19 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         ],
     }
     return {**described, **describe_variants(plan, scheduled)}
+
+
+def describe_session(model: ImportedModel) -> dict[str, Any] | None:
+    """``session``: inputs by what goes there, the caches, the output that is given; None if none."""
+    if model.state is None:
+        return None
+    state = model.state
+    return {
+        "feeds": dict(state.feeds),
+        "caches": dict(zip(state.pasts, state.presents, strict=True)),
+        "logits": state.logits,
+        "cache": state.cache,
+    }
 
 
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:

@@ -42,6 +42,7 @@ def plan(
     guidance: Guidance | None = None,
     triple: str = "",
     layout: str = "",
+    kv: str = "f32",
     progress: Progress | None = None,
     stopwatch: _Stopwatch | None = None,
 ) -> KernelPlan:
@@ -58,6 +59,7 @@ def plan(
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
     from apq_tvm.schedules.devices import device_operators, find_profile, linear_kernels
     from apq_tvm.select import select
+    from apq_tvm.sessions import cache_type, keep
 
     progress = progress or Silent()
     stopwatch = stopwatch or _Stopwatch()
@@ -69,7 +71,7 @@ def plan(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
     )
     stopwatch.lap("quantize")
-    quantized = join(quantized, device_operators(profile))
+    quantized = keep(join(quantized, device_operators(profile)), cache_type(kv))
     variants = tuple(select(quantized, v, linear_kernels(v)) for v in profile.variants)
     if variants:
         chosen = KernelPlan(quantized, profile, variants[0].choices, variants)
@@ -92,6 +94,7 @@ def compile(
     guidance: Guidance | None = None,
     triple: str = "",
     layout: str = "",
+    kv: str = "f32",
     cc: str = "",
     sysroot: str = "",
     images: ImageCompiler | None = None,
@@ -125,6 +128,8 @@ def compile(
         GNU/Linux; the C compiler must have its C library.
     layout : str
         Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm.layouts`).
+    kv : str
+        Type of the keys and values that attention of a decoder reads, ``"f32"`` or ``"f16"``.
     cc, sysroot : str
         C compiler for `target`, where the one found by itself will not do, and the folder of the
         target's headers and libraries (`apq_tvm.codegen.build.toolchain`).
@@ -150,7 +155,8 @@ def compile(
     images = images or _images(target)
     chosen = plan(
         model, target=target, scheme=scheme, tensor_types=tensor_types, dims=dims, search=search,
-        guidance=guidance, triple=triple, layout=layout, progress=progress, stopwatch=stopwatch,
+        guidance=guidance, triple=triple, layout=layout, kv=kv, progress=progress,
+        stopwatch=stopwatch,
     )  # fmt: skip
     return build(
         chosen, output, force=force, tools=tools, images=images, progress=progress,

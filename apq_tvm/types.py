@@ -80,6 +80,40 @@ class Node:
 
 
 @dataclass(frozen=True)
+class State:
+    """What a session of a decoder keeps from run to run (`apq_tvm.sessions`).
+
+    Parameters
+    ----------
+    pasts, presents : tuple of str
+        Inputs that are caches before a run, and the outputs that are the same behind it.
+    feeds : mapping of str to str
+        Every other input → what a session puts there: ``"ids"``, ``"mask"`` (ones),
+        ``"positions"``, ``"lengths"`` (of all tokens, less 1), ``"total"`` (of all tokens) or
+        ``"given"``, what the caller says once.
+    logits : str
+        The output that a session gives.
+    past, length : str
+        Dimensions: tokens of the caches, and of ``"ids"``.
+    cache : str
+        Type of what is kept, ``"float32"`` or ``"float16"``.
+    """
+
+    pasts: tuple[str, ...]
+    presents: tuple[str, ...]
+    feeds: Mapping[str, str]
+    logits: str
+    past: str
+    length: str
+    cache: str = "float32"
+
+
+KEPT, ASKED = "apq_kept", "apq_asked"
+"""Dimensions that the runtime gives: tokens that a session's caches hold already, 0 without one, and
+the last tokens whose logits are wanted, all without one."""
+
+
+@dataclass(frozen=True)
 class ImportedModel:
     """A normalised ONNX graph.
 
@@ -114,6 +148,8 @@ class ImportedModel:
     batch : str
         Dimension along which a run may be cut into parts (`apq_tvm.onnx_import.apart`); ``""`` if
         there is none, and `mixed` tells why.
+    state : State, optional
+        What makes a session; without it, `stateless` tells why a model with caches has none.
     """
 
     name: str
@@ -131,6 +167,8 @@ class ImportedModel:
     notes: Mapping[str, str] = field(default_factory=dict)
     batch: str = ""
     mixed: str = ""
+    state: State | None = None
+    stateless: str = ""
 
 
 @dataclass(frozen=True)

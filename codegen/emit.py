@@ -20,6 +20,7 @@ from apq_tvm.codegen.cuda.build import build_device, fit_gpu
 from apq_tvm.codegen.cuda.compilers import ImageCompiler, find_compiler
 from apq_tvm.codegen.graph.c_source import Device, WeightsFile, graph_source, tables_source
 from apq_tvm.codegen.graph.plain import Graph, cut_along, total_weight_bytes
+from apq_tvm.codegen.graph.session import add_session
 from apq_tvm.codegen.graph.read_relax import prepare, read_graph
 from apq_tvm.codegen.package.folder import (
     MANIFEST_FORMAT,
@@ -118,7 +119,8 @@ def emit(
             watch.begin("library")
             link_library(tools, name, [*compiled(), *kernels], work, folder)
         watch.begin("package")
-        write_package(folder, name, values, profile.gpu is not None)
+        sessions = parts[0].graph.kept is not None
+        write_package(folder, name, values, profile.gpu is not None, sessions)
         manifest = _manifest(name, parts, weights, merged, profile, tools) | dict(manifest_extra)
         manifest["timings"] = {**manifest_extra.get("timings", {}), **watch.seconds()}
         _write_manifest(folder, manifest)
@@ -200,6 +202,8 @@ def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:
         device = Device(profile.name, (), number, prefix, runtime="cuda")
         return _Part(device, graph, mod, target, profile)
     cut_along(graph, model.batch)
+    if model.state is not None:
+        add_session(graph, model.state)
     flags, near = cpu_flags(target), NEAR_CACHES * profile.l2_bytes
     return _Part(Device(profile.name, flags, number, prefix, near), graph, mod, target, profile)
 

@@ -16,6 +16,7 @@ from tvm import relax
 
 from apq_tvm.lower.arithmetic import ARITHMETIC
 from apq_tvm.lower.behind import prepare_behind
+from apq_tvm.lower.cache import cache_converter
 from apq_tvm.lower.channels_first import ChannelsFirstLowering
 from apq_tvm.lower.channels_last import ChannelsLastLowering
 from apq_tvm.lower.dims import Dims
@@ -74,6 +75,7 @@ def lower(
     windows = ChannelsLastLowering(shapes.extents)
     linears = LinearLowering(packed.plan, kernels, decide, layer_params, windows)
     converters = {
+        "apq.Cache": cache_converter(dims),
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
         **ARITHMETIC,

@@ -17,10 +17,13 @@ from tvm import relax, tirx
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import defined
 from apq_tvm.onnx_import.symbolic.dims import Call, Expr, evaluate, parse
-from apq_tvm.types import ImportedModel
+from apq_tvm.types import ASKED, KEPT, ImportedModel
 
 CONDITIONS = "apq.conditions"
 """Attribute of ``main``: triples of two extents that must be equal and the node that says so."""
+
+GIVEN = "apq.given"
+"""Attribute of ``main``: dimensions that the runtime gives, in the order of its table."""
 
 RUN_SIZES = "apq.run_sizes"
 """Attribute of ``main``: dimensions that it computes from data."""
@@ -44,7 +47,9 @@ class Dims:
             for node in model.nodes
             for name in dict.fromkeys(defined(node))
         }
-        self.symbols: dict[str, Any] = dict(self._run)
+        names = (KEPT, ASKED) if model.state is not None else ()
+        self._given = {name: tirx.Var(name, "int64") for name in names}
+        self.symbols: dict[str, Any] = {**self._run, **self._given}
         self._derived: dict[str, Any] = {}
         self.conditions: list[tuple[Any, Any, str]] = []
         for text in _texts(model):
@@ -90,13 +95,18 @@ class Dims:
 
     def parameter(self) -> Any:
         """The parameter of ``main`` that binds variables no input has; None if there are none."""
-        bound = [*self._derived.values(), *self._run.values()]
+        bound = [*self._derived.values(), *self._run.values(), *self._given.values()]
         return relax.Var("dims", relax.ShapeType(bound)) if bound else None
 
     @property
     def run_sizes(self) -> list[str]:
         """Those of these variables that ``apq.Sizes`` gives their values."""
         return list(self._run)
+
+    @property
+    def given(self) -> list[str]:
+        """Those that the runtime gives: `apq_tvm.types.KEPT` and so on."""
+        return list(self._given)
 
     def expressions(self) -> Mapping[str, Any]:
         """Name of each derived variable → what it is, over the input dimensions."""

@@ -19,7 +19,7 @@ from tvm import ir, relax, sym
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.lower.dims import ATTRIBUTE, CONDITIONS, RUN_SIZES, Dims
+from apq_tvm.lower.dims import ATTRIBUTE, CONDITIONS, GIVEN, RUN_SIZES, Dims
 from apq_tvm.onnx_import.graph import SIZES
 from apq_tvm.types import Array, ImportedModel, Node, TensorSpec
 
@@ -73,7 +73,7 @@ def import_graph(
     main = mod["main"].with_attr("tir_var_upper_bound", dict(model.limits))
     main = main.with_attr("tir_var_lower_bound", dict(model.least))
     main = main.with_attr(CONDITIONS, [list(condition) for condition in dims.conditions])
-    main = main.with_attr(RUN_SIZES, dims.run_sizes)
+    main = main.with_attr(RUN_SIZES, dims.run_sizes).with_attr(GIVEN, dims.given)
     mod["main"] = main.with_attr(ATTRIBUTE, dict(dims.expressions()))
     return mod
 

@@ -38,6 +38,7 @@ from apq_tvm.codegen.graph.plain import (
     Step,
     Tensor,
 )
+from apq_tvm.codegen.graph.session import left_out, session_table
 from apq_tvm.types import Variant
 
 DL_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2}
@@ -254,8 +255,13 @@ def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
         "  (void)frame;",
         *symbol_lines(graph, "frame->symbols"),
     ]
+    skipped = left_out(graph)
     for number, step in enumerate(graph.steps):
-        lines += _step_lines(number, step, pointers, prefix)
+        step_lines = _step_lines(number, step, pointers, prefix)
+        if number in skipped:
+            wanted = f"  if (frame->outputs[{skipped[number]}] != NULL) {{"
+            step_lines = [wanted, *step_lines, "  }"]
+        lines += step_lines
     late = [i for i, port in enumerate(graph.outputs) if port.late]
     for i in late:
         result = graph.results[i]
@@ -438,6 +444,7 @@ def _tables(graph: Graph, buffers: Sequence[Buffer], cpu_flags: Sequence[str]) -
             f"static const apq_lifetime lifetime_table[] = {{{spans}}};",
             f"static const int32_t segment_table[] = {{{', '.join(map(str, starts))}}};",
             f"static const char *const flag_table[] = {{{flags}}};",
+            *filter(None, [session_table(graph, buffers)]),
         ]
     )
 
@@ -478,6 +485,7 @@ def _module_table(
         "data_checksum": f"{weights.data_checksum:#018x}u",
         "shapes": "shapes",
         "graph": "graph",
+        "kept": "&kept_table" if graph.kept else "NULL",
         "code": f"&{device.code}" if device.code else "NULL",
     }
     rows = [f"    .{field} = {value}," for field, value in fields.items()]

@@ -143,7 +143,11 @@ def call_work(
         if not (looks_up and t.place is Place.WEIGHT)
     ]
     elements = _product(tensors[-1].dims) if tensors else "0"
-    return work_of(func, names, elements, " + ".join(touched) or "0")
+    work = work_of(func, names, elements, " + ".join(touched) or "0")
+    if func.attrs and str(func.attrs.get("apq.op", "")) == "cache":  # what is kept costs nothing
+        kept, total = args[-2:]
+        return f"({work}) * (double)({total} - {kept}) / (double)({total})"
+    return work
 
 
 def _product(factors: Sequence[str]) -> str:

@@ -58,7 +58,10 @@ class Tensor:
 
 @dataclass
 class Symbol:
-    """A symbolic dimension: its names in C and in messages, the axis it is from, its bounds."""
+    """A symbolic dimension: its names in C and in messages, the axis it is from, its bounds.
+
+    With `input` -1 the runtime gives it, as number `axis` of what it gives.
+    """
 
     c_name: str
     name: str
@@ -73,7 +76,8 @@ class Buffer:
     """A tensor the graph allocates; `first` and `last` are the steps that use it.
 
     `output` is the graph output whose memory it is, if it is one. `segment` is the number of
-    `Sizes` steps that its size waits for: 0 where it follows from the inputs.
+    `Sizes` steps that its size waits for: 0 where it follows from the inputs. What `grows` outlives
+    the runs of a session.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Buffer:
     last: int = -1
     output: int | None = None
     segment: int = 0
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,8 @@ class Call:
         How the call reads in Relax.
     outputs : int
         How many arguments at the end the call writes.
+    grows : bool
+        Whether the tensor it writes may hold a part already (`apq_tvm.ops.graph.cache`).
     """
 
     kernel: str
@@ -135,6 +142,7 @@ class Call:
     comment: str
     precision: int = -1
     outputs: int = 1
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,6 +270,29 @@ class Port:
     cut: bool = False
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What sessions need.
+
+    Parameters
+    ----------
+    feeds : tuple of str
+        What goes to each input (`apq_tvm.codegen.graph.session.FEEDS`).
+    ids, logits : int
+        Input and output.
+    past_axis : int
+        Of inputs that are caches, the one that counts tokens.
+    presents : frozenset of int
+        Outputs that sessions do not want.
+    """
+
+    feeds: tuple[str, ...]
+    ids: int
+    past_axis: int
+    logits: int
+    presents: frozenset[int]
+
+
 @dataclass
 class Graph:
     """A module's graph in execution order.
@@ -270,7 +301,8 @@ class Graph:
     of those that `Sizes` steps give.
     `results` holds the value of every output; `direct` tells the outputs whose buffer is written in
     place (the others are copied at the end). `batch` is the number of the symbol along which runs
-    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none.
+    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none. `kept` is of decoders
+    that have sessions.
     """
 
     inputs: tuple[Port, ...] = ()
@@ -286,6 +318,7 @@ class Graph:
     conditions: list[Condition] = field(default_factory=list)
     precisions: list[Precision] = field(default_factory=list)
     batch: int = -1
+    kept: Kept | None = None
 
     @property
     def calls(self) -> list[Call]:

@@ -48,6 +48,7 @@ from apq_tvm.types import REGION, TensorSpec, Variant
 
 # Attributes of ``main`` that `apq_tvm.lower` sets.
 DERIVED, CONDITIONS, RUN_SIZES = "apq.dims", "apq.conditions", "apq.run_sizes"
+GIVEN = "apq.given"
 
 
 def prepare(scheduled: Any, unscheduled: Any) -> Any:
@@ -155,7 +156,8 @@ class _Reader:
         variables = list(self.main.params)
         derived = dict((self.main.attrs or {}).get(DERIVED, {}))
         self.late = set(map(str, (self.main.attrs or {}).get(RUN_SIZES, ())))
-        extents = variables.pop() if derived or self.late else None
+        given = list(map(str, (self.main.attrs or {}).get(GIVEN, ())))
+        extents = variables.pop() if derived or self.late or given else None
         if len(variables) != len(inputs) + len(self.params):
             raise UnsupportedModel(
                 f"main takes {len(variables)} parameters, but the model has {len(inputs)} inputs "
@@ -163,6 +165,7 @@ class _Reader:
             )
         self._read_inputs(variables[: len(inputs)], inputs)
         if extents is not None:
+            self._read_given(extents, given)
             self._read_derived(extents, derived)
         conditions = self._read_conditions((self.main.attrs or {}).get(CONDITIONS, ()))
         weights = zip(variables[len(inputs) :], self.params.items(), strict=True)
@@ -216,6 +219,14 @@ class _Reader:
         self.graph.inputs = tuple(ports)
         self.graph.symbols = tuple(symbols)
 
+    def _read_given(self, extents: Any, given: Sequence[str]) -> None:
+        """Dimensions that the runtime gives: of no input, but numbered."""
+        by_name = {var.name: var for var in extents.ty.values}
+        for number, name in enumerate(given):
+            self.names[by_name[name]] = _c_name(name, set(self.names.values()))
+            symbol = Symbol(self.names[by_name[name]], name, -1, number)
+            self.graph.symbols = (*self.graph.symbols, symbol)
+
     def _read_derived(self, extents: Any, derived: Mapping[str, Any]) -> None:
         """Dimensions that ``main`` gets in a shape parameter: from others, or from data."""
         late = [var for var in extents.ty.values if var.name in self.late]
@@ -224,7 +235,7 @@ class _Reader:
         self.graph.run_sizes = tuple(self.names[var] for var in late)
         by_name = {var.name: text for var, text in self.names.items()}
         for var in extents.ty.values:
-            if var.name in self.late:
+            if var.name in self.late or var in self.names:
                 continue
             expression = derived[var.name]
             names = {v: by_name[v.name] for v in collect(expression, tirx.Var)}
@@ -461,6 +472,7 @@ class _Reader:
                 comment=f"{result} = {name}",
                 precision=self._precision(choices, args),
                 outputs=outputs,
+                grows=op == "cache",
             )
         )
 

@@ -241,7 +241,9 @@ def _signature(kind: str, ports: Sequence[Port]) -> list[str]:
     return lines
 
 
-def write_package(folder: Path, name: str, values: Mapping[str, str], gpu: bool) -> None:
+def write_package(
+    folder: Path, name: str, values: Mapping[str, str], gpu: bool, sessions: bool
+) -> None:
     """Write the files that need no build: Python, header, CMake and pkg-config.
 
     Parameters
@@ -252,7 +254,11 @@ def write_package(folder: Path, name: str, values: Mapping[str, str], gpu: bool)
         Of `template_values`.
     gpu : bool
         Whether it is a GPU's, whose arrays may stay in its memory.
+    sessions : bool
+        Whether it is a decoder that keeps its caches.
     """
+    if sessions:
+        shutil.copyfile(TEMPLATES / "session.py", folder / "session.py")
     if gpu:
         shutil.copyfile(TEMPLATES / "device_array.py", folder / "device_array.py")
     shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")

@@ -55,6 +55,7 @@ __all__ = [
     "outputs",
     "precisions",
     "run",
+    "session",
     "set_device",
     "set_num_threads",
     "set_precision",
@@ -361,6 +362,10 @@ outputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["outputs"])
 _INPUT_NAMES = {info.name for info in inputs}
 _library = _Library(_FOLDER, manifest)
 _GPU = bool(manifest["library"].get("gpu"))
+if manifest.get("session"):
+    from .session import Session, SessionLibrary
+
+    __all__ += ["Session"]
 if _GPU:
     from .device_array import Borrowed, DeviceArray, forget, in_gpu_memory
 
@@ -646,6 +651,59 @@ def run(
         wanted.give_back()
         _library.idle.append(context)
     return results
+
+
+def session(
+    max_tokens: int, *, batch: int = 1, given: Mapping[str, Any] | None = None
+) -> Session:
+    """Make a session of a decoder: it keeps the caches that are inputs and outputs of `run`.
+
+    Parameters
+    ----------
+    max_tokens : int
+        Room for so many tokens of every sequence. Memory is taken up as they come.
+    batch : int
+        Sequences, all equally long.
+    given : mapping of str to array, optional
+        Inputs that are the same in all its runs, and that it cannot make by itself, such as what
+        an encoder found: those that ``manifest["session"]["feeds"]`` calls "given".
+
+    Returns
+    -------
+    Session
+
+    Raises
+    ------
+    InputError
+        The model has no sessions, or not so long ones; an input is missing, unknown or of another
+        type.
+    RunError
+        Not enough memory.
+    """
+    info = manifest.get("session")
+    if not info:
+        why = manifest.get("stateless") or "it has no caches among its inputs and outputs"
+        raise InputError(f"{_library.name} has no sessions: {why}")
+    wanted = [name for name, feed in info["feeds"].items() if feed == "given"]
+    arrays = dict(given or {})
+    if sorted(arrays) != sorted(wanted):
+        raise InputError(f"a session of {_library.name} is given {', '.join(wanted) or 'nothing'}")
+    tensors, held = _Tensors(inputs), []
+    for index, port in enumerate(inputs):
+        if port.name in arrays:
+            held.append(np.ascontiguousarray(_as_array(port, arrays[port.name], tensors.types[index])))
+            tensors.point(index, held[-1])
+    if not _library.verified:
+        verify()
+    functions = SessionLibrary(_library._function, _library.check, _aligned_empty, InputError)
+    handle = ctypes.c_void_p()
+    batch, max_tokens = operator.index(batch), operator.index(max_tokens)
+    code = functions.session_create(
+        _library.handle, batch, max_tokens, ctypes.byref(tensors.c), ctypes.byref(handle)
+    )
+    _library.check(code)
+    logits = _dtype_of(next(port for port in outputs if port.name == info["logits"]))
+    return Session(functions, logits, handle, batch, max_tokens)
 
 
 def _staying(on_device: bool | Iterable[str]) -> set[str]:

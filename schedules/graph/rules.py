@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.devices import device_rules, whole_schedule
 from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
+from apq_tvm.schedules.graph.cache import schedule_cache
 from apq_tvm.schedules.graph.convolution import schedule_convolution
 from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
@@ -26,6 +27,7 @@ Rule = Callable[[Any, DeviceProfile, Decide], Any]
 
 RULES: dict[str, Rule] = {
     "batch_matmul": schedule_batch_matmul,
+    "cache": schedule_cache,
     "convolution": schedule_convolution,
     "depthwise": schedule_window_reduce,
     "embedding": schedule_embedding,

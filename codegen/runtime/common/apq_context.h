@@ -23,7 +23,7 @@ typedef struct {
   int ready;
   uint64_t used; /* run number */
   int64_t *symbols, *in_dims, *out_dims;
-  size_t *bytes, *offsets;
+  size_t *bytes, *offsets, *room; /* `room` is what each buffer has where it lies */
   size_t arena;
 } plan;
 
@@ -51,6 +51,20 @@ struct apq_context {
   void **inputs, **outputs, **buffers;
   DLTensor *parts; /* inputs, then outputs of a part of a run */
   int64_t *part_dims;
+  int64_t given[2];        /* dimensions of no input: apq_symbol */
+  struct apq_session *session; /* whose caches runs append to; NULL for runs that are told theirs */
+};
+
+/* Memory of the buffers that outlive a run, in the order of apq_kept. */
+struct apq_session {
+  apq_context *context;
+  int64_t batch, capacity, length; /* tokens */
+  atomic_flag busy;
+  region *kept;
+  region *fed;       /* for each input, what a session puts there */
+  int64_t *fed_dims; /* of those that are given; inputs one after the other, as in a plan */
+  DLTensor *inputs, *outputs;
+  region unwanted; /* logits that nobody asked for */
 };
 
 /* ---- what differs between processors and GPUs ---- */
@@ -68,6 +82,16 @@ void apq_plan_dropped(apq_context *c, const plan *p);
 int apq_check_place(const apq_handle *h, const char *kind, const char *name, const DLTensor *t);
 /* Arguments are checked, symbols are those of `p`. */
 int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
+
+/* The plan for `c->symbols`, made if it is not there. */
+int apq_find_plan(apq_context *c, plan **out);
+/* The bits of all layers in the next run of a context. */
+int apq_take_bits(apq_context *c, int32_t bits);
+/* A block of at least so many bytes; what it held is lost where it grows. */
+int apq_grow(region *r, size_t bytes, const char *what);
+/* Of a session: its caches where buffers lie, before a run; nothing for them in a plan. */
+void apq_place_kept(apq_context *c);
+int apq_leave_kept(apq_context *c, size_t *bytes);
 
 /* ---- tensors ---- */
 

@@ -50,11 +50,31 @@ typedef struct {
   int32_t cut;             /* whether its first axis is the batch of a module whose runs may be cut */
 } apq_value;
 
-/* A symbolic dimension takes its value from one axis of one input. */
+/* A symbolic dimension takes its value from one axis of one input; with input -1 the runtime gives it:
+ * axis 0 are the tokens that a session's caches hold, 1 the last tokens whose logits are wanted. */
 typedef struct {
   const char *name;
   int32_t input, axis;
 } apq_symbol;
+
+/* What a session gives to an input. */
+typedef enum {
+  APQ_FEED_PAST,      /* nothing: it is not read */
+  APQ_FEED_IDS,       /* token ids of the caller */
+  APQ_FEED_MASK,      /* ones */
+  APQ_FEED_POSITIONS, /* of the new tokens, counted from the first of all */
+  APQ_FEED_LENGTHS,   /* tokens of each sequence with the new ones, less 1 */
+  APQ_FEED_TOTAL,     /* tokens with the new ones */
+  APQ_FEED_GIVEN      /* what the caller said when the session was made */
+} apq_feed;
+
+/* A decoder's sessions. */
+typedef struct {
+  int32_t ids, past_axis, logits; /* an input; the axis of caches that counts tokens; an output */
+  int32_t num_buffers;
+  const int32_t *buffers; /* those that outlive a run */
+  const apq_feed *feeds;  /* for each input */
+} apq_kept;
 
 /* Calls (by number) between which a buffer must keep its bytes, both inclusive. */
 typedef struct {
@@ -103,6 +123,7 @@ typedef struct {
    * every buffer; -1 and 0 where they depend on data. Fails where a shape is impossible. */
   int (*shapes)(const int64_t *symbols, int64_t *inputs, int64_t *outputs, size_t *buffers);
   int (*graph)(const apq_frame *frame);
+  const apq_kept *kept; /* of decoders that have sessions, else NULL */
   const struct apq_device_code *code; /* of a GPU (apq_cuda.h); NULL for processors */
 } apq_module;
 
@@ -238,6 +259,21 @@ int apq_run(apq_context *context, const DLTensor *inputs, const DLTensor *output
 /* An output of the last run whose shape depends on data; valid until the next run. */
 int apq_result(apq_context *context, int32_t index, DLTensor *result);
 int apq_memory(apq_context *context, uint64_t *arena_bytes, uint64_t *live_bytes);
+
+/* ---- sessions of decoders (session.c); api.c tells what they do ---- */
+
+typedef struct apq_session apq_session;
+
+int apq_session_create(const apq_handle *handle, int64_t batch, int64_t max_tokens, const DLTensor *given,
+                       apq_session **out);
+int apq_session_fork(apq_session *session, apq_session **out);
+void apq_session_destroy(apq_session *session);
+int apq_session_run(apq_session *session, const int64_t *ids, int64_t tokens, int64_t asked, void *logits,
+                    int32_t bits);
+int apq_session_rewind(apq_session *session, int64_t tokens);
+int64_t apq_session_length(const apq_session *session);
+int64_t apq_session_width(const apq_session *session);
+int apq_session_memory(const apq_session *session, uint64_t *cache_bytes, uint64_t *arena_bytes);
 /* Memory of the GPU that a handle runs on, for tensors that stay there; the copies wait for their end. */
 int apq_device_alloc(const apq_handle *handle, size_t bytes, void **data);
 int apq_device_free(const apq_handle *handle, void *data);

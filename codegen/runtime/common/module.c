@@ -142,7 +142,7 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   const apq_module *m = h->module;
   int32_t values = m->num_inputs + m->num_outputs + m->num_buffers;
   size_t plan_bytes = 8 * (size_t)(m->num_symbols + m->input_dims + m->output_dims) +
-                      2 * sizeof(size_t) * (size_t)m->num_buffers;
+                      3 * sizeof(size_t) * (size_t)m->num_buffers;
   size_t total = sizeof(apq_context) + PLANS * plan_bytes + 8 * (size_t)m->num_symbols +
                  sizeof(void *) * (size_t)(values + m->num_outputs) +
                  sizeof(DLTensor) * (size_t)(m->num_inputs + m->num_outputs) +
@@ -161,6 +161,7 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
     p->out_dims = cut(&at, m->output_dims, 8);
     p->bytes = cut(&at, m->num_buffers, sizeof(size_t));
     p->offsets = cut(&at, m->num_buffers, sizeof(size_t));
+    p->room = cut(&at, m->num_buffers, sizeof(size_t));
   }
   c->symbols = cut(&at, m->num_symbols, 8);
   c->inputs = cut(&at, m->num_inputs, sizeof(void *));
@@ -271,40 +272,87 @@ static int check_dims(const char *kind, const apq_value *want, const DLTensor *t
   return APQ_OK;
 }
 
-/* The plan for these inputs, made if it is not there; every input is checked. */
-static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
+/* Another plan of a session's context in whose memory this one has room too: planning costs more than
+ * a token's arithmetic, and caches grow by every token. The smallest such plan. */
+static plan *roomy_plan(apq_context *c, const plan *p) {
   const apq_module *m = c->handle->module;
-  int rc;
-  if (inputs == NULL && m->num_inputs > 0) return is_null("the array of inputs");
-  for (int32_t i = 0; i < m->num_inputs; i++) {
-    if ((rc = check_tensor(c->handle, "input", &m->inputs[i], &inputs[i])) != APQ_OK) return rc;
-    if ((rc = check_filled(&m->inputs[i], &inputs[i])) != APQ_OK) return rc;
+  plan *found = NULL;
+  for (int32_t i = 0; i < PLANS; i++) {
+    plan *q = &c->plans[i];
+    int32_t b = 0;
+    if (q == p || !q->ready || (found != NULL && found->arena <= q->arena)) continue;
+    while (b < m->segments[1] && p->bytes[b] <= q->room[b]) b++;
+    if (b == m->segments[1]) found = q;
   }
-  for (int32_t i = 0; i < m->num_symbols; i++) {
-    c->symbols[i] = inputs[m->symbols[i].input].shape[m->symbols[i].axis];
-    if (c->symbols[i] > APQ_LARGEST_DIM) {
-      return apq_fail(APQ_BAD_INPUT, "%s is %lld, no dimension may be larger than %d", m->symbols[i].name,
-                      (long long)c->symbols[i], APQ_LARGEST_DIM);
-    }
+  return found;
+}
+
+static int make_plan(apq_context *c, plan *p) {
+  const apq_module *m = c->handle->module;
+  size_t count = (size_t)m->segments[1];
+  int rc = m->shapes(c->symbols, p->in_dims, p->out_dims, p->bytes);
+  if (rc == APQ_OK && c->session != NULL) rc = apq_leave_kept(c, p->bytes);
+  if (rc != APQ_OK) return rc;
+  plan *q = c->session != NULL ? roomy_plan(c, p) : NULL;
+  if (q != NULL) {
+    memcpy(p->offsets, q->offsets, count * sizeof *p->offsets);
+    memcpy(p->room, q->room, count * sizeof *p->room);
+    p->arena = q->arena;
+    q->used = c->runs;
+  } else {
+    p->arena = apq_plan(m->segments[1], m->lifetimes, p->bytes, p->offsets, c->order);
+    memcpy(p->room, p->bytes, count * sizeof *p->room);
   }
+  memcpy(p->symbols, c->symbols, 8 * (size_t)m->num_symbols);
+  p->ready = 1;
+  return APQ_OK;
+}
+
+int apq_find_plan(apq_context *c, plan **out) {
+  const apq_module *m = c->handle->module;
   plan *p = NULL, *oldest = &c->plans[0];
   for (int32_t i = 0; i < PLANS && p == NULL; i++) {
     plan *q = &c->plans[i];
     if (q->ready && memcmp(q->symbols, c->symbols, 8 * (size_t)m->num_symbols) == 0) p = q;
     if (q->used < oldest->used) oldest = q;
   }
+  c->runs++;
   if (p == NULL) {
     p = oldest;
     if (p->ready) apq_plan_dropped(c, p);
     p->ready = 0;
     if (c->last == p) c->last = NULL;
-    rc = m->shapes(c->symbols, p->in_dims, p->out_dims, p->bytes);
+    int rc = make_plan(c, p);
     if (rc != APQ_OK) return rc;
-    p->arena = apq_plan(m->segments[1], m->lifetimes, p->bytes, p->offsets, c->order);
-    memcpy(p->symbols, c->symbols, 8 * (size_t)m->num_symbols);
-    p->ready = 1;
   }
-  p->used = ++c->runs;
+  p->used = c->runs;
+  *out = p;
+  return APQ_OK;
+}
+
+/* The plan for these inputs; every input is checked. */
+static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
+  const apq_module *m = c->handle->module;
+  plan *p;
+  int rc;
+  if (inputs == NULL && m->num_inputs > 0) return is_null("the array of inputs");
+  for (int32_t i = 0; i < m->num_inputs; i++) {
+    if ((rc = check_tensor(c->handle, "input", &m->inputs[i], &inputs[i])) != APQ_OK) return rc;
+    if ((rc = check_filled(&m->inputs[i], &inputs[i])) != APQ_OK) return rc;
+  }
+  if (m->kept != NULL) {
+    c->given[0] = 0;
+    c->given[1] = inputs[m->kept->ids].shape[1];
+  }
+  for (int32_t i = 0; i < m->num_symbols; i++) {
+    const apq_symbol *symbol = &m->symbols[i];
+    c->symbols[i] = symbol->input < 0 ? c->given[symbol->axis] : inputs[symbol->input].shape[symbol->axis];
+    if (c->symbols[i] > APQ_LARGEST_DIM) {
+      return apq_fail(APQ_BAD_INPUT, "%s is %lld, no dimension may be larger than %d", m->symbols[i].name,
+                      (long long)c->symbols[i], APQ_LARGEST_DIM);
+    }
+  }
+  if ((rc = apq_find_plan(c, &p)) != APQ_OK) return rc;
   const int64_t *dims = p->in_dims;
   for (int32_t i = 0; i < m->num_inputs; dims += m->inputs[i].ndim, i++) {
     if ((rc = check_dims("input", &m->inputs[i], &inputs[i], dims)) != APQ_OK) return rc;
@@ -432,16 +480,22 @@ static int run_parts(apq_context *c, int64_t images, int64_t most, const DLTenso
   return rc;
 }
 
+int apq_take_bits(apq_context *c, int32_t bits) {
+  const apq_module *m = c->handle->module;
+  int rc = bits == 0 ? APQ_OK : check_all_bits(m, NULL, bits);
+  for (int32_t i = 0; rc == APQ_OK && i < m->num_precisions; i++) {
+    c->bits[i] = bits == 0 ? atomic_load(&c->handle->bits[i]) : bits;
+  }
+  return rc;
+}
+
 int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int32_t bits) {
   if (c == NULL) return is_null("the context");
   const apq_module *m = c->handle->module;
   plan *p;
-  int rc = bits == 0 ? APQ_OK : check_all_bits(m, NULL, bits);
+  int rc = apq_take_bits(c, bits);
   if (rc == APQ_OK) rc = find_plan(c, inputs, &p);
   if (rc != APQ_OK) return rc;
-  for (int32_t i = 0; i < m->num_precisions; i++) {
-    c->bits[i] = bits == 0 ? atomic_load(&c->handle->bits[i]) : bits;
-  }
   if ((rc = check_outputs(c->handle, p, outputs)) != APQ_OK) return rc;
   int64_t most = images_at_once(c, p);
   if (most == APQ_LARGEST_DIM) return apq_run_plan(c, p, inputs, outputs);

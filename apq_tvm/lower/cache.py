@@ -1,0 +1,37 @@
+"""``apq.Cache``: a decoder's keys or values, of which a session writes only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax, tirx
+
+from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.nodes import Shapes
+from apq_tvm.lower.relax_import import Convert
+from apq_tvm.ops.graph.cache import KEYS, TOGETHER, cache
+from apq_tvm.types import Node
+
+
+def cache_converter(dims: Dims) -> Convert:
+    """Converter of ``apq.Cache``; its attributes are those of `apq_tvm.sessions.caches`."""
+
+    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        shapes, attrs = Shapes(node), node.attrs
+        args = [value for value in inputs if value is not None]
+        past, new = (shapes.of(value) for value in args[:2])
+        layout, dtype = attrs["layout"], attrs["dtype"]
+        func = cache(past, new, attrs["orders"], layout, dtype, starts=len(args) > 2)
+        variable = bb.add_func(func, "cache")
+        total, kept = dims(attrs["total"]), dims(attrs["kept"])
+        batch, heads, _, width = (shapes.extent(past[axis]) for axis in attrs["orders"][0])
+        extents = [total, batch, heads, width]
+        if layout == KEYS:
+            blocks = tirx.floordiv(total + (TOGETHER - 1), tirx.const(TOGETHER, "int64"))
+            extents = [blocks, batch, heads, width, TOGETHER]
+        out = relax.TensorType(extents, dtype)
+        sizes = relax.ShapeExpr([kept, total])
+        return bb.emit(relax.call_tir(variable, args, out, tir_vars=sizes))
+
+    return convert
