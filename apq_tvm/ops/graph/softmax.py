@@ -13,7 +13,7 @@ from tvm import te, tirx
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.graph.shapes import Dim, Symbols
-from apq_tvm.tensorize.exprs import MAGIC, f32
+from apq_tvm.tensorize.exprs import MAGIC
 
 # Adding it rounds to an integer, which the low mantissa bits then hold, with an exponent's bias.
 _BIASED = MAGIC + 127.0
@@ -27,24 +27,30 @@ _EXP = (0.4999922811985016, 0.16667115688323975, 0.04189055413007736, 0.00831248
 
 
 def exp_of_nonpositive(x: Any) -> Any:
-    """e^x for a float32 x <= 0, in 13 instructions; NaN goes through.
+    """e^x for float32 x <= 0, one or a vector, in 13 instructions; NaN goes through.
 
     The relative error is at most 2e-7 for x > -1 and grows to 3e-6 at -87, where results flush to
     0: ln 2 is taken as one float32, because a probability that small cannot show it.
     """
-    v, a, r = (tirx.Var(name, "float32") for name in ("v", "a", "r"))
-    poly = f32(_EXP[-1])
+    kind = str(x.ty)
+    lanes = int(kind.partition("x")[2] or 1)
+
+    def number(value: float, dtype: str = "float32") -> Any:
+        one = tirx.const(value, dtype)
+        return one if lanes == 1 else tirx.Broadcast(one, lanes)
+
+    v, a, r = (tirx.Var(name, kind) for name in ("v", "a", "r"))
+    poly = number(_EXP[-1])
     for c in reversed(_EXP[:-1]):
-        poly = poly * r + f32(c)
-    poly = (poly * r + f32(1.0)) * r + f32(1.0)
+        poly = poly * r + number(c)
+    poly = (poly * r + number(1.0)) * r + number(1.0)
     # The low bits of `a` are n + 127: in the exponent field they are 2^n, or 0 for n = -127.
-    power = tirx.reinterpret(
-        "float32", tirx.shift_left(tirx.reinterpret("int32", a), tirx.const(23, "int32"))
-    )
-    reduced = v - (a - f32(_BIASED)) * f32(_LN2)
-    clamped = tirx.Select(x < f32(-88.02969), f32(-88.02969), x)
+    bits = tirx.reinterpret(kind.replace("float", "int"), a)
+    power = tirx.reinterpret(kind, tirx.shift_left(bits, number(23, "int32")))
+    reduced = v - (a - number(_BIASED)) * number(_LN2)
+    clamped = tirx.Select(x < number(-88.02969), number(-88.02969), x)
     scaled = tirx.Let(r, reduced, poly * power)
-    return tirx.Let(v, clamped, tirx.Let(a, v * f32(_LOG2E) + f32(_BIASED), scaled))
+    return tirx.Let(v, clamped, tirx.Let(a, v * number(_LOG2E) + number(_BIASED), scaled))
 
 
 def broadcast_index(dims: Sequence[Dim], mask: Sequence[Dim], indices: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,177 @@
+"""softmax(q kᵀ scale + mask) v of heads that share keys, as one kernel of a processor.
+
+Keys are packed, 16 tokens side by side, so that the scores of 16 keys are one number of q times a
+vector, without sums across lanes. Keys and values have tokens as their first axis: where they are a
+cache it grows at its end. A function here says what is computed of what; how, is up to
+`apq_tvm.schedules.graph.attention`, which knows the device's registers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as b
+
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.blocks import argument
+from apq_tvm.ops.graph.shapes import Dim, Symbols
+from apq_tvm.ops.graph.softmax import broadcast_index
+from apq_tvm.tensorize.exprs import PrimFunc, i32, i64
+
+PACK = 16
+"""Tokens side by side in packed keys."""
+
+WIDEST = 512
+"""Columns of a head of keys or of values: a tile's rows of them lie on the stack."""
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What a function of `attention` computes, for its schedule.
+
+    Parameters
+    ----------
+    order, order_out, order_values : tuple of int
+        See `attention`.
+    group : int
+        Rows of heads of q that share keys.
+    scale, softcap : float
+    zero_masked, masked, sink : bool
+        Of the function's arguments; the last two whether they are there.
+    """
+
+    order: tuple[int, ...]
+    order_out: tuple[int, ...]
+    order_values: tuple[int, ...]
+    group: int
+    scale: float
+    softcap: float
+    zero_masked: bool
+    masked: bool
+    sink: bool
+
+    @classmethod
+    def of(cls, func: PrimFunc) -> Attended:
+        """That of a function."""
+        found = json.loads(str(func.attrs["apq.attention"]))
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+
+
+def attention(
+    q: Sequence[Dim],
+    keys: Sequence[Dim],
+    values: Sequence[Dim],
+    mask: Sequence[Dim] | None = None,
+    *,
+    order: Sequence[int],
+    order_out: Sequence[int],
+    order_values: Sequence[int] = (0, 1, 2, 3),
+    scale: float = 1.0,
+    softcap: float = 0.0,
+    zero_masked: bool = False,
+    sink: bool = False,
+    dtype: str = "float32",
+) -> PrimFunc:
+    """Declare ``(q, keys, values, [mask], [sink], y)``.
+
+    Streaming softmax after Milakov and Gimelshein, arXiv:1805.02867, in blocks of keys as Dao et
+    al., "FlashAttention", arXiv:2205.14135; grouped heads of Ainslie et al., arXiv:2305.13245.
+
+    Parameters
+    ----------
+    q : sequence of int or str
+        Shape as stored, float32; strings are dynamic dimensions.
+    keys : sequence of int or str
+        ``[ceil(T / 16), B, Nkv, H, 16]`` of `dtype`; lanes past T hold anything.
+    values : sequence of int or str
+        As stored, of `dtype`; no value past T is read.
+    mask : sequence of int or str, optional
+        float32; added to scores, broadcasts to the logical ``[*batch, S, T]`` of q.
+    order : sequence of int
+        As ONNX Transpose, from q to its logical axes: ``[B, N, S, H]`` with N a multiple of Nkv,
+        ``[B, Nkv, G, S, H]``, or ``[B, S, H]`` where Nkv is 1.
+    order_out : sequence of int
+        From the same axes with Hv for H to y, whose last axis is Hv.
+    order_values : sequence of int
+        From values to ``[T, B, Nkv, Hv]``, or ``[T, B, Hv]`` where Nkv is 1; Hv is their last axis.
+    scale, softcap : float
+        Scores are ``softcap * tanh(q k * scale / softcap)``; 0 is no softcap.
+    zero_masked : bool
+        A row whose scores are all -inf is 0 instead of NaN.
+    sink : bool
+        Whether there is float32 [N], a score per head that has no value (arXiv:2309.17453).
+    dtype : {"float32", "float16"}
+        Of keys and values.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        A declaration, attr ``apq.op`` = "attention".
+
+    Raises
+    ------
+    NotApplicable
+        Dimensions that do not match or are dynamic where they must not be.
+    """
+    logical = [q[p] for p in order]
+    spread = [values[p] for p in order_values]
+    group = _group(logical, keys, spread)
+    total, width = spread[0], spread[-1]
+    result = [*logical[:-1], width]
+    if order_out[-1] != len(result) - 1 or order_values[-1] != len(values) - 1:
+        raise NotApplicable("columns of values are not the last axis of values and result")
+    if mask is not None:
+        whole = (*logical[:-1], total)
+        broadcast_index(whole, mask, [i64(0)] * len(whole))
+        if mask[-1] != total:
+            raise NotApplicable(f"mask {tuple(mask)} has no column for each key")
+    spec = Attended(
+        tuple(order), tuple(order_out), tuple(order_values), group, scale, softcap, zero_masked,
+        mask is not None, sink,
+    )  # fmt: skip
+    symbols = Symbols()
+    with IRBuilder() as builder, b.prim_func(s_tir=True):
+        b.func_name("attention")
+        argument("q", symbols.shape(q), "float32")
+        argument("keys", symbols.shape(keys), dtype)
+        argument("values", symbols.shape(values), dtype)
+        if mask is not None:
+            argument("mask", symbols.shape(mask), "float32")
+        if sink:
+            argument("sink", symbols.shape((int(keys[2]) * group,)), "float32")
+        argument("y", symbols.shape([result[p] for p in order_out]), "float32")
+        # Of an element of y: a product and its share of the score's; twice as fast as others.
+        work = symbols.dim(total) * i64(max(1, (int(keys[3]) + int(width)) // int(width)))
+        b.func_attr({"apq.op": "attention", "op_pattern": 8, "apq.work": work})
+        b.func_attr({"apq.attention": json.dumps(asdict(spec)), "tirx.noalias": True})
+        b.evaluate(i32(0))
+    return builder.get()
+
+
+def _group(logical: Sequence[Dim], keys: Sequence[Dim], values: Sequence[Dim]) -> int:
+    """Heads of q that share a head of keys, where everything matches."""
+    if len(keys) != 5 or keys[4] != PACK or len(values) not in (3, 4):
+        raise NotApplicable(f"keys {tuple(keys)} and values {tuple(values)} are not packed")
+    _, batch, heads, size, _ = keys
+    wide = tuple(values) if len(values) == 4 else (*values[:2], 1, values[2])
+    if not isinstance(heads, int) or wide[1:3] != (batch, heads):
+        raise NotApplicable(f"keys {tuple(keys)} and values {wide} do not match")
+    for columns in (size, wide[3]):
+        if not isinstance(columns, int) or columns > WIDEST:
+            raise NotApplicable(f"heads of {columns} columns: wanted at most {WIDEST}")
+    if logical[0] != batch or logical[-1] != size:
+        raise NotApplicable(f"q {tuple(logical)} and keys {tuple(keys)} do not match")
+    if int(wide[3]) % 4:
+        raise NotApplicable(f"heads of {wide[3]} columns: wanted fours")
+    shared = logical[1:-2] if len(logical) > 3 else (1,)
+    if not all(isinstance(d, int) for d in shared):
+        raise NotApplicable(f"q {tuple(logical)} has heads of a number that only a run knows")
+    count = 1
+    for extent in shared:
+        count *= int(extent)
+    if count % heads or (len(shared) == 2 and shared[0] != heads) or len(shared) > 2:
+        raise NotApplicable(f"{shared} heads of q do not share {heads} heads of keys")
+    return count // heads

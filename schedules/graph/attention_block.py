@@ -1,0 +1,424 @@
+"""One block of keys of `apq_tvm.schedules.graph.attention`: scores, their softmax, the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+
+from apq_tvm.ops import math
+from apq_tvm.ops.graph.attention import PACK
+from apq_tvm.ops.graph.softmax import LOWEST, exp_of_nonpositive
+from apq_tvm.schedules.graph.exprs import substitute
+from apq_tvm.schedules.graph.panel import loop
+from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i32, i64
+
+if TYPE_CHECKING:
+    from apq_tvm.schedules.graph.attention import Problem
+
+BLOCK = 64
+"""Keys of a block: the largest score of a row changes once a block."""
+
+VECTORS = BLOCK // PACK
+
+HIDDEN, SEEN = -1e37, -1e36
+"""A mask up to the first beside a score from the second on weighs exactly 0 in float32."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Register tile and task.
+
+    Parameters
+    ----------
+    rows : int
+        Of a register tile.
+    tiles : int
+        Register tiles of a task, at most.
+    vectors : int
+        Of 16 keys, or 16 columns of values, of a register tile.
+    """
+
+    rows: int
+    tiles: int
+    vectors: int
+
+
+def slots(values: list[Expr], name: str) -> tuple[list[Stmt], list[Expr]]:
+    """Keep each value in a slot of its own, which LLVM makes a register.
+
+    TVM's simplifier puts back what a ``Bind`` binds at every use, which takes long, and takes
+    ``x + c - c`` for x, which rounds nothing.
+    """
+    out: list[Stmt] = []
+    names: list[Expr] = []
+    for value in values:
+        kind, _, lanes = str(value.ty).partition("x")
+        slot = tirx.decl_buffer((int(lanes or 1),), kind, name)
+        at = tirx.Ramp(i32(0), i32(1), int(lanes)) if lanes else i32(0)
+        out += [tirx.AllocBuffer(slot), tirx.BufferStore(slot, value, [at])]
+        names.append(tirx.BufferLoad(slot, [at]))
+    return out, names
+
+
+def runs(extent: int) -> list[tuple[int, int]]:
+    """An axis as vectors: where each begins and its lanes."""
+    out, begin = [], 0
+    for lanes in (16, 8, 4, 1):
+        while extent - begin >= lanes:
+            out.append((begin, lanes))
+            begin += lanes
+    return out
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """What a task keeps, flat and by rows."""
+
+    q: Any
+    scores: Any
+    total: Any
+    most: Any
+    sums: Any
+    fade: Any
+    hidden: Any
+    edge: Any
+    least: Any
+
+    @classmethod
+    def of(cls, rows: Rows, size: int, width: int) -> Scratch:
+        """For so many rows of heads of `size` columns, of values of `width`."""
+        count = rows.rows * rows.tiles
+
+        def buffer(name: str, extent: int, dtype: str = "float32") -> Any:
+            return tirx.decl_buffer((extent,), dtype, name)
+
+        return cls(
+            buffer("q_rows", count * size),
+            buffer("scores", count * BLOCK),
+            buffer("total", count * width),
+            buffer("most", count),
+            buffer("sums", count * PACK),
+            buffer("fade", count),
+            buffer("hidden", count, "int64"),
+            buffer("edge", BLOCK),
+            buffer("least", 1),
+        )
+
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """All of them."""
+        return tuple(vars(self).values())
+
+    @staticmethod
+    def load(buffer: Any, at: Expr, lanes: int = 1) -> Expr:
+        """Neighbouring elements."""
+        return tirx.BufferLoad(buffer, [at if lanes == 1 else tirx.Ramp(at, i64(1), lanes)])
+
+    @staticmethod
+    def store(buffer: Any, at: Expr, value: Expr, lanes: int = 1) -> Stmt:
+        """Likewise."""
+        return tirx.BufferStore(buffer, value, [at if lanes == 1 else tirx.Ramp(at, i64(1), lanes)])
+
+
+class Block:
+    """Blocks of keys for the rows of one task.
+
+    Parameters
+    ----------
+    p : Problem
+    rows : Rows
+    scratch : Scratch
+    count, used : Expr
+        Register tiles and rows that there are.
+    keys, values : Expr
+        Where those of the task's head begin.
+    """
+
+    def __init__(
+        self, p: Problem, rows: Rows, scratch: Scratch, count: Expr, used: Expr, keys: Expr,
+        values: Expr,
+    ) -> None:  # fmt: skip
+        self.p, self.rows, self.s = p, rows, scratch
+        self.count, self.used, self.keys, self.values = count, used, keys, values
+
+    def whole(self, number: Expr) -> Stmt:
+        """Block `number`, of 64 keys."""
+        return self._unless_hidden(number, None, self._steps(number, None))
+
+    def part(self, number: Expr, rest: Expr) -> Stmt:
+        """The last block, of `rest` keys, fewer than 64."""
+        return self._unless_hidden(number, rest, self._steps(number, rest))
+
+    def _steps(self, number: Expr, rest: Expr | None) -> Stmt:
+        first, s, p = number * i64(VECTORS), self.s, self.p
+        rows = i64(self.rows.rows)
+        if rest is None:
+            scores = [(first, self.rows.vectors, i64(VECTORS // self.rows.vectors))]
+        else:
+            scores = [(first, 1, (rest + i64(PACK - 1)) // i64(PACK))]
+        parts: list[Stmt] = []
+        if p.mask is not None:
+            parts.append(s.store(s.least, i64(0), f32(float("inf"))))
+        for at, vectors, times in scores:
+
+            def tile(i: Expr, at: Expr = at, vectors: int = vectors, times: Expr = times) -> Stmt:
+                return loop(times, lambda c: self._scores(i * rows, at, c, vectors))
+
+            parts.append(loop(self.count, tile))
+        parts.append(loop(self.count * rows, lambda r: self._softmax(r, number, rest)))
+        keys = i64(BLOCK) if rest is None else rest
+        parts.append(loop(self.count, lambda i: self._weigh(i * rows, number, keys)))
+        return tirx.stmt_seq(*parts)
+
+    def _unless_hidden(self, number: Expr, rest: Expr | None, steps: Stmt) -> Stmt:
+        """Pass over a block whose mask hides all of it, once every row has seen something."""
+        p, s = self.p, self.s
+        if p.mask is None:
+            return steps
+        found = tirx.decl_buffer((1,), "int32", "found")
+        found_any = s.store(found, i64(0), tirx.const(1, "int32"))
+        every = 1 if _not_zero(p.mask_steps[2]) else p.spec.group
+
+        def row(i: Expr) -> Stmt:
+            binds, (at,) = slots(
+                [s.load(s.hidden, i * i64(every)) + number * i64(BLOCK)], "mask_at"
+            )
+            if rest is not None:
+                return tirx.stmt_seq(*binds, self._edge(at, rest), test(s.edge, i64(0)))
+            return tirx.stmt_seq(*binds, test(p.mask, at))
+
+        def test(buffer: Any, at: Expr) -> Stmt:
+            vectors = [s.load(buffer, at + i64(v * PACK), PACK) for v in range(VECTORS)]
+            binds, top = _largest(vectors)
+            return tirx.stmt_seq(*binds, tirx.IfThenElse(top > f32(HIDDEN), found_any, None))
+
+        # Rows of a tile begin anywhere in a group: their last query is one more.
+        rows = (self.used - i64(1)) // i64(every) + i64(1)
+        last = s.load(s.hidden, self.used - i64(1)) + number * i64(BLOCK)
+        tests: list[Stmt] = [loop(rows, row)]
+        if every > 1:
+            binds, (at,) = slots([last], "mask_at")
+            more = test(p.mask, at) if rest is None else tirx.stmt_seq(
+                self._edge(at, rest), test(s.edge, i64(0))
+            )  # fmt: skip
+            tests += [*binds, more]
+        seen = s.load(s.least, i64(0)) > f32(SEEN)
+        return tirx.stmt_seq(
+            tirx.AllocBuffer(found),
+            s.store(found, i64(0), tirx.const(1, "int32")),
+            tirx.IfThenElse(
+                seen,
+                tirx.stmt_seq(s.store(found, i64(0), tirx.const(0, "int32")), *tests),
+                None,
+            ),
+            tirx.IfThenElse(s.load(found, i64(0)) > tirx.const(0, "int32"), steps, None),
+        )
+
+    def _edge(self, at: Expr, rest: Expr) -> Stmt:
+        """A mask's last columns, and behind them what hides."""
+        s, mask = self.s, self.p.mask
+        return tirx.stmt_seq(
+            *(
+                s.store(s.edge, i64(v * PACK), tirx.Broadcast(f32(-float("inf")), PACK), PACK)
+                for v in range(VECTORS)
+            ),
+            loop(rest, lambda j: s.store(s.edge, j, s.load(mask, at + j))),
+        )
+
+    def _scores(self, row: Expr, first: Expr, c: Expr, vectors: int) -> Stmt:
+        """Products of a register tile with ``vectors`` times 16 keys."""
+        p, s, rows = self.p, self.s, self.rows.rows
+        acc = tirx.decl_buffer((rows * vectors * PACK,), "float32", "acc")
+        step = p.key_steps[0]
+        places = [
+            self.keys + (first + c * i64(vectors) + i64(v)) * step for v in range(vectors)
+        ]
+        binds, bases = slots(places, "keys_at")
+
+        def column(d: Expr) -> Stmt:
+            at = [tirx.Ramp(base + d * i64(PACK), i64(1), PACK) for base in bases]
+            loads = [_float(tirx.BufferLoad(p.keys, [a])) for a in at]
+            factors = [s.load(s.q, (row + i64(r)) * i64(p.size) + d) for r in range(rows)]
+            return _multiply(acc, factors, loads)
+
+        parts = [tirx.AllocBuffer(acc), *binds, *_cleared(acc, rows * vectors)]
+        parts.append(loop(i64(p.size), column))
+        for r in range(rows):
+            for v in range(vectors):
+                value = s.load(acc, i64((r * vectors + v) * PACK), PACK)
+                to = (row + i64(r)) * i64(BLOCK) + (c * i64(vectors) + i64(v)) * i64(PACK)
+                parts.append(s.store(s.scores, to, value, PACK))
+        return tirx.stmt_seq(*parts)
+
+    def _softmax(self, r: Expr, number: Expr, rest: Expr | None) -> Stmt:
+        """Scores of a row become what they weigh."""
+        p, s = self.p, self.s
+        here = [r * i64(BLOCK) + i64(v * PACK) for v in range(VECTORS)]
+        parts: list[Stmt] = []
+        if p.spec.softcap:
+            parts.append(self._bend(r))
+        scores = [s.load(s.scores, at, PACK) for at in here]
+        if p.mask is not None:
+            at = s.load(s.hidden, r) + number * i64(BLOCK)
+            binds, (at,) = slots([at], "mask_at")
+            parts += binds
+            source: tuple[Any, Expr] = (p.mask, at)
+            if rest is not None:
+                parts.append(self._edge(at, rest))
+                source = (s.edge, i64(0))
+            scores = [
+                score + s.load(source[0], source[1] + i64(v * PACK), PACK)
+                for v, score in enumerate(scores)
+            ]
+        if rest is not None:
+            low = tirx.Broadcast(f32(-float("inf")), PACK)
+            lanes = [tirx.Ramp(i64(v * PACK), i64(1), PACK) for v in range(VECTORS)]
+            there = [tirx.LT(lane, tirx.Broadcast(rest, PACK)) for lane in lanes]
+            scores = [tirx.Select(c, x, low) for c, x in zip(there, scores, strict=True)]
+        binds, scores = slots(scores, "score")
+        parts += binds
+        binds, here_most = _largest(scores)
+        parts += binds
+        binds, (old,) = slots([s.load(s.most, r)], "old")
+        parts += binds
+        binds, (top,) = slots([tirx.max(old, here_most)], "new")
+        parts += binds
+        binds, (base,) = slots([tirx.max(top, f32(LOWEST))], "least")
+        parts += binds
+        binds, value = _exponential(old - base)
+        parts += binds
+        binds, (fade,) = slots([value], "fade")
+        parts += binds
+        weights: list[Expr] = []
+        for score in scores:
+            binds, value = _exponential(score - tirx.Broadcast(base, PACK))
+            parts += binds
+            binds, (value,) = slots([value], "weight")
+            parts += binds
+            weights.append(value)
+        parts += [s.store(s.scores, at, w, PACK) for at, w in zip(here, weights, strict=True)]
+        total = s.load(s.sums, r * i64(PACK), PACK) * tirx.Broadcast(fade, PACK)
+        total = total + ((weights[0] + weights[1]) + (weights[2] + weights[3]))
+        parts.append(s.store(s.sums, r * i64(PACK), total, PACK))
+        parts += [s.store(s.most, r, top), s.store(s.fade, r, fade)]
+        if p.mask is not None:
+            parts.append(s.store(s.least, i64(0), tirx.min(s.load(s.least, i64(0)), top)))
+        return tirx.stmt_seq(*parts)
+
+    def _bend(self, r: Expr) -> Stmt:
+        """The softcap."""
+        s, cap = self.s, self.p.spec.softcap
+        j = tirx.Var("j", "int64")
+        at = r * i64(BLOCK) + j
+        value = math.tanh(s.load(s.scores, at) * f32(1.0 / cap)) * f32(cap)
+        body = s.store(s.scores, at, value)
+        return tirx.For(j, i64(0), i64(BLOCK), tirx.ForKind.VECTORIZED, body)
+
+    def _weigh(self, row: Expr, number: Expr, keys: Expr) -> Stmt:
+        """What a register tile's rows weigh, times the values, to their sums."""
+        vectors = self.rows.vectors
+        columns = runs(self.p.width)
+        whole = [columns[i : i + vectors] for i in range(0, len(columns), vectors)]
+        return tirx.stmt_seq(*(self._columns(row, number, keys, part) for part in whole))
+
+    def _columns(self, row: Expr, number: Expr, keys: Expr, part: list[tuple[int, int]]) -> Stmt:
+        p, s, rows = self.p, self.s, self.rows.rows
+        acc = tirx.decl_buffer((rows * len(part) * PACK,), "float32", "acc")
+        parts: list[Stmt] = [tirx.AllocBuffer(acc)]
+        binds, fades = slots([s.load(s.fade, row + i64(r)) for r in range(rows)], "fade")
+        parts += binds
+
+        def each(move: Callable[[int, int, int, Expr], Stmt]) -> list[Stmt]:
+            return [
+                move(r, v, lanes, (row + i64(r)) * i64(p.width) + i64(begin))
+                for r in range(rows)
+                for v, (begin, lanes) in enumerate(part)
+            ]
+
+        def here(r: int, v: int) -> Expr:
+            return i64((r * len(part) + v) * PACK)
+
+        def load(r: int, v: int, lanes: int, at: Expr) -> Stmt:
+            value = s.load(s.total, at, lanes) * tirx.Broadcast(fades[r], lanes)
+            return s.store(acc, here(r, v), value, lanes)
+
+        def store(r: int, v: int, lanes: int, at: Expr) -> Stmt:
+            return s.store(s.total, at, s.load(acc, here(r, v), lanes), lanes)
+
+        def key(t: Expr) -> Stmt:
+            at = self.values + (number * i64(BLOCK) + t) * p.value_steps[0]
+            binds, (base,) = slots([at], "value_at")
+            loads = [_float(s.load(p.values, base + i64(begin), lanes)) for begin, lanes in part]
+            factors = [s.load(s.scores, (row + i64(r)) * i64(BLOCK) + t) for r in range(rows)]
+            return tirx.stmt_seq(*binds, _multiply(acc, factors, loads))
+
+        return tirx.stmt_seq(*parts, *each(load), loop(keys, key), *each(store))
+
+
+def _multiply(acc: Any, factors: list[Expr], vectors: list[Expr]) -> Stmt:
+    """``acc[r, v] += factors[r] * vectors[v]``."""
+    out, columns = slots(vectors, "column")
+    for r, factor in enumerate(factors):
+        binds, (scalar,) = slots([factor], "factor")
+        out += binds
+        for v, column in enumerate(columns):
+            lanes = int(str(column.ty).partition("x")[2])
+            at = tirx.Ramp(i64((r * len(columns) + v) * PACK), i64(1), lanes)
+            more = tirx.Broadcast(scalar, lanes) * column
+            out.append(tirx.BufferStore(acc, tirx.BufferLoad(acc, [at]) + more, [at]))
+    return tirx.stmt_seq(*out)
+
+
+def _cleared(acc: Any, vectors: int) -> list[Stmt]:
+    zero = tirx.Broadcast(f32(0.0), PACK)
+    return [
+        tirx.BufferStore(acc, zero, [tirx.Ramp(i64(v * PACK), i64(1), PACK)])
+        for v in range(vectors)
+    ]
+
+
+def _float(vector: Expr) -> Expr:
+    kind = str(vector.ty)
+    return vector if kind.startswith("float32") else vector.astype(kind.replace("16", "32", 1))
+
+
+def _largest(vectors: list[Expr]) -> tuple[list[Stmt], Expr]:
+    """Of all lanes of all vectors of 16."""
+    top, lanes = reduce(tirx.max, vectors), PACK
+    parts: list[Stmt] = []
+    while lanes > 1:
+        binds, (whole,) = slots([top], "part")
+        parts += binds
+        lanes //= 2
+        halves = [
+            tirx.Shuffle([whole], [tirx.const(i, "int32") for i in range(begin, begin + lanes)])
+            for begin in (0, lanes)
+        ]
+        top = tirx.max(*halves)
+    binds, (found,) = slots([top], "top")
+    return [*parts, *binds], found
+
+
+def _exponential(x: Expr) -> tuple[list[Stmt], Expr]:
+    """e^x by statements."""
+    value, parts, known = exp_of_nonpositive(x), [], []
+    while isinstance(value, tirx.Let):
+        binds, (slot,) = slots([_replaced(value.value, known)], value.var.name)
+        parts += binds
+        known.append((value.var, slot))
+        value = value.body
+    return parts, _replaced(value, known)
+
+
+def _replaced(e: Expr, known: list[tuple[Any, Expr]]) -> Expr:
+    for var, slot in known:
+        e = substitute(e, var, slot)
+    return e
+
+
+def _not_zero(e: Expr) -> bool:
+    return not (isinstance(e, tirx.IntImm) and int(e) == 0)
