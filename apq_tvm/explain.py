@@ -74,7 +74,8 @@ def _report(
         }
 
     batch = {"batch": manifest["batch"]} if "batch" in manifest else {}
-    report = {"module": str(path), **batch, **chosen(manifest)}
+    sessions = {key: manifest[key] for key in ("session", "stateless") if manifest.get(key)}
+    report = {"module": str(path), **batch, **sessions, **chosen(manifest)}
     if layer and not report["layers"]:
         names = [entry["name"] for entry in manifest["layers"]]
         raise BadInput(
@@ -89,8 +90,10 @@ def _report(
 def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     """`explain` as text, layers with the same story told once."""
     if "batch" in report:
-        rest = {key: value for key, value in report.items() if key != "batch"}
-        return [_batch_line(report["batch"]), "", *explanation_lines(rest)]
+        ours = ("batch", "session", "stateless")
+        rest = {key: value for key, value in report.items() if key not in ours}
+        lines = [_batch_line(report["batch"]), *_session_lines(report)]
+        return [*lines, "", *explanation_lines(rest)]
     if "variants" in report:
         title = (
             f"target {report['target']}: the first of these that the machine has the features for"
@@ -110,6 +113,16 @@ def _batch_line(batch: Mapping[str, str]) -> str:
     if not batch["dimension"]:
         return f"every run takes all its images at once: {batch['note']}"
     return f"a run too large for the caches takes few entries of '{batch['dimension']}' at a time"
+
+
+def _session_lines(report: Mapping[str, Any]) -> list[str]:
+    """Whether a decoder keeps its caches; nothing of other models."""
+    if report.get("stateless"):
+        return [f"no sessions: {report['stateless']}"]
+    if not report.get("session"):
+        return []
+    info = report["session"]
+    return [f"sessions keep {len(info['caches'])} caches of {info['cache']}, which grow in place"]
 
 
 def _decided(kernel: Mapping[str, Any]) -> str:

@@ -72,6 +72,9 @@ LayoutOption = Annotated[
         show_default=False,
     ),
 ]
+CacheOption = Annotated[
+    str, typer.Option("--kv", help="Of a decoder's keys and values: f32, or f16 in half the bytes.")
+]
 Compiler = Annotated[
     str | None, typer.Option(help="C compiler for the target.", show_default=False)
 ]
@@ -103,6 +106,7 @@ def compile_command(
     codebooks: Codebooks = None,
     triple: Triple = None,
     layout: LayoutOption = None,
+    kv: CacheOption = "f32",
     cc: Compiler = None,
     sysroot: Sysroot = None,
     force: Force = False,
@@ -130,6 +134,7 @@ def compile_command(
             guidance=guidance,
             triple=triple or "",
             layout=layout or "",
+            kv=kv,
             progress=Bars(),
         )
         _report_plan(plan, json)
@@ -149,6 +154,7 @@ def compile_command(
         guidance=guidance,
         triple=triple or "",
         layout=layout or "",
+        kv=kv,
         cc=cc or "",
         sysroot=sysroot or "",
         progress=Bars(),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax, sym
 
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.nodes import Shapes
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.ops.graph.cache import KEYS, TOGETHER, cache
+from apq_tvm.ops.graph.attention import PACK
+from apq_tvm.ops.graph.cache import KEYS, cache
 from apq_tvm.types import Node
 
 
@@ -25,11 +26,11 @@ def cache_converter(dims: Dims) -> Convert:
         func = cache(past, new, attrs["orders"], layout, dtype, starts=len(args) > 2)
         variable = bb.add_func(func, "cache")
         total, kept = dims(attrs["total"]), dims(attrs["kept"])
-        batch, heads, _, width = (shapes.extent(past[axis]) for axis in attrs["orders"][0])
+        _, batch, heads, width = (shapes.extent(past[axis]) for axis in attrs["orders"][0])
         extents = [total, batch, heads, width]
         if layout == KEYS:
-            blocks = tirx.floordiv(total + (TOGETHER - 1), tirx.const(TOGETHER, "int64"))
-            extents = [blocks, batch, heads, width, TOGETHER]
+            blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
+            extents = [blocks, batch, heads, width, PACK]
         out = relax.TensorType(extents, dtype)
         sizes = relax.ShapeExpr([kept, total])
         return bb.emit(relax.call_tir(variable, args, out, tir_vars=sizes))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from apq_tvm.errors import NotApplicable
+from apq_tvm.errors import BadScheme, NotApplicable
 from apq_tvm.sessions.caches import find_pairs, in_place
 from apq_tvm.sessions.feeds import find_feeds
 from apq_tvm.sessions.logits import only_asked
@@ -28,11 +28,11 @@ def cache_type(kv: str) -> str:
 
     Raises
     ------
-    InvalidOption
+    BadScheme
         There is no such type.
     """
     if kv not in CACHES:
-        raise InvalidOption(f"kv={kv!r} is no type of caches: {nearest(kv, CACHES)}")
+        raise BadScheme(f"kv={kv!r} is no type of caches: wanted one of {', '.join(CACHES)}")
     return CACHES[kv]
 
 

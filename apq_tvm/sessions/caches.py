@@ -48,7 +48,7 @@ def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[No
     """The model's nodes with an ``apq.Cache`` for what lays a present as attention reads it.
 
     ``apq.Cache`` has the inputs of what joins past and new. Its attributes are ``orders``, of both
-    to ``[B, N, T, H]``; ``layout``, ``dtype`` and ``total``, the dimension T.
+    to ``[T, B, N, H]``; ``layout``, ``dtype`` and ``total``, the dimension T.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def _cache(
     model: ImportedModel, pair: Pair, pack: Node, makers: dict[str, Node], dtype: str
 ) -> Node:
     order = tuple(pack.attrs["order"])
-    if len(order) != 4 or order[2] != pair.axis:
+    if len(order) != 4 or order[0] != pair.axis:
         raise NotApplicable(f"the cache '{pair.past}' grows along axis {pair.axis}")
     past, new, *start = pair.node.inputs
     new_order = order

@@ -258,7 +258,8 @@ def write_package(
         Whether it is a decoder that keeps its caches.
     """
     if sessions:
-        shutil.copyfile(TEMPLATES / "session.py", folder / "session.py")
+        for file in ("session.py", "generate.py"):
+            shutil.copyfile(TEMPLATES / file, folder / file)
     if gpu:
         shutil.copyfile(TEMPLATES / "device_array.py", folder / "device_array.py")
     shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")

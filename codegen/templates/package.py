@@ -31,7 +31,7 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -363,9 +363,10 @@ _INPUT_NAMES = {info.name for info in inputs}
 _library = _Library(_FOLDER, manifest)
 _GPU = bool(manifest["library"].get("gpu"))
 if manifest.get("session"):
+    from .generate import Drafted, Sampler, tokens
     from .session import Session, SessionLibrary
 
-    __all__ += ["Session"]
+    __all__ += ["Drafted", "Sampler", "Session", "generate"]
 if _GPU:
     from .device_array import Borrowed, DeviceArray, forget, in_gpu_memory
 
@@ -704,6 +705,61 @@ def session(
     _library.check(code)
     logits = _dtype_of(next(port for port in outputs if port.name == info["logits"]))
     return Session(functions, logits, handle, batch, max_tokens)
+
+
+_new_session = session  # `generate` has an argument of that name
+
+
+def generate(
+    ids: Any,
+    max_new_tokens: int,
+    *,
+    session: Session | None = None,
+    sampler: Sampler | None = None,
+    stop: Collection[int] = (),
+    bits: int | Callable[[int], int] = 0,
+    draft: tuple[int, int] | None = None,
+    drafted: Drafted | None = None,
+) -> Iterator[int]:
+    """Generate tokens of one sequence, each as soon as it is computed.
+
+    >>> list(smollm2.generate(ids, 40))  # the most probable ones
+
+    Parameters
+    ----------
+    ids : array_like of int [tokens]
+        What comes before: all of it, or what is new to `session`.
+    max_new_tokens : int
+    session : Session, optional
+        To go on with; it holds all tokens then but the last. By default one of the right size.
+    sampler : Sampler, optional
+        `Sampler(temperature=0.8, top_p=0.95)`; by default the most probable token is taken.
+    stop : collection of int
+        Tokens behind which nothing comes; the token itself is given out.
+    bits : int or callable
+        Of the weights, where the model was compiled for a range of them; or what gives them for the
+        number of each new token.
+    draft : (int, int), optional
+        Guess so many tokens (the second) at so few bits (the first), and check them at once.
+    drafted : Drafted, optional
+        Counts guesses and those that were right.
+
+    Yields
+    ------
+    int
+
+    Raises
+    ------
+    InputError
+        As of `Session.prefill`; nothing to begin with; a draft of bits that there are not.
+    """
+    given = np.asarray(ids)
+    if given.ndim != 1 or given.size == 0 or operator.index(max_new_tokens) < 1:
+        raise InputError(f"ids of shape {given.shape}: wanted one token at least, to make as many")
+    mine = session or _new_session(given.size + max_new_tokens)
+    if mine.batch != 1:
+        raise InputError(f"the session has {mine.batch} sequences; tokens are generated for one")
+    return tokens(mine, given, max_new_tokens, sampler or Sampler(), stop, bits, draft, drafted)
 
 
 def _staying(on_device: bool | Iterable[str]) -> set[str]:

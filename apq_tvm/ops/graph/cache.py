@@ -14,14 +14,12 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.blocks import argument
+from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, i64
 
 KEYS, ROWS = "keys", "rows"
 """Layouts: ``[ceil(T / 16), B, N, H, 16]`` and ``[T, B, N, H]``."""
-
-TOGETHER = 16
-"""Tokens that `KEYS` interleaves."""
 
 
 def cache(
@@ -39,7 +37,7 @@ def cache(
     past, new : sequence of int or str
         Shapes as stored, four axes; strings are dynamic dimensions.
     orders : two sequences of int
-        As ONNX Transpose, of `past` and of `new` to ``[B, N, T, H]``.
+        As ONNX Transpose, of `past` and of `new` to ``[T, B, N, H]``.
     layout : str
         `KEYS` or `ROWS`, of y.
     dtype : str
@@ -56,9 +54,9 @@ def cache(
     """
     symbols = Symbols()
     old_shape, new_shape = symbols.shape(past), symbols.shape(new)
-    batch, heads, _, width = (old_shape[axis] for axis in orders[0])
-    held, fresh = old_shape[orders[0][2]], new_shape[orders[1][2]]
-    shape = [symbols.dim("blocks"), batch, heads, width, i64(TOGETHER)]
+    held, batch, heads, width = (old_shape[axis] for axis in orders[0])
+    fresh = new_shape[orders[1][0]]
+    shape = [symbols.dim("blocks"), batch, heads, width, i64(PACK)]
     if layout == ROWS:
         shape = [symbols.dim("tokens"), batch, heads, width]
     with IRBuilder() as builder, b.prim_func(s_tir=True):
@@ -85,7 +83,7 @@ def cache(
                         _store(y, layout, (token, seq, head, d), value(d).astype(dtype))
 
                 def stored(buffer: Any, order: Sequence[int], t: Expr) -> Any:
-                    return lambda d: buffer[tuple(_index(order, (seq, head, t, d)))]
+                    return lambda d: buffer[tuple(_index(order, (t, seq, head, d)))]
 
                 with b.If(tirx.And(at >= i64(0), at < fresh)):
                     with b.Then():
@@ -111,4 +109,4 @@ def _store(y: Any, layout: str, at: Sequence[Expr], value: Expr) -> None:
     if layout == ROWS:
         b.buffer_store(y, value, [token, *rest])
     else:
-        b.buffer_store(y, value, [token // i64(TOGETHER), *rest, token % i64(TOGETHER)])
+        b.buffer_store(y, value, [token // i64(PACK), *rest, token % i64(PACK)])
