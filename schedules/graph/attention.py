@@ -68,8 +68,11 @@ def schedule_attention(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     """
     views, p = _problem(func)
     wide = profile.vector_bytes >= 64
-    most = decide("rows", (6, 4, 3) if profile.vector_registers >= 32 or wide else (3, 2))
-    rows = Rows(most, decide("tiles", (4, 1, 2, 8)), 4 if wide else 1)
+    narrow = profile.vector_bytes == 16 and profile.vector_registers < 32
+    most = decide("rows", (3, 2) if narrow else (6, 4, 3))
+    fits = profile.l1_bytes // (4 * most * (BLOCK + p.size + p.width))
+    tiles = next((t for t in (8, 4, 2) if t <= fits), 1)
+    rows = Rows(most, decide("tiles", (tiles, *({1, 2, 4, 8} - {tiles}))), 4 if wide else 1)
     group = p.spec.group
     parts = -(-group // most)
     one = replace(rows, rows=-(-group // parts), tiles=parts)
@@ -179,9 +182,7 @@ class _Task:
         block = Block(p, self.rows, s, count, used, key_base, value_base)
         full = p.tokens // i64(BLOCK)
         rest = p.tokens - full * i64(BLOCK)
-        tail = tirx.IfThenElse(rest > i64(0), block.part(full, rest), None)
-        if isinstance(p.tokens, tirx.IntImm) and not int(p.tokens) % BLOCK:
-            tail = tirx.Evaluate(tirx.const(0, "int32"))
+        full, rest = (sym.Analyzer().simplify(e) for e in (full, rest))
         return tirx.stmt_seq(
             *(tirx.AllocBuffer(buffer) for buffer in s.buffers),
             *binds,
@@ -189,7 +190,7 @@ class _Task:
             *more,
             loop(count * units, self._start),
             loop(full, block.whole),
-            tail,
+            block.part(full, rest),
             loop(used, self._finish),
         )
 

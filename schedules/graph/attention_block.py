@@ -104,7 +104,7 @@ class Scratch:
             buffer("sums", count * PACK),
             buffer("fade", count),
             buffer("hidden", count, "int64"),
-            buffer("edge", BLOCK),
+            buffer("edge", PACK),
             buffer("least", 1),
         )
 
@@ -147,87 +147,83 @@ class Block:
 
     def whole(self, number: Expr) -> Stmt:
         """Block `number`, of 64 keys."""
-        return self._unless_hidden(number, None, self._steps(number, None))
+        return self._unless_hidden(number, VECTORS, None)
 
     def part(self, number: Expr, rest: Expr) -> Stmt:
-        """The last block, of `rest` keys, fewer than 64."""
-        return self._unless_hidden(number, rest, self._steps(number, rest))
+        """The last block, of `rest` keys, fewer than 64: code for 16, 32, 48 and 64."""
+        out: Stmt = tirx.Evaluate(i32(0))
+        for vectors in range(VECTORS, 0, -1):
+            if isinstance(rest, tirx.IntImm):
+                if (vectors - 1) * PACK < int(rest) <= vectors * PACK:
+                    out = self._unless_hidden(number, vectors, rest)
+            else:
+                steps = self._unless_hidden(number, vectors, rest)
+                fits = tirx.all(rest > i64(0), rest <= i64(vectors * PACK))
+                out = tirx.IfThenElse(fits, steps, out)
+        return out
 
-    def _steps(self, number: Expr, rest: Expr | None) -> Stmt:
+    def _steps(self, number: Expr, vectors: int, rest: Expr | None) -> Stmt:
         first, s, p = number * i64(VECTORS), self.s, self.p
-        rows = i64(self.rows.rows)
-        if rest is None:
-            scores = [(first, self.rows.vectors, i64(VECTORS // self.rows.vectors))]
-        else:
-            scores = [(first, 1, (rest + i64(PACK - 1)) // i64(PACK))]
+        rows, step = i64(self.rows.rows), min(self.rows.vectors, vectors)
         parts: list[Stmt] = []
         if p.mask is not None:
             parts.append(s.store(s.least, i64(0), f32(float("inf"))))
-        for at, vectors, times in scores:
 
-            def tile(i: Expr, at: Expr = at, vectors: int = vectors, times: Expr = times) -> Stmt:
-                return loop(times, lambda c: self._scores(i * rows, at, c, vectors))
+        def tile(i: Expr) -> Stmt:
+            return loop(i64(vectors // step), lambda c: self._scores(i * rows, first, c, step))
 
-            parts.append(loop(self.count, tile))
-        parts.append(loop(self.count * rows, lambda r: self._softmax(r, number, rest)))
+        parts.append(loop(self.count, tile))
+        parts.append(loop(self.count * rows, lambda r: self._softmax(r, number, vectors, rest)))
         keys = i64(BLOCK) if rest is None else rest
         parts.append(loop(self.count, lambda i: self._weigh(i * rows, number, keys)))
         return tirx.stmt_seq(*parts)
 
-    def _unless_hidden(self, number: Expr, rest: Expr | None, steps: Stmt) -> Stmt:
+    def _unless_hidden(self, number: Expr, vectors: int, rest: Expr | None) -> Stmt:
         """Pass over a block whose mask hides all of it, once every row has seen something."""
         p, s = self.p, self.s
+        steps = self._steps(number, vectors, rest)
         if p.mask is None:
             return steps
         found = tirx.decl_buffer((1,), "int32", "found")
-        found_any = s.store(found, i64(0), tirx.const(1, "int32"))
         every = 1 if _not_zero(p.mask_steps[2]) else p.spec.group
 
-        def row(i: Expr) -> Stmt:
-            binds, (at,) = slots(
-                [s.load(s.hidden, i * i64(every)) + number * i64(BLOCK)], "mask_at"
-            )
-            if rest is not None:
-                return tirx.stmt_seq(*binds, self._edge(at, rest), test(s.edge, i64(0)))
-            return tirx.stmt_seq(*binds, test(p.mask, at))
+        def test(row: Expr) -> Stmt:
+            parts, masks = self._mask(row, number, vectors, rest)
+            binds, top = _largest(masks)
+            seen = tirx.IfThenElse(top > f32(HIDDEN), s.store(found, i64(0), i32(1)), None)
+            return tirx.stmt_seq(*parts, *binds, seen)
 
-        def test(buffer: Any, at: Expr) -> Stmt:
-            vectors = [s.load(buffer, at + i64(v * PACK), PACK) for v in range(VECTORS)]
-            binds, top = _largest(vectors)
-            return tirx.stmt_seq(*binds, tirx.IfThenElse(top > f32(HIDDEN), found_any, None))
-
-        # Rows of a tile begin anywhere in a group: their last query is one more.
-        rows = (self.used - i64(1)) // i64(every) + i64(1)
-        last = s.load(s.hidden, self.used - i64(1)) + number * i64(BLOCK)
-        tests: list[Stmt] = [loop(rows, row)]
-        if every > 1:
-            binds, (at,) = slots([last], "mask_at")
-            more = test(p.mask, at) if rest is None else tirx.stmt_seq(
-                self._edge(at, rest), test(s.edge, i64(0))
-            )  # fmt: skip
-            tests += [*binds, more]
+        last = self.used - i64(1)
+        tests: list[Stmt] = [loop(last // i64(every) + i64(1), lambda i: test(i * i64(every)))]
+        if every > 1:  # a tile begins anywhere in a group, so it may have one more query
+            tests.append(test(last))
         seen = s.load(s.least, i64(0)) > f32(SEEN)
+        tests = [s.store(found, i64(0), i32(0)), *tests]
         return tirx.stmt_seq(
             tirx.AllocBuffer(found),
-            s.store(found, i64(0), tirx.const(1, "int32")),
-            tirx.IfThenElse(
-                seen,
-                tirx.stmt_seq(s.store(found, i64(0), tirx.const(0, "int32")), *tests),
-                None,
-            ),
-            tirx.IfThenElse(s.load(found, i64(0)) > tirx.const(0, "int32"), steps, None),
+            s.store(found, i64(0), i32(1)),
+            tirx.IfThenElse(seen, tirx.stmt_seq(*tests), None),
+            tirx.IfThenElse(s.load(found, i64(0)) > i32(0), steps, None),
         )
 
-    def _edge(self, at: Expr, rest: Expr) -> Stmt:
-        """A mask's last columns, and behind them what hides."""
+    def _mask(
+        self, row: Expr, number: Expr, vectors: int, rest: Expr | None
+    ) -> tuple[list[Stmt], list[Expr]]:
+        """What is added to a row's scores; -inf, from a copy, where there is no key."""
         s, mask = self.s, self.p.mask
-        return tirx.stmt_seq(
-            *(
-                s.store(s.edge, i64(v * PACK), tirx.Broadcast(f32(-float("inf")), PACK), PACK)
-                for v in range(VECTORS)
-            ),
-            loop(rest, lambda j: s.store(s.edge, j, s.load(mask, at + j))),
+        parts, (at,) = slots([s.load(s.hidden, row) + number * i64(BLOCK)], "mask_at")
+        found = [s.load(mask, at + i64(v * PACK), PACK) for v in range(vectors)]
+        if rest is None:
+            return parts, found
+        begin = (vectors - 1) * PACK
+        nothing = tirx.Broadcast(f32(-float("inf")), PACK)
+        copied = loop(
+            rest - i64(begin), lambda j: s.store(s.edge, j, s.load(mask, at + i64(begin) + j))
         )
+        by_one = tirx.stmt_seq(s.store(s.edge, i64(0), nothing, PACK), copied)
+        at_once = s.store(s.edge, i64(0), found[-1], PACK)
+        parts.append(tirx.IfThenElse(rest >= i64(vectors * PACK), at_once, by_one))
+        return parts, [*found[:-1], s.load(s.edge, i64(0), PACK)]
 
     def _scores(self, row: Expr, first: Expr, c: Expr, vectors: int) -> Stmt:
         """Products of a register tile with ``vectors`` times 16 keys."""
@@ -254,31 +250,23 @@ class Block:
                 parts.append(s.store(s.scores, to, value, PACK))
         return tirx.stmt_seq(*parts)
 
-    def _softmax(self, r: Expr, number: Expr, rest: Expr | None) -> Stmt:
+    def _softmax(self, r: Expr, number: Expr, vectors: int, rest: Expr | None) -> Stmt:
         """Scores of a row become what they weigh."""
         p, s = self.p, self.s
-        here = [r * i64(BLOCK) + i64(v * PACK) for v in range(VECTORS)]
+        here = [r * i64(BLOCK) + i64(v * PACK) for v in range(vectors)]
         parts: list[Stmt] = []
         if p.spec.softcap:
             parts.append(self._bend(r))
         scores = [s.load(s.scores, at, PACK) for at in here]
         if p.mask is not None:
-            at = s.load(s.hidden, r) + number * i64(BLOCK)
-            binds, (at,) = slots([at], "mask_at")
+            binds, masks = self._mask(r, number, vectors, rest)
             parts += binds
-            source: tuple[Any, Expr] = (p.mask, at)
-            if rest is not None:
-                parts.append(self._edge(at, rest))
-                source = (s.edge, i64(0))
-            scores = [
-                score + s.load(source[0], source[1] + i64(v * PACK), PACK)
-                for v, score in enumerate(scores)
-            ]
+            scores = [score + mask for score, mask in zip(scores, masks, strict=True)]
         if rest is not None:
-            low = tirx.Broadcast(f32(-float("inf")), PACK)
-            lanes = [tirx.Ramp(i64(v * PACK), i64(1), PACK) for v in range(VECTORS)]
-            there = [tirx.LT(lane, tirx.Broadcast(rest, PACK)) for lane in lanes]
-            scores = [tirx.Select(c, x, low) for c, x in zip(there, scores, strict=True)]
+            lane = tirx.Ramp(i64((vectors - 1) * PACK), i64(1), PACK)
+            there = tirx.LT(lane, tirx.Broadcast(rest, PACK))
+            nothing = tirx.Broadcast(f32(-float("inf")), PACK)
+            scores[-1] = tirx.Select(there, scores[-1], nothing)
         binds, scores = slots(scores, "score")
         parts += binds
         binds, here_most = _largest(scores)
@@ -302,7 +290,7 @@ class Block:
             weights.append(value)
         parts += [s.store(s.scores, at, w, PACK) for at, w in zip(here, weights, strict=True)]
         total = s.load(s.sums, r * i64(PACK), PACK) * tirx.Broadcast(fade, PACK)
-        total = total + ((weights[0] + weights[1]) + (weights[2] + weights[3]))
+        total = total + reduce(lambda a, c: a + c, weights)
         parts.append(s.store(s.sums, r * i64(PACK), total, PACK))
         parts += [s.store(s.most, r, top), s.store(s.fade, r, fade)]
         if p.mask is not None:
