@@ -32,7 +32,6 @@ def cache_converter(dims: Dims) -> Convert:
             blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
             extents = [blocks, batch, heads, width, PACK]
         out = relax.TensorType(extents, dtype)
-        sizes = relax.ShapeExpr([kept, total])
-        return bb.emit(relax.call_tir(variable, args, out, tir_vars=sizes))
+        return bb.emit(relax.call_tir(variable, [*args, kept, total], out))
 
     return convert

@@ -44,6 +44,21 @@ def find_pairs(model: ImportedModel) -> list[Pair]:
     return pairs
 
 
+MOVES = frozenset("Expand Reshape Squeeze Transpose Unsqueeze apq.Expand apq.Reshape".split())
+"""What repeats keys for groups of heads, until attention reads each of them once."""
+
+
+def _read(model: ImportedModel) -> list[Node]:
+    """The model's nodes without those of `MOVES` that nothing reads."""
+    wanted = {spec.name for spec in model.outputs}
+    nodes = []
+    for node in reversed(model.nodes):
+        if node.op not in MOVES or wanted & {*node.outputs}:
+            nodes.append(node)
+            wanted |= {*node.inputs}
+    return nodes[::-1]
+
+
 def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[Node]:
     """The model's nodes with an ``apq.Cache`` for what lays a present as attention reads it.
 
@@ -59,7 +74,7 @@ def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[No
     owners = {pair.past: pair.node.name for pair in pairs}
     makers = {name: node for node in model.nodes for name in node.outputs}
     nodes = []
-    for node in model.nodes:
+    for node in _read(model):
         if node.op in PACKS and node.inputs[0] in by_present:
             nodes.append(_cache(model, by_present[node.inputs[0]], node, makers, cache))
             continue

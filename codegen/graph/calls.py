@@ -145,7 +145,7 @@ def call_work(
     elements = _product(tensors[-1].dims) if tensors else "0"
     work = work_of(func, names, elements, " + ".join(touched) or "0")
     if func.attrs and str(func.attrs.get("apq.op", "")) == "cache":  # what is kept costs nothing
-        kept, total = args[-2:]
+        kept, total = args[-3:-1]
         return f"({work}) * (double)({total} - {kept}) / (double)({total})"
     return work
 

@@ -30,7 +30,7 @@ def cache(
     dtype: str = "float32",
     starts: bool = False,
 ) -> PrimFunc:
-    """Build ``(past, new, [start], y, kept, T)``: tokens ``kept .. T - 1`` of y are written.
+    """Build ``(past, new, [start], kept, T, y)``: tokens ``kept .. T - 1`` of y are written.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ def cache(
         old = argument("past", old_shape, "float32")
         added = argument("new", new_shape, "float32")
         start = argument("start", [batch], "int64") if starts else None
-        y = argument("y", shape, dtype)
         kept, total = (b.arg(name, tirx.Var(name, "int64")) for name in ("kept", "total"))
+        y = argument("y", shape, dtype)
         with b.sblock("root"):
             b.reads()
             b.writes()
