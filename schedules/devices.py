@@ -135,6 +135,11 @@ def device_operators(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]
     mapping of str to callable
         ``(shapes, **attributes)`` → PrimFunc, as `apq_tvm.schedules.cuda.operators` says.
     """
-    from apq_tvm.schedules.cuda.operators import OPERATORS
+    if profile.gpu:
+        from apq_tvm.schedules.cuda.operators import OPERATORS
 
-    return OPERATORS if profile.gpu else {}
+        return OPERATORS
+    from apq_tvm.ops.graph.attention import attention
+    from apq_tvm.ops.graph.pack_keys import pack_keys
+
+    return {"apq.Attention": attention, "apq.PackKeys": pack_keys}

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from apq_tvm.launches.attention import join_attention
+from apq_tvm.launches.packed import pack_attention, read_in_place
 from apq_tvm.launches.siblings import join_siblings
 from apq_tvm.types import QuantizedModel
 
@@ -36,5 +37,8 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
     if attention is None:
         return quantized
     model = quantized.model
+    if "apq.PackKeys" in operators:
+        nodes = read_in_place(pack_attention(model, attention).nodes)
+        return replace(quantized, model=replace(model, nodes=nodes))
     joined = replace(quantized, model=replace(model, nodes=join_attention(model, attention)))
     return join_siblings(joined)

@@ -19,10 +19,12 @@ from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.formats import details
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.ops.graph.attention import PACK, attention
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.elementwise import activation, gelu
 from apq_tvm.ops.graph.embedding import embedding
 from apq_tvm.ops.graph.layernorm import layernorm
+from apq_tvm.ops.graph.pack_keys import pack_keys
 from apq_tvm.ops.graph.scan import running
 from apq_tvm.ops.graph.softmax import softmax
 from apq_tvm.schedules.devices import device_operators
@@ -127,8 +129,34 @@ def convert_matmul(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) ->
     return call(bb, func, [a, b], shapes)
 
 
+def convert_pack_keys(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.PackKeys``."""
+    shapes, order, (k,) = Shapes(node), node.attrs["order"], inputs
+    func = pack_keys(shapes.of(k), order, str(k.ty.dtype))
+    total, batch, *heads, size = (k.ty.shape.values[p] for p in order)
+    blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
+    out = relax.TensorType([blocks, batch, *(heads or [1]), size, PACK], k.ty.dtype)
+    return bb.emit(relax.call_tir(bb.add_func(func, "pack_keys"), [k], out))
+
+
+def convert_pack_values(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.PackValues``."""
+    return relax.op.permute_dims(inputs[0], node.attrs["order"])
+
+
+def packed_attention(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.Attention`` of a processor (`apq_tvm.launches.packed`)."""
+    shapes = Shapes(node)
+    args = [value for value in inputs if value is not None]
+    of = [shapes.of(value) for value in args]
+    func = attention(*of, **node.attrs, dtype=str(args[1].ty.dtype))
+    return call(bb, func, args, shapes)
+
+
 def attention_converter(profile: DeviceProfile) -> Convert:
     """``apq.Attention``: one kernel, or three where its shapes turn out not to match."""
+    if not profile.gpu:
+        return packed_attention
     make = device_operators(profile).get("apq.Attention")
 
     def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -232,6 +260,8 @@ def node_converters(
         "apq.Embedding": embedding_converter(packed, param_vars),
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,
+        "apq.PackKeys": convert_pack_keys,
+        "apq.PackValues": convert_pack_values,
         "apq.Softmax": convert_softmax,
         "CumProd": cumsum_converter(packed.plan.quantized.model),
         "CumSum": cumsum_converter(packed.plan.quantized.model),

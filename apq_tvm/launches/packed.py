@@ -1,0 +1,123 @@
+"""``apq.MatMul``, ``apq.Softmax``, ``apq.MatMul`` become ``apq.Attention`` over packed keys.
+
+For processors. Keys and values get nodes of their own, so that a cache which is kept packed can
+take their place: ``apq.PackKeys(k)`` and ``apq.PackValues(v)`` with the attribute ``order``, as
+ONNX Transpose to tokens first (`apq_tvm.ops.graph.pack_keys`). `read_in_place` then takes away
+every ``apq.PackValues`` that the kernel needs not, which reads values by strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from apq_tvm.errors import NotApplicable
+from apq_tvm.launches.chains import Chain, chains
+from apq_tvm.launches.shared_keys import SharedKeys, Stored, attributes
+from apq_tvm.types import ImportedModel, Node
+
+@dataclass
+class Packed:
+    """The nodes of a model with ``apq.Attention``.
+
+    Parameters
+    ----------
+    nodes : tuple of Node
+    declined : dict of str to str
+        By the name of a softmax that stays: why.
+    """
+
+    nodes: tuple[Node, ...]
+    declined: dict[str, str] = field(default_factory=dict)
+
+
+def pack_attention(model: ImportedModel, make: Callable[..., Any]) -> Packed:
+    """Join what `make`, which is `apq_tvm.ops.graph.attention.attention`, takes.
+
+    The node reads q, packed keys, values and, where there is one, the mask; its attributes are
+    those of the function.
+    """
+    shared, known = SharedKeys(model), {value for node in model.nodes for value in node.outputs}
+    made: dict[str, tuple[Node, ...]] = {}
+    gone: set[str] = set()
+    declined: dict[str, str] = {}
+    packs: dict[tuple[str, Stored], str] = {}
+    for chain in chains(model):
+        try:
+            joined = _joined(shared, make, chain, packs, known)
+        except NotApplicable as reason:
+            declined[chain.soft.name] = str(reason)
+            continue
+        made[chain.last.name] = joined
+        gone |= {chain.first.name, chain.soft.name}
+    nodes: list[Node] = []
+    for node in model.nodes:
+        if node.name not in gone:
+            nodes += made.get(node.name, (node,))
+    return Packed(tuple(nodes), declined)
+
+
+def _joined(
+    shared: SharedKeys,
+    make: Callable[..., Any],
+    chain: Chain,
+    packs: dict[tuple[str, Stored], str],
+    known: set[str],
+) -> tuple[Node, ...]:
+    first, last = attributes(chain.first), attributes(chain.last)
+    straight = tuple(range(len(first["perm_out"])))
+    if first["perm_out"] != straight or last["perm_a"] != straight:
+        raise NotApplicable("scores are transposed")
+    q, k, v = chain.first.inputs[0], chain.first.inputs[1], chain.last.inputs[1]
+    keys = shared.find(k, first["perm_b"], -1, -2)
+    values = shared.find(v, last["perm_b"], -2, -1)
+    attrs = {
+        "order": first["perm_a"],
+        "order_out": last["perm_out"],
+        "scale": float(chain.soft.attrs.get("scale", 1.0)),
+        "zero_masked": bool(chain.soft.attrs.get("zero_masked", False)),
+    }
+    token, batch, *heads, size = (shared.shape(keys.name)[p] for p in keys.order)
+    if token != shared.shape(values.name)[values.order[0]]:
+        raise NotApplicable(f"{keys.name!r} and {values.name!r} are of different lengths")
+    packed = ("keys", batch, *(heads or [1]), size, 16)
+    spread = [shared.shape(values.name)[p] for p in values.order]
+    ordered = {"order_values": tuple(range(len(spread)))}
+    mask = [shared.shape(name) for name in chain.mask]
+    make(shared.shape(q), packed, spread, *mask, **attrs, **ordered)
+    name, nodes, inputs = chain.soft.name, [], [q]
+    for op, stored in (("apq.PackKeys", keys), ("apq.PackValues", values)):
+        if (op, stored) not in packs:
+            value = f"{stored.name}.{op.removeprefix('apq.')}"
+            while value in known:
+                value += "_"
+            known.add(value)
+            packs[op, stored] = value
+            nodes.append(Node(op, value, (stored.name,), (value,), {"order": stored.order}))
+        inputs.append(packs[op, stored])
+    inputs += chain.mask
+    joined = Node("apq.Attention", name, tuple(inputs), chain.last.outputs, {**attrs, **ordered})
+    return (*nodes, joined)
+
+
+def read_in_place(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Let ``apq.Attention`` read values as they are stored, where a token's columns are neighbours.
+
+    ``apq.PackValues`` that nothing reads any more are gone.
+    """
+    packs = {
+        node.outputs[0]: node
+        for node in nodes
+        if node.op == "apq.PackValues" and node.attrs["order"][-1] == len(node.attrs["order"]) - 1
+    }
+    out: list[Node] = []
+    for node in nodes:
+        pack = packs.get(node.inputs[2]) if node.op == "apq.Attention" else None
+        if pack is not None:
+            inputs = (*node.inputs[:2], pack.inputs[0], *node.inputs[3:])
+            attrs = {**node.attrs, "order_values": tuple(pack.attrs["order"])}
+            node = replace(node, inputs=inputs, attrs=attrs)
+        out.append(node)
+    used = {name for node in out for name in node.inputs}
+    return tuple(n for n in out if n.op != "apq.PackValues" or n.outputs[0] in used)
