@@ -38,7 +38,7 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
         return quantized
     model = quantized.model
     if "apq.PackKeys" in operators:
-        nodes = pack_attention(model, attention).nodes
+        nodes = read_in_place(pack_attention(model, attention).nodes)
         return replace(quantized, model=replace(model, nodes=nodes))
     joined = replace(quantized, model=replace(model, nodes=join_attention(model, attention)))
     return join_siblings(joined)

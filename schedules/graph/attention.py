@@ -212,8 +212,9 @@ class _Task:
         binds, (at,) = slots([self._offset(p.q_steps, query, head)], "from")
         parts += binds
         for begin, lanes in runs(p.size):
-            places = tirx.Ramp(at + i64(begin) * p.q_steps[4], p.q_steps[4], lanes)
-            value = tirx.BufferLoad(p.q, [places if lanes > 1 else places.base])
+            place: Any = at + i64(begin) * p.q_steps[4]
+            place = place if lanes == 1 else tirx.Ramp(place, p.q_steps[4], lanes)
+            value = tirx.BufferLoad(p.q, [place])
             factor: Any = f32(p.spec.scale)
             factor = factor if lanes == 1 else tirx.Broadcast(factor, lanes)
             parts.append(s.store(s.q, r * i64(p.size) + i64(begin), value * factor, lanes))
