@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,8 +54,7 @@ def plan(
     -------
     KernelPlan
     """
-    from apq_tvm.launches import join
-    from apq_tvm.launches.packed import read_in_place
+    from apq_tvm.launches import join, settle
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
     from apq_tvm.schedules.devices import device_operators, find_profile, linear_kernels
@@ -74,8 +72,7 @@ def plan(
     )
     stopwatch.lap("quantize")
     quantized = keep(join(quantized, device_operators(profile)), cache_type(kv))
-    model = replace(quantized.model, nodes=read_in_place(quantized.model.nodes))
-    quantized = replace(quantized, model=model)
+    quantized = settle(quantized)
     variants = tuple(select(quantized, v, linear_kernels(v)) for v in profile.variants)
     if variants:
         chosen = KernelPlan(quantized, profile, variants[0].choices, variants)

@@ -16,7 +16,7 @@ from apq_tvm.launches.packed import pack_attention, read_in_place
 from apq_tvm.launches.siblings import join_siblings
 from apq_tvm.types import QuantizedModel
 
-__all__ = ["join"]
+__all__ = ["join", "settle"]
 
 
 def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]]) -> QuantizedModel:
@@ -38,7 +38,13 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
         return quantized
     model = quantized.model
     if "apq.PackKeys" in operators:
-        nodes = read_in_place(pack_attention(model, attention).nodes)
+        nodes = pack_attention(model, attention).nodes
         return replace(quantized, model=replace(model, nodes=nodes))
     joined = replace(quantized, model=replace(model, nodes=join_attention(model, attention)))
     return join_siblings(joined)
+
+
+def settle(quantized: QuantizedModel) -> QuantizedModel:
+    """Let attention read values where they lie, once caches of sessions have taken their places."""
+    nodes = read_in_place(quantized.model.nodes)
+    return replace(quantized, model=replace(quantized.model, nodes=nodes))
