@@ -33,8 +33,11 @@ typedef struct {
   size_t bytes;
 } region;
 
+typedef struct apq_profile apq_profile;
+
 struct apq_context {
   const apq_handle *handle;
+  apq_profile *profile; /* NULL where none is asked for, and on GPUs */
   struct apq_stream *stream; /* of a GPU */
   uint64_t runs;
   plan plans[PLANS];
@@ -68,6 +71,15 @@ void apq_plan_dropped(apq_context *c, const plan *p);
 int apq_check_place(const apq_handle *h, const char *kind, const char *name, const DLTensor *t);
 /* Arguments are checked, symbols are those of `p`. */
 int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
+
+/* ---- profiles ---- */
+
+uint64_t apq_now(void);
+/* A run begins: what an earlier one left goes. */
+void apq_profile_restart(apq_profile *p);
+/* Keeps a call that began at `begin` and ends now. */
+int apq_profile_call(apq_context *c, const char *kernel, uint64_t begin, const apq_any *args,
+                     int32_t num_args, double work, int32_t tasks);
 
 /* ---- tensors ---- */
 

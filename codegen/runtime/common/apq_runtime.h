@@ -185,6 +185,25 @@ static inline apq_any apq_int(int64_t v) {
   return a;
 }
 
+/* ---- profiles (profile.c) ---- */
+
+/* One of a call's tensors; the public header repeats both records. */
+typedef struct {
+  const void *data;
+  int64_t elements, bytes;
+  int64_t rows;   /* its first dimension, 1 for a scalar */
+  int64_t weight; /* where it starts in the weights file, -1 for any other tensor */
+} apq_profiled_tensor;
+
+/* A kernel's call: when it ran (CLOCK_MONOTONIC, ns), and what the compiler estimated for one thread. */
+typedef struct {
+  const char *kernel;
+  uint64_t begin_ns, end_ns;
+  double work_ns;
+  int32_t tasks, num_tensors;
+  const apq_profiled_tensor *tensors; /* in the kernel's order: what it writes stands last */
+} apq_profiled;
+
 /* ---- memory planning (plan.c) ---- */
 
 /* Offsets for buffers so that those alive at once do not overlap; returns the arena's bytes.
@@ -238,6 +257,9 @@ int apq_run(apq_context *context, const DLTensor *inputs, const DLTensor *output
 /* An output of the last run whose shape depends on data; valid until the next run. */
 int apq_result(apq_context *context, int32_t index, DLTensor *result);
 int apq_memory(apq_context *context, uint64_t *arena_bytes, uint64_t *live_bytes);
+/* Whether runs keep what their calls took; the calls of the last run, valid until the next one. */
+int apq_set_profile(apq_context *context, int32_t on);
+int apq_profile_of(apq_context *context, const apq_profiled **calls, int32_t *count);
 /* Memory of the GPU that a handle runs on, for tensors that stay there; the copies wait for their end. */
 int apq_device_alloc(const apq_handle *handle, size_t bytes, void **data);
 int apq_device_free(const apq_handle *handle, void *data);
