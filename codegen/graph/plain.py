@@ -119,6 +119,8 @@ class Call:
         In the kernel's order; a str is a C integer expression.
     work : str
         C expression of type double: estimated nanoseconds on one thread.
+    products : str
+        C expression: multiply-adds, as far as the function tells (`apq_tvm.codegen.graph.products`).
     id_checks : tuple of IdCheck
     comment : str
         How the call reads in Relax.
@@ -135,6 +137,7 @@ class Call:
     comment: str
     precision: int = -1
     outputs: int = 1
+    products: str = "0"
 
 
 @dataclass(frozen=True)

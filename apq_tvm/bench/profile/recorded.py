@@ -29,7 +29,7 @@ class _Call(ctypes.Structure):
         ("kernel", ctypes.c_char_p),
         ("begin_ns", ctypes.c_uint64),
         ("end_ns", ctypes.c_uint64),
-        ("work_ns", ctypes.c_double),
+        ("products", ctypes.c_double),
         ("tasks", ctypes.c_int32),
         ("num_tensors", ctypes.c_int32),
         ("tensors", ctypes.POINTER(_Tensor)),
@@ -56,8 +56,8 @@ class CallRecord:
     kernel : str
     begin_ns, end_ns : int
         Of the monotonic clock, which is `time.perf_counter_ns`.
-    work_ns : float
-        What the compiler estimated for one thread.
+    products : float
+        Multiply-adds, where it is no linear layer.
     tasks : int
         Threads it was cut for.
     tensors : tuple of TensorUse
@@ -67,7 +67,7 @@ class CallRecord:
     kernel: str
     begin_ns: int
     end_ns: int
-    work_ns: float
+    products: float
     tasks: int
     tensors: tuple[TensorUse, ...]
 
@@ -117,4 +117,4 @@ def _read(call: _Call) -> CallRecord:
         for t in call.tensors[: call.num_tensors]
     )
     kernel = call.kernel.decode()
-    return CallRecord(kernel, call.begin_ns, call.end_ns, call.work_ns, call.tasks, tensors)
+    return CallRecord(kernel, call.begin_ns, call.end_ns, call.products, call.tasks, tensors)

@@ -79,7 +79,7 @@ uint64_t apq_now(void);
 void apq_profile_restart(apq_profile *p);
 /* Keeps a call that began at `begin` and ends now. */
 int apq_profile_call(apq_context *c, const char *kernel, uint64_t begin, const apq_any *args,
-                     int32_t num_args, double work, int32_t tasks);
+                     int32_t num_args, double products, int32_t tasks);
 
 /* ---- tensors ---- */
 

@@ -168,9 +168,9 @@ int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes);
 int apq_set_round(const apq_frame *frame, void *counter, int64_t number);
 /* Gives the buffers of a segment their memory. */
 int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes);
-/* Runs a kernel; `work` estimates its nanoseconds on one thread. */
+/* Runs a kernel; `work` estimates its nanoseconds on one thread, `products` counts its multiply-adds. */
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
-             int32_t num_args, double work);
+             int32_t num_args, double work, double products);
 
 static inline DLTensor apq_tensor(void *data, DLDataType dtype, int32_t ndim, const int64_t *shape) {
   DLTensor t = {data, {kDLCPU, 0}, ndim, dtype, (int64_t *)(uintptr_t)shape, NULL, 0};
@@ -195,11 +195,11 @@ typedef struct {
   int64_t weight; /* where it starts in the weights file, -1 for any other tensor */
 } apq_profiled_tensor;
 
-/* A kernel's call: when it ran (CLOCK_MONOTONIC, ns), and what the compiler estimated for one thread. */
+/* A kernel's call: when it ran (CLOCK_MONOTONIC, ns), and its multiply-adds. */
 typedef struct {
   const char *kernel;
   uint64_t begin_ns, end_ns;
-  double work_ns;
+  double products;
   int32_t tasks, num_tensors;
   const apq_profiled_tensor *tensors; /* in the kernel's order: what it writes stands last */
 } apq_profiled;

@@ -89,12 +89,12 @@ static apq_profiled_tensor seen(const apq_context *c, const DLTensor *t) {
 }
 
 int apq_profile_call(apq_context *c, const char *kernel, uint64_t begin, const apq_any *args,
-                     int32_t num_args, double work, int32_t tasks) {
+                     int32_t num_args, double products, int32_t tasks) {
   uint64_t end = apq_now();
   apq_profile *p = c->profile;
   if (!reserve(p, num_args)) return apq_fail(APQ_NO_MEMORY, "no memory for a profile");
   apq_profiled *call = &p->calls[p->num_calls++];
-  *call = (apq_profiled){kernel, begin, end, work, tasks, 0, NULL};
+  *call = (apq_profiled){kernel, begin, end, products, tasks, 0, NULL};
   for (int32_t i = 0; i < num_args; i++) {
     if (args[i].type_index != APQ_TYPE_DLTENSOR) continue;
     p->tensors[p->num_tensors++] = seen(c, args[i].v_ptr);

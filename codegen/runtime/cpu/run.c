@@ -138,7 +138,7 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
 static const double NANOSECONDS_PER_TASK = 4000.0;
 
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
-             int32_t num_args, double work) {
+             int32_t num_args, double work, double products) {
   apq_context *c = frame->context;
   double worth = work / NANOSECONDS_PER_TASK;
   int32_t tasks = worth >= frame->threads ? frame->threads : worth < 1.0 ? 1 : (int32_t)worth;
@@ -148,7 +148,7 @@ int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const 
   if (kernel(NULL, args, num_args, &result) != 0) {
     return apq_fail(APQ_KERNEL_FAILED, "kernel %s failed: %s", name, apq_last_error());
   }
-  return c->profile == NULL ? APQ_OK : apq_profile_call(c, name, begin, args, num_args, work, tasks);
+  return c->profile == NULL ? APQ_OK : apq_profile_call(c, name, begin, args, num_args, products, tasks);
 }
 
 int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes) {

@@ -238,8 +238,8 @@ int apq_profile_of(apq_context *c, const apq_profiled **calls, int32_t *count) {
 /* ---- what the graph calls ---- */
 
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args, int32_t num_args,
-             double work) {
-  (void)frame, (void)work;
+             double work, double products) {
+  (void)frame, (void)work, (void)products;
   apq_any result = {0, 0, {0}};
   if (kernel(NULL, args, num_args, &result) == 0) return APQ_OK;
   char why[256];
