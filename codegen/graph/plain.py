@@ -120,7 +120,7 @@ class Call:
     work : str
         C expression of type double: estimated nanoseconds on one thread.
     products : str
-        C expression: multiply-adds, as far as the function tells (`apq_tvm.codegen.graph.products`).
+        C expression: multiply-adds that the function tells of (`apq_tvm.codegen.graph.products`).
     id_checks : tuple of IdCheck
     comment : str
         How the call reads in Relax.

@@ -65,7 +65,7 @@ def _rounds(stmt: Any, times: Any) -> Iterator[Any]:
 
 
 def _multiplies(body: Any) -> bool:
-    """Whether a value that is stored holds a product, other than in the indices of what it loads."""
+    """Whether a value that is stored holds a product, not only the indices of what it loads."""
     for store in collect(body, tirx.BufferStore):
         indices = [collect(load, tirx.Mul) for load in collect(store.value, ir.TensorLoad)]
         if len(collect(store.value, tirx.Mul)) > sum(map(len, indices)):

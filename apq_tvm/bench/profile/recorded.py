@@ -6,6 +6,9 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from apq_tvm.bench.clib import Runner
 from apq_tvm.errors import BadInput
 
@@ -34,6 +37,17 @@ class _Call(ctypes.Structure):
         ("num_tensors", ctypes.c_int32),
         ("tensors", ctypes.POINTER(_Tensor)),
     )
+
+
+_RECORD = np.dtype(
+    {
+        "names": ["begin", "end"],
+        "formats": ["<u8", "<u8"],
+        "offsets": [_Call.begin_ns.offset, _Call.end_ns.offset],
+        "itemsize": ctypes.sizeof(_Call),
+    }
+)
+"""The times of a record, to read them all at once."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +108,12 @@ class Recorder:
         """Let the runs from now on keep their calls, or not."""
         self._runner.library.check(self._set(self._runner.context, ctypes.c_int32(on)))
 
-    def times(self) -> list[tuple[int, int]]:
-        """Begin and end of every call of the last run: no more is read between runs."""
+    def times(self) -> NDArray[np.float64]:
+        """Nanoseconds of every call of the last run: no more is read between runs."""
         calls, count = self._last()
-        return [(calls[i].begin_ns, calls[i].end_ns) for i in range(count)]
+        records = np.frombuffer(ctypes.string_at(calls, count * ctypes.sizeof(_Call)), _RECORD)
+        took: NDArray[np.float64] = (records["end"] - records["begin"]).astype(np.float64)
+        return took
 
     def calls(self) -> list[CallRecord]:
         """The last run, whole."""
