@@ -26,6 +26,7 @@ from apq_tvm.cli.console import (
     show,
 )
 from apq_tvm.cli.eval import mount
+from apq_tvm.cli.generate import mount as mount_generate
 from apq_tvm.cli.gpu import mount as mount_gpu
 from apq_tvm.cli.options import Json, Module
 from apq_tvm.cli.profile import mount as mount_profile
@@ -45,6 +46,7 @@ app = typer.Typer(
 mount_static(bench_app)
 mount_gpu(bench_app)
 mount_profile(bench_app)
+mount_generate(bench_app)
 app.add_typer(bench_app, name="bench")
 app.command(
     "compile",
