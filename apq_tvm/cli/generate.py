@@ -68,10 +68,15 @@ def generate(
     if json:
         print_json(document)
         return
+    print_rows(document)
+
+
+def print_rows(document: dict[str, Any]) -> None:
+    """Write the table of `apq_tvm.bench.generate.generate.bench_generate` to standard output."""
     columns = ("what", "threads", "tokens", "name", "ms", "tokens/s", "times ours", "DRAM limit",
                "noise", "peak memory", "working memory")  # fmt: skip
     print_table(
-        ("medians beside a busy process" if busy else "minima")
+        ("medians beside a busy process" if document["busy"] else "minima")
         + "; a prompt, or one token behind so many; DRAM limit: the share of what memory gives in "
         "that time that weights and cache are; memory over what the process had before",
         columns,
