@@ -26,11 +26,8 @@ def module_ports(folder: Path) -> Ports:
 
 
 def weight_bytes(manifest: Mapping[str, Any]) -> int:
-    """Bytes of weights that every token reads: all but tables of which one row is looked up."""
-    multiplied = {(x["n"], x["k"]) for x in manifest["layers"] if x["op"] == "apq.Linear"}
-    tables = (x for x in manifest["layers"] if x["op"] == "apq.Embedding")
-    looked_up = sum(x["bytes"] for x in tables if (x["n"], x["k"]) not in multiplied)
-    return int(manifest["weights"]["bytes"]) - int(looked_up)
+    """Bytes of the linear layers, all of which every token reads; of a table it reads one row."""
+    return sum(int(x["bytes"]) for x in manifest["layers"] if x["op"] == "apq.Linear")
 
 
 class ModuleDecoder:
