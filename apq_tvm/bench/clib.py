@@ -97,17 +97,19 @@ class Library:
             self._lib = ctypes.CDLL(str(file.resolve()))
         except OSError as error:
             raise BuildError(f"{file} does not load: {error}") from error
-        self._function("last_error").restype = ctypes.c_char_p
+        self.function("last_error").restype = ctypes.c_char_p
         for name in ("close", "context_destroy"):
-            self._function(name).argtypes = [ctypes.c_void_p]
-            self._function(name).restype = None
+            self.function(name).argtypes = [ctypes.c_void_p]
+            self.function(name).restype = None
 
-    def _function(self, name: str) -> Any:
+    def function(self, name: str) -> Any:
+        """One of the C functions, by its name without the module's."""
         return getattr(self._lib, f"{self.name}_{name}")
 
-    def _check(self, code: int) -> None:
+    def check(self, code: int) -> None:
+        """Raise BadInput with the library's message unless `code` is 0."""
         if code != 0:
-            raise BadInput(f"lib{self.name}: {self._function('last_error')().decode()}")
+            raise BadInput(f"lib{self.name}: {self.function('last_error')().decode()}")
 
     def open(self, weights: Path, threads: int) -> Runner:
         """Open a handle on a copy of the module's weights, with one context.
@@ -123,9 +125,9 @@ class Library:
         Runner
         """
         handle, context = ctypes.c_void_p(), ctypes.c_void_p()
-        self._check(self._function("open")(str(weights).encode(), ctypes.byref(handle)))
-        self._check(self._function("set_num_threads")(handle, ctypes.c_int32(threads)))
-        self._check(self._function("context_create")(handle, ctypes.byref(context)))
+        self.check(self.function("open")(str(weights).encode(), ctypes.byref(handle)))
+        self.check(self.function("set_num_threads")(handle, ctypes.c_int32(threads)))
+        self.check(self.function("context_create")(handle, ctypes.byref(context)))
         return Runner(self, handle, context)
 
 
@@ -133,25 +135,25 @@ class Runner:
     """One handle and its context; closed when it is garbage."""
 
     def __init__(self, library: Library, handle: ctypes.c_void_p, context: ctypes.c_void_p) -> None:
-        self._library, self._handle, self._context = library, handle, context
+        self.library, self._handle, self.context = library, handle, context
         self._finalizer = weakref.finalize(self, _close, library, handle, context)
 
     def set_num_threads(self, threads: int) -> None:
         """Use `threads` threads from the next run on."""
-        code = self._library._function("set_num_threads")(self._handle, ctypes.c_int32(threads))
-        self._library._check(code)
+        code = self.library.function("set_num_threads")(self._handle, ctypes.c_int32(threads))
+        self.library.check(code)
 
     def set_precision(self, bits: int) -> None:
         """Run every layer whose bits can be chosen with `bits` from the next run on."""
-        code = self._library._function("set_precision")(self._handle, None, ctypes.c_int32(bits))
-        self._library._check(code)
+        code = self.library.function("set_precision")(self._handle, None, ctypes.c_int32(bits))
+        self.library.check(code)
 
     def bind(self, inputs: Tensors, outputs: Tensors) -> Callable[[], None]:
         """Return a function that runs the module on these tensors or raises BadInput."""
         run, context, check = (
-            self._library._function("run"),
-            self._context,
-            self._library._check,
+            self.library.function("run"),
+            self.context,
+            self.library.check,
         )
 
         def call() -> None:
@@ -163,5 +165,5 @@ class Runner:
 
 
 def _close(library: Library, handle: ctypes.c_void_p, context: ctypes.c_void_p) -> None:
-    library._function("context_destroy")(context)
-    library._function("close")(handle)
+    library.function("context_destroy")(context)
+    library.function("close")(handle)

@@ -94,7 +94,7 @@ class Limits:
 
 
 @cache
-def _library() -> Any:
+def library() -> Any:
     """Build and load this machine's C source; the library is gone again once it is loaded."""
     if platform.machine() not in SOURCES:
         raise BuildError(f"no program measures the limits of a {platform.machine()} machine")
@@ -114,6 +114,8 @@ def _library() -> Any:
         lib = ctypes.CDLL(str(library))
     lib.apq_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t]
     lib.apq_read.restype = ctypes.c_uint64
+    lib.apq_read_again.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long]
+    lib.apq_read_again.restype = ctypes.c_uint64
     for kind in ("int8", "fp32"):
         work = getattr(lib, f"apq_{kind}")
         work.argtypes, work.restype = [ctypes.c_long, ctypes.c_int], ctypes.c_double
@@ -123,7 +125,7 @@ def _library() -> Any:
     return lib
 
 
-def _best_seconds(work: Callable[[], Any]) -> float:
+def best_seconds(work: Callable[[], Any]) -> float:
     """The shortest of `ROUNDS` runs after one untimed."""
     work()
     times = []
@@ -140,6 +142,15 @@ def _buffer() -> NDArray[np.uint8]:
     return np.ones(COLD_BYTES, np.uint8)
 
 
+def evict(threads: int) -> None:
+    """Read more than the caches hold, on so many threads: nothing else is left in them."""
+    buffer = _buffer()
+    if platform.machine() in SOURCES:
+        library().apq_read(buffer.ctypes.data, buffer.nbytes, threads, 0)
+    else:
+        buffer.max()
+
+
 _best: dict[int, Limits] = {}
 
 
@@ -154,13 +165,13 @@ def measure(threads: int) -> Limits:
     BuildError
         There is no C compiler, or it fails.
     """
-    lib, buffer = _library(), _buffer()
+    lib, buffer = library(), _buffer()
     read = min(
-        _best_seconds(partial(lib.apq_read, buffer.ctypes.data, buffer.nbytes, threads, ahead))
+        best_seconds(partial(lib.apq_read, buffer.ctypes.data, buffer.nbytes, threads, ahead))
         for ahead in PREFETCH_BYTES
     )
-    int8 = _best_seconds(lambda: lib.apq_int8(STEPS, threads))
-    fp32 = _best_seconds(lambda: lib.apq_fp32(STEPS, threads))
+    int8 = best_seconds(lambda: lib.apq_int8(STEPS, threads))
+    fp32 = best_seconds(lambda: lib.apq_fp32(STEPS, threads))
     now = Limits(
         threads=threads,
         read_gbs=buffer.nbytes / read / 1e9,

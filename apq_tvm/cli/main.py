@@ -26,8 +26,10 @@ from apq_tvm.cli.console import (
     show,
 )
 from apq_tvm.cli.eval import mount
+from apq_tvm.cli.generate import mount as mount_generate
 from apq_tvm.cli.gpu import mount as mount_gpu
 from apq_tvm.cli.options import Json, Module
+from apq_tvm.cli.profile import mount as mount_profile
 from apq_tvm.cli.static import mount as mount_static
 from apq_tvm.module import damaged
 from apq_tvm.signals import unwind_on_signals
@@ -43,6 +45,8 @@ app = typer.Typer(
 )
 mount_static(bench_app)
 mount_gpu(bench_app)
+mount_profile(bench_app)
+mount_generate(bench_app)
 app.add_typer(bench_app, name="bench")
 app.command(
     "compile",

@@ -55,10 +55,14 @@ def page(document: Mapping[str, Any]) -> str:
     if document["failed"]:
         rows = ((name, reason) for name, reason in document["failed"].items())
         sections.append(section("Left out", "", table(("scheme", "reason"), rows, text=2)))
+    title = f"{Path(document['model']).name}: accuracy of {len(schemes)} schemes"
+    return whole(title, sections, document["version"])
+
+
+def whole(title: str, sections: Sequence[str], version: str) -> str:
+    """The page of some sections."""
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=escape(f"{Path(document['model']).name}: accuracy of {len(schemes)} schemes"),
-        sections="\n".join(sections),
-        version=escape(document["version"]),
+        title=escape(title), sections="\n".join(sections), version=escape(version)
     )
 
 

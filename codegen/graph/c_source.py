@@ -359,7 +359,7 @@ def _nothing(tensor: Tensor) -> str:
 
 
 def _launch_lines(call: Call, count: int, prefix: str) -> list[str]:
-    lines = [f"    const double work = {call.work};"]
+    lines = [f"    const double work = {call.work}, products = (double)({call.products});"]
     if not call.variants:
         return [*lines, f"    {_launch(prefix, call.kernel, 'a', count)}"]
     lines.append(f"    const int64_t rows = {call.rows};")
@@ -395,7 +395,7 @@ def _variant_lines(variants: Sequence[Variant], count: int, prefix: str) -> list
 
 def _launch(prefix: str, kernel: str, args: str, count: int) -> str:
     function = _symbol(prefix, kernel)
-    return f"rc = apq_call(frame, {literal(kernel)}, {function}, {args}, {count}, work);"
+    return f"rc = apq_call(frame, {literal(kernel)}, {function}, {args}, {count}, work, products);"
 
 
 def _copy_line(index: int, graph: Graph, pointers: _Pointers) -> str:

@@ -124,6 +124,8 @@ class Call:
         In the kernel's order; a str is a C integer expression.
     work : str
         C expression of type double: estimated nanoseconds on one thread.
+    products : str
+        C expression: multiply-adds that the function tells of (`apq_tvm.codegen.graph.products`).
     id_checks : tuple of IdCheck
     comment : str
         How the call reads in Relax.
@@ -143,6 +145,7 @@ class Call:
     precision: int = -1
     outputs: int = 1
     grows: bool = False
+    products: str = "0"
 
 
 @dataclass(frozen=True)

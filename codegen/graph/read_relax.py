@@ -41,6 +41,7 @@ from apq_tvm.codegen.graph.plain import (
     Tensor,
     place_outputs,
 )
+from apq_tvm.codegen.graph.products import products_of
 from apq_tvm.codegen.graph.regions import Regions, is_region
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.schedules.graph.exprs import collect
@@ -473,6 +474,7 @@ class _Reader:
                 precision=self._precision(choices, args),
                 outputs=outputs,
                 grows=op == "cache",
+                products=products_of(self.unscheduled[name], args),
             )
         )
 

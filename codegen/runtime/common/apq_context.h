@@ -33,8 +33,11 @@ typedef struct {
   size_t bytes;
 } region;
 
+typedef struct apq_profile apq_profile;
+
 struct apq_context {
   const apq_handle *handle;
+  apq_profile *profile; /* NULL where none is asked for, and on GPUs */
   struct apq_stream *stream; /* of a GPU */
   uint64_t runs;
   plan plans[PLANS];
@@ -92,6 +95,14 @@ int apq_grow(region *r, size_t bytes, const char *what);
 /* Of a session: its caches where buffers lie, before a run; nothing for them in a plan. */
 void apq_place_kept(apq_context *c);
 int apq_leave_kept(apq_context *c, size_t *bytes);
+/* ---- profiles ---- */
+
+uint64_t apq_now(void);
+/* A run begins: what an earlier one left goes. */
+void apq_profile_restart(apq_profile *p);
+/* Keeps a call that began at `begin` and ends now. */
+int apq_profile_call(apq_context *c, const char *kernel, uint64_t begin, const apq_any *args,
+                     int32_t num_args, double products, int32_t tasks);
 
 /* ---- tensors ---- */
 

@@ -189,9 +189,9 @@ int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes);
 int apq_set_round(const apq_frame *frame, void *counter, int64_t number);
 /* Gives the buffers of a segment their memory. */
 int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes);
-/* Runs a kernel; `work` estimates its nanoseconds on one thread. */
+/* Runs a kernel; `work` estimates its nanoseconds on one thread, `products` counts its multiply-adds. */
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
-             int32_t num_args, double work);
+             int32_t num_args, double work, double products);
 
 static inline DLTensor apq_tensor(void *data, DLDataType dtype, int32_t ndim, const int64_t *shape) {
   DLTensor t = {data, {kDLCPU, 0}, ndim, dtype, (int64_t *)(uintptr_t)shape, NULL, 0};
@@ -205,6 +205,25 @@ static inline apq_any apq_int(int64_t v) {
   apq_any a = {APQ_TYPE_INT, 0, {.v_int64 = v}};
   return a;
 }
+
+/* ---- profiles (profile.c) ---- */
+
+/* One of a call's tensors; the public header repeats both records. */
+typedef struct {
+  const void *data;
+  int64_t elements, bytes;
+  int64_t rows;   /* its first dimension, 1 for a scalar */
+  int64_t weight; /* where it starts in the weights file, -1 for any other tensor */
+} apq_profiled_tensor;
+
+/* A kernel's call: when it ran (CLOCK_MONOTONIC, ns), and its multiply-adds. */
+typedef struct {
+  const char *kernel;
+  uint64_t begin_ns, end_ns;
+  double products;
+  int32_t tasks, num_tensors;
+  const apq_profiled_tensor *tensors; /* in the kernel's order: what it writes stands last */
+} apq_profiled;
 
 /* ---- memory planning (plan.c) ---- */
 
@@ -274,6 +293,9 @@ int apq_session_rewind(apq_session *session, int64_t tokens);
 int64_t apq_session_length(const apq_session *session);
 int64_t apq_session_width(const apq_session *session);
 int apq_session_memory(const apq_session *session, uint64_t *cache_bytes, uint64_t *arena_bytes);
+/* Whether runs keep what their calls took; the calls of the last run, valid until the next one. */
+int apq_set_profile(apq_context *context, int32_t on);
+int apq_profile_of(apq_context *context, const apq_profiled **calls, int32_t *count);
 /* Memory of the GPU that a handle runs on, for tensors that stay there; the copies wait for their end. */
 int apq_device_alloc(const apq_handle *handle, size_t bytes, void **data);
 int apq_device_free(const apq_handle *handle, void *data);

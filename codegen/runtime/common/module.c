@@ -497,6 +497,7 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
   if (rc == APQ_OK) rc = find_plan(c, inputs, &p);
   if (rc != APQ_OK) return rc;
   if ((rc = check_outputs(c->handle, p, outputs)) != APQ_OK) return rc;
+  if (c->profile != NULL) apq_profile_restart(c->profile);
   int64_t most = images_at_once(c, p);
   if (most == APQ_LARGEST_DIM) return apq_run_plan(c, p, inputs, outputs);
   return run_parts(c, p->symbols[m->batch], most, inputs, outputs);

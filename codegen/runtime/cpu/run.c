@@ -20,6 +20,7 @@ int apq_context_open(apq_context *c) {
 }
 
 void apq_context_close(apq_context *c) {
+  (void)apq_set_profile(c, 0);
   for (int32_t i = 0; i < c->handle->module->num_segments; i++) free(c->late[i].data);
   free(c->arena.data);
   free(c->staging.data);
@@ -138,12 +139,17 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
 static const double NANOSECONDS_PER_TASK = 4000.0;
 
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
-             int32_t num_args, double work) {
-  double tasks = work / NANOSECONDS_PER_TASK;
-  apq_set_tasks(tasks >= frame->threads ? frame->threads : tasks < 1.0 ? 1 : (int32_t)tasks);
+             int32_t num_args, double work, double products) {
+  apq_context *c = frame->context;
+  double worth = work / NANOSECONDS_PER_TASK;
+  int32_t tasks = worth >= frame->threads ? frame->threads : worth < 1.0 ? 1 : (int32_t)worth;
+  apq_set_tasks(tasks);
   apq_any result = {0, 0, {0}};
-  if (kernel(NULL, args, num_args, &result) == 0) return APQ_OK;
-  return apq_fail(APQ_KERNEL_FAILED, "kernel %s failed: %s", name, apq_last_error());
+  uint64_t begin = c->profile == NULL ? 0 : apq_now();
+  if (kernel(NULL, args, num_args, &result) != 0) {
+    return apq_fail(APQ_KERNEL_FAILED, "kernel %s failed: %s", name, apq_last_error());
+  }
+  return c->profile == NULL ? APQ_OK : apq_profile_call(c, name, begin, args, num_args, products, tasks);
 }
 
 int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes) {

@@ -222,14 +222,14 @@ def test_repeats_reach_the_candidate() -> None:
 @pytest.mark.parametrize("ahead", roofline.PREFETCH_BYTES)
 def test_bandwidth_probe_reads_every_byte(threads: int, ahead: int) -> None:
     words = np.random.default_rng(0).integers(0, 2**62, 1024, dtype=np.uint64)
-    lib = roofline._library()
+    lib = roofline.library()
     total = lib.apq_read(words.ctypes.data, words.nbytes, threads, ahead)
     assert total == int(words.sum()) % 2**64
 
 
 @pytest.mark.isa("avx2")
 def test_arithmetic_probes_count_what_they_do() -> None:
-    lib = roofline._library()
+    lib = roofline.library()
     assert lib.apq_int8_macs(10) % (8 * 32) == 0 and lib.apq_fp32_macs(10) % (8 * 8) == 0
     # 3 * 5 per byte pair, 4 bytes in an int32 lane, 8 accumulators of which one lane is returned
     assert lib.apq_int8(10, 1) == 10 * 8 * 4 * 3 * 5

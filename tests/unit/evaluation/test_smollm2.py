@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 import pytest
 import smollm2
+import smollm2_gguf
+import smollm2_ort
 import smollm2_table
 import smollm2_text
 
@@ -21,6 +23,7 @@ ort = pytest.importorskip("onnxruntime")
 CONFIG = smollm2.Config(
     layers=2, width=64, hidden=96, vocabulary=53, heads=4, kv_heads=2, rope_base=1e4, epsilon=1e-5
 )
+INT8_LOGITS = 0.05  # mean error of logits, relative to their size, of 8-bit weights and activations
 
 
 def make_weights() -> dict[str, np.ndarray]:
@@ -138,6 +141,24 @@ def test_importer_finds_every_layer(name: str, folder: Path) -> None:
     assert linear["lm_head"].inputs[1] == "model.embed_tokens.weight"  # tied, stored once
 
 
+def test_the_form_of_onnx_runtime_is_the_same_model() -> None:
+    model = smollm2_ort.build(CONFIG, WEIGHTS, bits=8, head=8)
+    quantized = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in quantized.get_outputs()]
+    ids = np.random.default_rng(2).integers(0, CONFIG.vocabulary, (1, 7))
+    empty = np.zeros((1, CONFIG.kv_heads, 0, CONFIG.head_width), np.float32)
+    kinds = [f"{layer}.{kind}" for layer in range(CONFIG.layers) for kind in ("key", "value")]
+    past = {f"past_key_values.{kind}": empty for kind in kinds}
+    logits = []
+    for start, end in ((0, 4), (4, 5), (5, 7)):
+        feeds = {"input_ids": ids[:, start:end], "attention_mask": np.ones((1, end), np.int64)}
+        outputs = dict(zip(names, quantized.run(None, {**feeds, **past}), strict=True))
+        past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
+        logits.append(outputs["logits"][0])
+    error = np.concatenate(logits) - forward(ids[0])
+    assert np.abs(error).mean() < INT8_LOGITS * np.abs(forward(ids[0])).mean()
+
+
 def test_rows_of_pairs_become_halves() -> None:
     halves = np.arange(2 * 6, dtype=np.float32).reshape(12, 1)  # 2 heads of 6 channels
     pairs = halves.reshape(2, 2, 3, 1).swapaxes(1, 2).reshape(12, 1)  # as llama.cpp converts
@@ -241,6 +262,18 @@ def test_gguf_is_read_back(gguf_file: Path) -> None:
     assert config.epsilon == pytest.approx(CONFIG.epsilon)
     assert config.rope_base == CONFIG.rope_base
     assert (config.heads, config.kv_heads, config.head_width) == (4, 2, 16)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("Q8_0", 127), ("Q4_0", 7)])
+def test_gguf_is_rounded(kind: str, steps: int, gguf_file: Path, tmp_path: Path) -> None:
+    rounded = smollm2_gguf.write(gguf_file, tmp_path / "rounded.gguf", kind)
+    config, weights = smollm2.read_gguf(rounded)
+    assert config == smollm2.read_gguf(gguf_file)[0]
+    for name, weight in WEIGHTS.items():
+        exact = weight.ndim == 1
+        most = 127 if name == "model.embed_tokens.weight" else steps
+        step = 0 if exact else np.abs(weight).max() / most
+        np.testing.assert_allclose(weights[name], weight, atol=1.01 * step, err_msg=name)
 
 
 def test_a_model_can_be_cut_short(gguf_file: Path, tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ int main(int argc, char **argv) {
   REFUSED(embedded_memory(NULL, &bytes, &bytes), "the context is NULL");
   REFUSED(embedded_memory(context, NULL, &bytes), "bytes are to be written is NULL");
   REFUSED(embedded_memory(context, &bytes, NULL), "bytes are to be written is NULL");
+  const embedded_call *calls;
+  int32_t count;
+  REFUSED(embedded_set_profile(NULL, 1), "the context is NULL");
+  REFUSED(embedded_profile(NULL, &calls, &count), "the context is NULL");
+  REFUSED(embedded_profile(context, NULL, &count), "calls are to be written is NULL");
+  REFUSED(embedded_profile(context, &calls, NULL), "calls are to be written is NULL");
+  REFUSED(embedded_profile(context, &calls, &count), "the context keeps no profile");
   REFUSED(embedded_output_shape(NULL, in, 0, shapes[0]), "the context is NULL");
   REFUSED(embedded_output_shape(context, NULL, 0, shapes[0]), "the array of inputs is NULL");
   REFUSED(embedded_output_shape(context, in, 0, NULL), "the shape is to be written is NULL");

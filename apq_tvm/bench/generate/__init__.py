@@ -1,0 +1,1 @@
+"""Prompts and decoding of language models, beside rivals that take turns, each in a process."""

@@ -1,0 +1,132 @@
+"""One run of a module, kernel by kernel, beside what this machine can do."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from apq_tvm.bench.caches import Level, measure_levels
+from apq_tvm.bench.model import make_inputs, resolve_dims
+from apq_tvm.bench.profile.costs import costs
+from apq_tvm.bench.profile.layers import Layers
+from apq_tvm.bench.profile.rows import call_rows, slow, summed
+from apq_tvm.bench.profile.runs import Bound, measure_runs
+from apq_tvm.bench.roofline import SOURCES, Limits, evict, measure
+from apq_tvm.errors import BadInput, BadTarget
+from apq_tvm.evaluation.inputs import read_inputs
+from apq_tvm.module import damaged, load_module, read_manifest
+from apq_tvm.progress import Progress, Silent
+from apq_tvm.types import AnyPath, TensorSpec
+
+
+def bench_profile(
+    module: AnyPath,
+    *,
+    batch: int = 1,
+    seq: int = 128,
+    dims: Mapping[str, int] | None = None,
+    inputs: AnyPath | None = None,
+    threads: int | None = None,
+    cold: bool = False,
+    budget_s: float = 4.0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Time every kernel call of a module's run.
+
+    Parameters
+    ----------
+    module : str or path
+        Folder of a module compiled for a processor.
+    batch, seq : int
+        Sizes of symbolic dimensions by their names (`apq_tvm.bench.model.resolve_dims`).
+    dims : mapping of str to int, optional
+        Sizes of other symbolic dimensions.
+    inputs : str or path, optional
+        npz of inputs instead of made-up ones; the first call in it is run.
+    threads : int, optional
+        Default is what the module starts with: all physical cores.
+    cold : bool
+        Empty the caches before every run; else runs follow one another.
+    budget_s : float
+        Seconds for all runs.
+    progress : Progress, optional
+
+    Returns
+    -------
+    dict
+        ``module, target, dims, threads, cold, rounds, run_us, noise``; ``calls``, ``kernels`` and
+        ``layers`` (`apq_tvm.bench.profile.rows`); ``kernels_us + between_us + rest_us`` is
+        ``run_us``; ``limits`` and ``levels`` of the machine, None and empty where no program
+        measures it; ``slow``.
+
+    Raises
+    ------
+    BadInput
+        Anything given does not fit.
+    BadTarget
+        The module is a GPU's.
+    BuildError
+        The module's library does not load, or there is no C compiler to measure the machine.
+    """
+    progress, folder = progress or Silent(), Path(module)
+    manifest = read_manifest(folder)
+    with damaged(folder):
+        if manifest["library"].get("gpu"):
+            raise BadTarget(f"{folder} is for a GPU; NVIDIA's nsys and ncu time its kernels")
+        specs = [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest["inputs"]]
+    sizes = resolve_dims(specs, batch, seq, dims or {}) if inputs is None else {}
+    call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
+    count = threads or load_module(folder).num_threads()
+    with progress.stage("profile", 3):
+        progress.advance("limits of this machine")
+        limits, levels = machine(count)
+        progress.advance("runs")
+        try:
+            bound = Bound(folder, call, manifest, count)
+            bound.run()
+        except BadInput as error:
+            hint = "" if inputs else "; made-up inputs do not fit this model, give --inputs"
+            raise BadInput(f"{error}{hint}") from error
+        before = partial(evict, count) if cold else None
+        runs = measure_runs(bound, before=before, budget_s=budget_s)
+        progress.advance("limits again")
+        limits, levels = machine(count)
+        layers = Layers(manifest, folder / manifest["weights"]["file"])
+        rows = call_rows(costs(runs.calls, layers, levels, cold), runs.call_us.tolist(), limits,
+                         levels)  # fmt: skip
+    kernels, kernels_us = summed(rows, "kernel", runs.run_us), float(runs.call_us.sum())
+    return {
+        "module": str(folder),
+        "target": manifest["target"],
+        "dims": sizes or {name: list(array.shape) for name, array in call.items()},
+        "threads": count,
+        "cold": cold,
+        "rounds": runs.rounds,
+        "run_us": runs.run_us,
+        "noise": runs.noise,
+        "kernels_us": kernels_us,
+        "between_us": runs.between_us,
+        "rest_us": runs.run_us - kernels_us - runs.between_us,
+        "limits": vars(limits) if limits else None,
+        "levels": [
+            {"name": lv.name, "bytes": None if math.isinf(lv.nbytes) else lv.nbytes, "gbs": lv.gbs}
+            for lv in levels
+            if limits
+        ],
+        "calls": rows,
+        "kernels": kernels,
+        "layers": summed(rows, "layer", runs.run_us),
+        "slow": slow(kernels, runs.run_us),
+    }
+
+
+def machine(threads: int) -> tuple[Limits | None, tuple[Level, ...]]:
+    """Limits of this machine; None and memory alone where no program measures it."""
+    if platform.machine() not in SOURCES:
+        return None, (Level("DRAM", math.inf, math.inf),)
+    limits = measure(threads)
+    return limits, measure_levels(limits)

@@ -1,0 +1,73 @@
+"""How many multiply-adds a kernel call does: what profiles hold against the machine's arithmetic.
+
+Counted in the function as it was before it was scheduled: rounds of reductions that multiply, such
+as sums of products. A linear layer's are told by its sizes instead (`apq_tvm.bench.profile`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from apq_tvm.codegen.graph.c_expr import c_expr
+from apq_tvm.codegen.graph.calls import symbols_at
+from apq_tvm.codegen.graph.plain import Tensor
+from apq_tvm.errors import UnsupportedModel
+from apq_tvm.schedules.graph.exprs import collect
+
+_REDUCE = 2  # IterVar.iter_type
+
+
+def products_of(func: Any, args: Sequence[Tensor | str]) -> str:
+    """Count the multiply-adds of one call.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Unscheduled.
+    args : sequence of Tensor or str
+        Of the call.
+
+    Returns
+    -------
+    str
+        A C integer expression; ``"0"`` where extents depend on data or on other loops.
+    """
+    total: Any = tirx.IntImm("int64", 0)
+    for times in _rounds(func.body, tirx.IntImm("int64", 1)):
+        total = total + times
+    try:
+        return c_expr(Analyzer().simplify(total), symbols_at(func, args))
+    except UnsupportedModel:
+        return "0"
+
+
+def _rounds(stmt: Any, times: Any) -> Iterator[Any]:
+    """How often each reduction that multiplies runs."""
+    if isinstance(stmt, tirx.For):
+        yield from _rounds(stmt.body, times * tirx.Cast("int64", stmt.extent))
+    elif isinstance(stmt, tirx.SeqStmt):
+        for part in stmt.seq:
+            yield from _rounds(part, times)
+    elif isinstance(stmt, tirx.IfThenElse):
+        yield from _rounds(stmt.then_case, times)
+    elif hasattr(stmt, "block"):  # SBlockRealize
+        if any(int(axis.iter_type) == _REDUCE for axis in stmt.block.iter_vars):
+            if _multiplies(stmt.block.body):
+                yield times
+        else:
+            yield from _rounds(stmt.block.body, times)
+    elif isinstance(getattr(stmt, "body", None), tirx.Stmt):
+        yield from _rounds(stmt.body, times)
+
+
+def _multiplies(body: Any) -> bool:
+    """Whether a value that is stored holds a product, not only the indices of what it loads."""
+    for store in collect(body, tirx.BufferStore):
+        indices = [collect(load, tirx.Mul) for load in collect(store.value, ir.TensorLoad)]
+        if len(collect(store.value, tirx.Mul)) > sum(map(len, indices)):
+            return True
+    return False
