@@ -53,6 +53,7 @@ API_FUNCTIONS = (
     "output_shape",
     "result",
     "run",
+    "session_context",
     "session_create",
     "session_destroy",
     "session_fork",

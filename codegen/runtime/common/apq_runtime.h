@@ -292,6 +292,8 @@ int apq_session_run(apq_session *session, const int64_t *ids, int64_t tokens, in
 int apq_session_rewind(apq_session *session, int64_t tokens);
 int64_t apq_session_length(const apq_session *session);
 int64_t apq_session_width(const apq_session *session);
+/* What its runs work on: for apq_memory and profiles. */
+apq_context *apq_session_context(apq_session *session);
 int apq_session_memory(const apq_session *session, uint64_t *cache_bytes, uint64_t *arena_bytes);
 /* Whether runs keep what their calls took; the calls of the last run, valid until the next one. */
 int apq_set_profile(apq_context *context, int32_t on);

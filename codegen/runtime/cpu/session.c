@@ -266,6 +266,12 @@ int64_t apq_session_width(const apq_session *s) {
   return dims[-1];
 }
 
+apq_context *apq_session_context(apq_session *s) {
+  if (s != NULL) return s->context;
+  (void)fail_null("the session");
+  return NULL;
+}
+
 int apq_session_memory(const apq_session *s, uint64_t *cache_bytes, uint64_t *arena_bytes) {
   if (s == NULL) return fail_null("the session");
   if (cache_bytes == NULL || arena_bytes == NULL) return fail_null("where bytes are to be written");

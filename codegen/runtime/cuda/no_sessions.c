@@ -34,6 +34,10 @@ int64_t apq_session_width(const apq_session *s) {
   (void)s;
   return none();
 }
+apq_context *apq_session_context(apq_session *s) {
+  (void)s, (void)none();
+  return NULL;
+}
 int apq_session_memory(const apq_session *s, uint64_t *cache_bytes, uint64_t *arena_bytes) {
   (void)s, (void)cache_bytes, (void)arena_bytes;
   return none();
