@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any
 
 from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.graph.attention_block import BLOCK, Block, Rows, Scratch, runs, slots
+from apq_tvm.schedules.graph.attention_block import BLOCK, Block, Rows, Scratch, across, runs, slots
 from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import loop, strides
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
@@ -234,11 +235,9 @@ class _Task:
         p, s = self.p, self.scratch
         query, head = self._place(self.first + r)
         parts, (to,) = slots([self._offset(p.y_steps, query, head)], "to")
-        lanes = [tirx.BufferLoad(s.sums, [r * i64(PACK) + i64(i)]) for i in range(PACK)]
-        while len(lanes) > 1:
-            half = len(lanes) // 2
-            lanes = [a + c for a, c in zip(lanes[:half], lanes[half:], strict=True)]
-        whole = tirx.max(lanes[0], f32(1e-30)) if p.spec.zero_masked else lanes[0]
+        binds, whole = across(add, [s.load(s.sums, r * i64(PACK), PACK)])
+        parts += binds
+        whole = tirx.max(whole, f32(1e-30)) if p.spec.zero_masked else whole
         binds, (inverse,) = slots([f32(1.0) / whole], "inverse")
         parts += binds
         for begin, width in runs(p.width):

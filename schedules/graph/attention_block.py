@@ -189,7 +189,7 @@ class Block:
 
         def test(row: Expr) -> Stmt:
             parts, masks = self._mask(row, number, vectors, rest)
-            binds, top = _largest(masks)
+            binds, top = across(tirx.max, masks)
             seen = tirx.IfThenElse(top > f32(HIDDEN), s.store(found, i64(0), i32(1)), None)
             return tirx.stmt_seq(*parts, *binds, seen)
 
@@ -269,7 +269,7 @@ class Block:
             scores[-1] = tirx.Select(there, scores[-1], nothing)
         binds, scores = slots(scores, "score")
         parts += binds
-        binds, here_most = _largest(scores)
+        binds, here_most = across(tirx.max, scores)
         parts += binds
         binds, (old,) = slots([s.load(s.most, r)], "old")
         parts += binds
@@ -374,20 +374,20 @@ def _float(vector: Expr) -> Expr:
     return vector if kind.startswith("float32") else vector.astype(kind.replace("16", "32", 1))
 
 
-def _largest(vectors: list[Expr]) -> tuple[list[Stmt], Expr]:
-    """Of all lanes of all vectors of 16."""
-    top, lanes = reduce(tirx.max, vectors), PACK
+def across(join: Callable[[Expr, Expr], Expr], vectors: list[Expr]) -> tuple[list[Stmt], Expr]:
+    """All lanes of all vectors of 16 joined, halves of halves."""
+    found, lanes = reduce(join, vectors), PACK
     parts: list[Stmt] = []
     while lanes > 1:
-        binds, (whole,) = slots([top], "part")
+        binds, (whole,) = slots([found], "part")
         parts += binds
         lanes //= 2
         halves = [
-            tirx.Shuffle([whole], [tirx.const(i, "int32") for i in range(begin, begin + lanes)])
+            tirx.Shuffle([whole], [i32(i) for i in range(begin, begin + lanes)])
             for begin in (0, lanes)
         ]
-        top = tirx.max(*halves)
-    binds, (found,) = slots([top], "top")
+        found = join(*halves)
+    binds, (found,) = slots([found], "joined")
     return [*parts, *binds], found
 
 
