@@ -26,9 +26,9 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``module``, ``batch``, ``target``, ``features`` and ``layers``: ``name``, ``scheme``,
-        ``kernels``, ``rejected`` and ``note`` of each. Where the library chooses between devices,
-        ``variants`` too: ``target``, ``features`` and ``layers`` of each.
+        ``module``, ``batch``, ``attention``, ``target``, ``features`` and ``layers``: ``name``,
+        ``scheme``, ``kernels``, ``rejected`` and ``note`` of each. Where the library chooses
+        between devices, ``variants`` too: ``target``, ``features`` and ``layers`` of each.
 
     Raises
     ------
@@ -73,8 +73,8 @@ def _report(
             "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
         }
 
-    batch = {"batch": manifest["batch"]} if "batch" in manifest else {}
-    report = {"module": str(path), **batch, **chosen(manifest)}
+    whole = {key: manifest[key] for key in ("batch", "attention") if key in manifest}
+    report = {"module": str(path), **whole, **chosen(manifest)}
     if layer and not report["layers"]:
         names = [entry["name"] for entry in manifest["layers"]]
         raise BadInput(
@@ -91,6 +91,9 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     if "batch" in report:
         rest = {key: value for key, value in report.items() if key != "batch"}
         return [_batch_line(report["batch"]), "", *explanation_lines(rest)]
+    if "attention" in report:
+        rest = {key: value for key, value in report.items() if key != "attention"}
+        return [*_attention_lines(report["attention"]), "", *explanation_lines(rest)]
     if "variants" in report:
         title = (
             f"target {report['target']}: the first of these that the machine has the features for"
@@ -110,6 +113,12 @@ def _batch_line(batch: Mapping[str, str]) -> str:
     if not batch["dimension"]:
         return f"every run takes all its images at once: {batch['note']}"
     return f"a run too large for the caches takes few entries of '{batch['dimension']}' at a time"
+
+
+def _attention_lines(attention: Mapping[str, Any]) -> list[str]:
+    """How much of it is kernels of its own, and why the rest is not."""
+    apart = [f"  not {name}: {reason}" for name, reason in attention["apart"].items()]
+    return [f"attention: {attention['kernels']} as one kernel each", *apart]
 
 
 def _decided(kernel: Mapping[str, Any]) -> str:

@@ -26,7 +26,8 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
     -------
     dict
         ``target``, ``features``, ``stored``, ``batch`` (the ``dimension`` along which large runs
-        are cut into parts, or a ``note`` why there is none), ``layers``, ``functions``,
+        are cut into parts, or a ``note`` why there is none), ``attention`` (`describe_attention`),
+        ``layers``, ``functions``,
         ``onnx_sha256``; where there are several devices also ``variants``, a list of ``target``,
         ``features`` and ``layers`` of each. ``layers`` and ``functions`` are then those of the
         first.
@@ -37,6 +38,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         "onnx_sha256": plan.quantized.model.sha256,
         "stored": describe_stored(plan.quantized),
         "batch": {"dimension": plan.quantized.model.batch, "note": plan.quantized.model.mixed},
+        **describe_attention(plan.quantized),
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
@@ -45,6 +47,14 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         ],
     }
     return {**described, **describe_variants(plan, scheduled)}
+
+
+def describe_attention(quantized: QuantizedModel) -> dict[str, Any]:
+    """``attention``: how many are one ``kernel``, and by name why others are ``apart``."""
+    kernels = sum(node.op == "apq.Attention" for node in quantized.model.nodes)
+    if not kernels and not quantized.apart:
+        return {}
+    return {"attention": {"kernels": kernels, "apart": dict(quantized.apart)}}
 
 
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:

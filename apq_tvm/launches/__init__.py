@@ -38,7 +38,8 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
         return quantized
     model = quantized.model
     if "apq.PackKeys" in operators:
-        nodes = read_in_place(pack_attention(model, attention).nodes)
-        return replace(quantized, model=replace(model, nodes=nodes))
+        packed = pack_attention(model, attention)
+        nodes = read_in_place(packed.nodes)
+        return replace(quantized, model=replace(model, nodes=nodes), apart=packed.declined)
     joined = replace(quantized, model=replace(model, nodes=join_attention(model, attention)))
     return join_siblings(joined)

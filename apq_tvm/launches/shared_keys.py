@@ -52,6 +52,21 @@ class SharedKeys:
             raise NotApplicable(f"the shape of {name!r} is not known")
         return shape
 
+    def factor(self, node: Node) -> float:
+        """The number that a Mul or Div multiplies its other input by.
+
+        Raises
+        ------
+        NotApplicable
+            It is no number.
+        """
+        numbers = [self._model.weights.get(name) for name in node.inputs]
+        found = [x for x in numbers if x is not None and x.size == 1]
+        if len(found) != 1 or (node.op == "Div" and numbers[1] is None):
+            raise NotApplicable(f"{node.op} {node.name!r} is by no number")
+        by = float(found[0].reshape(()))
+        return by if node.op == "Mul" else 1.0 / by
+
     def find(self, name: str, perm: Sequence[int], token: int, column: int) -> Stored:
         """Keys or values of a product.
 

@@ -21,7 +21,7 @@ from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.attention_block import BLOCK, Block, Rows, Scratch, across, runs, slots
 from apq_tvm.schedules.graph.lowering import finish
-from apq_tvm.schedules.graph.panel import loop, strides
+from apq_tvm.schedules.graph.panel import flat_views, loop, strides
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
 from apq_tvm.types import DeviceProfile
 
@@ -88,15 +88,8 @@ def schedule_attention(func: Any, profile: DeviceProfile, decide: Decide) -> Any
 
 def _problem(func: Any) -> tuple[list[Stmt], Problem]:
     """Views of the arguments, and what they mean."""
-    spec, params, views = Attended.of(func), list(func.params), []
-    declared: list[Stmt] = []
-    for param in params:
-        extent: Any = i64(1)
-        for d in param.shape:
-            extent = extent * d
-        view = tirx.decl_buffer((extent,), param.dtype, f"{param.name}_flat", data=param.data)
-        declared.append(tirx.DeclBuffer(view, data=param.data))
-        views.append(view)
+    spec, params = Attended.of(func), list(func.params)
+    declared, views = flat_views(func)
     rest = list(zip(params[3:-1], views[3:-1], strict=True))
     mask = rest.pop(0) if spec.masked else None
     q, keys, values, y = params[0], params[1], params[2], params[-1]

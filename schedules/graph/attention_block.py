@@ -393,7 +393,9 @@ def across(join: Callable[[Expr, Expr], Expr], vectors: list[Expr]) -> tuple[lis
 
 def _exponential(x: Expr) -> tuple[list[Stmt], Expr]:
     """e^x by statements."""
-    value, parts, known = exp_of_nonpositive(x), [], []
+    value = exp_of_nonpositive(x)
+    parts: list[Stmt] = []
+    known: list[tuple[Any, Expr]] = []
     while isinstance(value, tirx.Let):
         binds, (slot,) = slots([_replaced(value.value, known)], value.var.name)
         parts += binds
