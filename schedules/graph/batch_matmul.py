@@ -22,7 +22,16 @@ from tvm import sym, tirx
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
-from apq_tvm.schedules.graph.panel import Flat, Packing, Tile, bind_all, flat_views, is_const, loop, strides
+from apq_tvm.schedules.graph.panel import (
+    Flat,
+    Packing,
+    Tile,
+    bind_all,
+    flat_views,
+    is_const,
+    loop,
+    strides,
+)
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 from apq_tvm.types import DeviceProfile
 

@@ -3,7 +3,7 @@
 Keys are packed, 16 tokens side by side, so that the scores of 16 keys are one number of q times a
 vector, without sums across lanes. Keys and values have tokens as their first axis: where they are a
 cache it grows at its end. A function here says what is computed of what; how, is up to
-`apq_tvm.schedules.graph.attention`, which knows the device's registers.
+`apq_tvm.schedules.graph.attention.tasks`, which knows the device's registers.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.graph.attention_block import BLOCK, Block, Rows, Scratch, across, runs, slots
+from apq_tvm.schedules.graph.attention.block import Block
+from apq_tvm.schedules.graph.attention.scratch import BLOCK, Rows, Scratch, across, runs, slots
 from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import flat_views, loop, strides
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
@@ -194,9 +195,7 @@ class _Task:
         return row // group, row % group
 
     def _offset(self, steps: Sequence[Expr], query: Expr, head: Expr) -> Expr:
-        return (
-            self.batch * steps[0] + self.head * steps[1] + head * steps[2] + query * steps[3]
-        )
+        return self.batch * steps[0] + self.head * steps[1] + head * steps[2] + query * steps[3]
 
     def _start(self, r: Expr) -> Stmt:
         """A row of q, scaled; rows past the last repeat it."""
