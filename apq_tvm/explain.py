@@ -26,9 +26,9 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``module``, ``batch``, ``target``, ``features`` and ``layers``: ``name``, ``scheme``,
-        ``kernels``, ``rejected`` and ``note`` of each. Where the library chooses between devices,
-        ``variants`` too: ``target``, ``features`` and ``layers`` of each.
+        ``module``, ``batch``, ``attention``, ``target``, ``features`` and ``layers``: ``name``,
+        ``scheme``, ``kernels``, ``rejected`` and ``note`` of each. Where the library chooses
+        between devices, ``variants`` too: ``target``, ``features`` and ``layers`` of each.
 
     Raises
     ------
@@ -73,9 +73,9 @@ def _report(
             "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
         }
 
-    batch = {"batch": manifest["batch"]} if "batch" in manifest else {}
-    sessions = {key: manifest[key] for key in ("session", "stateless") if manifest.get(key)}
-    report = {"module": str(path), **batch, **sessions, **chosen(manifest)}
+    kept = ("batch", "attention", "session", "stateless")
+    whole = {key: manifest[key] for key in kept if manifest.get(key)}
+    report = {"module": str(path), **whole, **chosen(manifest)}
     if layer and not report["layers"]:
         names = [entry["name"] for entry in manifest["layers"]]
         raise BadInput(
@@ -90,9 +90,9 @@ def _report(
 def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     """`explain` as text, layers with the same story told once."""
     if "batch" in report:
-        ours = ("batch", "session", "stateless")
-        rest = {key: value for key, value in report.items() if key not in ours}
-        lines = [_batch_line(report["batch"]), *_session_lines(report)]
+        told = ("batch", "attention", "session", "stateless")
+        rest = {key: value for key, value in report.items() if key not in told}
+        lines = [_batch_line(report["batch"]), *_attention_lines(report), *_session_lines(report)]
         return [*lines, "", *explanation_lines(rest)]
     if "variants" in report:
         title = (
@@ -123,6 +123,15 @@ def _session_lines(report: Mapping[str, Any]) -> list[str]:
         return []
     info = report["session"]
     return [f"sessions keep {len(info['caches'])} caches of {info['cache']}, which grow in place"]
+
+
+def _attention_lines(report: Mapping[str, Any]) -> list[str]:
+    """How much of it is kernels of its own, and why the rest is not."""
+    if not report.get("attention"):
+        return []
+    attention = report["attention"]
+    apart = [f"  not {name}: {reason}" for name, reason in attention["apart"].items()]
+    return [f"attention: {attention['kernels']} as one kernel each", *apart]
 
 
 def _decided(kernel: Mapping[str, Any]) -> str:

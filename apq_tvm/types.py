@@ -331,12 +331,15 @@ class QuantizedModel:
         here stays float.
     notes : mapping of str to str
         Name of every such node that stays float → why.
+    apart : mapping of str to str
+        Name of a softmax → why its attention is no kernel of its own (`apq_tvm.launches.packed`).
     """
 
     model: ImportedModel
     tensors: Mapping[str, QuantizedTensor]
     layers: Mapping[str, str]
     notes: Mapping[str, str] = field(default_factory=dict)
+    apart: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
         return quantized
     model = quantized.model
     if "apq.PackKeys" in operators:
-        nodes = pack_attention(model, attention).nodes
-        return replace(quantized, model=replace(model, nodes=nodes))
+        packed = pack_attention(model, attention)
+        kept = replace(model, nodes=packed.nodes)
+        return replace(quantized, model=kept, apart=packed.declined)
     joined = replace(quantized, model=replace(model, nodes=join_attention(model, attention)))
     return join_siblings(joined)
 

@@ -30,6 +30,8 @@ def join_attention(model: ImportedModel, make: Callable[..., Any]) -> tuple[Node
 def _joined(model: ImportedModel, make: Callable[..., Any], chain: Chain) -> Node | None:
     first, soft, last = chain.first, chain.soft, chain.last
     straight = tuple(range(len(first.attrs["perm_out"])))
+    if chain.bend:
+        return None
     if tuple(first.attrs["perm_out"]) != straight or tuple(last.attrs["perm_a"]) != straight:
         return None
     mask = chain.mask
@@ -51,4 +53,3 @@ def _joined(model: ImportedModel, make: Callable[..., Any], chain: Chain) -> Nod
     except (NotApplicable, IndexError):  # another number of axes than the permutations have
         return None
     return Node("apq.Attention", soft.name, inputs, last.outputs, attrs)
-

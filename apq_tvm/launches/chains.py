@@ -18,6 +18,8 @@ class Chain:
     first: Node
     soft: Node
     last: Node
+    bend: tuple[Node, ...] = ()
+    """Between the first two: factors and Tanh of a softcap."""
 
     @property
     def mask(self) -> tuple[str, ...]:
@@ -32,11 +34,24 @@ def chains(model: ImportedModel) -> Iterator[Chain]:
     uses.update(spec.name for spec in model.outputs)
     for last in model.nodes:
         soft = makers.get(last.inputs[0]) if last.op == "apq.MatMul" else None
-        first = makers.get(soft.inputs[0]) if soft and soft.op == "apq.Softmax" else None
-        if soft is None or first is None or first.op != "apq.MatMul":
+        if soft is None or soft.op != "apq.Softmax":
             continue
-        if all(uses[node.outputs[0]] == 1 for node in (soft, first)):
-            yield Chain(first, soft, last)
+        first, bend = makers.get(soft.inputs[0]), []
+        while first is not None and first.op in ("Tanh", "Mul", "Div"):
+            bend.append(first)
+            first = makers.get(next((x for x in first.inputs if x not in model.weights), ""))
+        if first is None or first.op != "apq.MatMul":
+            continue
+        if all(uses[node.outputs[0]] == 1 for node in (soft, first, *bend)):
+            yield Chain(first, soft, last, tuple(bend))
+
+
+def apart(model: ImportedModel) -> tuple[str, ...]:
+    """Names of softmaxes that weigh something in a product but are of no such chain."""
+    found = {chain.soft.name for chain in chains(model)}
+    weighing = {node.inputs[0] for node in model.nodes if node.op == "apq.MatMul"}
+    soft = (n for n in model.nodes if n.op in ("Softmax", "apq.Softmax"))
+    return tuple(n.name for n in soft if n.outputs[0] in weighing and n.name not in found)
 
 
 def makers_of(model: ImportedModel) -> dict[str, Node]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.launches.chains import Chain, chains
+from apq_tvm.launches.chains import Chain, apart, chains
 from apq_tvm.launches.shared_keys import SharedKeys, Stored, attributes
 from apq_tvm.types import ImportedModel, Node
+
 
 @dataclass
 class Packed:
@@ -41,7 +42,7 @@ def pack_attention(model: ImportedModel, make: Callable[..., Any]) -> Packed:
     shared, known = SharedKeys(model), {value for node in model.nodes for value in node.outputs}
     made: dict[str, tuple[Node, ...]] = {}
     gone: set[str] = set()
-    declined: dict[str, str] = {}
+    declined = dict.fromkeys(apart(model), "something else reads its scores or changes its weights")
     packs: dict[tuple[str, Stored], str] = {}
     for chain in chains(model):
         try:
@@ -75,7 +76,7 @@ def _joined(
     attrs = {
         "order": first["perm_a"],
         "order_out": last["perm_out"],
-        "scale": float(chain.soft.attrs.get("scale", 1.0)),
+        **_scores(shared, chain),
         "zero_masked": bool(chain.soft.attrs.get("zero_masked", False)),
     }
     token, batch, *heads, size = (shared.shape(keys.name)[p] for p in keys.order)
@@ -99,6 +100,19 @@ def _joined(
     inputs += chain.mask
     joined = Node("apq.Attention", name, tuple(inputs), chain.last.outputs, {**attrs, **ordered})
     return (*nodes, joined)
+
+
+def _scores(shared: SharedKeys, chain: Chain) -> dict[str, float]:
+    """What is done to products: a factor, or a softcap ``c * tanh(product * factor / c)``."""
+    scale = float(chain.soft.attrs.get("scale", 1.0))
+    if not chain.bend:
+        return {"scale": scale}
+    if [node.op == "Tanh" for node in chain.bend] != [True] + [False] * (len(chain.bend) - 1):
+        raise NotApplicable("its scores are changed by more than a factor and a softcap")
+    inner = scale
+    for node in chain.bend[1:]:
+        inner = inner * shared.factor(node)
+    return {"scale": inner, "softcap": scale}
 
 
 def read_in_place(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

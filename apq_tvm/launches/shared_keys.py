@@ -52,6 +52,21 @@ class SharedKeys:
             raise NotApplicable(f"the shape of {name!r} is not known")
         return shape
 
+    def factor(self, node: Node) -> float:
+        """The number that a Mul or Div multiplies its other input by.
+
+        Raises
+        ------
+        NotApplicable
+            It is no number.
+        """
+        numbers = [self._model.weights.get(name) for name in node.inputs]
+        found = [x for x in numbers if x is not None and x.size == 1]
+        if len(found) != 1 or (node.op == "Div" and numbers[1] is None):
+            raise NotApplicable(f"{node.op} {node.name!r} is by no number")
+        by = float(found[0].reshape(()))
+        return by if node.op == "Mul" else 1.0 / by
+
     def find(self, name: str, perm: Sequence[int], token: int, column: int) -> Stored:
         """Keys or values of a product.
 
@@ -104,14 +119,13 @@ class SharedKeys:
         self, name: str, batch: tuple[int, ...], ends: tuple[int, int]
     ) -> tuple[str, tuple[int, ...], tuple[int, int]]:
         """Before each head was copied for a group; as it is where no head was."""
-        same = (name, batch, ends)
-        axis, shape = batch[1], self.shape(name)
-        join = self._made_by(name, RESHAPES)
-        expand = self._made_by(join.inputs[0], EXPANDS) if join is not None else None
+        same, axis = (name, batch, ends), batch[1]
+        value, shape, swapped = self._joined(name)
+        expand = self._made_by(value, EXPANDS)
         split = self._made_by(expand.inputs[0], RESHAPES) if expand is not None else None
-        if join is None or expand is None or split is None:
+        if expand is None or split is None:
             return same
-        wide, narrow = self.shape(expand.outputs[0]), self.shape(expand.inputs[0])
+        wide, narrow = self.shape(value), self.shape(expand.inputs[0])
         source = split.inputs[0]
         before = self.shape(source)
         repeated = (
@@ -120,7 +134,28 @@ class SharedKeys:
             and _without(wide, axis) == _without(shape, axis, 1)
             and before == (*narrow[: axis + 1], *narrow[axis + 2 :])
         )
-        return (source, batch, ends) if repeated else same
+        if not repeated:
+            return same
+        return source, batch, ends[::-1] if swapped else ends
+
+    def _joined(self, name: str) -> tuple[str, Shape, bool]:
+        """What was reshaped so that heads and their copies are one axis, and to what.
+
+        torch.export writes keys as heads joined with the batch, transposed, and split again: the
+        shape is then that before the last two axes were swapped.
+        """
+        shape = self.shape(name)
+        join = self._made_by(name, RESHAPES)
+        if join is None:
+            return name, shape, False
+        swap = self._made_by(join.inputs[0], ("Transpose",))
+        merge = self._made_by(swap.inputs[0], RESHAPES) if swap is not None else None
+        if swap is None or merge is None or tuple(swap.attrs.get("perm", ())) != (0, 2, 1):
+            return join.inputs[0], shape, False
+        ends = self.shape(merge.inputs[0])[-2:]
+        if self.shape(merge.outputs[0])[-2:] != ends or shape[-2:] != ends[::-1]:
+            return name, shape, False
+        return merge.inputs[0], (*shape[:-2], *ends), True
 
     def _before_transpose(self, stored: Stored) -> Stored:
         maker = self._made_by(stored.name, ("Transpose",))

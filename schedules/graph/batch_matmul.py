@@ -22,7 +22,16 @@ from tvm import sym, tirx
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
-from apq_tvm.schedules.graph.panel import Flat, Packing, Tile, bind_all, is_const, loop, strides
+from apq_tvm.schedules.graph.panel import (
+    Flat,
+    Packing,
+    Tile,
+    bind_all,
+    flat_views,
+    is_const,
+    loop,
+    strides,
+)
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 from apq_tvm.types import DeviceProfile
 
@@ -130,20 +139,6 @@ def _batch_indices(task: Expr, batch: Sequence[Expr]) -> list[Expr]:
     return out
 
 
-def _views(func: Any) -> tuple[list[Stmt], list[Any]]:
-    """Flat views of the arguments."""
-    out: list[Stmt] = []
-    views: list[Any] = []
-    for p in func.params:
-        size: Any = i64(1)
-        for extent in p.shape:
-            size = size * extent
-        view = tirx.decl_buffer((size,), p.dtype, f"{p.name}_flat", data=p.data)
-        out.append(tirx.DeclBuffer(view, data=p.data))
-        views.append(view)
-    return out, views
-
-
 class _Layout:
     """Where the logical axes of one operand lie in memory."""
 
@@ -187,7 +182,7 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
     -------
     tvm.tirx.PrimFunc
     """
-    views_decl, views = _views(func)
+    views_decl, views = flat_views(func)
     a = _Layout(func.params[0], [int(p) for p in func.attrs["apq.perm_a"]])
     b = _Layout(func.params[1], [int(p) for p in func.attrs["apq.perm_b"]])
     # The output's permutation goes from the product to memory; its inverse names the product's

@@ -52,6 +52,20 @@ def strides(shape: Sequence[Expr]) -> list[Expr]:
     return out
 
 
+def flat_views(func: Any) -> tuple[list[Stmt], list[Any]]:
+    """Flat views of the arguments."""
+    out: list[Stmt] = []
+    views: list[Any] = []
+    for p in func.params:
+        size: Any = i64(1)
+        for extent in p.shape:
+            size = size * extent
+        view = tirx.decl_buffer((size,), p.dtype, f"{p.name}_flat", data=p.data)
+        out.append(tirx.DeclBuffer(view, data=p.data))
+        views.append(view)
+    return out, views
+
+
 @dataclass(frozen=True)
 class Tile:
     """The register tile: `rows` x (`vectors` of `lanes` columns), `depth` rows of packed panel."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.devices import device_rules, whole_schedule
-from apq_tvm.schedules.graph.attention import schedule_attention
+from apq_tvm.schedules.graph.attention.pack_keys import schedule_pack_keys
+from apq_tvm.schedules.graph.attention.tasks import schedule_attention
 from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.graph.cache import schedule_cache
 from apq_tvm.schedules.graph.convolution import schedule_convolution
 from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
-from apq_tvm.schedules.graph.pack_keys import schedule_pack_keys
 from apq_tvm.schedules.graph.softmax import schedule_softmax
 from apq_tvm.schedules.graph.window_reduce import schedule_window_reduce
 from apq_tvm.schedules.graph.windows import schedule_windows

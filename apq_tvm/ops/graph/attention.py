@@ -3,7 +3,7 @@
 Keys are packed, 16 tokens side by side, so that the scores of 16 keys are one number of q times a
 vector, without sums across lanes. Keys and values have tokens as their first axis: where they are a
 cache it grows at its end. A function here says what is computed of what; how, is up to
-`apq_tvm.schedules.graph.attention`, which knows the device's registers.
+`apq_tvm.schedules.graph.attention.tasks`, which knows the device's registers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
@@ -56,8 +57,9 @@ class Attended:
     @classmethod
     def of(cls, func: PrimFunc) -> Attended:
         """That of a function."""
-        found = json.loads(str(func.attrs["apq.attention"]))
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+        found: dict[str, Any] = json.loads(str(func.attrs["apq.attention"]))
+        lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
+        return cls(**{**found, **lists})
 
 
 def attention(

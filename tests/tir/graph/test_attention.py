@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,19 @@ MASKS = ("none", "keys", "causal", "lowest", "window")
 @pytest.mark.parametrize(("group", "heads", "size"), ((1, 2, 32), (3, 2, 64), (8, 1, 80)))
 def test_groups_and_masks(profile: Any, group: int, heads: int, size: int) -> None:
     """Rows and keys at the edges of tiles and blocks."""
-    for kind in MASKS:
-        problem = Problem(group, heads, size, masked=kind != "none")
-        run = compiled(problem.func(), profile)
-        for batch, queries, tokens in ((1, 1, 1), (2, 1, 100), (1, 2, 16), (2, 7, 65), (1, 130, 130)):
-            problem.check(run, batch, queries, tokens, kind)
+    sizes = ((1, 1, 1), (2, 1, 100), (1, 2, 16), (2, 7, 65), (1, 130, 130))
+    problem = Problem(group, heads, size)
+    run = compiled(problem.func(), profile)
+    for kind, (batch, queries, tokens) in product(MASKS, sizes):
+        problem.check(run, batch, queries, tokens, kind)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_without_a_mask(profile: Any) -> None:
+    problem = Problem(2, 1, 16, masked=False)
+    run = compiled(problem.func(), profile)
+    for queries, tokens in ((1, 64), (5, 90), (1, 31)):
+        problem.check(run, 2, queries, tokens, "none")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -65,10 +74,8 @@ def test_rows_that_are_masked_altogether(zero: bool) -> None:
 def test_a_row_is_the_same_in_every_tile(profile: Any) -> None:
     """Alone, as decoding has it, or among others; in tasks of one register tile or several."""
     problem = Problem(3, 1, 64)
-    runs = [
-        compiled(problem.func(), profile, Recorded(record))
-        for record in ({}, {"rows": 4, "tiles": 1}, {"rows": 3})
-    ]
+    records: tuple[dict[str, object], ...] = ({}, {"rows": 4, "tiles": 1})
+    runs = [compiled(problem.func(), profile, Recorded(record)) for record in records]
     first, *others = (problem.run(run, 1, 30, 200, "causal") for run in runs)
     for other in others:
         np.testing.assert_array_equal(first, other)
@@ -80,7 +87,8 @@ def test_grouped_axes_and_other_orders() -> None:
     """q as [B, Nkv, G, S, H], v with heads first, y with heads before queries."""
     rng = np.random.default_rng(0)
     shapes = (("B", 2, 3, "S", 16), ("C", "B", 2, 16, 16), ("B", 2, "T", 16), ("S", "T"))
-    func = attention(*shapes, order=(0, 1, 2, 3, 4), order_out=(0, 1, 2, 3, 4), order_values=(2, 0, 1, 3))  # fmt: skip
+    straight = (0, 1, 2, 3, 4)
+    func = attention(*shapes, order=straight, order_out=straight, order_values=(2, 0, 1, 3))
     q, keys, v, mask = (
         rng.standard_normal(shape).astype(np.float32)
         for shape in ((2, 2, 3, 5, 16), (2, 2, 2, 16, 16), (2, 2, 20, 16), (5, 20))

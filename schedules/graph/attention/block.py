@@ -1,9 +1,8 @@
-"""One block of keys of `apq_tvm.schedules.graph.attention`: scores, their softmax, the values."""
+"""One block of keys of a task of attention: scores, their softmax, what those weigh."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -12,116 +11,24 @@ from tvm import tirx
 from apq_tvm.ops import math
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.softmax import LOWEST, exp_of_nonpositive
+from apq_tvm.schedules.graph.attention.scratch import (
+    BLOCK,
+    VECTORS,
+    Rows,
+    Scratch,
+    across,
+    runs,
+    slots,
+)
 from apq_tvm.schedules.graph.exprs import substitute
 from apq_tvm.schedules.graph.panel import loop
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i32, i64
 
 if TYPE_CHECKING:
-    from apq_tvm.schedules.graph.attention import Problem
-
-BLOCK = 64
-"""Keys of a block: the largest score of a row changes once a block."""
-
-VECTORS = BLOCK // PACK
+    from apq_tvm.schedules.graph.attention.tasks import Problem
 
 HIDDEN, SEEN = -1e37, -1e36
 """A mask up to the first beside a score from the second on weighs exactly 0 in float32."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Register tile and task.
-
-    Parameters
-    ----------
-    rows : int
-        Of a register tile.
-    tiles : int
-        Register tiles of a task, at most.
-    vectors : int
-        Of 16 keys, or 16 columns of values, of a register tile.
-    """
-
-    rows: int
-    tiles: int
-    vectors: int
-
-
-def slots(values: list[Expr], name: str) -> tuple[list[Stmt], list[Expr]]:
-    """Keep each value in a slot of its own, which LLVM makes a register.
-
-    TVM's simplifier puts back what a ``Bind`` binds at every use, which takes long, and takes
-    ``x + c - c`` for x, which rounds nothing.
-    """
-    out: list[Stmt] = []
-    names: list[Expr] = []
-    for value in values:
-        kind, _, lanes = str(value.ty).partition("x")
-        slot = tirx.decl_buffer((int(lanes or 1),), kind, name)
-        at = tirx.Ramp(i32(0), i32(1), int(lanes)) if lanes else i32(0)
-        out += [tirx.AllocBuffer(slot), tirx.BufferStore(slot, value, [at])]
-        names.append(tirx.BufferLoad(slot, [at]))
-    return out, names
-
-
-def runs(extent: int) -> list[tuple[int, int]]:
-    """An axis as vectors: where each begins and its lanes."""
-    out, begin = [], 0
-    for lanes in (16, 8, 4, 1):
-        while extent - begin >= lanes:
-            out.append((begin, lanes))
-            begin += lanes
-    return out
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """What a task keeps, flat and by rows."""
-
-    q: Any
-    scores: Any
-    total: Any
-    most: Any
-    sums: Any
-    fade: Any
-    hidden: Any
-    edge: Any
-    least: Any
-
-    @classmethod
-    def of(cls, rows: Rows, size: int, width: int) -> Scratch:
-        """For so many rows of heads of `size` columns, of values of `width`."""
-        count = rows.rows * rows.tiles
-
-        def buffer(name: str, extent: int, dtype: str = "float32") -> Any:
-            return tirx.decl_buffer((extent,), dtype, name)
-
-        return cls(
-            buffer("q_rows", count * size),
-            buffer("scores", count * BLOCK),
-            buffer("total", count * width),
-            buffer("most", count),
-            buffer("sums", count * PACK),
-            buffer("fade", count),
-            buffer("hidden", count, "int64"),
-            buffer("edge", PACK),
-            buffer("least", 1),
-        )
-
-    @property
-    def buffers(self) -> tuple[Any, ...]:
-        """All of them."""
-        return tuple(vars(self).values())
-
-    @staticmethod
-    def load(buffer: Any, at: Expr, lanes: int = 1) -> Expr:
-        """Neighbouring elements."""
-        return tirx.BufferLoad(buffer, [at if lanes == 1 else tirx.Ramp(at, i64(1), lanes)])
-
-    @staticmethod
-    def store(buffer: Any, at: Expr, value: Expr, lanes: int = 1) -> Stmt:
-        """Likewise."""
-        return tirx.BufferStore(buffer, value, [at if lanes == 1 else tirx.Ramp(at, i64(1), lanes)])
 
 
 class Block:
@@ -189,7 +96,7 @@ class Block:
 
         def test(row: Expr) -> Stmt:
             parts, masks = self._mask(row, number, vectors, rest)
-            binds, top = _largest(masks)
+            binds, top = across(tirx.max, masks)
             seen = tirx.IfThenElse(top > f32(HIDDEN), s.store(found, i64(0), i32(1)), None)
             return tirx.stmt_seq(*parts, *binds, seen)
 
@@ -230,9 +137,7 @@ class Block:
         p, s, rows = self.p, self.s, self.rows.rows
         acc = tirx.decl_buffer((rows * vectors * PACK,), "float32", "acc")
         step = p.key_steps[0]
-        places = [
-            self.keys + (first + c * i64(vectors) + i64(v)) * step for v in range(vectors)
-        ]
+        places = [self.keys + (first + c * i64(vectors) + i64(v)) * step for v in range(vectors)]
         binds, bases = slots(places, "keys_at")
 
         def column(d: Expr) -> Stmt:
@@ -269,7 +174,7 @@ class Block:
             scores[-1] = tirx.Select(there, scores[-1], nothing)
         binds, scores = slots(scores, "score")
         parts += binds
-        binds, here_most = _largest(scores)
+        binds, here_most = across(tirx.max, scores)
         parts += binds
         binds, (old,) = slots([s.load(s.most, r)], "old")
         parts += binds
@@ -374,26 +279,11 @@ def _float(vector: Expr) -> Expr:
     return vector if kind.startswith("float32") else vector.astype(kind.replace("16", "32", 1))
 
 
-def _largest(vectors: list[Expr]) -> tuple[list[Stmt], Expr]:
-    """Of all lanes of all vectors of 16."""
-    top, lanes = reduce(tirx.max, vectors), PACK
-    parts: list[Stmt] = []
-    while lanes > 1:
-        binds, (whole,) = slots([top], "part")
-        parts += binds
-        lanes //= 2
-        halves = [
-            tirx.Shuffle([whole], [tirx.const(i, "int32") for i in range(begin, begin + lanes)])
-            for begin in (0, lanes)
-        ]
-        top = tirx.max(*halves)
-    binds, (found,) = slots([top], "top")
-    return [*parts, *binds], found
-
-
 def _exponential(x: Expr) -> tuple[list[Stmt], Expr]:
     """e^x by statements."""
-    value, parts, known = exp_of_nonpositive(x), [], []
+    value = exp_of_nonpositive(x)
+    parts: list[Stmt] = []
+    known: list[tuple[Any, Expr]] = []
     while isinstance(value, tirx.Let):
         binds, (slot,) = slots([_replaced(value.value, known)], value.var.name)
         parts += binds

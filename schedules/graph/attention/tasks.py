@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any
 
 from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.graph.attention_block import BLOCK, Block, Rows, Scratch, runs, slots
+from apq_tvm.schedules.graph.attention.block import Block
+from apq_tvm.schedules.graph.attention.scratch import BLOCK, Rows, Scratch, across, runs, slots
 from apq_tvm.schedules.graph.lowering import finish
-from apq_tvm.schedules.graph.panel import loop, strides
+from apq_tvm.schedules.graph.panel import flat_views, loop, strides
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
 from apq_tvm.types import DeviceProfile
 
@@ -87,15 +89,8 @@ def schedule_attention(func: Any, profile: DeviceProfile, decide: Decide) -> Any
 
 def _problem(func: Any) -> tuple[list[Stmt], Problem]:
     """Views of the arguments, and what they mean."""
-    spec, params, views = Attended.of(func), list(func.params), []
-    declared: list[Stmt] = []
-    for param in params:
-        extent: Any = i64(1)
-        for d in param.shape:
-            extent = extent * d
-        view = tirx.decl_buffer((extent,), param.dtype, f"{param.name}_flat", data=param.data)
-        declared.append(tirx.DeclBuffer(view, data=param.data))
-        views.append(view)
+    spec, params = Attended.of(func), list(func.params)
+    declared, views = flat_views(func)
     rest = list(zip(params[3:-1], views[3:-1], strict=True))
     mask = rest.pop(0) if spec.masked else None
     q, keys, values, y = params[0], params[1], params[2], params[-1]
@@ -200,9 +195,7 @@ class _Task:
         return row // group, row % group
 
     def _offset(self, steps: Sequence[Expr], query: Expr, head: Expr) -> Expr:
-        return (
-            self.batch * steps[0] + self.head * steps[1] + head * steps[2] + query * steps[3]
-        )
+        return self.batch * steps[0] + self.head * steps[1] + head * steps[2] + query * steps[3]
 
     def _start(self, r: Expr) -> Stmt:
         """A row of q, scaled; rows past the last repeat it."""
@@ -234,11 +227,9 @@ class _Task:
         p, s = self.p, self.scratch
         query, head = self._place(self.first + r)
         parts, (to,) = slots([self._offset(p.y_steps, query, head)], "to")
-        lanes = [tirx.BufferLoad(s.sums, [r * i64(PACK) + i64(i)]) for i in range(PACK)]
-        while len(lanes) > 1:
-            half = len(lanes) // 2
-            lanes = [a + c for a, c in zip(lanes[:half], lanes[half:], strict=True)]
-        whole = tirx.max(lanes[0], f32(1e-30)) if p.spec.zero_masked else lanes[0]
+        binds, whole = across(add, [s.load(s.sums, r * i64(PACK), PACK)])
+        parts += binds
+        whole = tirx.max(whole, f32(1e-30)) if p.spec.zero_masked else whole
         binds, (inverse,) = slots([f32(1.0) / whole], "inverse")
         parts += binds
         for begin, width in runs(p.width):

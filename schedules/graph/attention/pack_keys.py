@@ -9,7 +9,15 @@ from tvm import tirx
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.lowering import finish
-from apq_tvm.schedules.graph.panel import SQUARE, bind_all, is_const, loop, strides, transpose_block
+from apq_tvm.schedules.graph.panel import (
+    SQUARE,
+    bind_all,
+    flat_views,
+    is_const,
+    loop,
+    strides,
+    transpose_block,
+)
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 from apq_tvm.types import DeviceProfile
 
@@ -34,7 +42,7 @@ def schedule_pack_keys(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     steps = [*steps[:2], *(steps[2:-1] or [i64(0)]), steps[-1]]
     total, size = k.shape[order[0]], int(packed.shape[3])
     blocks, batch, heads = (packed.shape[i] for i in range(3))
-    views, (source, target) = _views((k, packed))
+    views, (source, target) = flat_views(func)
 
     def task(t: Expr) -> Stmt:
         block, head = t // heads // batch, t % heads
@@ -50,18 +58,6 @@ def schedule_pack_keys(func: Any, profile: DeviceProfile, decide: Decide) -> Any
 
     body = loop(blocks * batch * heads, task, tirx.ForKind.PARALLEL)
     return finish(func.with_body(tirx.stmt_seq(*views, body)))
-
-
-def _views(params: Any) -> tuple[list[Stmt], list[Any]]:
-    out: list[Stmt] = []
-    views: list[Any] = []
-    for param in params:
-        extent: Any = i64(1)
-        for d in param.shape:
-            extent = extent * d
-        views.append(tirx.decl_buffer((extent,), param.dtype, f"{param.name}_flat", data=param.data))
-        out.append(tirx.DeclBuffer(views[-1], data=param.data))
-    return out, views
 
 
 class _Piece:

@@ -1,0 +1,1 @@
+"""Attention over packed keys, and packing them."""

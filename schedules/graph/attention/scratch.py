@@ -1,0 +1,131 @@
+"""What a task of attention keeps: rows in scratch, values in slots that become registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from tvm import tirx
+
+from apq_tvm.ops.graph.attention import PACK
+from apq_tvm.tensorize.exprs import Expr, Stmt, i32, i64
+
+BLOCK = 64
+"""Keys of a block: the largest score of a row changes once a block."""
+
+VECTORS = BLOCK // PACK
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Register tile and task.
+
+    Parameters
+    ----------
+    rows : int
+        Of a register tile.
+    tiles : int
+        Register tiles of a task, at most.
+    vectors : int
+        Of 16 keys, or 16 columns of values, of a register tile.
+    """
+
+    rows: int
+    tiles: int
+    vectors: int
+
+
+def slots(values: list[Expr], name: str) -> tuple[list[Stmt], list[Expr]]:
+    """Keep each value in a slot of its own, which LLVM makes a register.
+
+    TVM's simplifier puts back what a ``Bind`` binds at every use, which takes long, and takes
+    ``x + c - c`` for x, which rounds nothing.
+    """
+    out: list[Stmt] = []
+    names: list[Expr] = []
+    for value in values:
+        kind, _, lanes = str(value.ty).partition("x")
+        slot = tirx.decl_buffer((int(lanes or 1),), kind, name)
+        at = tirx.Ramp(i32(0), i32(1), int(lanes)) if lanes else i32(0)
+        out += [tirx.AllocBuffer(slot), tirx.BufferStore(slot, value, [at])]
+        names.append(tirx.BufferLoad(slot, [at]))
+    return out, names
+
+
+def runs(extent: int) -> list[tuple[int, int]]:
+    """An axis as vectors: where each begins and its lanes."""
+    out, begin = [], 0
+    for lanes in (16, 8, 4, 1):
+        while extent - begin >= lanes:
+            out.append((begin, lanes))
+            begin += lanes
+    return out
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """What a task keeps, flat and by rows."""
+
+    q: Any
+    scores: Any
+    total: Any
+    most: Any
+    sums: Any
+    fade: Any
+    hidden: Any
+    edge: Any
+    least: Any
+
+    @classmethod
+    def of(cls, rows: Rows, size: int, width: int) -> Scratch:
+        """For so many rows of heads of `size` columns, of values of `width`."""
+        count = rows.rows * rows.tiles
+
+        def buffer(name: str, extent: int, dtype: str = "float32") -> Any:
+            return tirx.decl_buffer((extent,), dtype, name)
+
+        return cls(
+            buffer("q_rows", count * size),
+            buffer("scores", count * BLOCK),
+            buffer("total", count * width),
+            buffer("most", count),
+            buffer("sums", count * PACK),
+            buffer("fade", count),
+            buffer("hidden", count, "int64"),
+            buffer("edge", PACK),
+            buffer("least", 1),
+        )
+
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """All of them."""
+        return tuple(vars(self).values())
+
+    @staticmethod
+    def load(buffer: Any, at: Expr, lanes: int = 1) -> Expr:
+        """Neighbouring elements."""
+        return tirx.BufferLoad(buffer, [at if lanes == 1 else tirx.Ramp(at, i64(1), lanes)])
+
+    @staticmethod
+    def store(buffer: Any, at: Expr, value: Expr, lanes: int = 1) -> Stmt:
+        """Likewise."""
+        return tirx.BufferStore(buffer, value, [at if lanes == 1 else tirx.Ramp(at, i64(1), lanes)])
+
+
+def across(join: Callable[[Expr, Expr], Expr], vectors: list[Expr]) -> tuple[list[Stmt], Expr]:
+    """All lanes of all vectors of 16 joined, halves of halves."""
+    found, lanes = reduce(join, vectors), PACK
+    parts: list[Stmt] = []
+    while lanes > 1:
+        binds, (whole,) = slots([found], "part")
+        parts += binds
+        lanes //= 2
+        halves = [
+            tirx.Shuffle([whole], [i32(i) for i in range(begin, begin + lanes)])
+            for begin in (0, lanes)
+        ]
+        found = join(*halves)
+    binds, (found,) = slots([found], "joined")
+    return [*parts, *binds], found
