@@ -26,13 +26,9 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
     -------
     dict
         ``target``, ``features``, ``stored``, ``batch`` (the ``dimension`` along which large runs
-<<<<<<< HEAD
-        are cut into parts, or a ``note`` why there is none), ``session`` (`describe_session`; where
-        a model with caches has none, ``stateless`` is why), ``layers``, ``functions``,
-=======
         are cut into parts, or a ``note`` why there is none), ``attention`` (`describe_attention`),
+        ``session`` (`describe_session`; where a model with caches has none, ``stateless`` is why),
         ``layers``, ``functions``,
->>>>>>> h-attn
         ``onnx_sha256``; where there are several devices also ``variants``, a list of ``target``,
         ``features`` and ``layers`` of each. ``layers`` and ``functions`` are then those of the
         first.
@@ -44,12 +40,9 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         "onnx_sha256": plan.quantized.model.sha256,
         "stored": describe_stored(plan.quantized),
         "batch": {"dimension": plan.quantized.model.batch, "note": plan.quantized.model.mixed},
-<<<<<<< HEAD
         "session": describe_session(model),
         "stateless": model.stateless,
-=======
         **describe_attention(plan.quantized),
->>>>>>> h-attn
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
@@ -60,7 +53,6 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
     return {**described, **describe_variants(plan, scheduled)}
 
 
-<<<<<<< HEAD
 def describe_session(model: ImportedModel) -> dict[str, Any] | None:
     """``session``: inputs by what goes there, the caches, the output that is given; None if none."""
     if model.state is None:
@@ -72,14 +64,14 @@ def describe_session(model: ImportedModel) -> dict[str, Any] | None:
         "logits": state.logits,
         "cache": state.cache,
     }
-=======
+
+
 def describe_attention(quantized: QuantizedModel) -> dict[str, Any]:
     """``attention``: how many are one ``kernel``, and by name why others are ``apart``."""
     kernels = sum(node.op == "apq.Attention" for node in quantized.model.nodes)
     if not kernels and not quantized.apart:
         return {}
     return {"attention": {"kernels": kernels, "apart": dict(quantized.apart)}}
->>>>>>> h-attn
 
 
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:
