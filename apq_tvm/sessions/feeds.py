@@ -61,6 +61,8 @@ def _is_ids(model: ImportedModel, spec: TensorSpec) -> bool:
 
 def _feed(spec: TensorSpec, length: str) -> str:
     """``"given"`` for what is not known."""
+    if re.search("encoder", spec.name):  # of another sequence than the decoder's own
+        return "given"
     integers, rank = spec.dtype in INTEGERS, len(spec.shape)
     last = spec.shape[-1] if spec.shape else 1
     if re.search("mask", spec.name) and rank == 2 and last != length:
