@@ -10,7 +10,15 @@ from apq_tvm import formats
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.stored import storage
 from apq_tvm.select import epilogue, linear_spec
-from apq_tvm.types import WEIGHT_INPUT, KernelPlan, Node, QuantizedModel, ScheduledModel, Scheme
+from apq_tvm.types import (
+    WEIGHT_INPUT,
+    ImportedModel,
+    KernelPlan,
+    Node,
+    QuantizedModel,
+    ScheduledModel,
+    Scheme,
+)
 
 
 def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str, Any]:
@@ -54,7 +62,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
 
 
 def describe_session(model: ImportedModel) -> dict[str, Any] | None:
-    """``session``: inputs by what goes there, the caches, the output that is given; None if none."""
+    """``session``: inputs by what goes there, caches, the output that is given; None if none."""
     if model.state is None:
         return None
     state = model.state

@@ -109,8 +109,8 @@ class State:
 
 
 KEPT, ASKED = "apq_kept", "apq_asked"
-"""Dimensions that the runtime gives: tokens that a session's caches hold already, 0 without one, and
-the last tokens whose logits are wanted, all without one."""
+"""Dimensions that the runtime gives: tokens that a session's caches hold already, 0 without one,
+and the last tokens whose logits are wanted, all without one."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from apq_tvm.codegen.cuda.build import build_device, fit_gpu
 from apq_tvm.codegen.cuda.compilers import ImageCompiler, find_compiler
 from apq_tvm.codegen.graph.c_source import Device, WeightsFile, graph_source, tables_source
 from apq_tvm.codegen.graph.plain import Graph, cut_along, total_weight_bytes
-from apq_tvm.codegen.graph.session import add_session
 from apq_tvm.codegen.graph.read_relax import prepare, read_graph
+from apq_tvm.codegen.graph.session import add_session
 from apq_tvm.codegen.package.folder import (
     MANIFEST_FORMAT,
     check_name,

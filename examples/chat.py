@@ -7,9 +7,9 @@
     apq-tvm compile smollm2.onnx -o smollm2_w8 --scheme W8A8g32 --kv f16
     python examples/chat.py smollm2_w8 --temperature 0.7 --top-p 0.9
 
-The tokenizer and the chat template are those of a GGUF file (by default of the package above), or of
-a folder with ``tokenizer.json`` and ``tokenizer_config.json``. ``--program`` lets `generate.c`, the
-same in C, make the tokens.
+The tokenizer and the chat template are those of a GGUF file (by default of the package above), or
+of a folder with ``tokenizer.json`` and ``tokenizer_config.json``. ``--program`` lets `generate.c`,
+the same in C, make the tokens.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def by_program(ids: list[int], options: Any) -> Iterator[int]:
             yield int(line)
 
 
-def answer(words: Words, module: Any, session: Any, messages: list[dict[str, str]], options: Any) -> None:
+def answer(
+    words: Words, module: Any, session: Any, messages: list[dict[str, str]], options: Any
+) -> None:
     """Print the assistant's answer and add it to the conversation."""
     ids = words.prompt(messages)
     if session is not None:  # the template may write earlier turns in another way than they came

@@ -9,7 +9,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.types import KEPT, ImportedModel, Node
 
 PACKS = {"apq.PackKeys": "keys", "apq.PackValues": "rows"}
-"""Nodes that lay keys or values as attention reads them → the layout (`apq_tvm.ops.graph.cache`)."""
+"""Nodes that lay out what attention reads → the layout (`apq_tvm.ops.graph.cache`)."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[No
 def _cache(
     model: ImportedModel, pair: Pair, pack: Node, makers: dict[str, Node], dtype: str
 ) -> Node:
-    order = tuple(pack.attrs["order"])
+    order: tuple[int, ...] = tuple(pack.attrs["order"])
     if len(order) != 4 or order[0] != pair.axis:
         raise NotApplicable(f"the cache '{pair.past}' grows along axis {pair.axis}")
     past, new, *start = pair.node.inputs
-    new_order = order
+    new_order: tuple[int, ...] = order
     if pair.node.op == "apq.AppendCache":  # [B, S, N, H] behind [B, N, P, H]
         new_order = tuple((0, 2, 1, 3)[axis] for axis in order)
     moved = makers.get(new)

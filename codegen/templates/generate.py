@@ -1,12 +1,12 @@
 """Tokens of a decoder, one after the other: how the next one is chosen, and drafts at fewer bits.
 
 Sampling is what users of other tools know: temperature, then the `top_k` largest, then those that
-are `top_p` of all together (Holtzman et al., arXiv:1904.09751), then those at least `min_p` times as
-probable as the first (Nguyen et al., arXiv:2407.01082).
+are `top_p` of all together (Holtzman et al., arXiv:1904.09751), then those at least `min_p` times
+as probable as the first (Nguyen et al., arXiv:2407.01082).
 
-Drafts follow Leviathan et al., arXiv:2211.17192: a few tokens are guessed at few bits of the weights,
-then checked at all bits at once. What comes out is distributed as without drafts, and the same where
-the most probable token is taken.
+Drafts follow Leviathan et al., arXiv:2211.17192: a few tokens are guessed at few bits of the
+weights, then checked at all bits at once. What comes out is distributed as without drafts, and the
+same where the most probable token is taken.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ class Sampler:
         if 0 < self.top_k < scores.size:
             least = np.partition(scores, -self.top_k)[-self.top_k]
             scores = np.where(scores < least, -np.inf, scores)
-        p = np.exp((scores - scores.max()) / self.temperature)
+        p: F64 = np.exp((scores - scores.max()) / self.temperature)
         p /= p.sum()
         if self.top_p < 1:
             order = np.argsort(-p, kind="stable")
             before = np.cumsum(p[order]) - p[order]
             p[order[(before >= self.top_p) & (before > 0)]] = 0.0
         p[p < self.min_p * p.max()] = 0.0
-        return p / p.sum()
+        p /= p.sum()
+        return p
 
     def choose(self, logits: NDArray[Any]) -> int:
         """Token of logits [vocabulary]."""

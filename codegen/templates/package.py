@@ -654,9 +654,7 @@ def run(
     return results
 
 
-def session(
-    max_tokens: int, *, batch: int = 1, given: Mapping[str, Any] | None = None
-) -> Session:
+def session(max_tokens: int, *, batch: int = 1, given: Mapping[str, Any] | None = None) -> Session:
     """Make a session of a decoder: it keeps the caches that are inputs and outputs of `run`.
 
     Parameters
@@ -692,7 +690,9 @@ def session(
     tensors, held = _Tensors(inputs), []
     for index, port in enumerate(inputs):
         if port.name in arrays:
-            held.append(np.ascontiguousarray(_as_array(port, arrays[port.name], tensors.types[index])))
+            held.append(
+                np.ascontiguousarray(_as_array(port, arrays[port.name], tensors.types[index]))
+            )
             tensors.point(index, held[-1])
     if not _library.verified:
         verify()

@@ -44,6 +44,7 @@ RANKS = {
     "apq_tvm.schedules": 4,
     "apq_tvm.tuning_logs": 4,
     "apq_tvm.launches": 5,
+    "apq_tvm.sessions": 5,
     "apq_tvm.select": 5,
     "apq_tvm.lower": 6,
     "apq_tvm.codegen": 6,

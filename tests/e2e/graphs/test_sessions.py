@@ -42,7 +42,9 @@ def whole(module: Any, ids: Any) -> Any:
     """Logits of a run without a past."""
     feeds = {}
     for info in module.inputs:
-        shape = [len(ids) if d in ("b", "batch") else 0 if isinstance(d, str) else d for d in info.shape]
+        shape = [
+            len(ids) if d in ("b", "batch") else 0 if isinstance(d, str) else d for d in info.shape
+        ]
         feeds[info.name] = np.zeros(shape, np.float32)
     feeds["input_ids"] = ids
     if "mask" in feeds:
@@ -171,9 +173,10 @@ def test_drafts_change_nothing(llama: Any, ahead: int) -> None:
     assert 0 <= drafted.accepted <= drafted.guessed and 0 <= drafted.acceptance <= 1
     at = plain.index(plain[-1])
     stopped = llama.session(40)
-    assert list(
-        llama.generate(IDS[0, :9], 25, draft=(3, ahead), stop=plain[-1:], session=stopped)
-    ) == plain[: at + 1]
+    assert (
+        list(llama.generate(IDS[0, :9], 25, draft=(3, ahead), stop=plain[-1:], session=stopped))
+        == plain[: at + 1]
+    )
     assert stopped.length == 9 + at
 
 
@@ -208,7 +211,10 @@ def test_samplers_keep_to_their_limits(llama: Any) -> None:
 def test_models_without_caches_say_that_they_have_no_sessions(tmp_path: Path) -> None:
     from onnx_models import build, rand, save
 
-    path = save(build([("MatMul", "x w", "y")], {"x": ("float32", ["n", 8])}, "y", {"w": rand(8, 8)}), tmp_path)
+    path = save(
+        build([("MatMul", "x w", "y")], {"x": ("float32", ["n", 8])}, "y", {"w": rand(8, 8)}),
+        tmp_path,
+    )
     apq_tvm.compile(path, tmp_path / "plain")
     module = load_module(tmp_path / "plain")
     with pytest.raises(module.InputError, match="no caches"):
