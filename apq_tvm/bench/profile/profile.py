@@ -14,7 +14,7 @@ from apq_tvm.bench.model import make_inputs, resolve_dims
 from apq_tvm.bench.profile.costs import costs
 from apq_tvm.bench.profile.layers import Layers
 from apq_tvm.bench.profile.rows import call_rows, slow, summed
-from apq_tvm.bench.profile.runs import Bound, measure_runs
+from apq_tvm.bench.profile.runs import Bound, measure_runs, open_runner
 from apq_tvm.bench.roofline import SOURCES, Limits, evict, measure
 from apq_tvm.errors import BadInput, BadTarget
 from apq_tvm.evaluation.inputs import read_inputs
@@ -85,8 +85,9 @@ def bench_profile(
         progress.advance("limits of this machine")
         limits, levels = machine(count)
         progress.advance("runs")
+        runner = open_runner(folder, manifest, count)
         try:
-            bound = Bound(folder, call, manifest, count)
+            bound = Bound(runner, manifest, call)
             bound.run()
         except BadInput as error:
             hint = "" if inputs else "; made-up inputs do not fit this model, give --inputs"
