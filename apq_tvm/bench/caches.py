@@ -78,16 +78,23 @@ def _count(processors: str) -> int:
     return total
 
 
+_best: dict[tuple[int, str], float] = {}
+
+
 def measure_levels(limits: Limits) -> tuple[Level, ...]:
     """Every cache's reading speed on the threads of `limits`, and memory's, the nearest first.
 
-    A cache is read as half of it is held: hardware keeps other things too.
+    A cache is read as half of it is held: hardware keeps other things too. As with `Limits`, the
+    best that this process has seen counts; a nearer cache is no slower than what is behind it.
     """
-    levels = []
-    for name, nbytes in cache_sizes(limits.threads).items():
-        held = nbytes // 2
-        levels.append(Level(name, nbytes, max(_read_gbs(held, limits.threads), limits.read_gbs)))
-    return (*levels, Level("DRAM", math.inf, limits.read_gbs))
+    levels = [Level("DRAM", math.inf, limits.read_gbs)]
+    for name, nbytes in reversed(cache_sizes(limits.threads).items()):
+        key, held = (limits.threads, name), nbytes // 2
+        counts = {1, limits.threads}  # more threads read no slower than one
+        now = max(_read_gbs(held // limits.threads * count, count) for count in counts)
+        _best[key] = max(_best.get(key, 0.0), now)
+        levels.insert(0, Level(name, nbytes, max(_best[key], levels[0].gbs)))
+    return tuple(levels)
 
 
 def _read_gbs(nbytes: int, threads: int) -> float:

@@ -1,7 +1,7 @@
 """The machine's own limits, measured: bytes read from DRAM and multiply-adds, per second.
 
 Published figures say little about a virtual machine, so both are measured by a small C program
-(`roofline_x86.c`) that is built for the CPU it runs on. `Limits.share` then says how much of what
+(`roofline.c`) that is built for the CPU it runs on. `Limits.share` then says how much of what
 is possible a kernel reached.
 """
 
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,10 @@ STEPS = 2_000_000
 PREFETCH_BYTES = (0, 4096)
 """Distances of software prefetch that are tried; rivals and ours are free to use any."""
 
-SOURCES = {"x86_64": "roofline_x86.c", "AMD64": "roofline_x86.c"}
-"""C source by `platform.machine()`."""
+SOURCE = Path(__file__).with_suffix(".c")
+
+MACHINES = ("x86_64", "AMD64", "aarch64", "arm64")
+"""Values of `platform.machine()` that it is written for."""
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,20 @@ class Limits:
 @cache
 def library() -> Any:
     """Build and load this machine's C source; the library is gone again once it is loaded."""
-    if platform.machine() not in SOURCES:
+    if platform.machine() not in MACHINES:
         raise BuildError(f"no program measures the limits of a {platform.machine()} machine")
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BuildError("measuring the machine's limits needs a C compiler: install gcc")
-    source = resources.files("apq_tvm.bench") / SOURCES[platform.machine()]
-    folders = tempfile.TemporaryDirectory(prefix="apq-roofline-")
-    with folders as folder, resources.as_file(source) as c:
-        library = Path(folder) / "roofline.so"
+    with tempfile.TemporaryDirectory(prefix="apq-roofline-") as folder:
+        made = Path(folder) / "roofline.so"
         command = [compiler, "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
         done = subprocess.run(
-            [*command, str(c), "-o", str(library)], capture_output=True, text=True, check=False
+            [*command, str(SOURCE), "-o", str(made)], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise BuildError(f"building {c.name} failed: {done.stderr.strip()}")
-        lib = ctypes.CDLL(str(library))
+            raise BuildError(f"building {SOURCE.name} failed: {done.stderr.strip()}")
+        lib = ctypes.CDLL(str(made))
     lib.apq_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t]
     lib.apq_read.restype = ctypes.c_uint64
     lib.apq_read_again.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long]
@@ -145,7 +144,7 @@ def _buffer() -> NDArray[np.uint8]:
 def evict(threads: int) -> None:
     """Read more than the caches hold, on so many threads: nothing else is left in them."""
     buffer = _buffer()
-    if platform.machine() in SOURCES:
+    if platform.machine() in MACHINES:
         library().apq_read(buffer.ctypes.data, buffer.nbytes, threads, 0)
     else:
         buffer.max()
@@ -158,7 +157,8 @@ def measure(threads: int) -> Limits:
     """Measure the machine on `threads` threads; takes a fifth of a second.
 
     A limit that was measured while something else ran is too low, so the best that this process
-    has ever seen is returned: call it again whenever a comparison is made.
+    has ever seen is returned, and no less than that of one thread: call it again whenever a
+    comparison is made.
 
     Raises
     ------
@@ -179,5 +179,7 @@ def measure(threads: int) -> Limits:
         fp32_gmacs=lib.apq_fp32_macs(STEPS) * threads / fp32 / 1e9,
         int8_instruction=lib.apq_int8_name().decode(),
     )
+    if threads > 1:
+        now = now.best_of(measure(1))
     _best[threads] = now.best_of(_best.get(threads, now))
     return _best[threads]

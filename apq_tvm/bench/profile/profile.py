@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,9 @@ from apq_tvm.bench.model import make_inputs, resolve_dims
 from apq_tvm.bench.profile.costs import costs
 from apq_tvm.bench.profile.layers import Layers
 from apq_tvm.bench.profile.rows import call_rows, slow, summed
-from apq_tvm.bench.profile.runs import Bound, measure_runs
-from apq_tvm.bench.roofline import SOURCES, Limits, evict, measure
-from apq_tvm.errors import BadInput, BadTarget
+from apq_tvm.bench.profile.runs import Bound, measure_runs, open_runner
+from apq_tvm.bench.roofline import Limits, evict, measure
+from apq_tvm.errors import BadInput, BadTarget, BuildError
 from apq_tvm.evaluation.inputs import read_inputs
 from apq_tvm.module import damaged, load_module, read_manifest
 from apq_tvm.progress import Progress, Silent
@@ -60,8 +59,8 @@ def bench_profile(
     dict
         ``module, target, dims, threads, cold, rounds, run_us, noise``; ``calls``, ``kernels`` and
         ``layers`` (`apq_tvm.bench.profile.rows`); ``kernels_us + between_us + rest_us`` is
-        ``run_us``; ``limits`` and ``levels`` of the machine, None and empty where no program
-        measures it; ``slow``.
+        ``run_us``; ``limits`` and ``levels`` of the machine, or None, nothing and
+        ``why_no_limits``; ``slow``.
 
     Raises
     ------
@@ -70,7 +69,7 @@ def bench_profile(
     BadTarget
         The module is a GPU's.
     BuildError
-        The module's library does not load, or there is no C compiler to measure the machine.
+        The module's library does not load.
     """
     progress, folder = progress or Silent(), Path(module)
     manifest = read_manifest(folder)
@@ -83,10 +82,11 @@ def bench_profile(
     count = threads or load_module(folder).num_threads()
     with progress.stage("profile", 3):
         progress.advance("limits of this machine")
-        limits, levels = machine(count)
+        machine(count)  # the better of before and after counts
         progress.advance("runs")
+        runner = open_runner(folder, manifest, count)
         try:
-            bound = Bound(folder, call, manifest, count)
+            bound = Bound(runner, manifest, call)
             bound.run()
         except BadInput as error:
             hint = "" if inputs else "; made-up inputs do not fit this model, give --inputs"
@@ -94,7 +94,7 @@ def bench_profile(
         before = partial(evict, count) if cold else None
         runs = measure_runs(bound, before=before, budget_s=budget_s)
         progress.advance("limits again")
-        limits, levels = machine(count)
+        limits, levels, why_not = machine(count)
         layers = Layers(manifest, folder / manifest["weights"]["file"])
         rows = call_rows(costs(runs.calls, layers, levels, cold), runs.call_us.tolist(), limits,
                          levels)  # fmt: skip
@@ -112,6 +112,7 @@ def bench_profile(
         "between_us": runs.between_us,
         "rest_us": runs.run_us - kernels_us - runs.between_us,
         "limits": vars(limits) if limits else None,
+        "why_no_limits": why_not,
         "levels": [
             {"name": lv.name, "bytes": None if math.isinf(lv.nbytes) else lv.nbytes, "gbs": lv.gbs}
             for lv in levels
@@ -124,9 +125,21 @@ def bench_profile(
     }
 
 
-def machine(threads: int) -> tuple[Limits | None, tuple[Level, ...]]:
-    """Limits of this machine; None and memory alone where no program measures it."""
-    if platform.machine() not in SOURCES:
-        return None, (Level("DRAM", math.inf, math.inf),)
-    limits = measure(threads)
-    return limits, measure_levels(limits)
+SETTLED = 1.02
+"""Measuring the machine again gains less than this: nothing disturbed it."""
+
+ATTEMPTS = 5
+
+
+def machine(threads: int) -> tuple[Limits | None, tuple[Level, ...], str]:
+    """Limits of this machine; None, memory alone and the reason where they cannot be measured."""
+    try:
+        limits = measure(threads)
+        for _ in range(ATTEMPTS):
+            before, limits = limits, measure(threads)
+            gains = (limits.read_gbs / before.read_gbs, limits.int8_gmacs / before.int8_gmacs)
+            if max(gains) < SETTLED:
+                break
+    except BuildError as error:
+        return None, (Level("DRAM", math.inf, math.inf),), str(error)
+    return limits, measure_levels(limits), ""

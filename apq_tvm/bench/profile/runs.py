@@ -50,17 +50,29 @@ class Runs:
     rounds: int
 
 
+def open_runner(folder: Path, manifest: Mapping[str, Any], threads: int) -> Runner:
+    """A module's library on its weights.
+
+    Raises
+    ------
+    BadInput
+        It refuses this machine or its weights.
+    BuildError
+        It does not load.
+    """
+    return Library(folder).open(folder / manifest["weights"]["file"], threads)
+
+
 class Bound:
     """A module's library with its inputs and outputs in place.
 
     Parameters
     ----------
-    folder : Path
+    runner : Runner
+    manifest : mapping
         Of the module.
     call : mapping of str to ndarray
         Inputs by name.
-    manifest : mapping
-    threads : int
 
     Raises
     ------
@@ -69,14 +81,13 @@ class Bound:
     """
 
     def __init__(
-        self, folder: Path, call: Mapping[str, Array], manifest: Mapping[str, Any], threads: int
+        self, runner: Runner, manifest: Mapping[str, Any], call: Mapping[str, Array]
     ) -> None:
-        library = Library(folder)
-        self.runner: Runner = library.open(folder / manifest["weights"]["file"], threads)
+        self.runner = runner
         inputs = Tensors([aligned(call[port["name"]]) for port in manifest["inputs"]])
         ports = manifest["outputs"]
         self.outputs = {port["name"]: self._output(inputs, i, port) for i, port in enumerate(ports)}
-        self.run = self.runner.bind(inputs, Tensors(list(self.outputs.values())))
+        self.run = runner.bind(inputs, Tensors(list(self.outputs.values())))
 
     def _output(self, inputs: Tensors, index: int, port: Mapping[str, Any]) -> Array:
         """Room for an output; of one whose shape depends on data the run takes no notice."""

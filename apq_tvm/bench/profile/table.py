@@ -33,7 +33,7 @@ def machine_line(document: Mapping[str, Any]) -> str:
     """What this machine can do, in one sentence."""
     limits = document["limits"]
     if limits is None:
-        return "no program measures the limits of this kind of machine"
+        return f"no limits: {document['why_no_limits']}"
     levels = ", ".join(
         f"{level['name']} {level['gbs']:.0f} GB/s"
         + (f" ({level['bytes'] / 1e6:.0f} MB)" if level["bytes"] else "")

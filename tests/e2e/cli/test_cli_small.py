@@ -144,6 +144,24 @@ def test_bench_model_reports_rivals(folder: Path) -> None:
     assert memory["output_bytes"] == 3 * WIDTH * 4
 
 
+def test_bench_profile_reports_every_kernel(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "profile.html"
+    words = ("bench", "profile", "small_w8", "--batch", "3", "--threads", "1", "--seconds", "0")
+    result = report(*words, "--cold", "--html", str(page), cwd=folder)
+    assert result["dims"] == {"batch": 3} and result["cold"]
+    assert [row["name"] for row in result["layers"] if row["macs"]]
+    parts = result["kernels_us"] + result["between_us"] + result["rest_us"]
+    assert parts == pytest.approx(result["run_us"])
+    html = page.read_text()
+    assert all(f">{row['name']}<" in html for row in result["kernels"])
+    again = apq(*words, "--html", str(page), cwd=folder)
+    assert again.exit_code == 1 and "--force" in again.stderr
+    table = apq(*words, "--by", "layer", cwd=folder).stdout
+    assert all(row["name"] in table for row in result["layers"])
+    assert "whole run" in table and "between kernels" in table
+
+
 KEYS = {"shape", "m", "threads", "scheme", "cold", "us", "rival", "rival_us", "ratio"}
 
 
@@ -200,6 +218,12 @@ def test_dry_run_writes_nothing(folder: Path) -> None:
         (("compile", "small.onnx", "-o", "x", "--tensor-type", "(=W8A8"), "("),
         (("eval", "small_w8", "--against", "small.onnx", "--inputs", "no.npz"), "no.npz"),
         (("bench", "model", "small_w8", "--against", "no.onnx"), "no.onnx"),
+        (("bench", "profile", "small_w8", "--by", "call"), "kernel or layer"),
+        (("bench", "profile", "small_w8", "--dims", "size=3"), "no dimension 'size'"),
+        (("bench", "profile", "no_module"), "no_module"),
+        (("bench", "generate", "small_w8"), "no decoder with a cache"),
+        (("bench", "generate", "small_w8", "--gguf", "no.gguf"), "no.gguf"),
+        (("bench", "generate", "small_w8", "--contexts", "x"), "--contexts"),
         (("bench", "linear", "--shape", "4096"), "--shape"),
         (("bench", "linear", "--against", "tflite"), "tflite"),
     ],

@@ -38,9 +38,11 @@ NOT_RUN = {
 """Commands that are not run, by their beginning, and why."""
 
 SMALLER = {
+    r"apq-tvm bench generate ": "--prompt 4 --contexts 3 --tokens 1 --threads 1 --seconds 0",
     r"apq-tvm bench gpu ": "--shape 64x64 --m 1 --scheme W4A8g32",
     r"apq-tvm bench linear ": "--shape 64x64 --m 1 --threads 1 --seconds 0 --warm",
     r"apq-tvm bench model ": "--seq 8 --seconds 0",
+    r"apq-tvm bench profile ": "--seq 8 --threads 1 --seconds 0",
     r"apq-tvm bench static ": "--shape 64x64 --m 1",
     r"apq-tvm bench static-model ": "--seq 8",
     r"apq-tvm calibrate .*--learn ": "--epochs 1",

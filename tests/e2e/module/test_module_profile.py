@@ -10,7 +10,7 @@ import pytest
 import apq_tvm
 from apq_tvm.bench.profile.profile import bench_profile
 from apq_tvm.bench.profile.recorded import Recorder
-from apq_tvm.bench.profile.runs import Bound, measure_runs
+from apq_tvm.bench.profile.runs import Bound, measure_runs, open_runner
 from apq_tvm.errors import BadInput
 from apq_tvm.module import read_manifest
 from tests.small_llama import CONFIG, inputs, small_llama
@@ -27,7 +27,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bound(llama: Path) -> Bound:
-    return Bound(llama, inputs(TOKENS), read_manifest(llama), 1)
+    return bind(llama)
+
+
+def bind(llama: Path) -> Bound:
+    manifest = read_manifest(llama)
+    return Bound(open_runner(llama, manifest, 1), manifest, inputs(TOKENS))
 
 
 def test_no_profile_is_kept_unless_asked_for(bound: Bound) -> None:
@@ -68,7 +73,7 @@ def test_products_are_those_of_the_attention(bound: Bound) -> None:
 def test_results_are_the_same(llama: Path) -> None:
     results = []
     for on in (False, True):
-        bound = Bound(llama, inputs(TOKENS), read_manifest(llama), 1)
+        bound = bind(llama)
         Recorder(bound.runner).record(on)
         bound.run()
         results.append(bound.outputs["logits"].copy())

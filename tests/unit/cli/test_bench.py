@@ -225,6 +225,8 @@ def test_bandwidth_probe_reads_every_byte(threads: int, ahead: int) -> None:
     lib = roofline.library()
     total = lib.apq_read(words.ctypes.data, words.nbytes, threads, ahead)
     assert total == int(words.sum()) % 2**64
+    total = lib.apq_read_again(words.ctypes.data, words.nbytes, threads, 3)
+    assert total == 3 * int(words.sum()) % 2**64
 
 
 @pytest.mark.isa("avx2")

@@ -13,7 +13,7 @@ from apq_tvm.bench.profile.costs import Cost, costs, limit
 from apq_tvm.bench.profile.layers import Layers, weight_names
 from apq_tvm.bench.profile.recorded import CallRecord, TensorUse
 from apq_tvm.bench.profile.rows import call_rows, slow, summed
-from apq_tvm.bench.profile.table import WHOLE, slow_lines, table_rows
+from apq_tvm.bench.profile.table import WHOLE, machine_line, slow_lines, table_rows
 from apq_tvm.bench.roofline import Limits
 
 LEVELS = (Level("L2", 1e5, 100.0), Level("DRAM", math.inf, 10.0))
@@ -130,6 +130,7 @@ def document(limits: Limits | None) -> dict[str, object]:
         "kernels": kernels,
         "layers": summed(rows, "layer", 10.0),
         "limits": vars(limits) if limits else None,
+        "why_no_limits": "" if limits else "no C compiler",
         "levels": [{"name": "L2", "bytes": 1e5, "gbs": 100.0}] if limits else [],
         "slow": slow(kernels, 10.0),
     }
@@ -142,6 +143,13 @@ def test_rows_sum_to_the_run(by: str, limits: Limits | None) -> None:
     assert rows[-1][0] == WHOLE
     assert sum(float(row[2]) for row in rows[:-1]) == pytest.approx(float(rows[-1][2]))
     assert len({len(row) for row in rows}) == 1
+
+
+def test_a_machine_that_is_not_measured_says_why() -> None:
+    assert machine_line(document(None)) == "no limits: no C compiler"
+    assert "DRAM" in machine_line(
+        document(LIMITS) | {"levels": [vars(LEVELS[1]) | {"bytes": None}]}
+    )
 
 
 def test_what_is_slow_is_named() -> None:
