@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from small_llama import CONFIG, small_llama
 import apq_tvm
 from apq_tvm.module import load_module
 
+ROOT = Path(__file__).resolve().parents[3]
 IDS = np.random.default_rng(0).integers(0, CONFIG.vocabulary, (2, 300))
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 
@@ -206,6 +208,27 @@ def test_samplers_keep_to_their_limits(llama: Any) -> None:
     for wrong in ({"temperature": -1}, {"top_p": 2}, {"min_p": -1}, {"top_k": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             llama.Sampler(**wrong)
+
+
+def test_the_same_in_c(llama: Any, tmp_path: Path) -> None:
+    folder = Path(llama.__file__).parent
+    program, source = tmp_path / "generate", ROOT / "examples" / "generate.c"
+    places = [f"-I{folder}", f"-L{folder}", f"-Wl,-rpath,{folder}"]
+    command = ["cc", "-Wall", "-Wextra", "-Werror", f"-DMODULE={folder.name}", *places, str(source)]
+    subprocess.run([*command, f"-l{folder.name}", "-lm", "-o", str(program)], check=True)
+
+    def tokens(ids: Any, *limits: str) -> subprocess.CompletedProcess[str]:
+        words = [str(program), str(folder / "weights.safetensors"), "12", *limits]
+        text = " ".join(map(str, ids))
+        return subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+
+    wanted = list(llama.generate(IDS[0, :9], 12))
+    assert [int(line) for line in tokens(IDS[0, :9]).stdout.split()] == wanted
+    stopped = tokens(IDS[0, :9], "0", "0", "1", "0", str(wanted[3])).stdout.split()
+    assert [int(line) for line in stopped] == wanted[: wanted.index(wanted[3]) + 1]
+    assert len(tokens(IDS[0, :9], "1.5", "5", "0.9", "0.01").stdout.split()) == 12
+    refused = tokens([10**6])
+    assert refused.returncode == 1 and "outside its table" in refused.stderr
 
 
 def test_models_without_caches_say_that_they_have_no_sessions(tmp_path: Path) -> None:
