@@ -122,6 +122,7 @@ def test_what_stays_apart_has_a_reason(tmp_path: Path) -> None:
     shapes = {**SAME, "m": ["b", 1, "s", 1]}
     packed = found(tmp_path, [*SCORES, ("Add", "a m", "c"), *weighed("c")], shapes)
     assert "no column for each key" in packed.declined["n_p"]
-    nodes = [*SCORES, ("Softmax", "a", "p", {"axis": -1}), ("MatMul", "p v", "w"), ("Add", "w p", "y")]
+    nodes = [*SCORES, ("Softmax", "a", "p", {"axis": -1}), ("MatMul", "p v", "w")]
+    nodes.append(("Add", "w p", "y"))
     shapes = {"q": ["b", N, "s", 8], "k": ["b", N, 8, 8], "v": ["b", N, 8, 8]}
     assert "something else reads" in found(tmp_path, nodes, shapes).declined["n_p"]
