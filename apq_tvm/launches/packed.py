@@ -51,7 +51,7 @@ def pack_attention(model: ImportedModel, make: Callable[..., Any]) -> Packed:
             declined[chain.soft.name] = str(reason)
             continue
         made[chain.last.name] = joined
-        gone |= {chain.first.name, chain.soft.name}
+        gone |= {node.name for node in (chain.first, chain.soft, *chain.bend)}
     nodes: list[Node] = []
     for node in model.nodes:
         if node.name not in gone:
@@ -71,6 +71,9 @@ def _joined(
     if first["perm_out"] != straight or last["perm_a"] != straight:
         raise NotApplicable("scores are transposed")
     q, k, v = chain.first.inputs[0], chain.first.inputs[1], chain.last.inputs[1]
+    for name, perm in ((q, first["perm_a"]), (k, first["perm_b"]), (v, last["perm_b"])):
+        if len(shared.shape(name)) != len(perm):
+            raise NotApplicable(f"{name!r} has axes that the product does without")
     keys = shared.find(k, first["perm_b"], -1, -2)
     values = shared.find(v, last["perm_b"], -2, -1)
     attrs = {

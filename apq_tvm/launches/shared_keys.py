@@ -50,7 +50,8 @@ class SharedKeys:
         shape = shape_of(self._model, name)
         if shape is None:
             raise NotApplicable(f"the shape of {name!r} is not known")
-        return shape
+        sums = self._model.lengths
+        return tuple(sums.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
 
     def factor(self, node: Node) -> float:
         """The number that a Mul or Div multiplies its other input by.

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from arm_tools import emulated, needs_qemu
+from attention_cases import Problem
 
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.layernorm import layernorm
+from apq_tvm.ops.graph.pack_keys import pack_keys
 from apq_tvm.ops.graph.softmax import softmax
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
@@ -72,3 +74,21 @@ def test_layernorm(width: int, tmp_path: Path) -> None:
         centred = x - x.mean(-1, keepdims=True, dtype=np.float64)
         want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale + shift
         np.testing.assert_allclose(y, want, rtol=0, atol=1e-5)
+
+
+@needs_qemu
+@pytest.mark.parametrize("dtype", ("float32", "float16"))
+def test_attention_over_packed_keys(dtype: str, tmp_path: Path) -> None:
+    """Masks, the last keys of a cache, and a query alone; keys are packed as packing does."""
+    problem = Problem(3, 2, 24, dtype=dtype)
+    run = emulated(scheduled(problem.func()), find_profile("graviton2"), tmp_path)
+    for queries, tokens, kind in ((1, 77, "keys"), (9, 70, "causal"), (2, 16, "lowest")):
+        problem.check(run, 2, queries, tokens, kind)
+    pack = pack_keys(("B", "T", 2, 24), (1, 0, 2, 3))
+    run = emulated(scheduled(pack), find_profile("graviton2"), tmp_path)
+    k = normal(2, 21, 2, 24)
+    packed = np.full((2, 2, 2, 24, 16), np.nan, np.float32)
+    run(k, packed)
+    whole = np.concatenate([k, np.zeros((2, 11, 2, 24), np.float32)], 1)
+    want = whole.reshape(2, 2, 16, 2, 24).transpose(1, 0, 3, 4, 2)
+    np.testing.assert_array_equal(packed, want)

@@ -128,7 +128,7 @@ def attention(
     if mask is not None:
         whole = (*logical[:-1], total)
         broadcast_index(whole, mask, [i64(0)] * len(whole))
-        if mask[-1] != total:
+        if not mask or mask[-1] != total:
             raise NotApplicable(f"mask {tuple(mask)} has no column for each key")
     spec = Attended(
         tuple(order), tuple(order_out), tuple(order_values), group, scale, softcap, zero_masked,
