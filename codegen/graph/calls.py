@@ -143,6 +143,11 @@ def call_work(
         if not (looks_up and t.place is Place.WEIGHT)
     ]
     elements = _product(tensors[-1].dims) if tensors else "0"
+    if func.attrs and "apq.work_along" in func.attrs:
+        number, axis = (int(i) for i in func.attrs["apq.work_along"])
+        along = args[number]
+        assert isinstance(along, Tensor)
+        elements = f"{elements} * {along.dims[axis]}"
     work = work_of(func, names, elements, " + ".join(touched) or "0")
     if func.attrs and str(func.attrs.get("apq.op", "")) == "cache":  # what is kept costs nothing
         kept, total = args[-3:-1]

@@ -31,7 +31,8 @@ def work_of(func: Any, names: Mapping[Any, str], outputs_elements: str, tensor_b
     ----------
     func : tvm.tirx.PrimFunc
         Attribute ``apq.work`` (int or PrimExpr over the function's own symbols) gives its
-        arithmetic operations per element of its last argument.
+        arithmetic operations per element of its last argument; where it has ``apq.work_along`` (an
+        argument and an axis), for each entry along that.
     names : mapping of tvm.tirx.Var to str
         C expressions of the function's symbols at this call.
     outputs_elements, tensor_bytes : str

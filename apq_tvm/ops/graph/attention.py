@@ -145,9 +145,11 @@ def attention(
         if sink:
             argument("sink", symbols.shape((int(keys[2]) * group,)), "float32")
         argument("y", symbols.shape([result[p] for p in order_out]), "float32")
-        # Of an element of y: a product and its share of the score's; twice as fast as others.
-        work = symbols.dim(total) * i64(max(1, (int(keys[3]) + int(width)) // int(width)))
-        b.func_attr({"apq.op": "attention", "op_pattern": 8, "apq.work": work})
+        # Of an element of y and a key: a product and its share of the score's; twice as fast as
+        # others. An axis counts the keys: an expression would make every layer's function another.
+        each = max(1, (int(keys[3]) + int(width)) // int(width))
+        b.func_attr({"apq.op": "attention", "op_pattern": 8, "apq.work": each})
+        b.func_attr({"apq.work_along": [2, int(order_values[0])]})
         b.func_attr({"apq.attention": json.dumps(asdict(spec)), "tirx.noalias": True})
         b.evaluate(i32(0))
     return builder.get()
