@@ -13,7 +13,7 @@ from apq_tvm.bench.model import make_inputs, resolve_dims
 from apq_tvm.bench.profile.costs import costs
 from apq_tvm.bench.profile.layers import Layers
 from apq_tvm.bench.profile.rows import call_rows, slow, summed
-from apq_tvm.bench.profile.runs import Bound, measure_runs, open_runner
+from apq_tvm.bench.profile.runs import Bound, Runs, measure_runs, open_runner
 from apq_tvm.bench.roofline import Limits, evict, measure
 from apq_tvm.errors import BadInput, BadTarget, BuildError
 from apq_tvm.evaluation.inputs import read_inputs
@@ -98,19 +98,13 @@ def bench_profile(
         layers = Layers(manifest, folder / manifest["weights"]["file"])
         rows = call_rows(costs(runs.calls, layers, levels, cold), runs.call_us.tolist(), limits,
                          levels)  # fmt: skip
-    kernels, kernels_us = summed(rows, "kernel", runs.run_us), float(runs.call_us.sum())
     return {
         "module": str(folder),
         "target": manifest["target"],
         "dims": sizes or {name: list(array.shape) for name, array in call.items()},
         "threads": count,
         "cold": cold,
-        "rounds": runs.rounds,
-        "run_us": runs.run_us,
-        "noise": runs.noise,
-        "kernels_us": kernels_us,
-        "between_us": runs.between_us,
-        "rest_us": runs.run_us - kernels_us - runs.between_us,
+        **summary(rows, runs),
         "limits": vars(limits) if limits else None,
         "why_no_limits": why_not,
         "levels": [
@@ -118,6 +112,19 @@ def bench_profile(
             for lv in levels
             if limits
         ],
+    }
+
+
+def summary(rows: list[dict[str, Any]], runs: Runs) -> dict[str, Any]:
+    """What runs come to: times that sum to ``run_us``, and rows by call, kernel and layer."""
+    kernels, kernels_us = summed(rows, "kernel", runs.run_us), float(runs.call_us.sum())
+    return {
+        "rounds": runs.rounds,
+        "run_us": runs.run_us,
+        "noise": runs.noise,
+        "kernels_us": kernels_us,
+        "between_us": runs.between_us,
+        "rest_us": runs.run_us - kernels_us - runs.between_us,
         "calls": rows,
         "kernels": kernels,
         "layers": summed(rows, "layer", runs.run_us),
