@@ -115,10 +115,9 @@ def bench_generate(
                     done, broken = take_turns(live, request, budget_s=budget_s)
                     failed |= broken
                     rows += [
-                        row(entry, request, count, done[entry.name], live[entry.name].facts, busy)
-                        for entry in asked
-                        if entry.name in done
-                    ]
+                        row(e, request, count, done[e.name], live[e.name].facts, busy)
+                        for e in asked if e.name in done
+                    ]  # fmt: skip
     check_ours(entries, failed)
     speeds = speeds if busy else {count: read_speed(count) for count in threads}
     add_shares(rows, speeds)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.bench.caches import Level, measure_levels
+from apq_tvm.bench.clib import Runner
 from apq_tvm.bench.model import make_inputs, resolve_dims
 from apq_tvm.bench.profile.costs import costs
 from apq_tvm.bench.profile.layers import Layers
@@ -19,7 +20,7 @@ from apq_tvm.errors import BadInput, BadTarget, BuildError
 from apq_tvm.evaluation.inputs import read_inputs
 from apq_tvm.module import damaged, load_module, read_manifest
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath, TensorSpec
+from apq_tvm.types import AnyPath, Array, TensorSpec
 
 
 def bench_profile(
@@ -85,12 +86,7 @@ def bench_profile(
         machine(count)  # the better of before and after counts
         progress.advance("runs")
         runner = open_runner(folder, manifest, count)
-        try:
-            bound = Bound(runner, manifest, call)
-            bound.run()
-        except BadInput as error:
-            hint = "" if inputs else "; made-up inputs do not fit this model, give --inputs"
-            raise BadInput(f"{error}{hint}") from error
+        bound = try_inputs(runner, manifest, call, made_up=inputs is None)
         before = partial(evict, count) if cold else None
         runs = measure_runs(bound, before=before, budget_s=budget_s)
         progress.advance("limits again")
@@ -107,12 +103,27 @@ def bench_profile(
         **summary(rows, runs),
         "limits": vars(limits) if limits else None,
         "why_no_limits": why_not,
-        "levels": [
-            {"name": lv.name, "bytes": None if math.isinf(lv.nbytes) else lv.nbytes, "gbs": lv.gbs}
-            for lv in levels
-            if limits
-        ],
+        "levels": [described(level) for level in levels if limits],
     }
+
+
+def described(level: Level) -> dict[str, Any]:
+    """A level as JSON; memory has no size."""
+    nbytes = None if math.isinf(level.nbytes) else level.nbytes
+    return {"name": level.name, "bytes": nbytes, "gbs": level.gbs}
+
+
+def try_inputs(
+    runner: Runner, manifest: Mapping[str, Any], call: Mapping[str, Array], made_up: bool
+) -> Bound:
+    """Run the module once, so that refused inputs are reported before anything is timed."""
+    try:
+        bound = Bound(runner, manifest, call)
+        bound.run()
+    except BadInput as error:
+        hint = "; made-up inputs do not fit this model, give --inputs" if made_up else ""
+        raise BadInput(f"{error}{hint}") from error
+    return bound
 
 
 def summary(rows: list[dict[str, Any]], runs: Runs) -> dict[str, Any]:
