@@ -74,10 +74,7 @@ def bench_profile(
     """
     progress, folder = progress or Silent(), Path(module)
     manifest = read_manifest(folder)
-    with damaged(folder):
-        if manifest["library"].get("gpu"):
-            raise BadTarget(f"{folder} is for a GPU; NVIDIA's nsys and ncu time its kernels")
-        specs = [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest["inputs"]]
+    specs = input_specs(folder, manifest)
     sizes = resolve_dims(specs, batch, seq, dims or {}) if inputs is None else {}
     call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
     count = threads or load_module(folder).num_threads()
@@ -105,6 +102,20 @@ def bench_profile(
         "why_no_limits": why_not,
         "levels": [described(level) for level in levels if limits],
     }
+
+
+def input_specs(folder: Path, manifest: Mapping[str, Any]) -> list[TensorSpec]:
+    """What a processor's module takes.
+
+    Raises
+    ------
+    BadTarget
+        It is a GPU's.
+    """
+    with damaged(folder):
+        if manifest["library"].get("gpu"):
+            raise BadTarget(f"{folder} is for a GPU; NVIDIA's nsys and ncu time its kernels")
+        return [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest["inputs"]]
 
 
 def described(level: Level) -> dict[str, Any]:
