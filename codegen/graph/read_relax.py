@@ -474,7 +474,7 @@ class _Reader:
                 precision=self._precision(choices, args),
                 outputs=outputs,
                 grows=op == "cache",
-                products=products_of(self.unscheduled[name], args),
+                products=products_of(self.unscheduled[name], args) if name in self.accesses else "0",
             )
         )
 

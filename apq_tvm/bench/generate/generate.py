@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.bench.generate.llama import INSTALL, package
-from apq_tvm.bench.generate.ours import module_ports
+from apq_tvm.bench.generate.ours import check_decoder
 from apq_tvm.bench.generate.turns import Entry, Sampled, busy_neighbour, take_turns, workers
 from apq_tvm.bench.roofline import measure
 from apq_tvm.errors import BadInput, BuildError
@@ -32,7 +32,7 @@ def entries_of(
         if not path.is_file():
             raise BadInput(f"{path}: no such file")
     for path in map(Path, modules):
-        module_ports(path)
+        check_decoder(path)
     found = [
         *(Entry(Path(p).name, "module", str(p)) for p in modules),
         *(Entry(f"onnxruntime {Path(p).name}", "onnx", str(p)) for p in against),
@@ -82,10 +82,10 @@ def bench_generate(
     -------
     dict
         ``tokens, busy, read_gbs`` (threads → DRAM's GB/s, None where nothing measures it) and
-        ``rows``: ``name, kind, what`` (``"prompt"`` or ``"decode"``), ``length, threads, ms``
-        (a prompt, or a token), ``tokens_s, noise, rounds, bytes`` (of weights and cache that a
-        token reads; 0 for prompts), ``dram_share, peak_bytes, arena_bytes``; ``failed``: name →
-        why it was left out.
+        ``rows``: ``name, kind, how`` (where caches are), ``what`` (``"prompt"`` or ``"decode"``),
+        ``length, threads, ms`` (a prompt, or a token), ``tokens_s, noise, rounds, bytes`` (of
+        weights and cache that a token reads; 0 for prompts), ``dram_share, peak_bytes,
+        arena_bytes``; ``failed``: name → why it was left out.
 
     Raises
     ------
@@ -102,7 +102,8 @@ def bench_generate(
         failed = {e.name: f"not installed: {INSTALL}" for e in entries if e.kind == "gguf"}
     longest = max((*prompts, *(context + tokens for context in contexts)))
     requests = [("prefill", p) for p in prompts] + [("decode", c, tokens) for c in contexts]
-    rows, speeds = [], {}
+    speeds = {count: read_speed(count) for count in threads}  # with no neighbour yet
+    rows = []
     with progress.stage("generate", len(threads) * len(requests)), busy_neighbour(busy):
         for count in threads:
             asked = [entry for entry in entries if entry.name not in failed]
@@ -110,23 +111,38 @@ def bench_generate(
                 failed |= refused
                 for request in requests:
                     progress.advance(f"{request[0]} {request[1]} on {count}")
-                    speeds[count] = read_speed(count)
                     live = {name: opened[name] for name in opened if name not in failed}
                     done, broken = take_turns(live, request, budget_s=budget_s)
                     failed |= broken
                     rows += [
-                        row(entry, request, count, done[entry.name], live[entry.name].facts, busy)
-                        for entry in asked
-                        if entry.name in done
-                    ]
+                        row(e, request, count, done[e.name], live[e.name].facts, busy)
+                        for e in asked if e.name in done
+                    ]  # fmt: skip
+    check_ours(entries, failed)
+    speeds = speeds if busy else {count: read_speed(count) for count in threads}
+    add_shares(rows, speeds)
+    return {"tokens": tokens, "busy": busy, "read_gbs": speeds, "rows": rows, "failed": failed}
+
+
+def check_ours(entries: Sequence[Entry], failed: Mapping[str, str]) -> None:
+    """Refuse a comparison without any module of ours.
+
+    Raises
+    ------
+    BadInput
+        With the reason of the first.
+    """
     ours = [entry.name for entry in entries if entry.kind == "module"]
     if all(name in failed for name in ours):
         raise BadInput(f"no module could be timed; {ours[0]}: {failed[ours[0]]}")
+
+
+def add_shares(rows: Sequence[dict[str, Any]], speeds: Mapping[int, float | None]) -> None:
+    """Set ``dram_share`` where a token's bytes and memory's speed are known."""
     for entry in rows:
         speed = speeds[entry["threads"]]
         if speed and entry["bytes"]:
             entry["dram_share"] = entry["bytes"] / (entry["ms"] / 1e3) / (speed * 1e9)
-    return {"tokens": tokens, "busy": busy, "read_gbs": speeds, "rows": rows, "failed": failed}
 
 
 def read_speed(threads: int) -> float | None:
@@ -152,6 +168,7 @@ def row(
     return {
         "name": entry.name,
         "kind": entry.kind,
+        "how": facts["how"],
         "what": "decode" if decodes else "prompt",
         "length": length,
         "threads": threads,

@@ -67,7 +67,9 @@ class OnnxDecoder:
             TensorSpec(o.name, "float32", tuple(o.shape)) for o in self._session.get_outputs()
         ]
         self.ports = find_ports(specs_of(self._session), outputs, path)
+        self.cache_bytes = self.ports.cache_bytes(1)
         self.weight_bytes, self._shared = read_facts(path)
+        self.how = "one buffer" if self._shared else "caches in and out of every run"
         last = outputs[0].shape[-1] if outputs[0].shape else None
         self.vocabulary = last if isinstance(last, int) else None
         caches = {name for _, name in self.ports.caches}

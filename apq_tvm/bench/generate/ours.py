@@ -1,8 +1,9 @@
-"""A compiled module as a decoder: keys and values go in and come out of every run."""
+"""A compiled module as a decoder: by its sessions, or with caches that are arrays of its runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,34 +31,127 @@ def weight_bytes(manifest: Mapping[str, Any]) -> int:
     return sum(int(x["bytes"]) for x in manifest["layers"] if x["op"] == "apq.Linear")
 
 
-class ModuleDecoder:
-    """A module whose caches are arrays of its runs.
+def has_sessions(manifest: Mapping[str, Any]) -> bool:
+    """Whether a module keeps caches itself, in sessions."""
+    return bool(manifest.get("session"))
 
-    Parameters
-    ----------
-    folder : Path
-    threads : int
+
+def check_decoder(folder: Path) -> None:
+    """Refuse what is no decoder before anything is timed.
 
     Raises
     ------
     BadInput
-        It is no decoder.
+        It has neither sessions nor caches.
     BadTarget
         It is a GPU's.
     """
-
-    def __init__(self, folder: Path, threads: int) -> None:
-        manifest = read_manifest(folder)
+    manifest = read_manifest(folder)
+    with damaged(folder):
         if manifest["library"].get("gpu"):
             raise BadTarget(f"{folder} is for a GPU; decoders are timed on processors")
-        self.ports = module_ports(folder)
+    if not has_sessions(manifest):
+        module_ports(folder)
+
+
+def open_decoder(folder: Path, threads: int, longest: int) -> ModuleDecoder | SessionDecoder:
+    """A module as a decoder, by its sessions where it has them."""
+    check_decoder(folder)
+    manifest = read_manifest(folder)
+    module: Any = load_module(folder)
+    module.set_num_threads(threads)
+    if has_sessions(manifest):
+        return SessionDecoder(module, manifest, longest)
+    return ModuleDecoder(module, manifest, module_ports(folder))
+
+
+class _Ours:
+    """What both ways of decoding know of a module.
+
+    Parameters
+    ----------
+    module : module
+        Of Python.
+    manifest : mapping
+    """
+
+    def __init__(self, module: Any, manifest: Mapping[str, Any]) -> None:
+        self._module = module
         self.weight_bytes = weight_bytes(manifest)
-        self._module: Any = load_module(folder)
-        self._module.set_num_threads(threads)
-        self._caches: dict[str, Array] = {}
-        self._length = 0
         logits = manifest["outputs"][0]["shape"][-1]
         self.vocabulary = logits if isinstance(logits, int) else None
+
+    def arena(self) -> int | None:
+        """Bytes of working memory that the module holds."""
+        return int(self._module.memory()["arena"])
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """The module's errors are ours."""
+        try:
+            yield
+        except self._module.ModuleError as error:
+            raise BadInput(str(error)) from error
+
+
+class SessionDecoder(_Ours):
+    """A module that keeps its caches itself, in a session.
+
+    Parameters
+    ----------
+    module, manifest
+        As of the other.
+    longest : int
+        The most tokens that it will hold.
+    """
+
+    how = "session"
+
+    def __init__(self, module: Any, manifest: Mapping[str, Any], longest: int) -> None:
+        super().__init__(module, manifest)
+        with self._refusals():
+            self._session = module.session(longest)
+        self.cache_bytes = int(self._session.memory()["cache"]) // longest
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        """Take a prompt, with nothing before it."""
+        with self._refusals():
+            self._session.reset()
+            self._session.prefill(np.array(ids, np.int64))
+
+    def step(self, token: int) -> None:
+        """Take one more token."""
+        with self._refusals():
+            self._session.step(token)
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        with self._refusals():
+            self._session.rewind(self._session.length - length)
+
+    def arena(self) -> int | None:
+        """Bytes of caches and of working memory."""
+        memory = self._session.memory()
+        return int(memory["cache"]) + int(memory["arena"])
+
+
+class ModuleDecoder(_Ours):
+    """A module whose caches are arrays of its runs, which copy them.
+
+    Parameters
+    ----------
+    module, manifest
+        As of the other.
+    ports : Ports
+    """
+
+    how = "caches in and out of every run"
+
+    def __init__(self, module: Any, manifest: Mapping[str, Any], ports: Ports) -> None:
+        super().__init__(module, manifest)
+        self.ports, self.cache_bytes = ports, ports.cache_bytes(1)
+        self._caches: dict[str, Array] = {}
+        self._length = 0
 
     def prefill(self, ids: Sequence[int]) -> None:
         """Take a prompt, with nothing before it."""
@@ -77,15 +171,9 @@ class ModuleDecoder:
         }
         self._length = length
 
-    def arena(self) -> int | None:
-        """Bytes of working memory that the module holds."""
-        return int(self._module.memory()["arena"])
-
     def _run(self, ids: Sequence[int]) -> None:
         feeds = self.ports.feeds(ids, self._length)
-        try:
+        with self._refusals():
             outputs = self._module.run({**feeds, **self._caches})
-        except self._module.ModuleError as error:
-            raise BadInput(str(error)) from error
         self._caches = {spec.name: outputs[name] for spec, name in self.ports.caches}
         self._length += len(ids)

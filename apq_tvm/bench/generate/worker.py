@@ -78,21 +78,27 @@ def open_contender(asked: dict[str, Any]) -> tuple[Contender, dict[str, Any], An
     if asked["kind"] == "gguf":
         from apq_tvm.bench.generate.llama import open_llama
 
-        return open_llama(path, threads, longest), {"weight_bytes": path.stat().st_size}, None
+        return open_llama(path, threads, longest), _gguf_facts(path), None
     if asked["kind"] == "onnx":
         from apq_tvm.bench.generate.onnx import OnnxDecoder
 
         decoder: Any = OnnxDecoder(path, threads, longest)
     else:
-        from apq_tvm.bench.generate.ours import ModuleDecoder
+        from apq_tvm.bench.generate.ours import open_decoder
 
-        decoder = ModuleDecoder(path, threads)
+        decoder = open_decoder(path, threads, longest)
     facts = {
         "weight_bytes": decoder.weight_bytes,
-        "cache_bytes": decoder.ports.cache_bytes(1),
+        "cache_bytes": decoder.cache_bytes,
         "vocabulary": decoder.vocabulary,
+        "how": decoder.how,
     }
     return Timed(decoder), facts, decoder
+
+
+def _gguf_facts(path: Path) -> dict[str, Any]:
+    """Of a file for llama.cpp: nearly all of it is weights; its cache's size it does not tell."""
+    return {"weight_bytes": path.stat().st_size, "how": "llama.cpp's cache"}
 
 
 def serve(asked: dict[str, Any], lines: Any, answer: Callable[[Any], None]) -> None:

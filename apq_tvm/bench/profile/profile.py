@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.bench.caches import Level, measure_levels
+from apq_tvm.bench.clib import Runner
 from apq_tvm.bench.model import make_inputs, resolve_dims
 from apq_tvm.bench.profile.costs import costs
 from apq_tvm.bench.profile.layers import Layers
 from apq_tvm.bench.profile.rows import call_rows, slow, summed
-from apq_tvm.bench.profile.runs import Bound, measure_runs, open_runner
+from apq_tvm.bench.profile.runs import Bound, Runs, measure_runs, open_runner
 from apq_tvm.bench.roofline import Limits, evict, measure
 from apq_tvm.errors import BadInput, BadTarget, BuildError
 from apq_tvm.evaluation.inputs import read_inputs
 from apq_tvm.module import damaged, load_module, read_manifest
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath, TensorSpec
+from apq_tvm.types import AnyPath, Array, TensorSpec
 
 
 def bench_profile(
@@ -73,10 +74,7 @@ def bench_profile(
     """
     progress, folder = progress or Silent(), Path(module)
     manifest = read_manifest(folder)
-    with damaged(folder):
-        if manifest["library"].get("gpu"):
-            raise BadTarget(f"{folder} is for a GPU; NVIDIA's nsys and ncu time its kernels")
-        specs = [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest["inputs"]]
+    specs = input_specs(folder, manifest)
     sizes = resolve_dims(specs, batch, seq, dims or {}) if inputs is None else {}
     call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
     count = threads or load_module(folder).num_threads()
@@ -85,12 +83,7 @@ def bench_profile(
         machine(count)  # the better of before and after counts
         progress.advance("runs")
         runner = open_runner(folder, manifest, count)
-        try:
-            bound = Bound(runner, manifest, call)
-            bound.run()
-        except BadInput as error:
-            hint = "" if inputs else "; made-up inputs do not fit this model, give --inputs"
-            raise BadInput(f"{error}{hint}") from error
+        bound = try_inputs(runner, manifest, call, made_up=inputs is None)
         before = partial(evict, count) if cold else None
         runs = measure_runs(bound, before=before, budget_s=budget_s)
         progress.advance("limits again")
@@ -98,26 +91,62 @@ def bench_profile(
         layers = Layers(manifest, folder / manifest["weights"]["file"])
         rows = call_rows(costs(runs.calls, layers, levels, cold), runs.call_us.tolist(), limits,
                          levels)  # fmt: skip
-    kernels, kernels_us = summed(rows, "kernel", runs.run_us), float(runs.call_us.sum())
     return {
         "module": str(folder),
         "target": manifest["target"],
         "dims": sizes or {name: list(array.shape) for name, array in call.items()},
         "threads": count,
         "cold": cold,
+        **summary(rows, runs),
+        "limits": vars(limits) if limits else None,
+        "why_no_limits": why_not,
+        "levels": [described(level) for level in levels if limits],
+    }
+
+
+def input_specs(folder: Path, manifest: Mapping[str, Any]) -> list[TensorSpec]:
+    """What a processor's module takes.
+
+    Raises
+    ------
+    BadTarget
+        It is a GPU's.
+    """
+    with damaged(folder):
+        if manifest["library"].get("gpu"):
+            raise BadTarget(f"{folder} is for a GPU; NVIDIA's nsys and ncu time its kernels")
+        return [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest["inputs"]]
+
+
+def described(level: Level) -> dict[str, Any]:
+    """A level as JSON; memory has no size."""
+    nbytes = None if math.isinf(level.nbytes) else level.nbytes
+    return {"name": level.name, "bytes": nbytes, "gbs": level.gbs}
+
+
+def try_inputs(
+    runner: Runner, manifest: Mapping[str, Any], call: Mapping[str, Array], made_up: bool
+) -> Bound:
+    """Run the module once, so that refused inputs are reported before anything is timed."""
+    try:
+        bound = Bound(runner, manifest, call)
+        bound.run()
+    except BadInput as error:
+        hint = "; made-up inputs do not fit this model, give --inputs" if made_up else ""
+        raise BadInput(f"{error}{hint}") from error
+    return bound
+
+
+def summary(rows: list[dict[str, Any]], runs: Runs) -> dict[str, Any]:
+    """What runs come to: times that sum to ``run_us``, and rows by call, kernel and layer."""
+    kernels, kernels_us = summed(rows, "kernel", runs.run_us), float(runs.call_us.sum())
+    return {
         "rounds": runs.rounds,
         "run_us": runs.run_us,
         "noise": runs.noise,
         "kernels_us": kernels_us,
         "between_us": runs.between_us,
         "rest_us": runs.run_us - kernels_us - runs.between_us,
-        "limits": vars(limits) if limits else None,
-        "why_no_limits": why_not,
-        "levels": [
-            {"name": lv.name, "bytes": None if math.isinf(lv.nbytes) else lv.nbytes, "gbs": lv.gbs}
-            for lv in levels
-            if limits
-        ],
         "calls": rows,
         "kernels": kernels,
         "layers": summed(rows, "layer", runs.run_us),

@@ -11,8 +11,9 @@ import pytest
 import apq_tvm
 from apq_tvm.bench.generate.generate import bench_generate
 from apq_tvm.bench.generate.onnx import OnnxDecoder
-from apq_tvm.bench.generate.ours import ModuleDecoder
+from apq_tvm.bench.generate.ours import ModuleDecoder, module_ports
 from apq_tvm.errors import BadInput
+from apq_tvm.module import load_module
 from tests.small_llama import small_llama
 
 pytest.importorskip("onnxruntime")
@@ -32,7 +33,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_tokens_one_by_one_are_a_prompt(llama: tuple[Path, Path]) -> None:
-    ours, theirs = ModuleDecoder(llama[1], 1), OnnxDecoder(llama[0], 1, 16)
+    module = load_module(llama[1])
+    ours = ModuleDecoder(module, module.manifest, module_ports(llama[1]))
+    theirs = OnnxDecoder(llama[0], 1, 16)
     for decoder in (ours, theirs):
         decoder.prefill(IDS[:2])
         for token in IDS[2:]:

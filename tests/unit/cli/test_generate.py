@@ -14,7 +14,7 @@ import pytest
 from apq_tvm.bench.generate import llama
 from apq_tvm.bench.generate.decoder import find_ports
 from apq_tvm.bench.generate.generate import entries_of, row
-from apq_tvm.bench.generate.ours import weight_bytes
+from apq_tvm.bench.generate.ours import SessionDecoder, has_sessions, weight_bytes
 from apq_tvm.bench.generate.turns import Entry, Sampled, busy_neighbour, take_turns
 from apq_tvm.bench.generate.worker import Timed, prompt
 from apq_tvm.cli.generate import table_rows
@@ -78,6 +78,55 @@ def test_tables_that_are_looked_up_are_not_read() -> None:
     table = {"op": "apq.Embedding", "bytes": 800}
     head, other = {"op": "apq.Linear", "bytes": 850}, {"op": "apq.Linear", "bytes": 64}
     assert weight_bytes({"layers": [table, head, other]}) == 914
+
+
+class FakeSession:
+    """What a module's session answers to."""
+
+    def __init__(self, longest: int) -> None:
+        self.length, self.log = 0, [f"room {longest}"]
+
+    def memory(self) -> dict[str, int]:
+        return {"cache": 6400, "arena": 100}
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def prefill(self, ids: Any) -> None:
+        if len(ids) > 32:
+            raise FakeModule.ModuleError("too long")
+        self.log.append(f"prefill {len(ids)} at {self.length}")
+        self.length += len(ids)
+
+    def step(self, token: int) -> None:
+        self.length += 1
+
+    def rewind(self, tokens: int) -> None:
+        self.log.append(f"take back {tokens}")
+        self.length -= tokens
+
+
+class FakeModule:
+    class ModuleError(Exception):
+        pass
+
+    session = FakeSession
+
+
+def test_sessions_are_taken_where_a_module_has_them() -> None:
+    manifest = {"session": {"feeds": {}}, "layers": [], "outputs": [{"shape": ["b", "s", 40]}]}
+    assert has_sessions(manifest) and not has_sessions({"session": None})
+    decoder = SessionDecoder(FakeModule, manifest, 64)
+    assert (decoder.cache_bytes, decoder.vocabulary, decoder.arena()) == (100, 40, 6500)
+    decoder.prefill([1, 2, 3])
+    decoder.step(4)
+    decoder.step(5)
+    decoder.rewind(3)
+    decoder.prefill([1, 2])
+    log = decoder._session.log
+    assert log == ["room 64", "prefill 3 at 0", "take back 2", "prefill 2 at 0"]
+    with pytest.raises(BadInput, match="too long"):
+        decoder.prefill(list(range(33)))
 
 
 # ---- turns ----
@@ -148,7 +197,7 @@ def test_a_busy_neighbour_ends_with_the_body() -> None:
 
 def test_rows_hold_what_a_token_reads() -> None:
     sampled = Sampled(0.5, 0.6, 3, {"peak_bytes": 10, "arena_bytes": 5})
-    facts = {"weight_bytes": 1000, "cache_bytes": 10}
+    facts = {"weight_bytes": 1000, "cache_bytes": 10, "how": "session"}
     entry = Entry("m", "module", "m")
     decode = row(entry, ("decode", 20, 4), 1, sampled, facts, busy=False)
     assert (decode["ms"], decode["tokens_s"], decode["bytes"]) == (500.0, 2.0, 1200)
