@@ -39,7 +39,7 @@ class Judge:
         self._context.set_forkserver_preload(["apq_tvm.pipeline", "tests.node_cases.preload"])
 
     def alone(self, names: Sequence[str], stage: str) -> dict[str, Outcome]:
-        """Outcomes of the stages up to ``"import"`` or ``"schedule"``, case by case."""
+        """Outcomes of the stages up to ``"import"`` or ``"graph"``, case by case."""
         left, found = list(names), dict[str, Outcome]()
         while left:
             group, left = left[: 4 * GROUP], left[4 * GROUP :]
