@@ -1,7 +1,7 @@
 """glibc keeps what is freed: TVM makes a Z3 of some MB for many a question, and frees it again.
 
-Otherwise `malloc` gives the top of its heap back each time, and the kernel fills the same pages with
-zeros again: 1.4 of 1.5 million page faults of a compile for a GPU, and a third of its time.
+Otherwise `malloc` gives the top of its heap back each time, and the kernel fills the same pages
+with zeros again: 1.4 of 1.5 million page faults of a compile for a GPU, and a third of its time.
 """
 
 from __future__ import annotations
