@@ -2,7 +2,7 @@
 
 That is 200 MB and two thirds of the time that ``import tvm`` takes (0.27.0 with ``tvm_ffi`` 0.1.14,
 whose remark names a conflict of libraries on Windows). Learning imports torch by itself, later; and
-who imported torch before TVM has it.
+who imported torch before TVM has it. What TVM needs of the process, `apq_tvm.heap` sees to.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
+from apq_tvm import heap
+
 
 class _LoneTvm(MetaPathFinder):
     """Finds what `PathFinder` finds; torch cannot be imported while TVM's packages are."""
@@ -20,6 +22,8 @@ class _LoneTvm(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if name == "tvm":
+            heap.keep()
         if name not in ("tvm", "tvm_ffi") or "torch" in sys.modules:
             return None
         spec = PathFinder.find_spec(name, path, target)

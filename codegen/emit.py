@@ -104,7 +104,7 @@ def emit(
         tempfile.TemporaryDirectory(prefix="apq.") as scratch,
     ):
         watch.begin("graph")
-        parts = [_read(model, i, len(models)) for i, model in enumerate(models)]
+        parts = [read(model, i, len(models)) for i, model in enumerate(models)]
         watch.begin("weights")
         merged, renamed = _merge_weights([part.graph for part in parts])
         weights = write_weights(folder / "weights.safetensors", merged)
@@ -188,7 +188,20 @@ def _builder(
     )
 
 
-def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:
+def read(scheduled: ScheduledModel, number: int = 0, count: int = 1) -> _Part:
+    """What `emit` does first: the graph as C knows it. Nothing is built yet.
+
+    Parameters
+    ----------
+    scheduled : ScheduledModel
+    number, count : int
+        Which of how many devices it is for.
+
+    Raises
+    ------
+    UnsupportedModel
+        The graph holds what cannot be emitted.
+    """
     lowered, profile = scheduled.lowered, _profile(scheduled)
     model = lowered.packed.plan.quantized.model
     mod = prepare(scheduled.mod, lowered.mod)

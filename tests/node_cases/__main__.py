@@ -31,7 +31,7 @@ def main() -> None:
         cases = [c for c in _cases(folder) if _asked(c.name, options)]
         began, outcomes = time.time(), dict[str, Outcome]()
         judge = Judge(folder, options.target)
-        stage = "import" if options.only_import else "schedule"
+        stage = "import" if options.only_import else "graph"
         outcomes = judge.alone([c.name for c in cases], stage)
         print(Counter(k for k, _ in outcomes.values()), f"{stage} {time.time() - began:.0f} s")
         for name, outcome in outcomes.items():

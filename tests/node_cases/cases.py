@@ -121,18 +121,26 @@ def join(cases: Sequence[Case]) -> onnx.ModelProto:
     del whole.graph.value_info[:]
     for number, case in enumerate(cases):
         graph = case.proto.graph
-        for node in graph.node:
-            node.name = own(number, node.name) if node.name else ""
-            for names in (node.input, node.output):
-                names[:] = [own(number, name) if name else "" for name in names]
-        for value in (*graph.input, *graph.output, *graph.initializer):
-            value.name = own(number, value.name)
+        _rename(graph, number)
         whole.graph.node.extend(graph.node)
         whole.graph.input.extend(graph.input)
         whole.graph.output.extend(graph.output)
         whole.graph.initializer.extend(graph.initializer)
         whole.ir_version = max(whole.ir_version, case.proto.ir_version)
     return whole
+
+
+def _rename(graph: onnx.GraphProto, number: int) -> None:
+    """Every name of the graph and of graphs inside, which read what is outside, becomes `own`."""
+    for node in graph.node:
+        node.name = own(number, node.name) if node.name else ""
+        for names in (node.input, node.output):
+            names[:] = [own(number, name) if name else "" for name in names]
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, attribute.g):
+                _rename(inner, number)
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.name = own(number, value.name)
 
 
 def own(number: int, name: str) -> str:

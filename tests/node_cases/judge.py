@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from apq_tvm.codegen.cuda.simulator import build_driver
+from apq_tvm.codegen.cuda.simulator import DRIVER, build_driver
 from apq_tvm.schedules.devices import find_profile
 from tests.node_cases.cases import Case
 from tests.node_cases.processes import cpu_seconds
@@ -34,12 +34,17 @@ class Judge:
     def __init__(self, folder: Path, target: str = "host") -> None:
         self.folder, self.target = folder, target
         if find_profile(target).gpu:
-            build_driver(folder)
+            self._build_driver()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["apq_tvm.pipeline", "tests.node_cases.preload"])
 
+    def _build_driver(self) -> None:
+        """Once for all parts."""
+        if not (self.folder / DRIVER).exists():
+            build_driver(self.folder)
+
     def alone(self, names: Sequence[str], stage: str) -> dict[str, Outcome]:
-        """Outcomes of the stages up to ``"import"`` or ``"schedule"``, case by case."""
+        """Outcomes of the stages up to ``"import"`` or ``"graph"``, case by case."""
         left, found = list(names), dict[str, Outcome]()
         while left:
             group, left = left[: 4 * GROUP], left[4 * GROUP :]

@@ -42,7 +42,7 @@ def check_part(part: int, target: str, cases: Sequence[Case], folder: Path) -> N
     which nothing else is: one that is refused would break them up."""
     size, known, judge = -(-len(cases) // PARTS), set(passing(target)), Judge(folder, target)
     mine = {case.name: case for case in cases[part * size : (part + 1) * size]}
-    outcomes = judge.alone([name for name in mine if name not in known], "schedule")
+    outcomes = judge.alone([name for name in mine if name not in known], "graph")
     refused = {name for name, (kind, _) in outcomes.items() if kind != "passes"}
     for group in (mine.keys() & known, mine.keys() - known - refused):
         outcomes |= dict(judge.compiled([mine[name] for name in group]))

@@ -1,4 +1,9 @@
-"""Imported once, before processes are forked."""
+"""Imported once, before processes are forked.
+
+Garbage is not looked for among what is here: each process would get copies of all its pages.
+"""
+
+import gc
 
 import onnx.reference  # noqa: F401
 import tvm  # noqa: F401
@@ -8,3 +13,5 @@ import apq_tvm.lower
 import apq_tvm.onnx_import.normalise
 import apq_tvm.schedule
 import apq_tvm.select  # noqa: F401
+
+gc.freeze()

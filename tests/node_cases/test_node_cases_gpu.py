@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.node_cases.cases import Case
-from tests.node_cases.parts import PARTS, check_part, check_sample, stored
+from tests.node_cases.parts import PARTS, check_part, check_sample
 
 TARGET = "rtx-3090"
 
@@ -15,16 +15,6 @@ TARGET = "rtx-3090"
 @pytest.mark.slow
 def test_a_sample_passes(tmp_path: Path) -> None:
     check_sample(TARGET, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cases")
-
-
-@pytest.fixture(scope="module")
-def cases(folder: Path) -> list[Case]:
-    return stored(folder)
 
 
 @pytest.mark.all_cases

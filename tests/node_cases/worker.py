@@ -42,7 +42,7 @@ def serve(
     else:
         for case in cases:
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            outcome = scheduled(case, target) if stage == "schedule" else imported(case)
+            outcome = read(case, target) if stage == "graph" else imported(case)
             pipe.send((case.name, outcome))
     pipe.close()
 
@@ -85,18 +85,20 @@ def imported(case: Case) -> Outcome:
     return _tried(case, "import", work)
 
 
-def scheduled(case: Case, target: str) -> Outcome:
-    """Whether every stage before the emission of code takes it."""
+def read(case: Case, target: str) -> Outcome:
+    """Whether every stage takes it, of the last its first step: what is left is to build."""
 
     def work(path: Path) -> None:
         from apq_tvm import pipeline
+        from apq_tvm.codegen import emit
 
         stopwatch = pipeline._Stopwatch()
         chosen = pipeline.plan(path, scheme="float", target=target, stopwatch=stopwatch)
-        for plan in chosen.variants or (chosen,):
-            pipeline.scheduled(plan, stopwatch=stopwatch)
+        plans = chosen.variants or (chosen,)
+        for number, plan in enumerate(plans):
+            emit.read(pipeline.scheduled(plan, stopwatch=stopwatch), number, len(plans))
 
-    return _tried(case, "lower", work)
+    return _tried(case, "graph", work)
 
 
 def _tried(case: Case, stage: str, work: Callable[[Path], None]) -> Outcome:

@@ -29,6 +29,7 @@ RANKS = {
     "apq_tvm.nearest": 0,
     "apq_tvm.types": 0,
     "apq_tvm.files": 0,
+    "apq_tvm.heap": 0,
     "apq_tvm.lone_tvm": 0,
     "apq_tvm.progress": 0,
     "apq_tvm.signals": 0,
