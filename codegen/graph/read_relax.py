@@ -462,7 +462,7 @@ class _Reader:
                 comment=f"{result} = {name}",
                 precision=self._precision(choices, args),
                 outputs=outputs,
-                products=products_of(self.unscheduled[name], args) if name in self.accesses else "0",
+                products=products_of(self.unscheduled, name, args),
             )
         )
 
