@@ -21,21 +21,27 @@ from apq_tvm.schedules.graph.exprs import collect
 _REDUCE = 2  # IterVar.iter_type
 
 
-def products_of(func: Any, args: Sequence[Tensor | str]) -> str:
+def products_of(mod: Any, name: str, args: Sequence[Tensor | str]) -> str:
     """Count the multiply-adds of one call.
 
     Parameters
     ----------
-    func : tvm.tirx.PrimFunc
+    mod : tvm.IRModule
         Unscheduled.
+    name : str
+        Of the function.
     args : sequence of Tensor or str
         Of the call.
 
     Returns
     -------
     str
-        A C integer expression; ``"0"`` where extents depend on data or on other loops.
+        A C integer expression; ``"0"`` where extents depend on data or on other loops, and of a
+        function that `mod` does not have.
     """
+    if name not in {variable.name_hint for variable in mod.get_global_vars()}:
+        return "0"
+    func = mod[name]
     total: Any = tirx.IntImm("int64", 0)
     for times in _rounds(func.body, tirx.IntImm("int64", 1)):
         total = total + times

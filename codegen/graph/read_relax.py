@@ -426,9 +426,7 @@ class _Reader:
         wanted = [choice.func for choice in choices if choice.func]
         missing = [name for name in wanted if name not in _function_names(self.mod)]
         if func is None or missing:
-            raise UnsupportedModel(
-                f"kernel {name} or one of its variants {missing} is not in the module"
-            )
+            raise UnsupportedModel(f"kernel {name} or one of {missing} is not in the module")
         if name.startswith("reshape") and len(call.args) == 2:  # TVM's, which it saw no view in
             self._same_size(*call.args)
         args: list[Tensor | str] = []
@@ -474,7 +472,7 @@ class _Reader:
                 precision=self._precision(choices, args),
                 outputs=outputs,
                 grows=op == "cache",
-                products=products_of(self.unscheduled[name], args) if name in self.accesses else "0",
+                products=products_of(self.unscheduled, name, args),
             )
         )
 
