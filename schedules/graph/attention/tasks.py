@@ -183,6 +183,7 @@ class _Task:
             *binds,
             *sizes,
             *more,
+            s.store(s.least, i64(0), f32(-float("inf"))),
             loop(count * units, self._start),
             loop(full, block.whole),
             block.part(full, rest),
