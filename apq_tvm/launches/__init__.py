@@ -1,8 +1,9 @@
-"""Fewer, larger nodes for devices where starting a kernel costs as much as a small layer takes.
+"""Fewer, larger nodes: attention as one, whose scores then never reach memory.
 
-On a GPU a launch of a captured graph costs a microsecond or two, and a layer of an encoder has
-fifteen nodes: attention becomes one (`attention`), linear layers of one x that only it reads become
-one (`siblings`). What a kernel does to x moves into what makes x later (`apq_tvm.lower.behind`).
+On processors it reads packed keys (`packed`). On a GPU a launch of a captured graph costs a
+microsecond or two, and a layer of an encoder has fifteen nodes: attention becomes one
+(`attention`), linear layers of one x that only it reads become one (`siblings`). What a kernel does
+to x moves into what makes x later (`apq_tvm.lower.behind`).
 """
 
 from __future__ import annotations

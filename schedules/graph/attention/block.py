@@ -10,22 +10,22 @@ from tvm import tirx
 
 from apq_tvm.ops import math
 from apq_tvm.ops.graph.attention import PACK
-from apq_tvm.ops.graph.softmax import LOWEST, exp_of_nonpositive
+from apq_tvm.ops.graph.softmax import LOWEST
 from apq_tvm.schedules.graph.attention.scratch import (
     BLOCK,
     VECTORS,
     Rows,
     Scratch,
     across,
+    exponential,
     runs,
     slots,
 )
-from apq_tvm.schedules.graph.exprs import substitute
 from apq_tvm.schedules.graph.panel import loop
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i32, i64
 
 if TYPE_CHECKING:
-    from apq_tvm.schedules.graph.attention.tasks import Problem
+    from apq_tvm.schedules.graph.attention.problem import Problem
 
 HIDDEN, SEEN = -1e37, -1e36
 """A mask up to the first beside a score from the second on weighs exactly 0 in float32."""
@@ -182,13 +182,13 @@ class Block:
         parts += binds
         binds, (base,) = slots([tirx.max(top, f32(LOWEST))], "least")
         parts += binds
-        binds, value = _exponential(old - base)
+        binds, value = exponential(old - base)
         parts += binds
         binds, (fade,) = slots([value], "fade")
         parts += binds
         weights: list[Expr] = []
         for score in scores:
-            binds, value = _exponential(score - tirx.Broadcast(base, PACK))
+            binds, value = exponential(score - tirx.Broadcast(base, PACK))
             parts += binds
             binds, (value,) = slots([value], "weight")
             parts += binds
@@ -199,7 +199,8 @@ class Block:
         parts.append(s.store(s.sums, r * i64(PACK), total, PACK))
         parts += [s.store(s.most, r, top), s.store(s.fade, r, fade)]
         if p.mask is not None:
-            parts.append(s.store(s.least, i64(0), tirx.min(s.load(s.least, i64(0)), top)))
+            seen = tirx.max(top, s.load(s.before, r))
+            parts.append(s.store(s.least, i64(0), tirx.min(s.load(s.least, i64(0)), seen)))
         return tirx.stmt_seq(*parts)
 
     def _bend(self, r: Expr) -> Stmt:
@@ -277,25 +278,6 @@ def _cleared(acc: Any, vectors: int) -> list[Stmt]:
 def _float(vector: Expr) -> Expr:
     kind = str(vector.ty)
     return vector if kind.startswith("float32") else vector.astype(kind.replace("16", "32", 1))
-
-
-def _exponential(x: Expr) -> tuple[list[Stmt], Expr]:
-    """e^x by statements."""
-    value = exp_of_nonpositive(x)
-    parts: list[Stmt] = []
-    known: list[tuple[Any, Expr]] = []
-    while isinstance(value, tirx.Let):
-        binds, (slot,) = slots([_replaced(value.value, known)], value.var.name)
-        parts += binds
-        known.append((value.var, slot))
-        value = value.body
-    return parts, _replaced(value, known)
-
-
-def _replaced(e: Expr, known: list[tuple[Any, Expr]]) -> Expr:
-    for var, slot in known:
-        e = substitute(e, var, slot)
-    return e
 
 
 def _not_zero(e: Expr) -> bool:

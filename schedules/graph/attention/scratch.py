@@ -10,7 +10,9 @@ from typing import Any
 from tvm import tirx
 
 from apq_tvm.ops.graph.attention import PACK
-from apq_tvm.tensorize.exprs import Expr, Stmt, i32, i64
+from apq_tvm.ops.graph.softmax import LOWEST, exp_of_nonpositive
+from apq_tvm.schedules.graph.exprs import substitute
+from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i32, i64
 
 BLOCK = 64
 """Keys of a block: the largest score of a row changes once a block."""
@@ -30,11 +32,14 @@ class Rows:
         Register tiles of a task, at most.
     vectors : int
         Of 16 keys, or 16 columns of values, of a register tile.
+    part : int
+        Blocks of keys of a part.
     """
 
     rows: int
     tiles: int
     vectors: int
+    part: int = 8
 
 
 def slots(values: list[Expr], name: str) -> tuple[list[Stmt], list[Expr]]:
@@ -74,6 +79,8 @@ class Scratch:
     most: Any
     sums: Any
     fade: Any
+    before: Any
+    """Largest scores of earlier parts."""
     hidden: Any
     edge: Any
     least: Any
@@ -93,6 +100,7 @@ class Scratch:
             buffer("most", count),
             buffer("sums", count * PACK),
             buffer("fade", count),
+            buffer("before", count),
             buffer("hidden", count, "int64"),
             buffer("edge", PACK),
             buffer("least", 1),
@@ -129,3 +137,90 @@ def across(join: Callable[[Expr, Expr], Expr], vectors: list[Expr]) -> tuple[lis
         found = join(*halves)
     binds, (found,) = slots([found], "joined")
     return [*parts, *binds], found
+
+
+def exponential(x: Expr) -> tuple[list[Stmt], Expr]:
+    """e^x by statements."""
+    value = exp_of_nonpositive(x)
+    parts: list[Stmt] = []
+    known: list[tuple[Any, Expr]] = []
+    while isinstance(value, tirx.Let):
+        binds, (slot,) = slots([_replaced(value.value, known)], value.var.name)
+        parts += binds
+        known.append((value.var, slot))
+        value = value.body
+    return parts, _replaced(value, known)
+
+
+def _replaced(e: Expr, known: list[tuple[Any, Expr]]) -> Expr:
+    for var, slot in known:
+        e = substitute(e, var, slot)
+    return e
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A row's sums in memory: what its keys weigh, the largest score, the sum of exponentials."""
+
+    buffer: Any
+    at: Expr
+    width: Expr
+
+    @classmethod
+    def alone(cls, width: int, rows: int = 1) -> Kept:
+        """The first of `rows` in scratch of their own."""
+        scratch = tirx.decl_buffer((rows * (width + PACK),), "float32", "kept")
+        return cls(scratch, i64(0), i64(width))
+
+    def moved(self, by: Expr) -> Kept:
+        """Others in the same memory."""
+        return Kept(self.buffer, self.at + by, self.width)
+
+    @property
+    def most(self) -> Expr:
+        """Where the largest score lies."""
+        return self.at + self.width
+
+    @property
+    def sum(self) -> Expr:
+        """Where the sum of exponentials lies."""
+        return self.at + self.width + i64(1)
+
+    def clear(self) -> Stmt:
+        """No keys."""
+        store = Scratch.store
+        return tirx.stmt_seq(
+            *(
+                store(self.buffer, self.at + i64(begin), tirx.Broadcast(f32(0.0), lanes), lanes)
+                for begin, lanes in runs(int(self.width))
+            ),
+            store(self.buffer, self.most, f32(-float("inf"))),
+            store(self.buffer, self.sum, f32(0.0)),
+        )
+
+    def join(self, other: Kept) -> Stmt:
+        """Add the keys of another, which come behind these."""
+        load, store = Scratch.load, Scratch.store
+        old, new = load(self.buffer, self.most), load(other.buffer, other.most)
+        parts, (top,) = slots([tirx.max(old, new)], "top")
+        binds, (base,) = slots([tirx.max(top, f32(LOWEST))], "least")
+        parts += binds
+        factors: list[Expr] = []
+        for value in (old, new):
+            more, found = exponential(value - base)
+            binds, (factor,) = slots([found], "factor")
+            parts += [*more, *binds]
+            factors.append(factor)
+
+        def joined(a: Expr, c: Expr, lanes: int = 1) -> Expr:
+            wide = factors if lanes == 1 else [tirx.Broadcast(f, lanes) for f in factors]
+            return a * wide[0] + c * wide[1]
+
+        for begin, lanes in runs(int(self.width)):
+            mine = load(self.buffer, self.at + i64(begin), lanes)
+            theirs = load(other.buffer, other.at + i64(begin), lanes)
+            value = joined(mine, theirs, lanes)
+            parts.append(store(self.buffer, self.at + i64(begin), value, lanes))
+        whole = joined(load(self.buffer, self.sum), load(other.buffer, other.sum))
+        parts.append(store(self.buffer, self.sum, whole))
+        return tirx.stmt_seq(*parts, store(self.buffer, self.most, top))

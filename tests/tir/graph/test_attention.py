@@ -76,11 +76,22 @@ def test_a_row_is_the_same_in_every_tile(profile: Any) -> None:
     problem = Problem(3, 1, 64)
     records: tuple[dict[str, object], ...] = ({}, {"rows": 4, "tiles": 1})
     runs = [compiled(problem.func(), profile, Recorded(record)) for record in records]
-    first, *others = (problem.run(run, 1, 30, 200, "causal") for run in runs)
-    for other in others:
-        np.testing.assert_array_equal(first, other)
-    alone = problem.run(runs[0], 1, 30, 200, "causal", only=17)
-    np.testing.assert_array_equal(first[:, 17:18], alone)
+    for tokens in (200, 1100):  # one part of the keys, or three
+        first, *others = (problem.run(run, 1, 30, tokens, "causal") for run in runs)
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+        alone = problem.run(runs[0], 1, 30, tokens, "causal", only=17)
+        np.testing.assert_array_equal(first[:, 17:18], alone)
+        problem.check(runs[0], 1, 30, tokens, "causal")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_parts_of_the_keys(profile: Any) -> None:
+    """A query alone and many; masks that hide whole parts; a sink counts once."""
+    problem = Problem(2, 1, 16, sink=True)
+    run = compiled(problem.func(), profile, Recorded({"part": 4}))
+    for (queries, tokens), kind in product(((1, 700), (7, 513), (260, 512)), ("window", "keys")):
+        problem.check(run, 2, queries, tokens, kind)
 
 
 def test_grouped_axes_and_other_orders() -> None:

@@ -1,0 +1,99 @@
+"""What is where: arguments of attention as flat views, and strides by logical axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import sym, tirx
+
+from apq_tvm.ops.graph.attention import Attended
+from apq_tvm.schedules.graph.attention.scratch import BLOCK, Rows
+from apq_tvm.schedules.graph.panel import flat_views, strides
+from apq_tvm.tensorize.exprs import Expr, Stmt, i64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Flat arguments and their strides, by logical axes."""
+
+    spec: Attended
+    q: Any
+    keys: Any
+    values: Any
+    mask: Any
+    sink: Any
+    y: Any
+    q_steps: tuple[Expr, ...]
+    """Of batch, head of keys, head in the group, query; columns last."""
+    y_steps: tuple[Expr, ...]
+    mask_steps: tuple[Expr, ...]
+    value_steps: tuple[Expr, ...]
+    """Of token, batch, head."""
+    key_steps: tuple[Expr, ...]
+    """Likewise, of 16 tokens."""
+    batch: Expr
+    heads: int
+    queries: Expr
+    tokens: Expr
+    size: int
+    width: int
+
+    def parts(self, rows: Rows) -> Expr:
+        """How many parts of so many blocks the keys are."""
+        keys = rows.part * BLOCK
+        return sym.Analyzer().simplify((self.tokens + i64(keys - 1)) // i64(keys))
+
+
+def read_problem(func: Any) -> tuple[list[Stmt], Problem]:
+    """Views of the arguments, and what they mean."""
+    spec, params = Attended.of(func), list(func.params)
+    declared, views = flat_views(func)
+    rest = list(zip(params[3:-1], views[3:-1], strict=True))
+    mask = rest.pop(0) if spec.masked else None
+    q, keys, values, y = params[0], params[1], params[2], params[-1]
+    logical = [q.shape[p] for p in spec.order]
+    steps = [strides(q.shape)[p] for p in spec.order]
+    out = _inverted(strides(y.shape), spec.order_out)
+    spread = [strides(values.shape)[p] for p in spec.order_values]
+    by_key = strides(keys.shape)
+    problem = Problem(
+        spec, views[0], views[1], views[2], mask[1] if mask else None,
+        rest[0][1] if spec.sink else None, views[-1],
+        _grouped(steps, spec.group), _grouped(out, spec.group),
+        _mask_steps(mask[0].shape, logical, spec.group) if mask else (),
+        (*spread[:2], spread[2] if len(spread) == 4 else i64(0)), tuple(by_key[:3]),
+        keys.shape[1], int(keys.shape[2]), logical[-2],
+        values.shape[spec.order_values[0]], int(keys.shape[3]), int(y.shape[-1]),
+    )  # fmt: skip
+    return declared, problem
+
+
+def _inverted(steps: Sequence[Expr], order: Sequence[int]) -> list[Expr]:
+    """Strides by logical axes of what was permuted by `order`."""
+    out: list[Any] = [None] * len(order)
+    for position, axis in enumerate(order):
+        out[axis] = steps[position]
+    return out
+
+
+def _grouped(steps: Sequence[Expr], group: int) -> tuple[Expr, ...]:
+    """Strides of batch, head of keys, head in the group, query and column."""
+    if len(steps) == 5:
+        return tuple(steps)
+    if len(steps) == 3:
+        return (steps[0], i64(0), i64(0), *steps[1:])
+    return (steps[0], steps[1] * i64(group), *steps[1:])
+
+
+def _mask_steps(shape: Sequence[Expr], logical: Sequence[Expr], group: int) -> tuple[Expr, ...]:
+    """Strides of batch, head of keys, head in the group and query, 0 where the mask repeats."""
+    own = strides(shape)
+    kept = [i64(0) if _is_one(d) else s for d, s in zip(shape[:-1], own[:-1], strict=True)]
+    steps = [i64(0)] * (len(logical) - len(shape)) + kept
+    return _grouped([*steps, i64(1)], group)[:4]
+
+
+def _is_one(extent: Expr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
