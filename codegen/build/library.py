@@ -54,6 +54,7 @@ API_FUNCTIONS = (
     "result",
     "run",
     "set_num_threads",
+    "set_parallel",
     "precision",
     "set_precision",
     "set_stream",

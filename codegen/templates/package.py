@@ -385,15 +385,10 @@ def set_num_threads(threads: int) -> None:
     if not 1 <= operator.index(threads) <= _MAX_THREADS:
         raise InputError(f"number of threads is {threads}, wanted 1 to {_MAX_THREADS}")
     _library.check(_library.call("set_num_threads", ctypes.c_int32(threads)))
-    if threads > 1 and not _GPU:
-        _warn_without_openmp()
 
 
 def num_threads() -> int:
-    """Tell how many threads runs of the calling thread use.
-
-    One without an OpenMP runtime, and in a process forked from a thread that had run a model.
-    """
+    """Tell how many threads runs of the calling thread use: fewer than set at a limit of threads."""
     return _library.call("num_threads")
 
 
@@ -558,18 +553,13 @@ def to_device(array: Any) -> Any:
     return copy
 
 
-def _warn_without_openmp() -> None:
-    if not _library._function("has_openmp")():
-        warnings.warn(
-            f"{_library.name} runs on one thread: no OpenMP runtime (libgomp.so.1) was found; "
-            "apt-get install libgomp1",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
-if not _GPU and len(os.sched_getaffinity(0)) > 1:
-    _warn_without_openmp()
+if not _GPU and os.environ.get("APQ_THREADS") == "openmp" and not _library._function("has_openmp")():
+    warnings.warn(
+        f"{_library.name} runs on threads of its own: no OpenMP runtime (libgomp.so.1) was found; "
+        "apt-get install libgomp1",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 # ---- running ----

@@ -76,7 +76,15 @@ int apq_set_num_threads(apq_handle *h, int32_t threads) {
 
 int32_t apq_num_threads(const apq_handle *h) {
   if (h == NULL) return is_null("the handle");
-  return apq_usable_threads(atomic_load(&((apq_handle *)(uintptr_t)h)->threads));
+  int32_t threads = atomic_load(&((apq_handle *)(uintptr_t)h)->threads);
+  return h->parallel != NULL ? threads : apq_usable_threads(threads);
+}
+
+int apq_set_parallel(apq_handle *h, apq_parallel parallel, void *data) {
+  if (h == NULL) return is_null("the handle");
+  h->parallel = parallel;
+  h->parallel_data = data;
+  return APQ_OK;
 }
 
 /* ---- bits at run time ---- */

@@ -120,7 +120,9 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
                      apq_num_threads(c->handle), c->sizes, c->results, c->result_dims, c};
+  apq_threads_begin(c->handle, frame.threads);
   rc = m->graph(&frame);
+  apq_threads_end();
   c->finished = rc == APQ_OK;
   for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {
     const DLTensor *t = &outputs[i];
@@ -132,14 +134,10 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
 
 /* ---- what the graph calls ---- */
 
-/* A kernel is worth a team of threads from this many estimated nanoseconds per thread on. Measured on
- * Zen 4: a team of two costs 0.9 us, and y = 3 x over [n, 64] gains from n = 512 (2.7 us alone) on. */
-static const double NANOSECONDS_PER_TASK = 4000.0;
-
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
              int32_t num_args, double work) {
-  double tasks = work / NANOSECONDS_PER_TASK;
-  apq_set_tasks(tasks >= frame->threads ? frame->threads : tasks < 1.0 ? 1 : (int32_t)tasks);
+  (void)frame;
+  apq_set_work(work);
   apq_any result = {0, 0, {0}};
   if (kernel(NULL, args, num_args, &result) == 0) return APQ_OK;
   return apq_fail(APQ_KERNEL_FAILED, "kernel %s failed: %s", name, apq_last_error());
