@@ -10,7 +10,6 @@
  *
  * Who waits spins for a while and then sleeps in the kernel. Nobody is woken who does not sleep. */
 #define _GNU_SOURCE
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -20,6 +19,9 @@
 #include <unistd.h>
 
 #include "apq_threads.h"
+
+/* linux/futex.h, which musl's compiler does not find. */
+enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 enum {
   LINE = 128,           /* bytes that travel between caches at once: pairs of lines on x86 */
