@@ -34,13 +34,15 @@ struct apq_team {
   /* Number of the loop (32 bits), its tasks (16), the next that nobody has claimed (16). */
   _Alignas(LINE) _Atomic uint64_t word;
   apq_loop loop; /* read by those alone who hold a claim */
-  /* The number of the loop, which helpers sleep on, and whether some may. */
-  _Alignas(LINE) atomic_uint posted;
+  /* The number of the loop, which helpers sleep on, and whether some may. In the same line: a post is to
+   * cost one miss on either side. */
+  atomic_uint posted;
   atomic_int asleep, stop;
-  /* Tasks that helpers have done, which the thread that runs sleeps on, and whether it may. */
+  /* Tasks that helpers have ever done, which the thread that runs sleeps on, and whether it may. */
   _Alignas(LINE) atomic_uint done;
   atomic_int waiting;
   _Alignas(LINE) apq_worth worth;
+  unsigned helped; /* what `done` is when nothing is claimed */
   int32_t wanted, helpers; /* helpers asked for, and started */
   pthread_t threads[];
 };
@@ -73,7 +75,7 @@ static int32_t work_off(apq_team *team) {
   int32_t did = 0;
   uint64_t seen = atomic_load_explicit(&team->word, memory_order_acquire);
   for (uint32_t left; (left = left_of(seen)) > 0;) {
-    uint32_t piece = left / (2 * ((uint32_t)team->wanted + 1));
+    uint32_t piece = left / ((uint32_t)team->wanted + 1);
     if (piece == 0) piece = 1;
     if (!atomic_compare_exchange_weak_explicit(&team->word, &seen, seen + piece, memory_order_acq_rel,
                                                memory_order_acquire)) {
@@ -126,9 +128,9 @@ static void *help(void *data) {
 static void post(apq_team *team, const apq_loop *loop, int32_t awake) {
   unsigned number = atomic_load_explicit(&team->posted, memory_order_relaxed) + 1;
   team->loop = *loop;
-  atomic_store_explicit(&team->done, 0, memory_order_relaxed);
-  atomic_store(&team->word, (uint64_t)number << 32 | (uint64_t)loop->count << 16);
-  atomic_store(&team->posted, number);
+  uint64_t word = (uint64_t)number << 32 | (uint64_t)loop->count << 16;
+  atomic_store_explicit(&team->word, word, memory_order_release);
+  atomic_store(&team->posted, number); /* in one order with what helpers do who are about to sleep */
   if (atomic_load(&team->asleep) == 0) return;
   atomic_store(&team->asleep, 0);
   if (futex_wake(&team->posted, awake) == awake && awake < team->helpers) atomic_store(&team->asleep, 1);
@@ -136,24 +138,24 @@ static void post(apq_team *team, const apq_loop *loop, int32_t awake) {
 
 /* ---- the thread that runs ---- */
 
-/* Waits until helpers have done `tasks`; the nanoseconds that it spun. */
-static int64_t wait_for(apq_team *team, unsigned tasks, int64_t from) {
+/* Waits until helpers have done what `done` is then; the nanoseconds that it spun. */
+static int64_t wait_for(apq_team *team, unsigned done, int64_t from) {
   int64_t now = from;
-  while (atomic_load_explicit(&team->done, memory_order_acquire) != tasks) {
+  while (atomic_load_explicit(&team->done, memory_order_acquire) != done) {
     if (now - from > RUNNER_SPIN) {
       atomic_store(&team->waiting, 1);
-      for (unsigned done; (done = atomic_load(&team->done)) != tasks;) (void)futex_wait(&team->done, done);
+      for (unsigned seen; (seen = atomic_load(&team->done)) != done;) (void)futex_wait(&team->done, seen);
       atomic_store(&team->waiting, 0);
       break;
     }
-    for (int i = 0; i < PAUSES && atomic_load_explicit(&team->done, memory_order_relaxed) != tasks; i++) relax();
+    for (int i = 0; i < PAUSES && atomic_load_explicit(&team->done, memory_order_relaxed) != done; i++) relax();
     now = apq_clock(CLOCK_MONOTONIC);
   }
   return now - from;
 }
 
 int apq_team_pays(const apq_team *team) {
-  return !apq_worth_alone(&team->worth, apq_clock(CLOCK_MONOTONIC));
+  return team->worth.alone_until == 0 || !apq_worth_alone(&team->worth, apq_clock(CLOCK_MONOTONIC));
 }
 
 void apq_team_loop(apq_team *team, const apq_loop *loop, int32_t awake) {
@@ -162,8 +164,9 @@ void apq_team_loop(apq_team *team, const apq_loop *loop, int32_t awake) {
   post(team, loop, awake < team->helpers ? awake : team->helpers);
   int32_t did = work_off(team), others = loop->count - did;
   int64_t ran = apq_clock(CLOCK_MONOTONIC);
-  int64_t spun = others > 0 ? wait_for(team, (unsigned)others, ran) : 0;
-  int64_t a_task = did > 0 ? (ran - start) / did : spun / others;
+  team->helped += (unsigned)others;
+  int64_t spun = others > 0 ? wait_for(team, team->helped, ran) : 0;
+  int64_t a_task = did > 0 ? (ran - start) / did : (ran + spun - start) / others;
   apq_worth_note(&team->worth, ran + spun, others * a_task, spun);
 }
 

@@ -31,6 +31,7 @@ static void judge(apq_worth *w, int64_t now) {
     w->alone_until = now + (alone < LONGEST ? alone : LONGEST);
     if (w->sentence < MOST_SENTENCE) w->sentence *= 2;
   } else {
+    w->alone_until = 0; /* no need to look at the clock */
     w->sentence /= 2;
   }
   w->wall = w->gained = w->lost = 0;
