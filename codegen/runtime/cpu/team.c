@@ -25,7 +25,7 @@ enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 enum {
   LINE = 128,           /* bytes that travel between caches at once: pairs of lines on x86 */
-  HELPER_SPIN = 100000, /* nanoseconds: longer than a model's stretches between two loops */
+  HELPER_SPIN = 50000,  /* nanoseconds: a MiniLM of 16 tokens takes a tenth longer with 10000, with 100000 as long */
   RUNNER_SPIN = 50000,  /* longer than a piece at the end of a loop */
   PAUSES = 32           /* between two looks at the clock */
 };
