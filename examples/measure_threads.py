@@ -2,9 +2,13 @@
 
     python examples/measure_threads.py old=build/before/minilm_w4 new=build/minilm_w4 --rounds 8
 
-Each module runs in a process of its own; they take turns of a fraction of a second, so that what else
-the machine does meets all of them alike. Least and mean milliseconds of a run: without neighbours the
-least tells, beside a busy process the mean does.
+Each module runs in a process of its own; they take turns of a fraction of a second, so that what
+else the machine does meets all of them alike. Least and mean milliseconds of a run: without
+neighbours the least tells, beside a busy process the mean does.
+
+On a machine that others use, root can have it alone: ``chrt -f 1`` before the command gives these
+processes every core that they want. With a busy process, which is then to have its share,
+``setsid -w sh -c 'echo -20 > /proc/self/autogroup; exec python examples/measure_threads.py ...'``.
 """
 
 from __future__ import annotations

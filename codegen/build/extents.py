@@ -1,7 +1,7 @@
 """Kernels tell the module's runtime how many iterations a parallel loop has, before they launch it.
 
-TVM's launch says nothing of it, and deals iterations to tasks in equal shares, rounded up. Only who knows their
-number can cut a loop so that no task is empty and threads that claim tasks end together.
+TVM's launch says nothing of it, and deals iterations to tasks in equal shares, rounded up. Only who
+knows their number can cut a loop so that no task is empty and all threads end together.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ API_FUNCTIONS = (
     "open_on",
     "output_rank",
     "output_shape",
+    "output_shapes",
     "result",
     "run",
     "set_num_threads",

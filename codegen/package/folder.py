@@ -255,6 +255,7 @@ def write_package(folder: Path, name: str, values: Mapping[str, str], gpu: bool)
     """
     if gpu:
         shutil.copyfile(TEMPLATES / "device_array.py", folder / "device_array.py")
+    shutil.copyfile(TEMPLATES / "tensors.py", folder / "tensors.py")
     shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")
     for template, target in (
         ("module.h.in", f"{name}.h"),

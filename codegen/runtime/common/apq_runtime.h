@@ -236,6 +236,7 @@ int apq_set_parallel(apq_handle *handle, apq_parallel parallel, void *data);
 int apq_context_create(const apq_handle *handle, apq_context **out);
 void apq_context_destroy(apq_context *context);
 int apq_output_shape(apq_context *context, const DLTensor *inputs, int32_t index, int64_t *shape);
+int apq_output_shapes(apq_context *context, const DLTensor *inputs, int64_t *shapes);
 /* Bits of one layer, or of all for NULL, from the next run on. */
 int apq_set_precision(apq_handle *handle, const char *layer, int32_t bits);
 /* Bits of one layer; 0 if they cannot be chosen. */

@@ -371,6 +371,16 @@ int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int6
   return APQ_OK;
 }
 
+int apq_output_shapes(apq_context *c, const DLTensor *inputs, int64_t *shapes) {
+  if (c == NULL) return is_null("the context");
+  const apq_module *m = c->handle->module;
+  if (shapes == NULL && m->output_dims > 0) return is_null("where the shapes are to be written");
+  plan *p;
+  int rc = find_plan(c, inputs, &p);
+  if (rc == APQ_OK && m->output_dims > 0) memcpy(shapes, p->out_dims, 8 * (size_t)m->output_dims);
+  return rc;
+}
+
 static int check_outputs(const apq_handle *h, const plan *p, const DLTensor *outputs) {
   const apq_module *m = h->module;
   int rc;
