@@ -120,9 +120,9 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
                      apq_num_threads(c->handle), c->sizes, c->results, c->result_dims, c};
-  apq_threads_begin(c->handle, frame.threads);
+  apq_crew before = apq_threads_begin(c->handle, frame.threads);
   rc = m->graph(&frame);
-  apq_threads_end();
+  apq_threads_end(&before);
   c->finished = rc == APQ_OK;
   for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {
     const DLTensor *t = &outputs[i];

@@ -38,12 +38,13 @@ struct apq_team {
    * cost one miss on either side. */
   atomic_uint posted;
   atomic_int asleep, stop;
+  int32_t wanted; /* helpers asked for */
   /* Tasks that helpers have ever done, which the thread that runs sleeps on, and whether it may. */
   _Alignas(LINE) atomic_uint done;
   atomic_int waiting;
   _Alignas(LINE) apq_worth worth;
   unsigned helped; /* what `done` is when nothing is claimed */
-  int32_t wanted, helpers; /* helpers asked for, and started */
+  int32_t helpers; /* started */
   pthread_t threads[];
 };
 

@@ -28,23 +28,23 @@ int32_t apq_usable_threads(int32_t threads) {
 
 /* ---- of the run of this thread ---- */
 
-typedef struct {
-  apq_parallel parallel; /* the program's, if it has one */
-  void *parallel_data;
-  apq_team *team;
-  int32_t threads;
-} crew;
+static _Thread_local apq_crew mine = {NULL, NULL, NULL, 1};
 
-static _Thread_local crew mine = {NULL, NULL, NULL, 1};
-
-void apq_threads_begin(const apq_handle *h, int32_t threads) {
-  mine = (crew){h->parallel, h->parallel_data, NULL, threads};
-  if (mine.parallel == NULL && !openmp) mine.team = apq_pool_take(threads);
+apq_crew apq_threads_begin(const apq_handle *h, int32_t threads) {
+  apq_crew before = mine;
+  mine = (apq_crew){h->parallel, h->parallel_data, NULL, threads};
+  return before;
 }
 
-void apq_threads_end(void) {
+void apq_threads_end(const apq_crew *before) {
   apq_pool_give(mine.team);
-  mine = (crew){NULL, NULL, NULL, 1};
+  mine = *before;
+}
+
+/* Another run may have all helpers there are, but not for ever. */
+static int has_team(void) {
+  if (mine.team == NULL) mine.team = apq_pool_take(mine.threads);
+  return mine.team != NULL && apq_team_pays(mine.team);
 }
 
 /* Ours claim tasks one by one and end together if they are short; OpenMP's have one each, of the size
@@ -57,7 +57,7 @@ apq_cut apq_run_cut(void) {
   int32_t threads = mine.threads;
   if (threads <= 1) return alone;
   if (mine.parallel == NULL && openmp) return (apq_cut){threads, LONG_TASK, threads, threads};
-  if (mine.parallel == NULL && (mine.team == NULL || !apq_team_pays(mine.team))) return alone;
+  if (mine.parallel == NULL && !has_team()) return alone;
   int32_t some = threads < MOST_TASKS / 8 ? 8 * threads : MOST_TASKS;
   return (apq_cut){threads, SHORT_TASK, mine.parallel == NULL ? MOST_TASKS : some, some};
 }
