@@ -180,7 +180,7 @@ def _builder(
     names, device = part.graph.kernels(), part.device
     if part.profile.gpu is None:
         return lambda work: build_kernels(
-            part.mod, names, part.target, work, device.prefix, checked=False
+            part.mod, names, part.target, work, device.prefix, checked=False, in_module=True
         )
     gpu, compiler = part.profile.gpu, images or find_compiler(part.profile.gpu)
     return lambda work: build_device(
@@ -288,7 +288,7 @@ def _manifest(
             "libc": tools.libc,
             "cpu_flags": list(parts[-1].device.cpu_flags),
             "devices": {p.device.target: list(p.device.cpu_flags) for p in parts},
-            "threads": "OpenMP, looked up at run time; one thread without it",
+            "threads": "the library's own; OpenMP's by APQ_THREADS=openmp",
             "gpu": asdict(profile.gpu) if profile.gpu else None,
         },
         "weights": {

@@ -23,7 +23,7 @@ import measure
 import measured
 import numpy as np
 
-# As a module sets it where libgomp is not loaded yet: here torch may be first.
+# torch's threads, which are libgomp's, are not to spin for long while others are timed.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 BATCHES, THREADS = (1, 8), (1, 2)

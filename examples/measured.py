@@ -108,7 +108,8 @@ def dates(rows: Sequence[Row]) -> str:
 def machine_name(document: Row) -> str:
     """The machine of a document in a few words."""
     m = document["machine"]
-    return f"{m['processor']} ({m['target']}), {m['cores']} cores; ONNX Runtime {m['onnxruntime']}"
+    rival = f"; ONNX Runtime {m['onnxruntime']}" if "onnxruntime" in m else ""
+    return f"{m['processor']} ({m['target']}), {m['cores']} cores{rival}"
 
 
 def machine_line(document: Row) -> str:
@@ -418,6 +419,18 @@ def conv(name: str) -> str:
     return f"{machine_name(document)}. Measured {dated}.\n\n{table(columns, cells)}"
 
 
+def threads() -> str:
+    """Runs on one thread and two, alone and beside a busy process, before and since a change."""
+    document = read("threads")
+    cells = (
+        (r["run"], r["beside"], *(f"{us / 1e3:.2f}" for us in (*r["before_us"], *r["us"])))
+        for r in document["rows"]
+    )
+    columns = ("run", "beside", "1 thread, libgomp", "2, libgomp", "1, ours", "2, ours")
+    dated = dates(document["rows"])
+    return f"{machine_name(document)}; ms. Measured {dated}.\n\n{table(columns, cells)}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "headlines": headlines,
     "linear": linear,
@@ -425,6 +438,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "repeats": repeats,
     "lookups": lookups,
     "model": model,
+    "threads": threads,
     "models": models,
     "exports": lambda: models("exports"),
     **{path.stem: partial(conv, path.stem) for path in sorted(FOLDER.glob("conv_*.json"))},

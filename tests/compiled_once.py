@@ -47,11 +47,11 @@ def built_once() -> Iterator[None]:
 
     plain, objects = kernels._build_object, dict[object, bytes]()
 
-    def build(mod: Any, names: Sequence[str], target: Any, prefix: str, checked: bool) -> bytes:
+    def build(mod: Any, names: Sequence[str], target: Any, *options: Any) -> bytes:
         functions = ((name, structural_hash(mod[name])) for name in names)
-        key = (str(target), prefix, checked, *functions)
+        key = (str(target), *options, *functions)
         if key not in objects:
-            objects[key] = plain(mod, names, target, prefix, checked)
+            objects[key] = plain(mod, names, target, *options)
         return objects[key]
 
     kernels._build_object = build

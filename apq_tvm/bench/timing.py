@@ -17,7 +17,7 @@ COLD_BYTES = 256 * 1024 * 1024
 of a desktop or of one server socket that is not shared with others."""
 
 SETTLE_S = 5e-3
-"""Pause before every sample: OpenMP's idle threads spin for about a millisecond after a run, and
+"""Pause before every sample: a rival's idle threads spin for about a millisecond after a run, and
 would take a core from whatever is measured next."""
 
 MIN_SAMPLE_S = 2e-3

@@ -96,6 +96,7 @@ def build_kernels(
     folder: Path,
     prefix: str = "",
     checked: bool = True,
+    in_module: bool = False,
 ) -> list[Path]:
     """Compile PrimFuncs into a few object files, in parallel.
 
@@ -112,6 +113,8 @@ def build_kernels(
         Tells apart kernels that are built for several targets.
     checked : bool
         Let kernels check the type, rank and dimensions of their arguments; several KB of code each.
+    in_module : bool
+        They will call our runtime instead of TVM's.
 
     Returns
     -------
@@ -133,7 +136,8 @@ def build_kernels(
     # `build` leaves the interpreter lock and keeps its state per thread.
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
-        jobs = [pool.submit(_build_object, mod, share, target, prefix, checked) for share in shares]
+        options = (target, prefix, checked, in_module)
+        jobs = [pool.submit(_build_object, mod, share, *options) for share in shares]
         for path, job in zip(paths, jobs, strict=True):
             path.write_bytes(job.result())
     finally:
@@ -141,14 +145,16 @@ def build_kernels(
     return paths
 
 
-def _build_object(mod: Any, names: Sequence[str], target: Any, prefix: str, checked: bool) -> bytes:
+def _build_object(
+    mod: Any, names: Sequence[str], target: Any, prefix: str, checked: bool, in_module: bool
+) -> bytes:
     """One object file. LLVM ends the process if it cannot write a file, so it gets memory."""
     functions = {
         tvm.ir.GlobalVar(prefix + n): mod[n].with_attr("global_symbol", prefix + n) for n in names
     }
     memory = os.memfd_create("apq_kernels")
     try:
-        built = build(tvm.IRModule(functions), target, checked)
+        built = build(tvm.IRModule(functions), target, checked, in_module)
         built.write_to_file(f"/proc/self/fd/{memory}", "o")
         with os.fdopen(os.dup(memory), "rb") as file:
             file.seek(0)

@@ -18,11 +18,14 @@ from tvm import s_tir, sym, tirx
 from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
+from apq_tvm.codegen.build.extents import tell_all
 from apq_tvm.codegen.build.wraps import keep_scalar
 from apq_tvm.schedules.graph.exprs import collect
 from apq_tvm.schedules.graph.lets import hide_binds, spill_large
 
 NAME = "apq_cpu"
+IN_MODULE = "apq_cpu_module"
+"""The same for kernels of a module, whose runtime is ours."""
 
 
 def _spill_large(mod: Any, _: Any) -> Any:
@@ -136,8 +139,9 @@ def _within_root(func: Any) -> Any:
     return root.body if plain and len(collect(body, s_tir.SBlock)) == 1 else None
 
 
-def _passes() -> tuple[Any, Any, Any]:
+def _passes(in_module: bool = False) -> tuple[Any, Any, Any]:
     """The passes of all functions, then what finishes those of hosts and of devices."""
+    tell = tvm.transform.module_pass(tell_all, opt_level=0, name="apq.TellIterations")
     structured, plain = s_tir.transform, tirx.transform
     passes = (
         tvm.transform.module_pass(_lower_blocks, opt_level=0, name="apq.LowerBlocks"),
@@ -160,6 +164,7 @@ def _passes() -> tuple[Any, Any, Any]:
         structured.RewriteUnsafeSelect(),
         tvm.transform.module_pass(_share, opt_level=0, name="apq.CommonSubexprElim"),
         tvm.transform.module_pass(_keep_scalar, opt_level=0, name="apq.KeepScalar"),
+        *([tell] if in_module else []),
         plain.FP8ComputeLegalize(),
         plain.VerifyMemory(),
         plain.AnnotateEntryFunc(),
@@ -172,9 +177,10 @@ def _passes() -> tuple[Any, Any, Any]:
 
 
 register_tir_pipeline(NAME, _passes)
+register_tir_pipeline(IN_MODULE, lambda: _passes(in_module=True))
 
 
-def build(mod: Any, target: Any, checked: bool = True) -> Any:
+def build(mod: Any, target: Any, checked: bool = True, in_module: bool = False) -> Any:
     """Compile PrimFuncs for a CPU.
 
     Parameters
@@ -185,6 +191,8 @@ def build(mod: Any, target: Any, checked: bool = True) -> Any:
         Of kind llvm.
     checked : bool
         Let kernels check the type, rank and dimensions of their arguments; several KB of code each.
+    in_module : bool
+        They will call our runtime instead of TVM's.
 
     Returns
     -------
@@ -196,4 +204,4 @@ def build(mod: Any, target: Any, checked: bool = True) -> Any:
         Of TVM's own, which have no base.
     """
     with tvm.transform.PassContext(config={"tirx.disable_assert": not checked}):
-        return tirx.build(mod, target=target, pipeline=NAME)
+        return tirx.build(mod, target=target, pipeline=IN_MODULE if in_module else NAME)

@@ -16,8 +16,8 @@ from tvm.sym import Analyzer
 from apq_tvm.codegen.graph.c_expr import c_expr
 from apq_tvm.errors import UnsupportedModel
 
-# Rough speeds of one core; only their order of magnitude matters (see NANOSECONDS_PER_TASK in
-# runtime/graph_support.c). Bytes lie between a cache (0.01) and memory (0.1).
+# Rough speeds of one core; only their order of magnitude matters (see NANOSECONDS_PER_THREAD
+# in runtime/cpu/launch.c). Bytes lie between a cache (0.01) and memory (0.1).
 NS_PER_BYTE = 0.04
 NS_PER_FLOP = 0.03
 NS_PER_STATEMENT = 0.5

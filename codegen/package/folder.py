@@ -262,6 +262,7 @@ def write_package(
             shutil.copyfile(TEMPLATES / file, folder / file)
     if gpu:
         shutil.copyfile(TEMPLATES / "device_array.py", folder / "device_array.py")
+    shutil.copyfile(TEMPLATES / "tensors.py", folder / "tensors.py")
     shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")
     for template, target in (
         ("module.h.in", f"{name}.h"),

@@ -31,13 +31,24 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .tensors import DL_CODES, DLTensor, Tensors, addresses_of, shape_of
 
 __all__ = [
     "BadWeights",
@@ -106,80 +117,9 @@ class TensorInfo:
 # ---- the C library ----
 
 _ALIGNMENT = 64  # what kernels want; other memory is copied by the library
-_COPIED = 1024  # bytes of a tensor that are copied in less time than memory is aligned in
-_CPU = 1  # DLPack kDLCPU
+_COPIED = 8192  # bytes of a tensor that are copied in less time than memory is aligned in
 _MAX_THREADS = 1024
 _ERRORS = {-1: InputError, -2: BadWeights, -3: WrongMachine, -4: RunError, -5: RunError}
-_DL_CODES = {"b": 6, "i": 0, "u": 1, "f": 2, "V": 4}  # numpy kind → DLDataTypeCode; V: bfloat16
-
-
-class _DLTensor(ctypes.Structure):
-    """DLTensor of DLPack: device and dtype spelled out."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Tensors:
-    """DLTensors of all inputs or outputs; what stays the same from call to call is left there."""
-
-    def __init__(self, infos: tuple[TensorInfo, ...]) -> None:
-        self.c = (_DLTensor * max(len(infos), 1))()
-        self.types = [_dtype_of(info) for info in infos]
-        self._tensors = list(self.c)
-        self._shapes: list[tuple[int, ...] | None] = [None] * len(infos)
-        self._kept: list[Any] = [()] * len(infos)  # what the library's pointers point to
-        self._lent: dict[int, Any] = {}  # tensors of a GPU's memory
-        for tensor, dtype in zip(self.c, self.types, strict=False):
-            self._describe(tensor, dtype)
-
-    @staticmethod
-    def _describe(tensor: _DLTensor, dtype: np.dtype[Any]) -> None:
-        """As a processor's tensor of a type."""
-        tensor.device_type, tensor.device_id, tensor.byte_offset = _CPU, 0, 0
-        tensor.code, tensor.bits, tensor.lanes = _DL_CODES[dtype.kind], dtype.itemsize * 8, 1
-
-    def point(self, index: int, array: Array) -> bool:
-        """Let tensor `index` be an array of its type; True if the shape is another than before."""
-        changed, dense = array.shape != self._shapes[index], array.flags.c_contiguous
-        tensor = self._tensors[index]
-        tensor.data = array.__array_interface__["data"][0]
-        if changed or not dense or len(self._kept[index]) > 1:
-            dims = ctypes.c_int64 * max(array.ndim, 1)
-            kept = [dims(*array.shape)]
-            if not dense:
-                kept.append(dims(*(s // array.itemsize for s in array.strides)))
-            tensor.ndim, tensor.shape = array.ndim, kept[0]
-            tensor.strides = None if dense else kept[1]
-            self._kept[index], self._shapes[index] = kept, array.shape
-        return changed
-
-    def point_at(self, index: int, lent: Any) -> bool:
-        """Let tensor `index` be one of a GPU's, until `give_back`; True as `point`."""
-        tensor = self._tensors[index]
-        ctypes.memmove(ctypes.addressof(tensor), lent.address, ctypes.sizeof(_DLTensor))
-        shape = tuple(tensor.shape[: tensor.ndim])
-        changed = shape != self._shapes[index]
-        self._shapes[index] = shape
-        self._lent[index] = lent
-        return changed
-
-    def give_back(self) -> None:
-        """Let go of GPUs' tensors."""
-        for index in self._lent:
-            self._describe(self._tensors[index], self.types[index])
-            self._shapes[index] = None
-        self._lent.clear()
 
 
 class _Context:
@@ -187,9 +127,12 @@ class _Context:
 
     def __init__(self, c: ctypes.c_void_p) -> None:
         self.c = c
-        self.given, self.wanted = _Tensors(inputs), _Tensors(outputs)
+        self.given = Tensors([_dtype_of(info) for info in inputs])
+        self.wanted = Tensors([_dtype_of(info) for info in outputs])
         self.known = False  # whether `shapes` are those of the outputs for `given`
         self.shapes: list[tuple[int, ...]] = []
+        self.dims = (ctypes.c_int64 * max(_ENDS[-1], 1))()
+        self.small: list[bool] = []  # whether the library may copy an output
         self.late: list[int] = []  # outputs whose shapes only a run tells
         self.stream = 0  # of a GPU, what its runs go to
 
@@ -237,7 +180,7 @@ class _Library:
                 ) from error
             raise LoadError(text) from error
         self.run_c = self._function("run_bits")
-        self.shape_c = self._function("output_shape")
+        self.shapes_c = self._function("output_shapes")
         self.result_c = self._function("result")
         self.weights = os.fsencode(folder / "weights.safetensors")
         self.device, self.arrays = 0, 0  # which, and how many outputs lie in its memory
@@ -347,7 +290,7 @@ def _is_manifest(loaded: Any) -> bool:
         all(isinstance(word, str) for word in words)
         and all(isinstance(dim, int | str) for dim in dims)
         and all(isinstance(number, int) for number in bits)
-        and all(kind in _DL_CODES for kind in types)
+        and all(kind in DL_CODES for kind in types)
         and words[0].isidentifier()
     )
 
@@ -359,7 +302,12 @@ def _tensor_infos(entries: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:
 manifest: dict[str, Any] = _read_manifest()
 inputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["inputs"])
 outputs: tuple[TensorInfo, ...] = _tensor_infos(manifest["outputs"])
-_INPUT_NAMES = {info.name for info in inputs}
+_INPUT_ORDER = tuple(info.name for info in inputs)
+_INPUT_NAMES = set(_INPUT_ORDER)
+_OUTPUT_NAMES = tuple(info.name for info in outputs)
+_ENDS = [*accumulate((len(info.shape) for info in outputs), initial=0)]
+_OUTPUT_DIMS = tuple(pairwise(_ENDS))  # where, among those of all outputs
+_OUTPUT_NUMBERS = {name: number for number, name in enumerate(_OUTPUT_NAMES)}
 _library = _Library(_FOLDER, manifest)
 _GPU = bool(manifest["library"].get("gpu"))
 if manifest.get("session"):
@@ -391,15 +339,10 @@ def set_num_threads(threads: int) -> None:
     if not 1 <= operator.index(threads) <= _MAX_THREADS:
         raise InputError(f"number of threads is {threads}, wanted 1 to {_MAX_THREADS}")
     _library.check(_library.call("set_num_threads", ctypes.c_int32(threads)))
-    if threads > 1 and not _GPU:
-        _warn_without_openmp()
 
 
 def num_threads() -> int:
-    """Tell how many threads runs of the calling thread use.
-
-    One without an OpenMP runtime, and in a process forked from a thread that had run a model.
-    """
+    """Tell how many threads runs of this thread use: at a limit of threads, fewer than set."""
     return _library.call("num_threads")
 
 
@@ -557,25 +500,24 @@ def to_device(array: Any) -> Any:
     source = np.asarray(array)
     if not _GPU:
         return source
-    if source.dtype.kind not in _DL_CODES or not source.dtype.isnative:
+    if source.dtype.kind not in DL_CODES or not source.dtype.isnative:
         raise InputError(f"an array of {source.dtype} cannot lie in a GPU's memory")
     copy = DeviceArray(_library, source.shape, source.dtype)
     copy.fill(source)
     return copy
 
 
-def _warn_without_openmp() -> None:
-    if not _library._function("has_openmp")():
-        warnings.warn(
-            f"{_library.name} runs on one thread: no OpenMP runtime (libgomp.so.1) was found; "
-            "apt-get install libgomp1",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
-if not _GPU and len(os.sched_getaffinity(0)) > 1:
-    _warn_without_openmp()
+if (
+    not _GPU
+    and os.environ.get("APQ_THREADS") == "openmp"
+    and not _library._function("has_openmp")()
+):
+    warnings.warn(
+        f"{_library.name} runs on threads of its own: no OpenMP runtime (libgomp.so.1) was found; "
+        "apt-get install libgomp1",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 # ---- running ----
@@ -587,6 +529,7 @@ def run(
     *,
     bits: int = 0,
     on_device: bool | Iterable[str] = False,
+    into: Mapping[str, Array] | None = None,
     **named: Any,
 ) -> dict[str, Any]:
     """Run the model.
@@ -599,23 +542,27 @@ def run(
         are used in place. Types are never cast.
     bits : int
         Bits of the weights in this run, where the model was compiled for a range of them; 0 is what
-        `set_precision` said. (An input called "bits" goes through `feeds`.)
+        `set_precision` said. (An input called "bits" or "into" goes through `feeds`.)
     on_device : bool or iterable of str
         Outputs that stay in the GPU's memory, all or by name: a cache that the next run takes. (A
         processor's outputs lie in its memory anyway.)
+    into : mapping of str to ndarray
+        Arrays that outputs are written into, by name: of the output's type and shape, contiguous,
+        writeable, and none of the inputs. ``into=result`` reuses what an earlier run returned.
     **named : tensor
         More inputs, for names that are identifiers.
 
     Returns
     -------
     dict of str to ndarray or DeviceArray
-        Every ONNX output, in ONNX order; new arrays that belong to the caller.
+        Every ONNX output, in ONNX order; but for those of `into`, new arrays that belong to the
+        caller.
 
     Raises
     ------
     InputError
-        Names, types, ranks, shapes, embedding ids or bits that do not fit; the message says what
-        does.
+        Names, types, ranks, shapes, embedding ids, bits or arrays of `into` that do not fit; the
+        message says what does.
     RunError
         Not enough memory, or a kernel refused its arguments.
     BadWeights
@@ -623,35 +570,69 @@ def run(
     """
     if not _library.verified:
         verify()
-    stay = _staying(on_device)
+    stay = _staying(on_device) if on_device else ()
     context = _library.take_context()
     given, wanted = context.given, context.wanted
     try:
-        arrays = _collect(feeds or {}, named, context)  # what the library reads must live on
-        for index, array in enumerate(arrays):
-            point = given.point if isinstance(array, np.ndarray) else given.point_at
-            if point(index, array):
-                context.known = False
+        arrays = _collect(feeds or {}, named)  # what the library reads must live on
+        plain = _are_plain(arrays, given.types)
+        if not plain:
+            arrays = [*map(_as_input, inputs, arrays, given.types, repeat(context.stream))]
+        shapes = [array.shape for array in arrays] if plain else []
+        if given.point(arrays, shapes) if plain else given.point_any(arrays):
+            context.known = False
         if not context.known:
             _find_shapes(context)
-        results: dict[str, Any] = {}
-        for index, info in enumerate(outputs):
-            shape, kind = context.shapes[index], wanted.types[index]
-            if info.name in stay:
-                results[info.name] = DeviceArray(_library, shape, kind)
-                wanted.point_at(index, results[info.name])
-            else:
-                results[info.name] = _aligned_empty(shape, kind)
-                wanted.point(index, results[info.name])
-        code = _library.run_c(context.c, given.c, wanted.c, ctypes.c_int32(operator.index(bits)))
-        _library.check(code)
+        results = _results(context, stay, into or {}, arrays)
+        if stay:
+            wanted.point_any([*results.values()])
+        else:
+            wanted.point([*results.values()], context.shapes)
+        number = ctypes.c_int32(operator.index(bits))
+        _library.check(_library.run_c(context.c, given.c, wanted.c, number))
         for index in context.late:
-            results[outputs[index].name] = _kept_result(context.c, index)
+            results[_OUTPUT_NAMES[index]] = _kept_result(context.c, index)
     finally:
         given.give_back()
         wanted.give_back()
         _library.idle.append(context)
     return results
+
+
+def _are_plain(values: Sequence[Any], types: Sequence[np.dtype[Any]]) -> bool:
+    """Whether they are contiguous numpy arrays of these types, as most are."""
+    return all(
+        [
+            type(value) is np.ndarray and value.dtype == kind and value.flags.c_contiguous
+            for value, kind in zip(values, types, strict=True)
+        ]
+    )
+
+
+def _results(
+    context: _Context, stay: Container[str], into: Mapping[str, Array], given: Sequence[Any]
+) -> dict[str, Any]:
+    """Memory for the outputs, by name; the dict is the caller's."""
+    if into and _are_like_results(into, context, stay):
+        return dict(into)
+    if into:
+        _check_into(into, context, stay, given)
+    elif not stay:
+        return {
+            name: np.empty(shape, kind) if small else _aligned_empty(shape, kind)
+            for name, shape, kind, small in zip(
+                _OUTPUT_NAMES, context.shapes, context.wanted.types, context.small, strict=True
+            )
+        }
+    ports = zip(_OUTPUT_NAMES, context.shapes, context.wanted.types, strict=True)
+    return {
+        name: into[name]
+        if name in into
+        else DeviceArray(_library, shape, kind)
+        if name in stay
+        else _aligned_empty(shape, kind)
+        for name, shape, kind in ports
+    }
 
 
 def session(max_tokens: int, *, batch: int = 1, given: Mapping[str, Any] | None = None) -> Session:
@@ -776,48 +757,102 @@ def _staying(on_device: bool | Iterable[str]) -> set[str]:
 
 def _find_shapes(context: _Context) -> None:
     """Ask the library for the shapes of the outputs; those that only a run tells stay empty."""
-    context.shapes, context.late = [], []
-    for index, info in enumerate(outputs):
-        dims = (ctypes.c_int64 * max(len(info.shape), 1))()
-        _library.check(_library.shape_c(context.c, context.given.c, ctypes.c_int32(index), dims))
-        shape = tuple(dims[: len(info.shape)])
-        if any(dim < 0 for dim in shape):
-            context.late.append(index)
-            shape = (0,)
-        context.shapes.append(shape)
+    _library.check(_library.shapes_c(context.c, context.given.c, context.dims))
+    dims = context.dims[:]
+    context.shapes = [tuple(dims[start:end]) for start, end in _OUTPUT_DIMS]
+    context.late = (
+        [i for i, s in enumerate(context.shapes) if s and min(s) < 0] if -1 in dims else []
+    )
+    for index in context.late:
+        context.shapes[index] = (0,)
+    every = zip(context.shapes, context.wanted.types, strict=True)
+    context.small = [math.prod(shape) * kind.itemsize <= _COPIED for shape, kind in every]
     context.known = True
+
+
+def _are_like_results(into: Mapping[str, Array], context: _Context, stay: Container[str]) -> bool:
+    """Whether they are what a run returned, or arrays just like those: nothing else to check."""
+    arrays = [*into.values()]
+    if (*into,) != _OUTPUT_NAMES or stay or context.late:
+        return False
+    plain = all(
+        [
+            type(array) is np.ndarray and array.dtype == kind and array.flags.carray  # writeable
+            for array, kind in zip(arrays, context.wanted.types, strict=True)
+        ]
+    )
+    if not plain or [array.shape for array in arrays] != context.shapes:
+        return False
+    memory = addresses_of(arrays) + context.given.addresses
+    return len(set(memory)) == len(arrays) + len(set(context.given.addresses))
+
+
+def _check_into(
+    into: Mapping[str, Array], context: _Context, stay: Container[str], given: Sequence[Any]
+) -> None:
+    """Refuse arrays that outputs cannot be written into."""
+    here = [array for array in given if isinstance(array, np.ndarray)]
+    taken = dict(zip(addresses_of(here), repeat("an input"), strict=False))
+    for name, array in into.items():
+        if name not in _OUTPUT_NUMBERS:
+            known = ", ".join(_OUTPUT_NAMES)
+            raise InputError(f"into has an unknown output: {name}; there are {known}")
+        why = "is to stay in the GPU's memory" if name in stay else _unfit(array, context, name)
+        if why is None and array.size:
+            (address,) = addresses_of((array,))
+            why = f"is {taken[address]} too" if address in taken else None
+            taken[address] = f"output '{name}'"
+        if why is not None:
+            raise InputError(f"into: the array of output '{name}' {why}")
+
+
+def _unfit(array: Any, context: _Context, name: str) -> str | None:
+    """Why an output cannot be written into an array; None if it can."""
+    index = _OUTPUT_NUMBERS[name]
+    kind, shape = context.wanted.types[index], context.shapes[index]
+    if index in context.late:
+        return "cannot be given: its shape depends on data"
+    if not isinstance(array, np.ndarray):
+        return f"is a {type(array).__name__}, wanted a numpy array"
+    if array.dtype != kind:
+        return f"has dtype {array.dtype}, wanted {kind}"
+    if array.shape != shape:
+        return f"has shape {array.shape}, wanted {shape}"
+    if not array.flags.c_contiguous:
+        return "is not contiguous"
+    return None if array.flags.writeable else "is read-only"
 
 
 def _kept_result(context: ctypes.c_void_p, index: int) -> Array:
     """A copy of an output that the context keeps: its shape depends on the data."""
-    tensor, info = _DLTensor(), outputs[index]
+    tensor, info = DLTensor(), outputs[index]
     _library.check(_library.result_c(context, ctypes.c_int32(index), ctypes.byref(tensor)))
-    result = _aligned_empty(tuple(tensor.shape[: tensor.ndim]), _dtype_of(info))
+    result = _aligned_empty(shape_of(tensor), _dtype_of(info))
     if result.size:
         ctypes.memmove(result.ctypes.data, tensor.data, result.nbytes)
     return result
 
 
-def _collect(feeds: Mapping[str, Any], named: Mapping[str, Any], context: _Context) -> list[Any]:
-    """Inputs in ONNX order: arrays, or what a GPU's tensors are `Borrowed` as."""
-    every = {**feeds, **named}
+def _collect(feeds: Mapping[str, Any], named: Mapping[str, Any]) -> list[Any]:
+    """Inputs in ONNX order, as they were given."""
+    every = {**feeds, **named} if named else feeds
     if len(every) < len(feeds) + len(named):
         twice = sorted(set(feeds) & set(named))
         raise InputError(f"inputs given twice: {', '.join(twice)}")
     if every.keys() != _INPUT_NAMES:
-        known = [info.name for info in inputs]
-        unknown = [str(name) for name in every if name not in known]
-        missing = [name for name in known if name not in every]
+        unknown = [str(name) for name in every if name not in _INPUT_NAMES]
+        missing = [name for name in _INPUT_ORDER if name not in every]
         parts = [f"unknown inputs: {', '.join(unknown)}"] if unknown else []
         parts += [f"missing inputs: {', '.join(missing)}"] if missing else []
-        raise InputError(f"{'; '.join(parts)}. {_library.name} takes {', '.join(known)}")
-    values = [every[info.name] for info in inputs]
-    return [
-        _borrow(info, value, context.stream)
-        if _GPU and not isinstance(value, np.ndarray) and in_gpu_memory(value)
-        else _as_array(info, value, kind)
-        for info, value, kind in zip(inputs, values, context.given.types, strict=True)
-    ]
+        raise InputError(f"{'; '.join(parts)}. {_library.name} takes {', '.join(_INPUT_ORDER)}")
+    return [every[name] for name in _INPUT_ORDER]
+
+
+def _as_input(info: TensorInfo, value: Any, kind: np.dtype[Any], stream: int) -> Any:
+    """An array, or what a GPU's tensor is `Borrowed` as."""
+    if _GPU and not isinstance(value, np.ndarray) and in_gpu_memory(value):
+        return _borrow(info, value, stream)
+    return _as_array(info, value, kind)
 
 
 def _borrow(info: TensorInfo, value: Any, stream: int) -> Any:
@@ -874,13 +909,11 @@ def _dtype_of(info: TensorInfo) -> np.dtype[Any]:
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array; but for tiny ones, the kernels may write into it as it is."""
+    """An uninitialised array, into which kernels may write as it is."""
     size = math.prod(shape) * dtype.itemsize
-    if size <= _COPIED:
-        return np.empty(shape, dtype)
     try:
         block = np.empty(size + _ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:  # NumPy refuses more than it can count
         raise RunError(f"no memory for an output of {size} bytes") from error
-    start = -block.ctypes.data % _ALIGNMENT
-    return block[start : start + size].view(dtype).reshape(shape)
+    (start,) = addresses_of((block,))
+    return np.ndarray(shape, dtype, block, -start % _ALIGNMENT)

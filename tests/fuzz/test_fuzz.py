@@ -53,17 +53,20 @@ def test_importer(tmp_path: Path) -> None:
 
 
 @pytest.mark.all_cases
-def test_threads_do_not_race(tmp_path: Path) -> None:
-    """One handle in four threads under TSan, whose teams are threads that TSan understands."""
+@pytest.mark.parametrize("threads", ["", "openmp"])
+def test_threads_do_not_race(threads: str, tmp_path: Path) -> None:
+    """One handle in four threads under TSan; OpenMP's teams are threads that TSan understands."""
     # TSan needs its shadow memory where randomized addresses may already be.
     fixed = ["setarch", os.uname().machine, "-R"]
     if subprocess.run([*fixed, "true"], capture_output=True, check=False).returncode:
         pytest.skip("addresses cannot be fixed here (setarch -R)")
     module, work = emit_sources(parallel_scale(4096, 3.0), tmp_path)
     thread = ["-fsanitize=thread"]
-    shim = ["cc", "-O1", "-g", *thread, "-shared", "-fPIC", str(HERE / "gomp.c")]
-    subprocess.run([*shim, "-o", str(tmp_path / "libgomp.so.1"), "-lpthread"], check=True)
+    env = {"TSAN_OPTIONS": "halt_on_error=1", "APQ_THREADS": threads}
+    if threads == "openmp":
+        shim = ["cc", "-O1", "-g", *thread, "-shared", "-fPIC", str(HERE / "gomp.c")]
+        subprocess.run([*shim, "-o", str(tmp_path / "libgomp.so.1"), "-lpthread"], check=True)
+        env["LD_LIBRARY_PATH"] = str(tmp_path)
     build("races", work, tmp_path / "races", thread)
     weights = str(module / "weights.safetensors")
-    env = {"LD_LIBRARY_PATH": str(tmp_path), "TSAN_OPTIONS": "halt_on_error=1"}
     assert check([*fixed, str(tmp_path / "races"), weights], **env) == "done\n"

@@ -16,6 +16,8 @@ struct apq_handle {
   apq_weights weights;
   struct apq_device *device; /* a GPU with a copy of the weights; NULL for processors */
   atomic_int threads;
+  apq_parallel parallel; /* the program's own pool; NULL for ours */
+  void *parallel_data;
   atomic_int *bits; /* of every layer whose bits can be chosen */
 };
 
@@ -83,6 +85,17 @@ void apq_context_close(apq_context *c);
 void apq_plan_dropped(apq_context *c, const plan *p);
 /* Fails unless runs can use a tensor that lies where `t` does. */
 int apq_check_place(const apq_handle *h, const char *kind, const char *name, const DLTensor *t);
+/* Of processors: what a thread's run has threads from, from `begin` to `end`. A program's own pool may
+ * let a thread that waits for one run begin another: `end` takes what `begin` gave. */
+typedef struct {
+  apq_parallel parallel; /* the program's own; NULL for ours */
+  void *parallel_data;
+  struct apq_team *team; /* NULL until a loop needs one */
+  int32_t threads;
+} apq_crew;
+
+apq_crew apq_threads_begin(const apq_handle *h, int32_t threads);
+void apq_threads_end(const apq_crew *before);
 /* Arguments are checked, symbols are those of `p`. */
 int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
 

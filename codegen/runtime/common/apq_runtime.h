@@ -133,19 +133,26 @@ typedef struct {
 int apq_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *apq_last_error(void);
 
-/* ---- threads and scratch (threads.c, workspace.c) ---- */
+/* ---- threads and scratch (threads.c, cores.c, launch.c, workspace.c) ---- */
 
 enum { APQ_MAX_THREADS = 1024 };
 
-/* 1 if an OpenMP runtime was found when the first handle was opened. */
+/* One of several tasks that make up `work`. */
+typedef void (*apq_task)(void *work, int32_t task);
+/* A program's own way to share tasks 0 to `tasks` - 1 out: returns when each has returned. */
+typedef void (*apq_parallel)(void *data, int32_t tasks, apq_task task, void *work);
+
+/* 1 if runs use OpenMP's threads: APQ_THREADS=openmp, and a runtime was found when the first handle was
+ * opened. */
 int apq_has_openmp(void);
 /* Physical cores this process may use: affinity, then control group quota, then OMP_NUM_THREADS. */
 int32_t apq_default_threads(void);
-/* Called at the start of every run: `threads`, or fewer at a limit of threads, 1 without OpenMP and where
- * a fork took this thread's team. */
+/* `threads`, or fewer at a limit of threads; 1 where a fork took this thread's team of OpenMP's. */
 int32_t apq_usable_threads(int32_t threads);
-/* How many tasks the next kernel on this thread is cut into. */
-void apq_set_tasks(int32_t tasks);
+/* Nanoseconds that the next kernel of this thread takes on one thread, roughly. */
+void apq_set_work(double nanoseconds);
+/* How many threads that kernel was shared out to, at most. */
+int32_t apq_team(void);
 
 /* ---- what emitted code calls (graph_support.c, run.c) ---- */
 
@@ -266,9 +273,12 @@ int32_t apq_rank(const apq_handle *handle, int32_t of_output, int32_t index);
 int apq_verify(const apq_handle *handle);
 int apq_set_num_threads(apq_handle *handle, int32_t threads);
 int32_t apq_num_threads(const apq_handle *handle);
+/* NULL is the library's own pool. No run of the handle is under way. */
+int apq_set_parallel(apq_handle *handle, apq_parallel parallel, void *data);
 int apq_context_create(const apq_handle *handle, apq_context **out);
 void apq_context_destroy(apq_context *context);
 int apq_output_shape(apq_context *context, const DLTensor *inputs, int32_t index, int64_t *shape);
+int apq_output_shapes(apq_context *context, const DLTensor *inputs, int64_t *shapes);
 /* Bits of one layer, or of all for NULL, from the next run on. */
 int apq_set_precision(apq_handle *handle, const char *layer, int32_t bits);
 /* Bits of one layer; 0 if they cannot be chosen. */

@@ -76,7 +76,15 @@ int apq_set_num_threads(apq_handle *h, int32_t threads) {
 
 int32_t apq_num_threads(const apq_handle *h) {
   if (h == NULL) return is_null("the handle");
-  return apq_usable_threads(atomic_load(&((apq_handle *)(uintptr_t)h)->threads));
+  int32_t threads = atomic_load(&((apq_handle *)(uintptr_t)h)->threads);
+  return h->parallel != NULL ? threads : apq_usable_threads(threads);
+}
+
+int apq_set_parallel(apq_handle *h, apq_parallel parallel, void *data) {
+  if (h == NULL) return is_null("the handle");
+  h->parallel = parallel;
+  h->parallel_data = data;
+  return APQ_OK;
 }
 
 /* ---- bits at run time ---- */
@@ -409,6 +417,16 @@ int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int6
   for (int32_t i = 0; i < index; i++) dims += m->outputs[i].ndim;
   memcpy(shape, dims, 8 * (size_t)m->outputs[index].ndim);
   return APQ_OK;
+}
+
+int apq_output_shapes(apq_context *c, const DLTensor *inputs, int64_t *shapes) {
+  if (c == NULL) return is_null("the context");
+  const apq_module *m = c->handle->module;
+  if (shapes == NULL && m->output_dims > 0) return is_null("where the shapes are to be written");
+  plan *p;
+  int rc = find_plan(c, inputs, &p);
+  if (rc == APQ_OK && m->output_dims > 0) memcpy(shapes, p->out_dims, 8 * (size_t)m->output_dims);
+  return rc;
 }
 
 static int check_outputs(const apq_handle *h, const plan *p, const DLTensor *outputs) {

@@ -122,7 +122,9 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
                      apq_num_threads(c->handle), c->sizes, c->results, c->result_dims, c};
+  apq_crew before = apq_threads_begin(c->handle, frame.threads);
   rc = m->graph(&frame);
+  apq_threads_end(&before);
   c->finished = rc == APQ_OK;
   for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {
     const DLTensor *t = &outputs[i];
@@ -134,22 +136,16 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
 
 /* ---- what the graph calls ---- */
 
-/* A kernel is worth a team of threads from this many estimated nanoseconds per thread on. Measured on
- * Zen 4: a team of two costs 0.9 us, and y = 3 x over [n, 64] gains from n = 512 (2.7 us alone) on. */
-static const double NANOSECONDS_PER_TASK = 4000.0;
-
 int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const apq_any *args,
              int32_t num_args, double work, double products) {
   apq_context *c = frame->context;
-  double worth = work / NANOSECONDS_PER_TASK;
-  int32_t tasks = worth >= frame->threads ? frame->threads : worth < 1.0 ? 1 : (int32_t)worth;
-  apq_set_tasks(tasks);
+  apq_set_work(work);
   apq_any result = {0, 0, {0}};
   uint64_t begin = c->profile == NULL ? 0 : apq_now();
   if (kernel(NULL, args, num_args, &result) != 0) {
     return apq_fail(APQ_KERNEL_FAILED, "kernel %s failed: %s", name, apq_last_error());
   }
-  return c->profile == NULL ? APQ_OK : apq_profile_call(c, name, begin, args, num_args, products, tasks);
+  return c->profile == NULL ? APQ_OK : apq_profile_call(c, name, begin, args, num_args, products, apq_team());
 }
 
 int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes) {

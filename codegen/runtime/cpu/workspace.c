@@ -27,8 +27,9 @@ static void pool_free(void *data) {
 
 static void pool_make_key(void) { pool_key_made = pthread_key_create(&pool_key, pool_free) == 0; }
 
-/* The library may be unloaded before its threads end: they must not call into it then. */
-__attribute__((destructor)) static void pool_unload(void) {
+/* The library may be unloaded before the program's threads end: they must not call into it then. Our own
+ * (pool.c) have ended before, as destructors without a number come first. */
+__attribute__((destructor(1000))) static void pool_unload(void) {
   if (pool_key_made) pthread_key_delete(pool_key);
 }
 

@@ -90,33 +90,47 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OPENMP = ("-Wl,-u,GOMP_parallel", "-lgomp")
-OPENMP_THREADS = 2 if ctypes.util.find_library("gomp") else 1
+BY_OPENMP = "2 threads of OpenMP"
+# glibc cannot load libgomp into a static program: it crashed in its first run.
+PROGRAMS = {
+    "dynamic": ((), BY_OPENMP if ctypes.util.find_library("gomp") else "2 threads"),
+    "static": (("-static",), "2 threads"),
+    "static-pie": (("-static-pie", "-fPIE"), "2 threads"),
+    "static with OpenMP": (("-static", *OPENMP), BY_OPENMP),
+    "static-pie with OpenMP": (("-static-pie", "-fPIE", *OPENMP), BY_OPENMP),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "threads"),
-    [
-        ((), OPENMP_THREADS),
-        # glibc cannot load libgomp into a static program: it crashed in its first run.
-        (("-static",), 1),
-        (("-static-pie", "-fPIE"), 1),
-        (("-static", *OPENMP), 2),
-        (("-static-pie", "-fPIE", *OPENMP), 2),
-    ],
-    ids=["dynamic", "static", "static-pie", "static with OpenMP", "static-pie with OpenMP"],
-)
-def test_threads_of_a_static_program(
-    scaled: Path, tmp_path: Path, options: tuple[str, ...], threads: int
-) -> None:
+def embed(scaled: Path, source: str, program: Path, *options: str) -> list[str]:
+    """Build one of the programs around `scaled`; its command."""
+    sources = [f"-I{scaled}", str(EMBED / source), str(scaled / "libscaled.a")]
+    libraries = [*options, "-lm", "-ldl", "-lpthread"]
+    output_of(["cc", *WARNINGS, *sources, *libraries, "-o", str(program)])
+    return [str(program), str(scaled / "weights.safetensors")]
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_threads_of_a_program(kind: str, scaled: Path, tmp_path: Path) -> None:
+    options, by_openmp = PROGRAMS[kind]
     for library in ("libc.a", "libgomp.a"):
         if options and output_of(["cc", f"-print-file-name={library}"]).strip() == library:
             pytest.skip(f"cc has no {library}")
-    program = tmp_path / "threads"
-    sources = [f"-I{scaled}", str(EMBED / "threads.c"), str(scaled / "libscaled.a")]
-    libraries = [*options, "-lm", "-ldl", "-lpthread"]
-    output_of(["cc", *WARNINGS, *sources, *libraries, "-o", str(program)])
-    done = output_of([str(program), str(scaled / "weights.safetensors")])
-    assert done == f"{threads} threads\n"
+    command = embed(scaled, "threads.c", tmp_path / "threads", *options)
+    assert output_of(command) == "2 threads\n"
+    assert output_of(command, APQ_THREADS="openmp") == f"{by_openmp}\n"
+
+
+def test_threads_of_the_programs_own(scaled: Path, tmp_path: Path) -> None:
+    assert output_of(embed(scaled, "hooked.c", tmp_path / "hooked")) == "done\n"
+
+
+def test_unloading(scaled: Path, tmp_path: Path) -> None:
+    """No thread of ours is left in code that is gone."""
+    program = tmp_path / "unloaded"
+    source = str(EMBED / "unloaded.c")
+    output_of(["cc", *WARNINGS, f"-I{scaled}", source, "-ldl", "-o", str(program)])
+    library, weights = scaled / "libscaled.so", scaled / "weights.safetensors"
+    assert output_of([str(program), str(library), str(weights)]) == "done\n"
 
 
 @pytest.mark.slow

@@ -98,15 +98,16 @@ def test_bad_inputs(module: ModuleType, case: str) -> None:
 @pytest.mark.parametrize("shape", [(1 << 60, 8), (1 << 59, 8), (1 << 62, 8), (1 << 32, 1 << 32)])
 def test_bytes_that_overflow(module: ModuleType, shape: tuple[int, int]) -> None:
     """NumPy has no such array; a C program may: 2^64 bytes by strides of 0 are not 0 bytes."""
-    tensors, dims = module._Tensors(module.inputs), ctypes.c_int64 * 2
-    for index, array in enumerate((X, IDS)):
-        tensors.point(index, array)
+    taken = module._library.take_context()
+    tensors = type(taken.given)(taken.given.types)
+    tensors.point_any([X, IDS])
     given = tensors.c
-    given[0].shape, given[0].strides = dims(*shape), dims(0, 0)
-    taken, out = module._library.take_context(), dims()
+    dims = ctypes.c_int64 * 2
+    huge, still = dims(*shape), dims(0, 0)
+    given[0].shape, given[0].strides = map(ctypes.addressof, (huge, still))
     context = taken.c
     with pytest.raises(module.InputError, match="too large"):
-        module._library.check(module._library.shape_c(context, given, ctypes.c_int32(0), out))
+        module._library.check(module._library.shapes_c(context, given, taken.dims))
     with pytest.raises(module.InputError, match="too large"):
         module._library.check(module._library.run_c(context, given, given, ctypes.c_int32(0)))
     module._library.idle.append(taken)

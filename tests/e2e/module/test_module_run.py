@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -316,14 +317,14 @@ def threads_after_run(module: ModuleType) -> int:
 
 
 def test_fork_after_a_run(parallel: ModuleType) -> None:
-    """The forked copy of a thread that had a team goes on alone instead of waiting for it."""
+    """The child starts threads of its own."""
     parallel.set_num_threads(2)
     threads_after_run(parallel)
     child = os.fork()
     if child == 0:
         os._exit(threads_after_run(parallel) & 0xFF)
     _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 1
+    assert os.waitstatus_to_exitcode(status) == 2
     assert threads_after_run(parallel) == 2
 
 
@@ -334,14 +335,16 @@ def child_runs(module: ModuleType, queue: Any) -> None:
 
 
 def test_multiprocessing_fork(parallel: ModuleType) -> None:
-    """In the child a new thread has all threads again, the forked one has itself."""
+    """From a thread, while another runs; in the child on new threads and on the forked one."""
     parallel.set_num_threads(2)
-    threads_after_run(parallel)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(target=child_runs, args=(parallel, queue))
-    process.start()
-    assert queue.get(timeout=900) == (1, 2)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: [threads_after_run(parallel) for _ in range(50)])
+        process = context.Process(target=child_runs, args=(parallel, queue))
+        process.start()
+        assert queue.get(timeout=900) == (2, 2)
+        assert set(running.result()) == {2}
     process.join()
     assert process.exitcode == 0
 
@@ -380,23 +383,34 @@ def two_modules(parallel_compiled: CompiledModule) -> Path:
     return folder
 
 
+NEEDS_OPENMP = pytest.mark.skipif(not ctypes.util.find_library("gomp"), reason="no libgomp here")
+
+
 @pytest.mark.parametrize("before", ["import other", ""], ids=["opened before", "opened after"])
-def test_a_fork_after_another_modules_run(before: str, two_modules: Path) -> None:
+@pytest.mark.parametrize("threads", ["", pytest.param("openmp", marks=NEEDS_OPENMP)])
+def test_a_fork_after_another_modules_run(threads: str, before: str, two_modules: Path) -> None:
     """The team of the parent's thread was libgomp's, whichever module had started it."""
     code = FORKING.format(first="parallel_module", second="other", before=before)
-    done = run_python(code, two_modules)
-    assert done.stdout == "[(1, True), (2, True)]\n2\n", done.stdout + done.stderr
+    done = run_python(code, two_modules, APQ_THREADS=threads)
+    forked = 1 if threads == "openmp" else 2
+    assert done.stdout == f"[({forked}, True), (2, True)]\n2\n", done.stdout + done.stderr
 
 
+@NEEDS_OPENMP
 def test_a_fork_of_a_single_thread_keeps_its_threads(two_modules: Path) -> None:
     """Nobody had a team: nothing is lost. (OpenBLAS must not have threads either.)"""
     code = FORKING.format(first="parallel_module", second="parallel_module", before="")
     code = code.replace("parallel_module.set_num_threads(2)\n    parallel_module.run(x=x)", "pass")
-    done = run_python(code, two_modules, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+    alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "APQ_THREADS": "openmp"}
+    done = run_python(code, two_modules, **alone)
     assert done.stdout.startswith("[(2, True), (2, True)]\n"), done.stdout + done.stderr
 
 
-def test_a_limit_of_threads_is_no_end(two_modules: Path) -> None:
+THREADS = pytest.mark.parametrize("threads", ["", "openmp"])
+
+
+@THREADS
+def test_a_limit_of_threads_is_no_end(threads: str, two_modules: Path) -> None:
     """libgomp ends the process where no thread can be started; a run then has fewer."""
     code = """
         import os, resource, numpy as np, parallel_module as m
@@ -409,11 +423,12 @@ def test_a_limit_of_threads_is_no_end(two_modules: Path) -> None:
             assert (m.run(x=x)["y"] == 6).all()
         print(m.num_threads())
         """
-    done = run_python(code, two_modules, OPENBLAS_NUM_THREADS="1")
+    done = run_python(code, two_modules, OPENBLAS_NUM_THREADS="1", APQ_THREADS=threads)
     assert done.stdout == "1\n", done.stdout + done.stderr
 
 
-def test_a_limit_of_memory_is_no_end(two_modules: Path) -> None:
+@THREADS
+def test_a_limit_of_memory_is_no_end(threads: str, two_modules: Path) -> None:
     """Nor where threads have no room for their stacks."""
     code = """
         import pathlib, resource, numpy as np, parallel_module as m
@@ -426,7 +441,7 @@ def test_a_limit_of_memory_is_no_end(two_modules: Path) -> None:
         assert (m.run(x=x)["y"] == 6).all()
         print(m.num_threads() < 64)
         """
-    done = run_python(code, two_modules, OPENBLAS_NUM_THREADS="1")
+    done = run_python(code, two_modules, OPENBLAS_NUM_THREADS="1", APQ_THREADS=threads)
     assert done.stdout == "True\n", done.stdout + done.stderr
 
 
@@ -443,6 +458,21 @@ def test_default_threads_respect_affinity(mixed: CompiledModule) -> None:
 def test_default_threads_follow_openmp_variable(mixed: CompiledModule) -> None:
     code = "import mixed_module; print(mixed_module.num_threads())"
     assert run_python(code, mixed.path.parent, OMP_NUM_THREADS="3").stdout == "3\n"
+
+
+def test_openmp_on_request(two_modules: Path) -> None:
+    """Where OpenMP is asked for and is not there, a warning says that the threads are ours."""
+    code = """
+        import numpy as np, parallel_module as m
+        m.set_num_threads(2)
+        x = np.full((200, 4096), 2.0, np.float32)
+        assert (m.run(x=x)["y"] == 6).all()
+        print(m.num_threads())
+        """
+    done = run_python(code, two_modules, APQ_THREADS="openmp")
+    assert done.stdout == "2\n"
+    there = ctypes.util.find_library("gomp")
+    assert bool(there) != ("no OpenMP runtime" in done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 2.0), (2, 2.0), (3, 3.0), (4, 3.0), (5, 4.0)])

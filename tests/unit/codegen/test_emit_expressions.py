@@ -78,7 +78,7 @@ def test_c_agrees_with_tvm(tmp_path: Path) -> None:
     source.write_text("\n".join(lines) + "\n")
     files = [str(source), str(COMMON / "graph_support.c"), str(COMMON / "errors.c")]
     stub = tmp_path / "stub.c"
-    stub.write_text('#include "apq_runtime.h"\nvoid apq_set_tasks(int32_t n) { (void)n; }\n')
+    stub.write_text('#include "apq_runtime.h"\nvoid apq_set_work(double n) { (void)n; }\n')
     command = ["cc", "-shared", "-fPIC", "-fwrapv", f"-I{COMMON}", *files, str(stub)]
     subprocess.run([*command, "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
@@ -97,7 +97,7 @@ def test_c_agrees_with_tvm(tmp_path: Path) -> None:
 def test_division_by_zero_does_not_trap(tmp_path: Path) -> None:
     source, library = tmp_path / "z.c", tmp_path / "z.so"
     source.write_text(
-        '#include "apq_runtime.h"\nvoid apq_set_tasks(int32_t n) { (void)n; }\n'
+        '#include "apq_runtime.h"\nvoid apq_set_work(double n) { (void)n; }\n'
         "int64_t z(int64_t a, int64_t b) { return apq_floordiv(a, b) + apq_floormod(a, b)\n"
         "    + apq_truncdiv(a, b) + apq_truncmod(a, b); }\n"
     )

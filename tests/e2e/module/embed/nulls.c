@@ -24,6 +24,7 @@ int main(int argc, char **argv) {
   REFUSED(embedded_verify(NULL), "the handle is NULL");
   REFUSED(embedded_set_num_threads(NULL, 1), "the handle is NULL");
   REFUSED(embedded_num_threads(NULL), "the handle is NULL");
+  REFUSED(embedded_set_parallel(NULL, NULL, NULL), "the handle is NULL");
   REFUSED(embedded_set_precision(NULL, NULL, 4), "the handle is NULL");
   REFUSED(embedded_precision(NULL, "layer"), "the handle is NULL");
   REFUSED(embedded_precision(handle, NULL), "the layer's name is NULL");
@@ -65,6 +66,9 @@ int main(int argc, char **argv) {
   REFUSED(embedded_output_shape(NULL, in, 0, shapes[0]), "the context is NULL");
   REFUSED(embedded_output_shape(context, NULL, 0, shapes[0]), "the array of inputs is NULL");
   REFUSED(embedded_output_shape(context, in, 0, NULL), "the shape is to be written is NULL");
+  REFUSED(embedded_output_shapes(NULL, in, shapes[0]), "the context is NULL");
+  REFUSED(embedded_output_shapes(context, NULL, shapes[0]), "the array of inputs is NULL");
+  REFUSED(embedded_output_shapes(context, in, NULL), "the shapes are to be written is NULL");
   REFUSED(embedded_run(NULL, in, out), "the context is NULL");
   REFUSED(embedded_run(context, NULL, out), "the array of inputs is NULL");
   REFUSED(embedded_run(context, in, NULL), "the array of outputs is NULL");

@@ -22,7 +22,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < ROWS * COLUMNS; i++) {
     if (y[i] != 3 * x[i]) return 5;
   }
-  printf("%d threads\n", (int)scaled_num_threads(handle));
+  printf("%d threads%s\n", (int)scaled_num_threads(handle), scaled_has_openmp() ? " of OpenMP" : "");
   scaled_context_destroy(context);
   scaled_close(handle);
   return 0;
