@@ -42,6 +42,8 @@ def products_of(mod: Any, name: str, args: Sequence[Tensor | str]) -> str:
     if name not in {variable.name_hint for variable in mod.get_global_vars()}:
         return "0"
     func = mod[name]
+    if func.attrs and "apq.work_along" in func.attrs:
+        return _of_attention(func, args)
     total: Any = tirx.IntImm("int64", 0)
     for times in _rounds(func.body, tirx.IntImm("int64", 1)):
         total = total + times
@@ -49,6 +51,15 @@ def products_of(mod: Any, name: str, args: Sequence[Tensor | str]) -> str:
         return c_expr(Analyzer().simplify(total), symbols_at(func, args))
     except UnsupportedModel:
         return "0"
+
+
+def _of_attention(func: Any, args: Sequence[Tensor | str]) -> str:
+    """Of each number of q and of y, one with every key (`apq_tvm.ops.graph.attention`)."""
+    number, axis = (int(i) for i in func.attrs["apq.work_along"])
+    q, along, y = (args[i] for i in (0, number, -1))
+    assert isinstance(q, Tensor) and isinstance(along, Tensor) and isinstance(y, Tensor)
+    sizes = (" * ".join(f"(int64_t){dim}" for dim in tensor.dims) for tensor in (q, y))
+    return f"({' + '.join(sizes)}) * {along.dims[axis]}"
 
 
 def _rounds(stmt: Any, times: Any) -> Iterator[Any]:

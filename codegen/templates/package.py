@@ -668,13 +668,14 @@ def session(max_tokens: int, *, batch: int = 1, given: Mapping[str, Any] | None 
     arrays = dict(given or {})
     if sorted(arrays) != sorted(wanted):
         raise InputError(f"a session of {_library.name} is given {', '.join(wanted) or 'nothing'}")
-    tensors, held = _Tensors(inputs), []
-    for index, port in enumerate(inputs):
-        if port.name in arrays:
-            held.append(
-                np.ascontiguousarray(_as_array(port, arrays[port.name], tensors.types[index]))
-            )
-            tensors.point(index, held[-1])
+    tensors = Tensors([_dtype_of(port) for port in inputs])
+    held = [
+        np.ascontiguousarray(_as_array(port, arrays[port.name], kind))
+        if port.name in arrays
+        else np.empty((0,) * len(port.shape), kind)  # a session makes it
+        for port, kind in zip(inputs, tensors.types, strict=True)
+    ]
+    tensors.point_any(held)
     if not _library.verified:
         verify()
     functions = SessionLibrary(_library._function, _library.check, _aligned_empty, InputError)

@@ -104,7 +104,7 @@ int apq_find_plan(apq_context *c, plan **out);
 /* The bits of all layers in the next run of a context. */
 int apq_take_bits(apq_context *c, int32_t bits);
 /* A block of at least so many bytes; what it held is lost where it grows. */
-int apq_grow(region *r, size_t bytes, const char *what);
+int apq_enlarge(region *r, size_t bytes, const char *what);
 /* Of a session: its caches where buffers lie, before a run; nothing for them in a plan. */
 void apq_place_kept(apq_context *c);
 int apq_leave_kept(apq_context *c, size_t *bytes);

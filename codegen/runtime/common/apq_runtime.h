@@ -152,7 +152,7 @@ int32_t apq_usable_threads(int32_t threads);
 /* Nanoseconds that the next kernel of this thread takes on one thread, roughly. */
 void apq_set_work(double nanoseconds);
 /* How many threads that kernel was shared out to, at most. */
-int32_t apq_team(void);
+int32_t apq_shared_by(void);
 
 /* ---- what emitted code calls (graph_support.c, run.c) ---- */
 

@@ -33,7 +33,7 @@ void apq_set_work(double nanoseconds) {
   team = 1;
 }
 
-int32_t apq_team(void) { return team; }
+int32_t apq_shared_by(void) { return team; }
 
 /* Kernels tell how many iterations a loop has (codegen/build/extents.py) before they launch it. */
 void apq_loop_iterations(int64_t count);

@@ -117,7 +117,7 @@ static int prepare_feeds(apq_session *s, const DLTensor *given) {
       int64_t tokens[] = {s->batch, s->capacity};
       if ((rc = apq_bytes(&bytes, input->name, item, 2, tokens)) != APQ_OK) return rc;
     }
-    if ((rc = apq_grow(&s->fed[i], bytes, "a session's inputs")) != APQ_OK) return rc;
+    if ((rc = apq_enlarge(&s->fed[i], bytes, "a session's inputs")) != APQ_OK) return rc;
     if (feed == APQ_FEED_GIVEN) memcpy(s->fed[i].data, apq_address(&given[i]), bytes);
     if (feed == APQ_FEED_MASK && put_ones(s->fed[i].data, input->dtype, s->batch * s->capacity) != 0) {
       return apq_fail(APQ_BAD_INPUT, "input '%s' has a type that sessions cannot fill", input->name);
@@ -197,7 +197,7 @@ static int prepare_plans(apq_session *s) {
   for (int32_t i = 0; rc == APQ_OK && i < s->context->handle->module->kept->num_buffers; i++) {
     size_t bytes = s->kept[i].bytes;
     s->kept[i].bytes = 0;
-    rc = apq_grow(&s->kept[i], bytes, "a session's caches");
+    rc = apq_enlarge(&s->kept[i], bytes, "a session's caches");
   }
   return rc;
 }
@@ -367,7 +367,7 @@ static int run_all(apq_session *s, const int64_t *ids, int64_t tokens, int64_t a
     int64_t rows = wanted > 0 ? wanted : 1;
     int aside = wanted == 0 || s->batch > 1;
     int rc = APQ_OK;
-    if (aside) rc = apq_grow(&s->unwanted, (size_t)(s->batch * rows) * row_bytes, "logits");
+    if (aside) rc = apq_enlarge(&s->unwanted, (size_t)(s->batch * rows) * row_bytes, "logits");
     void *to = aside ? s->unwanted.data : logits + (size_t)written * row_bytes;
     if (rc == APQ_OK) rc = run_some(s, ids + done, tokens, s->length + done, now, rows, to);
     if (rc != APQ_OK) return rc;
