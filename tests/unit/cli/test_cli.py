@@ -264,7 +264,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
         "compile", "m.onnx", "-o", module, "--target", "znver3", "--scheme", "W8A8", "--force",
         "--tensor-type", "att.*=W4A8g32", "--tensor-type", "cls=float", "--no-search", "--json",
         "--calibration", "c.safetensors", "--method", "gptq", "--triple", "x86_64-linux-gnu",
-        "--layout", "4x8", "--cc", "gcc", "--sysroot", "/", "--dim", "batch=2",
+        "--layout", "4x8", "--cc", "gcc", "--sysroot", "/", "--dim", "batch=2", "--kv", "f16",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["path"] == str(module)
@@ -273,6 +273,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
     assert seen == {
         "model": Path("m.onnx"),
         "output": module,
+        "kv": "f16",
         "target": "znver3",
         "scheme": "W8A8",
         "tensor_types": {"att.*": "W4A8g32", "cls": "float"},
