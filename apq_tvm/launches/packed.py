@@ -14,8 +14,10 @@ from typing import Any
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.launches.chains import Chain, apart, chains
-from apq_tvm.launches.shared_keys import SharedKeys, Stored, attributes
+from apq_tvm.launches.shared_keys import EXPANDS, RESHAPES, SharedKeys, Stored, attributes
 from apq_tvm.types import ImportedModel, Node
+
+MOVES = (*RESHAPES, *EXPANDS, "Transpose")
 
 
 @dataclass
@@ -56,7 +58,18 @@ def pack_attention(model: ImportedModel, make: Callable[..., Any]) -> Packed:
     for node in model.nodes:
         if node.name not in gone:
             nodes += made.get(node.name, (node,))
-    return Packed(tuple(nodes), declined)
+    return Packed(_used(model, nodes), declined)
+
+
+def _used(model: ImportedModel, nodes: list[Node]) -> tuple[Node, ...]:
+    """Without moves that nothing reads any more: the copies of keys for each head."""
+    used, kept = {spec.name for spec in model.outputs}, list[Node]()
+    for node in reversed(nodes):
+        if used.isdisjoint(node.outputs) and node.op in MOVES:
+            continue
+        used.update(node.inputs)
+        kept.append(node)
+    return tuple(reversed(kept))
 
 
 def _joined(

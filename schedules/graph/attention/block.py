@@ -80,7 +80,7 @@ class Block:
             return loop(i64(vectors // step), lambda c: self._scores(i * rows, first, c, step))
 
         parts.append(loop(self.count, tile))
-        parts.append(loop(self.count * rows, lambda r: self._softmax(r, number, vectors, rest)))
+        parts += self._softmax(number, vectors, rest)
         keys = i64(BLOCK) if rest is None else rest
         parts.append(loop(self.count, lambda i: self._weigh(i * rows, number, keys)))
         return tirx.stmt_seq(*parts)
@@ -155,8 +155,22 @@ class Block:
                 parts.append(s.store(s.scores, to, value, PACK))
         return tirx.stmt_seq(*parts)
 
-    def _softmax(self, r: Expr, number: Expr, vectors: int, rest: Expr | None) -> Stmt:
-        """Scores of a row become what they weigh."""
+    def _softmax(self, number: Expr, vectors: int, rest: Expr | None) -> list[Stmt]:
+        """Scores of all rows become what they weigh.
+
+        In three loops: what one finds of a row needs a while, and the processor looks only so far
+        ahead.
+        """
+        rows = self.count * i64(self.rows.rows)
+        sixteen = (rows + i64(PACK - 1)) // i64(PACK)
+        return [
+            loop(rows, lambda r: self._largest(r, number, vectors, rest)),
+            loop(sixteen, lambda i: self._fades(i * i64(PACK))),
+            loop(rows, lambda r: self._weights(r, vectors)),
+        ]
+
+    def _largest(self, r: Expr, number: Expr, vectors: int, rest: Expr | None) -> Stmt:
+        """The mask is added; the largest score of a row."""
         p, s = self.p, self.s
         here = [r * i64(BLOCK) + i64(v * PACK) for v in range(vectors)]
         parts: list[Stmt] = []
@@ -174,34 +188,42 @@ class Block:
             scores[-1] = tirx.Select(there, scores[-1], nothing)
         binds, scores = slots(scores, "score")
         parts += binds
-        binds, here_most = across(tirx.max, scores)
-        parts += binds
-        binds, (old,) = slots([s.load(s.most, r)], "old")
-        parts += binds
-        binds, (top,) = slots([tirx.max(old, here_most)], "new")
-        parts += binds
-        binds, (base,) = slots([tirx.max(top, f32(LOWEST))], "least")
-        parts += binds
-        binds, value = exponential(old - base)
-        parts += binds
-        binds, (fade,) = slots([value], "fade")
-        parts += binds
-        weights: list[Expr] = []
-        for score in scores:
-            binds, value = exponential(score - tirx.Broadcast(base, PACK))
-            parts += binds
-            binds, (value,) = slots([value], "weight")
-            parts += binds
-            weights.append(value)
-        parts += [s.store(s.scores, at, w, PACK) for at, w in zip(here, weights, strict=True)]
-        total = s.load(s.sums, r * i64(PACK), PACK) * tirx.Broadcast(fade, PACK)
-        total = total + reduce(lambda a, c: a + c, weights)
-        parts.append(s.store(s.sums, r * i64(PACK), total, PACK))
-        parts += [s.store(s.most, r, top), s.store(s.fade, r, fade)]
+        if p.mask is not None or rest is not None:
+            parts += [s.store(s.scores, at, x, PACK) for at, x in zip(here, scores, strict=True)]
+        binds, top = across(tirx.max, scores)
+        parts += [*binds, s.store(s.top, r, top)]
         if p.mask is not None:
-            seen = tirx.max(top, s.load(s.before, r))
+            seen = tirx.max(tirx.max(top, s.load(s.most, r)), s.load(s.before, r))
             parts.append(s.store(s.least, i64(0), tirx.min(s.load(s.least, i64(0)), seen)))
         return tirx.stmt_seq(*parts)
+
+    def _fades(self, r: Expr) -> Stmt:
+        """The largest of 16 rows so far, and by what that makes their sums less."""
+        s = self.s
+        parts, (old,) = slots([s.load(s.most, r, PACK)], "old")
+        binds, (top,) = slots([tirx.max(old, s.load(s.top, r, PACK))], "new")
+        parts += binds
+        base = tirx.max(top, tirx.Broadcast(f32(LOWEST), PACK))
+        binds, (base,) = slots([base], "least")
+        parts += binds
+        binds, fade = exponential(old - base)
+        parts += [*binds, s.store(s.fade, r, fade, PACK)]
+        return tirx.stmt_seq(*parts, s.store(s.most, r, top, PACK), s.store(s.top, r, base, PACK))
+
+    def _weights(self, r: Expr, vectors: int) -> Stmt:
+        """Exponentials of a row, and their sum."""
+        s, parts = self.s, list[Stmt]()
+        base, weights = tirx.Broadcast(s.load(s.top, r), PACK), list[Expr]()
+        for v in range(vectors):
+            at = r * i64(BLOCK) + i64(v * PACK)
+            binds, value = exponential(s.load(s.scores, at, PACK) - base)
+            parts += binds
+            binds, (value,) = slots([value], "weight")
+            parts += [*binds, s.store(s.scores, at, value, PACK)]
+            weights.append(value)
+        total = s.load(s.sums, r * i64(PACK), PACK) * tirx.Broadcast(s.load(s.fade, r), PACK)
+        total = total + reduce(lambda a, c: a + c, weights)
+        return tirx.stmt_seq(*parts, s.store(s.sums, r * i64(PACK), total, PACK))
 
     def _bend(self, r: Expr) -> Stmt:
         """The softcap."""

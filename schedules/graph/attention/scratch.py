@@ -77,6 +77,9 @@ class Scratch:
     scores: Any
     total: Any
     most: Any
+    """Largest scores so far, in whole vectors of rows."""
+    top: Any
+    """Those of a block, then what is taken off scores."""
     sums: Any
     fade: Any
     before: Any
@@ -89,6 +92,7 @@ class Scratch:
     def of(cls, rows: Rows, size: int, width: int) -> Scratch:
         """For so many rows of heads of `size` columns, of values of `width`."""
         count = rows.rows * rows.tiles
+        padded = -(-count // PACK) * PACK
 
         def buffer(name: str, extent: int, dtype: str = "float32") -> Any:
             return tirx.decl_buffer((extent,), dtype, name)
@@ -97,9 +101,10 @@ class Scratch:
             buffer("q_rows", count * size),
             buffer("scores", count * BLOCK),
             buffer("total", count * width),
-            buffer("most", count),
+            buffer("most", padded),
+            buffer("top", padded),
             buffer("sums", count * PACK),
-            buffer("fade", count),
+            buffer("fade", padded),
             buffer("before", count),
             buffer("hidden", count, "int64"),
             buffer("edge", PACK),

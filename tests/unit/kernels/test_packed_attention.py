@@ -77,6 +77,7 @@ def test_repeated_heads_are_read_before_they_are_repeated(tmp_path: Path) -> Non
     packed = found(tmp_path, nodes, SHARED, NUMBERS)
     assert only(packed, "apq.PackKeys").inputs == ("k",)
     assert only(packed, "apq.PackValues").inputs == ("v",)
+    assert [node.op for node in packed.nodes] == ["apq.PackKeys", "apq.PackValues", "apq.Attention"]
 
 
 def test_heads_that_torch_export_joins_with_the_batch(tmp_path: Path) -> None:
