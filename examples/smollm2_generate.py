@@ -30,7 +30,8 @@ MODULES = {
     "smollm2_w4": ("W4A8g32", {HEAD: "W8A8g32"}),
     "smollm2_w8": ("W8A8g32", {}),
 }
-"""Scheme and exceptions by the module's name; the head is the embedding, 8 bits in both."""
+"""Scheme and exceptions by the module's name; the head is the embedding, 8 bits in both. Caches are
+float16, as llama.cpp's."""
 
 RIVAL, QUANTIZED = "smollm2.onnx", "smollm2_ort.onnx"
 
@@ -53,7 +54,7 @@ def make(folder: Path, gguf: Path, layers: int | None) -> None:
         if not (folder / name).exists():
             apq_tvm.compile(
                 folder / RIVAL, output=folder / name, scheme=scheme, tensor_types=types,
-                progress=Bars(),
+                kv="f16", progress=Bars(),
             )  # fmt: skip
 
 
