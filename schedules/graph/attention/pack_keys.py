@@ -1,4 +1,4 @@
-"""Packing of keys: squares of 8 tokens and 8 columns are transposed in registers."""
+"""Packing of keys: squares of 8 or 16 tokens and columns are transposed in registers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import (
-    SQUARE,
     bind_all,
     flat_views,
     is_const,
@@ -30,7 +29,7 @@ def schedule_pack_keys(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     func : tvm.tirx.PrimFunc
     profile : DeviceProfile
     decide : Decide
-        Asked nothing.
+        ``side`` of the squares.
 
     Returns
     -------
@@ -41,6 +40,7 @@ def schedule_pack_keys(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     steps = [strides(k.shape)[p] for p in order]
     steps = [*steps[:2], *(steps[2:-1] or [i64(0)]), steps[-1]]
     total, size = k.shape[order[0]], int(packed.shape[3])
+    side = decide("side", (16, 8) if str(k.dtype) == "float16" else (8, 16))
     blocks, batch, heads = (packed.shape[i] for i in range(3))
     views, (source, target) = flat_views(func)
 
@@ -50,7 +50,7 @@ def schedule_pack_keys(func: Any, profile: DeviceProfile, decide: Decide) -> Any
         where = first * steps[0] + t // heads % batch * steps[1] + head * steps[2]
         bases = [where, t * i64(size * PACK), tirx.min(i64(PACK), total - first)]
         binds, (base, to, count) = bind_all(bases, "base")
-        piece = _Piece(source, target, base, to, steps[0], steps[-1], size)
+        piece = _Piece(source, target, base, to, steps[0], steps[-1], size, side)
         edge = piece.edge(count)
         if is_const(steps[-1], 1):
             edge = tirx.IfThenElse(count >= i64(PACK), piece.squares(), edge)
@@ -64,10 +64,11 @@ class _Piece:
     """16 tokens of one head."""
 
     def __init__(
-        self, source: Any, target: Any, base: Expr, to: Expr, token: Expr, column: Expr, size: int
-    ) -> None:
+        self, source: Any, target: Any, base: Expr, to: Expr, token: Expr, column: Expr, size: int,
+        side: int,
+    ) -> None:  # fmt: skip
         self.source, self.target, self.base, self.to = source, target, base, to
-        self.token, self.column, self.size = token, column, size
+        self.token, self.column, self.size, self.side = token, column, size, side
 
     def _element(self, j: Expr, d: Expr) -> Stmt:
         value = tirx.BufferLoad(self.source, [self.base + j * self.token + d * self.column])
@@ -91,11 +92,11 @@ class _Piece:
 
     def squares(self) -> Stmt:
         """All 16."""
-        side, whole = i64(SQUARE), self.size // SQUARE * SQUARE
+        side, whole = i64(self.side), self.size // self.side * self.side
         parts = [
             loop(
-                i64(whole // SQUARE),
-                lambda x: loop(i64(PACK // SQUARE), lambda y: self._square(y * side, x * side)),
+                i64(whole // self.side),
+                lambda x: loop(i64(PACK // self.side), lambda y: self._square(y * side, x * side)),
             )
         ]
         if whole < self.size:
@@ -106,11 +107,11 @@ class _Piece:
         return tirx.stmt_seq(*parts)
 
     def _square(self, j: Expr, d: Expr) -> Stmt:
-        at = [self.base + (j + i64(i)) * self.token + d for i in range(SQUARE)]
-        tokens = [tirx.BufferLoad(self.source, [tirx.Ramp(a, i64(1), SQUARE)]) for a in at]
+        at = [self.base + (j + i64(i)) * self.token + d for i in range(self.side)]
+        tokens = [tirx.BufferLoad(self.source, [tirx.Ramp(a, i64(1), self.side)]) for a in at]
 
         def store(i: int, row: Expr) -> Stmt:
             to = self.to + (d + i64(i)) * i64(PACK) + j
-            return tirx.BufferStore(self.target, row, [tirx.Ramp(to, i64(1), SQUARE)])
+            return tirx.BufferStore(self.target, row, [tirx.Ramp(to, i64(1), self.side)])
 
         return transpose_block(tokens, store)

@@ -14,7 +14,8 @@ from attention_cases import Problem
 from scheduled import AVX512, PROFILES, compiled
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.graph.attention import attention
+from apq_tvm.ops.graph.attention import PACK, attention
+from apq_tvm.ops.graph.pack_keys import pack_keys
 from apq_tvm.schedules.decide import Recorded
 
 MASKS = ("none", "keys", "causal", "lowest", "window")
@@ -52,6 +53,25 @@ def test_columns_that_are_no_whole_vectors(profile: Any) -> None:
     problem = Problem(2, 1, 10, width=36)
     run = compiled(problem.func(), profile)
     problem.check(run, 1, 5, 70, "causal")
+
+
+@pytest.mark.parametrize("dtype", ("float32", "float16"))
+@pytest.mark.parametrize("order", ((1, 0, 2, 3), (2, 0, 1, 3)))
+def test_packing(dtype: str, order: tuple[int, ...]) -> None:
+    """Whole squares, columns beside them, and tokens that are no whole 16; 0 behind those."""
+    dims = {order[0]: "T", order[1]: "B", order[2]: 3, order[3]: 20}
+    run = compiled(pack_keys([dims[i] for i in range(4)], order, dtype), AVX512)
+    for tokens in (1, 16, 37):
+        sizes = {"T": tokens, "B": 2}
+        shape = [sizes.get(str(dims[i]), dims[i]) for i in range(4)]
+        k = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+        blocks = -(-tokens // PACK)
+        packed = np.full((blocks, 2, 3, 20, PACK), np.nan, dtype)
+        run(k, packed)
+        want = np.zeros((blocks * PACK, 2, 3, 20), dtype)
+        want[:tokens] = k.transpose(order)
+        want = want.reshape(blocks, PACK, 2, 3, 20).transpose(0, 2, 3, 4, 1)
+        np.testing.assert_array_equal(packed, want)
 
 
 @pytest.mark.parametrize("size", (128, 16))
