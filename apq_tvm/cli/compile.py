@@ -59,6 +59,13 @@ Codebooks = Annotated[
     Path | None,
     typer.Option(help="File of apq-tvm codebooks, for cb2 to cb4.", show_default=False),
 ]
+CodesOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="GGUF file, or safetensors of AutoGPTQ or AWQ, whose codes are kept.",
+        show_default=False,
+    ),
+]
 Triple = Annotated[
     str | None,
     typer.Option(
@@ -101,6 +108,7 @@ def compile_command(
     target_bpw: TargetBpw = None,
     candidate: Candidate = None,
     codebooks: Codebooks = None,
+    codes: CodesOption = None,
     triple: Triple = None,
     layout: LayoutOption = None,
     cc: Compiler = None,
@@ -118,7 +126,9 @@ def compile_command(
     from apq_tvm.quantizers.guided import Guidance
 
     types, dims = parse_tensor_types(tensor_type or []), parse_dims(dim or [])
-    guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()), codebooks)
+    guidance = Guidance(
+        calibration, method, target_bpw, tuple(candidate or ()), codebooks, codes
+    )
     if dry_run:
         plan = pipeline.plan(
             model,

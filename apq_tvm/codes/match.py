@@ -242,10 +242,8 @@ class _Matcher:
         if matrix is None or found is None or matrix.shape[1] != shape[1]:
             return ()
         total, n = matrix.shape[0], shape[0]
-        # q, then k and v, which are alike; or two halves.
-        first = {0: 0, 1: total - 2 * n, 2: total - n}[found[1]]
-        if whole_of(name.replace("ffn_up", "ffn_gate")) != found and "ffn_" in name:
-            first = total - n
+        _, index, count = found
+        first = total - (count - index) * n if index else 0  # parts behind the first are alike
         if not 0 <= first <= total - n:
             return ()
         return ((matrix, np.arange(first, first + n)),)

@@ -32,6 +32,12 @@ JOINED = {
 }
 """Weights that one of the two sides may have side by side."""
 
+_MODULES = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""The same by Hugging Face's names."""
+
 _TABLE = re.compile(r"embed_tokens|wte|word_embeddings|tok_embeddings|token_embd")
 _HEAD = re.compile(r"lm_head|embed_out|output_projection|^/?output(?:[./]|$)")
 
@@ -59,16 +65,16 @@ def gguf_names(name: str) -> list[tuple[str, ...]]:
     return found
 
 
-def whole_of(name: str) -> tuple[str, int] | None:
-    """The weight of GGUF that another may lie in, and as which part: q, k and v in one.
+def whole_of(name: str) -> tuple[str, int, int] | None:
+    """The weight of GGUF that another may lie in, as which part, and of how many.
 
     >>> whole_of("blk.2.attn_k.weight")
-    ('blk.2.attn_qkv.weight', 1)
+    ('blk.2.attn_qkv.weight', 1, 3)
     """
     for whole, parts in JOINED.items():
         for index, part in enumerate(parts):
             if name.endswith(f".{part}.weight"):
-                return name.replace(f".{part}.", f".{whole}."), index
+                return name.replace(f".{part}.", f".{whole}."), index, len(parts)
     return None
 
 
@@ -82,8 +88,7 @@ def module_names(name: str) -> list[tuple[str, ...]]:
     plain = re.sub(r"(\.(MatMul|Gemm)(_\d+)?)?(\.(weight|qweight))?\Z", "", dotted)
     bare = re.sub(r"^model\.", "", plain)
     found = [(plain,), (f"model.{bare}",), (bare,), (plain.replace(".attn.", ".self_attn."),)]
-    if plain.endswith(".qkv_proj"):
-        found.append(tuple(plain[: -len("qkv_proj")] + part for part in ("q_proj", "k_proj", "v_proj")))
-    if plain.endswith(".gate_up_proj"):
-        found.append(tuple(plain[: -len("gate_up_proj")] + p for p in ("gate_proj", "up_proj")))
+    for whole, parts in _MODULES.items():
+        if plain.endswith(f".{whole}"):
+            found.append(tuple(plain.removesuffix(whole) + part for part in parts))
     return list(dict.fromkeys(found))
