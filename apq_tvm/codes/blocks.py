@@ -1,4 +1,4 @@
-"""Blocks of GGUF as tensors of ours, code for code (ggml-common.h; ggml-quants.c, dequantize_row_*).
+"""Blocks of GGUF as tensors of ours, code for code.
 
 ======  ===========  ==============================================================================
 type    scheme       what a block means, and how it becomes ours
@@ -14,6 +14,8 @@ Q4_K    W4kA8        8 groups of 32: ``d s q - dmin m``, s and m 6 bits; they li
 Q5_K    W5kA8        the same with 5 bits
 Q6_K    W6kA8        16 groups of 16: ``d s (q - 32)``, s int8; the same
 ======  ===========  ==============================================================================
+
+Layouts of the blocks are those of ggml-common.h and of dequantize_row_* in ggml-quants.c.
 
 All are exact: no code, scale or minimum changes, and `apq_tvm.formats.dequantize` gives the float32
 numbers that llama.cpp's own decoder gives, bit for bit. Bits per weight are equal but for Q3_K,
@@ -51,7 +53,7 @@ def _nibbles(packed: U8) -> U8:
 def _fifth_bits(blocks: U8, at: int) -> U8:
     """32 bits of every block, [N, B, 32] of 0 or 16."""
     bits = np.unpackbits(blocks[..., at : at + 4], axis=-1, bitorder="little")
-    return bits << np.uint8(4)
+    return np.asarray(bits << np.uint8(4), np.uint8)
 
 
 def _small(bits: int, minima: bool) -> Decode:
@@ -80,7 +82,7 @@ def _crumbs(packed: U8) -> U8:
     """2-bit codes [N, B, 64] -> [N, B, 256]: 32 bytes are four times 32 codes."""
     halves = packed.reshape(*packed.shape[:2], 2, 1, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    return ((halves >> shifts) & 3).reshape(*packed.shape[:2], 256)
+    return np.asarray((halves >> shifts) & 3, np.uint8).reshape(*packed.shape[:2], 256)
 
 
 def _q2_k(blocks: U8) -> QuantizedTensor:
@@ -94,9 +96,7 @@ def _q2_k(blocks: U8) -> QuantizedTensor:
     return QuantizedTensor(_flat(codes), _half(blocks, 80), None, scheme, tables)
 
 
-def _kquant(
-    bits: int, codes: U8, scales: Array, tables: Mapping[str, Array]
-) -> QuantizedTensor:
+def _kquant(bits: int, codes: U8, scales: Array, tables: Mapping[str, Array]) -> QuantizedTensor:
     size = kquant.KINDS[bits].group
     scheme = Scheme(bits, group_size=size, family=kquant.NAME, weights=f"W{bits}k")
     return QuantizedTensor(_flat(codes), scales, None, scheme, tables)

@@ -59,7 +59,7 @@ def gguf_names(name: str) -> list[tuple[str, ...]]:
     part = next((gguf for words, gguf in PARTS if re.search(words, rest)), None)
     if part is None:
         return []
-    found = [(f"blk.{layer[1]}.{part}.weight",)]
+    found: list[tuple[str, ...]] = [(f"blk.{layer[1]}.{part}.weight",)]
     if part in JOINED:
         found.append(tuple(f"blk.{layer[1]}.{each}.weight" for each in JOINED[part]))
     return found
@@ -87,7 +87,12 @@ def module_names(name: str) -> list[tuple[str, ...]]:
     dotted = name.strip("/").replace("/", ".")
     plain = re.sub(r"(\.(MatMul|Gemm)(_\d+)?)?(\.(weight|qweight))?\Z", "", dotted)
     bare = re.sub(r"^model\.", "", plain)
-    found = [(plain,), (f"model.{bare}",), (bare,), (plain.replace(".attn.", ".self_attn."),)]
+    found: list[tuple[str, ...]] = [
+        (plain,),
+        (f"model.{bare}",),
+        (bare,),
+        (plain.replace(".attn.", ".self_attn."),),
+    ]
     for whole, parts in _MODULES.items():
         if plain.endswith(f".{whole}"):
             found.append(tuple(plain.removesuffix(whole) + part for part in parts))

@@ -84,7 +84,7 @@ def _files(path: Path) -> list[Path]:
 def _listed(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type of every array."""
     with _opened(file) as opened:
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        slices = {name: opened.get_slice(name) for name in opened.keys()}
         return {name: (tuple(s.get_shape()), str(s.get_dtype())) for name, s in slices.items()}
 
 

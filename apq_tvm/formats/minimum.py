@@ -8,8 +8,8 @@
 
 that is 5 for ``W4mA8g32`` and 6 for ``W5mA8g32``. A zero point (``W4z``) is the special case whose
 minimum is a whole number of steps. These are llama.cpp's Q4_1 and Q5_1 bit for bit (ggml-common.h,
-``block_q4_1``, ``block_q5_1``: d and m float16, ``w = d q + m`` in groups of 32), with ``min = -m``,
-which negates a float16 exactly: 4.0 + 32/32 and 5.0 + 32/32 bits in either.
+``block_q4_1``, ``block_q5_1``: d and m float16, ``w = d q + m`` in groups of 32), with ``min =
+-m``, which negates a float16 exactly: 4 + 32 / 32 and 5 + 32 / 32 bits in either.
 
 Arrays: ``scales`` and ``tables["mins"]`` float16 [N, G], G = ceil(K / group).
 """

@@ -1,4 +1,4 @@
-"""Layouts ``W{bits}mr{R}k4`` and ``W{bits}kr{R}k4``: integers' codes, steps and minima of their own.
+"""Layouts ``W{bits}mr{R}k4`` and ``W{bits}kr{R}k4``: codes like integers', other steps, minima.
 
 Codes lie exactly as those of `apq_tvm.codegen.layouts.interleaved`, so that its intrinsics serve;
 what a group's codes are multiplied by (`InterleavedLayout.step`) and what is taken off

@@ -1,8 +1,9 @@
 """Default schedules of linear layers for few rows of x on any 64-bit Arm: smull, and float sums.
 
 For cores without sdot (Cortex-A53, A72), for groups of 16, for activations of fewer bits than 8 or
-of none, and for codes with minima and k-quants. Operators and schedule are those of x86 (`apq_tvm.schedules.linear.gemv`). One row block is
-read at a time where several rows of x fill the registers, else two, which share the loads of x.
+of none, and for codes with minima and k-quants. Operators and schedule are those of x86
+(`apq_tvm.schedules.linear.gemv`). One row block is read at a time where several rows of x fill the
+registers, else two, which share the loads of x.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ def _aheads(layout: InterleavedLayout, m_tile: int) -> tuple[int, ...]:
     return ()  # nobody has measured what a prefetch is worth
 
 
-def _smull_kernel(
-    bits: int, m_tile: int, weights: str = "", family: str = "int"
-) -> LinearKernel:
+def _smull_kernel(bits: int, m_tile: int, weights: str = "", family: str = "int") -> LinearKernel:
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, ("neon",), LANES)
         check_layout(spec, profile, interleaved(spec, LANES))

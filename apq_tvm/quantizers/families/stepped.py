@@ -45,7 +45,7 @@ def quantize_minima(w: F32, scheme: Scheme, name: str, context: QuantContext) ->
         for target, values in zip((scales, mins), found, strict=True):
             target[chunk.rows] = round_scales(values.reshape(chunk.count, -1), chunk.norm, name)
             stored.append(_back(target[chunk.rows], chunk).ravel())
-        codes[chunk.rows] = chunk.put(_codes(chunk.groups.w, *stored, top), k)
+        codes[chunk.rows] = chunk.put(_codes(chunk.groups.w, stored[0], stored[1], top), k)
     return QuantizedTensor(codes, scales, None, scheme, {"mins": mins})
 
 
@@ -84,7 +84,7 @@ def _wanted(chunk: Chunk, kind: Kind, top: int, context: QuantContext) -> tuple[
         return _lines(chunk, top, SHIFTS if context.search else SHIFTS[:1], signed=False)
     half = (top + 1) // 2
     if context.search:
-        return (search_steps(chunk.groups, Lookup.of(np.arange(-half, half))),)
+        return (search_steps(chunk.groups, Lookup.of(np.arange(-half, half, dtype=np.int32))),)
     w = chunk.groups.w
     extreme = np.take_along_axis(w, np.abs(w).argmax(axis=0)[None], axis=0)[0]
     return (np.asarray(extreme / np.float32(-half)),)
@@ -99,7 +99,7 @@ def _codes(w: F32, step: F32, least: F32, top: int) -> U8:
     """Nearest codes of weights [size, groups] to ``step * code - least``."""
     usable = step != 0
     code = np.divide(w + least, step, out=np.zeros_like(w), where=usable)
-    return np.clip(np.rint(code), 0, top).astype(np.uint8)
+    return np.asarray(np.clip(np.rint(code), 0, top), np.uint8)
 
 
 def _lines(chunk: Chunk, top: int, shifts: tuple[float, ...], signed: bool) -> tuple[F32, F32]:
