@@ -77,18 +77,17 @@ def measured_line(measured: Mapping[str, Any]) -> str:
 
 def say_remarks(layers: Sequence[Mapping[str, Any]], codes: Path | None) -> None:
     """What was decided without being asked, and which layers have no codes in a file of codes."""
+    from apq_tvm.inspect import code_sources
     from apq_tvm.quantizers.vocabulary import NOTE
 
     stories: dict[str, list[str]] = {}
-    kept = 0
     for layer in layers:
-        notes = layer["note"].split("; ")
-        kept += codes is not None and notes[0].startswith("codes of ")
-        for note in notes:
+        for note in layer["note"].split("; "):
             if note == NOTE or note.startswith("no codes in "):
                 text = note if note == NOTE else f"{note}; rounded to {layer['scheme']}"
                 stories.setdefault(text, []).append(layer["name"])
     if codes is not None:
+        kept = code_sources(layers).get(f"codes of {codes.name}", 0)
         say(f"{kept} of {len(layers)} layers and tables have the codes of {codes.name}")
     for note, names in stories.items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
