@@ -188,7 +188,8 @@ def _report_module(
     from apq_tvm.inspect import bits_line
     from apq_tvm.inspect import inspect as describe
 
-    report, layers = describe(result.path), result.manifest["layers"]
+    report = describe(result.path)
+    layers = report["layers"]
     if inputs is not None:
         report["measured"] = measure(result.path, model, inputs, layers)
     if json:
