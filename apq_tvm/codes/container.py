@@ -28,7 +28,7 @@ from apq_tvm.types import U8
 
 VERSIONS = (2, 3)
 
-MOST = 1 << 22
+MOST = 1 << 21
 """Entries of the file, strings in all its arrays, and tensors: models have fewer."""
 
 LONGEST = 1 << 16
@@ -202,16 +202,30 @@ class _Reader:
             raise self.fail(f"{what} is of a type {kind} that does not exist")
         return self.number(_NUMBERS[kind], what)
 
+    def skip_strings(self, count: int, what: str) -> None:
+        """Past so many strings, as fast as Python goes: a vocabulary has 10^5 of them and more."""
+        read, at = self.file.read, self.at
+        for _ in range(count):
+            length = int.from_bytes(read(8), "little")
+            at += 8 + length
+            if at > self.size:
+                raise self.fail(f"{what} ends behind the file; it is truncated or lies")
+            if length < LONGEST:
+                read(length)
+            else:
+                self.file.seek(at)
+        self.at = at
+
     def array(self, what: str, depth: int) -> Any:
         kind, count = self.number("I", what), self.number("Q", what)
         if kind in (_STRING, _ARRAY):
             self.strings += count
             if self.strings > MOST or depth >= DEEPEST:
                 raise self.fail(f"{what} has {count} texts or arrays; {MOST} in all are the most")
-            for _ in range(count):
-                if kind == _STRING:
-                    self.skip(self.number("Q", what), what)
-                else:
+            if kind == _STRING:
+                self.skip_strings(count, what)
+            else:
+                for _ in range(count):
                     self.array(what, depth + 1)
             return None
         if kind >= len(_NUMBERS):

@@ -10,6 +10,7 @@ those of every head in pairs for its rotary embedding, Hugging Face's models hav
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -154,6 +155,9 @@ def keep_codes(model: ImportedModel, path: AnyPath, progress: Progress | None = 
             else:
                 quantized.pop(weight, None)
                 notes[weight] = f"float in {file.label} ({found})"
+    if not kept and matcher.worst is None and missing:
+        layer, why = next(iter(missing.items()))
+        raise BadInput(f"no weight of {model.name} has codes in {path}; {layer}: {why}")
     if not kept or matcher.strangers > kept:
         raise BadInput(_of_another(path, model, matcher, kept, len(readers)))
     model = replace(model, quantized=quantized, weights=weights, notes=notes)
@@ -233,7 +237,8 @@ class _Matcher:
             if (rows, parts[0][0].shape[1]) == shape:
                 yield parts
             else:
-                refusals.append(f"{aliases[0]} is {rows}x{parts[0][0].shape[1]}")
+                why = parts[0][0].refusal or f"it is {rows}x{parts[0][0].shape[1]}"
+                refusals.append(f"{aliases[0]}: {why}")
 
     def _inside(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[Matrix, Rows], ...]:
         """Rows of a matrix that has several weights side by side."""
@@ -254,8 +259,9 @@ class _Matcher:
             if matrix.shape != weight.shape or matrix.name in self._taken or not matrix.readings:
                 continue
             ends = np.array([0, weight.shape[0] - 1])
-            if _distance(matrix.readings[0], ends, weight[ends]) <= FARTHEST:
-                yield ((matrix, np.arange(matrix.shape[0])),)
+            with suppress(BadInput):  # such a matrix is refused where its name is known
+                if _distance(matrix.readings[0], ends, weight[ends]) <= FARTHEST:
+                    yield ((matrix, np.arange(matrix.shape[0])),)
 
     def _judged(
         self, weight: F32, parts: tuple[tuple[Matrix, Rows], ...], refusals: list[str]

@@ -85,7 +85,7 @@ def module_names(name: str) -> list[tuple[str, ...]]:
     ('model.layers.3.self_attn.q_proj',)
     """
     dotted = name.strip("/").replace("/", ".")
-    plain = re.sub(r"(\.(MatMul|Gemm)(_\d+)?)?(\.(weight|qweight))?\Z", "", dotted)
+    plain = re.sub(r"(\.(MatMul|Gemm)(_\d+)?)?(\.q?weight\b.*)?\Z", "", dotted)
     bare = re.sub(r"^model\.", "", plain)
     found: list[tuple[str, ...]] = [
         (plain,),
