@@ -164,6 +164,7 @@ def evaluate_scheme(
         calibration=calibration,
         tensor_types=tensor_types,
         layers=layers,
+        vocabulary=True,
         keep=False,
         progress=progress,
     ) as evaluator:

@@ -80,7 +80,7 @@ def bits_line(report: Mapping[str, Any]) -> str:
 
 
 def code_sources(layers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Files whose codes layers have kept (``"codes of the file"``: the ONNX file's own), counted."""
+    """Whose codes layers have kept (``"codes of the file"``: the ONNX file's own), counted."""
     notes = (layer.get("note", "") for layer in layers)
     return dict(Counter(n.partition(" (")[0] for n in notes if n.startswith("codes of ")))
 

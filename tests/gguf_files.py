@@ -85,19 +85,19 @@ def encode(kind: str, w: Any) -> Any:
     return np.concatenate(parts, -1).reshape(len(w), -1)
 
 
-def random_blocks(kind: str, n: int, k: int, seed: int = 0) -> Any:
-    """Any bytes, but scales that are numbers: uint8 [n, bytes]."""
+def random_blocks(kind: str, n: int, k: int, seed: int = 0, size: float = 0.1) -> Any:
+    """Any bytes, but scales that are numbers up to `size`: uint8 [n, bytes]."""
     rng, (_, block, nbytes) = np.random.default_rng(seed), NUMBERS[kind]
     raw = rng.integers(0, 256, (n, k // block, nbytes), dtype=np.uint8)
     for at in HALVES[kind]:
-        half = rng.uniform(-0.1, 0.1, (n, k // block, 1)).astype(np.float16)
+        half = rng.uniform(-size, size, (n, k // block, 1)).astype(np.float16)
         raw[..., at : at + 2] = half.view(np.uint8)
     return raw.reshape(n, -1)
 
 
 def meaning(kind: str, raw: Any) -> Any:
     """float32 [N, K] of rows of blocks, in loops."""
-    _, block, nbytes = NUMBERS[kind]
+    nbytes = NUMBERS[kind][2]
     rows = raw.reshape(len(raw), -1, nbytes)
     return np.array([[_block(kind, b) for b in row] for row in rows]).reshape(len(raw), -1)
 
@@ -112,25 +112,25 @@ def _block(kind: str, b: Any) -> Any:
         return [_small(kind, b, ints, i) for i in range(32)]
     out = []
     for i in range(256):
-        n, j, l = i // 128, i % 128 // 32, i % 32
+        n, j, at = i // 128, i % 128 // 32, i % 32
         if kind == "Q2_K":
-            q, small = ints[16 + 32 * n + l] >> 2 * j & 3, ints[i // 16]
+            q, small = ints[16 + 32 * n + at] >> 2 * j & 3, ints[i // 16]
             out.append(_half(b, 80) * f(small & 15) * f(q) - _half(b, 82) * f(small >> 4))
         elif kind == "Q3_K":
-            q = ints[32 + 32 * n + l] >> 2 * j & 3
-            q -= 0 if ints[l] >> (4 * n + j) & 1 else 4
+            q = ints[32 + 32 * n + at] >> 2 * j & 3
+            q -= 0 if ints[at] >> (4 * n + j) & 1 else 4
             g = i // 16
             low = ints[96 + g % 8] >> (4 if g >= 8 else 0) & 15
             sub = (low | (ints[104 + g % 4] >> 2 * (g // 4) & 3) << 4) - 32
             out.append(_half(b, 108) * f(sub) * f(q))
         elif kind == "Q6_K":
-            q = ints[64 * n + 32 * (j % 2) + l] >> (4 if j >= 2 else 0) & 15
-            q |= (ints[128 + 32 * n + l] >> 2 * j & 3) << 4
+            q = ints[64 * n + 32 * (j % 2) + at] >> (4 if j >= 2 else 0) & 15
+            q |= (ints[128 + 32 * n + at] >> 2 * j & 3) << 4
             out.append(_half(b, 208) * f(b[192 + i // 16].view(np.int8)) * f(q - 32))
         else:
             five, g = kind == "Q5_K", i // 32
-            q = ints[(48 if five else 16) + 32 * (g // 2) + l] >> 4 * (g % 2) & 15
-            q |= (ints[16 + l] >> g & 1) << 4 if five else 0
+            q = ints[(48 if five else 16) + 32 * (g // 2) + at] >> 4 * (g % 2) & 15
+            q |= (ints[16 + at] >> g & 1) << 4 if five else 0
             s = ints[4:16]
             if g < 4:
                 sub, least = s[g] & 63, s[g + 4] & 63

@@ -259,9 +259,11 @@ class _Matcher:
             if matrix.shape != weight.shape or matrix.name in self._taken or not matrix.readings:
                 continue
             ends = np.array([0, weight.shape[0] - 1])
+            away = float("inf")
             with suppress(BadInput):  # such a matrix is refused where its name is known
-                if _distance(matrix.readings[0], ends, weight[ends]) <= FARTHEST:
-                    yield ((matrix, np.arange(matrix.shape[0])),)
+                away = _distance(matrix.readings[0], ends, weight[ends])
+            if away <= FARTHEST:
+                yield ((matrix, np.arange(matrix.shape[0])),)
 
     def _judged(
         self, weight: F32, parts: tuple[tuple[Matrix, Rows], ...], refusals: list[str]

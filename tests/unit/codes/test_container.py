@@ -144,7 +144,7 @@ def test_what_lies_is_refused(case: str, tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     pickle = tmp_path / "pytorch_model.bin"
     pickle.write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(BadInput, match="neither GGUF nor safetensors.*never pickles"):
+    with pytest.raises(BadInput, match=r"neither GGUF nor safetensors.*never pickles"):
         read_codes(pickle)
     with pytest.raises(BadInput, match="no such file of codes"):
         read_codes(tmp_path / "absent.gguf")

@@ -116,7 +116,7 @@ def test_folders(tmp_path: Path) -> None:
     away.mkdir()
     save_file(Case(4).arrays, away / "model.safetensors")
     os.symlink(away / "model.safetensors", home / "model.safetensors")
-    with pytest.raises(BadInput, match="is a link to .*, out of its folder"):
+    with pytest.raises(BadInput, match=r"is a link to .*, out of its folder"):
         read_codes(home)
     save_file({"a.weight": np.ones(3, np.float32)}, away / "model.safetensors")
     with pytest.raises(BadInput, match="no file of AutoGPTQ or AWQ"):
