@@ -51,7 +51,7 @@ def _matrix(container: Container, entry: Entry) -> Matrix:
 def _read(container: Container, entry: Entry, rows: Rows) -> QuantizedTensor | F32:
     """Some rows, decoded."""
     block, nbytes = _BLOCKS[entry.type]
-    raw = container.read(entry)[rows]
+    raw = container.read(entry, rows)
     return DECODERS[entry.type](raw.reshape(len(rows), entry.shape[1] // block, nbytes))
 
 

@@ -9,7 +9,8 @@ scales      float16 [G, N]                    float16 [G, N]
 g_idx       int32 [K], the group of a column
 ==========  ================================  ====================================================
 
-Both mean ``scale (code - zero)``: our `W4zA8g128` and its like, exact, at 4 + (16 + 8) / 128 bits.
+Both mean ``scale (code - zero)``: our `W4zA8g128` and its like, exact, at 4 + (16 + 8) / 128 bits;
+`W4A8g128` where all zero points are the middle.
 AutoGPTQ stores zero points less 1 in its first version and as they are in its second: the float
 weights of the model decide (auto_gptq/nn_modules/qlinear, AutoAWQ's awq/utils/packing_utils.py).
 Codes of 2, 4 and 8 bits are read; those of 3 lie across words. Columns of unsorted groups
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -186,5 +188,7 @@ def _read(load: Any, scheme: Scheme, awq: bool, k: int, shift: int, rows: Rows) 
     if int(zeros.max()) >> bits:
         raise BadInput(f"a zero point is {int(zeros.max())}, no code of {bits} bits")
     scales = np.ascontiguousarray(load("scales").T[rows])
-    whole = np.ascontiguousarray(codes), np.ascontiguousarray(zeros, np.uint8)
-    return QuantizedTensor(whole[0], scales, whole[1], scheme)
+    codes = np.ascontiguousarray(codes)
+    if bool((zeros == 1 << (bits - 1)).all()):  # symmetric: the middle needs no telling
+        return QuantizedTensor(codes, scales, None, replace(scheme, zero_points=False))
+    return QuantizedTensor(codes, scales, np.ascontiguousarray(zeros, np.uint8), scheme)

@@ -35,10 +35,12 @@ def words(codes: Any, bits: int) -> Any:
 class Case:
     """A matrix, and the arrays that say it."""
 
-    def __init__(self, bits: int, awq: bool = False, less: int = 1) -> None:
+    def __init__(self, bits: int, awq: bool = False, less: int = 1, middle: bool = False) -> None:
         rng = np.random.default_rng(0)
         self.codes = rng.integers(0, 1 << bits, (N, K))
         self.zeros = rng.integers(1, 1 << bits, (N, K // SIZE))
+        if middle:
+            self.zeros[:] = 1 << (bits - 1)
         self.scales = rng.uniform(0.01, 0.02, (N, K // SIZE)).astype(np.float16)
         spread = [np.repeat(a, SIZE, 1) for a in (self.zeros, self.scales.astype(np.float32))]
         self.weight = ((self.codes - spread[0]) * spread[1]).astype(np.float32)
@@ -78,6 +80,14 @@ def test_codes_are_kept(case: tuple[int, bool, int], tmp_path: Path) -> None:
         assert tensor.zeros is not None
         np.testing.assert_array_equal(tensor.zeros, made.zeros)
         np.testing.assert_array_equal(dequantize(tensor), made.weight)
+
+
+def test_symmetric_codes_need_no_zero_points(tmp_path: Path) -> None:
+    made = Case(4, middle=True)
+    save_file(made.arrays, tmp_path / "model.safetensors")
+    (tensor,) = keep_codes(made.model(tmp_path), tmp_path).model.quantized.values()
+    assert str(tensor.scheme) == "W4A8g32" and tensor.zeros is None
+    np.testing.assert_array_equal(dequantize(tensor), made.weight)
 
 
 def test_groups_out_of_order_are_refused(tmp_path: Path) -> None:
