@@ -9,9 +9,9 @@ Written from the format's description (ggml, docs/gguf.md), versions 2 and 3, li
 
 A file may come from anywhere: every length is held against what the file has before anything is
 read or made of it, strings of a vocabulary are skipped, and a tensor's bytes are read when they are
-wanted. (The ``gguf`` package, 0.19, makes Python objects of every token first: 9 MB of empty strings
-cost it 16 s and half a gigabyte. Where a length points behind the file it reads less, or answers
-with numpy's errors.)
+wanted. (The ``gguf`` package, 0.19, makes Python objects of every token first: 9 MB of empty
+strings cost it 16 s and half a gigabyte. Where a length points behind the file it reads less, or
+answers with numpy's errors.)
 """
 
 from __future__ import annotations
