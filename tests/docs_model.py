@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tests import gguf_files
+from tests.cases import gguf_files
 from tests.onnx_models import build, rand
 from tests.unit import tiny_llama
 

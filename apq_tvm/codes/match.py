@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apq_tvm.codes.matrix import CodesFile, Matrix, Rows, beside, values
+from apq_tvm.codes.matrix import CodesFile, Matrix, Reading, Rows, beside, values
 from apq_tvm.codes.names import whole_of
 from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats import check_tensor
@@ -46,18 +46,20 @@ class _Found:
     reading: int
     error: float
 
-    def rows(self, wanted: Rows | None = None) -> QuantizedTensor | F32 | None:
-        """All rows, or those wanted; None where parts are of several kinds."""
-        read, start = [], 0
+    def rows(self) -> QuantizedTensor | F32 | None:
+        """All rows; None where parts are of several kinds."""
+        return beside([matrix.readings[self.reading](rows) for matrix, rows in self.parts])
+
+    def error_of(self, wanted: Rows, weight: F32) -> float:
+        """The largest relative distance of some rows of a part to those of the weight."""
+        errors, start = [], 0
         for matrix, rows in self.parts:
-            mine = rows
-            if wanted is not None:
-                inside = (wanted >= start) & (wanted < start + len(rows))
-                mine = rows[wanted[inside] - start]
+            inside = wanted[(wanted >= start) & (wanted < start + len(rows))]
+            if len(inside):
+                reading = matrix.readings[self.reading]
+                errors.append(_distance(reading, rows[inside - start], weight[inside]))
             start += len(rows)
-            if len(mine):
-                read.append(matrix.readings[self.reading](mine))
-        return beside(read)
+        return max(errors)
 
     def __str__(self) -> str:
         names = " + ".join(matrix.name for matrix, _ in self.parts)
@@ -282,7 +284,7 @@ class _Matcher:
                 tried = tuple((m, _halves(m, rows) if paired else rows) for m, rows in parts)
                 found = _Found(tried, reading, 0.0)
                 try:
-                    error = _error(found, wanted, weight)
+                    error = found.error_of(wanted, weight)
                 except BadInput as reason:
                     refusals.append(f"{found}: {reason}")
                     continue
@@ -307,22 +309,8 @@ def _halves(matrix: Matrix, rows: Rows) -> Rows:
     return np.ascontiguousarray(rows.reshape(matrix.heads, -1, 2).swapaxes(1, 2).reshape(-1))
 
 
-def _error(found: _Found, wanted: Rows, weight: F32) -> float:
-    """Relative distance of some rows."""
-    read, start, errors = [], 0, []
-    for matrix, rows in found.parts:
-        inside = wanted[(wanted >= start) & (wanted < start + len(rows))]
-        if len(inside):
-            read.append((matrix.readings[found.reading], rows[inside - start], weight[inside]))
-        start += len(rows)
-    for reading, rows, ours in read:
-        errors.append(_distance(reading, rows, ours))
-    return max(errors)
-
-
-def _distance(reading: object, rows: Rows, ours: Array) -> float:
+def _distance(reading: Reading, rows: Rows, ours: Array) -> float:
     """|codes' values - ours| / |ours|, infinite where values are not finite."""
-    assert callable(reading)
     with np.errstate(over="ignore", invalid="ignore"):
         theirs = _decoded(reading(rows))
         away = float(np.linalg.norm((theirs - ours).astype(np.float64)))

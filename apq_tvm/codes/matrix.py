@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,14 +58,12 @@ class CodesFile:
     matrices : mapping of str to Matrix
     aliases : callable
         Name of a weight or layer of a model → names that it may have here, the likeliest first; a
-        tuple of several is the parts, side by side, that it may be made of, or ``("whole",
-        "part")`` with a part of a whole (`apq_tvm.codes.names`).
+        tuple of several is the parts, side by side, that it may be made of.
     """
 
     label: str
     matrices: Mapping[str, Matrix]
     aliases: Callable[[str], list[tuple[str, ...]]]
-    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def values(found: QuantizedTensor | F32) -> F32:

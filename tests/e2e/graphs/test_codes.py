@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from apq_tvm.cli.main import app
 from apq_tvm.module import load_module
-from tests.gguf_files import NAMES, encode, meaning, pairs, random_blocks, write
+from tests.cases.gguf_files import NAMES, encode, meaning, pairs, random_blocks, write
 
 ort = pytest.importorskip("onnxruntime")
 

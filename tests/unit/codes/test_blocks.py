@@ -8,7 +8,7 @@ import pytest
 from apq_tvm.codes.blocks import DECODERS
 from apq_tvm.codes.container import TYPES
 from apq_tvm.formats import bits_per_weight, check_tensor, dequantize
-from tests.gguf_files import HALVES, NUMBERS, meaning, random_blocks
+from tests.cases.gguf_files import HALVES, NUMBERS, meaning, random_blocks
 
 SCHEMES = {
     "Q4_0": ("W4A8g32", 0), "Q5_0": ("W5A8g32", 0), "Q8_0": ("W8A8g32", 0),

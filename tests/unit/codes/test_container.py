@@ -14,7 +14,7 @@ from apq_tvm.codes.container import read_container
 from apq_tvm.codes.gguf import read_gguf
 from apq_tvm.codes.match import read_codes
 from apq_tvm.errors import BadInput
-from tests.gguf_files import random_blocks, text, value_bytes, write
+from tests.cases.gguf_files import random_blocks, text, value_bytes, write
 
 SECONDS, MEGABYTES = 5.0, 4
 

@@ -18,7 +18,7 @@ from apq_tvm.formats import dequantize
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers.guided import Guidance, quantize_guided
 from apq_tvm.types import ImportedModel
-from tests.gguf_files import encode, llama, meaning, random_blocks, write
+from tests.cases.gguf_files import encode, llama, meaning, random_blocks, write
 from tests.onnx_models import build
 from tests.unit import tiny_llama
 
