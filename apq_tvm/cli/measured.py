@@ -82,10 +82,12 @@ def say_remarks(layers: Sequence[Mapping[str, Any]], codes: Path | None) -> None
 
     stories: dict[str, list[str]] = {}
     for layer in layers:
-        for note in layer["note"].split("; "):
-            if note == NOTE or note.startswith("no codes in "):
-                text = note if note == NOTE else f"{note}; rounded to {layer['scheme']}"
-                stories.setdefault(text, []).append(layer["name"])
+        note = layer["note"]
+        if NOTE in note:
+            stories.setdefault(NOTE, []).append(layer["name"])
+        if (at := note.find("no codes in ")) >= 0:
+            text = note[at:].removesuffix(f"; {NOTE}")
+            stories.setdefault(f"{text}; it is {layer['scheme']}", []).append(layer["name"])
     if codes is not None:
         kept = code_sources(layers).get(f"codes of {codes.name}", 0)
         say(f"{kept} of {len(layers)} layers and tables have the codes of {codes.name}")

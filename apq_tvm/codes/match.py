@@ -159,7 +159,10 @@ def keep_codes(model: ImportedModel, path: AnyPath, progress: Progress | None = 
                 notes[weight] = f"float in {file.label} ({found})"
     if not kept and matcher.worst is None and missing:
         layer, why = next(iter(missing.items()))
-        raise BadInput(f"no weight of {model.name} has codes in {path}; {layer}: {why}")
+        raise BadInput(
+            f"{path} has no codes for any weight of {model.name}; is it of another model? The "
+            f"first, {layer}: {why}"
+        )
     if not kept or matcher.strangers > kept:
         raise BadInput(_of_another(path, model, matcher, kept, len(readers)))
     model = replace(model, quantized=quantized, weights=weights, notes=notes)

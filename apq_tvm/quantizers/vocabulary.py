@@ -18,7 +18,7 @@ LEAST_BITS = 6
 LEAST_ROWS = 256
 """A vocabulary has a row for every byte at least; smaller tables are of something else."""
 
-NOTE = f"{LEAST_BITS} bits: of a vocabulary; --tensor-type says otherwise"
+NOTE = f"{LEAST_BITS} bits, as it is of a vocabulary (--tensor-type says otherwise)"
 """What is said of such a layer."""
 
 

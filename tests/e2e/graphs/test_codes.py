@@ -95,6 +95,16 @@ def test_float_activations_give_the_float_model(folder: Path) -> None:
     assert measured["kl_max"] < 1e-6 and measured["top1"] == 1
 
 
+def test_what_was_decided_unasked_is_said(folder: Path) -> None:
+    said = run("compile", folder / "lm.onnx", "--dry-run").stderr
+    assert "model.embed_tokens, lm_head: 6 bits, as it is of a vocabulary" in said
+    data, end = (folder / "lm.gguf").read_bytes(), 1 << 12  # bytes of the last one, ffn_down
+    (folder / "less.gguf").write_bytes(data[:-end] + np.random.default_rng(3).bytes(end))
+    said = run("compile", folder / "lm.onnx", "--dry-run", "--codes", folder / "less.gguf").stderr
+    assert "model.layers.0.mlp.down_proj: no codes in less.gguf: " in said
+    assert "; it is W4A8g32" in said
+
+
 def test_a_file_of_another_model_is_one_line(folder: Path) -> None:
     w = np.random.default_rng(1).standard_normal((CONFIG.vocabulary, CONFIG.width))
     other = write(folder / "other.gguf", {"token_embd.weight": ("Q8_0", encode("Q8_0", w))})
