@@ -13,6 +13,7 @@ import typer
 from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, say
 from apq_tvm.cli.measured import check_measurable, measure, measured_line, say_remarks
 from apq_tvm.cli.options import (
+    Codes,
     Dim,
     Force,
     Json,
@@ -59,13 +60,6 @@ Candidate = Annotated[
 Codebooks = Annotated[
     Path | None,
     typer.Option(help="File of apq-tvm codebooks, for cb2 to cb4.", show_default=False),
-]
-CodesOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="GGUF file, or safetensors of AutoGPTQ or AWQ, whose codes are kept.",
-        show_default=False,
-    ),
 ]
 Triple = Annotated[
     str | None,
@@ -116,7 +110,7 @@ def compile_command(
     target_bpw: TargetBpw = None,
     candidate: Candidate = None,
     codebooks: Codebooks = None,
-    codes: CodesOption = None,
+    codes: Codes = None,
     triple: Triple = None,
     layout: LayoutOption = None,
     cc: Compiler = None,

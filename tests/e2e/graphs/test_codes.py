@@ -95,6 +95,17 @@ def test_float_activations_give_the_float_model(folder: Path) -> None:
     assert measured["kl_max"] < 1e-6 and measured["top1"] == 1
 
 
+def test_nothing_need_be_compiled_to_try_codes(folder: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
+    result = run(
+        "eval", folder / "lm.onnx", "--scheme", "W4A8g32", "--codes", folder / "lm.gguf",
+        "--inputs", folder / "tokens.npz", "--perplexity", "--json",
+    )  # fmt: skip
+    report = json.loads(result.stdout)
+    assert {layer["scheme"] for layer in report["layers"]} == set(SCHEMES.values())
+    assert report["language"]["kl_mean"] < 0.02
+
+
 def test_what_was_decided_unasked_is_said(folder: Path) -> None:
     said = run("compile", folder / "lm.onnx", "--dry-run").stderr
     assert "model.embed_tokens, lm_head: 6 bits, as it is of a vocabulary" in said

@@ -126,7 +126,9 @@ def test_types_that_nobody_reads_are_named(model: ImportedModel, tmp_path: Path)
     w = np.random.default_rng(0).standard_normal((24, 256)).astype(np.float32)
     blocks = np.zeros((24, 136), np.uint8)
     path = write(tmp_path / "a.gguf", {"blk.0.ffn_up.weight": ("IQ4_XS", blocks)})
-    with pytest.raises(BadInput, match=r"has no codes for any weight of one.*ffn_up.*IQ4_XS is not"):
+    with pytest.raises(
+        BadInput, match=r"has no codes for any weight of one.*ffn_up.*IQ4_XS is not"
+    ):
         keep_codes(one_layer(tmp_path, w), path)  # nothing at all can be kept
     weights = floats(model)
     path = llama(tmp_path / "b.gguf", weights, *HEADS)
