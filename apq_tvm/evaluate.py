@@ -113,6 +113,7 @@ def evaluate_scheme(
     calibration: AnyPath | None = None,
     tensor_types: Mapping[str, str] | None = None,
     dims: DimSizes | None = None,
+    codes: AnyPath | None = None,
     layers: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -136,6 +137,8 @@ def evaluate_scheme(
         As `apq_tvm.compile` takes it.
     dims : mapping of str to int or (int, int), optional
         As `apq_tvm.compile` takes it.
+    codes : str or path, optional
+        As of `apq_tvm.Guidance`; the float model is then what the codes mean.
     layers : bool
         Measure the errors of every layer too.
 
@@ -149,6 +152,7 @@ def evaluate_scheme(
     ApqError
         Anything given does not fit, or torch is not installed.
     """
+    from apq_tvm.codes import keep_codes
     from apq_tvm.evaluation.schemes import SchemeEvaluator
     from apq_tvm.onnx_import import import_onnx
 
@@ -156,6 +160,8 @@ def evaluate_scheme(
     progress = progress or Silent()
     with progress.stage("import"):
         imported = import_onnx(model, dims)
+    if codes is not None:
+        imported = keep_codes(imported, codes, progress).model
     with SchemeEvaluator(
         imported,
         inputs,
@@ -164,6 +170,7 @@ def evaluate_scheme(
         calibration=calibration,
         tensor_types=tensor_types,
         layers=layers,
+        vocabulary=True,
         keep=False,
         progress=progress,
     ) as evaluator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,12 @@ def bits_line(report: Mapping[str, Any]) -> str:
     quantized = report["quantized_bits_per_weight"]
     rest = f"{quantized} in quantized layers" if quantized else "no layer is quantized"
     return f"{report['bits_per_weight']} bits per weight ({rest})"
+
+
+def code_sources(layers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Whose codes layers have kept (``"codes of the file"``: the ONNX file's own), counted."""
+    notes = (layer.get("note", "") for layer in layers)
+    return dict(Counter(n.partition(" (")[0] for n in notes if n.startswith("codes of ")))
 
 
 def rows_range(kernel: Mapping[str, Any]) -> str:

@@ -211,7 +211,7 @@ class Scheme:
             return f"{weights}A{self.act_bits}g{self.group_size}"
         if not weights.startswith("W"):
             return weights if self.act_bits == 8 else f"{weights}A{self.act_bits}"
-        if weights.endswith("s"):  # super-blocks: the groups are part of the format
+        if weights.endswith(("s", "k")):  # super-blocks: the groups are part of the format
             return f"{weights}A{self.act_bits}"
         group = f"g{self.group_size}" if self.group_size > 0 else ""
         return f"{weights}A{self.act_bits}{'t' if self.per_token else ''}{group}"

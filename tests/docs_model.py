@@ -1,8 +1,9 @@
 """The models and inputs that commands of the README and docs/ are tried on, under the names there.
 
 ``model.onnx`` is an encoder whose layers are called as in the demo model; they are all alike, so
-that compiling it takes few kernels. ``lm.onnx`` is a Llama of two blocks, ``decoder.onnx`` one
-with a cache, ``detector.onnx`` one convolution of images. ``sentences.npz``, ``data.npz`` and
+that compiling it takes few kernels. ``lm.onnx`` is a Llama of two blocks, of which ``lm.gguf`` has
+codes, ``decoder.onnx`` one with a cache, ``detector.onnx`` one convolution of images.
+``sentences.npz``, ``data.npz`` and
 ``tokens.npz`` are inputs for them.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tests.cases import gguf_files
 from tests.onnx_models import build, rand
 from tests.small_llama import small_llama
 from tests.unit import tiny_llama
@@ -29,6 +31,8 @@ def write_folder(folder: Path) -> None:
     onnx.save(encoder(), folder / "model.onnx")
     tiny_llama.write(folder).rename(folder / "lm.onnx")
     small_llama(folder / "decoder.onnx")
+    heads = tiny_llama.CONFIG.heads, tiny_llama.CONFIG.kv_heads
+    gguf_files.llama(folder / "lm.gguf", tiny_llama.weights(), *heads, "Q4_1")
     onnx.save(detector(), folder / "detector.onnx")
     rng = np.random.default_rng(0)
     for name, rows in (("sentences", 6), ("data", 12)):

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, say
+from apq_tvm.cli.measured import check_measurable, measure, measured_line, say_remarks
 from apq_tvm.cli.options import (
+    Codes,
     Dim,
     Force,
     Json,
@@ -82,6 +84,13 @@ Sysroot = Annotated[
     str | None,
     typer.Option(help="Folder of the target's headers and libraries.", show_default=False),
 ]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="npz of inputs: measure how close the module comes to the float model.",
+        show_default=False,
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Choose formats and kernels, write nothing.")
 ]
@@ -104,11 +113,13 @@ def compile_command(
     target_bpw: TargetBpw = None,
     candidate: Candidate = None,
     codebooks: Codebooks = None,
+    codes: Codes = None,
     triple: Triple = None,
     layout: LayoutOption = None,
     kv: CacheOption = "f32",
     cc: Compiler = None,
     sysroot: Sysroot = None,
+    inputs: InputsOption = None,
     force: Force = False,
     dry_run: DryRun = False,
     verbose: Verbose = False,
@@ -122,8 +133,12 @@ def compile_command(
     from apq_tvm.quantizers.guided import Guidance
 
     types, dims = parse_tensor_types(tensor_type or []), parse_dims(dim or [])
-    guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()), codebooks)
+    guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()), codebooks, codes)
     if dry_run:
+        if inputs is not None:
+            raise typer.BadParameter(
+                "measures a module, and --dry-run makes none", param_hint="--inputs"
+            )
         plan = pipeline.plan(
             model,
             target=target,
@@ -137,10 +152,12 @@ def compile_command(
             kv=kv,
             progress=Bars(),
         )
-        _report_plan(plan, json)
+        _report_plan(plan, json, codes)
         return
     if output is None:
         raise typer.BadParameter("say where to write", param_hint="--output")
+    if inputs is not None:
+        check_measurable(inputs, target, triple or "")
     started = time.perf_counter()
     result = pipeline.compile(
         model,
@@ -161,19 +178,31 @@ def compile_command(
     )
     if verbose:
         _say_timings(result.manifest["timings"])
+    _report_module(result, model, inputs, codes, json, time.perf_counter() - started)
+
+
+def _report_module(
+    result: Any, model: Path, inputs: Path | None, codes: Path | None, json: bool, seconds: float
+) -> None:
+    """Print what came of it: one line, what should be known of layers, what was measured."""
     from apq_tvm.inspect import bits_line
     from apq_tvm.inspect import inspect as describe
 
     report = describe(result.path)
+    layers = report["layers"]
+    if inputs is not None:
+        report["measured"] = measure(result.path, model, inputs, layers)
     if json:
         print_json(report)
         return
+    say_remarks(layers, codes)
     share = report["package_bytes"] / max(model.stat().st_size, 1)
     say(
         f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "
-        f"{bits_line(report)}, "
-        f"{time.perf_counter() - started:.1f} s"
+        f"{bits_line(report)}, {seconds:.1f} s"
     )
+    if inputs is not None:
+        say(measured_line(report["measured"]))
 
 
 def _say_timings(timings: Mapping[str, float]) -> None:
@@ -185,7 +214,7 @@ def _say_timings(timings: Mapping[str, float]) -> None:
     say(f"{'memory':<12}{peak / 1024:8.0f} MB at most")
 
 
-def _report_plan(plan: Any, json: bool) -> None:
+def _report_plan(plan: Any, json: bool, codes: Path | None) -> None:
     """Print what ``--dry-run`` found: the layers as the manifest would list them."""
     from apq_tvm.inspect import LAYER_COLUMNS, bits_line, layer_rows, stored_bits
     from apq_tvm.manifest import describe_layers, describe_stored, describe_variants
@@ -204,6 +233,7 @@ def _report_plan(plan: Any, json: bool) -> None:
         return
     print_table(f"plan for {plan.profile.name}", LAYER_COLUMNS, layer_rows(layers))
     print_kernels(report)
+    say_remarks(layers, codes)
     print(f"{bits_line(report)}; nothing was written")
 
 

@@ -11,6 +11,7 @@ import typer
 from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors, say
 from apq_tvm.cli.options import (
     CalibrationFile,
+    Codes,
     Dim,
     Force,
     Inputs,
@@ -67,6 +68,7 @@ def evaluate(
     min_tokens: MinTokens = 1,
     method: Annotated[str, typer.Option(help="How codes are chosen, see: compile.")] = "rtn",
     calibration: CalibrationFile = None,
+    codes: Codes = None,
     tensor_type: TensorType = None,
     dim: Dim = None,
     rows: Rows = 32,
@@ -93,6 +95,7 @@ def evaluate(
             rows=rows,
             language=language,
             calibration=calibration,
+            codes=codes,
             tensor_types=parse_tensor_types(tensor_type or []),
             dims=parse_dims(dim or []),
             progress=Bars(),
@@ -103,8 +106,10 @@ def evaluate(
                 f"compare {what} with what? Say --against MODEL.onnx for a compiled module, or "
                 "--scheme SCHEME to try one on an ONNX file"
             )
-        if calibration or tensor_type or dim or method != "rtn":
-            raise BadInput("--method, --calibration, --tensor-type and --dim go with --scheme only")
+        if calibration or codes or tensor_type or dim or method != "rtn":
+            raise BadInput(
+                "--method, --calibration, --codes, --tensor-type and --dim go with --scheme only"
+            )
         report = evaluation.evaluate(
             what, against, inputs, rows=rows, language=language, bits=bits, progress=Bars()
         )

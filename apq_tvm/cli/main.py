@@ -102,7 +102,10 @@ def _show_module(module: Path, report: Mapping[str, Any]) -> None:
     layers = report["layers"]
     show(f"{module}: target {report['target']}")
     show(f"inputs:  {describe_shape(report['inputs'])}")
-    show(f"outputs: {describe_shape(report['outputs'])}\n")
+    show(f"outputs: {describe_shape(report['outputs'])}")
+    for source, count in inspector.code_sources(layers).items():
+        show(f"codes:   {count} of {len(layers)} layers have the {source}")
+    show("")
     print_table("layers", inspector.LAYER_COLUMNS, inspector.layer_rows(layers))
     print_kernels(report)
     rejected = inspector.by_reason(r for layer in layers for r in layer["rejected"])

@@ -22,6 +22,13 @@ CalibrationFile = Annotated[
     Path | None,
     typer.Option("--calibration", help="File of apq-tvm calibrate.", show_default=False),
 ]
+Codes = Annotated[
+    Path | None,
+    typer.Option(
+        help="GGUF file, or safetensors of AutoGPTQ or AWQ, whose codes are kept.",
+        show_default=False,
+    ),
+]
 TensorType = Annotated[
     list[str] | None,
     typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),

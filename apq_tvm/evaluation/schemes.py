@@ -11,9 +11,10 @@ from apq_tvm.evaluation.compare import Reference, read_calls
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.layers import layer_errors
 from apq_tvm.evaluation.simulate import Simulation
-from apq_tvm.formats.scheme import parse_at
+from apq_tvm.formats.scheme import parse_at, parse_scheme
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.stored import storage
+from apq_tvm.quantizers.vocabulary import vocabulary_types
 from apq_tvm.types import AnyPath, ImportedModel, QuantizedModel
 
 
@@ -37,6 +38,9 @@ class SchemeEvaluator:
         Measure every layer's own errors.
     activations : bool
         Round activations where the scheme says so.
+    vocabulary : bool
+        Give heads and tables of a vocabulary 6 bits at least, as `apq_tvm.compile` does; False
+        gives every layer the scheme.
     keep : bool
         Keep the float model's outputs for the next scheme, in a temporary folder.
     progress : Progress, optional
@@ -60,12 +64,13 @@ class SchemeEvaluator:
         tensor_types: Mapping[str, str] | None = None,
         layers: bool = True,
         activations: bool = True,
+        vocabulary: bool = False,
         keep: bool = True,
         progress: Progress | None = None,
     ) -> None:
         self.model, self.progress = model, progress or Silent()
         self.tensor_types = dict(tensor_types or {})
-        self.layers, self.activations = layers, activations
+        self.layers, self.activations, self.vocabulary = layers, activations, vocabulary
         self.calls = read_calls(inputs, model.inputs, rows, language)
         self.file: Any = None
         if calibration is not None:
@@ -99,10 +104,13 @@ class SchemeEvaluator:
                 options = {"calibration": self.file.calibration}
                 if method == "learned":
                     options["learned"] = _learned(self.file)
+            first: dict[str, str] = {}
+            if self.vocabulary and method != "learned":
+                first = vocabulary_types(self.model, parse_scheme(scheme))
             quantized = quantize(
                 self.model,
                 scheme,
-                self.tensor_types,
+                {**first, **self.tensor_types},
                 progress=self.progress,
                 method=method,
                 **options,

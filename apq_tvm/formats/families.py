@@ -6,7 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
-from apq_tvm.formats import anyprec, balance, bcq, codebook, integer, mixed, nonlinear, superblock
+from apq_tvm.formats import (
+    anyprec,
+    balance,
+    bcq,
+    codebook,
+    integer,
+    kquant,
+    minimum,
+    mixed,
+    nonlinear,
+    superblock,
+)
 from apq_tvm.formats.family import Family
 from apq_tvm.types import QuantizedTensor, Scheme
 
@@ -18,6 +29,8 @@ FAMILIES: tuple[Family, ...] = (
     mixed.FAMILY,
     codebook.FAMILY,
     nonlinear.FAMILY,
+    minimum.FAMILY,
+    kquant.FAMILY,
     superblock.FAMILY,
 )
 """A new family is a file and a line here."""

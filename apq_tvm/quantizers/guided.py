@@ -1,4 +1,4 @@
-"""Quantization by a calibration file: ``compile --calibration --method --target-bpw``."""
+"""Quantization by files: ``compile --calibration --method --target-bpw --codes``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from apq_tvm.codes import keep_codes
 from apq_tvm.errors import BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.progress import Progress, Silent
@@ -20,9 +21,10 @@ from apq_tvm.quantizers.budget import (
 from apq_tvm.quantizers.codebook_file import load_codebooks
 from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.learn.learned import Learned, from_arrays
-from apq_tvm.quantizers.plan import planned_layers, quantize, scheme_of_layers
+from apq_tvm.quantizers.plan import planned_layers, quantize, ruled_layers, scheme_of_layers
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.quantizers.stored import Stored, float_weights
+from apq_tvm.quantizers.vocabulary import NOTE, named, vocabulary_types
 from apq_tvm.types import (
     WEIGHT_INPUT,
     AnyPath,
@@ -52,6 +54,9 @@ class Guidance:
     codebooks : str, path or None
         File of ``apq-tvm codebooks``, for schemes such as cb3; without it they are learned on the
         model itself.
+    codes : str, path or None
+        GGUF file, or safetensors of AutoGPTQ or AWQ, whose codes are kept bit for bit
+        (`apq_tvm.codes`); layers that have none in it get the scheme.
     """
 
     calibration: AnyPath | None = None
@@ -59,6 +64,7 @@ class Guidance:
     target_bpw: float | None = None
     candidates: Sequence[str] = ()
     codebooks: AnyPath | None = None
+    codes: AnyPath | None = None
 
 
 def quantize_guided(
@@ -94,23 +100,42 @@ def quantize_guided(
     progress = progress or Silent()
     calibration: Calibration | None = None
     learned: Learned | None = None
+    missing: Mapping[str, str] = {}
+    if guidance.codes is not None:
+        kept = keep_codes(model, guidance.codes, progress)
+        model, missing = kept.model, kept.missing
     if guidance.calibration is not None:
         file = load(guidance.calibration, model)
         calibration, learned = file.calibration, from_arrays(file.extra, file.notes)
     plan: BudgetPlan | None = None
-    types = dict(tensor_types)
+    first: dict[str, str] = {}
     if guidance.target_bpw is not None:
         plan = plan_budget(model, scheme, tensor_types, guidance, calibration, progress)
-        types = {**plan.tensor_types(), **tensor_types}
+        first = plan.tensor_types()
+    elif guidance.method != "learned":  # what was learned has the schemes it was learned for
+        first = vocabulary_types(model, parse_scheme(scheme) if isinstance(scheme, str) else scheme)
     books = load_codebooks(guidance.codebooks) if guidance.codebooks else None
     quantized = quantize(
-        model, scheme, types, search, progress, calibration, guidance.method, learned, books
-    )
-    if plan is None:
-        return quantized
+        model, scheme, {**first, **tensor_types}, search, progress, calibration, guidance.method,
+        learned, books,
+    )  # fmt: skip
+    more = dict(missing)
+    if plan is not None:
+        for node, error in plan.errors.items():
+            text = f"chosen for {guidance.target_bpw:g} bits per weight, output error {error:.2g}"
+            more[node] = "; ".join(filter(None, (more.get(node, ""), text)))
+    else:
+        overruled = ruled_layers(model, tensor_types)
+        for node in named(first, model.nodes):
+            if node not in overruled:
+                more[node] = "; ".join(filter(None, (more.get(node, ""), NOTE)))
+    return _noted(quantized, more)
+
+
+def _noted(quantized: QuantizedModel, more: Mapping[str, str]) -> QuantizedModel:
+    """A model with further notes behind those it has."""
     notes = dict(quantized.notes)
-    for node, error in plan.errors.items():
-        text = f"chosen for {guidance.target_bpw:g} bits per weight, output error {error:.2g}"
+    for node, text in more.items():
         notes[node] = "; ".join(filter(None, (notes.get(node, ""), text)))
     return replace(quantized, notes=notes)
 

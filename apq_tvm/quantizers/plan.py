@@ -189,6 +189,17 @@ def planned_layers(
     }
 
 
+def ruled_layers(model: ImportedModel, tensor_types: Mapping[str, str]) -> set[str]:
+    """Names of the layers that an expression of `tensor_types` is for."""
+    rules = [_compile(pattern) for pattern in tensor_types]
+    found = ((node.name, _weight_of(node)) for node in model.nodes)
+    return {
+        name
+        for name, weight in found
+        if weight is not None and any(r.search(name) or r.search(weight) for r in rules)
+    }
+
+
 def scheme_of_layers(
     model: ImportedModel, default: Scheme | None, tensor_types: Mapping[str, str]
 ) -> dict[str, Scheme]:
@@ -277,6 +288,8 @@ def _with_activations(node: Node, weights: Scheme, default: Scheme) -> Scheme:
     scale per token where the user's scheme spells out groups: then each row's scale is repeated.
     """
     group = weights.group_size
+    if weights.family != "int":
+        return replace(weights, act_bits=default.act_bits)
     spelled = default.family in ("int", "anyprec") and default.integer_acts
     if node.op == "apq.Linear" and spelled and group == -1:
         group = default.act_group

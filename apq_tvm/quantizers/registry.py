@@ -19,6 +19,7 @@ from apq_tvm.quantizers.families import (
     levels,
     mixed,
     rtn,
+    stepped,
     superblock,
     weighted,
 )
@@ -48,6 +49,8 @@ QUANTIZERS: Mapping[str, Quantizer] = {
     "mixed": Quantizer(mixed.quantize, feeds_back=True),
     "cb": Quantizer(codebook.quantize_tensor, codebook_learn.learn),
     "super": Quantizer(superblock.quantize_tensor),
+    "min": Quantizer(stepped.quantize_minima),
+    "k": Quantizer(stepped.quantize_kquant),
 }
 """By `Scheme.family`. A new quantizer is a file and a line here; families that say their levels
 need none."""

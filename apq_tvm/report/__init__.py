@@ -118,6 +118,7 @@ def _measured(
     with progress.stage("import"):
         imported = import_onnx(*source)
     kept = open_results(partial, imported, inputs, options)
+    options = {"vocabulary": True, **options}
     with SchemeEvaluator(imported, inputs, **options, progress=progress) as evaluator:
         done, failed = measure(evaluator, asked, kept)
         first_call = evaluator.calls.batches[0]

@@ -18,10 +18,11 @@ from apq_tvm.codegen.layouts.interleaved import (
     InterleavedLayout,
     split_fields,
 )
-from apq_tvm.codegen.layouts.layout import Details, WeightLayout
+from apq_tvm.codegen.layouts.layout import NARROW, Details, WeightLayout
 from apq_tvm.codegen.layouts.mixed import MixedLayout
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.codegen.layouts.spans import SpanLayout
+from apq_tvm.codegen.layouts.stepped import SteppedLayout
 from apq_tvm.codegen.layouts.super_records import SuperRecordsLayout
 from apq_tvm.codegen.layouts.superblock import SuperBlockLayout
 from apq_tvm.errors import PackError
@@ -44,6 +45,7 @@ __all__ = [
     "NonlinearLayout",
     "PlanesLayout",
     "SpanLayout",
+    "SteppedLayout",
     "SuperBlockLayout",
     "WeightLayout",
     "default_layout",
@@ -54,6 +56,7 @@ __all__ = [
 
 LAYOUTS: tuple[type[WeightLayout], ...] = (
     InterleavedLayout,
+    SteppedLayout,
     FragmentLayout,
     FloatLayout,
     BalanceLayout,
@@ -120,10 +123,13 @@ def default_layout(scheme: Scheme | None, details: Details, lanes: int) -> Weigh
     )
 
 
-def embedding_layout(scheme: Scheme) -> InterleavedLayout:
-    """Layout of an embedding table: one row per block, ``W{bits}r1k4``.
+def embedding_layout(scheme: Scheme) -> WeightLayout:
+    """Layout of an embedding table: one row per block, ``W{bits}r1k4``, of integers.
 
     Arrays: ``codes`` uint8 [V, Kp / 32, 4 * bits], ``scales`` float16 [V, Kp / gw, 1] and, with
-    zero points, ``zeros`` uint8 of that shape.
+    zero points, ``zeros`` uint8 of that shape. Tables that came in another format lie as a linear
+    layer's weights in blocks of `NARROW` rows.
     """
+    if scheme.family != "int":
+        return default_layout(scheme, (), NARROW)
     return InterleavedLayout(scheme.bits, 1, scheme.group_size, scheme.zero_points)

@@ -273,8 +273,20 @@ class InterleavedLayout(GroupedRows):
         place = shape.place(lane, k % UNIT_K // 4, k % 4)
         code = decode(shape, lambda byte: codes[block, unit, byte], *place)
         zero = arrays["zeros"][block, group, lane] if self.zero_points else None
-        scale = arrays["scales"][block, group, lane].astype("float32")
-        return centred_code(shape, code, zero) * scale
+        return centred_code(shape, code, zero) * self.step(arrays, block, group, lane)
+
+    @property
+    def minima(self) -> bool:
+        """Whether groups have a float minimum (`least`), from which codes are counted."""
+        return False
+
+    def step(self, arrays: Mapping[str, Any], block: Any, group: Any, lane: Any) -> Any:
+        """TensorIR float32 expression of what a group's codes are multiplied by."""
+        return arrays["scales"][block, group, lane].astype("float32")
+
+    def least(self, arrays: Mapping[str, Any], block: Any, group: Any, lane: Any) -> Any:
+        """TensorIR float32 expression of what is taken off a group's weights; None for nothing."""
+        return None
 
     @property
     def _run_dtype(self) -> type[np.unsignedinteger[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.codegen.layouts import InterleavedLayout, default_layout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.types import DeviceProfile
@@ -65,9 +65,10 @@ def check_all_features(profile: DeviceProfile, features: tuple[str, ...], vector
 
 def interleaved(spec: LinearSpec, lanes: int) -> InterleavedLayout:
     """The layout of a quantized layer whose kernel works on `lanes` rows at once."""
-    scheme = spec.scheme
-    assert scheme is not None
-    return InterleavedLayout.of_lanes(scheme, lanes)
+    assert spec.scheme is not None
+    layout = default_layout(spec.scheme, spec.details, lanes)
+    assert isinstance(layout, InterleavedLayout)
+    return layout
 
 
 def check_integer(

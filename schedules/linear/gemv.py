@@ -113,6 +113,8 @@ def gemv_kernel(
     intrinsic: Callable[[UnitDot, int], str],
     streams_of: Streams,
     aheads_of: Aheads,
+    weights: str = "",
+    family: str = "int",
 ) -> LinearKernel:
     """The record of a kernel for M >= m_tile, of `apq_tvm.ops.linear.interleaved`.
 
@@ -126,6 +128,8 @@ def gemv_kernel(
     intrinsic : callable
         Registers and names that product for a prefetch distance.
     streams_of, aheads_of : callable
+    weights, family : str
+        As in `LinearKernel`, where they are not integers of `bits`.
     """
     lanes = instruction.lanes
 
@@ -151,7 +155,7 @@ def gemv_kernel(
 
     return LinearKernel(
         "gemv",
-        f"W{bits}",
+        weights or f"W{bits}",
         act_bits,
         instruction,
         m_tile,
@@ -161,6 +165,7 @@ def gemv_kernel(
         schedule=schedule,
         ask=ask,
         bits=bits,
+        family=family,
         m_named=m_tile,
     )
 

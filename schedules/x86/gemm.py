@@ -93,10 +93,13 @@ def integer_kernel(
     intrinsic: Callable[[Tile], str],
     gemm: type[IntegerGemm] = IntegerGemm,
     in_place: Callable[[Tile], str] | None = None,
+    weights: str = "",
+    family: str = "int",
 ) -> LinearKernel:
     """The record of one integer GEMM; tiles are those of whole rows or of groups.
 
-    `in_place` is the intrinsic for codes where they lie, in steps of whole units.
+    `in_place` is the intrinsic for codes where they lie, in steps of whole units; `weights` and
+    `family` are those of `LinearKernel`, for a family whose codes lie like integers.
     """
     lanes = instruction.lanes
     (features,) = (any_of.split("|") for any_of in instruction.features)
@@ -123,9 +126,9 @@ def integer_kernel(
         micro_kernel(sch, mine(choice.plan.tile(lanes)))
 
     return LinearKernel(
-        "gemm", f"W{bits}", 8, instruction, TALLEST,
+        "gemm", weights or f"W{bits}", 8, instruction, TALLEST,
         check=check, layout=lambda spec, profile: interleaved(spec, lanes),
-        func=func, schedule=schedule, ask=ask, bits=bits,
+        func=func, schedule=schedule, ask=ask, bits=bits, family=family,
     )  # fmt: skip
 
 

@@ -47,8 +47,10 @@ def _aheads(layout: InterleavedLayout, m_tile: int) -> tuple[int, ...]:
     return (0, 4096, 2048, 8192) if _fast(layout, m_tile) else (4096, 0, 2048, 8192)
 
 
-def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> LinearKernel:
-    """The record of one integer kernel for M >= m_tile."""
+def integer_kernel(
+    instruction: DotInstruction, bits: int, m_tile: int, weights: str = "", family: str = "int"
+) -> LinearKernel:
+    """The record of one integer kernel for M >= m_tile; of a family whose codes lie like those."""
 
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         check_integer(spec, profile, instruction.features, instruction.rows)
@@ -57,7 +59,9 @@ def integer_kernel(instruction: DotInstruction, bits: int, m_tile: int) -> Linea
         return instruction.meaning(layout.unit, m_tile)
 
     record, product = dot_record(instruction), partial(dot_intrinsic, instruction)
-    return gemv_kernel(record, bits, 8, m_tile, check, meaning, product, _streams, _aheads)
+    return gemv_kernel(
+        record, bits, 8, m_tile, check, meaning, product, _streams, _aheads, weights, family
+    )
 
 
 GEMV_KERNELS: tuple[LinearKernel, ...] = (

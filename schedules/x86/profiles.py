@@ -205,6 +205,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.x86.gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86.lut import LUT_KERNELS
     from apq_tvm.schedules.x86.mixed import MIXED_KERNELS
+    from apq_tvm.schedules.x86.stepped import STEPPED_KERNELS
     from apq_tvm.schedules.x86.super_records import SUPER_KERNELS
 
     return (
@@ -218,6 +219,7 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
         *MIXED_KERNELS,
         *CODEBOOK_KERNELS,
         *SUPER_KERNELS,
+        *STEPPED_KERNELS,
         *PLAIN_KERNELS,
         *DECODED_KERNELS,
         *GENERIC_KERNELS,

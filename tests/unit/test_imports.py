@@ -34,6 +34,7 @@ RANKS = {
     "apq_tvm.progress": 0,
     "apq_tvm.signals": 0,
     "apq_tvm.formats": 1,
+    "apq_tvm.codes": 2,
     "apq_tvm.tensorize": 2,
     "apq_tvm.tensorize.exprs": 1,
     "apq_tvm.tensorize.registry": 1,
@@ -78,6 +79,13 @@ SEPARATE = {
         "apq_tvm.progress",
         "apq_tvm.formats",
         "apq_tvm.onnx_import",
+        "apq_tvm.codes",
+    },
+    "apq_tvm.codes": {
+        "apq_tvm.errors",
+        "apq_tvm.types",
+        "apq_tvm.progress",
+        "apq_tvm.formats",
     },
 }
 

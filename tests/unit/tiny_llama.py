@@ -23,8 +23,8 @@ CONFIG = smollm2.Config(
 )
 
 
-def write(folder: Path) -> Path:
-    """Write the ONNX file."""
+def weights() -> dict[str, NDArray[np.float32]]:
+    """The weights, by Hugging Face's names."""
     rng = np.random.default_rng(0)
     c = CONFIG
     sizes = {
@@ -43,13 +43,18 @@ def write(folder: Path) -> Path:
         scale = 0.2 if len(shape) == 2 else 0.5
         return (rng.standard_normal(shape) * scale + (len(shape) == 1)).astype(np.float32)
 
-    weights = {"model.embed_tokens.weight": random(c.vocabulary, c.width)}
-    weights["model.norm.weight"] = random(c.width)
+    made = {"model.embed_tokens.weight": random(c.vocabulary, c.width)}
+    made["model.norm.weight"] = random(c.width)
     for layer in range(c.layers):
         for name, shape in sizes.items():
-            weights[f"model.layers.{layer}.{name}.weight"] = random(*shape)
+            made[f"model.layers.{layer}.{name}.weight"] = random(*shape)
+    return made
+
+
+def write(folder: Path) -> Path:
+    """Write the ONNX file."""
     path = folder / "tiny.onnx"
-    path.write_bytes(smollm2.build(c, weights).SerializeToString())
+    path.write_bytes(smollm2.build(CONFIG, weights()).SerializeToString())
     return path
 
 

@@ -37,6 +37,7 @@ def most_rows(scheme: str) -> int:
     whole = 48 if parsed is not None and parsed.family == "balance" else 1
     return MOST_N // whole * whole
 
+
 _NAME = "linear"
 
 _RUN = f"""

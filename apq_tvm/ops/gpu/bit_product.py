@@ -136,9 +136,7 @@ class BitProduct(Stream):
         for tile, (base, scale) in enumerate(bases):
             for high in range(2):
                 first = address(self.dots[self._dot(third, tile, 0) + 2 * high])
-                zero = layout.zero(
-                    self.weights, layout.scale_place(self.block, number, row, high)
-                )
+                zero = layout.zero(self.weights, layout.scale_place(self.block, number, row, high))
                 counts = address(self.counts[0])
                 given = (first, i32(4), i32(layout.bits), counts, i32(0) - base * zero)
                 total = self.call("apq_weigh_planes", *given, dtype="int32")

@@ -27,6 +27,7 @@ from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
 
 WARP = 32
 
+
 class Stream(ABC):
     """Builds the PrimFunc of one layer; what is done with a chunk is a subclass's.
 

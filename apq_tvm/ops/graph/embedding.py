@@ -73,7 +73,10 @@ def embedding(
         name: te.placeholder(shape, dtype, name)
         for name, (shape, dtype) in found.shapes(rows, width).items()
     }
-    weight, run = _decoded(own, scheme, arrays, width) if found == own else _shared(found, arrays)
+    if isinstance(own, InterleavedLayout) and own.rows == 1 and found == own:
+        weight, run = _decoded(own, scheme, arrays, width)
+    else:
+        weight, run = _shared(found, arrays)
     y = te.compute(out, lambda *i: weight(row(i[:-1]), i[-1]), "y")
     func = te.create_prim_func([*arrays.values(), index, y])
     return func.with_attrs({"apq.op": "embedding", "op_pattern": 8, "apq.slice": run})

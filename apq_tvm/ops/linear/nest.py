@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.codegen.layouts import UNIT_K
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec, epilogue_of, store_inside
 from apq_tvm.ops.linear.streams import Streams, first_row, tiles_of
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64
@@ -177,7 +177,10 @@ class LinearNest:
         xsum: Buffer | None = None,
         offset: int = 0,
     ) -> Buffer:
-        """Σ_g scale (dot - zero xsum), times xs where activations have a scale per group."""
+        """Σ_g scale (dot - zero xsum), times xs where activations have a scale per group.
+
+        Where groups have minima it is Σ_g (scale dot - minimum xsum).
+        """
         from tvm import tirx
         from tvm.tirx.script.builder import ir as b
 
@@ -198,11 +201,28 @@ class LinearNest:
                 zero = weights["zeros"][block, group, lane] if "zeros" in weights else None
                 total = self.centred(total, xsum[row, group], zero, offset, (row, group))
                 total = total.astype("float32")
-            factor = weights["scales"][block, group, lane].astype("float32")
-            if xs is not None and not self.token_scale:
+            factor = self.step(weights, block, group, lane)
+            least = self.least(weights, block, group, lane)
+            if least is not None:
+                assert xs is not None and xsum is not None and not self.token_scale
+                total = factor * total - least * xsum[row, group].astype("float32")
+                factor = xs[row, group]
+            elif xs is not None and not self.token_scale:
                 factor = factor * xs[row, group]
             b.buffer_store(sums, sums[tuple(target)] + factor * total, target)
         return sums
+
+    def step(self, weights: dict[str, Buffer], block: Expr, group: Expr, lane: Expr) -> Expr:
+        """What a group's sum is multiplied by, float32."""
+        if isinstance(self.layout, InterleavedLayout):
+            return self.layout.step(weights, block, group, lane)
+        return weights["scales"][block, group, lane].astype("float32")
+
+    def least(self, weights: dict[str, Buffer], block: Expr, group: Expr, lane: Expr) -> Expr:
+        """A group's minimum, float32; None where there are none."""
+        if isinstance(self.layout, InterleavedLayout):
+            return self.layout.least(weights, block, group, lane)
+        return None
 
     def centred(
         self, dot: Expr, xsum: Expr, zero: Expr | None, offset: int, at: tuple[Expr, Expr]
@@ -217,7 +237,8 @@ class LinearNest:
             return dot - (wide - tirx.const(offset, "int32") if offset else wide) * xsum
         if bits == 1:
             return dot * tirx.const(2, "int32") - xsum
-        middle = (1 << (bits - 1)) - offset
+        minima = isinstance(self.layout, InterleavedLayout) and self.layout.minima
+        middle = (0 if minima else 1 << (bits - 1)) - offset
         return dot - tirx.const(middle, "int32") * xsum if middle else dot
 
     def store(

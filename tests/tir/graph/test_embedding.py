@@ -14,6 +14,7 @@ from scheduled import AVX2, PROFILES, compiled, normal
 from apq_tvm.codegen.layouts import default_layout, embedding_layout
 from apq_tvm.formats import dequantize, details, parse_scheme
 from apq_tvm.ops.graph.embedding import embedding
+from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Random
 from apq_tvm.types import QuantizedTensor, Scheme
 
@@ -75,6 +76,20 @@ def test_tables_in_the_layout_of_a_linear_layer(word: str, lanes: int, width: in
     func = embedding(ROWS, width, ("B", "S"), "int64", scheme, layout)
     compiled(func, AVX2)(*layout.pack(tensor, "table").arrays.values(), ids, y)
     np.testing.assert_array_equal(y, dequantize(tensor)[ids])
+
+
+@pytest.mark.parametrize("word", ["W4mA8g32", "W2sA8", "W3kA8", "W4kA8", "W6kA8"])
+def test_tables_that_came_in_other_formats(word: str) -> None:
+    """As files of codes have them: `apq_tvm.codes`."""
+    scheme, width = parse_scheme(word), 304
+    assert scheme is not None
+    w = np.random.default_rng(0).standard_normal((ROWS, width)).astype(np.float32)
+    tensor = quantize_tensor(w, scheme, search=False)
+    ids = np.random.default_rng(0).integers(-ROWS, ROWS, (2, 9))
+    y = np.full((2, 9, width), np.nan, np.float32)
+    arrays = embedding_layout(scheme).pack(tensor, "table").arrays.values()
+    compiled(embedding(ROWS, width, ("B", "S"), "int64", scheme), AVX2)(*arrays, ids, y)
+    np.testing.assert_allclose(y, dequantize(tensor)[ids], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("width", [1, 31, 32, 33])

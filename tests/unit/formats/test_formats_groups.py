@@ -26,7 +26,8 @@ from apq_tvm.quantizers.families.levels import search_steps
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import LayerStats, Scheme
 
-SCHEMES = ("cb2", "cb3", "cb4", "cb2c8", "cb3c16", "cb3g64", "cb2g32", "nl4", "nl4g128", "W2sA8")
+SCHEMES = ("cb2", "cb3", "cb4", "cb2c8", "cb3c16", "cb3g64", "cb2g32", "nl4", "nl4g128", "W2sA8",
+           "W4mA8g32", "W2mA8g64", "W3kA8", "W4kA8", "W5kA8", "W6kA8")  # fmt: skip
 
 # |error| of a weight, relative to the largest of its super-block: half the widest gap between
 # values, and what a 4-bit sub-scale takes away. Learned codebooks may reach less far on one side.
@@ -96,6 +97,10 @@ def test_any_weights_quantize_to_a_valid_tensor(w: Any, name: str, search: bool)
         ("nl4g128", 4.125),
         ("W2sA8", 2.625),
         ("W3sA8", 3.625),
+        ("W4mA8g32", 5),
+        ("W3kA8", 3.5625),
+        ("W4kA8", 4.625),
+        ("W6kA8", 6.5625),
     ],
 )
 def test_bits_per_weight(name: str, bits: float) -> None:
@@ -113,7 +118,8 @@ def test_short_super_blocks_are_not_padded() -> None:
 @pytest.mark.parametrize(
     ("name", "rival"),
     [("cb2", "W2A8g32"), ("cb3g64", "W3A8g128"), ("cb4", "W4A8g32"), ("nl4", "W4A8g32"),
-     ("W2sA8", "W2zA8g32"), ("W3sA8", "W3zA8g32")],
+     ("W2sA8", "W2zA8g32"), ("W3sA8", "W3zA8g32"),
+     ("W3kA8", "W3zA8g32"), ("W4kA8", "W4zA8g32")],
 )  # fmt: skip
 def test_better_than_rounding_at_no_more_bits(name: str, rival: str) -> None:
     w = np.random.default_rng(1).standard_normal((24, 1024)).astype(np.float32)

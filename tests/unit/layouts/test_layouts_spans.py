@@ -16,7 +16,7 @@ from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.types import PackedTensor, QuantizedTensor
 
 SCHEMES = ("cb2", "cb3", "cb4", "cb2c8", "cb4c16", "cb2g32", "cb3g64", "nl4", "nl4g128", "W2sA8",
-           "W3sA8")  # fmt: skip
+           "W3sA8", "W4mA8g32", "W5mA8g16", "W3kA8", "W4kA8", "W5kA8", "W6kA8")  # fmt: skip
 
 
 def quantized(name: str, n: int, k: int) -> QuantizedTensor:
@@ -47,7 +47,18 @@ def test_unpack_is_the_inverse_of_pack(name: str, n: int, k: int, lanes: int) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [("cb2", 2.4375), ("cb3g64", 3.109375), ("nl4", 4.5), ("W3sA8", 3.625)]
+    ("name", "bits"),
+    [
+        ("cb2", 2.4375),
+        ("cb3g64", 3.109375),
+        ("nl4", 4.5),
+        ("W3sA8", 3.625),
+        ("W4mA8g32", 5),
+        ("W3kA8", 3.5625),
+        ("W4kA8", 4.625),
+        ("W5kA8", 5.625),
+        ("W6kA8", 6.5625),
+    ],
 )
 def test_whole_blocks_take_the_formats_bits(name: str, bits: float) -> None:
     tensor = quantized(name, 32, 1024)
