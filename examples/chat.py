@@ -98,10 +98,18 @@ def by_module(module: Any, session: Any, ids: list[int], options: Any) -> Iterat
     """Tokens behind `ids`, of which the session has the first."""
     sampler = module.Sampler(options.temperature, options.top_k, options.top_p, options.min_p)
     fresh = ids[session.length :]
-    tokens: Iterator[int] = module.generate(
-        fresh, options.tokens, session=session, sampler=sampler, stop=options.ends
+    draft, drafted = options.draft and (options.draft, options.ahead), module.Drafted()
+    yield from module.generate(
+        fresh,
+        options.tokens,
+        session=session,
+        sampler=sampler,
+        stop=options.ends,
+        draft=draft,
+        drafted=drafted,
     )
-    return tokens
+    if draft:
+        print(f"\n[{drafted.acceptance:.0%} of {drafted.guessed} guesses right]", file=sys.stderr)
 
 
 def by_program(ids: list[int], options: Any) -> Iterator[int]:
@@ -148,6 +156,10 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the most probable")
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument(
+        "--draft", type=int, help="bits of guesses, of a module with bits to choose"
+    )
+    parser.add_argument("--ahead", type=int, default=3, help="guesses at once")
     parser.add_argument("--min-p", type=float, default=0.0)
     options = parser.parse_args()
     words = Words(options.tokenizer or smollm2.find())

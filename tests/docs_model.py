@@ -3,8 +3,7 @@
 ``model.onnx`` is an encoder whose layers are called as in the demo model; they are all alike, so
 that compiling it takes few kernels. ``lm.onnx`` is a Llama of two blocks, of which ``lm.gguf`` has
 codes, ``decoder.onnx`` one with a cache, ``detector.onnx`` one convolution of images.
-``sentences.npz``, ``data.npz`` and
-``tokens.npz`` are inputs for them.
+``sentences.npz``, ``data.npz`` and ``tokens.npz`` are inputs for them.
 """
 
 from __future__ import annotations
