@@ -4,9 +4,9 @@
 and the module take the most probable token 40 times behind each of 20 prompts. Only prompts count
 behind which float32 is never in doubt: its best score is 0.3 above the second, all the way.
 
-``python examples/smollm2_same_text.py drafts smollm2_any`` compares plain decoding at all bits of an
-any-precision module with drafts of a few bits that are checked at all, on four texts: what share of
-guesses is right, and how long it takes.
+``python examples/smollm2_same_text.py drafts smollm2_any`` compares plain decoding at all bits of
+an any-precision module with drafts of a few bits that are checked at all, on four texts: what share
+of guesses is right, and how long it takes.
 
 The ONNX file is ``examples/smollm2.py --cache``; ``pip install gguf tokenizers`` come first.
 """
