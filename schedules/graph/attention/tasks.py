@@ -51,7 +51,7 @@ def schedule_attention(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     most = decide("rows", (3, 2) if narrow else (6, 4, 3))
     fits = profile.l1_bytes // (4 * most * (BLOCK + p.size + p.width))
     tiles = next((t for t in (8, 4, 2) if t <= fits), 1)
-    rows = Rows(most, decide("tiles", (tiles, *({1, 2, 4, 8} - {tiles}))), 4 if wide else 1)
+    rows = Rows(most, decide("tiles", (tiles, *sorted({1, 2, 4, 8} - {tiles}))), 4 if wide else 1)
     rows = replace(rows, part=decide("part", (8, 4, 16)))
     group = p.spec.group
     parts = -(-group // most)
