@@ -100,14 +100,14 @@ void apq_threads_end(const apq_crew *before);
 int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
 
 /* The plan for `c->symbols`, made if it is not there. */
-int apq_find_plan(apq_context *c, plan **out);
+int apq_plan_symbols(apq_context *c, plan **out);
 /* The bits of all layers in the next run of a context. */
 int apq_take_bits(apq_context *c, int32_t bits);
 /* A block of at least so many bytes; what it held is lost where it grows. */
 int apq_enlarge(region *r, size_t bytes, const char *what);
 /* Of a session: its caches where buffers lie, before a run; nothing for them in a plan. */
-void apq_place_kept(apq_context *c);
-int apq_leave_kept(apq_context *c, size_t *bytes);
+void apq_place_caches(apq_context *c);
+int apq_leave_caches(apq_context *c, size_t *bytes);
 /* ---- profiles ---- */
 
 uint64_t apq_now(void);

@@ -299,7 +299,7 @@ static int make_plan(apq_context *c, plan *p) {
   const apq_module *m = c->handle->module;
   size_t count = (size_t)m->segments[1];
   int rc = m->shapes(c->symbols, p->in_dims, p->out_dims, p->bytes);
-  if (rc == APQ_OK && c->session != NULL) rc = apq_leave_kept(c, p->bytes);
+  if (rc == APQ_OK && c->session != NULL) rc = apq_leave_caches(c, p->bytes);
   if (rc != APQ_OK) return rc;
   plan *q = c->session != NULL ? roomy_plan(c, p) : NULL;
   if (q != NULL) {
@@ -316,7 +316,7 @@ static int make_plan(apq_context *c, plan *p) {
   return APQ_OK;
 }
 
-int apq_find_plan(apq_context *c, plan **out) {
+int apq_plan_symbols(apq_context *c, plan **out) {
   const apq_module *m = c->handle->module;
   plan *p = NULL, *oldest = &c->plans[0];
   for (int32_t i = 0; i < PLANS && p == NULL; i++) {
@@ -360,7 +360,7 @@ static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
                       (long long)c->symbols[i], APQ_LARGEST_DIM);
     }
   }
-  if ((rc = apq_find_plan(c, &p)) != APQ_OK) return rc;
+  if ((rc = apq_plan_symbols(c, &p)) != APQ_OK) return rc;
   const int64_t *dims = p->in_dims;
   for (int32_t i = 0; i < m->num_inputs; dims += m->inputs[i].ndim, i++) {
     if ((rc = check_dims("input", &m->inputs[i], &inputs[i], dims)) != APQ_OK) return rc;

@@ -88,7 +88,7 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
     if (!ready) next = apq_past(next, apq_stage_of(&outputs[i]));
   }
   for (int32_t i = 0; i < m->segments[1]; i++) c->buffers[i] = apq_past(c->arena.data, p->offsets[i]);
-  if (c->session != NULL) apq_place_kept(c);
+  if (c->session != NULL) apq_place_caches(c);
   return APQ_OK;
 }
 

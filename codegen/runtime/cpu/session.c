@@ -46,10 +46,10 @@ static int plan_for(apq_session *s, int64_t past, int64_t tokens, int64_t asked,
     c->symbols[i] =
         symbol->input < 0 ? c->given[symbol->axis] : axis_of(s, symbol->input, symbol->axis, past, tokens);
   }
-  return apq_find_plan(c, p);
+  return apq_plan_symbols(c, p);
 }
 
-int apq_leave_kept(apq_context *c, size_t *bytes) {
+int apq_leave_caches(apq_context *c, size_t *bytes) {
   const apq_kept *kept = c->handle->module->kept;
   for (int32_t i = 0; i < kept->num_buffers; i++) {
     size_t *mine = &bytes[kept->buffers[i]];
@@ -61,7 +61,7 @@ int apq_leave_kept(apq_context *c, size_t *bytes) {
   return APQ_OK;
 }
 
-void apq_place_kept(apq_context *c) {
+void apq_place_caches(apq_context *c) {
   const apq_kept *kept = c->handle->module->kept;
   for (int32_t i = 0; i < kept->num_buffers; i++) c->buffers[kept->buffers[i]] = c->session->kept[i].data;
 }

@@ -3,7 +3,7 @@
 
 static int none(void) { return apq_fail(APQ_BAD_INPUT, "modules for GPUs have no sessions: give _run the caches"); }
 
-int apq_leave_kept(apq_context *c, size_t *bytes) {
+int apq_leave_caches(apq_context *c, size_t *bytes) {
   (void)c, (void)bytes;
   return none();
 }
