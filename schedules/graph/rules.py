@@ -32,6 +32,7 @@ RULES: dict[str, Rule] = {
     "layernorm": schedule_layernorm,
     "pool": schedule_window_reduce,
     "quantize_activations": schedule_quantize,
+    "quantize_row_bundles": schedule_quantize,
     "quantize_windows": schedule_quantize,
     "softmax": schedule_softmax,
     "windows": schedule_windows,
