@@ -21,6 +21,7 @@ from apq_tvm.codegen.cuda.compilers import ImageCompiler, find_compiler
 from apq_tvm.codegen.graph.c_source import Device, WeightsFile, graph_source, tables_source
 from apq_tvm.codegen.graph.plain import Graph, cut_along, total_weight_bytes
 from apq_tvm.codegen.graph.read_relax import prepare, read_graph
+from apq_tvm.codegen.graph.stages import find_stages
 from apq_tvm.codegen.package.folder import (
     MANIFEST_FORMAT,
     check_name,
@@ -200,6 +201,7 @@ def _read(scheduled: ScheduledModel, number: int, count: int) -> _Part:
         device = Device(profile.name, (), number, prefix, runtime="cuda")
         return _Part(device, graph, mod, target, profile)
     cut_along(graph, model.batch)
+    graph.stages = find_stages(graph)
     flags, near = cpu_flags(target), NEAR_CACHES * profile.l2_bytes
     return _Part(Device(profile.name, flags, number, prefix, near), graph, mod, target, profile)
 
@@ -284,5 +286,6 @@ def _manifest(
             "calls": len(graph.calls),
             "buffers": sum(b.first >= 0 and b.output is None for b in graph.buffers),
             "kernels": graph.kernels(),
+            "stages": len(graph.stages),
         },
     }

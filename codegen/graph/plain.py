@@ -262,6 +262,14 @@ class Port:
     cut: bool = False
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Steps that take the same number of images at once, from `first` on: how many weights they read."""
+
+    first: int
+    weight_bytes: int
+
+
 @dataclass
 class Graph:
     """A module's graph in execution order.
@@ -270,7 +278,8 @@ class Graph:
     of those that `Sizes` steps give.
     `results` holds the value of every output; `direct` tells the outputs whose buffer is written in
     place (the others are copied at the end). `batch` is the number of the symbol along which runs
-    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none.
+    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none, `stages` what steps such
+    parts have (`apq_tvm.codegen.graph.stages`).
     """
 
     inputs: tuple[Port, ...] = ()
@@ -286,6 +295,7 @@ class Graph:
     conditions: list[Condition] = field(default_factory=list)
     precisions: list[Precision] = field(default_factory=list)
     batch: int = -1
+    stages: tuple[Stage, ...] = ()
 
     @property
     def calls(self) -> list[Call]:

@@ -9,7 +9,7 @@
 #include "apq_runtime.h"
 
 /* Plans a context keeps, one per set of symbol values; the one unused for longest is replaced. */
-enum { PLANS = 8 };
+enum { PLANS = 16 };
 
 struct apq_handle {
   const apq_module *module;
@@ -25,6 +25,9 @@ typedef struct {
   int64_t *symbols, *in_dims, *out_dims;
   size_t *bytes, *offsets;
   size_t arena;
+  int32_t first_stage, end_stage; /* what it is for; bytes of buffers that lie elsewhere are 0 */
+  int32_t *at_once;               /* images of each stage that run together */
+  int32_t measured;               /* for so many threads; 0 for not yet */
 } plan;
 
 /* A block that only grows. */
@@ -32,6 +35,8 @@ typedef struct {
   unsigned char *data;
   size_t bytes;
 } region;
+
+typedef struct apq_images apq_images; /* cpu/images.c */
 
 struct apq_context {
   const apq_handle *handle;
@@ -51,6 +56,8 @@ struct apq_context {
   void **inputs, **outputs, **buffers;
   DLTensor *parts; /* inputs, then outputs of a part of a run */
   int64_t *part_dims;
+  int32_t threads; /* of this run */
+  apq_images *images;
 };
 
 /* ---- what differs between processors and GPUs ---- */
@@ -68,6 +75,20 @@ void apq_plan_dropped(apq_context *c, const plan *p);
 int apq_check_place(const apq_handle *h, const char *kind, const char *name, const DLTensor *t);
 /* Arguments are checked, symbols are those of `p`. */
 int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
+/* The same, of a module whose runs may be cut along its batch. */
+int apq_run_images(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
+/* Adds what such runs have beside the context's arena, and what of it is alive. */
+int apq_images_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes);
+/* Of processors alone: frees what they have, points the context's buffers to it. */
+void apq_images_close(apq_context *c);
+void apq_place_kept(const apq_context *c);
+/* A block of at least so many bytes, for `what`. */
+int apq_grow(region *r, size_t bytes, const char *what);
+
+/* ---- what they share (module.c) ---- */
+
+/* The plan of some stages for these inputs, made if it is not there; every input is checked. */
+int apq_find_plan(apq_context *c, const DLTensor *inputs, int32_t first_stage, int32_t end_stage, plan **out);
 
 /* ---- tensors ---- */
 

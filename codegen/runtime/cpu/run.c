@@ -20,6 +20,7 @@ int apq_context_open(apq_context *c) {
 }
 
 void apq_context_close(apq_context *c) {
+  apq_images_close(c);
   for (int32_t i = 0; i < c->handle->module->num_segments; i++) free(c->late[i].data);
   free(c->arena.data);
   free(c->staging.data);
@@ -31,7 +32,7 @@ enum { HUGE_PAGE = 2 << 20 }; /* x86-64 and, with 4 KiB pages, aarch64 */
 
 /* Large blocks ask for huge pages, none of which reaches past the block: activations of images are read
  * and written once a layer, and each small page would miss the TLB. */
-static int grow(region *r, size_t bytes, const char *what) {
+int apq_grow(region *r, size_t bytes, const char *what) {
   size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : APQ_ALIGNMENT;
   if (bytes <= r->bytes) return APQ_OK;
   void *fresh = NULL;
@@ -64,8 +65,8 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
     if (m->outputs[i].late) continue;
     staged = apq_sum(staged, ready_to_use(&outputs[i]) ? 0 : apq_stage_of(&outputs[i]));
   }
-  int rc = grow(&c->staging, staged, "copies of unaligned tensors");
-  if (rc == APQ_OK) rc = grow(&c->arena, p->arena, "working memory");
+  int rc = apq_grow(&c->staging, staged, "copies of unaligned tensors");
+  if (rc == APQ_OK) rc = apq_grow(&c->arena, p->arena, "working memory");
   if (rc != APQ_OK) return rc;
   unsigned char *next = c->staging.data;
   for (int32_t i = 0; i < m->num_inputs; i++) {
@@ -87,6 +88,7 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
     if (!ready) next = apq_past(next, apq_stage_of(&outputs[i]));
   }
   for (int32_t i = 0; i < m->segments[1]; i++) c->buffers[i] = apq_past(c->arena.data, p->offsets[i]);
+  apq_place_kept(c);
   return APQ_OK;
 }
 
@@ -95,7 +97,7 @@ int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes)
   const apq_module *m = c->handle->module;
   int32_t first = m->segments[segment], count = m->segments[segment + 1] - first;
   size_t arena = apq_plan(count, m->lifetimes + first, bytes, c->offsets, c->order);
-  int rc = grow(&c->late[segment], arena, "working memory");
+  int rc = apq_grow(&c->late[segment], arena, "working memory");
   if (rc != APQ_OK) return rc;
   for (int32_t i = 0; i < count; i++) {
     c->last->bytes[first + i] = bytes[i];
@@ -119,7 +121,7 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   c->finished = 0;
   memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
-                     apq_num_threads(c->handle), c->sizes, c->results, c->result_dims, c};
+                     c->threads, c->sizes, c->results, c->result_dims, c, p->first_stage, p->end_stage};
   rc = m->graph(&frame);
   c->finished = rc == APQ_OK;
   for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {

@@ -211,6 +211,15 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   return rc;
 }
 
+int apq_run_images(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs) {
+  return apq_run_plan(c, p, inputs, outputs);
+}
+
+int apq_images_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes) {
+  (void)c, (void)arena_bytes, (void)live_bytes;
+  return APQ_OK;
+}
+
 int apq_set_stream(apq_context *context, void *stream) {
   if (context == NULL) return apq_fail(APQ_BAD_INPUT, "the context is NULL");
   context->stream->queue = stream == NULL ? context->stream->stream : stream;
