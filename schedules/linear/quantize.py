@@ -94,8 +94,10 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
 
 
 def schedule_trees(sch: Any) -> None:
-    """What bundles of rows share: `apq_tvm.ops.activations.row_bundles`, whose vectors are there."""
+    """What bundles of rows share (`apq_tvm.ops.activations.row_bundles`): their vectors are there."""
     for name, operation in (("top", "max"), ("low", "max"), ("total", "add")):
+        if not has_block(sch, f"{name}_tree"):
+            continue
         (loop,) = sch.get_loops(sch.get_sblock(f"{name}_tree"))
         sch.tensorize(loop, tree_of_rows(operation, int(sch.get(loop).extent)))
 
@@ -106,6 +108,7 @@ def schedule_strips(sch: Any) -> Any:
     low = [("lowest", "max")] if has_block(sch, "lowest") else []
     for name, operation in (("largest", "max"), *low, ("total", "add")):
         _reduce(sch, sch.get_sblock(name), operation, "int32")
+    schedule_trees(sch)
     return sch.mod["main"]
 
 

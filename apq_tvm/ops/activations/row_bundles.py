@@ -8,15 +8,14 @@ to one vector of ends, of factors and of sums. Rows that fill no vector are roun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Quantize, checked_widths, negative_order, range_factors
-from apq_tvm.ops.blocks import argument, each, row_tasks
-from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, PrimFunc, f32, i32, i64, whole
-from apq_tvm.tensorize.meaning.rounding import tree_loops
+from apq_tvm.ops.blocks import each, reduce_rows
+from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, PrimFunc, f32, i32, i64
 
 ROUNDED = 32
 """Columns that are rounded together."""
@@ -55,7 +54,7 @@ class RowBundles(Quantize):
 
     name = "quantize_row_bundles"
 
-    def __init__(self, together: int, *sizes: int) -> None:
+    def __init__(self, together: int, *sizes: Any) -> None:
         super().__init__(*sizes)
         self.together = together
 
@@ -83,7 +82,7 @@ class RowBundles(Quantize):
                 b.buffer_store(self.xq, pattern.astype("int8"), [row, column])
                 b.buffer_store(part, part[e] + pattern, [e])
             self._keep(part, sums, r)
-        total = self._tree("total", "add", sums)
+        total = reduce_rows("total_tree", "add", sums)
         most = i32(self.k * 127)
         with self._lanes() as e:
             # A NaN is no code: its row is NaN, whatever its codes are.
@@ -105,7 +104,7 @@ class RowBundles(Quantize):
                 b.buffer_store(low, tirx.max(low[e], negative_order(pattern)), [e])
             self._keep(top, tops, r)
             self._keep(low, lows, r)
-        return [self._tree("top", "max", tops), self._tree("low", "max", lows)]
+        return [reduce_rows("top_tree", "max", tops), reduce_rows("low_tree", "max", lows)]
 
     def _factors(self, first: Expr, ends: list[Buffer]) -> tuple[Buffer, Buffer]:
         """Store scales and centres; 1 / scale and the centre in scales."""
@@ -119,16 +118,7 @@ class RowBundles(Quantize):
             b.buffer_store(self.xs, scale[r] * middle[r], [first + r, 1])
         return inverse, middle
 
-    def _tree(self, name: str, operation: str, square: Buffer) -> Buffer:
-        """A number for each row of a square."""
-        found = self._vector()
-        with b.sblock(f"{name}_bundle"):
-            b.reads()
-            b.writes()
-            tree_loops(f"{name}_tree", operation, square, lambda r: found[r])
-        return found
-
-    def _lanes(self):
+    def _lanes(self) -> Any:
         return b.vectorized(0, i64(self.together))
 
     def _vector(self, dtype: str = "int32") -> Buffer:
