@@ -38,6 +38,7 @@ from apq_tvm.codegen.graph.plain import (
     Step,
     Tensor,
 )
+from apq_tvm.codegen.graph.stages import stage_lines, stage_table
 from apq_tvm.types import Variant
 
 DL_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2}
@@ -254,10 +255,8 @@ def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
         "  (void)frame;",
         *symbol_lines(graph, "frame->symbols"),
     ]
-    stages = {stage.first: number for number, stage in enumerate(graph.stages)}
     for number, step in enumerate(graph.steps):
-        if number in stages:
-            lines += [*["  }"][: stages[number]], f"  if (apq_has_stage(frame, {stages[number]})) {{"]
+        lines += stage_lines(graph.stages, number)
         lines += _step_lines(number, step, pointers, prefix)
     late = [i for i, port in enumerate(graph.outputs) if port.late]
     for i in late:
@@ -269,7 +268,7 @@ def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
     if any(copies):
         lines.append("  /* Outputs that are inputs, constants or another output. */")
     lines += [c for c in copies if c]
-    lines += ["  }"][: len(stages)]
+    lines += ["  }"][: len(graph.stages)]
     return "\n".join([*lines, "  return rc;", "}"])
 
 
@@ -426,7 +425,6 @@ def _tables(graph: Graph, buffers: Sequence[Buffer], cpu_flags: Sequence[str]) -
     segments = [buffer.segment for buffer in buffers]
     starts = [bisect_left(segments, number) for number in range(len(graph.sizes) + 2)]
     symbols = [f"    {{{literal(s.name)}, {s.input}, {s.axis}}}," for s in graph.symbols]
-    stages = ", ".join(f"{{{s.first}, {s.weight_bytes}u}}" for s in graph.stages) or "{0, 0}"
     precisions = [f"    {{{literal(p.layer)}, {p.least}, {p.most}}}," for p in graph.precisions]
     return "\n".join(
         [
@@ -443,7 +441,7 @@ def _tables(graph: Graph, buffers: Sequence[Buffer], cpu_flags: Sequence[str]) -
             f"static const apq_lifetime lifetime_table[] = {{{spans}}};",
             f"static const int32_t segment_table[] = {{{', '.join(map(str, starts))}}};",
             f"static const char *const flag_table[] = {{{flags}}};",
-            f"static const apq_stage stage_table[] = {{{stages}}};",
+            stage_table(graph.stages),
         ]
     )
 

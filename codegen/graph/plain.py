@@ -264,7 +264,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps that take the same number of images at once, from `first` on: how many weights they read."""
+    """Steps from `first` on that take the same number of images at once, and their weights."""
 
     first: int
     weight_bytes: int
@@ -278,8 +278,8 @@ class Graph:
     of those that `Sizes` steps give.
     `results` holds the value of every output; `direct` tells the outputs whose buffer is written in
     place (the others are copied at the end). `batch` is the number of the symbol along which runs
-    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none, `stages` what steps such
-    parts have (`apq_tvm.codegen.graph.stages`).
+    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none; `stages` are what such
+    parts may be cut into in turn (`apq_tvm.codegen.graph.stages`).
     """
 
     inputs: tuple[Port, ...] = ()

@@ -9,7 +9,7 @@ all images.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from apq_tvm.codegen.graph.plain import Buffer, Call, Graph, Place, Stage, tensors_of
 
@@ -58,3 +58,16 @@ def _weight_bytes(graph: Graph, start: int, end: int) -> int:
     tensors = [tensor for step in graph.steps[start:end] for tensor in tensors_of(step)]
     names = {str(tensor.key) for tensor in tensors if tensor.place is Place.WEIGHT}
     return sum(graph.weights[name].nbytes for name in names)
+
+
+def stage_lines(stages: Sequence[Stage], step: int) -> list[str]:
+    """C before a step: where a stage begins, and the one before it ends."""
+    number = next((i for i, stage in enumerate(stages) if stage.first == step), -1)
+    begin = f"  if (apq_has_stage(frame, {number})) {{"
+    return [*["  }"][: max(0, number)], begin] if number >= 0 else []
+
+
+def stage_table(stages: Sequence[Stage]) -> str:
+    """The C table of stages; of one that is everything where there are none."""
+    entries = [f"{{{stage.first}, {stage.weight_bytes}u}}" for stage in stages] or ["{0, 0}"]
+    return f"static const apq_stage stage_table[] = {{{', '.join(entries)}}};"

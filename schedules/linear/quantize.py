@@ -94,7 +94,7 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
 
 
 def schedule_trees(sch: Any) -> None:
-    """What bundles of rows share (`apq_tvm.ops.activations.row_bundles`): their vectors are there."""
+    """Reductions of bundles of rows (`apq_tvm.ops.activations.row_bundles`)."""
     for name, operation in (("top", "max"), ("low", "max"), ("total", "add")):
         if not has_block(sch, f"{name}_tree"):
             continue

@@ -1,8 +1,8 @@
 """Horizontal reductions of as many vectors as each has lanes, for any target.
 
-``Y[g] = op over lanes of X[g]``: neighbours are combined by the shuffles of 32 and 64 bits that stay
-within 128, then by those of 128, each of which is one instruction where vectors are wider. Integers
-alone: the order is no other's.
+``Y[g] = op over lanes of X[g]``: neighbours are combined by the shuffles of 32 and 64 bits that
+stay within 128, then by those of 128, each of which is one instruction where vectors are wider. Of
+integers, whose sums have no order.
 """
 
 from __future__ import annotations

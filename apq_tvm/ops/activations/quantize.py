@@ -140,11 +140,11 @@ class Quantize:
             self.declare_more(m)
             x = self.x[0:m, 0 : self.k]
             with row_tasks(m, self.row_block, [x], [whole(self.xq)]) as (first, mine):
-                self.rows(first, mine)
+                self.task_rows(first, mine)
                 self.pad_rows(m, first + mine)
         return builder.get()
 
-    def rows(self, first: Expr, mine: Expr) -> None:
+    def task_rows(self, first: Expr, mine: Expr) -> None:
         """Quantize the rows of a task."""
         with each("row", mine) as row:
             self._row(first + row)

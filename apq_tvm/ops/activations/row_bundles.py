@@ -58,12 +58,12 @@ class RowBundles(Quantize):
         super().__init__(*sizes)
         self.together = together
 
-    def rows(self, first: Expr, mine: Expr) -> None:
+    def task_rows(self, first: Expr, mine: Expr) -> None:
         count = b.bind(mine // i64(self.together))
         with each("bundle", count) as bundle:
             self._bundle(b.bind(first + bundle * i64(self.together)))
         done = b.bind(count * i64(self.together))
-        super().rows(b.bind(first + done), b.bind(mine - done))
+        super().task_rows(b.bind(first + done), b.bind(mine - done))
 
     def _bundle(self, first: Expr) -> None:
         """Everything of the rows from `first` on."""

@@ -79,11 +79,6 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
 int apq_run_images(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
 /* Adds what such runs have beside the context's arena, and what of it is alive. */
 int apq_images_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes);
-/* Of processors alone: frees what they have, points the context's buffers to it. */
-void apq_images_close(apq_context *c);
-void apq_place_kept(const apq_context *c);
-/* A block of at least so many bytes, for `what`. */
-int apq_grow(region *r, size_t bytes, const char *what);
 
 /* ---- what they share (module.c) ---- */
 

@@ -4,7 +4,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
-#include "apq_context.h"
+#include "apq_images.h"
 
 /* Images of which weights are read once, at most: what goes from stage to stage is kept for all of them. */
 enum { MOST_AT_ONCE = 16 };
@@ -171,7 +171,7 @@ static int keep(apq_context *c, const plan *p, int64_t images) {
       bytes += (k->step * (size_t)images + APQ_ALIGNMENT - 1) / APQ_ALIGNMENT * APQ_ALIGNMENT;
     }
   }
-  return apq_grow(&all->memory, bytes, "what goes from stage to stage");
+  return apq_reserve(&all->memory, bytes, "what goes from stage to stage");
 }
 
 static int64_t even(int64_t images, int64_t most) {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "apq_context.h"
+#include "apq_images.h"
 
 int apq_handle_open(apq_handle *h, int32_t device) {
   (void)device; /* apq_choose saw to it */
@@ -32,7 +32,7 @@ enum { HUGE_PAGE = 2 << 20 }; /* x86-64 and, with 4 KiB pages, aarch64 */
 
 /* Large blocks ask for huge pages, none of which reaches past the block: activations of images are read
  * and written once a layer, and each small page would miss the TLB. */
-int apq_grow(region *r, size_t bytes, const char *what) {
+int apq_reserve(region *r, size_t bytes, const char *what) {
   size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : APQ_ALIGNMENT;
   if (bytes <= r->bytes) return APQ_OK;
   void *fresh = NULL;
@@ -65,8 +65,8 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
     if (m->outputs[i].late) continue;
     staged = apq_sum(staged, ready_to_use(&outputs[i]) ? 0 : apq_stage_of(&outputs[i]));
   }
-  int rc = apq_grow(&c->staging, staged, "copies of unaligned tensors");
-  if (rc == APQ_OK) rc = apq_grow(&c->arena, p->arena, "working memory");
+  int rc = apq_reserve(&c->staging, staged, "copies of unaligned tensors");
+  if (rc == APQ_OK) rc = apq_reserve(&c->arena, p->arena, "working memory");
   if (rc != APQ_OK) return rc;
   unsigned char *next = c->staging.data;
   for (int32_t i = 0; i < m->num_inputs; i++) {
@@ -97,7 +97,7 @@ int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes)
   const apq_module *m = c->handle->module;
   int32_t first = m->segments[segment], count = m->segments[segment + 1] - first;
   size_t arena = apq_plan(count, m->lifetimes + first, bytes, c->offsets, c->order);
-  int rc = apq_grow(&c->late[segment], arena, "working memory");
+  int rc = apq_reserve(&c->late[segment], arena, "working memory");
   if (rc != APQ_OK) return rc;
   for (int32_t i = 0; i < count; i++) {
     c->last->bytes[first + i] = bytes[i];

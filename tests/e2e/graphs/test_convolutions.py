@@ -388,7 +388,7 @@ def test_parts_of_a_run_are_runs_of_their_own(
 def test_stages_take_images_of_their_own_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large activations of few weights one by one, large weights for several; threads side by side."""
+    """Large activations of few weights one by one, large weights for several, on all threads."""
     nodes = [
         ("Conv", "x w", "a", {"pads": [1] * 4}),
         ("Relu", "a", "b"),
