@@ -73,7 +73,8 @@ def _report(
             "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
         }
 
-    batch = {"batch": manifest["batch"]} if "batch" in manifest else {}
+    stages = manifest["graph"].get("stages", 0) if "graph" in manifest else 0
+    batch = {"batch": {**manifest["batch"], "stages": stages}} if "batch" in manifest else {}
     report = {"module": str(path), **batch, **chosen(manifest)}
     if layer and not report["layers"]:
         names = [entry["name"] for entry in manifest["layers"]]
@@ -90,7 +91,7 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     """`explain` as text, layers with the same story told once."""
     if "batch" in report:
         rest = {key: value for key, value in report.items() if key != "batch"}
-        return [_batch_line(report["batch"]), "", *explanation_lines(rest)]
+        return [*_batch_lines(report["batch"]), "", *explanation_lines(rest)]
     if "variants" in report:
         title = (
             f"target {report['target']}: the first of these that the machine has the features for"
@@ -105,11 +106,17 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _batch_line(batch: Mapping[str, str]) -> str:
+def _batch_lines(batch: Mapping[str, Any]) -> list[str]:
     """Whether large runs are cut into parts."""
     if not batch["dimension"]:
-        return f"every run takes all its images at once: {batch['note']}"
-    return f"a run too large for the caches takes few entries of '{batch['dimension']}' at a time"
+        return [f"every run takes all its images at once: {batch['note']}"]
+    entries = f"entries of '{batch['dimension']}'"
+    stages = batch.get("stages", 0)
+    several = f", each of {stages} stages its own number" if stages > 1 else ""
+    return [
+        f"a run too large for the caches takes few {entries} at a time{several};",
+        f"on several threads each takes {entries} of its own",
+    ]
 
 
 def _decided(kernel: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 /* Runs of batches whose images do not depend on each other, where all their working memory would leave the
  * caches: each thread takes images of its own, and each stage of the graph as many at once as stay near the
  * processor, or as many as make reading its weights worth it. */
-#define _GNU_SOURCE
 #include <stdlib.h>
 
 #include "apq_images.h"
@@ -21,17 +20,20 @@ struct apq_images {
   int64_t image; /* which of the turn's images a part begins with; -1 where nothing is kept */
   int32_t num_helpers;
   apq_context **helpers; /* of all threads but this one */
+  int32_t *at_once;      /* of this turn: a plan's may be replaced by those of parts */
   kept buffers[];
 };
 
 static apq_images *images_of(apq_context *c) {
   const apq_module *m = c->handle->module;
   if (c->images != NULL) return c->images;
-  c->images = calloc(1, sizeof *c->images + sizeof(kept) * (size_t)m->num_buffers);
+  size_t bytes = sizeof(kept) * (size_t)m->num_buffers + sizeof(int32_t) * (size_t)m->num_stages;
+  c->images = calloc(1, sizeof *c->images + bytes);
   if (c->images == NULL) {
     (void)apq_fail(APQ_NO_MEMORY, "lib%s: no memory for a context", m->name);
   } else {
     c->images->image = -1;
+    c->images->at_once = (int32_t *)(c->images->buffers + m->num_buffers);
   }
   return c->images;
 }
@@ -189,15 +191,14 @@ static int run_share(apq_context *c, const batch *of, int64_t start, int64_t ima
   if (rc != APQ_OK) return rc;
   measure(c, p);
   for (int32_t s = 0; s < m->num_stages; s++) most = p->at_once[s] > most ? p->at_once[s] : most;
-  int32_t at_once[m->num_stages]; /* the plan may be replaced by those of parts */
-  memcpy(at_once, p->at_once, sizeof at_once);
+  memcpy(all->at_once, p->at_once, sizeof(int32_t) * (size_t)m->num_stages);
   int64_t turn = even(images, most);
   if ((rc = keep(c, p, turn)) != APQ_OK) return rc;
   for (int64_t first = 0; first < images; first += turn) {
     int64_t left = images - first < turn ? images - first : turn;
     for (int32_t s = 0, end; s < m->num_stages; s = end) {
-      int64_t step = even(left, at_once[s]);
-      end = group_end(m, at_once, s);
+      int64_t step = even(left, all->at_once[s]);
+      end = group_end(m, all->at_once, s);
       for (int64_t i = 0; rc == APQ_OK && i < left; i += step) {
         all->image = i;
         rc = run_part(c, of, start + first + i, left - i < step ? left - i : step, s, end);

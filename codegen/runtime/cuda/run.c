@@ -134,7 +134,7 @@ static int call_kernels(apq_context *c, const plan *p, apq_graph *g, void *strea
   struct apq_stream *s = c->stream;
   unsigned char *weights = (unsigned char *)(uintptr_t)d->weights;
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, weights, c->bits,
-                     1, c->sizes, c->results, c->result_dims, c};
+                     1, c->sizes, c->results, c->result_dims, c, p->first_stage, p->end_stage};
   for (int i = 0; i < APQ_BLOCKS; i++) s->blocks[i].used = 0;
   g->num_checks = 0;
   s->calling = g;
