@@ -28,6 +28,7 @@ typedef struct {
   int32_t first_stage, end_stage; /* what it is for; bytes of buffers that lie elsewhere are 0 */
   int32_t *at_once;               /* images of each stage that run together */
   int32_t measured;               /* for so many threads; 0 for not yet */
+  uint64_t ran;                   /* number of the run it last was part of */
 } plan;
 
 /* A block that only grows. */

@@ -284,6 +284,7 @@ static void plan_stages(const apq_context *c, plan *p, int32_t first_stage, int3
   p->first_stage = first_stage;
   p->end_stage = end_stage;
   p->measured = 0;
+  p->ran = 0;
   p->arena = apq_plan(m->segments[1], m->lifetimes, p->bytes, p->offsets, c->order);
 }
 

@@ -17,6 +17,8 @@ typedef struct {
 
 struct apq_images {
   region memory; /* of kept buffers */
+  size_t live;   /* bytes of it in the last run */
+  uint64_t since; /* number of the last run's first plan; UINT64_MAX for a thread that had no share in it */
   int64_t image; /* which of the turn's images a part begins with; -1 where nothing is kept */
   int32_t num_helpers;
   apq_context **helpers; /* of all threads but this one */
@@ -48,11 +50,18 @@ void apq_images_close(apq_context *c) {
 }
 
 int apq_images_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes) {
+  const apq_module *m = c->handle->module;
   const apq_images *all = c->images;
+  size_t most = 0;
   int rc = APQ_OK;
   if (all == NULL) return APQ_OK;
+  for (int32_t i = 0; i < PLANS; i++) {
+    const plan *p = &c->plans[i];
+    size_t live = p->ready && p->ran >= all->since ? apq_live_bytes(m->num_buffers, m->lifetimes, p->bytes) : 0;
+    if (live > most) most = live;
+  }
   *arena_bytes += all->memory.bytes;
-  *live_bytes += all->memory.bytes;
+  *live_bytes = most + all->live;
   for (int32_t i = 0; rc == APQ_OK && i < all->num_helpers; i++) {
     uint64_t arena, live;
     rc = apq_memory(all->helpers[i], &arena, &live);
@@ -173,6 +182,7 @@ static int keep(apq_context *c, const plan *p, int64_t images) {
       bytes += (k->step * (size_t)images + APQ_ALIGNMENT - 1) / APQ_ALIGNMENT * APQ_ALIGNMENT;
     }
   }
+  if (bytes > all->live) all->live = bytes;
   return apq_reserve(&all->memory, bytes, "what goes from stage to stage");
 }
 
@@ -184,10 +194,10 @@ static int64_t even(int64_t images, int64_t most) {
 /* Some images, group of stages by group: all of a turn before the next. */
 static int run_share(apq_context *c, const batch *of, int64_t start, int64_t images) {
   const apq_module *m = c->handle->module;
-  apq_images *all = images_of(c);
+  apq_images *all = c->images;
   plan *p;
   int32_t most = 1;
-  int rc = all == NULL ? APQ_NO_MEMORY : find_part(c, of, start, images, 0, m->num_stages, &p);
+  int rc = find_part(c, of, start, images, 0, m->num_stages, &p);
   if (rc != APQ_OK) return rc;
   measure(c, p);
   for (int32_t s = 0; s < m->num_stages; s++) most = p->at_once[s] > most ? p->at_once[s] : most;
@@ -223,24 +233,35 @@ static int run_one(int number, void *data) {
   return run_share(c, s->of, number * s->each, s->each);
 }
 
+/* What a run has used is counted from here. */
+static void begin(apq_images *all, uint64_t since) {
+  all->since = since;
+  all->live = 0;
+}
+
 /* Contexts of other threads, made once. */
 static int find_helpers(apq_context *c, int32_t count) {
-  apq_images *all = images_of(c);
-  if (all == NULL) return APQ_NO_MEMORY;
+  apq_images *all = c->images;
   if (all->num_helpers < count) {
     apq_context **more = realloc(all->helpers, sizeof *more * (size_t)count);
     if (more == NULL) return apq_fail(APQ_NO_MEMORY, "no memory for contexts of %d threads", (int)count);
     all->helpers = more;
   }
   while (all->num_helpers < count) {
-    int rc = apq_context_create(c->handle, &all->helpers[all->num_helpers]);
+    apq_context *made;
+    int rc = apq_context_create(c->handle, &made);
     if (rc != APQ_OK) return rc;
-    all->num_helpers++;
+    if (images_of(made) == NULL) {
+      apq_context_destroy(made);
+      return APQ_NO_MEMORY;
+    }
+    all->helpers[all->num_helpers++] = made;
   }
   for (int32_t i = 0; i < count; i++) {
     apq_context *helper = all->helpers[i];
     memcpy(helper->bits, c->bits, sizeof(int32_t) * (size_t)c->handle->module->num_precisions);
     helper->threads = 1;
+    begin(helper->images, helper->runs + 1);
   }
   return APQ_OK;
 }
@@ -250,6 +271,9 @@ int apq_run_images(apq_context *c, plan *p, const DLTensor *inputs, const DLTens
   const batch all = {inputs, outputs};
   int64_t images = p->symbols[m->batch], done = 0;
   int32_t threads = c->threads;
+  if (images_of(c) == NULL) return APQ_NO_MEMORY;
+  begin(c->images, c->runs);
+  for (int32_t i = 0; i < c->images->num_helpers; i++) begin(c->images->helpers[i]->images, UINT64_MAX);
   if (images < 2 || p->arena <= m->near_bytes * (size_t)threads) return apq_run_plan(c, p, inputs, outputs);
   if (threads > 1 && images >= threads) {
     shares side = {c, &all, images / threads};

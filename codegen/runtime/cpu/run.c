@@ -118,6 +118,7 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   int rc = place(c, p, inputs, outputs);
   if (rc != APQ_OK) return rc;
   c->last = p;
+  p->ran = c->runs;
   c->finished = 0;
   memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,

@@ -7,6 +7,7 @@ channels last and what is fused into the layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -412,6 +413,11 @@ def test_stages_take_images_of_their_own_number(
             for count in (7, 2, 5):
                 got = module.run({"x": x[:count]})["y"]
                 np.testing.assert_allclose(got, one[:count], rtol=1e-5, atol=1e-6)
+    with ThreadPoolExecutor(3) as pool:  # each with a context and threads of its own
+        for got in pool.map(lambda _: module.run({"x": x})["y"], range(6)):
+            np.testing.assert_allclose(got, one, rtol=1e-5, atol=1e-6)
+    memory = module.memory()
+    assert 0 < memory["live"] <= memory["arena"]
 
 
 def test_float_images_are_convolved_where_they_lie(tmp_path: Path) -> None:
