@@ -75,6 +75,8 @@ def _report(
 
     kept = ("batch", "attention", "session", "stateless")
     whole = {key: manifest[key] for key in kept if manifest.get(key)}
+    if "batch" in whole:
+        whole["batch"] = {**whole["batch"], "stages": manifest.get("graph", {}).get("stages", 0)}
     report = {"module": str(path), **whole, **chosen(manifest)}
     if layer and not report["layers"]:
         names = [entry["name"] for entry in manifest["layers"]]
@@ -92,7 +94,12 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     if "batch" in report:
         told = ("batch", "attention", "session", "stateless")
         rest = {key: value for key, value in report.items() if key not in told}
-        lines = [_batch_line(report["batch"]), *_attention_lines(report), *_session_lines(report)]
+        told_lines = (
+            _batch_lines(report["batch"]),
+            _attention_lines(report),
+            _session_lines(report),
+        )
+        lines = [line for part in told_lines for line in part]
         return [*lines, "", *explanation_lines(rest)]
     if "variants" in report:
         title = (
@@ -108,11 +115,17 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _batch_line(batch: Mapping[str, str]) -> str:
+def _batch_lines(batch: Mapping[str, Any]) -> list[str]:
     """Whether large runs are cut into parts."""
     if not batch["dimension"]:
-        return f"every run takes all its images at once: {batch['note']}"
-    return f"a run too large for the caches takes few entries of '{batch['dimension']}' at a time"
+        return [f"every run takes all its images at once: {batch['note']}"]
+    entries = f"entries of '{batch['dimension']}'"
+    stages = batch.get("stages", 0)
+    several = f", each of {stages} stages its own number" if stages > 1 else ""
+    return [
+        f"a run too large for the caches takes few {entries} at a time{several};",
+        f"on several threads each takes {entries} of its own",
+    ]
 
 
 def _session_lines(report: Mapping[str, Any]) -> list[str]:

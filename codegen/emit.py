@@ -22,6 +22,7 @@ from apq_tvm.codegen.graph.c_source import Device, WeightsFile, graph_source, ta
 from apq_tvm.codegen.graph.plain import Graph, cut_along, total_weight_bytes
 from apq_tvm.codegen.graph.read_relax import prepare, read_graph
 from apq_tvm.codegen.graph.session import add_session
+from apq_tvm.codegen.graph.stages import find_stages
 from apq_tvm.codegen.package.folder import (
     MANIFEST_FORMAT,
     check_name,
@@ -217,6 +218,7 @@ def read(scheduled: ScheduledModel, number: int = 0, count: int = 1) -> _Part:
     cut_along(graph, model.batch)
     if model.state is not None:
         add_session(graph, model.state)
+    graph.stages = find_stages(graph)
     flags, near = cpu_flags(target), NEAR_CACHES * profile.l2_bytes
     return _Part(Device(profile.name, flags, number, prefix, near), graph, mod, target, profile)
 
@@ -301,5 +303,6 @@ def _manifest(
             "calls": len(graph.calls),
             "buffers": sum(b.first >= 0 and b.output is None for b in graph.buffers),
             "kernels": graph.kernels(),
+            "stages": len(graph.stages),
         },
     }

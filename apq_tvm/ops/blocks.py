@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64
-from apq_tvm.tensorize.meaning.rounding import reduce_loop
+from apq_tvm.tensorize.meaning.rounding import reduce_loop, tree_loops
 
 STAGES = "apq.stages"
 """Annotation of the root block: names of the blocks whose innermost loop is one vector."""
@@ -88,6 +88,17 @@ def put(buffer: Buffer, at: Sequence[Expr], value: Expr, *reads: Any) -> None:
 def reduce_all(name: str, operation: str, source: Buffer, target: Buffer) -> None:
     """All of `source`, of one axis, to the one element of `target`, in block `name`."""
     reduce_loop(name, operation, int(source.shape[0]), lambda e: source[e], target[0])
+
+
+def reduce_rows(name: str, operation: str, source: Buffer) -> Buffer:
+    """Int32 [N] of int32 [N, N]: a number for each row, in block `name`."""
+    rows = int(source.shape[0])
+    target = b.sblock_alloc_buffer((rows,), "int32", align=64)
+    with b.sblock(f"{name}_stage"):
+        b.reads()
+        b.writes()
+        tree_loops(name, operation, source, lambda row: target[row])
+    return target
 
 
 def argument(name: str, shape: Sequence[Any], dtype: str, align: int = 4) -> Buffer:

@@ -39,6 +39,7 @@ from apq_tvm.codegen.graph.plain import (
     Tensor,
 )
 from apq_tvm.codegen.graph.session import left_out, session_table
+from apq_tvm.codegen.graph.stages import stage_lines, stage_table
 from apq_tvm.types import Variant
 
 DL_CODES = {"bool": 6, "int": 0, "uint": 1, "float": 2}
@@ -257,6 +258,7 @@ def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
     ]
     skipped = left_out(graph)
     for number, step in enumerate(graph.steps):
+        lines += stage_lines(graph.stages, number)
         step_lines = _step_lines(number, step, pointers, prefix)
         if number in skipped:
             wanted = f"  if (frame->outputs[{skipped[number]}] != NULL) {{"
@@ -272,6 +274,7 @@ def _graph_function(graph: Graph, pointers: _Pointers, prefix: str) -> str:
     if any(copies):
         lines.append("  /* Outputs that are inputs, constants or another output. */")
     lines += [c for c in copies if c]
+    lines += ["  }"][: len(graph.stages)]
     return "\n".join([*lines, "  return rc;", "}"])
 
 
@@ -445,6 +448,7 @@ def _tables(graph: Graph, buffers: Sequence[Buffer], cpu_flags: Sequence[str]) -
             f"static const int32_t segment_table[] = {{{', '.join(map(str, starts))}}};",
             f"static const char *const flag_table[] = {{{flags}}};",
             *filter(None, [session_table(graph, buffers)]),
+            stage_table(graph.stages),
         ]
     )
 
@@ -477,6 +481,8 @@ def _module_table(
         "segments": "segment_table",
         "batch": graph.batch,
         "near_bytes": f"{device.near_bytes}u",
+        "num_stages": max(1, len(graph.stages)),
+        "stages": "stage_table",
         "cpu_flags": "flag_table",
         "precisions": "precision_table",
         "header_bytes": f"{weights.header_bytes}u",

@@ -296,6 +296,14 @@ class Kept:
     presents: frozenset[int]
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Steps from `first` on that take the same number of images at once, and their weights."""
+
+    first: int
+    weight_bytes: int
+
+
 @dataclass
 class Graph:
     """A module's graph in execution order.
@@ -304,8 +312,9 @@ class Graph:
     of those that `Sizes` steps give.
     `results` holds the value of every output; `direct` tells the outputs whose buffer is written in
     place (the others are copied at the end). `batch` is the number of the symbol along which runs
-    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none. `kept` is of decoders
-    that have sessions.
+    may be cut into parts (`apq_tvm.onnx_import.apart`), -1 if there is none; `stages` are what such
+    parts may be cut into in turn (`apq_tvm.codegen.graph.stages`). `kept` is of decoders that have
+    sessions.
     """
 
     inputs: tuple[Port, ...] = ()
@@ -322,6 +331,7 @@ class Graph:
     precisions: list[Precision] = field(default_factory=list)
     batch: int = -1
     kept: Kept | None = None
+    stages: tuple[Stage, ...] = ()
 
     @property
     def calls(self) -> list[Call]:

@@ -75,6 +75,7 @@ class FragmentLayout(GroupedRows):
     levels: int = 0
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"W([1-8]r16|2Br48)k8([mp])\Z")
+
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
             raise PackError(f"layout bits={self.bits}: 1..8 are possible")
@@ -188,7 +189,8 @@ class FragmentLayout(GroupedRows):
         shapes: Shapes = {
             "codes": ((blocks, units, self.unit_loads, LANES, WORDS), "uint32"),
             "scales": (
-                (blocks, groups // self.together, self.rows // 2, self.together, 2), "float16",
+                (blocks, groups // self.together, self.rows // 2, self.together, 2),
+                "float16",
             ),
         }
         if self.zero_points:

@@ -8,10 +8,12 @@ from tvm import s_tir
 
 from apq_tvm.ops.activations.bundles import quantize_bundles
 from apq_tvm.ops.activations.quantize import quantize_activations
+from apq_tvm.ops.activations.row_bundles import RowBundles, quantize_row_bundles, takes_bundles
 from apq_tvm.ops.activations.windows_lines import LineWindows
 from apq_tvm.ops.activations.windows_strips import StripWindows
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
+from apq_tvm.tensorize.pairs.tree import tree_of_rows
 from apq_tvm.types import DeviceProfile
 
 TASKS = (16384, 4096, 65536)
@@ -57,6 +59,9 @@ def quantize_func(
     rows = task_rows(k, decide)
     if in_bundles(profile, bits, asymmetric):
         return quantize_bundles(k, act_group, weight_group, rows, bits)
+    if profile.arch == "x86_64" and takes_bundles(k, act_group, weight_group, bits, asymmetric):
+        together = profile.vector_bytes // 4
+        return quantize_row_bundles(k, together, -(-rows // together) * together)
     lanes = decide("lanes", LANES)
     return quantize_activations(k, act_group, weight_group, lanes, rows, bits, asymmetric)
 
@@ -81,9 +86,20 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
         return schedule_strips(sch)
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
+    if func.attrs["apq.op"] == RowBundles.name:
+        schedule_trees(sch)
     for suffix in group_suffixes(sch):
         schedule_group(sch, suffix, unroll)
     return sch.mod["main"]
+
+
+def schedule_trees(sch: Any) -> None:
+    """Reductions of bundles of rows (`apq_tvm.ops.activations.row_bundles`)."""
+    for name, operation in (("top", "max"), ("low", "max"), ("total", "add")):
+        if not has_block(sch, f"{name}_tree"):
+            continue
+        (loop,) = sch.get_loops(sch.get_sblock(f"{name}_tree"))
+        sch.tensorize(loop, tree_of_rows(operation, int(sch.get(loop).extent)))
 
 
 def schedule_strips(sch: Any) -> Any:
@@ -92,6 +108,7 @@ def schedule_strips(sch: Any) -> Any:
     low = [("lowest", "max")] if has_block(sch, "lowest") else []
     for name, operation in (("largest", "max"), *low, ("total", "add")):
         _reduce(sch, sch.get_sblock(name), operation, "int32")
+    schedule_trees(sch)
     return sch.mod["main"]
 
 

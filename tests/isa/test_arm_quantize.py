@@ -11,10 +11,13 @@ from arm_tools import emulated, needs_qemu
 
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.activations.fold import fold_activations
+from apq_tvm.ops.activations.windows import quantize_windows
 from apq_tvm.ops.few_rows.folded import fold_of
+from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.schedules.arm.chunks import schedule_fold
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.graph.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.schedules.linear.quantize import quantize_func
 from apq_tvm.tensorize.exprs import MAGIC_BITS
@@ -121,3 +124,18 @@ def test_nan_and_infinity_make_scales_of_their_kind(tmp_path: Path) -> None:
     assert scales[0, [0, 3, 4]].tolist() == [np.float32(1 / 127)] * 3
     assert np.isnan(scales[0, 1]) and np.isinf(scales[0, 2])
     assert codes.min() >= -127
+
+
+@needs_qemu
+def test_windows_of_few_channels_have_the_sums_of_their_codes(tmp_path: Path) -> None:
+    profile, geometry = find_profile("graviton2"), Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
+    func = quantize_windows(("n", 4, 37, 3), geometry, (0, 3), (-1, -1), 32, 8, True)
+    scheduled = spill_lets(schedule_function(func, profile, Defaults())[0])
+    x = np.random.default_rng(0).standard_normal((1, 4, 37, 3)).astype(np.float32)
+    m = 4 * 37
+    codes, factors = np.full((m, 32), 99, np.int8), np.full((m, 2), np.nan, np.float32)
+    sums = np.full((m, 1), 99, np.int32)
+    emulated(scheduled, profile, tmp_path, "neoverse-n1")(x, codes, factors, sums)
+    np.testing.assert_array_equal(sums[:, 0], codes.sum(axis=1, dtype=np.int32))
+    middle = codes[:, 12:15].astype(np.float32) * factors[:, :1] + factors[:, 1:]
+    np.testing.assert_allclose(middle, x.reshape(m, 3), atol=float(factors[:, 0].max()))

@@ -140,10 +140,14 @@ class Quantize:
             self.declare_more(m)
             x = self.x[0:m, 0 : self.k]
             with row_tasks(m, self.row_block, [x], [whole(self.xq)]) as (first, mine):
-                with each("row", mine) as row:
-                    self._row(first + row)
+                self.task_rows(first, mine)
                 self.pad_rows(m, first + mine)
         return builder.get()
+
+    def task_rows(self, first: Expr, mine: Expr) -> None:
+        """Quantize the rows of a task."""
+        with each("row", mine) as row:
+            self._row(first + row)
 
     def declare_codes(self, m: Expr) -> Buffer:
         """Declare the argument that receives the codes."""

@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.windows_strips import StripWindows, named
-from apq_tvm.ops.blocks import each, loops, reduce_all
+from apq_tvm.ops.blocks import each, loops, reduce_all, reduce_rows
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.tensorize.exprs import Expr, i64
 
@@ -34,6 +34,10 @@ LONGEST = 32
 
 MOST_RUNS = 32
 """Runs of a window that are written out."""
+
+
+MOST_WORDS = 2 * LANES * 256
+"""Codes of a window whose sum is made in words: 256 of 127 in each."""
 
 
 def takes_lines(geometry: Geometry, all_channels: bool) -> bool:
@@ -103,8 +107,12 @@ class LineWindows(StripWindows):
                 row = b.bind(line + o)
                 self.keep_factors(row, factors)
                 self._copy(row, starts, b.bind(o * i64(g.strides[-1] * self.count)), blank)
-            with each("row", last) as o:
-                self._sum(b.bind(line + o))
+            bundles = b.bind(last // i64(LANES) if self.padded <= MOST_WORDS else i64(0))
+            with each("bundle", bundles) as o:
+                self._sums(b.bind(line + o * i64(LANES)))
+            done = b.bind(bundles * i64(LANES))
+            with each("row", last - done) as o:
+                self._sum(b.bind(line + done + o))
 
     def _copy(self, row: Expr, starts: Sequence[Expr], column: Expr, blank: Expr) -> None:
         g = self.gather.geometry
@@ -124,6 +132,25 @@ class LineWindows(StripWindows):
                 with b.vectorized(0, i64(alone)) as e:
                     code = self.pixels[(*lead, column + i64(start) + e)]
                     b.buffer_store(self.xq, code, [row, i64(number * run + start) + e])
+
+    def _sums(self, first: Expr) -> None:
+        """Of a vector of windows: bytes are added as words, whose halves are one vector."""
+        sums = b.sblock_alloc_buffer((LANES, LANES), "int32", align=64)
+        words = b.sblock_alloc_buffer((2 * LANES,), "int16", align=64)
+        with b.serial(0, i64(LANES)) as r:
+            row = b.bind(first + r)
+            with b.vectorized(0, i64(2 * LANES)) as e:
+                b.buffer_store(words, tirx.const(0, "int16"), [e])
+            vectors = self.padded // (2 * LANES)
+            with b.serial(0, i64(vectors)) as c, b.vectorized(0, i64(2 * LANES)) as e:
+                code = self.xq[row, c * i64(2 * LANES) + e].astype("int16")
+                b.buffer_store(words, words[e] + code, [e])
+            with self.vector() as e:
+                low, high = (words[e + i64(at)].astype("int32") for at in (0, LANES))
+                b.buffer_store(sums, low + high, [r, e])
+        total = reduce_rows("total_tree", "add", sums)
+        with self.vector() as e:
+            b.buffer_store(self.xsum, total[e], [first + e, 0])
 
     def _sum(self, row: Expr) -> None:
         part = b.sblock_alloc_buffer((self.lanes,), "int32", align=64)

@@ -96,6 +96,10 @@ def around(name: str, *axes: tuple[Any, Any], opaque: bool = False) -> Iterator[
 class GemmTask(ABC):
     """The loops that all GEMMs share; subclasses declare operands and fill the stages."""
 
+    clears = True
+    """Whether sums of the first K block are added to what waits, which is cleared before. Else they
+    start in registers, in code of its own."""
+
     def __init__(self, spec: LinearSpec, blocking: GemmBlocking, lanes: int, k: int) -> None:
         self.spec, self.blocking, self.lanes, self.k = spec, blocking, lanes, k
         self.row_blocks = -(-spec.n // lanes)
@@ -175,7 +179,9 @@ class GemmTask(ABC):
         if self.k_blocks > 1 or self.parts > 1:
             shape = (bl.m_tiles, *self.tile_shape)
             self.waiting = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
-            with self.stage("clear", tiles, *shape[1:]) as (t, m, j, r):
+            # At least a vector: TVM allocates a buffer in the innermost loop around its uses.
+            cleared = (tiles, *shape[1:]) if self.clears else (1, 1, 1, shape[-1])
+            with self.stage("clear", *cleared) as (t, m, j, r):
                 put(self.waiting, (t, m, j, r), tirx.const(0, self.sum_dtype))
         with around("k_block", (self.k_blocks, self.k_blocks), opaque=True) as (kb,):
             self.fill(kb)
@@ -193,9 +199,25 @@ class GemmTask(ABC):
         shape = self.tile_shape
         sums = b.sblock_alloc_buffer(shape, self.sum_dtype, align=64)
         waiting = self.waiting
-        with self.stage("load", *shape) as at:
-            there = [] if waiting is None else [waiting[(tile, *at)]]
-            put(sums, at, *(there or [tirx.const(0, self.sum_dtype)]), *there)
+
+        def begin() -> None:
+            with self.stage("load" if waiting is None else "load_none", *shape) as at:
+                put(sums, at, tirx.const(0, self.sum_dtype))
+
+        def go_on(waiting: Buffer) -> None:
+            with self.stage("load", *shape) as at:
+                put(sums, at, waiting[(tile, *at)], waiting[(tile, *at)])
+
+        if waiting is None:
+            begin()
+        elif self.clears:
+            go_on(waiting)
+        else:
+            with b.If(kb == 0):
+                with b.Then():
+                    begin()
+                with b.Else():
+                    go_on(waiting)
         self.multiply(kb, sums)
         if waiting is None:
             self.store(sums)

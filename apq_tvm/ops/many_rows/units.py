@@ -20,6 +20,8 @@ from apq_tvm.tensorize.meaning.tile import Tile, unit_products
 class UnitGemm(IntegerGemm):
     """Steps are whole units."""
 
+    clears = False
+
     def __init__(self, spec: LinearSpec, layout: InterleavedLayout, blocking: GemmBlocking) -> None:
         super().__init__(spec, layout, blocking)
         assert layout.bits == 8 and blocking.k_step % UNIT_K == 0

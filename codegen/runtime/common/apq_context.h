@@ -9,7 +9,7 @@
 #include "apq_runtime.h"
 
 /* Plans a context keeps, one per set of symbol values; the one unused for longest is replaced. */
-enum { PLANS = 8 };
+enum { PLANS = 16 };
 
 struct apq_handle {
   const apq_module *module;
@@ -27,6 +27,10 @@ typedef struct {
   int64_t *symbols, *in_dims, *out_dims;
   size_t *bytes, *offsets, *room; /* `room` is what each buffer has where it lies */
   size_t arena;
+  int32_t first_stage, end_stage; /* what it is for; bytes of buffers that lie elsewhere are 0 */
+  int32_t *at_once;               /* images of each stage that run together */
+  int32_t measured;               /* for so many threads; 0 for not yet */
+  uint64_t ran;                   /* number of the run it last was part of */
 } plan;
 
 /* A block that only grows. */
@@ -36,6 +40,7 @@ typedef struct {
 } region;
 
 typedef struct apq_profile apq_profile;
+typedef struct apq_images apq_images; /* cpu/images.c */
 
 struct apq_context {
   const apq_handle *handle;
@@ -58,6 +63,8 @@ struct apq_context {
   int64_t *part_dims;
   int64_t given[2];        /* dimensions of no input: apq_symbol */
   struct apq_session *session; /* whose caches runs append to; NULL for runs that are told theirs */
+  int32_t threads; /* of this run */
+  apq_images *images;
 };
 
 /* Memory of the buffers that outlive a run, in the order of apq_kept. */
@@ -98,13 +105,22 @@ apq_crew apq_threads_begin(const apq_handle *h, int32_t threads);
 void apq_threads_end(const apq_crew *before);
 /* Arguments are checked, symbols are those of `p`. */
 int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
+/* The same, of a module whose runs may be cut along its batch. */
+int apq_run_images(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs);
+/* Adds what such runs have beside the context's arena, and what of it is alive. */
+int apq_images_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes);
 
-/* The plan for `c->symbols`, made if it is not there. */
-int apq_plan_symbols(apq_context *c, plan **out);
+/* ---- what they share (module.c) ---- */
+
+/* The plan of some stages for these inputs, made if it is not there; every input is checked. */
+int apq_find_plan(apq_context *c, const DLTensor *inputs, int32_t first_stage, int32_t end_stage, plan **out);
+
+/* The same for `c->symbols`. */
+int apq_plan_symbols(apq_context *c, int32_t first_stage, int32_t end_stage, plan **out);
 /* The bits of all layers in the next run of a context. */
 int apq_take_bits(apq_context *c, int32_t bits);
-/* A block of at least so many bytes; what it held is lost where it grows. */
-int apq_enlarge(region *r, size_t bytes, const char *what);
+/* A block of at least so many bytes, for `what`; what it held is lost where it grows. */
+int apq_reserve(region *r, size_t bytes, const char *what);
 /* Of a session: its caches where buffers lie, before a run; nothing for them in a plan. */
 void apq_place_caches(apq_context *c);
 int apq_leave_caches(apq_context *c, size_t *bytes);

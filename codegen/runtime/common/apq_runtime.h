@@ -81,6 +81,12 @@ typedef struct {
   int32_t first, last;
 } apq_lifetime;
 
+/* Calls that take the same number of images at once, from `first` on; the last ends with the graph. */
+typedef struct {
+  int32_t first;
+  size_t weight_bytes; /* that they read */
+} apq_stage;
+
 /* What one run of the graph works on. Every pointer is aligned to APQ_ALIGNMENT. */
 typedef struct {
   const int64_t *symbols;
@@ -94,7 +100,12 @@ typedef struct {
   void **results;       /* of outputs whose shape depends on those: where they lie */
   int64_t *result_dims; /* and their dimensions, at the places they have among all outputs' */
   void *context;
+  int32_t first_stage, end_stage; /* which of the module's stages run */
 } apq_frame;
+
+static inline int apq_has_stage(const apq_frame *frame, int32_t stage) {
+  return frame->first_stage <= stage && stage < frame->end_stage;
+}
 
 /* A layer whose bits are chosen at run time, between these, both inclusive. */
 typedef struct {
@@ -117,6 +128,8 @@ typedef struct {
   const apq_precision *precisions;
   int32_t batch;     /* the symbol along which results do not depend on each other, -1 if there is none */
   size_t near_bytes; /* working memory per thread above which a run is cut along it */
+  int32_t num_stages; /* 1 where the graph is not cut */
+  const apq_stage *stages;
   const char *const *cpu_flags; /* as /proc/cpuinfo spells them, NULL at the end */
   uint64_t header_bytes, file_bytes, header_checksum, data_checksum;
   /* From the symbols: every dimension of inputs and outputs, one after the other, and the bytes of
@@ -153,6 +166,9 @@ int32_t apq_usable_threads(int32_t threads);
 void apq_set_work(double nanoseconds);
 /* How many threads that kernel was shared out to, at most. */
 int32_t apq_shared_by(void);
+/* Calls `task` with every number below `tasks`, each on a thread of its own where there are so many; 0, or
+ * the code of one that failed, whose message is this thread's then. */
+int apq_side_by_side(int (*task)(int number, void *data), void *data, int32_t tasks);
 
 /* ---- what emitted code calls (graph_support.c, run.c) ---- */
 

@@ -150,7 +150,8 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   const apq_module *m = h->module;
   int32_t values = m->num_inputs + m->num_outputs + m->num_buffers;
   size_t plan_bytes = 8 * (size_t)(m->num_symbols + m->input_dims + m->output_dims) +
-                      3 * sizeof(size_t) * (size_t)m->num_buffers;
+                      3 * sizeof(size_t) * (size_t)m->num_buffers +
+                      sizeof(int32_t) * (size_t)m->num_stages;
   size_t total = sizeof(apq_context) + PLANS * plan_bytes + 8 * (size_t)m->num_symbols +
                  sizeof(void *) * (size_t)(values + m->num_outputs) +
                  sizeof(DLTensor) * (size_t)(m->num_inputs + m->num_outputs) +
@@ -184,6 +185,7 @@ int apq_context_create(const apq_handle *h, apq_context **out) {
   c->result_dims = cut(&at, m->output_dims, 8);
   c->order = cut(&at, 2 * m->num_buffers, sizeof(int32_t));
   c->bits = cut(&at, m->num_precisions, sizeof(int32_t));
+  for (int32_t i = 0; i < PLANS; i++) c->plans[i].at_once = cut(&at, m->num_stages, sizeof(int32_t));
   int rc = apq_context_open(c);
   if (rc != APQ_OK) {
     apq_context_destroy(c);
@@ -205,7 +207,7 @@ int apq_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes) {
   *arena_bytes = c->arena.bytes + c->staging.bytes;
   for (int32_t i = 0; i < m->num_segments; i++) *arena_bytes += c->late[i].bytes;
   *live_bytes = c->last == NULL ? 0 : apq_live_bytes(m->num_buffers, m->lifetimes, c->last->bytes);
-  return APQ_OK;
+  return apq_images_memory(c, arena_bytes, live_bytes);
 }
 
 /* ---- arguments ---- */
@@ -295,12 +297,22 @@ static plan *roomy_plan(apq_context *c, const plan *p) {
   return found;
 }
 
-static int make_plan(apq_context *c, plan *p) {
+/* A plan for `c->symbols`, with memory for the buffers that only these stages touch. */
+static int make_plan(apq_context *c, int32_t first_stage, int32_t end_stage, plan *p) {
   const apq_module *m = c->handle->module;
   size_t count = (size_t)m->segments[1];
+  int32_t first = m->stages[first_stage].first;
+  int32_t end = end_stage < m->num_stages ? m->stages[end_stage].first : INT32_MAX;
   int rc = m->shapes(c->symbols, p->in_dims, p->out_dims, p->bytes);
   if (rc == APQ_OK && c->session != NULL) rc = apq_leave_caches(c, p->bytes);
   if (rc != APQ_OK) return rc;
+  for (int32_t i = 0; i < m->segments[1]; i++) {
+    if (m->lifetimes[i].first < first || m->lifetimes[i].last >= end) p->bytes[i] = 0;
+  }
+  p->first_stage = first_stage;
+  p->end_stage = end_stage;
+  p->measured = 0;
+  p->ran = 0;
   plan *q = c->session != NULL ? roomy_plan(c, p) : NULL;
   if (q != NULL) {
     memcpy(p->offsets, q->offsets, count * sizeof *p->offsets);
@@ -316,12 +328,13 @@ static int make_plan(apq_context *c, plan *p) {
   return APQ_OK;
 }
 
-int apq_plan_symbols(apq_context *c, plan **out) {
+int apq_plan_symbols(apq_context *c, int32_t first_stage, int32_t end_stage, plan **out) {
   const apq_module *m = c->handle->module;
   plan *p = NULL, *oldest = &c->plans[0];
   for (int32_t i = 0; i < PLANS && p == NULL; i++) {
     plan *q = &c->plans[i];
-    if (q->ready && memcmp(q->symbols, c->symbols, 8 * (size_t)m->num_symbols) == 0) p = q;
+    int same = q->first_stage == first_stage && q->end_stage == end_stage;
+    if (q->ready && same && memcmp(q->symbols, c->symbols, 8 * (size_t)m->num_symbols) == 0) p = q;
     if (q->used < oldest->used) oldest = q;
   }
   c->runs++;
@@ -330,7 +343,7 @@ int apq_plan_symbols(apq_context *c, plan **out) {
     if (p->ready) apq_plan_dropped(c, p);
     p->ready = 0;
     if (c->last == p) c->last = NULL;
-    int rc = make_plan(c, p);
+    int rc = make_plan(c, first_stage, end_stage, p);
     if (rc != APQ_OK) return rc;
   }
   p->used = c->runs;
@@ -338,8 +351,7 @@ int apq_plan_symbols(apq_context *c, plan **out) {
   return APQ_OK;
 }
 
-/* The plan for these inputs; every input is checked. */
-static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
+int apq_find_plan(apq_context *c, const DLTensor *inputs, int32_t first_stage, int32_t end_stage, plan **out) {
   const apq_module *m = c->handle->module;
   plan *p;
   int rc;
@@ -360,13 +372,17 @@ static int find_plan(apq_context *c, const DLTensor *inputs, plan **out) {
                       (long long)c->symbols[i], APQ_LARGEST_DIM);
     }
   }
-  if ((rc = apq_plan_symbols(c, &p)) != APQ_OK) return rc;
+  if ((rc = apq_plan_symbols(c, first_stage, end_stage, &p)) != APQ_OK) return rc;
   const int64_t *dims = p->in_dims;
   for (int32_t i = 0; i < m->num_inputs; dims += m->inputs[i].ndim, i++) {
     if ((rc = check_dims("input", &m->inputs[i], &inputs[i], dims)) != APQ_OK) return rc;
   }
   *out = p;
   return APQ_OK;
+}
+
+static int find_all(apq_context *c, const DLTensor *inputs, plan **out) {
+  return apq_find_plan(c, inputs, 0, c->handle->module->num_stages, out);
 }
 
 /* Copies a tensor of any strides to contiguous memory; returns the end of what it wrote. */
@@ -411,7 +427,7 @@ int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int6
                     (int)m->num_outputs);
   }
   plan *p;
-  int rc = find_plan(c, inputs, &p);
+  int rc = find_all(c, inputs, &p);
   if (rc != APQ_OK) return rc;
   const int64_t *dims = p->out_dims;
   for (int32_t i = 0; i < index; i++) dims += m->outputs[i].ndim;
@@ -424,7 +440,7 @@ int apq_output_shapes(apq_context *c, const DLTensor *inputs, int64_t *shapes) {
   const apq_module *m = c->handle->module;
   if (shapes == NULL && m->output_dims > 0) return is_null("where the shapes are to be written");
   plan *p;
-  int rc = find_plan(c, inputs, &p);
+  int rc = find_all(c, inputs, &p);
   if (rc == APQ_OK && m->output_dims > 0) memcpy(shapes, p->out_dims, 8 * (size_t)m->output_dims);
   return rc;
 }
@@ -448,56 +464,6 @@ static int check_outputs(const apq_handle *h, const plan *p, const DLTensor *out
   return APQ_OK;
 }
 
-/* ---- runs in parts ---- */
-
-/* How many images a run takes at once: as many as have their working memory near the processor, but so
- * many that they touch as many bytes as the weights have, which every part reads anew. */
-static int64_t images_at_once(const apq_context *c, const plan *p) {
-  const apq_module *m = c->handle->module;
-  if (m->batch < 0) return APQ_LARGEST_DIM;
-  size_t images = (size_t)p->symbols[m->batch], touched = 0;
-  size_t near = m->near_bytes * (size_t)apq_num_threads(c->handle);
-  if (images < 2 || p->arena <= near) return APQ_LARGEST_DIM;
-  for (int32_t i = 0; i < m->num_buffers; i++) touched = apq_sum(touched, p->bytes[i]);
-  size_t fit = near / (p->arena / images + 1), worth = c->handle->weights.bytes / (touched / images + 1);
-  size_t most = fit > worth ? fit : worth;
-  most = most == 0 ? 1 : most;
-  size_t parts = (images + most - 1) / most;
-  return (int64_t)((images + parts - 1) / parts); /* parts of nearly one size */
-}
-
-/* The images of a tensor from `first` on, whose dimensions are written to `dims`. */
-static DLTensor part_of(const DLTensor *t, int64_t first, int64_t count, int64_t *dims) {
-  DLTensor part = *t;
-  int64_t step = t->strides != NULL ? t->strides[0] : 1;
-  for (int32_t i = 1; i < t->ndim && t->strides == NULL; i++) step *= t->shape[i];
-  memcpy(dims, t->shape, 8 * (size_t)t->ndim);
-  dims[0] = count;
-  part.shape = dims;
-  part.data = apq_past(t->data, (size_t)(first * step) * (t->dtype.bits / 8));
-  return part;
-}
-
-static int run_parts(apq_context *c, int64_t images, int64_t most, const DLTensor *inputs,
-                     const DLTensor *outputs) {
-  const apq_module *m = c->handle->module;
-  DLTensor *in = c->parts, *out = c->parts + m->num_inputs;
-  int rc = APQ_OK;
-  for (int64_t first = 0; rc == APQ_OK && first < images; first += most) {
-    int64_t count = images - first < most ? images - first : most, *dims = c->part_dims;
-    plan *p;
-    for (int32_t i = 0; i < m->num_inputs; dims += m->inputs[i].ndim, i++) {
-      in[i] = m->inputs[i].cut ? part_of(&inputs[i], first, count, dims) : inputs[i];
-    }
-    for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
-      out[i] = part_of(&outputs[i], first, count, dims);
-    }
-    rc = find_plan(c, in, &p);
-    if (rc == APQ_OK) rc = apq_run_plan(c, p, in, out);
-  }
-  return rc;
-}
-
 int apq_take_bits(apq_context *c, int32_t bits) {
   const apq_module *m = c->handle->module;
   int rc = bits == 0 ? APQ_OK : check_all_bits(m, NULL, bits);
@@ -512,11 +478,12 @@ int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int
   const apq_module *m = c->handle->module;
   plan *p;
   int rc = apq_take_bits(c, bits);
-  if (rc == APQ_OK) rc = find_plan(c, inputs, &p);
+  if (rc == APQ_OK) rc = find_all(c, inputs, &p);
   if (rc != APQ_OK) return rc;
   if ((rc = check_outputs(c->handle, p, outputs)) != APQ_OK) return rc;
   if (c->profile != NULL) apq_profile_restart(c->profile);
-  int64_t most = images_at_once(c, p);
-  if (most == APQ_LARGEST_DIM) return apq_run_plan(c, p, inputs, outputs);
-  return run_parts(c, p->symbols[m->batch], most, inputs, outputs);
+  c->threads = apq_num_threads(c->handle);
+  /* A profile is of one thread's calls: where it is wanted, threads share kernels, not images. */
+  int apart = m->batch >= 0 && (c->profile == NULL || c->threads == 1);
+  return apart ? apq_run_images(c, p, inputs, outputs) : apq_run_plan(c, p, inputs, outputs);
 }

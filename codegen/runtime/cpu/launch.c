@@ -94,6 +94,23 @@ static int parallel_launch(task_function task, void *data, int num_task) {
   return rc == 0 ? 0 : apq_fail(rc, "%s", l.text);
 }
 
+typedef struct {
+  int (*task)(int number, void *data);
+  void *data;
+} side_by_side;
+
+static int one_of_them(int number, group_env *env, void *data) {
+  const side_by_side *all = data;
+  (void)env;
+  return all->task(number, all->data);
+}
+
+int apq_side_by_side(int (*task)(int number, void *data), void *data, int32_t tasks) {
+  side_by_side all = {task, data};
+  apq_set_work(NANOSECONDS_PER_THREAD * tasks); /* at the least: it is worth as many threads */
+  return parallel_launch(one_of_them, &all, tasks);
+}
+
 /* Kernels call through this pointer, which their object file holds as a weak null. */
 extern int (*__TVMBackendParallelLaunch)(task_function, void *, int);
 int (*__TVMBackendParallelLaunch)(task_function, void *, int) = parallel_launch;

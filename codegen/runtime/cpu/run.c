@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "apq_context.h"
+#include "apq_images.h"
 
 int apq_handle_open(apq_handle *h, int32_t device) {
   (void)device; /* apq_choose saw to it */
@@ -21,6 +21,7 @@ int apq_context_open(apq_context *c) {
 
 void apq_context_close(apq_context *c) {
   (void)apq_set_profile(c, 0);
+  apq_images_close(c);
   for (int32_t i = 0; i < c->handle->module->num_segments; i++) free(c->late[i].data);
   free(c->arena.data);
   free(c->staging.data);
@@ -32,7 +33,7 @@ enum { HUGE_PAGE = 2 << 20 }; /* x86-64 and, with 4 KiB pages, aarch64 */
 
 /* Large blocks ask for huge pages, none of which reaches past the block: activations of images are read
  * and written once a layer, and each small page would miss the TLB. */
-int apq_enlarge(region *r, size_t bytes, const char *what) {
+int apq_reserve(region *r, size_t bytes, const char *what) {
   size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : APQ_ALIGNMENT;
   if (bytes <= r->bytes) return APQ_OK;
   void *fresh = NULL;
@@ -65,8 +66,8 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
     if (m->outputs[i].late) continue;
     staged = apq_sum(staged, ready_to_use(&outputs[i]) ? 0 : apq_stage_of(&outputs[i]));
   }
-  int rc = apq_enlarge(&c->staging, staged, "copies of unaligned tensors");
-  if (rc == APQ_OK) rc = apq_enlarge(&c->arena, p->arena, "working memory");
+  int rc = apq_reserve(&c->staging, staged, "copies of unaligned tensors");
+  if (rc == APQ_OK) rc = apq_reserve(&c->arena, p->arena, "working memory");
   if (rc != APQ_OK) return rc;
   unsigned char *next = c->staging.data;
   for (int32_t i = 0; i < m->num_inputs; i++) {
@@ -88,6 +89,7 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
     if (!ready) next = apq_past(next, apq_stage_of(&outputs[i]));
   }
   for (int32_t i = 0; i < m->segments[1]; i++) c->buffers[i] = apq_past(c->arena.data, p->offsets[i]);
+  apq_place_kept(c);
   if (c->session != NULL) apq_place_caches(c);
   return APQ_OK;
 }
@@ -97,7 +99,7 @@ int apq_plan_again(const apq_frame *frame, int32_t segment, const size_t *bytes)
   const apq_module *m = c->handle->module;
   int32_t first = m->segments[segment], count = m->segments[segment + 1] - first;
   size_t arena = apq_plan(count, m->lifetimes + first, bytes, c->offsets, c->order);
-  int rc = apq_enlarge(&c->late[segment], arena, "working memory");
+  int rc = apq_reserve(&c->late[segment], arena, "working memory");
   if (rc != APQ_OK) return rc;
   for (int32_t i = 0; i < count; i++) {
     c->last->bytes[first + i] = bytes[i];
@@ -118,11 +120,12 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   int rc = place(c, p, inputs, outputs);
   if (rc != APQ_OK) return rc;
   c->last = p;
+  p->ran = c->runs;
   c->finished = 0;
   memset(c->sizes, 0, 8 * (size_t)m->num_sizes);
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, c->handle->weights.data, c->bits,
-                     apq_num_threads(c->handle), c->sizes, c->results, c->result_dims, c};
-  apq_crew before = apq_threads_begin(c->handle, frame.threads);
+                     c->threads, c->sizes, c->results, c->result_dims, c, p->first_stage, p->end_stage};
+  apq_crew before = apq_threads_begin(c->handle, c->threads);
   rc = m->graph(&frame);
   apq_threads_end(&before);
   c->finished = rc == APQ_OK;

@@ -46,7 +46,7 @@ static int plan_for(apq_session *s, int64_t past, int64_t tokens, int64_t asked,
     c->symbols[i] =
         symbol->input < 0 ? c->given[symbol->axis] : axis_of(s, symbol->input, symbol->axis, past, tokens);
   }
-  return apq_plan_symbols(c, p);
+  return apq_plan_symbols(c, 0, m->num_stages, p);
 }
 
 int apq_leave_caches(apq_context *c, size_t *bytes) {
@@ -117,7 +117,7 @@ static int prepare_feeds(apq_session *s, const DLTensor *given) {
       int64_t tokens[] = {s->batch, s->capacity};
       if ((rc = apq_bytes(&bytes, input->name, item, 2, tokens)) != APQ_OK) return rc;
     }
-    if ((rc = apq_enlarge(&s->fed[i], bytes, "a session's inputs")) != APQ_OK) return rc;
+    if ((rc = apq_reserve(&s->fed[i], bytes, "a session's inputs")) != APQ_OK) return rc;
     if (feed == APQ_FEED_GIVEN) memcpy(s->fed[i].data, apq_address(&given[i]), bytes);
     if (feed == APQ_FEED_MASK && put_ones(s->fed[i].data, input->dtype, s->batch * s->capacity) != 0) {
       return apq_fail(APQ_BAD_INPUT, "input '%s' has a type that sessions cannot fill", input->name);
@@ -197,7 +197,7 @@ static int prepare_plans(apq_session *s) {
   for (int32_t i = 0; rc == APQ_OK && i < s->context->handle->module->kept->num_buffers; i++) {
     size_t bytes = s->kept[i].bytes;
     s->kept[i].bytes = 0;
-    rc = apq_enlarge(&s->kept[i], bytes, "a session's caches");
+    rc = apq_reserve(&s->kept[i], bytes, "a session's caches");
   }
   return rc;
 }
@@ -344,6 +344,7 @@ static int run_some(apq_session *s, const int64_t *first, int64_t count, int64_t
     void *data = i == m->kept->logits ? logits : NULL;
     s->outputs[i] = apq_tensor(data, m->outputs[i].dtype, m->outputs[i].ndim, dims);
   }
+  s->context->threads = apq_num_threads(s->context->handle);
   return apq_run_plan(s->context, p, s->inputs, s->outputs);
 }
 
@@ -367,7 +368,7 @@ static int run_all(apq_session *s, const int64_t *ids, int64_t tokens, int64_t a
     int64_t rows = wanted > 0 ? wanted : 1;
     int aside = wanted == 0 || s->batch > 1;
     int rc = APQ_OK;
-    if (aside) rc = apq_enlarge(&s->unwanted, (size_t)(s->batch * rows) * row_bytes, "logits");
+    if (aside) rc = apq_reserve(&s->unwanted, (size_t)(s->batch * rows) * row_bytes, "logits");
     void *to = aside ? s->unwanted.data : logits + (size_t)written * row_bytes;
     if (rc == APQ_OK) rc = run_some(s, ids + done, tokens, s->length + done, now, rows, to);
     if (rc != APQ_OK) return rc;

@@ -134,7 +134,7 @@ static int call_kernels(apq_context *c, const plan *p, apq_graph *g, void *strea
   struct apq_stream *s = c->stream;
   unsigned char *weights = (unsigned char *)(uintptr_t)d->weights;
   apq_frame frame = {p->symbols, c->inputs, c->outputs, c->buffers, weights, c->bits,
-                     1, c->sizes, c->results, c->result_dims, c};
+                     1, c->sizes, c->results, c->result_dims, c, p->first_stage, p->end_stage};
   for (int i = 0; i < APQ_BLOCKS; i++) s->blocks[i].used = 0;
   g->num_checks = 0;
   s->calling = g;
@@ -209,6 +209,15 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   apq_leave(d);
   c->finished = rc == APQ_OK;
   return rc;
+}
+
+int apq_run_images(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor *outputs) {
+  return apq_run_plan(c, p, inputs, outputs);
+}
+
+int apq_images_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes) {
+  (void)c, (void)arena_bytes, (void)live_bytes;
+  return APQ_OK;
 }
 
 int apq_set_stream(apq_context *context, void *stream) {

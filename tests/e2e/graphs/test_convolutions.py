@@ -7,6 +7,7 @@ channels last and what is fused into the layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +384,40 @@ def test_parts_of_a_run_are_runs_of_their_own(
         np.testing.assert_array_equal(value, backwards[name][::-1])
     assert np.allclose(got["z"], x + 1)
     assert "few entries of 'b'" in explanation_lines(explain(tmp_path / "parts"))[0]
+
+
+def test_stages_take_images_of_their_own_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large activations of few weights one by one, large weights for several, on all threads."""
+    nodes = [
+        ("Conv", "x w", "a", {"pads": [1] * 4}),
+        ("Relu", "a", "b"),
+        ("Conv", "b u", "c", {"strides": [5, 5]}),
+        ("Add", "c c", "d"),
+        ("Conv", "d v", "e"),
+        ("Relu", "e", "f"),
+        ("GlobalAveragePool", "f", "y"),
+    ]
+    weights = {"w": weight(16, 3, 3, 3), "u": weight(32, 16, 1, 1), "v": weight(512, 32, 2, 2)}
+    model = save(build(nodes, image("b", 3, 10, 10), "y", weights), tmp_path)
+    monkeypatch.setattr("apq_tvm.codegen.emit.NEAR_CACHES", 0)
+    apq_tvm.compile(model, tmp_path / "staged", scheme="W8A8")
+    module = load_module(tmp_path / "staged")
+    assert module.manifest["graph"]["stages"] > 1
+    x = RNG.standard_normal((7, 3, 10, 10), np.float32)
+    one = np.concatenate([module.run({"x": x[i : i + 1]})["y"] for i in range(7)])
+    for threads in (1, 2, 3, 8):
+        module.set_num_threads(threads)
+        for _ in range(2):  # the second time plans and contexts are there
+            for count in (7, 2, 5):
+                got = module.run({"x": x[:count]})["y"]
+                np.testing.assert_allclose(got, one[:count], rtol=1e-5, atol=1e-6)
+    with ThreadPoolExecutor(3) as pool:  # each with a context and threads of its own
+        for got in pool.map(lambda _: module.run({"x": x})["y"], range(6)):
+            np.testing.assert_allclose(got, one, rtol=1e-5, atol=1e-6)
+    memory = module.memory()
+    assert 0 < memory["live"] <= memory["arena"]
 
 
 def test_float_images_are_convolved_where_they_lie(tmp_path: Path) -> None:
