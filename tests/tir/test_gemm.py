@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import cpu_features
 from gemm_cases import FLOAT32_SUM, build, problem, relative_error
 
 from apq_tvm.errors import NotApplicable
@@ -17,6 +16,7 @@ from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.x86.gemm import GEMM_KERNELS
 from apq_tvm.types import DeviceProfile, Scheme
+from tests.conftest import cpu_features
 
 INSTRUCTION_IN_ASSEMBLY = {
     "vpdpbusd512": r"vpdpbusd\s.*zmm",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from apq_tvm.codegen.cuda.simulator import Simulator
 from apq_tvm.codegen.cuda.split import DeviceCode, DeviceKernel
 from apq_tvm.codegen.cuda.tables import with_own_kernels
 from apq_tvm.schedules.devices import find_profile
-from tests.e2e.cuda.test_gpu_checked import Noting, encoder
+from tests.e2e.cuda.test_gpu_checked import encoder
 from tests.onnx_models import rand
 from tests.simulated_gpu import Program
 
@@ -168,6 +169,17 @@ def test_an_encoder_asks_for_little_more_than_it_must(
         most = 1.4 if launch.kernel.startswith("attention") else 1.1
         assert launch.sectors <= most * launch.ideal_sectors, launch
         assert launch.shared_waves <= 1.1 * launch.ideal_waves, launch
+
+
+@dataclass(frozen=True)
+class Noting(Simulator):
+    """A checked build whose text is kept."""
+
+    folder: Path = Path()
+
+    def image(self, code: DeviceCode, sm: int) -> bytes:
+        (self.folder / "kernels.cu").write_text(code.source)
+        return super().image(code, sm)
 
 
 def test_arrays_hold_what_functions_write(tmp_path: Path) -> None:
