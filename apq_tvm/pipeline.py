@@ -71,7 +71,8 @@ def plan(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
     )
     stopwatch.lap("quantize")
-    quantized = keep(join(quantized, device_operators(profile)), cache_type(kv))
+    joined = join(quantized, device_operators(profile))
+    quantized = keep(joined, cache_type(kv), on_gpu=profile.gpu is not None)
     quantized = settle(quantized)
     variants = tuple(select(quantized, v, linear_kernels(v)) for v in profile.variants)
     if variants:

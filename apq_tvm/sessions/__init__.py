@@ -36,7 +36,7 @@ def cache_type(kv: str) -> str:
     return CACHES[kv]
 
 
-def keep(quantized: QuantizedModel, cache: str = "float32") -> QuantizedModel:
+def keep(quantized: QuantizedModel, cache: str = "float32", on_gpu: bool = False) -> QuantizedModel:
     """Let a decoder's attention read caches that grow in place.
 
     Parameters
@@ -45,6 +45,8 @@ def keep(quantized: QuantizedModel, cache: str = "float32") -> QuantizedModel:
         With ``apq.Attention``, ``apq.PackKeys`` and ``apq.PackValues`` (`apq_tvm.launches`).
     cache : str
         Type of the caches, ``"float32"`` or ``"float16"``.
+    on_gpu : bool
+        Whether it is compiled for a GPU, where there are no sessions yet.
 
     Returns
     -------
@@ -56,6 +58,9 @@ def keep(quantized: QuantizedModel, cache: str = "float32") -> QuantizedModel:
     pairs = find_pairs(model)
     if not pairs:
         return quantized
+    if on_gpu:
+        why = "a GPU's module takes caches and gives them back; run(..., on_device=True) leaves them"
+        return replace(quantized, model=replace(model, stateless=why))
     try:
         nodes = in_place(model, pairs, cache)
         feeds, past, length = find_feeds(model, pairs)

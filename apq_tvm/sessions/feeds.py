@@ -47,6 +47,9 @@ def find_feeds(model: ImportedModel, pairs: Sequence[Pair]) -> tuple[dict[str, s
         free = [d for d in specs[pair.past].shape if isinstance(d, str)]
         if not set(free) <= {past, ids[0].shape[0]}:
             raise NotApplicable(f"the cache '{pair.past}' has other free sizes than its tokens")
+    for spec in others:
+        if past in spec.shape and len(spec.shape) > 2:
+            raise NotApplicable(f"'{spec.name}' is as long as the caches, but no cache as they are")
     feeds = {spec.name: "ids" if spec in ids else _feed(spec, length) for spec in others}
     return feeds, str(past), str(length)
 

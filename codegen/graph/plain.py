@@ -280,7 +280,7 @@ class Kept:
     Parameters
     ----------
     feeds : tuple of str
-        What goes to each input (`apq_tvm.codegen.graph.session.FEEDS`).
+        What goes to each input: ``"past"``, or as in `apq_tvm.types.State`.
     ids, logits : int
         Input and output.
     past_axis : int

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from apq_tvm.codegen.graph.plain import Buffer, Call, Graph, Kept, Place, Step, tensors_of
 from apq_tvm.types import State
 
-FEEDS = ("past", "ids", "mask", "positions", "lengths", "total", "given")
-"""What goes to an input, numbered as ``apq_feed`` of ``apq_runtime.h``."""
-
 
 def add_session(graph: Graph, state: State) -> None:
     """Note in a graph what its sessions need.

@@ -1,0 +1,97 @@
+"""Which decoders have sessions, and what stands against others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import tiny_decoder
+from onnx import TensorProto, helper
+from small_llama import small_llama
+
+from apq_tvm import pipeline
+from apq_tvm.errors import BadScheme
+from apq_tvm.explain import explanation_lines
+from apq_tvm.types import ImportedModel
+
+Change = Callable[[onnx.GraphProto], None]
+
+
+def planned(path: Path, change: Change | None = None, target: str = "znver4") -> ImportedModel:
+    if change is not None:
+        model = onnx.load(path)
+        change(model.graph)
+        onnx.save(model, path)
+    return pipeline.plan(path, scheme="W8A8g32", search=False, target=target).quantized.model
+
+
+def test_a_decoder_as_exporters_write_it(tmp_path: Path) -> None:
+    model = planned(small_llama(tmp_path / "llama.onnx"))
+    assert model.state is not None and model.stateless == ""
+    assert model.state.feeds == {"input_ids": "ids"}
+    assert model.state.logits == "logits" and model.state.past == "past"
+    caches = [node for node in model.nodes if node.op == "apq.Cache"]
+    assert [node.attrs["layout"] for node in caches] == ["keys", "rows"]
+    gone = {"apq.Expand", "apq.PackKeys", "apq.PackValues"}
+    assert not gone & {node.op for node in model.nodes}
+
+
+def test_grouped_queries_are_fed_a_mask(tmp_path: Path) -> None:
+    state = planned(tiny_decoder.write(tmp_path)).state
+    assert state is not None and state.feeds == {"input_ids": "ids", "mask": "mask"}
+
+
+def more_output(graph: onnx.GraphProto) -> None:
+    name = next(node.input[0] for node in graph.node if "logits" in node.output)
+    graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+
+
+def other_reader(graph: onnx.GraphProto) -> None:
+    graph.node.append(helper.make_node("Neg", ["present.0.key"], ["turned"], name="turn"))
+    graph.node.append(helper.make_node("Neg", ["logits"], ["last"]))
+    graph.output[0].name = "last"
+    graph.output.append(helper.make_tensor_value_info("turned", TensorProto.FLOAT, None))
+
+
+def no_ids(graph: onnx.GraphProto) -> None:
+    (node,) = (
+        node for node in graph.node if "input_ids" in node.input and node.op_type == "Gather"
+    )
+    graph.input[0].name = "input_type_ids"
+    for each in graph.node:
+        each.input[:] = ["input_type_ids" if x == "input_ids" else x for x in each.input]
+    assert node.input[1] == "input_type_ids"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (more_output, "outputs beside the caches are logits, "),
+        (other_reader, "'turn' reads the cache 'present.0.key'"),
+        (no_ids, "no input is known to hold token ids"),
+    ],
+)
+def test_what_stands_against_sessions_is_said(tmp_path: Path, change: Change, reason: str) -> None:
+    model = planned(small_llama(tmp_path / "llama.onnx"), change)
+    assert model.state is None and reason in model.stateless
+    batch = {"dimension": "", "note": "no images"}
+    report = {
+        "batch": batch,
+        "stateless": model.stateless,
+        "target": "",
+        "features": [],
+        "layers": [],
+    }
+    assert f"no sessions: {model.stateless}" in explanation_lines(report)
+
+
+def test_gpus_have_none(tmp_path: Path) -> None:
+    model = planned(small_llama(tmp_path / "llama.onnx"), target="rtx-3090")
+    assert model.state is None and "on_device" in model.stateless
+
+
+def test_types_of_caches_are_known(tmp_path: Path) -> None:
+    with pytest.raises(BadScheme, match=r"kv='f8'.*f32, f16"):
+        pipeline.plan(small_llama(tmp_path / "llama.onnx"), kv="f8")
