@@ -431,6 +431,31 @@ def threads() -> str:
     return f"{machine_name(document)}; ms. Measured {dated}.\n\n{table(columns, cells)}"
 
 
+def generate() -> str:
+    """SmolLM2's prompts and tokens beside llama.cpp and ONNX Runtime, tokens per second."""
+    document = read("generate")
+    pairs = (
+        ("smollm2_w4", "smollm2-q4_0.gguf"),
+        ("smollm2_w8", "smollm2-q8_0.gguf"),
+        ("smollm2_w4", "smollm2_ort.onnx"),
+    )
+    speeds = {
+        (r["what"], r["length"], r["threads"], r["name"]): r["tokens_s"] for r in document["rows"]
+    }
+
+    def cells(key: tuple[Any, ...]) -> Iterable[str]:
+        for mine, theirs in pairs:
+            ours, rival = speeds[*key, mine], speeds[*key, theirs]
+            yield from (f"{ours:.0f}", f"{rival:.0f}", f"**{ours / rival:.2f}**")
+
+    keys = dict.fromkeys(key[:3] for key in speeds)
+    columns = ("", "tokens", "threads", "`W4A8g32`", "llama.cpp Q4_0", "ratio", "`W8A8g32`",
+               "llama.cpp Q8_0", "ratio", "`W4A8g32`", "ORT 4 bits", "ratio")  # fmt: skip
+    dated = dates(document["rows"])
+    body = table(columns, ((*key, *cells(key)) for key in keys))
+    return f"{machine_name(document)}; tokens/s. Measured {dated}.\n\n{body}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "headlines": headlines,
     "linear": linear,
@@ -439,6 +464,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lookups": lookups,
     "model": model,
     "threads": threads,
+    "generate": generate,
     "models": models,
     "exports": lambda: models("exports"),
     **{path.stem: partial(conv, path.stem) for path in sorted(FOLDER.glob("conv_*.json"))},

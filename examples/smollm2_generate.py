@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import measure as measure_tables
+import measured
 import onnx
 import smollm2
 import smollm2_gguf
@@ -90,6 +92,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--busy", action="store_true", help="beside a process that computes")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each comparison")
+    parser.add_argument("--store", action="store_true", help="in docs/: on a quiet machine")
     parser.add_argument("--gguf", type=Path, help="default: of the installed package")
     parser.add_argument("--layers", type=int, help="blocks to keep, without llama.cpp: a trial")
     options = parser.parse_args()
@@ -97,6 +100,12 @@ def main() -> None:
     document = measure(options.folder, options)
     (options.folder / "generate.json").write_text(json.dumps(document, indent=1) + "\n")
     print_rows(document)
+    if options.store:
+        kept = ("name", "what", "length", "threads", "ms", "tokens_s", "noise", "dram_share",
+                "peak_bytes")  # fmt: skip
+        rows = [{key: row[key] for key in kept} for row in document["rows"]]
+        measured.store("generate", rows, measure_tables.place())
+        measured.render_all()
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class TensorInfo:
 # ---- the C library ----
 
 _ALIGNMENT = 64  # what kernels want; other memory is copied by the library
-_COPIED = 8192  # bytes of a tensor that are copied in less time than memory is aligned in
+_COPIED = 4096  # bytes of a tensor that are copied in less time than memory is aligned in
 _MAX_THREADS = 1024
 _ERRORS = {-1: InputError, -2: BadWeights, -3: WrongMachine, -4: RunError, -5: RunError}
 

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled(model: Path, output: Path) -> tuple[Any, dict[str, Any]]:
     """The module, and its function that prepares x."""
-    made = pipeline.compile(model, output, scheme="W8A8")
+    made = pipeline.compile(model, output, scheme="W8A8g32")
     (found,) = [f for f in made.manifest["functions"] if "quantize_activations" in f["schedule"]]
     return load_module(output), found
 
@@ -59,7 +59,7 @@ def test_alternatives_are_kept(model: Path) -> None:
     from apq_tvm.schedules.devices import linear_kernels
     from apq_tvm.select import by_name
 
-    chosen = pipeline.plan(model, scheme="W8A8")
+    chosen = pipeline.plan(model, scheme="W8A8g32")
     kernels = by_name(linear_kernels(chosen.profile))
     functions = []
     for answer in (Defaults(), Recorded(SMALL)):
