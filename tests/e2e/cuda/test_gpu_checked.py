@@ -105,7 +105,7 @@ for shape in ((1, 1), (2, 5), (1, 9), (1, 130)):
 
 
 @pytest.mark.parametrize(
-    "scheme", ["W4A8g32", "W8A8", "anyprec3-4", *further("W4zA8tg64", "float")]
+    "scheme", ["W4A8g32", "W8A8", *further("anyprec3-4", "W4zA8tg64", "float")]
 )
 def test_modules_have_no_races(program, scheme: str, tmp_path: Path) -> None:
     """At lengths around a tile, of every kind of kernel of an encoder."""

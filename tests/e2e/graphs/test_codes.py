@@ -66,6 +66,7 @@ def run(*words: object) -> Any:
     return result
 
 
+@pytest.mark.all_cases
 def test_every_type_is_compiled_and_measured(folder: Path) -> None:
     result = run(
         "compile", folder / "lm.onnx", "-o", folder / "lm_codes", "--codes", folder / "lm.gguf",

@@ -18,6 +18,12 @@ from apq_tvm.ops.graph.attention import PACK, attention
 from apq_tvm.ops.graph.pack_keys import pack_keys
 from apq_tvm.schedules.decide import Recorded
 
+MOST = (
+    PROFILES[0],
+    *(pytest.param(*p.values, id=p.id, marks=pytest.mark.all_cases) for p in PROFILES[1:]),
+)
+"""For what does not depend on the width of vectors: one in `make test`."""
+
 MASKS = ("none", "keys", "causal", "lowest", "window")
 
 
@@ -32,7 +38,7 @@ def test_groups_and_masks(profile: Any, group: int, heads: int, size: int) -> No
         problem.check(run, batch, queries, tokens, kind)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", MOST)
 def test_without_a_mask(profile: Any) -> None:
     problem = Problem(2, 1, 16, masked=False)
     run = compiled(problem.func(), profile)
@@ -40,7 +46,7 @@ def test_without_a_mask(profile: Any) -> None:
         problem.check(run, 2, queries, tokens, "none")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", MOST)
 def test_caches_of_halves(profile: Any) -> None:
     problem = Problem(3, 2, 64, dtype="float16")
     run = compiled(problem.func(), profile)
@@ -48,7 +54,7 @@ def test_caches_of_halves(profile: Any) -> None:
         problem.check(run, 2, queries, tokens, "causal")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", MOST)
 def test_columns_that_are_no_whole_vectors(profile: Any) -> None:
     problem = Problem(2, 1, 10, width=36)
     run = compiled(problem.func(), profile)
@@ -90,7 +96,7 @@ def test_rows_that_are_masked_altogether(zero: bool) -> None:
     assert (np.isnan(y) != zero).all() and (not zero or not y.any())
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", MOST)
 def test_a_row_is_the_same_in_every_tile(profile: Any) -> None:
     """Alone, as decoding has it, or among others; in tasks of one register tile or several."""
     problem = Problem(3, 1, 64)
@@ -105,7 +111,7 @@ def test_a_row_is_the_same_in_every_tile(profile: Any) -> None:
         problem.check(runs[0], 1, 30, tokens, "causal")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", MOST)
 def test_parts_of_the_keys(profile: Any) -> None:
     """A query alone and many; masks that hide whole parts; a sink counts once."""
     problem = Problem(2, 1, 16, sink=True)
