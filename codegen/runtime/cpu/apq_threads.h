@@ -44,6 +44,7 @@ typedef struct {
   int64_t since, cpu_since;      /* start of the stretch that is being measured; 0 between runs */
   int64_t wall, gained, lost;    /* of the measured stretches, in nanoseconds */
   int64_t alone_until, sentence; /* until when the team runs alone, and for how many losses */
+  int64_t lost_at;               /* when helpers did not pay the last time */
 } apq_worth;
 
 int apq_worth_alone(const apq_worth *worth, int64_t now);

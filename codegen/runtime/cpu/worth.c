@@ -12,7 +12,8 @@
 enum {
   STRETCH = 1000000,       /* nanoseconds that are weighed at once */
   LONGEST = 250000000,     /* alone: the machine may have become idle */
-  LEAST_SENTENCE = 8,      /* for each nanosecond lost */
+  FORGOTTEN = 2 * LONGEST, /* since the last loss: the machine is another */
+  LEAST_SENTENCE = 2,      /* for each nanosecond lost; a neighbour that stays doubles it soon */
   MOST_SENTENCE = 512
 };
 
@@ -26,6 +27,8 @@ void apq_worth_begin(apq_worth *w, int64_t now) {
 
 static void judge(apq_worth *w, int64_t now) {
   if (w->lost > w->gained / 2 && w->lost > STRETCH / 10) {
+    if (now - w->lost_at > FORGOTTEN) w->sentence = 0;
+    w->lost_at = now;
     if (w->sentence < LEAST_SENTENCE) w->sentence = LEAST_SENTENCE;
     int64_t alone = w->lost * w->sentence;
     w->alone_until = now + (alone < LONGEST ? alone : LONGEST);

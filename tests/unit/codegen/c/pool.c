@@ -194,11 +194,18 @@ static void worth(void) {
     now += 4 * MS;
     w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
     apq_worth_note(&w, now, MS, 0);
-    CHECK(apq_worth_alone(&w, now + 20 * MS) && !apq_worth_alone(&w, now + 251 * MS));
+    CHECK(apq_worth_alone(&w, now + 5 * MS) && !apq_worth_alone(&w, now + 251 * MS));
     CHECK(w.alone_until - now >= before);
     before = w.alone_until - now;
     now = w.alone_until;
   }
+  CHECK(w.sentence > 100);
+  now += 1000 * MS; /* a neighbour of a second ago is forgotten */
+  apq_worth_begin(&w, now);
+  now += 4 * MS;
+  w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
+  apq_worth_note(&w, now, MS, 0);
+  CHECK(apq_worth_alone(&w, now + 5 * MS) && !apq_worth_alone(&w, now + 9 * MS));
   CHECK(before == 250 * MS);
 }
 
