@@ -435,9 +435,9 @@ def generate() -> str:
     """SmolLM2's prompts and tokens beside llama.cpp and ONNX Runtime, tokens per second."""
     document = read("generate")
     pairs = (
-        ("smollm2_w4", "smollm2-q4_0.gguf"),
-        ("smollm2_w8", "smollm2-q8_0.gguf"),
-        ("smollm2_w4", "smollm2_ort.onnx"),
+        ("smollm2_w4", "llama.cpp smollm2-q4_0.gguf"),
+        ("smollm2_w8", "llama.cpp smollm2-q8_0.gguf"),
+        ("smollm2_w4", "onnxruntime smollm2_ort.onnx"),
     )
     speeds = {
         (r["what"], r["length"], r["threads"], r["name"]): r["tokens_s"] for r in document["rows"]
