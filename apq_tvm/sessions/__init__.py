@@ -59,7 +59,7 @@ def keep(quantized: QuantizedModel, cache: str = "float32", on_gpu: bool = False
     if not pairs:
         return quantized
     if on_gpu:
-        why = "a GPU's module takes caches and gives them back; run(on_device=True) leaves them there"
+        why = "on a GPU runs take caches and give them back; run(on_device=True) leaves them there"
         return replace(quantized, model=replace(model, stateless=why))
     try:
         nodes = in_place(model, pairs, cache)

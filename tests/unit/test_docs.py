@@ -200,7 +200,7 @@ def test_every_row_has_a_date_and_times_have_a_machine() -> None:
     for path in measured.FOLDER.glob("*.json"):
         document = measured.read(path.stem)
         assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"]) for row in document["rows"])
-        times = any({"us", "least"} & set(row) for row in document["rows"])
+        times = any({"us", "ms", "least"} & set(row) for row in document["rows"])
         assert ("machine" in document) == times, path
 
 
