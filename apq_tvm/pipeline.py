@@ -150,19 +150,17 @@ def compile(
     """
     from apq_tvm.codegen.package.folder import check_name, check_output
 
-    stopwatch, output = _Stopwatch(), Path(output)
+    watch, output = _Stopwatch(), Path(output)
     check_name(output)
     check_output(output, force)
     tools = _tools(target, triple, layout, cc, sysroot)
     images = images or _images(target)
     chosen = plan(
         model, target=target, scheme=scheme, tensor_types=tensor_types, dims=dims, search=search,
-        guidance=guidance, triple=triple, layout=layout, kv=kv, progress=progress,
-        stopwatch=stopwatch,
+        guidance=guidance, triple=triple, layout=layout, kv=kv, progress=progress, stopwatch=watch,
     )  # fmt: skip
     return build(
-        chosen, output, force=force, tools=tools, images=images, progress=progress,
-        stopwatch=stopwatch,
+        chosen, output, force=force, tools=tools, images=images, progress=progress, stopwatch=watch
     )  # fmt: skip
 
 

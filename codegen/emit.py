@@ -96,8 +96,7 @@ def emit(
     watch = _Steps(progress or Silent())
     name = check_name(output)
     check_output(output, force)
-    models = (scheduled, *alternatives)
-    profile = _profile(scheduled)
+    models, profile = (scheduled, *alternatives), _profile(scheduled)
     tools = tools or find_toolchain(profile.triple, exact=False)
     with (
         watch.progress.stage("emit", len(STEPS)),
@@ -110,8 +109,8 @@ def emit(
         merged, renamed = _merge_weights([part.graph for part in parts])
         weights = write_weights(folder / "weights.safetensors", merged)
         watch.begin("kernels")
-        work = Path(scratch)
-        values = template_values(name, __version__, parts[0].graph, tools.link_libraries)
+        work, first = Path(scratch), parts[0].graph
+        values = template_values(name, __version__, first, tools.link_libraries)
         sources = _write_sources(work, name, values, parts, weights, renamed)
         with compile_sources(tools, sources, work) as compiled:
             builders = [_builder(part, tools, images) for part in parts]
@@ -120,8 +119,7 @@ def emit(
             watch.begin("library")
             link_library(tools, name, [*compiled(), *kernels], work, folder)
         watch.begin("package")
-        sessions = parts[0].graph.kept is not None
-        write_package(folder, name, values, profile.gpu is not None, sessions)
+        write_package(folder, name, values, profile.gpu is not None, first.kept is not None)
         manifest = _manifest(name, parts, weights, merged, profile, tools) | dict(manifest_extra)
         manifest["timings"] = {**manifest_extra.get("timings", {}), **watch.seconds()}
         _write_manifest(folder, manifest)

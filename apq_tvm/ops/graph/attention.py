@@ -101,10 +101,9 @@ def attention(
         From values to ``[T, B, Nkv, Hv]``, or ``[T, B, Hv]`` where Nkv is 1; Hv is their last axis.
     scale, softcap : float
         Scores are ``softcap * tanh(q k * scale / softcap)``; 0 is no softcap.
-    zero_masked : bool
-        A row whose scores are all -inf is 0 instead of NaN.
-    sink : bool
-        Whether there is float32 [N], a score per head that has no value (arXiv:2309.17453).
+    zero_masked, sink : bool
+        A row whose scores are all -inf is 0 instead of NaN; there is float32 [N], a score per head
+        that has no value (arXiv:2309.17453).
     dtype : {"float32", "float16"}
         Of keys and values.
 
@@ -120,20 +119,14 @@ def attention(
     """
     logical = [q[p] for p in order]
     spread = [values[p] for p in order_values]
-    group = _group(logical, keys, spread)
-    total, width = spread[0], spread[-1]
+    group, width = _group(logical, keys, spread), spread[-1]
     result = [*logical[:-1], width]
     if order_out[-1] != len(result) - 1 or order_values[-1] != len(values) - 1:
         raise NotApplicable("columns of values are not the last axis of values and result")
     if mask is not None:
-        whole = (*logical[:-1], total)
-        broadcast_index(whole, mask, [i64(0)] * len(whole))
-        if not mask or mask[-1] != total:
-            raise NotApplicable(f"mask {tuple(mask)} has no column for each key")
-    spec = Attended(
-        tuple(order), tuple(order_out), tuple(order_values), group, scale, softcap, zero_masked,
-        mask is not None, sink,
-    )  # fmt: skip
+        _check_mask((*logical[:-1], spread[0]), mask)
+    orders = (tuple(order), tuple(order_out), tuple(order_values))
+    spec = Attended(*orders, group, scale, softcap, zero_masked, mask is not None, sink)
     symbols = Symbols()
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("attention")
@@ -145,14 +138,26 @@ def attention(
         if sink:
             argument("sink", symbols.shape((int(keys[2]) * group,)), "float32")
         argument("y", symbols.shape([result[p] for p in order_out]), "float32")
-        # Of an element of y and a key: a product and its share of the score's; twice as fast as
-        # others. An axis counts the keys: an expression would make every layer's function another.
-        each = max(1, (int(keys[3]) + int(width)) // int(width))
-        b.func_attr({"apq.op": "attention", "op_pattern": 8, "apq.work": each})
-        b.func_attr({"apq.work_along": [2, int(order_values[0])]})
-        b.func_attr({"apq.attention": json.dumps(asdict(spec)), "tirx.noalias": True})
+        b.func_attr({"apq.op": "attention", "op_pattern": 8, "tirx.noalias": True})
+        b.func_attr({"apq.attention": json.dumps(asdict(spec)), **_work(keys, width, order_values)})
         b.evaluate(i32(0))
     return builder.get()
+
+
+def _work(keys: Sequence[Dim], width: Dim, order_values: Sequence[int]) -> dict[str, Any]:
+    """Of an element of y and a key: a product and its share of the score's; twice as fast as others.
+
+    An axis counts the keys: an expression would make every layer's function another.
+    """
+    each = max(1, (int(keys[3]) + int(width)) // int(width))
+    return {"apq.work": each, "apq.work_along": [2, int(order_values[0])]}
+
+
+def _check_mask(scores: Sequence[Dim], mask: Sequence[Dim]) -> None:
+    """A mask broadcasts to the scores, and has a column for every key."""
+    broadcast_index(scores, mask, [i64(0)] * len(scores))
+    if not mask or mask[-1] != scores[-1]:
+        raise NotApplicable(f"mask {tuple(mask)} has no column for each key")
 
 
 def _group(logical: Sequence[Dim], keys: Sequence[Dim], values: Sequence[Dim]) -> int:
