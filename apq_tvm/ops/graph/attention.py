@@ -145,8 +145,8 @@ def attention(
 
 
 def _work(keys: Sequence[Dim], width: Dim, order_values: Sequence[int]) -> dict[str, Any]:
-    """Of an element of y and a key: a product and its share of the score's; twice as fast as others.
     """Of an element of y and a key: a product, its share of the score's; twice as fast as others.
+
     An axis counts the keys: an expression would make every layer's function another.
     """
     each = max(1, (int(keys[3]) + int(width)) // int(width))
