@@ -17,10 +17,10 @@ LAST = "    superblock.FAMILY,\n"
 
 def tree_with_format(folder: Path) -> Path:
     """Links to the whole tree, the format's file, and its line in the tuple."""
-    start = "from apq_tvm.formats import "
+    start = "from apq_tvm.formats import (\n"
     families = replaced(
         "apq_tvm/formats/families.py",
-        (start, f"{start}minifloat, "),
+        (start, f"{start}    minifloat,\n"),
         (LAST, f"{LAST}    minifloat.FAMILY,\n"),
     )
     minifloat = {"apq_tvm/formats/minifloat.py": (HERE / "minifloat.py").read_text()}
