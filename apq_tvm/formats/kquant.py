@@ -34,7 +34,8 @@ from apq_tvm.formats.arrays import check_array, check_codes, check_tables, group
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.places import Place, group_places
 from apq_tvm.formats.spelling import parse_acts
-from apq_tvm.types import F32, Array, QuantizedTensor, Scheme
+from apq_tvm.formats.superblock import group_scales
+from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 NAME = "k"
 """`Scheme.family`."""
@@ -86,12 +87,6 @@ _PATTERN = re.compile(r"W(\d+)K(A\d+)?\Z")
 def middle(scheme: Scheme) -> int:
     """The code that means 0; with minima codes are counted from 0."""
     return 0 if KINDS[scheme.bits].minima else 1 << (scheme.bits - 1)
-
-
-def group_scales(scales: Array, subs: Array, per_super: int) -> F32:
-    """Scale of every group, float32 [N, G]: that of its super-block times its sub-scale, exact."""
-    wide = np.repeat(scales.astype(np.float32), per_super, axis=1)[:, : subs.shape[1]]
-    return np.asarray(wide * subs.astype(np.float32), np.float32)
 
 
 def parse(word: str) -> Scheme | None:

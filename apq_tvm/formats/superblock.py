@@ -53,9 +53,9 @@ def supers(k: int, size: int = GROUP) -> int:
     return -(-group_count(k, size) // SUPER)
 
 
-def group_scales(scales: Array, subs: Array) -> F32:
+def group_scales(scales: Array, subs: Array, per_super: int = SUPER) -> F32:
     """Scale of every group, float32 [N, G]: that of its super-block times its sub-scale, exact."""
-    wide = np.repeat(scales.astype(np.float32), SUPER, axis=1)[:, : subs.shape[1]]
+    wide = np.repeat(scales.astype(np.float32), per_super, axis=1)[:, : subs.shape[1]]
     return np.asarray(wide * subs.astype(np.float32), np.float32)
 
 
