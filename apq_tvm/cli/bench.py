@@ -171,8 +171,8 @@ def model(
 ) -> None:
     """Time a whole module beside rivals.
 
-    ONNX Runtime runs the float model and its own dynamic int8 quantization of it, in turns with
-    the module in one process; minima of many repeats.
+    ONNX Runtime runs the float model and its own dynamic int8 quantization of it, OpenVINO (if
+    installed) the float model, in turns with the module in one process; minima of many repeats.
     """
     from apq_tvm.bench.model import bench_model
 
@@ -206,6 +206,8 @@ def model(
     title = f"{sizes or 'fixed shapes'}; {report['threads']} threads; minima"
     print_table(title, columns, rows, right=columns[1:])
     print(f"ratio to the fastest rival: {report['ratio']:.2f}")
+    for reason in report["refused"].values():
+        print(reason)
     memory = report["memory"]
     print(
         f"peak memory of a run over import: {megabytes(memory['peak_rss_bytes'])}; "

@@ -21,36 +21,49 @@ from apq_tvm.schedules.graph.exprs import collect
 _REDUCE = 2  # IterVar.iter_type
 
 
-def products_of(mod: Any, name: str, args: Sequence[Tensor | str]) -> str:
-    """Count the multiply-adds of one call.
+class Products:
+    """Counts the multiply-adds of calls; what a function does is found once.
 
     Parameters
     ----------
     mod : tvm.IRModule
         Unscheduled.
-    name : str
-        Of the function.
-    args : sequence of Tensor or str
-        Of the call.
-
-    Returns
-    -------
-    str
-        A C integer expression; ``"0"`` where extents depend on data or on other loops, and of a
-        function that `mod` does not have.
     """
-    if name not in {variable.name_hint for variable in mod.get_global_vars()}:
-        return "0"
-    func = mod[name]
-    if func.attrs and "apq.work_along" in func.attrs:
-        return _of_attention(func, args)
-    total: Any = tirx.IntImm("int64", 0)
-    for times in _rounds(func.body, tirx.IntImm("int64", 1)):
-        total = total + times
-    try:
-        return c_expr(Analyzer().simplify(total), symbols_at(func, args))
-    except UnsupportedModel:
-        return "0"
+
+    def __init__(self, mod: Any) -> None:
+        self._functions = {v.name_hint: f for v, f in mod.functions.items()}
+        self._counts: dict[str, Any] = {}
+
+    def of(self, name: str, args: Sequence[Tensor | str]) -> str:
+        """Count those of one call.
+
+        Parameters
+        ----------
+        name : str
+            Of the function.
+        args : sequence of Tensor or str
+            Of the call.
+
+        Returns
+        -------
+        str
+            A C integer expression; ``"0"`` where extents depend on data or on other loops, and of a
+            function that the module does not have.
+        """
+        func = self._functions.get(name)
+        if func is None:
+            return "0"
+        if func.attrs and "apq.work_along" in func.attrs:
+            return _of_attention(func, args)
+        if name not in self._counts:
+            total: Any = tirx.IntImm("int64", 0)
+            for times in _rounds(func.body, tirx.IntImm("int64", 1)):
+                total = total + times
+            self._counts[name] = Analyzer().simplify(total)
+        try:
+            return c_expr(self._counts[name], symbols_at(func, args))
+        except UnsupportedModel:
+            return "0"
 
 
 def _of_attention(func: Any, args: Sequence[Tensor | str]) -> str:

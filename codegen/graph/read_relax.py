@@ -41,7 +41,7 @@ from apq_tvm.codegen.graph.plain import (
     Tensor,
     place_outputs,
 )
-from apq_tvm.codegen.graph.products import products_of
+from apq_tvm.codegen.graph.products import Products
 from apq_tvm.codegen.graph.regions import Regions, is_region
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.schedules.graph.exprs import collect
@@ -135,7 +135,7 @@ class _Reader:
         self, mod: Any, params: Mapping[str, Array], variants: Mapping[str, Any], unscheduled: Any
     ) -> None:
         self.mod = mod
-        self.unscheduled = unscheduled
+        self.unscheduled, self.products = unscheduled, Products(unscheduled)
         self.accesses = {
             v.name_hint: find_accesses(f)
             for v, f in unscheduled.functions.items()
@@ -472,7 +472,7 @@ class _Reader:
                 precision=self._precision(choices, args),
                 outputs=outputs,
                 grows=op == "cache",
-                products=products_of(self.unscheduled, name, args),
+                products=self.products.of(name, args),
             )
         )
 
