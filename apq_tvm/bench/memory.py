@@ -26,6 +26,16 @@ def status(key):
             if line.startswith(key):
                 return int(line.split()[1]) * 1024
 
+def weights_resident():
+    with open("/proc/self/smaps") as lines:
+        mine, total = False, 0
+        for line in lines:
+            if "-" in line.split()[0]:  # the range of another mapping
+                mine = line.rstrip().endswith(".safetensors")
+            elif mine and line.startswith("Rss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
 folder, npz, threads, names = sys.argv[1:]
 spec = importlib.util.spec_from_file_location(
     "probed", folder + "/__init__.py", submodule_search_locations=[folder]
@@ -38,11 +48,12 @@ with np.load(npz) as file:
     arrays = {name: file[f"arr_{i}"] for i, name in enumerate(json.loads(names))}
 with open("/proc/self/clear_refs", "w") as control:
     control.write("5")
-before = status("VmRSS:")
+before, mapped = status("VmRSS:"), weights_resident()
 outputs = module.run(arrays)
-peak = status("VmHWM:") - before
+peak, mapped = status("VmHWM:") - before, weights_resident() - mapped
 outputs_bytes = sum(array.nbytes for array in outputs.values())
-print(json.dumps({"peak_rss_bytes": peak, "output_bytes": outputs_bytes, **module.memory()}))
+found = {"peak_rss_bytes": peak, "weights_read": mapped, "output_bytes": outputs_bytes}
+print(json.dumps({**found, **module.memory()}))
 """
 
 
@@ -61,9 +72,9 @@ def measure_memory(module: AnyPath, call: Mapping[str, Array], threads: int) -> 
     -------
     dict
         ``peak_rss_bytes`` of the first run over import, weights that are paged in included;
-        ``weight_bytes`` of the weights file; ``arena`` and ``live``: working memory held and most
-        alive at once; ``output_bytes`` returned; ``overhead``: what is neither weights nor outputs,
-        over ``live``.
+        ``weight_bytes`` of the weights file and ``weights_read``: those of its pages that the run
+        brought in; ``arena`` and ``live``: working memory held and most alive at once;
+        ``output_bytes`` returned; ``overhead``: what is neither weights nor outputs, over ``live``.
 
     Raises
     ------
@@ -94,6 +105,6 @@ def measure_memory(module: AnyPath, call: Mapping[str, Array], threads: int) -> 
         raise BadInput(f"{module} cannot be run in a process of its own: {reason}")
     found: dict[str, Any] = json.loads(done.stdout)
     weights = sum(file.stat().st_size for file in module.glob("*.safetensors"))
-    working = found["peak_rss_bytes"] - weights - found["output_bytes"]
+    working = found["peak_rss_bytes"] - found["weights_read"] - found["output_bytes"]
     live = found["live"]
     return {**found, "weight_bytes": weights, "overhead": working / live if live else 0.0}
