@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from apq_tvm.codes.gathers import gather_inputs
 from apq_tvm.codes.matrix import CodesFile, Matrix, Reading, Rows, beside, values
 from apq_tvm.codes.names import whole_of
 from apq_tvm.errors import BadInput, BadScheme
@@ -47,8 +49,16 @@ class _Found:
     error: float
 
     def rows(self) -> QuantizedTensor | F32 | None:
-        """All rows; None where parts are of several kinds."""
+        """All rows; None where parts are of several kinds, or of columns in several orders."""
+        orders = [() if matrix.order is None else matrix.order for matrix, _ in self.parts]
+        if not all(np.array_equal(orders[0], order) for order in orders):
+            return None
         return beside([matrix.readings[self.reading](rows) for matrix, rows in self.parts])
+
+    @property
+    def order(self) -> NDArray[np.int64] | None:
+        """Of its columns, as `Matrix.order`."""
+        return self.parts[0][0].order
 
     def error_of(self, wanted: Rows, weight: F32) -> float:
         """The largest relative distance of some rows of a part to those of the weight."""
@@ -56,8 +66,8 @@ class _Found:
         for matrix, rows in self.parts:
             inside = wanted[(wanted >= start) & (wanted < start + len(rows))]
             if len(inside):
-                reading = matrix.readings[self.reading]
-                errors.append(_distance(reading, rows[inside - start], weight[inside]))
+                reading, ours = matrix.readings[self.reading], matrix.sorted(weight[inside])
+                errors.append(_distance(reading, rows[inside - start], ours))
             start += len(rows)
         return max(errors)
 
@@ -136,6 +146,7 @@ def keep_codes(model: ImportedModel, path: AnyPath, progress: Progress | None = 
             readers.setdefault(node.inputs[WEIGHT_INPUT[node.op]], []).append(node.name)
     quantized, weights, notes = dict(model.quantized), dict(model.weights), dict(model.notes)
     missing: dict[str, str] = {}
+    orders: dict[str, NDArray[np.int64]] = {}
     kept = 0
     with progress.stage("codes", len(readers)):
         for weight, nodes in readers.items():
@@ -151,6 +162,8 @@ def keep_codes(model: ImportedModel, path: AnyPath, progress: Progress | None = 
                 continue
             kept += 1
             weights[weight] = values(whole)
+            if found.order is not None:
+                orders[weight] = found.order
             if isinstance(whole, QuantizedTensor):
                 quantized[weight] = whole
                 notes[weight] = f"codes of {file.label} ({found})"
@@ -166,7 +179,7 @@ def keep_codes(model: ImportedModel, path: AnyPath, progress: Progress | None = 
     if not kept or matcher.strangers > kept:
         raise BadInput(_of_another(path, model, matcher, kept, len(readers)))
     model = replace(model, quantized=quantized, weights=weights, notes=notes)
-    return Kept(model, missing)
+    return Kept(gather_inputs(model, orders), missing)
 
 
 def _whole(found: _Found, label: str) -> QuantizedTensor | F32 | None:
@@ -266,7 +279,7 @@ class _Matcher:
             ends = np.array([0, weight.shape[0] - 1])
             away = float("inf")
             with suppress(BadInput):  # such a matrix is refused where its name is known
-                away = _distance(matrix.readings[0], ends, weight[ends])
+                away = _distance(matrix.readings[0], ends, matrix.sorted(weight[ends]))
             if away <= FARTHEST:
                 yield ((matrix, np.arange(matrix.shape[0])),)
 

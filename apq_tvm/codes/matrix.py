@@ -37,6 +37,9 @@ class Matrix:
     refusal : str
     heads : int
         Heads whose rows lie in pairs in the file and may lie in halves in a model; 0 for none.
+    order : int64 [K], optional
+        Which column of the model comes where, where the file's groups are no runs of columns
+        (`apq_tvm.formats.order`): readings have the columns sorted by group.
     """
 
     name: str
@@ -45,6 +48,11 @@ class Matrix:
     readings: tuple[Reading, ...]
     refusal: str = ""
     heads: int = 0
+    order: NDArray[np.int64] | None = None
+
+    def sorted(self, weight: F32) -> F32:
+        """A model's rows with their columns where the readings have them."""
+        return weight if self.order is None else weight[:, self.order]
 
 
 @dataclass(frozen=True)

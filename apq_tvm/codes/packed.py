@@ -13,8 +13,8 @@ Both mean ``scale (code - zero)``: our `W4zA8g128` and its like, exact, at 4 + (
 `W4A8g128` where all zero points are the middle.
 AutoGPTQ stores zero points less 1 in its first version and as they are in its second: the float
 weights of the model decide (auto_gptq/nn_modules/qlinear, AutoAWQ's awq/utils/packing_utils.py).
-Codes of 2, 4 and 8 bits are read; those of 3 lie across words. Columns of unsorted groups
-(``desc_act``) are refused: our groups are runs of columns. Only safetensors are opened, no pickles.
+Codes of 2, 3, 4 and 8 bits are read; those of 3 lie across words. Columns whose groups are no runs
+(``desc_act``) are sorted by group (`apq_tvm.formats.order`). Safetensors are opened, no pickles.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apq_tvm.codes.matrix import CodesFile, Matrix, Rows
 from apq_tvm.codes.names import module_names
-from apq_tvm.errors import BadInput
+from apq_tvm.errors import BadInput, BadScheme
+from apq_tvm.formats.order import column_order
 from apq_tvm.formats.spelling import GROUP_SIZES
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 
-BITS = (2, 4, 8)
-"""Of codes that do not lie across words."""
+BITS = (2, 3, 4, 8)
+"""Of codes that AutoGPTQ writes."""
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column, of eight, of each code of a word of AWQ."""
@@ -132,7 +134,7 @@ def _matrix(name: str, arrays: Mapping[str, tuple[Path, tuple[int, ...], str]]) 
     size = k // groups
     why = ""
     if bits not in BITS or (awq and bits != 4):
-        why = f"codes of {bits} bits are not read: 2, 4 and 8 are (AWQ: 4)"
+        why = f"codes of {bits} bits are not read: 2, 3, 4 and 8 are (AWQ: 4)"
     elif groups > 1 and size not in GROUP_SIZES:
         why = f"groups of {size}: {', '.join(map(str, GROUP_SIZES))} or a whole row are possible"
     elif half != "F16":
@@ -140,10 +142,28 @@ def _matrix(name: str, arrays: Mapping[str, tuple[Path, tuple[int, ...], str]]) 
     if why:
         return Matrix(name, kind, (n, k), (), why)
     load = partial(_load, name, dict(arrays))
+    index = load("g_idx")
+    try:
+        order = None if index is None else _order(index, k, size)
+    except BadScheme as error:
+        return Matrix(name, kind, (n, k), (), str(error))
     scheme = Scheme(bits, True, group_size=-1 if groups == 1 else size)
     shifts = (0,) if awq else (1, 0)
-    readings = tuple(partial(_read, load, scheme, awq, k, shift) for shift in shifts)
-    return Matrix(name, kind, (n, k), readings)
+    readings = tuple(partial(_read, load, scheme, awq, order, shift) for shift in shifts)
+    return Matrix(name, kind, (n, k), readings, order=order)
+
+
+def _order(index: Array, k: int, size: int) -> NDArray[np.int64] | None:
+    """The order of columns that ``g_idx`` asks for.
+
+    Raises
+    ------
+    BadScheme
+        It is none of K groups.
+    """
+    if index.dtype.kind not in "iu" or index.size != k:
+        raise BadScheme(f"g_idx is {index.dtype} {list(index.shape)}; {k} integers are needed")
+    return column_order(index, size)
 
 
 def _load(name: str, arrays: Mapping[str, tuple[Path, tuple[int, ...], str]], part: str) -> Any:
@@ -155,36 +175,44 @@ def _load(name: str, arrays: Mapping[str, tuple[Path, tuple[int, ...], str]], pa
 
 
 def unpack(words: Array, bits: int, order: tuple[int, ...] = ()) -> Array:
-    """Codes of the last axis of int32 words: uint8 [..., 32 / bits times as many]."""
-    shifts = np.arange(0, _WORD, bits, dtype=np.uint32)
-    mask = np.uint32((1 << bits) - 1)
-    codes = ((words.view(np.uint32)[..., None] >> shifts) & mask).astype(np.uint8)
+    """Codes of the last axis of int32 words, lowest bits first: uint8 [..., 32 W / bits].
+
+    Parameters
+    ----------
+    words : int32 [..., W]
+    bits : int
+        Codes of 3 bits lie across words: 32 in three of them.
+    order : tuple of int
+        Which code of a word comes where; as they are by default.
+    """
+    little = np.ascontiguousarray(words, "<i4").view(np.uint8)
+    digits = np.unpackbits(little, axis=-1, bitorder="little")
+    codes = np.packbits(digits.reshape(*words.shape[:-1], -1, bits), axis=-1, bitorder="little")
+    codes = codes[..., 0]
     if order:
-        codes = codes[..., np.argsort(order)]
+        codes = codes.reshape(*codes.shape[:-1], -1, len(order))[..., np.argsort(order)]
     return codes.reshape(*words.shape[:-1], -1)
 
 
-def _read(load: Any, scheme: Scheme, awq: bool, k: int, shift: int, rows: Rows) -> QuantizedTensor:
-    """Some rows; `shift` is what zero points are stored less by.
+def _read(
+    load: Any, scheme: Scheme, awq: bool, order: NDArray[np.int64] | None, shift: int, rows: Rows
+) -> QuantizedTensor:
+    """Some rows, their columns in `order`; `shift` is what zero points are stored less by.
 
     Raises
     ------
     BadInput
-        Groups are not runs of columns, or zero points are no codes.
+        Zero points are no codes.
     """
-    bits, order = scheme.bits, AWQ_ORDER if awq else ()
-    words, index = load("qweight"), load("g_idx")
-    size = k if scheme.group_size == -1 else scheme.group_size
-    if index is not None and not np.array_equal(np.ravel(index), np.arange(k) // size):
-        raise BadInput(
-            "its columns are in groups out of order (g_idx, desc_act); quantize the model with "
-            "desc_act=False"
-        )
+    bits, within = scheme.bits, AWQ_ORDER if awq else ()
+    words = load("qweight")
     if awq:
-        codes = unpack(words, bits, order).T[rows]
+        codes = unpack(words, bits, within).T[rows]
     else:
         codes = unpack(np.ascontiguousarray(words.T[rows]), bits)
-    zeros = unpack(load("qzeros"), bits, order).T[rows].astype(np.int16) + shift
+    if order is not None:
+        codes = codes[:, order]
+    zeros = unpack(load("qzeros"), bits, within).T[rows].astype(np.int16) + shift
     if int(zeros.max()) >> bits:
         raise BadInput(f"a zero point is {int(zeros.max())}, no code of {bits} bits")
     scales = np.ascontiguousarray(load("scales").T[rows])

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.errors import BadScheme, ImportFailed, UnsupportedModel
+from apq_tvm.formats.order import column_order
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, Codes, check_scales
 from apq_tvm.onnx_import.passes.linear import linear
+from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Array, Node
 
 BITS = (2, 4, 8)
@@ -39,7 +41,7 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
         The packed arrays do not have the sizes that N, K, bits and block_size ask for.
     UnsupportedModel
         Bits that nothing computes, weights that are no constants or lie in a device's own order,
-        groups that are permuted by ``g_idx``.
+        a ``g_idx`` that does not fill its groups.
     """
     x, packed, scales, zeros, g_idx, bias = (*node.inputs, "", "", "", "")[:6]
     name = f"MatMulNBits {node.name!r}"
@@ -59,16 +61,20 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
     _check_size(codes, "uint8", count, f"N={n}, K={k}, bits={bits}", packed, name)
     values = unpack(codes.reshape(n, -1), bits, blocks * size)[:, :k]
     scale = _scales(graph, scales, n * blocks, name).reshape(n, blocks)
-    _check_order(graph, g_idx, k, size, name)
+    order = _order(graph, g_idx, k, size, name)
     middle = 1 << (bits - 1)
     zero = np.full((n, blocks), middle)
     if zeros:
         zero = _zeros(graph, zeros, bits, n, blocks, name)
     source = f"MatMulNBits of {bits} bits in blocks of {size}"
+    nodes: list[Node] = []
+    if order is not None:
+        values, source = values[:, order], f"{source}, columns sorted by group"
+        nodes, x = _gathered(graph, node, x, order)
     kept = Codes(values, bits, 0, scale, zero, (1, min(size, k)), source)
-    weight = store(graph, packed, f".{n}x{k}.b{bits}g{size}.{scales}.{zeros}", kept)
+    weight = store(graph, packed, f".{n}x{k}.b{bits}g{size}.{scales}.{zeros}.{g_idx}", kept)
     y = graph.fresh(f"{node.name}.product") if bias else node.outputs[0]
-    nodes = linear(graph, node, x, weight, y)
+    nodes += linear(graph, node, x, weight, y)
     if bias:
         nodes.append(Node("Add", graph.fresh(f"{node.name}.bias"), (y, bias), node.outputs))
     return nodes
@@ -201,13 +207,28 @@ def _zeros(graph: Graph, value: str, bits: int, n: int, blocks: int, name: str) 
     return unpack(array.reshape(n, count), bits, blocks)
 
 
-def _check_order(graph: Graph, value: str, k: int, size: int, name: str) -> None:
-    """Refuse ``g_idx`` unless it says what is true without it: group ``k // block_size``."""
+def _order(graph: Graph, value: str, k: int, size: int, name: str) -> Array | None:
+    """In which order columns lie in runs of groups; None if they do so as they are."""
     if not value:
-        return
+        return None
     array = _constant(graph, value, "g_idx", name).reshape(-1)
-    if array.size < k or not bool((array[:k] == np.arange(k) // size).all()):
-        raise UnsupportedModel(
-            f"{name}: its groups are permuted (g_idx {value!r}, act_order of GPTQ); export the "
-            "model without act_order"
-        )
+    if array.size < k:
+        raise ImportFailed(f"{name}: its g_idx {value!r} has {array.size} entries for K={k}")
+    try:
+        return column_order(array[:k], size)
+    except BadScheme as error:
+        raise UnsupportedModel(f"{name}: {error}") from error
+
+
+def _gathered(graph: Graph, node: Node, x: str, order: Array) -> tuple[list[Node], str]:
+    """Columns of `x` in another order, once for layers that read the same in the same order."""
+    for other in graph.nodes:
+        if other.op == "Gather" and other.inputs[0] == x and other.attrs.get("axis") == -1:
+            if np.array_equal(graph.weights.get(other.inputs[1], ()), order):
+                return [], other.outputs[0]
+    constant = graph.add_weight(f"{node.name}.order", order)
+    result = graph.fresh(f"{node.name}.sorted")
+    name = graph.fresh(f"{node.name}.gather")
+    gather = Node("Gather", name, (x, constant), (result,), {"axis": -1})
+    infer(graph, gather)
+    return [gather], result

@@ -19,17 +19,17 @@ from apq_tvm.onnx_import import import_onnx
 from apq_tvm.types import ImportedModel
 from tests.onnx_models import build
 
-N, K, SIZE = 48, 128, 32
+N, K, SIZE = 64, 128, 32
 NAME = "model.layers.0.mlp.up_proj"
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def words(codes: Any, bits: int) -> Any:
     """Codes of the last axis as int32 words, the first in the lowest bits."""
-    per = 32 // bits
-    split = codes.astype(np.uint32).reshape(*codes.shape[:-1], -1, per)
-    packed = np.bitwise_or.reduce(split << np.arange(0, 32, bits, dtype=np.uint32), axis=-1)
-    return packed.view(np.int32)
+    text = codes.astype(np.uint8)[..., None]
+    digits = np.unpackbits(text, axis=-1, bitorder="little")[..., :bits]
+    packed = np.packbits(digits.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
+    return np.ascontiguousarray(packed).view(np.int32)
 
 
 class Case:
@@ -68,7 +68,8 @@ class Case:
 
 
 @pytest.mark.parametrize(
-    "case", [(4, False, 1), (4, False, 0), (2, False, 1), (8, False, 1), (4, True, 0)]
+    "case",
+    [(4, False, 1), (4, False, 0), (2, False, 1), (3, False, 1), (8, False, 1), (4, True, 0)],
 )
 def test_codes_are_kept(case: tuple[int, bool, int], tmp_path: Path) -> None:
     made = Case(*case)
@@ -90,12 +91,37 @@ def test_symmetric_codes_need_no_zero_points(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dequantize(tensor), made.weight)
 
 
-def test_groups_out_of_order_are_refused(tmp_path: Path) -> None:
+def test_groups_out_of_order_sort_the_columns(tmp_path: Path) -> None:
+    """``desc_act``: the module gathers its input, and means what the file means."""
     made = Case(4)
-    made.arrays[f"{NAME}.g_idx"] = made.arrays[f"{NAME}.g_idx"][::-1].copy()
+    groups = np.random.default_rng(1).permutation(K) // SIZE
+    made.arrays[f"{NAME}.g_idx"] = groups.astype(np.int32)
+    spread = [a[:, groups].astype(np.float32) for a in (made.zeros, made.scales)]
+    made.weight = ((made.codes - spread[0]) * spread[1]).astype(np.float32)
+    save_file(made.arrays, tmp_path / "model.safetensors")
+    model = keep_codes(made.model(tmp_path), tmp_path / "model.safetensors").model
+    gather, layer = model.nodes
+    assert (gather.op, layer.op, layer.inputs[0]) == ("Gather", "apq.Linear", gather.outputs[0])
+    order = model.weights[gather.inputs[1]]
+    (tensor,) = model.quantized.values()
+    np.testing.assert_array_equal(tensor.codes, made.codes[:, order])
+    np.testing.assert_array_equal(dequantize(tensor), made.weight[:, order])
+
+
+@pytest.mark.parametrize(
+    ("groups", "match"),
+    [
+        (np.zeros(K, np.int32), "g_idx does not put 32 columns"),
+        (np.arange(K - 1, dtype=np.int32), r"g_idx is int32 \[127\]"),
+        (np.zeros(K, np.float32), "g_idx is float32"),
+    ],
+)
+def test_groups_that_are_none_are_refused(groups: Any, match: str, tmp_path: Path) -> None:
+    made = Case(4)
+    made.arrays[f"{NAME}.g_idx"] = groups
     save_file(made.arrays, tmp_path / "model.safetensors")
     model = made.model(tmp_path)
-    with pytest.raises(BadInput, match=r"up_proj.*desc_act=False"):
+    with pytest.raises(BadInput, match=match):
         keep_codes(model, tmp_path / "model.safetensors")
 
 
