@@ -33,6 +33,12 @@ def profile(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Default: all physical cores.", show_default=False)
     ] = None,
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of weights whose bits are chosen at run time.", show_default=False
+        ),
+    ] = None,
     cold: Annotated[
         bool, typer.Option("--cold/--warm", help="Empty the caches before every run.")
     ] = False,
@@ -69,7 +75,7 @@ def profile(
         require("matplotlib")
     document = bench_profile(
         module, batch=batch, seq=seq, dims=parse_dims(dims), inputs=inputs, threads=threads,
-        cold=cold, budget_s=seconds, progress=Bars(),
+        bits=bits, cold=cold, budget_s=seconds, progress=Bars(),
     )  # fmt: skip
     if html is not None:
         from apq_tvm.bench.profile.page import profile_page

@@ -61,7 +61,7 @@ def costs(
     """
     of = [layers.of(call) for call in calls]
     read = [
-        [touched(t, call, layer) for t in call.tensors]
+        [touched(t, call, layer, layers) for t in call.tensors]
         for call, layer in zip(calls, of, strict=True)
     ]
     last: dict[int, int] = {}
@@ -81,9 +81,16 @@ def costs(
     return made
 
 
-def touched(tensor: TensorUse, call: CallRecord, layer: LayerOf | None) -> int:
-    """Bytes of a tensor that a call reads or writes: of a table, the rows that are looked up."""
-    if layer is None or not layer.looks_up or tensor.weight < 0:
+def touched(tensor: TensorUse, call: CallRecord, layer: LayerOf | None, layers: Layers) -> int:
+    """Bytes of a tensor that a call reads or writes.
+
+    Of a table those are the rows that are looked up, of planes of bits those of the width it runs.
+    """
+    if layer is None or tensor.weight < 0:
+        return tensor.nbytes
+    if layer.bits and layers.holds_planes(tensor.weight):
+        return math.ceil(tensor.nbytes * layer.share_of_planes(call.kernel))
+    if not layer.looks_up:
         return tensor.nbytes
     rows = call.tensors[-1].elements / max(layer.k, 1)
     return math.ceil(tensor.nbytes * min(1.0, rows / max(layer.n, 1)))

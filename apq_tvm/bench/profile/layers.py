@@ -6,7 +6,7 @@ import json
 import struct
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,17 @@ class LayerOf:
     integer: bool
     kernels: tuple[str, ...] = ()
     """What its kernels' functions are called, up to the problem's sizes."""
+    bits: Mapping[str, int] = field(default_factory=dict)
+    """Of those that read some of the weights' bits alone."""
 
     def runs(self, kernel: str) -> bool:
         """Whether a kernel's function may be one of this layer's."""
         return kernel.startswith(self.kernels)
+
+    def share_of_planes(self, kernel: str) -> float:
+        """How much of the planes of bits a kernel's function reads."""
+        mine = [bits for name, bits in self.bits.items() if kernel.startswith(name)]
+        return mine[0] / max(self.bits.values()) if mine else 1.0
 
 
 def weight_names(weights: Path) -> dict[int, str]:
@@ -83,6 +90,11 @@ class Layers:
                 return self._sharing(layer, call.kernel)
         return None
 
+    def holds_planes(self, weight: int) -> bool:
+        """Whether what lies so far behind the beginning of the weights are planes of bits."""
+        name = self._names[bisect_right(self._starts, weight) - 1]
+        return name.rpartition(".")[2].partition("@")[0] == "planes"
+
     def _sharing(self, layer: LayerOf, kernel: str) -> LayerOf:
         """The layer, or one that shares its weights: a head does with the embedding."""
         if layer.runs(kernel):
@@ -96,4 +108,5 @@ def _read(layer: Mapping[str, Any]) -> LayerOf:
     integer = bool(layer["activations"]) and layer["activations"] != "float"
     looks_up = layer["op"] == "apq.Embedding"
     kernels = tuple(kernel["kernel"] for kernel in layer["kernels"])
-    return LayerOf(layer["name"], looks_up, layer["n"], layer["k"], integer, kernels)
+    bits = {kernel["kernel"]: kernel["bits"] for kernel in layer["kernels"] if kernel.get("bits")}
+    return LayerOf(layer["name"], looks_up, layer["n"], layer["k"], integer, kernels, bits)

@@ -31,6 +31,7 @@ def bench_profile(
     dims: Mapping[str, int] | None = None,
     inputs: AnyPath | None = None,
     threads: int | None = None,
+    bits: int | None = None,
     cold: bool = False,
     budget_s: float = 4.0,
     progress: Progress | None = None,
@@ -49,6 +50,8 @@ def bench_profile(
         npz of inputs instead of made-up ones; the first call in it is run.
     threads : int, optional
         Default is what the module starts with: all physical cores.
+    bits : int, optional
+        Of layers whose bits are chosen at run time.
     cold : bool
         Empty the caches before every run; else runs follow one another.
     budget_s : float
@@ -58,9 +61,9 @@ def bench_profile(
     Returns
     -------
     dict
-        ``module, target, dims, threads, cold, rounds, run_us, noise``; ``calls``, ``kernels`` and
-        ``layers`` (`apq_tvm.bench.profile.rows`); ``kernels_us + between_us + rest_us`` is
-        ``run_us``; ``limits`` and ``levels`` of the machine, or None, nothing and
+        ``module, target, dims, threads, bits, cold, rounds, run_us, noise``; ``calls``,
+        ``kernels`` and ``layers`` (`apq_tvm.bench.profile.rows`); ``kernels_us + between_us +
+        rest_us`` is ``run_us``; ``limits`` and ``levels`` of the machine, or None, nothing and
         ``why_no_limits``; ``slow``.
 
     Raises
@@ -83,6 +86,8 @@ def bench_profile(
         machine(count)  # the better of before and after counts
         progress.advance("runs")
         runner = open_runner(folder, manifest, count)
+        if bits is not None:
+            runner.set_precision(bits)
         bound = try_inputs(runner, manifest, call, made_up=inputs is None)
         before = partial(evict, count) if cold else None
         runs = measure_runs(bound, before=before, budget_s=budget_s)
@@ -96,6 +101,7 @@ def bench_profile(
         "target": manifest["target"],
         "dims": sizes or {name: list(array.shape) for name, array in call.items()},
         "threads": count,
+        "bits": bits,
         "cold": cold,
         **summary(rows, runs),
         "limits": vars(limits) if limits else None,

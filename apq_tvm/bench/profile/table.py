@@ -22,10 +22,11 @@ def heading(document: Mapping[str, Any]) -> str:
         Of `apq_tvm.bench.profile.profile.bench_profile`.
     """
     sizes = ", ".join(f"{name}={size}" for name, size in document["dims"].items())
+    width = f"at {document['bits']} bits; " if document["bits"] else ""
     heat = "caches emptied before every run" if document["cold"] else "warm: run after run"
     return (
-        f"{sizes or 'fixed shapes'}; {document['threads']} threads; {heat}; minima of "
-        f"{document['rounds']} runs, noise {document['noise']:.0%}"
+        f"{sizes or 'fixed shapes'}; {document['threads']} threads; {width}{heat}; minima "
+        f"of {document['rounds']} runs, noise {document['noise']:.0%}"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from apq_tvm.bench.caches import Level, cache_sizes, level_of
 from apq_tvm.bench.profile.costs import Cost, costs, limit
-from apq_tvm.bench.profile.layers import Layers, weight_names
+from apq_tvm.bench.profile.layers import LayerOf, Layers, weight_names
 from apq_tvm.bench.profile.recorded import CallRecord, TensorUse
 from apq_tvm.bench.profile.rows import call_rows, slow, summed
 from apq_tvm.bench.profile.table import WHOLE, machine_line, slow_lines, table_rows
@@ -84,6 +84,14 @@ def test_layers_share_weights_and_tables_are_read_by_rows(layers: Layers) -> Non
     assert sum(made[1].nbytes) == 50000 + 800
 
 
+def test_planes_of_other_bits_are_not_read() -> None:
+    read = {"gemv_anyprec3A8_x": 3, "gemv_anyprec8A8_x": 8}
+    layer = LayerOf("fc", False, 100, 100, True, tuple(read), read)
+    assert layer.share_of_planes("gemv_anyprec3A8_x_100x100") == 3 / 8
+    assert layer.share_of_planes("gemv_anyprec8A8_x_100x100") == 1
+    assert layer.share_of_planes("layernorm") == 1
+
+
 def test_bytes_come_from_the_nearest_cache_that_holds_them(layers: Layers) -> None:
     small = TensorUse(1 << 22, 100, 400, 1, -1)
     large = TensorUse(1 << 24, 300_000, 300_000, 1, -1)
@@ -120,6 +128,7 @@ def document(limits: Limits | None) -> dict[str, object]:
         "target": "host",
         "dims": {"seq": 8},
         "threads": 1,
+        "bits": None,
         "cold": False,
         "rounds": 3,
         "noise": 0.1,
