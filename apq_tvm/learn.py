@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from apq_tvm.quantizers.learn.learned import Learned
     from apq_tvm.quantizers.learn.learning_run import Run
 
-EPOCHS = {"abq": 10, "finetune": 2, "distill": 2}
+EPOCHS = {"abq": 10, "finetune": 2, "train": 8, "distill": 2}
 """Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
 
 
@@ -52,14 +52,14 @@ def learn_codes(
         The file to write: what `statistics` holds, and what was learned. An unfinished run leaves
         ``<output>.learning`` beside it, from which the same call goes on with the next block.
     kind : str
-        ``"abq"`` or ``"finetune"``, block by block, or ``"distill"``, end to end.
+        ``"abq"``, ``"finetune"`` or ``"train"``, block by block, or ``"distill"``, end to end.
     scheme : str
     tensor_types : mapping of str to str, optional
         As for `apq_tvm.compile`.
     method : str
         How the codes are chosen that learning starts from. ``"distill"`` may start from any, also
         from what `statistics` holds that was learned; block by block from rtn and gptq. With gptq
-        ``"finetune"`` chooses them anew, block by block.
+        ``"finetune"`` and ``"train"`` choose them anew, block by block.
     nsamples : int, optional
         As for `calibrate`.
     rows : int

@@ -114,6 +114,33 @@ def nearest_codes(tensor: QuantizedTensor, name: str) -> list[tuple[slice, Neare
     ]
 
 
+def round_to(tensor: QuantizedTensor, w: F32, name: str) -> tuple[U8, F32]:
+    """The nearest codes that a tensor's scales and tables offer, and what they decode to.
+
+    Parameters
+    ----------
+    tensor : QuantizedTensor
+    w : float32 [N, K]
+    name : str
+        Layer, for errors.
+
+    Returns
+    -------
+    uint8 [N, K], float32 [N, K]
+
+    Raises
+    ------
+    BadScheme
+        If its weights do not each depend on one code.
+    """
+    codes, values = np.empty(w.shape, np.uint8), np.empty(w.shape, np.float32)
+    for rows, nearest in nearest_codes(tensor, name):
+        mine = np.ascontiguousarray(w[rows].T)
+        for column, target in enumerate(mine):
+            codes[rows, column], values[rows, column] = nearest(column, target)
+    return codes, values
+
+
 def _uniform(tensor: QuantizedTensor, levels: Levels) -> Nearest:
     """Of integers: a division."""
     k, size = tensor.codes.shape[1], tensor.scheme.group_size

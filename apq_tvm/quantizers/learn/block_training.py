@@ -17,6 +17,7 @@ from apq_tvm.quantizers.learn.learning_run import Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.learn.losses import akl_loss, dlc_loss, length_loss
 from apq_tvm.quantizers.torch.decode import Decoder
 from apq_tvm.quantizers.torch.graph import Product, TorchGraph, Values, as_tensor, half_products
+from apq_tvm.quantizers.torch.moving import MovingCodes
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.quantizers.torch.round import LearnedRounding, fake_activations
 from apq_tvm.types import ImportedModel, Node, Scheme
@@ -29,6 +30,12 @@ FINE_RATE = 2e-3
 """Of float arrays and biases, relative to their mean size; it falls as that of ``distill``."""
 
 
+CROSSED = 2.0
+"""Distances of two codes that a weight could cross if all steps went one way."""
+
+Rounding = LearnedRounding | MovingCodes | Decoder
+
+
 @dataclass
 class LearnedLayer:
     """One layer while its block is learned."""
@@ -37,7 +44,7 @@ class LearnedLayer:
     scheme: Scheme
     weight: Tensor
     bias: Tensor | None
-    rounding: LearnedRounding | Decoder
+    rounding: Rounding
     columns: list[tuple[Fold, Tensor]] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     divides: list[tuple[Fold, Tensor]] = field(default_factory=list)
@@ -90,9 +97,11 @@ def layers_of(
         named = start[node.name].inputs
         bias = run.quantized.model.weights[named[2]] if len(named) > 2 and named[2] else None
         bias = fed.biases.get(node.name, bias)
-        rounding: LearnedRounding | Decoder
+        rounding: Rounding
         if run.kind == "abq":
             rounding = LearnedRounding(tensor, weight, node.name)
+        elif run.kind == "train":
+            rounding = MovingCodes(tensor, weight, node.name)
         else:
             rounding = Decoder(tensor, node.name)
         layer = LearnedLayer(
@@ -138,7 +147,7 @@ def _balance(run: Run, block: Block, folds: Sequence[Fold]) -> dict[str, tuple[F
     return found
 
 
-def _product(layers: Mapping[str, LearnedLayer], bits: int) -> Product:
+def product_of(layers: Mapping[str, LearnedLayer], bits: int) -> Product:
     """Linear layers as they are quantized now; weights are decoded once per step."""
 
     def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -163,7 +172,7 @@ def train(
     epochs: int,
 ) -> None:
     """Optimize one block; the parameters with the least loss over an epoch stay."""
-    groups = _parameters(layers)
+    groups = parameter_groups(layers)
     flat = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     keep = {block.output, *block.attention}
@@ -179,10 +188,10 @@ def train(
                     streams.quantized[call],
                     streams.symbols[call],
                     keep,
-                    _product(layers, streams.widths[call]),
+                    product_of(layers, streams.widths[call]),
                     tables_of(block, tables),
                 )
-            loss = _loss(got, full, mixed, block, streams.masks[call])
+            loss = block_loss(got, full, mixed, block, streams.masks[call])
             total += float(loss.detach())
             if epoch < epochs:
                 for group in optimizer.param_groups:
@@ -199,7 +208,10 @@ def train(
             parameter.copy_(value)
 
 
-def _loss(got: Values, full: Values, mixed: Tensor, block: Block, mask: Tensor | None) -> Tensor:
+def block_loss(
+    got: Values, full: Values, mixed: Tensor, block: Block, mask: Tensor | None
+) -> Tensor:
+    """DLC + AKL (ABQ-LLM, eq. (5)) and the error of length, over tokens that are no padding."""
     streams = (got[block.output].float(), full[block.output], mixed)
     out, target, fed = (_tokens(x, mask) for x in streams)
     maps = [[_tokens(side[name].float(), mask) for name in block.attention] for side in (got, full)]
@@ -217,25 +229,28 @@ def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     return x
 
 
-def _parameters(layers: Mapping[str, LearnedLayer]) -> list[dict[str, Any]]:
-    """Parameters by learning rate."""
+def parameter_groups(layers: Mapping[str, LearnedLayer], steps: int = 1) -> list[dict[str, Any]]:
+    """Parameters by learning rate; those of codes can cross `CROSSED` codes in so many steps."""
     balance = {id(log): log for layer in layers.values() for _, log in layer.columns}
     clip: list[Tensor] = []
     fine: list[Tensor] = []
+    moving: list[Tensor] = []
     for layer in layers.values():
         (clip if isinstance(layer.rounding, LearnedRounding) else fine).extend(
             layer.rounding.parameters()
         )
         clip += layer.outer or ()
         fine += [] if layer.shift is None else [layer.shift]
+        moving += layer.rounding.moving() if isinstance(layer.rounding, MovingCodes) else []
     rates = (
-        (list(balance.values()), BALANCE_RATE, False),
-        (clip, CLIP_RATE, False),
-        (fine, FINE_RATE, True),
+        (list(balance.values()), BALANCE_RATE, False, False),
+        (clip, CLIP_RATE, False, False),
+        (fine, FINE_RATE, True, False),
+        (moving, CROSSED / steps, True, True),
     )
     return [
-        {"params": params, "lr": rate, "rate": rate, "falls": falls}
-        for params, rate, falls in rates
+        {"params": params, "lr": rate, "rate": rate, "falls": falls, "moves": moves}
+        for params, rate, falls, moves in rates
         if params
     ]
 

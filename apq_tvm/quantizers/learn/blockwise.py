@@ -5,8 +5,8 @@ Blocks are learned in order, each fed by the blocks before it as they were quant
 (scales per input channel, folded as `folds` can), clipping of every group, and for down_proj of the
 first and last block a compensation a·bᵀ (eq. (3)) that is folded in before rounding. ``finetune``
 learns the scales and offsets of any format (`torch_decode`); where it starts from error feedback it
-first chooses the block's codes anew for what the blocks before it give (`block_feedback`). Both
-learn biases.
+first chooses the block's codes anew for what the blocks before it give (`block_feedback`), and so
+does ``train``, which goes on to learn codes together with scales (`moving`). All learn biases.
 The loss is DLC + AKL (eq. (5)) and the error of length that cosines do not see.
 
 A third kind, ``distill``, trains all layers at once afterwards
@@ -26,6 +26,7 @@ from apq_tvm.quantizers.inputs.folds import find_folds
 from apq_tvm.quantizers.learn.block_feedback import feed_back, row_weights
 from apq_tvm.quantizers.learn.block_training import layers_of, train, with_block
 from apq_tvm.quantizers.learn.blocks import Block, find_blocks
+from apq_tvm.quantizers.learn.code_training import train_codes
 from apq_tvm.quantizers.learn.distill import distill, tuned_widths
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import KINDS, Fed, Run, Streams, tables_of
@@ -73,13 +74,14 @@ def learn(
     tables = _tables(run.quantized)
     progress = progress or Silent()
     streams = _begin(graph, run)
-    if run.feeds_back and run.kind == "finetune" and run.done < len(blocks):
+    if run.feeds_back and run.kind in ("finetune", "train") and run.done < len(blocks):
         names = {name for block in blocks[run.done :] for name in block.layers}
         streams.weights = row_weights(graph, run.calls, names, progress)
     folds = find_folds(run.model)[0] if run.kind == "abq" else []
+    told = ""
     with progress.stage(f"learn {run.kind}", len(blocks)):
         for at, block in enumerate(blocks):
-            progress.advance(block.output)
+            progress.advance(f"{block.output}{told}")
             targets = _targets(graph, block, streams, tables)
             if at >= run.done:
                 ends = at in (0, len(blocks) - 1)
@@ -87,7 +89,15 @@ def learn(
                 layers = layers_of(run, block, folds, ends, fed)
                 if layers:
                     torch.manual_seed(at)  # a run that was interrupted goes on as if it was not
-                    train(graph, block, layers, streams, targets, tables, run.epochs)
+                    given = (graph, block, layers, streams, targets, tables, run.epochs)
+                    if run.kind == "train":
+                        loss = train_codes(*given)
+                        run.losses[block.output] = loss
+                        told = (
+                            f" (before it: loss on data kept apart {loss[0]:.4f} -> {loss[1]:.4f})"
+                        )
+                    else:
+                        train(*given)
                     run.learned = with_block(run.learned, layers, run.model)
                 run.done = at + 1
                 if checkpoint is not None:

@@ -11,7 +11,7 @@ from apq_tvm.quantizers.torch.graph import Values
 from apq_tvm.quantizers.torch.ops import Tensor
 from apq_tvm.types import Array, Calibration, ImportedModel, QuantizedModel, QuantizedTensor
 
-KINDS = ("abq", "finetune", "distill")
+KINDS = ("abq", "finetune", "train", "distill")
 
 
 @dataclass
@@ -38,7 +38,9 @@ class Run:
     rate : float or None
         Learning rate of ``distill``, if not its own.
     feeds_back : bool
-        ``finetune`` chooses the codes of every block anew first (`block_feedback`).
+        ``finetune`` and ``train`` choose the codes of every block anew first (`block_feedback`).
+    losses : dict of str to (float, float)
+        Of ``train``, by block: on calls that were not learned from, before and after.
     """
 
     model: ImportedModel
@@ -51,6 +53,7 @@ class Run:
     done: int = 0
     rate: float | None = None
     feeds_back: bool = False
+    losses: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 RowWeights = Sequence[Mapping[str, Tensor]]

@@ -41,6 +41,13 @@ class Decoder:
             for bits in tensor.scheme.widths
         }
 
+    def rebase(self, tensor: QuantizedTensor) -> None:
+        """Decode other codes of the same scheme with what was learned so far."""
+        self.tensor = tensor
+        narrow = family_of(tensor.scheme).one_width
+        for bits, width in self.widths.items():
+            width.rebase(narrow(tensor, bits) if bits else tensor)
+
     def parameters(self) -> list[Tensor]:
         """What can be learned, of all widths."""
         return [step for width in self.widths.values() for step in width.steps.values()]
@@ -63,16 +70,13 @@ class _Width:
 
     def __init__(self, tensor: QuantizedTensor, name: str) -> None:
         self.scheme, self.settled = tensor.scheme, family_of(tensor.scheme).settled
-        self.places = places_of(tensor)
+        self.rebase(tensor)
         if not self.places:
             raise BadScheme(
                 f"layer {name!r}: {tensor.scheme} has no float arrays that can be learned"
             )
         names = dict.fromkeys(place.name for place in self.places)
         self.start = {key: array_of(tensor, key).astype(np.float32) for key in names}
-        fixed, found = factors(tensor, self.places)
-        self.fixed = torch.from_numpy(fixed) if fixed.any() else None
-        self.factors = [torch.from_numpy(_by_row(factor)) for factor in found]
         # Steps of one size suit all arrays: each is learned relative to its own mean size.
         self.units = {key: _unit(value) for key, value in self.start.items()}
         self.steps = {
@@ -82,6 +86,13 @@ class _Width:
             off = (self.weight() - torch.from_numpy(dequantize(tensor))).abs().max()
         if float(off) > 1e-3 * max(float(self.factors[0].abs().max()), 1e-3):
             raise BadScheme(f"layer {name!r}: {tensor.scheme} is not linear in its scales")
+
+    def rebase(self, tensor: QuantizedTensor) -> None:
+        """What the codes of a tensor read, and what that is multiplied by."""
+        self.places = places_of(tensor)
+        fixed, found = factors(tensor, self.places)
+        self.fixed = torch.from_numpy(fixed) if fixed.any() else None
+        self.factors = [torch.from_numpy(_by_row(factor)) for factor in found]
 
     def weight(self) -> Tensor:
         """Decoded weight [N, K]."""

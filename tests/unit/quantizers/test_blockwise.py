@@ -78,6 +78,9 @@ def learned(
         ("W3zA8g16", "abq"),
         pytest.param("W2*A8", "abq", marks=pytest.mark.all_cases),
         ("W3A8g16", "finetune"),
+        ("W3A8g16", "train"),
+        pytest.param("W2zA8g32", "train", marks=pytest.mark.all_cases),
+        pytest.param("nl4", "train", marks=pytest.mark.all_cases),
     ],
 )
 def test_learning_comes_closer_to_the_float_model(
@@ -223,7 +226,7 @@ def test_learned_codes_round_trip_and_refuse_another_scheme(
 
 
 def test_bad_requests_are_named(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="one of abq, finetune, distill"):
+    with pytest.raises(BadInput, match="one of abq, finetune, train, distill"):
         learned(files, "W3A8", "magic", "rtn", tmp_path / "c")
     with pytest.raises(BadScheme, match="use --learn finetune"):
         learned(files, "nl4", "abq", "rtn", tmp_path / "c")

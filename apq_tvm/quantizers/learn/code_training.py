@@ -1,0 +1,119 @@
+"""One block while its codes are learned (`apq_tvm.quantizers.torch.moving`), judged on other data.
+
+Every eighth call is kept apart: the loss on those decides which epoch's codes stay, the first's own
+among them, so learning never makes a block worse on text that it did not see. In the last quarter
+of the steps codes stay where they are and the scales settle on them: weights that lie between two
+codes would jump to and fro until the end (Nagel et al., ICML 2022, "Overcoming oscillations in
+quantization-aware training").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from apq_tvm.quantizers.learn.block_training import (
+    LearnedLayer,
+    block_loss,
+    parameter_groups,
+    product_of,
+)
+from apq_tvm.quantizers.learn.blocks import Block
+from apq_tvm.quantizers.learn.distill import schedule
+from apq_tvm.quantizers.learn.learning_run import Streams, tables_of
+from apq_tvm.quantizers.torch.graph import TorchGraph, Values, half_products
+from apq_tvm.quantizers.torch.moving import MovingCodes
+from apq_tvm.quantizers.torch.ops import Tensor, torch
+from apq_tvm.types import QuantizedTensor
+
+APART = 8
+"""One call of so many is not learned from, where there are as many."""
+
+SETTLING = 0.25
+"""Share of the steps in which codes stay."""
+
+
+def split(count: int) -> tuple[list[int], list[int]]:
+    """Calls to learn from and calls to judge by; the same where there are too few."""
+    judged = list(range(APART - 1, count, APART))
+    learned = [call for call in range(count) if call not in judged]
+    return learned, judged or learned
+
+
+def train_codes(
+    graph: TorchGraph,
+    block: Block,
+    layers: Mapping[str, LearnedLayer],
+    streams: Streams,
+    targets: Sequence[tuple[Values, Tensor]],
+    tables: Values,
+    epochs: int,
+) -> tuple[float, float]:
+    """Learn a block's codes, scales and biases.
+
+    Parameters
+    ----------
+    graph : TorchGraph
+    block : Block
+    layers : mapping of str to LearnedLayer
+        Their roundings are `MovingCodes`.
+    streams : Streams
+    targets : sequence of (dict, Tensor)
+        Per call what the float block gives.
+    tables : dict
+        Quantized embeddings.
+    epochs : int
+
+    Returns
+    -------
+    float, float
+        Loss on the calls kept apart, before and after.
+    """
+    moving = [r for layer in layers.values() if isinstance(r := layer.rounding, MovingCodes)]
+    learned, judged = split(len(targets))
+    steps = len(learned) * epochs
+    groups = parameter_groups(layers, steps)
+    flat = [p for group in groups for p in group["params"]]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+
+    def loss_of(call: int) -> Tensor:
+        full, mixed = targets[call]
+        keep = {block.output, *block.attention}
+        with half_products():
+            got = graph.run_nodes(
+                block.nodes, streams.quantized[call], streams.symbols[call], keep,
+                product_of(layers, streams.widths[call]), tables_of(block, tables),
+            )  # fmt: skip
+        return block_loss(got, full, mixed, block, streams.masks[call])
+
+    def judge() -> float:
+        with torch.no_grad():
+            return sum(float(loss_of(call)) for call in judged) / len(judged)
+
+    def state() -> tuple[list[Tensor], list[QuantizedTensor]]:
+        return [p.detach().clone() for p in flat], [rounding.tensor for rounding in moving]
+
+    before = best = judge()
+    kept = state()
+    step = 0
+    for _ in range(epochs):
+        for i in torch.randperm(len(learned)).tolist():
+            moves = step < (1 - SETTLING) * steps
+            for group in optimizer.param_groups:
+                stays = group["moves"] and not moves
+                group["lr"] = 0.0 if stays else group["rate"] * schedule(step, steps)
+            optimizer.zero_grad()
+            loss_of(learned[i]).backward()
+            torch.nn.utils.clip_grad_norm_(flat, 1.0)
+            optimizer.step()
+            for rounding in moving if moves else ():
+                rounding.follow()
+            step += 1
+        now = judge()
+        if now < best:
+            best, kept = now, state()
+    with torch.no_grad():
+        for parameter, value in zip(flat, kept[0], strict=True):
+            parameter.copy_(value)
+    for rounding, tensor in zip(moving, kept[1], strict=True):
+        rounding.keep(tensor)
+    return before, best
