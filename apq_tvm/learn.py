@@ -73,8 +73,9 @@ def learn_codes(
     Returns
     -------
     dict
-        ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``resumed_blocks`` and
-        ``learn_seconds``.
+        ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``resumed_blocks``,
+        ``learn_seconds`` and ``kept_apart``: of ``"train"``, by block, the loss on data that was
+        not learned from, before and after.
 
     Raises
     ------
@@ -88,13 +89,14 @@ def learn_codes(
     types = dict(tensor_types or {})
     asked = _Asked(kind, scheme, types, method, nsamples, epochs, rows, rate, dims)
     paths = (Path(model), Path(inputs), Path(statistics), Path(output))
-    layers, resumed = _learn(*paths, asked, progress or Silent())
+    run, resumed = _learn(*paths, asked, progress or Silent())
     return {
         "output": str(output),
-        "learned": layers,
+        "learned": len(run.learned.tensors),
         "kind": kind,
         "scheme": scheme,
         "resumed_blocks": resumed,
+        "kept_apart": run.losses,
         "learn_seconds": round(time.perf_counter() - started, 3),
     }
 
@@ -116,8 +118,8 @@ class _Asked:
 
 def _learn(
     model: Path, inputs: Path, statistics: Path, output: Path, asked: _Asked, progress: Progress
-) -> tuple[int, int]:
-    """Learn and save; how many layers, and the blocks that an interrupted run had done."""
+) -> tuple[Run, int]:
+    """Learn and save; the run, and how many blocks an interrupted one had done."""
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
@@ -160,7 +162,7 @@ def _learn(
     arrays, metadata = to_arrays(result)
     save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
     partial.unlink(missing_ok=True)
-    return len(result.tensors), done
+    return run, done
 
 
 def check_start(kind: str, method: str, rate: float | None) -> None:

@@ -33,8 +33,8 @@ Weigh = Annotated[bool, typer.Option(help="Weigh rows by how much the result dep
 Learn = Annotated[
     str | None,
     typer.Option(
-        help="Learn codes for --scheme: abq or finetune block by block, or distill: tune "
-        "scales of the whole model to the float model's result.",
+        help="Learn codes for --scheme: abq, finetune or train block by block, or distill: "
+        "tune scales of the whole model to the float model's result.",
         show_default=False,
     ),
 ]
@@ -51,7 +51,8 @@ Known = Annotated[
     ),
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Passes over the data; by default 2, or 10 of abq.")
+    int | None,
+    typer.Option(min=1, help="Passes over the data; by default 2, 10 of abq, 8 of train."),
 ]
 Rate = Annotated[
     float | None,
@@ -144,6 +145,8 @@ def calibrate_command(
 
 def _print_summary(output: Path, report: Mapping[str, Any]) -> None:
     if "learned" in report:
+        for block, (before, after) in report["kept_apart"].items():
+            say(f"{block}: loss on data kept apart {before:.4f}, learned {after:.4f}")
         say(
             f"learned {report['learned']} layers as {report['scheme']} in "
             f"{report['learn_seconds']} s; use them with compile --method learned"
