@@ -15,7 +15,6 @@ import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir import Call
 
-
 _QUOTIENT, _REST = "apq_floordiv", "apq_floormod"
 
 
