@@ -1,43 +1,77 @@
-"""What modules have in common, compiled once in a session: the runtime's C, and equal kernels.
+"""What modules have in common, compiled once in a run: C, C++ for the simulated GPU, equal kernels.
 
-Of C the same is the whole command, the source, every header and image beside it; of kernels the
-functions, their names and the target.
+Of C and C++ the same is the whole command, the source, every header and image beside it; their
+objects lie in a folder of both workers. Of kernels the functions, their names and the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tvm_ffi import structural_hash
 
+Run = Callable[[Sequence[str]], str]
+
+ROOT = Path(__file__).resolve().parents[1]
+
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once() -> Iterator[None]:
-    """Give `compile_sources` the object that the same command made before."""
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give `compile_sources` and the simulator what the same command made before."""
     from apq_tvm.codegen.build import library
+    from apq_tvm.codegen.cuda import simulator
 
-    plain, objects = library.run, dict[object, bytes]()
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"
+    folder.mkdir(exist_ok=True)
+    plain = library.run, simulator.run
+    library.run, simulator.run = (_stored(run, folder) for run in plain)
+    yield
+    library.run, simulator.run = plain
+
+
+def _stored(plain: Run, folder: Path) -> Run:
+    """`plain`, whose objects and images go into a folder; commands of one source alone."""
 
     def run(command: Sequence[str]) -> str:
-        if "-c" not in command:
+        sources = [word for word in command if word.endswith((".c", ".cc"))]
+        if len(sources) != 1 or "-o" not in command:
             return plain(command)
-        source, output = Path(command[-3]), Path(command[-1])
-        headers = sorted((*source.parent.glob("*.h"), *source.parent.glob("*.image")))
-        folders = [word for word in command[:-4] if not word.startswith("-I")]
-        key = (*folders, source.name, *((p.name, p.read_bytes()) for p in (source, *headers)))
-        if key in objects:
-            output.write_bytes(objects[key])
+        source, output = Path(sources[0]), Path(command[command.index("-o") + 1])
+        stored = folder / _key(command, source, output)
+        if stored.exists():
+            output.write_bytes(stored.read_bytes())
             return ""
         printed = plain(command)
-        objects[key] = output.read_bytes()
+        written = folder / f"{stored.name}.{os.getpid()}.{threading.get_ident()}"
+        written.write_bytes(output.read_bytes())
+        written.replace(stored)  # whole, for the other worker
         return printed
 
-    library.run = run
-    yield
-    library.run = plain
+    return run
+
+
+def _key(command: Sequence[str], source: Path, output: Path) -> str:
+    """Equal for commands that make the same, wherever source and output lie."""
+    here = str(source.parent)
+    words = [w.replace(str(output), "").replace(here, "") for w in command if _stays(w, here)]
+    found = hashlib.sha256(repr(words).encode())
+    beside = (path for end in ("*.h", "*.image") for path in sorted(source.parent.glob(end)))
+    for path in (source, *beside):
+        data = path.read_bytes()
+        found.update(f"{path.name} {len(data)} ".encode() + data)
+    return found.hexdigest()
+
+
+def _stays(word: str, here: str) -> bool:
+    """Not a folder of one module, which has headers for its own sources alone."""
+    return not word.startswith("-I") or word == f"-I{here}" or word.startswith(f"-I{ROOT}")
 
 
 @pytest.fixture(scope="session", autouse=True)

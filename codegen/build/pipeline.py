@@ -10,6 +10,7 @@ over blocks, of which ``CompactBufferAllocation`` alone took half of all the tim
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import tvm
@@ -18,6 +19,7 @@ from tvm import s_tir, sym, tirx
 from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
+from apq_tvm.codegen.build.divisions import around
 from apq_tvm.codegen.build.extents import tell_all
 from apq_tvm.codegen.build.wraps import keep_scalar
 from apq_tvm.schedules.graph.exprs import collect
@@ -173,7 +175,8 @@ def _passes(in_module: bool = False) -> tuple[Any, Any, Any]:
         plain.FP8StorageLegalize(),
         plain.BF16StorageLegalize(),
     )
-    return tvm.ir.transform.Sequential(passes), finalize_host_passes, finalize_device_passes
+    finish = partial(around, finalize_host_passes())
+    return tvm.ir.transform.Sequential(passes), finish, finalize_device_passes
 
 
 register_tir_pipeline(NAME, _passes)

@@ -64,7 +64,7 @@ WAVES = {
 
 
 LAUNCH = """
-import ctypes, sys
+import ctypes
 from pathlib import Path
 
 driver = ctypes.CDLL("libcuda.so.1")
@@ -76,30 +76,34 @@ arrays = [ctypes.c_uint64() for _ in "xy"]
 call("cuInit", 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxPushCurrent_v2", context)
-for image in sorted(Path.cwd().glob("*.image")):
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    call("cuModuleLoadData", ctypes.byref(module), image.read_bytes())
-    call("cuModuleGetFunction", ctypes.byref(function), module, b"k")
+module = ctypes.c_void_p()
+call("cuModuleLoadData", ctypes.byref(module), Path("kernels.image").read_bytes())
+for number in range(kernels):
+    function = ctypes.c_void_p()
+    call("cuModuleGetFunction", ctypes.byref(function), module, b"k%d" % number)
     for array in arrays:
         call("cuMemAlloc_v2", ctypes.byref(array), size)
         call("cuMemcpyHtoDAsync_v2", array, bytes(size.value), size, None)
     given = (ctypes.c_void_p * 2)(*map(ctypes.addressof, arrays))
-    blocks, threads = map(int, image.stem.split("_")[1:])
     call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, None, given, None)
 """
-"""Launches each image of the folder, whose name says blocks and threads."""
+"""Launches every kernel of an image; `counted` says before it how many, blocks and threads."""
 
 
 def counted(
     program: Program, folder: Path, bodies: Iterable[str], blocks: int = 1, threads: int = 32
 ) -> list[Counts]:
     """Launch small kernels, ``float *x, *y`` and ``t`` the thread."""
-    for number, body in enumerate(bodies):
-        text = f'extern "C" __global__ void k(float *x, float *y) {{ int t = threadIdx.x; {body} }}'
-        code = with_own_kernels(DeviceCode(text, (DeviceKernel("k", "pp", ()),)))
-        image = folder / f"{number:03}_{blocks}_{threads}.image"
-        image.write_bytes(Simulator(checked=True).image(code, 86))
-    done = program(folder, LAUNCH, env={"CUSIM_COUNTS": str(folder / "counts.jsonl")})
+    texts = [
+        f'extern "C" __global__ void k{number}(float *x, float *y) '
+        f"{{ int t = threadIdx.x; {body} }}"
+        for number, body in enumerate(bodies)
+    ]
+    kernels = tuple(DeviceKernel(f"k{number}", "pp", ()) for number in range(len(texts)))
+    code = with_own_kernels(DeviceCode("\n".join(texts), kernels))
+    (folder / "kernels.image").write_bytes(Simulator(checked=True).image(code, 86))
+    sizes = f"kernels, blocks, threads = {len(texts)}, {blocks}, {threads}\n"
+    done = program(folder, sizes + LAUNCH, env={"CUSIM_COUNTS": str(folder / "counts.jsonl")})
     assert done.returncode == 0, done.stderr
     return read_counts(folder / "counts.jsonl")
 
