@@ -36,6 +36,17 @@ class UnitGemm(IntegerGemm):
     def row_block(self, j: Expr) -> Expr:
         return self.first + j
 
+    def start(self, m: Expr, j: Expr, r: Expr) -> tuple[Expr, ...]:
+        """What codes are too large by is taken off first, where all columns have the same."""
+        if not self.whole or self.layout.zero_points:
+            return super().start(m, j, r)
+        total = self.xsum[self.row + m, i64(0)]
+        return tirx.const(0, "int32") - super().whole_offset(j, r) * total, total
+
+    def whole_offset(self, j: Expr, r: Expr) -> Expr:
+        zero = tirx.const(0, "int32")
+        return super().whole_offset(j, r) if self.layout.zero_points else zero
+
     def fill_units(self, kb: Expr) -> None:
         """They are there."""
 
