@@ -1,4 +1,4 @@
-"""Accumulators that are too many bytes for TVM to leave on the stack, where LLVM finds registers."""
+"""Sums that are too many bytes for TVM to leave on the stack, where LLVM finds registers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def keep_near(func: Any) -> Any:
         buffer = alloc.buffer
         if not LEFT <= _bytes(buffer) <= MOST or any(buffer.same_as(b) for b in wandering):
             return alloc
-        return tirx.AllocBuffer(buffer, {**dict(alloc.annotations), "disable_lower_builtin": tirx.const(True, "bool")})
+        return tirx.AllocBuffer(
+            buffer, {**dict(alloc.annotations), "disable_lower_builtin": tirx.const(True, "bool")}
+        )
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AllocBuffer, kept)))
 
