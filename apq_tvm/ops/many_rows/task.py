@@ -136,7 +136,7 @@ class GemmTask(ABC):
         """float32: centre of a row of asymmetric codes; None where activations are floats."""
         return None
 
-    def start(self, m: Expr, j: Expr, r: Expr) -> tuple[Expr, ...]:
+    def begins_with(self, m: Expr, j: Expr, r: Expr) -> tuple[Expr, ...]:
         """What a sum begins with, unless it waits in memory that was cleared; what that reads."""
         return (tirx.const(0, self.sum_dtype),)
 
@@ -206,7 +206,7 @@ class GemmTask(ABC):
 
         def begin() -> None:
             with self.stage("load" if waiting is None else "load_none", *shape) as at:
-                value, *read = self.start(*at)
+                value, *read = self.begins_with(*at)
                 put(sums, at, value, *read)
 
         def go_on(waiting: Buffer) -> None:

@@ -39,10 +39,10 @@ class UnitGemm(IntegerGemm):
     def row_block(self, j: Expr) -> Expr:
         return self.first + j
 
-    def start(self, m: Expr, j: Expr, r: Expr) -> tuple[Expr, ...]:
+    def begins_with(self, m: Expr, j: Expr, r: Expr) -> tuple[Expr, ...]:
         """What codes are too large by is taken off first, where all columns have the same."""
         if not self.whole or self.layout.zero_points:
-            return super().start(m, j, r)
+            return super().begins_with(m, j, r)
         total = self.xsum[self.row + m, i64(0)]
         return tirx.const(0, "int32") - super().whole_offset(j, r) * total, total
 
