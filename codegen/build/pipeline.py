@@ -21,6 +21,7 @@ from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from apq_tvm.codegen.build.divisions import around
 from apq_tvm.codegen.build.extents import tell_all
+from apq_tvm.codegen.build.near import keep_near
 from apq_tvm.codegen.build.wraps import keep_scalar
 from apq_tvm.schedules.graph.exprs import collect
 from apq_tvm.schedules.graph.lets import hide_binds, spill_large
@@ -128,6 +129,11 @@ def _keep_scalar(mod: Any, _: Any) -> Any:
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
+def _keep_near(mod: Any, _: Any) -> Any:
+    functions = {name: keep_near(func) for name, func in mod.functions.items()}
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
 def _within_root(func: Any) -> Any:
     """The body of a function without blocks but for the root; None if there are others.
 
@@ -166,6 +172,7 @@ def _passes(in_module: bool = False) -> tuple[Any, Any, Any]:
         structured.RewriteUnsafeSelect(),
         tvm.transform.module_pass(_share, opt_level=0, name="apq.CommonSubexprElim"),
         tvm.transform.module_pass(_keep_scalar, opt_level=0, name="apq.KeepScalar"),
+        tvm.transform.module_pass(_keep_near, opt_level=0, name="apq.KeepNear"),
         *([tell] if in_module else []),
         plain.FP8ComputeLegalize(),
         plain.VerifyMemory(),

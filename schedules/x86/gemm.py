@@ -52,18 +52,30 @@ FLOAT_M_TILES = (4, 2, 1)
 """Tiles of the float kernels; each needs that many rows."""
 
 
+def panel_block(profile: DeviceProfile, columns: int) -> int:
+    """K of a panel of bytes that takes three quarters of the first cache."""
+    return profile.l1_bytes * 3 // 4 // columns // UNIT_K * UNIT_K
+
+
 def integer_blocking(
-    spec: LinearSpec, layout: InterleavedLayout, tiles: Callable[[bool], Tiles], decide: Decide
+    spec: LinearSpec,
+    layout: InterleavedLayout,
+    tiles: Callable[[bool], Tiles],
+    decide: Decide,
+    most: Callable[[int], int] = lambda columns: 256,
 ) -> GemmBlocking:
     """The decisions of an integer GEMM.
 
-    ``tile``, ``k_block``, ``k_step``, ``m_tiles`` (rows of a task), ``prefetch``.
+    ``tile``, ``k_block``, ``k_step``, ``m_tiles`` (rows of a task), ``prefetch``. `most` gives the
+    default K of a panel of so many columns.
     """
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
     m_tile, vectors = decide("tile", fitting_tiles(tiles(whole), layout.row_blocks(spec.n)))
     step = UNIT_K if whole else max(UNIT_K, group)
-    k_block = even_block(kp, step, decide("k_block", (256, 512, 384, 1024, 2048)))
+    target = most(vectors * layout.rows)
+    targets = dict.fromkeys((target, 256, 512, 384, 1024, 2048))
+    k_block = even_block(kp, step, decide("k_block", tuple(targets)))
     steps = [s for s in (32, 64, 128) if k_block % s == 0 and (whole or group % s == 0)]
     k_step = decide("k_step", tuple(steps) if steps else (min(group, UNIT_K),))
     if whole and kp % k_step:
@@ -108,7 +120,11 @@ def integer_kernel(
         check_integer(spec, profile, tuple(features), lanes)
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
-        return integer_blocking(spec, interleaved(spec, lanes), tiles, decide)
+        layout = interleaved(spec, lanes)
+        if in_place is None or layout.group_width(spec.k) < layout.padded_k(spec.k):
+            return integer_blocking(spec, layout, tiles, decide)
+        # Codes of 8 bits are read where they lie: a block costs its sums a way to memory and back.
+        return integer_blocking(spec, layout, tiles, decide, partial(panel_block, profile))
 
     def way(choice: Choice) -> tuple[type[IntegerGemm], Callable[[Tile], str]]:
         bl, blocks = choice.plan, interleaved(choice.spec, lanes).row_blocks(choice.spec.n)

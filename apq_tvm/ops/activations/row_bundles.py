@@ -15,10 +15,27 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.quantize import Quantize, checked_widths, negative_order, range_factors
 from apq_tvm.ops.blocks import each, reduce_rows
-from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, PrimFunc, f32, i32, i64
+from apq_tvm.tensorize.exprs import (
+    MAGIC,
+    MAGIC_BITS,
+    Buffer,
+    Expr,
+    PrimFunc,
+    f32,
+    i32,
+    i64,
+    prefetch_line,
+)
+
+LINE = 16
+"""float32 in a cache line."""
 
 ROUNDED = 32
 """Columns that are rounded together."""
+
+NEAR = 16 << 10
+"""Bytes of a bundle up to which the next one is asked for while it is rounded: both fit a first
+cache of 48 KB. Of 256 columns in the third cache it takes 13 % less, of 1024 17 % more."""
 
 
 def takes_bundles(k: int, act_group: int, weight_group: int, bits: int, asymmetric: bool) -> bool:
@@ -81,6 +98,7 @@ class RowBundles(Quantize):
                 pattern = tirx.reinterpret("int32", value)
                 b.buffer_store(self.xq, pattern.astype("int8"), [row, column])
                 b.buffer_store(part, part[e] + pattern, [e])
+            self._ask_ahead(row)
             self._keep(part, sums, r)
         total = reduce_rows("total_tree", "add", sums)
         most = i32(self.k * 127)
@@ -88,6 +106,16 @@ class RowBundles(Quantize):
             # A NaN is no code: its row is NaN, whatever its codes are.
             bound = tirx.max(tirx.min(total[e], most), i32(-self.k * 127))
             b.buffer_store(self.xsum, bound, [first + e, 0])
+
+    def _ask_ahead(self, row: Expr) -> None:
+        """Ask for a row of the next bundle while one of this is rounded out of the first cache.
+
+        A prefetch never faults, so it may lie past the end.
+        """
+        if 4 * self.k * self.together > NEAR:
+            return
+        with b.serial(0, i64(self.k // LINE)) as c:
+            prefetch_line(self.x[row + i64(self.together), c * i64(LINE)])
 
     def _ends(self, first: Expr) -> list[Buffer]:
         """int32 [rows]: patterns of the ends of each row's range."""

@@ -136,6 +136,10 @@ class GemmTask(ABC):
         """float32: centre of a row of asymmetric codes; None where activations are floats."""
         return None
 
+    def begins_with(self, m: Expr, j: Expr, r: Expr) -> tuple[Expr, ...]:
+        """What a sum begins with, unless it waits in memory that was cleared; what that reads."""
+        return (tirx.const(0, self.sum_dtype),)
+
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         """Turn a sum into an element of x Wᵀ."""
         return value
@@ -202,7 +206,8 @@ class GemmTask(ABC):
 
         def begin() -> None:
             with self.stage("load" if waiting is None else "load_none", *shape) as at:
-                put(sums, at, tirx.const(0, self.sum_dtype))
+                value, *read = self.begins_with(*at)
+                put(sums, at, value, *read)
 
         def go_on(waiting: Buffer) -> None:
             with self.stage("load", *shape) as at:
