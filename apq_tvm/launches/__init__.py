@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from apq_tvm.launches.attention import join_attention
+from apq_tvm.launches.one_input import join_one_input
 from apq_tvm.launches.packed import pack_attention, read_in_place
 from apq_tvm.launches.siblings import join_siblings
 from apq_tvm.types import QuantizedModel
@@ -46,7 +47,9 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
     return join_siblings(joined)
 
 
-def settle(quantized: QuantizedModel) -> QuantizedModel:
-    """Let attention read values where they lie, once caches of sessions have taken their places."""
+def settle(quantized: QuantizedModel, on_gpu: bool) -> QuantizedModel:
+    """Let attention read values where they lie, once caches of sessions have taken their places;
+    on processors layers of one x become one where nothing has to be copied for it."""
     nodes = read_in_place(quantized.model.nodes)
-    return replace(quantized, model=replace(quantized.model, nodes=nodes))
+    settled = replace(quantized, model=replace(quantized.model, nodes=nodes))
+    return settled if on_gpu else join_one_input(settled)

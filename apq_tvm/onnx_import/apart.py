@@ -4,8 +4,8 @@ A dimension is *apart* when result ``i`` along it depends on nothing but entry `
 That is proved node by node: every value that follows from an input carries the dimension along one
 axis, ``batch * factor``, and every operator here keeps blocks of `factor` entries to themselves.
 Operators that are not listed are taken to mix them. Only nets of convolutions and of attention are
-looked at: what parts gain is that activations stay in the caches, what they cost is that weights are
-read again.
+looked at: what parts gain is that activations stay in the caches, what they cost is that weights
+are read again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Dynamic quantization of groups of columns, a vector of groups at a time, as unscheduled TensorIR.
 
-Codes, scales and sums are those of `apq_tvm.ops.activations.quantize`. What remains of a group after
-its last vector operation is one number, and finding it and the group's factors takes longer than its
-codes: so as many groups as a vector has lanes are brought to one vector of largest magnitudes, of
-factors and of sums. Groups of a task count through its rows, so that short rows fill vectors too;
-those that are left are rounded one by one.
+Codes, scales and sums are those of `apq_tvm.ops.activations.quantize`. What remains of a group
+after its last vector operation is one number, and finding it and the group's factors takes longer
+than its codes: so as many groups as a vector has lanes are brought to one vector of largest
+magnitudes, of factors and of sums. Groups of a task count through its rows, so that short rows fill
+vectors too; those that are left are rounded one by one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from apq_tvm.ops.blocks import each, reduce_rows
 from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, PrimFunc, f32, i32, i64
 
 
-def takes_group_bundles(
-    k: int, act_group: int, weight_group: int, bits: int, lanes: int
-) -> bool:
+def takes_group_bundles(k: int, act_group: int, weight_group: int, bits: int, lanes: int) -> bool:
     """Whether groups are whole vectors of whole rows, each with one scale and one sum."""
     same = act_group == weight_group > 0
     return same and bits > 1 and k % act_group == 0 and act_group % lanes == 0
