@@ -41,7 +41,8 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
     model = quantized.model
     if "apq.PackKeys" in operators:
         packed = pack_attention(model, attention)
-        kept = replace(model, nodes=packed.nodes)
+        weights = {**model.weights, **packed.weights}
+        kept = replace(model, nodes=packed.nodes, weights=weights)
         return replace(quantized, model=kept, apart=packed.declined)
     joined = replace(quantized, model=replace(model, nodes=join_attention(model, attention)))
     return join_siblings(joined)

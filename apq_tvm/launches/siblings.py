@@ -161,6 +161,7 @@ def are_plain(tensors: Sequence[QuantizedTensor]) -> bool:
 
 
 def beside(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Rows of several tensors, one after the other."""
     zeros = [tensor.zeros for tensor in tensors if tensor.zeros is not None]
     return replace(
         tensors[0],

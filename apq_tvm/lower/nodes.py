@@ -148,7 +148,7 @@ def packed_attention(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) 
     """``apq.Attention`` of a processor (`apq_tvm.launches.packed`)."""
     shapes = Shapes(node)
     args = [value for value in inputs if value is not None]
-    of = [shapes.of(value) for value in args]
+    of = [shapes.of(value) for value in args[: len(args) - bool(node.attrs.get("sink"))]]
     func = attention(*of, **node.attrs, dtype=str(args[1].ty.dtype))
     return call(bb, func, args, shapes)
 
