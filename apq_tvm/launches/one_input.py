@@ -21,8 +21,12 @@ ELEMENTWISE = frozenset(("Add", "Concat", "Mul", "Neg", "Slice", "Split", "Sub",
 """What may read a slice, behind `MOVES`: one function computes both."""
 
 
+BY_ROWS = ("int", "k", "min", "nl", "super")
+"""Families whose rows of weights mean the same in whatever layer they are."""
+
+
 def join_one_input(quantized: QuantizedModel) -> QuantizedModel:
-    """Join layers of integers of one scheme whose results are read element by element."""
+    """Join layers of one scheme of `BY_ROWS` whose results are read element by element."""
     model = quantized.model
     readers = _readers(model)
     groups: dict[tuple[object, ...], list[Node]] = {}
@@ -38,7 +42,7 @@ def join_one_input(quantized: QuantizedModel) -> QuantizedModel:
         groups.setdefault(alike, []).append(node)
     for layers in groups.values():
         tensors = [quantized.tensors[quantized.layers[node.name]] for node in layers]
-        if len(layers) > 1 and are_plain(tensors):
+        if len(layers) > 1 and are_plain(tensors, BY_ROWS):
             quantized = _joined(quantized, layers)
     return quantized if quantized.model is model else _without_parts(quantized)
 

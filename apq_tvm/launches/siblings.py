@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -148,13 +148,14 @@ def _alike(lists: Sequence[Sequence[str]]) -> int:
     return sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*lists, strict=False)))
 
 
-def are_plain(tensors: Sequence[QuantizedTensor]) -> bool:
-    """Integers of one scheme, with nothing that belongs to a whole layer."""
+def are_plain(tensors: Sequence[QuantizedTensor], families: Collection[str] = ("int",)) -> bool:
+    """Of one scheme of these families, with nothing that belongs to a whole layer."""
     first = tensors[0]
     return all(
         tensor.scheme == first.scheme
-        and tensor.scheme.family == "int"
-        and not tensor.tables
+        and tensor.scheme.family in families
+        and tensor.tables.keys() == first.tables.keys()
+        and all(len(table) == len(tensor.codes) for table in tensor.tables.values())
         and (tensor.zeros is None) == (first.zeros is None)
         for tensor in tensors
     )
@@ -163,8 +164,10 @@ def are_plain(tensors: Sequence[QuantizedTensor]) -> bool:
 def beside(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
     """Rows of several tensors, one after the other."""
     zeros = [tensor.zeros for tensor in tensors if tensor.zeros is not None]
+    names = tensors[0].tables
     return replace(
         tensors[0],
+        tables={key: np.concatenate([tensor.tables[key] for tensor in tensors]) for key in names},
         codes=np.concatenate([tensor.codes for tensor in tensors]),
         scales=np.concatenate([tensor.scales for tensor in tensors]),
         zeros=np.concatenate(zeros) if zeros else None,

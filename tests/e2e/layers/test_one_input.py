@@ -85,15 +85,26 @@ def test_others_stay_apart(
     assert all("+" not in name for name in layers(path, **options))
 
 
-@pytest.mark.parametrize(("nodes", "outputs"), [(ROTATED, "y"), (GATED, "z")])
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "scheme"),
+    [
+        (ROTATED, "y", "W4A8g32"),
+        (GATED, "z", "W4A8g32"),
+        (GATED, "z", "W5mA8g32"),
+        *[
+            pytest.param(GATED, "z", scheme, marks=pytest.mark.all_cases)
+            for scheme in ("W8A8", "W4zA8g32", "W3sA8", "nl4")
+        ],
+    ],
+)
 def test_results_are_those_of_layers_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[Any], outputs: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[Any], outputs: str, scheme: str
 ) -> None:
     path = model(tmp_path, nodes, outputs)
-    apq_tvm.compile(path, tmp_path / "joined", scheme="W4A8g32")
+    apq_tvm.compile(path, tmp_path / "joined", scheme=scheme)
     with monkeypatch.context() as patched:
         patched.setattr(launches, "join_one_input", lambda quantized: quantized)
-        apq_tvm.compile(path, tmp_path / "apart", scheme="W4A8g32")
+        apq_tvm.compile(path, tmp_path / "apart", scheme=scheme)
     joined, apart = (load_module(tmp_path / name) for name in ("joined", "apart"))
     assert len(joined.manifest["layers"]) < len(apart.manifest["layers"])
     for shape in ((1, 1, 64), (2, 3, 64), (1, 40, 64)):
