@@ -37,6 +37,9 @@ def join_one_input(quantized: QuantizedModel) -> QuantizedModel:
             continue
         if any(node.inputs[3:]) or node.attrs.get("after") or not _read_by_element(readers, node):
             continue
+        spec = model.value_specs.get(node.outputs[0])
+        if spec is None or len(spec.shape) > 3:  # images: their kernels look at what is around
+            continue
         moved = any(reader and reader.op in MOVES for reader in readers[node.outputs[0]])
         alike = (node.inputs[0], quantized.tensors[key].scheme, moved)
         groups.setdefault(alike, []).append(node)
