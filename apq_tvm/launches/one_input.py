@@ -115,7 +115,10 @@ def _joined(quantized: QuantizedModel, layers: Sequence[Node]) -> QuantizedModel
     used = set(mine.values())
     tensors = {k: t for k, t in quantized.tensors.items() if k in used} | {key: tensor}
     kept = replace(model, nodes=tuple(nodes), weights=weights, value_specs=specs)
-    return replace(quantized, model=kept, tensors=tensors, layers=mine)
+    notes = {n: note for n, note in quantized.notes.items() if n not in names}
+    said = dict.fromkeys(quantized.notes[n] for n in names if quantized.notes.get(n))
+    notes |= {name: "; ".join(said)} if said else {}
+    return replace(quantized, model=kept, tensors=tensors, layers=mine, notes=notes)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
