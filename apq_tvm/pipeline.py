@@ -73,7 +73,7 @@ def plan(
     stopwatch.lap("quantize")
     joined = join(quantized, device_operators(profile))
     quantized = keep(joined, cache_type(kv), on_gpu=profile.gpu is not None)
-    quantized = settle(quantized)
+    quantized = settle(quantized, on_gpu=profile.gpu is not None)
     variants = tuple(select(quantized, v, linear_kernels(v)) for v in profile.variants)
     if variants:
         chosen = KernelPlan(quantized, profile, variants[0].choices, variants)

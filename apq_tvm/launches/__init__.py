@@ -1,6 +1,7 @@
 """Fewer, larger nodes: attention as one, whose scores then never reach memory.
 
-On processors it reads packed keys (`packed`). On a GPU a launch of a captured graph costs a
+On processors it reads packed keys (`packed`), and linear layers of one x are one where slices of
+their result cost nothing (`one_input`). On a GPU a launch of a captured graph costs a
 microsecond or two, and a layer of an encoder has fifteen nodes: attention becomes one
 (`attention`), linear layers of one x that only it reads become one (`siblings`). What a kernel does
 to x moves into what makes x later (`apq_tvm.lower.behind`).
@@ -13,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from apq_tvm.launches.attention import join_attention
+from apq_tvm.launches.one_input import join_one_input
 from apq_tvm.launches.packed import pack_attention, read_in_place
 from apq_tvm.launches.siblings import join_siblings
 from apq_tvm.types import QuantizedModel
@@ -40,13 +42,16 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
     model = quantized.model
     if "apq.PackKeys" in operators:
         packed = pack_attention(model, attention)
-        kept = replace(model, nodes=packed.nodes)
+        weights = {**model.weights, **packed.weights}
+        kept = replace(model, nodes=packed.nodes, weights=weights)
         return replace(quantized, model=kept, apart=packed.declined)
     joined = replace(quantized, model=replace(model, nodes=join_attention(model, attention)))
     return join_siblings(joined)
 
 
-def settle(quantized: QuantizedModel) -> QuantizedModel:
-    """Let attention read values where they lie, once caches of sessions have taken their places."""
+def settle(quantized: QuantizedModel, on_gpu: bool) -> QuantizedModel:
+    """Let attention read values where they lie, once caches of sessions have taken their places;
+    on processors layers of one x become one where nothing has to be copied for it."""
     nodes = read_in_place(quantized.model.nodes)
-    return replace(quantized, model=replace(quantized.model, nodes=nodes))
+    settled = replace(quantized, model=replace(quantized.model, nodes=nodes))
+    return settled if on_gpu else join_one_input(settled)

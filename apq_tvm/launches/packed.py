@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from apq_tvm.errors import NotApplicable
-from apq_tvm.launches.chains import Chain, apart, chains
-from apq_tvm.launches.shared_keys import EXPANDS, RESHAPES, SharedKeys, Stored, attributes
-from apq_tvm.types import ImportedModel, Node
+from apq_tvm.launches.chains import EXPANDS, Chain, apart, chains
+from apq_tvm.launches.shared_keys import RESHAPES, SharedKeys, Stored, attributes
+from apq_tvm.types import Array, ImportedModel, Node
 
 MOVES = (*RESHAPES, *EXPANDS, "Transpose")
 
@@ -29,36 +31,56 @@ class Packed:
     nodes : tuple of Node
     declined : dict of str to str
         By the name of a softmax that stays: why.
+    weights : dict of str to ndarray
+        Sinks, float32 [heads of q], beside the model's weights.
     """
 
     nodes: tuple[Node, ...]
     declined: dict[str, str] = field(default_factory=dict)
+    weights: dict[str, Array] = field(default_factory=dict)
 
 
 def pack_attention(model: ImportedModel, make: Callable[..., Any]) -> Packed:
     """Join what `make`, which is `apq_tvm.ops.graph.attention.attention`, takes.
 
-    The node reads q, packed keys, values and, where there is one, the mask; its attributes are
-    those of the function.
+    The node reads q, packed keys, values and, where there are, the mask and the sinks; its
+    attributes are those of the function.
     """
     shared, known = SharedKeys(model), {value for node in model.nodes for value in node.outputs}
     made: dict[str, tuple[Node, ...]] = {}
     gone: set[str] = set()
     declined = dict.fromkeys(apart(model), "something else reads its scores or changes its weights")
     packs: dict[tuple[str, Stored], str] = {}
-    for chain in chains(model):
+    sinks: dict[str, Array] = {}
+    for chain in chains(model, sinks=True):
         try:
-            joined = _joined(shared, make, chain, packs, known)
+            sink = _sink(model, shared, chain)
+            joined = _joined(shared, make, chain, packs, known, tuple(sink))
+            sinks |= sink
         except NotApplicable as reason:
             declined[chain.soft.name] = str(reason)
             continue
         made[chain.last.name] = joined
-        gone |= {node.name for node in (chain.first, chain.soft, *chain.bend)}
+        gone |= {node.name for node in (chain.first, chain.soft, *chain.bend, *chain.beside)}
     nodes: list[Node] = []
     for node in model.nodes:
         if node.name not in gone:
             nodes += made.get(node.name, (node,))
-    return Packed(_used(model, nodes), declined)
+    return Packed(_used(model, nodes), declined, sinks)
+
+
+def _sink(model: ImportedModel, shared: SharedKeys, chain: Chain) -> dict[str, Array]:
+    """The sinks of a chain by their own name, float32 [heads of q]; nothing where it has none."""
+    if not chain.sink:
+        return {}
+    array, heads = model.weights[chain.sink], shared.shape(chain.first.outputs[0])[1:-2]
+    array = array.reshape((1,) * max(0, len(heads) + 3 - array.ndim) + array.shape)
+    column = array[:1, ..., :1, :1]  # of one sequence and query; an Expand may have been computed
+    same = array.dtype == "float32" and bool((array == column).all())
+    if not same or not all(isinstance(n, int) for n in heads):
+        raise NotApplicable(f"the sink {chain.sink!r} {array.shape} is no number for each head")
+    numbers = np.broadcast_to(column[0, ..., 0, 0], [int(n) for n in heads])
+    return {f"{chain.sink}:sink": np.ascontiguousarray(numbers).reshape(-1)}
 
 
 def _used(model: ImportedModel, nodes: list[Node]) -> tuple[Node, ...]:
@@ -78,6 +100,7 @@ def _joined(
     chain: Chain,
     packs: dict[tuple[str, Stored], str],
     known: set[str],
+    sink: tuple[str, ...],
 ) -> tuple[Node, ...]:
     first, last = attributes(chain.first), attributes(chain.last)
     straight = tuple(range(len(first["perm_out"])))
@@ -94,6 +117,7 @@ def _joined(
         "order_out": last["perm_out"],
         **_scores(shared, chain),
         "zero_masked": bool(chain.soft.attrs.get("zero_masked", False)),
+        **({"sink": True} if sink else {}),
     }
     token, batch, *heads, size = (shared.shape(keys.name)[p] for p in keys.order)
     if token != shared.shape(values.name)[values.order[0]]:
@@ -113,20 +137,22 @@ def _joined(
             packs[op, stored] = value
             nodes.append(Node(op, value, (stored.name,), (value,), {"order": stored.order}))
         inputs.append(packs[op, stored])
-    inputs += chain.mask
+    inputs += (*chain.mask, *sink)
     joined = Node("apq.Attention", name, tuple(inputs), chain.last.outputs, {**attrs, **ordered})
     return (*nodes, joined)
 
 
 def _scores(shared: SharedKeys, chain: Chain) -> dict[str, float]:
     """What is done to products: a factor, or a softcap ``c * tanh(product * factor / c)``."""
-    scale = float(chain.soft.attrs.get("scale", 1.0))
-    if not chain.bend:
+    scale, bend = float(chain.soft.attrs.get("scale", 1.0)), list(chain.bend)
+    while bend and bend[0].op != "Tanh":
+        scale *= shared.factor(bend.pop(0))
+    if not bend:
         return {"scale": scale}
-    if [node.op == "Tanh" for node in chain.bend] != [True] + [False] * (len(chain.bend) - 1):
+    if any(node.op == "Tanh" for node in bend[1:]):
         raise NotApplicable("its scores are changed by more than a factor and a softcap")
     inner = scale
-    for node in chain.bend[1:]:
+    for node in bend[1:]:
         inner = inner * shared.factor(node)
     return {"scale": inner, "softcap": scale}
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.launches.chains import Shape, makers_of, shape_of
+from apq_tvm.launches.chains import EXPANDS, Shape, makers_of, shape_of
 from apq_tvm.types import ImportedModel, Node
 
 RESHAPES = ("Reshape", "apq.Reshape", "Squeeze", "Unsqueeze")
-EXPANDS = ("apq.Expand", "Expand")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -46,12 +46,12 @@ class _Siblings:
         """The model with these as one."""
         model, weights = quantized.model, dict(quantized.model.weights)
         names = [layer.name for layer in self.layers]
-        name, keys = _joined_name(names), [quantized.layers[n] for n in names]
-        tensor = _beside([quantized.tensors[key] for key in keys])
+        name, keys = joined_name(names), [quantized.layers[n] for n in names]
+        tensor = beside([quantized.tensors[key] for key in keys])
         first = self.layers[0]
-        weight = _joined_name([layer.inputs[1] for layer in self.layers])
+        weight = joined_name([layer.inputs[1] for layer in self.layers])
         weights[weight] = np.concatenate([weights[layer.inputs[1]] for layer in self.layers])
-        bias = _bias(self.layers, weights)
+        bias = bias_of(self.layers, weights)
         if bias is not None:
             weights[f"{name}.bias"] = bias
         lead = [int(n) for n in weights[self.shapes[0].inputs[1]][:-2]]
@@ -121,7 +121,7 @@ def _find(
     ends = {tuple(model.weights[node.inputs[1]].tolist()) for node in by_heads}
     alike = len(ends) == 1 and len({node.inputs[0] for node in nodes}) == 1
     alike = alike and all(node.attrs == nodes[0].attrs for node in nodes)
-    if not alike or not _are_plain([quantized.tensors[quantized.layers[n.name]] for n in nodes]):
+    if not alike or not are_plain([quantized.tensors[quantized.layers[n.name]] for n in nodes]):
         return None
     (end,) = ends
     rank, heads, width = len(end), int(end[-2]), int(end[-1])
@@ -133,7 +133,7 @@ def _find(
     return _Siblings(tuple(nodes), tuple(by_heads), attention, heads, width)
 
 
-def _joined_name(names: Sequence[str]) -> str:
+def joined_name(names: Sequence[str]) -> str:
     """``a/q/w``, ``a/k/w`` and ``a/v/w`` are ``a/q+k+v/w``: only parts that differ are repeated."""
     parts = [re.split(r"(?<=[/.])|(?=[/.])", name) for name in names]
     start = _alike(parts)
@@ -148,29 +148,33 @@ def _alike(lists: Sequence[Sequence[str]]) -> int:
     return sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*lists, strict=False)))
 
 
-def _are_plain(tensors: Sequence[QuantizedTensor]) -> bool:
-    """Integers of one scheme, with nothing that belongs to a whole layer."""
+def are_plain(tensors: Sequence[QuantizedTensor], families: Collection[str] = ("int",)) -> bool:
+    """Of one scheme of these families, with nothing that belongs to a whole layer."""
     first = tensors[0]
     return all(
         tensor.scheme == first.scheme
-        and tensor.scheme.family == "int"
-        and not tensor.tables
+        and tensor.scheme.family in families
+        and tensor.tables.keys() == first.tables.keys()
+        and all(len(table) == len(tensor.codes) for table in tensor.tables.values())
         and (tensor.zeros is None) == (first.zeros is None)
         for tensor in tensors
     )
 
 
-def _beside(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
+def beside(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Rows of several tensors, one after the other."""
     zeros = [tensor.zeros for tensor in tensors if tensor.zeros is not None]
+    names = tensors[0].tables
     return replace(
         tensors[0],
+        tables={key: np.concatenate([tensor.tables[key] for tensor in tensors]) for key in names},
         codes=np.concatenate([tensor.codes for tensor in tensors]),
         scales=np.concatenate([tensor.scales for tensor in tensors]),
         zeros=np.concatenate(zeros) if zeros else None,
     )
 
 
-def _bias(layers: Sequence[Node], weights: Mapping[str, Array]) -> Array | None:
+def bias_of(layers: Sequence[Node], weights: Mapping[str, Array]) -> Array | None:
     """Biases side by side, zeros where a layer has none; None where all have none."""
     given = [layer.inputs[2] if len(layer.inputs) > 2 else "" for layer in layers]
     if not any(given):

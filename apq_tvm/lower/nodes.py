@@ -148,7 +148,7 @@ def packed_attention(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) 
     """``apq.Attention`` of a processor (`apq_tvm.launches.packed`)."""
     shapes = Shapes(node)
     args = [value for value in inputs if value is not None]
-    of = [shapes.of(value) for value in args]
+    of = [shapes.of(value) for value in args[: len(args) - bool(node.attrs.get("sink"))]]
     func = attention(*of, **node.attrs, dtype=str(args[1].ty.dtype))
     return call(bb, func, args, shapes)
 
@@ -198,11 +198,18 @@ def convert_gelu(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> A
     return call(bb, gelu(shapes.of(x), node.attrs.get("approximate", "none")), [x], shapes)
 
 
+ELEMENTWISE = 0
+"""``op_pattern`` of what Relax may compute where it is read."""
+
+
 def convert_activation(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``apq.Activation`` that no layer took in."""
+    """``apq.Activation`` that no layer took in; ``fused`` with what reads it."""
     shapes = Shapes(node)
     (x,) = inputs
-    return call(bb, activation(shapes.of(x), str(node.attrs["activation"])), [x], shapes)
+    func = activation(shapes.of(x), str(node.attrs["activation"]))
+    if node.attrs.get("fused"):
+        func = func.with_attr("op_pattern", ELEMENTWISE)
+    return call(bb, func, [x], shapes)
 
 
 def embedding_converter(

@@ -3,8 +3,9 @@
 A dimension is *apart* when result ``i`` along it depends on nothing but entry ``i`` of the inputs.
 That is proved node by node: every value that follows from an input carries the dimension along one
 axis, ``batch * factor``, and every operator here keeps blocks of `factor` entries to themselves.
-Operators that are not listed are taken to mix them. Only nets of convolutions are looked at: what
-parts gain is that activations stay in the caches, what they cost is that weights are read again.
+Operators that are not listed are taken to mix them. Only nets of convolutions and of attention are
+looked at: what parts gain is that activations stay in the caches, what they cost is that weights
+are read again.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def batch_dimension(model: ImportedModel) -> tuple[str, str]:
     (str, str)
         Its name, ``""`` if there is none; then the other tells why not.
     """
-    if not any(node.op in _IMAGES for node in model.nodes):
-        return "", "no layer has windows"
+    if not any(node.op in _IMAGES or node.op == "apq.Softmax" for node in model.nodes):
+        return "", "no layer has windows or attention"
     try:
         name = _candidate(model)
         _check(model, name, symbol(name))
@@ -244,6 +245,12 @@ def _elsewhere(node: Node, inputs: Sequence[_Value | None], out: _Value, batch: 
     return out.axis not in {axis % len(out.dims) for axis in axes}
 
 
+def _embedding(node: Node, inputs: Sequence[_Value | None], out: _Value, batch: Dim) -> bool:
+    """A row of a table for each id."""
+    table, ids = inputs
+    return _constant((table,)) and _same(ids, out, batch)
+
+
 def _matmul(node: Node, inputs: Sequence[_Value | None], out: _Value, batch: Dim) -> bool:
     """Products of matrices that belong to one image each."""
     a, b = (
@@ -279,4 +286,5 @@ _RULES: tuple[tuple[frozenset[str], _Rule], ...] = (
         _elsewhere,
     ),
     (frozenset({"apq.MatMul"}), _matmul),
+    (frozenset({"apq.Embedding"}), _embedding),
 )

@@ -38,6 +38,7 @@ RULES: dict[str, Rule] = {
     "pack_keys": schedule_pack_keys,
     "pool": schedule_window_reduce,
     "quantize_activations": schedule_quantize,
+    "quantize_group_bundles": schedule_quantize,
     "quantize_row_bundles": schedule_quantize,
     "quantize_windows": schedule_quantize,
     "softmax": schedule_softmax,

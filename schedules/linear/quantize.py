@@ -7,6 +7,11 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.ops.activations.bundles import quantize_bundles
+from apq_tvm.ops.activations.group_bundles import (
+    GroupBundles,
+    quantize_group_bundles,
+    takes_group_bundles,
+)
 from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.ops.activations.row_bundles import RowBundles, quantize_row_bundles, takes_bundles
 from apq_tvm.ops.activations.windows_lines import LineWindows
@@ -59,8 +64,11 @@ def quantize_func(
     rows = task_rows(k, decide)
     if in_bundles(profile, bits, asymmetric):
         return quantize_bundles(k, act_group, weight_group, rows, bits)
+    together = profile.vector_bytes // 4
+    grouped = takes_group_bundles(k, act_group, weight_group, bits, together)
+    if profile.arch == "x86_64" and grouped:
+        return quantize_group_bundles(k, act_group, together, rows, bits)
     if profile.arch == "x86_64" and takes_bundles(k, act_group, weight_group, bits, asymmetric):
-        together = profile.vector_bytes // 4
         return quantize_row_bundles(k, together, -(-rows // together) * together)
     lanes = decide("lanes", LANES)
     return quantize_activations(k, act_group, weight_group, lanes, rows, bits, asymmetric)
@@ -86,7 +94,7 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
         return schedule_strips(sch)
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
-    if func.attrs["apq.op"] == RowBundles.name:
+    if func.attrs["apq.op"] in (RowBundles.name, GroupBundles.name):
         schedule_trees(sch)
     for suffix in group_suffixes(sch):
         schedule_group(sch, suffix, unroll)

@@ -281,17 +281,21 @@ int apq_run_images(apq_context *c, plan *p, const DLTensor *inputs, const DLTens
   begin(c->images, c->runs);
   for (int32_t i = 0; i < c->images->num_helpers; i++) begin(c->images->helpers[i]->images, UINT64_MAX);
   if (images < 2 || p->arena <= m->near_bytes * (size_t)threads) return apq_run_plan(c, p, inputs, outputs);
+  int rc = APQ_OK;
   if (threads > 1 && images >= threads) {
     shares side = {c, &all, images / threads};
-    int rc = find_helpers(c, threads - 1);
+    rc = find_helpers(c, threads - 1);
     if (rc != APQ_OK) return rc;
     apq_crew before = apq_threads_begin(c->handle, threads);
     c->threads = 1;
     rc = apq_side_by_side(run_one, &side, threads);
     c->threads = threads;
     apq_threads_end(&before);
-    if (rc != APQ_OK) return rc;
     done = threads * side.each;
   }
-  return done < images ? run_share(c, &all, done, images - done) : APQ_OK;
+  if (rc == APQ_OK && done < images) rc = run_share(c, &all, done, images - done);
+  if (rc != APQ_BAD_INPUT) return rc;
+  /* What is wrong with the inputs is told of the whole batch, not of a part, whose plans took the place of p. */
+  rc = find_part(c, &all, 0, images, 0, m->num_stages, &p);
+  return rc == APQ_OK ? apq_run_plan(c, p, inputs, outputs) : rc;
 }

@@ -82,3 +82,42 @@ def test_a_decoder_of_groups_is_as_onnx_runtime_has_it(tmp_path: Path) -> None:
             outputs.append(module.run(feeds)["logits"])
     for one, two in zip(outputs[:3], outputs[3:], strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+def test_sinks_take_their_share(tmp_path: Path) -> None:
+    """Scores of heads that have no value, behind a softcap and a mask."""
+    weights = {
+        "sinks": rand(1, N, 1, 1, seed=8) * 3, "cap": np.float32(4), "zero": [0], "minus": [-1],
+        "last": [3], "one": [1],
+    }  # fmt: skip
+    nodes: list[tuple[Any, ...]] = [
+        ("Transpose", "k", "kt", {"perm": (0, 1, 3, 2)}),
+        ("MatMul", "q kt", "a"),
+        ("Div", "a cap", "a1"),
+        ("Tanh", "a1", "a2"),
+        ("Mul", "a2 cap", "a3"),
+        ("Add", "a3 mask", "a4"),
+        ("Shape", "q", "q_shape"),
+        ("Slice", "q_shape zero last", "lead"),
+        ("Concat", "lead one", "wide", {"axis": 0}),
+        ("Expand", "sinks wide", "column"),
+        ("Concat", "a4 column", "a5", {"axis": -1}),
+        ("ReduceMax", "a5 last", "top", {"keepdims": 1}),
+        ("Sub", "a5 top", "a6"),
+        ("Softmax", "a6", "p", {"axis": -1}),
+        ("Slice", "p zero minus last", "p1"),
+        ("MatMul", "p1 v", "y"),
+    ]
+    inputs = {"q": ("float32", ["b", N, "s", H]), "mask": ("float32", [1, 1, "s", "t"])}
+    inputs |= {name: ("float32", ["b", N, "t", H]) for name in "kv"}
+    arrays = {name: np.asarray(value) for name, value in weights.items()}
+    path = save(build(nodes, inputs, "y", arrays, opset=18), tmp_path)
+    apq_tvm.compile(path, output=tmp_path / "sunk")
+    module: Any = load_module(tmp_path / "sunk")
+    assert explain(tmp_path / "sunk")["attention"] == {"kernels": 1, "apart": {}}
+    for b, s, t in ((1, 1, 40), (2, 7, 70), (1, 30, 600)):
+        hidden = np.arange(t)[None, :] > np.arange(s)[:, None] + t - s
+        mask = np.where(hidden, -np.inf, 0).astype(np.float32)[None, None]
+        feeds = {"q": rand(b, N, s, H), "mask": mask}
+        feeds |= {name: rand(b, N, t, H, seed=i) for i, name in enumerate("kv")}
+        compare(path, module, feeds, "y", 1e-5)

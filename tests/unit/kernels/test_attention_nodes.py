@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
@@ -117,6 +118,68 @@ def test_multi_head_attention(tmp_path: Path) -> None:
     shapes = {"q": ["b", "s", N * H], "k": ["b", "t", N * H], "v": ["b", "t", N * H]}
     nodes = [("com.microsoft.MultiHeadAttention", "q k v", "y", {"num_heads": N})]
     assert only(found(tmp_path, nodes, shapes), "apq.PackKeys").attrs["order"] == (1, 0, 2, 3)
+
+
+def with_sinks(less: bool, masked: bool) -> Nodes:
+    """As torch.onnx writes a score of each head behind the others, less the largest or not."""
+    first: Nodes = [*SCORES, ("Mul", "a half", "c")]
+    if masked:
+        first += [("Add", "c m", "d")]
+    first += [("Expand", "sinks wide", "s1"), ("Concat", f"{'d' if masked else 'c'} s1", "e")]
+    first[-1] = (*first[-1], {"axis": -1})
+    if less:
+        first += [("ReduceMax", "e last", "top", {"keepdims": 1}), ("Sub", "e top", "f")]
+    cut: Nodes = [("Slice", "p zero minus last", "r"), ("MatMul", "r v", "y")]
+    return [*first, ("Softmax", "f" if less else "e", "p", {"axis": -1}), *cut]
+
+
+SINKS = {
+    "sinks": np.arange(N, dtype=np.float32).reshape(1, N, 1, 1), "half": np.float32(0.5),
+    "wide": np.array([1, 1, 5, 1]), "last": np.array([3]), "zero": np.array([0]),
+    "minus": np.array([-1]),
+}  # fmt: skip
+SUNK = {"q": [1, N, 5, H], "k": [1, N, "t", H], "v": [1, N, "t", H]}
+
+
+@pytest.mark.parametrize("less", (False, True))
+@pytest.mark.parametrize("masked", (False, True))
+def test_sinks(tmp_path: Path, less: bool, masked: bool) -> None:
+    shapes = {**SUNK, **({"m": [1, 1, 5, "t"]} if masked else {})}
+    packed = found(tmp_path, with_sinks(less, masked), shapes, SINKS, opset=18)
+    node = only(packed, "apq.Attention")
+    assert node.attrs["sink"] and node.attrs["scale"] == 0.5
+    assert len(node.inputs) == (5 if masked else 4) and not packed.declined
+    assert packed.weights[node.inputs[-1]].tolist() == list(range(N))
+    assert not {"Concat", "apq.Softmax", "Sub", "ReduceMax"} & {one.op for one in packed.nodes}
+
+
+@pytest.mark.parametrize("attrs", [{"smooth_softmax": 1}, {"softcap": 7.0}])
+def test_sinks_of_operators_of_groups(tmp_path: Path, attrs: dict[str, Any]) -> None:
+    """Given, or zeros; beside a softcap."""
+    heads = {"num_heads": N, "kv_num_heads": KV, **attrs}
+    read = "q k v pk pv lens total" + (" _ _ _ _ sink" if "softcap" in attrs else "")
+    inputs: dict[str, Any] = {"q": ("float32", ["b", "s", N * H])}
+    inputs |= {name: ("float32", ["b", "s", KV * H]) for name in "kv"}
+    inputs |= {name: ("float32", ["b", KV, "p", H]) for name in ("pk", "pv")}
+    inputs |= {"lens": ("int32", ["b"]), "total": ("int32", [])}
+    weights = {"sink": np.ones(N, np.float32)} if "softcap" in attrs else {}
+    nodes = [("com.microsoft.GroupQueryAttention", read, "y nk nv", heads)]
+    path = save(build(nodes, inputs, "y nk nv", weights, 20, MS), tmp_path)
+    packed = pack_attention(import_onnx(path), attention)
+    node = only(packed, "apq.Attention")
+    assert node.attrs["sink"] and node.attrs.get("softcap", 0.0) == attrs.get("softcap", 0.0)
+    assert packed.weights[node.inputs[-1]].tolist() == [float("softcap" in attrs)] * N
+
+
+def test_a_column_that_is_no_sink_stays(tmp_path: Path) -> None:
+    """One for each query, or that something else reads."""
+    each = {**SINKS, "sinks": np.arange(N * 5, dtype=np.float32).reshape(1, N, 5, 1)}
+    packed = found(tmp_path, with_sinks(False, False), SUNK, each, opset=18)
+    assert "no number for each head" in packed.declined["n_p"]
+    nodes = with_sinks(False, False)
+    nodes[-1:] = [("MatMul", "r v", "w"), ("ReduceMax", "p last", "g"), ("Add", "w g", "y")]
+    packed = found(tmp_path, nodes, SUNK, SINKS, opset=18)
+    assert "something else reads" in packed.declined["n_p"]
 
 
 def test_what_stays_apart_has_a_reason(tmp_path: Path) -> None:

@@ -82,6 +82,29 @@ def test_images_that_are_mixed(tmp_path: Path, name: str) -> None:
     assert model.batch == "" and model.mixed
 
 
+def attends(tmp_path: Path, mask: str) -> ImportedModel:
+    """Words looked up, and each a mean of those that a mask [b, 1, t] shows, or one [b, b, t]."""
+    inputs = {"ids": ("int64", ["b", "t"]), "mask": ("float32", ["b", "n", "t"])}
+    nodes: list[Any] = [
+        ("Gather", "table ids", "x"),
+        ("Transpose", "x", "keys", {"perm": [0, 2, 1]}),
+        ("MatMul", "x keys", "products"),
+        ("Add", f"products {mask}", "scores"),
+        ("Softmax", "scores", "weights", {"axis": -1}),
+        ("MatMul", "weights x", "y"),
+    ]
+    if mask == "turned":
+        nodes.insert(0, ("Transpose", "mask", "turned", {"perm": [1, 0, 2]}))
+    weights = {"table": rand(50, 16)}
+    return import_onnx(save(build(nodes, inputs, "y", weights, opset=18), tmp_path))
+
+
+def test_sentences_stay_apart(tmp_path: Path) -> None:
+    """Attention of encoders, unless what masks a sentence is another's."""
+    assert attends(tmp_path, "mask").batch == "b"
+    assert attends(tmp_path, "turned").mixed
+
+
 def test_a_batch_is_the_first_axis_of_everything_and_may_be_1(tmp_path: Path) -> None:
     """Neither of two inputs alone, nor one of a least size, nor a net without windows."""
     two = {**IMAGE, "u": ("float32", ["n", 8, 6, 6])}
