@@ -50,7 +50,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         "batch": {"dimension": plan.quantized.model.batch, "note": plan.quantized.model.mixed},
         "session": describe_session(model),
         "stateless": model.stateless,
-        **describe_attention(plan.quantized),
+        **describe_attention(plan.quantized, [made.lowered.apart for made in scheduled]),
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
@@ -74,12 +74,19 @@ def describe_session(model: ImportedModel) -> dict[str, Any] | None:
     }
 
 
-def describe_attention(quantized: QuantizedModel) -> dict[str, Any]:
-    """``attention``: how many are one ``kernel``, and by name why others are ``apart``."""
-    kernels = sum(node.op == "apq.Attention" for node in quantized.model.nodes)
-    if not kernels and not quantized.apart:
-        return {}
-    return {"attention": {"kernels": kernels, "apart": dict(quantized.apart)}}
+def describe_attention(
+    quantized: QuantizedModel, late: Sequence[Mapping[str, str]] = ()
+) -> dict[str, Any]:
+    """``attention``: how many are one ``kernel``, and by name why others are ``apart``.
+
+    `late` says the same of those that kernels declined when they were lowered, for each device.
+    """
+    apart = dict(quantized.apart)
+    joined = {node.name for node in quantized.model.nodes if node.op == "apq.Attention"}
+    for declined in late:
+        apart.update(declined)
+        joined -= set(declined)
+    return {"attention": {"kernels": len(joined), "apart": apart}} if joined or apart else {}
 
 
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:
