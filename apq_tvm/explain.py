@@ -135,7 +135,9 @@ def _session_lines(report: Mapping[str, Any]) -> list[str]:
     if not report.get("session"):
         return []
     info = report["session"]
-    return [f"sessions keep {len(info['caches'])} caches of {info['cache']}, which grow in place"]
+    scales = ", one scale for each head and token" if info["cache"] == "int8" else ""
+    kind = f"{len(info['caches'])} caches of {info['cache']}{scales}"
+    return [f"sessions keep {kind}, which grow in place"]
 
 
 def _attention_lines(report: Mapping[str, Any]) -> list[str]:

@@ -50,10 +50,10 @@ class AttentionLowering:
         shapes = Shapes(node)
         args = [value for value in inputs if value is not None]
         of, dtype = [shapes.of(value) for value in args], str(args[1].ty.dtype)
-        scales = of[3:5] if dtype == "int8" else ()
-        others = {"dtype": dtype, "scales": scales}
+        scales = of[3:5] if dtype == "int8" else []
+        given = [*of[:3], *of[3 + len(scales) :]]
         try:
-            func = attention(*of[:3], *of[3 + len(scales) :], **node.attrs, **others)
+            func = attention(*given, **node.attrs, dtype=dtype, scales=scales)
         except NotApplicable as why:
             self.declined[node.name] = str(why)
             return Unpacked(bb, node, self._dims).result(args)
@@ -168,7 +168,8 @@ class Unpacked:
 
     def _decoded(self, codes: Any, scales: Any, tokens: Any) -> Any:
         blocks, batch, heads, _ = self._shape(scales)
-        by_token = self._reshaped(self._permuted(scales, (0, 3, 1, 2)), [blocks * PACK, batch, heads])
+        flat = self._permuted(scales, (0, 3, 1, 2))
+        by_token = self._reshaped(flat, [blocks * PACK, batch, heads])
         by_token = self._reshaped(self._first(by_token, 0, tokens), [tokens, batch, heads, 1])
         floats = self._bb.emit(relax.op.astype(codes, "float32"))
         return self._bb.emit(relax.op.multiply(floats, by_token))

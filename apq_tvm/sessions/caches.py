@@ -99,7 +99,7 @@ def _read_as_kept(nodes: list[Node], cache: str) -> list[Node]:
         if node.op == "apq.Attention" and any(kept):
             keys, values = kept
             if keys is None or values is None:
-                raise NotApplicable(f"attention '{node.name}' has a cache of keys or of values alone")
+                raise NotApplicable(f"'{node.name}' has a cache of keys or of values alone")
             if cache == "int8":
                 scales = (keys.outputs[0], values.outputs[0])
                 node = replace(node, inputs=(*node.inputs[:3], *scales, *node.inputs[3:]))

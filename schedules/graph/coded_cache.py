@@ -1,4 +1,4 @@
-"""A cache's new tokens in int8: a head of a token is rounded in registers and scattered by fours."""
+"""A cache's new tokens in int8: a head of a token is rounded in registers, then put in place."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def coded(rows: Any) -> tuple[Any, Any]:
     scale = largest * np.float32(1 / 127)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     codes = np.rint(rows.astype(np.float64) * inverse.astype(np.float64))
-    return codes.astype(np.int8), scale[..., 0]
+    return np.ascontiguousarray(codes, np.int8), scale[..., 0]
 
 
 def in_fours(codes: Any) -> Any:

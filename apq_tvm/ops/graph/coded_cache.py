@@ -78,7 +78,7 @@ def coded_cache(
     _, batch, heads, width = (past[axis] for axis in orders[0])
     if not isinstance(heads, int) or not isinstance(width, int) or width > WIDEST:
         raise NotApplicable(
-            f"caches of {heads} heads of {width} columns: int8 wants numbers, at most {WIDEST} columns"
+            f"{heads} heads of {width} columns: int8 wants numbers, {WIDEST} columns at most"
         )
     codes, scales = coded_shapes(("blocks", "tokens", batch, heads, width), layout)
     with IRBuilder() as builder, b.prim_func(s_tir=True):
@@ -93,6 +93,6 @@ def coded_cache(
         argument("codes", symbols.shape(codes), "int8")
         b.func_attr({"apq.op": "coded_cache", "op_pattern": 8, "tirx.noalias": True})
         b.func_attr({"apq.work": i64(4), "apq.layout": layout})
-        b.func_attr({f"apq.{name}": list(o) for name, o in zip(("past", "new"), orders, strict=True)})
+        b.func_attr({"apq.past": list(orders[0]), "apq.new": list(orders[1])})
         b.evaluate(i32(0))
     return builder.get()

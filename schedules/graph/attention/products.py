@@ -45,7 +45,8 @@ def cleared(acc: Any, vectors: int) -> list[Stmt]:
 def as_float(vector: Expr) -> Expr:
     """Floats, halves or int8 as floats."""
     kind, _, lanes = str(vector.ty).partition("x")
-    return vector if kind == "float32" else vector.astype(f"float32x{lanes}" if lanes else "float32")
+    wanted = f"float32x{lanes}" if lanes else "float32"
+    return vector if kind == "float32" else vector.astype(wanted)
 
 
 def coded_scores(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import sym, tirx
 
@@ -23,6 +23,9 @@ from apq_tvm.schedules.graph.attention.scratch import (
 )
 from apq_tvm.schedules.graph.panel import is_const, loop
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i32, i64
+
+if TYPE_CHECKING:
+    from apq_tvm.tensorize.meaning.four_dot import FourDot
 
 
 class Task:
@@ -154,17 +157,17 @@ class Task:
             zero: Any = f32(0.0) if lanes == 1 else tirx.Broadcast(f32(0.0), lanes)
             parts.append(s.store(s.q, r * i64(p.columns) + i64(p.size + begin), zero, lanes))
         if p.dot is not None:
-            parts += self._rounded(r)
+            parts += self._rounded(r, p.dot)
         if p.mask is not None:
             parts.append(s.store(s.hidden, r, self._offset(p.mask_steps, query, head)))
         return tirx.stmt_seq(*parts, s.store(s.before, r, f32(-float("inf"))))
 
-    def _rounded(self, r: Expr) -> list[Stmt]:
+    def _rounded(self, r: Expr, dot: FourDot) -> list[Stmt]:
         """Codes of a row of q, and what its sums with int8 keys begin with."""
         p, s, at = self.p, self.scratch, r * i64(self.p.columns)
         parts, scale, codes = coded_row(s.q, at, s.codes, at, p.columns)
         more, whole = across(add, codes)
-        offset = whole * i32(-p.dot.offset)
+        offset = whole * i32(-dot.offset)
         return [*parts, *more, s.store(s.steps, r, scale), s.store(s.offsets, r, offset)]
 
     def _reset(self, r: Expr, part: Expr) -> Stmt:
