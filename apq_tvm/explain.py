@@ -146,7 +146,10 @@ def _attention_lines(report: Mapping[str, Any]) -> list[str]:
         return []
     attention = report["attention"]
     apart = [f"  not {name}: {reason}" for name, reason in attention["apart"].items()]
-    return [f"attention: {attention['kernels']} as one kernel each", *apart]
+    plain = "as floats, where a device multiplies no bytes"
+    scores = [plain if how == "float" else f"by {how}" for how in attention.get("scores", ())]
+    keys = f"; int8 keys are multiplied {' or '.join(scores)}" if scores else ""
+    return [f"attention: {attention['kernels']} as one kernel each{keys}", *apart]
 
 
 def _decided(kernel: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         "batch": {"dimension": plan.quantized.model.batch, "note": plan.quantized.model.mixed},
         "session": describe_session(model),
         "stateless": model.stateless,
-        **describe_attention(plan.quantized, [made.lowered.apart for made in scheduled]),
+        **describe_attention(plan.quantized, scheduled),
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
@@ -75,18 +75,24 @@ def describe_session(model: ImportedModel) -> dict[str, Any] | None:
 
 
 def describe_attention(
-    quantized: QuantizedModel, late: Sequence[Mapping[str, str]] = ()
+    quantized: QuantizedModel, scheduled: Sequence[ScheduledModel] = ()
 ) -> dict[str, Any]:
-    """``attention``: how many are one ``kernel``, and by name why others are ``apart``.
+    """``attention``: how many are one kernel, and by name why others are ``apart``.
 
-    `late` says the same of those that kernels declined when they were lowered, for each device.
+    Those that kernels declined when they were lowered, on any device, are among the latter. Where
+    keys are int8, ``scores`` are the instructions that multiply them, or ``"float"``.
     """
     apart = dict(quantized.apart)
     joined = {node.name for node in quantized.model.nodes if node.op == "apq.Attention"}
-    for declined in late:
-        apart.update(declined)
-        joined -= set(declined)
-    return {"attention": {"kernels": len(joined), "apart": apart}} if joined or apart else {}
+    for made in scheduled:
+        apart.update(made.lowered.apart)
+        joined -= set(made.lowered.apart)
+    if not joined and not apart:
+        return {}
+    every = [one.decisions for made in scheduled for one in made.schedules.values()]
+    scores = sorted({str(taken["scores"]) for taken in every if "scores" in taken})
+    said = {"scores": scores} if scores else {}
+    return {"attention": {"kernels": len(joined), "apart": apart, **said}}
 
 
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:

@@ -17,8 +17,9 @@ from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.nodes import Shapes, call, convert_matmul, convert_softmax, same
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.ops.graph.attention import FOURS, PACK, attention
+from apq_tvm.ops.graph.attention import PACK, attention
 from apq_tvm.ops.graph.pack_keys import pack_keys
+from apq_tvm.ops.graph.unpacked import unpacked_keys, unpacked_values
 from apq_tvm.schedules.devices import device_operators
 from apq_tvm.types import DeviceProfile, Node
 
@@ -110,69 +111,44 @@ class Unpacked:
     def _shape(self, x: Any) -> list[Any]:
         return list(known_shape(x, self._node))
 
-    def _permuted(self, x: Any, order: Sequence[int]) -> Any:
-        return self._bb.emit(relax.op.permute_dims(x, list(order)))
-
     def _reshaped(self, x: Any, extents: Sequence[Any]) -> Any:
         return self._bb.emit(relax.op.reshape(x, relax.ShapeExpr(list(extents))))
-
-    def _first(self, x: Any, axis: int, count: Any) -> Any:
-        return self._bb.emit(relax.op.strided_slice(x, [axis], [0], [count]))
 
     def result(self, args: Sequence[Any]) -> Any:
         """What the kernel would give for q, keys, values, scales of int8, and a mask."""
         emit, attrs = self._bb.emit, self._node.attrs
-        q, keys, values, *rest = args
-        coded = str(keys.ty.dtype) == "int8"
-        scales, masks = (rest[:2], rest[2:]) if coded else ([], rest)
-        q = self._permuted(q, attrs["order"])
+        coded = str(args[1].ty.dtype) == "int8"
+        scales, masks = (args[3:5], args[5:]) if coded else ((), args[3:])
+        q = emit(relax.op.permute_dims(args[0], list(attrs["order"])))
         logical = self._shape(q)
-        values = self._permuted(values, attrs["order_values"])
-        tokens, size = self._shape(values)[0], logical[-1]
-        keys = self._tokens_first(keys, tokens, size, coded)
-        if coded:
-            keys, values = (
-                self._decoded(x, scale, tokens)
-                for x, scale in zip((keys, values), scales, strict=True)
-            )
-        else:
-            keys, values = (emit(relax.op.astype(x, "float32")) for x in (keys, values))
-        batch, heads, columns = *self._shape(keys)[1:3], self._shape(values)[-1]
-        values = self._reshaped(values, [tokens, batch, heads, columns])
+        keys, values = self._floats(args[1], args[2], scales, logical[-1])
+        tokens, batch, heads, columns = self._shape(values)
         rows = 1
         for extent in logical[1:-1]:
             rows = rows * extent
         rows = sym.Analyzer().simplify(rows // heads)
-        keys, values = (self._permuted(keys, (1, 2, 3, 0)), self._permuted(values, (1, 2, 0, 3)))
-        together = self._reshaped(q, [batch, heads, rows, size])
+        keys = emit(relax.op.permute_dims(keys, [1, 2, 3, 0]))
+        values = emit(relax.op.permute_dims(values, [1, 2, 0, 3]))
+        together = self._reshaped(q, [batch, heads, rows, logical[-1]])
         scores = emit(relax.op.matmul(together, keys))
         scores = self._bent(self._reshaped(scores, [*logical[:-1], tokens]), masks)
         weights = self._reshaped(scores, [batch, heads, rows, tokens])
         y = self._reshaped(emit(relax.op.matmul(weights, values)), [*logical[:-1], columns])
         return relax.op.permute_dims(y, list(attrs["order_out"]))
 
-    def _tokens_first(self, keys: Any, tokens: Any, size: Any, coded: bool) -> Any:
-        """``[T, B, N, H]`` of packed keys, or of those that packing declined."""
-        shape = self._shape(keys)
-        if len(shape) == 3:
-            return self._reshaped(keys, [*shape[:2], 1, shape[2]])
-        if len(shape) == 4:
-            return keys
-        blocks, batch, heads, columns, _ = shape
-        order: tuple[int, ...] = (0, 4, 1, 2, 3)
-        if coded:
-            keys = self._reshaped(keys, [*shape[:4], PACK, FOURS])
-            order, columns = (0, 4, 1, 2, 3, 5), columns * FOURS
-        flat = self._reshaped(self._permuted(keys, order), [blocks * PACK, batch, heads, columns])
-        return self._first(self._first(flat, 0, tokens), 3, size)
-
-    def _decoded(self, codes: Any, scales: Any, tokens: Any) -> Any:
-        blocks, batch, heads, _ = self._shape(scales)
-        flat = self._permuted(scales, (0, 3, 1, 2))
-        by_token = self._reshaped(flat, [blocks * PACK, batch, heads])
-        by_token = self._reshaped(self._first(by_token, 0, tokens), [tokens, batch, heads, 1])
-        floats = self._bb.emit(relax.op.astype(codes, "float32"))
-        return self._bb.emit(relax.op.multiply(floats, by_token))
+    def _floats(self, keys: Any, values: Any, scales: Sequence[Any], size: Any) -> tuple[Any, Any]:
+        """Both as float32 ``[T, B, Nkv, H]``."""
+        shapes, order = Shapes(self._node), self._node.attrs["order_values"]
+        dtype = str(keys.ty.dtype)
+        of_keys, of_values = shapes.of(keys), shapes.of(values)
+        by = tuple(shapes.of(scale) for scale in scales) or (None, None)
+        func = unpacked_values(of_values, order, dtype, by[1])
+        values = self._bb.emit(call(self._bb, func, [values, *scales[1:]], shapes))
+        if len(of_keys) == 5:
+            func = unpacked_keys(of_keys, of_values[order[0]], int(size), dtype, by[0])
+            return self._bb.emit(call(self._bb, func, [keys, *scales[:1]], shapes)), values
+        _, batch, heads, _ = self._shape(values)  # packing declined
+        return self._reshaped(keys, [self._shape(keys)[0], batch, heads, size]), values
 
     def _bent(self, scores: Any, masks: Sequence[Any]) -> Any:
         """Probabilities of scores: scale, softcap, mask, softmax."""

@@ -62,8 +62,8 @@ def keep(quantized: QuantizedModel, cache: str = "float32", on_gpu: bool = False
         why = "on a GPU runs take caches and give them back; run(on_device=True) leaves them there"
         return replace(quantized, model=replace(model, stateless=why))
     try:
-        nodes = in_place(model, pairs, cache)
         feeds, past, length = find_feeds(model, pairs)
+        nodes = in_place(model, pairs, cache)
         logits, nodes, specs = only_asked(model, pairs, nodes, length)
     except NotApplicable as why:
         return replace(quantized, model=replace(model, stateless=str(why)))

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def whole_number(
-    name: str, value: Any, refuse: Callable[[str], Exception], bits: int = 64
-) -> int:
+def whole_number(name: str, value: Any, refuse: Callable[[str], Exception], bits: int = 64) -> int:
     """An argument that the library takes as a signed integer of so many bits.
 
     Raises

@@ -45,9 +45,7 @@ def test_caches(target: str, layout: str, tmp_path: Path) -> None:
     kept, total = (p for p in func.params if not hasattr(p, "shape"))
     fixed = {kept: tirx.const(0, "int64"), total: tirx.const(21, "int64")}
     made = scheduled(func, target).specialize(fixed)
-    codes, scales = coded(
-        np.concatenate([past.transpose(2, 0, 1, 3), new.transpose(1, 0, 2, 3)])
-    )
+    codes, scales = coded(np.concatenate([past.transpose(2, 0, 1, 3), new.transpose(1, 0, 2, 3)]))
     packed = in_fours(codes) if layout == "keys" else codes
     got = np.full((2, 2, 3, 16), np.nan, np.float32), np.full_like(packed, 99)
     emulated(made, find_profile(target), tmp_path)(past, new, *got)

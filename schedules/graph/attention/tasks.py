@@ -47,8 +47,10 @@ def schedule_attention(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     -------
     tvm.tirx.PrimFunc
     """
-    dots = {dot.name: dot for dot in four_dots(profile)} if Attended.of(func).coded else {}
-    dot = dots.get(decide("scores", (*dots, "float"))) if dots else None
+    dot = None
+    if Attended.of(func).coded:
+        dots = {dot.name: dot for dot in four_dots(profile)}
+        dot = dots.get(decide("scores", (*dots, "float")))
     views, p = read_problem(func, dot)
     wide = profile.vector_bytes >= 64
     narrow = profile.vector_bytes == 16 and profile.vector_registers < 32

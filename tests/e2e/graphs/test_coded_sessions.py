@@ -77,7 +77,7 @@ def test_tokens_behind_others_give_what_all_at_once_give(
 
 def test_int8_costs_little(modules: dict[str, Any]) -> None:
     """Of 300 tokens in parts, and a whole run with a past of floats."""
-    logits = {kind: module.session(300).prefill(IDS[0], last=300) for kind, module in modules.items()}
+    logits = {kind: modules[kind].session(300).prefill(IDS[0], last=300) for kind in KINDS}
     spread = np.abs(logits["f32"]).max()
     assert_allclose(logits["f16"], logits["f32"], atol=1e-3 * spread)
     error = np.abs(logits["i8"] - logits["f32"])
