@@ -43,7 +43,7 @@ def both(
     return kernel, plain
 
 
-@pytest.mark.parametrize("kv", ["f32", "f16", "i8"])
+@pytest.mark.parametrize("kv", [pytest.param("f32", marks=pytest.mark.all_cases), "f16", "i8"])
 def test_sessions_go_on(kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small_llama(tmp_path / "llama.onnx")
     kernel, plain = both(path, tmp_path, monkeypatch, "attention", scheme="float", kv=kv)
@@ -63,7 +63,14 @@ def test_masks_of_grouped_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("names", [("attention",), ("attention", "pack_keys"), ("pack_keys",)])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("attention",),
+        pytest.param(("attention", "pack_keys"), marks=pytest.mark.all_cases),
+        ("pack_keys",),
+    ],
+)
 def test_softcaps_and_keys_that_are_not_packed(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
