@@ -45,7 +45,9 @@ def test_grouped_queries_are_fed_a_mask(tmp_path: Path) -> None:
 
 def test_int8_caches_give_their_scales_to_attention(tmp_path: Path) -> None:
     path = small_llama(tmp_path / "llama.onnx")
-    quantized = pipeline.plan(path, scheme="W8A8g32", search=False, target="znver4", kv="i8").quantized
+    quantized = pipeline.plan(
+        path, scheme="W8A8g32", search=False, target="znver4", kv="i8"
+    ).quantized
     model = quantized.model
     caches = [node for node in model.nodes if node.op == "apq.Cache"]
     assert [node.attrs["dtype"] for node in caches] == ["int8", "int8"]
