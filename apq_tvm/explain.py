@@ -135,7 +135,9 @@ def _session_lines(report: Mapping[str, Any]) -> list[str]:
     if not report.get("session"):
         return []
     info = report["session"]
-    return [f"sessions keep {len(info['caches'])} caches of {info['cache']}, which grow in place"]
+    scales = ", one scale for each head and token" if info["cache"] == "int8" else ""
+    kind = f"{len(info['caches'])} caches of {info['cache']}{scales}"
+    return [f"sessions keep {kind}, which grow in place"]
 
 
 def _attention_lines(report: Mapping[str, Any]) -> list[str]:
@@ -144,7 +146,10 @@ def _attention_lines(report: Mapping[str, Any]) -> list[str]:
         return []
     attention = report["attention"]
     apart = [f"  not {name}: {reason}" for name, reason in attention["apart"].items()]
-    return [f"attention: {attention['kernels']} as one kernel each", *apart]
+    plain = "as floats, where a device multiplies no bytes"
+    scores = [plain if how == "float" else f"by {how}" for how in attention.get("scores", ())]
+    keys = f"; int8 keys are multiplied {' or '.join(scores)}" if scores else ""
+    return [f"attention: {attention['kernels']} as one kernel each{keys}", *apart]
 
 
 def _decided(kernel: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         "batch": {"dimension": plan.quantized.model.batch, "note": plan.quantized.model.mixed},
         "session": describe_session(model),
         "stateless": model.stateless,
-        **describe_attention(plan.quantized),
+        **describe_attention(plan.quantized, scheduled),
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
@@ -74,12 +74,25 @@ def describe_session(model: ImportedModel) -> dict[str, Any] | None:
     }
 
 
-def describe_attention(quantized: QuantizedModel) -> dict[str, Any]:
-    """``attention``: how many are one ``kernel``, and by name why others are ``apart``."""
-    kernels = sum(node.op == "apq.Attention" for node in quantized.model.nodes)
-    if not kernels and not quantized.apart:
+def describe_attention(
+    quantized: QuantizedModel, scheduled: Sequence[ScheduledModel] = ()
+) -> dict[str, Any]:
+    """``attention``: how many are one kernel, and by name why others are ``apart``.
+
+    Those that kernels declined when they were lowered, on any device, are among the latter. Where
+    keys are int8, ``scores`` are the instructions that multiply them, or ``"float"``.
+    """
+    apart = dict(quantized.apart)
+    joined = {node.name for node in quantized.model.nodes if node.op == "apq.Attention"}
+    for made in scheduled:
+        apart.update(made.lowered.apart)
+        joined -= set(made.lowered.apart)
+    if not joined and not apart:
         return {}
-    return {"attention": {"kernels": kernels, "apart": dict(quantized.apart)}}
+    every = [one.decisions for made in scheduled for one in made.schedules.values()]
+    scores = sorted({str(taken["scores"]) for taken in every if "scores" in taken})
+    said = {"scores": scores} if scores else {}
+    return {"attention": {"kernels": len(joined), "apart": apart, **said}}
 
 
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:

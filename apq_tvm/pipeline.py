@@ -131,7 +131,8 @@ def compile(
     layout : str
         Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm.layouts`).
     kv : str
-        Type of the keys and values that attention of a decoder reads, ``"f32"`` or ``"f16"``.
+        Type of the keys and values that attention of a decoder reads: ``"f32"``, ``"f16"``, or
+        ``"i8"`` with one scale for each head and token.
     cc, sysroot : str
         C compiler for `target`, where the one found by itself will not do, and the folder of the
         target's headers and libraries (`apq_tvm.codegen.build.toolchain`).

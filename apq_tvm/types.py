@@ -96,7 +96,7 @@ class State:
     past, length : str
         Dimensions: tokens of the caches, and of ``"ids"``.
     cache : str
-        Type of what is kept, ``"float32"`` or ``"float16"``.
+        Type of what is kept, ``"float32"``, ``"float16"`` or ``"int8"``.
     """
 
     pasts: tuple[str, ...]
@@ -562,6 +562,9 @@ class LoweredModel:
         PrimFunc name → the kernel it is of and what was decided (`apq_tvm.lower.linear`).
     preparations : mapping of str to Preparation
         PrimFunc name → what kernels want done to x (`apq_tvm.schedules.linear.kernel`).
+    apart : mapping of str to str
+        By the name of an attention that its kernel declined here, which plain operators compute:
+        why.
     """
 
     packed: PackedModel
@@ -570,6 +573,7 @@ class LoweredModel:
     variants: Mapping[str, tuple[Variant, ...]]
     linears: Mapping[str, Any]
     preparations: Mapping[str, Any] = field(default_factory=dict)
+    apart: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

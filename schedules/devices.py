@@ -17,6 +17,7 @@ from apq_tvm.types import DeviceProfile
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear.kernel import LinearKernel
+    from apq_tvm.tensorize.meaning.four_dot import FourDot
 
 PROFILES: tuple[DeviceProfile, ...] = (
     *x86.PROFILES,
@@ -110,6 +111,12 @@ def device_rules(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]:
     """Schedules of PrimFuncs that devices like `profile` alone have, by ``apq.op``."""
     rules: Mapping[str, Callable[..., Any]] = _WINGS[profile.arch].rules()
     return rules
+
+
+def four_dots(profile: DeviceProfile) -> tuple[FourDot, ...]:
+    """What multiplies int8 keys of attention on devices like `profile`, the best first."""
+    found: tuple[FourDot, ...] = _WINGS[profile.arch].four_dots(profile.features)
+    return found
 
 
 def whole_schedule(profile: DeviceProfile) -> Callable[..., Any] | None:

@@ -34,7 +34,7 @@ def key_of(func: Any, target: DeviceProfile | str) -> Hashable:
 
 
 class Kernel:
-    """A compiled PrimFunc, to be called with numpy arrays or tensors of TVM.
+    """A compiled PrimFunc, to be called with numpy arrays, tensors of TVM and integers.
 
     Without checks of its arguments in its code, as modules have it: `check_arguments` looks at them
     instead. Arrays that can be written to get what the kernel wrote.
@@ -54,7 +54,7 @@ class Kernel:
         tensors = [aligned(a) if isinstance(a, np.ndarray) else a for a in arrays]
         self._function(*tensors)
         for array, tensor in zip(arrays, tensors, strict=True):
-            if array is not tensor and array.flags.writeable:
+            if isinstance(array, np.ndarray) and array.flags.writeable:
                 array[...] = tensor.numpy()
 
     @property
@@ -75,8 +75,9 @@ def aligned(array: Any) -> Any:
 def check_arguments(func: Any, arrays: Sequence[Any]) -> None:
     """Assert types and shapes of a PrimFunc's arguments; a dynamic dimension is the same in all."""
     assert len(arrays) == len(func.params), f"{len(arrays)} arguments, not {len(func.params)}"
+    pairs = [pair for pair in zip(arrays, func.params, strict=True) if not isinstance(pair[0], int)]
     sizes: dict[Any, int] = {}
-    for array, buffer in zip(arrays, func.params, strict=True):
+    for array, buffer in pairs:
         shape = f"{buffer.name} is {array.dtype}{list(array.shape)}, not {buffer}{buffer.shape}"
         assert str(array.dtype) == str(buffer.dtype), shape
         assert len(array.shape) == len(buffer.shape), shape
@@ -88,7 +89,7 @@ def check_arguments(func: Any, arrays: Sequence[Any]) -> None:
     def known(var: Any) -> Any:
         return tirx.const(sizes[var], str(var.ty.dtype)) if var in sizes else var
 
-    for array, buffer in zip(arrays, func.params, strict=True):
+    for array, buffer in pairs:
         wanted = [simplify(structural_map(d, (tirx.Var, known))) for d in buffer.shape]
         shape = f"{buffer.name} is {array.dtype}{list(array.shape)}, not {wanted}"
         assert [int(size) for size in array.shape] == [int(dim) for dim in wanted], shape

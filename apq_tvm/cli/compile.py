@@ -75,7 +75,7 @@ LayoutOption = Annotated[
     ),
 ]
 CacheOption = Annotated[
-    str, typer.Option("--kv", help="Of a decoder's keys and values: f32, or f16 in half the bytes.")
+    str, typer.Option("--kv", help="Of a decoder's keys and values: f32, f16, i8.")
 ]
 Compiler = Annotated[
     str | None, typer.Option(help="C compiler for the target.", show_default=False)

@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 
 from apq_tvm.lower.arithmetic import ARITHMETIC
+from apq_tvm.lower.attention import AttentionLowering
 from apq_tvm.lower.behind import prepare_behind
 from apq_tvm.lower.cache import cache_converter
 from apq_tvm.lower.channels_first import ChannelsFirstLowering
@@ -73,10 +74,12 @@ def lower(
 
     shapes = ShapeLowering(dims)
     windows = ChannelsLastLowering(shapes.extents)
+    attentions = AttentionLowering(packed.plan.profile, dims)
     linears = LinearLowering(packed.plan, kernels, decide, layer_params, windows)
     converters = {
         "apq.Cache": cache_converter(dims),
         "apq.Linear": linears.convert,
+        **attentions.converters(),
         **node_converters(packed, layer_params),
         **ARITHMETIC,
         **indexing_converters(packed.plan.quantized.model),
@@ -100,7 +103,10 @@ def lower(
         mod = import_graph(model, converters, params, hidden, variables, dims)
         linears.finish()
         mod = _fuse(prepare_behind(mod, linears.always_prepared()))
-    return LoweredModel(packed, mod, params, linears.variants, linears.funcs, linears.preparations)
+    return LoweredModel(
+        packed, mod, params, linears.variants, linears.funcs, linears.preparations,
+        attentions.declined,
+    )  # fmt: skip
 
 
 def _params(packed: PackedModel) -> tuple[dict[str, Array], dict[str, dict[str, str]]]:

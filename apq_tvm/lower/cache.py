@@ -12,7 +12,8 @@ from apq_tvm.lower.nodes import Shapes
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.cache import KEYS, cache
-from apq_tvm.types import Node
+from apq_tvm.ops.graph.coded_cache import coded_cache, coded_shapes
+from apq_tvm.types import KEPT, Node
 
 
 def cache_converter(dims: Dims) -> Convert:
@@ -22,16 +23,20 @@ def cache_converter(dims: Dims) -> Convert:
         shapes, attrs = Shapes(node), node.attrs
         args = [value for value in inputs if value is not None]
         past, new = (shapes.of(value) for value in args[:2])
-        layout, dtype = attrs["layout"], attrs["dtype"]
-        func = cache(past, new, attrs["orders"], layout, dtype, starts=len(args) > 2)
-        variable = bb.add_func(func, "cache")
-        total, kept = dims(attrs["total"]), dims(attrs["kept"])
-        _, batch, heads, width = (shapes.extent(past[axis]) for axis in attrs["orders"][0])
-        extents = [total, batch, heads, width]
-        if layout == KEYS:
-            blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
-            extents = [blocks, batch, heads, width, PACK]
-        out = relax.TensorType(extents, dtype)
+        layout, dtype, orders = attrs["layout"], attrs["dtype"], attrs["orders"]
+        total, kept = dims(attrs["total"]), dims(KEPT)
+        _, batch, heads, width = (shapes.extent(past[axis]) for axis in orders[0])
+        blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
+        if dtype == "int8":
+            func = coded_cache(past, new, orders, layout, starts=len(args) > 2)
+            codes, scales = coded_shapes((blocks, total, batch, heads, width), layout)
+            out = [relax.TensorType(scales, "float32"), relax.TensorType(codes, dtype)]
+        else:
+            func = cache(past, new, orders, layout, dtype, starts=len(args) > 2)
+            packed = [blocks, batch, heads, width, PACK]
+            extents = packed if layout == KEYS else [total, batch, heads, width]
+            out = relax.TensorType(extents, dtype)
+        variable = bb.add_func(func, str(func.attrs["apq.op"]))
         return bb.emit(relax.call_tir(variable, [*args, kept, total], out))
 
     return convert

@@ -7,7 +7,6 @@ so that equal expressions are equal names and equal calls share one PrimFunc.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -19,16 +18,13 @@ from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.formats import details
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.ops.graph.attention import PACK, attention
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.elementwise import activation, gelu
 from apq_tvm.ops.graph.embedding import embedding
 from apq_tvm.ops.graph.layernorm import layernorm
-from apq_tvm.ops.graph.pack_keys import pack_keys
 from apq_tvm.ops.graph.scan import running
 from apq_tvm.ops.graph.softmax import softmax
-from apq_tvm.schedules.devices import device_operators
-from apq_tvm.types import DeviceProfile, ImportedModel, Node, PackedModel
+from apq_tvm.types import ImportedModel, Node, PackedModel
 
 
 class Shapes:
@@ -53,7 +49,7 @@ class Shapes:
         if text in self._expr:
             return text
         for name, known in self._expr.items():
-            if _same(extent, known):  # past + length beside length + past
+            if same(extent, known):  # past + length beside length + past
                 return name
         self._expr[text] = extent
         return text
@@ -68,7 +64,7 @@ class Shapes:
         return relax.TensorType(extents, buffer.dtype)
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Whether two extents are always equal, however they are written."""
     if isinstance(a, tirx.Var) and isinstance(b, tirx.Var):
         return False
@@ -127,68 +123,6 @@ def convert_matmul(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) ->
         a, b = (bb.emit(relax.op.permute_dims(v, p)) for v, p in zip(inputs, perms, strict=False))
         return relax.op.permute_dims(bb.emit(relax.op.matmul(a, b)), perms[2])
     return call(bb, func, [a, b], shapes)
-
-
-def convert_pack_keys(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``apq.PackKeys``."""
-    shapes, order, (k,) = Shapes(node), node.attrs["order"], inputs
-    func = pack_keys(shapes.of(k), order, str(k.ty.dtype))
-    total, batch, *heads, size = (k.ty.shape.values[p] for p in order)
-    blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
-    out = relax.TensorType([blocks, batch, *(heads or [1]), size, PACK], k.ty.dtype)
-    return bb.emit(relax.call_tir(bb.add_func(func, "pack_keys"), [k], out))
-
-
-def convert_pack_values(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``apq.PackValues``."""
-    return relax.op.permute_dims(inputs[0], node.attrs["order"])
-
-
-def packed_attention(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``apq.Attention`` of a processor (`apq_tvm.launches.packed`)."""
-    shapes = Shapes(node)
-    args = [value for value in inputs if value is not None]
-    of = [shapes.of(value) for value in args[: len(args) - bool(node.attrs.get("sink"))]]
-    func = attention(*of, **node.attrs, dtype=str(args[1].ty.dtype))
-    return call(bb, func, args, shapes)
-
-
-def attention_converter(profile: DeviceProfile) -> Convert:
-    """``apq.Attention``: one kernel, or three where its shapes turn out not to match."""
-    if not profile.gpu:
-        return packed_attention
-    make = device_operators(profile).get("apq.Attention")
-
-    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        assert make is not None  # or there would be no such node
-        shapes = Shapes(node)
-        args = [value for value in inputs if value is not None]
-        of = [shapes.of(value) for value in args]
-        try:
-            func = make(of[:3], mask=of[3] if len(of) > 3 else None, **node.attrs)
-        except NotApplicable:
-            return _apart(bb, node, args)
-        return call(bb, func, args, shapes)
-
-    return convert
-
-
-def _apart(bb: relax.BlockBuilder, node: Node, args: Sequence[Any]) -> Any:
-    """The three operators that became ``apq.Attention`` (`apq_tvm.launches.attention`)."""
-    orders, heads = node.attrs["orders"], node.attrs["heads"]
-    q, k, v = args[:3]
-    if heads:
-        q, k, v = (
-            bb.emit(relax.op.strided_slice(x, [order[-3]], [first], [first + heads]))
-            for x, order, first in zip((q, k, v), orders, node.attrs["firsts"], strict=True)
-        )
-    straight = tuple(range(len(orders[0])))
-    perms = {"perm_a": orders[0], "perm_b": orders[1], "perm_out": straight}
-    scores = convert_matmul(bb, replace(node, attrs=perms), [q, k])
-    kept = {key: node.attrs[key] for key in ("scale", "zero_masked")}
-    weights = convert_softmax(bb, replace(node, attrs=kept), [bb.emit(scores), *args[3:]])
-    perms = {"perm_a": straight, "perm_b": orders[2], "perm_out": node.attrs["order_out"]}
-    return convert_matmul(bb, replace(node, attrs=perms), [bb.emit(weights), v])
 
 
 def convert_gelu(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -263,12 +197,9 @@ def node_converters(
     """Converters by operator name."""
     return {
         "apq.Activation": convert_activation,
-        "apq.Attention": attention_converter(packed.plan.profile),
         "apq.Embedding": embedding_converter(packed, param_vars),
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,
-        "apq.PackKeys": convert_pack_keys,
-        "apq.PackValues": convert_pack_values,
         "apq.Softmax": convert_softmax,
         "CumProd": cumsum_converter(packed.plan.quantized.model),
         "CumSum": cumsum_converter(packed.plan.quantized.model),

@@ -19,8 +19,8 @@ from apq_tvm.types import QuantizedModel, State
 __all__ = ["keep"]
 
 
-CACHES = {"f32": "float32", "f16": "float16"}
-"""Types of caches, as users spell them."""
+CACHES = {"f32": "float32", "f16": "float16", "i8": "int8"}
+"""Types of caches, as users spell them; int8 with one scale for each head and token."""
 
 
 def cache_type(kv: str) -> str:
@@ -44,7 +44,7 @@ def keep(quantized: QuantizedModel, cache: str = "float32", on_gpu: bool = False
     quantized : QuantizedModel
         With ``apq.Attention``, ``apq.PackKeys`` and ``apq.PackValues`` (`apq_tvm.launches`).
     cache : str
-        Type of the caches, ``"float32"`` or ``"float16"``.
+        Type of the caches, ``"float32"``, ``"float16"`` or ``"int8"``.
     on_gpu : bool
         Whether it is compiled for a GPU, where there are no sessions yet.
 
@@ -62,8 +62,8 @@ def keep(quantized: QuantizedModel, cache: str = "float32", on_gpu: bool = False
         why = "on a GPU runs take caches and give them back; run(on_device=True) leaves them there"
         return replace(quantized, model=replace(model, stateless=why))
     try:
-        nodes = in_place(model, pairs, cache)
         feeds, past, length = find_feeds(model, pairs)
+        nodes = in_place(model, pairs, cache)
         logits, nodes, specs = only_asked(model, pairs, nodes, length)
     except NotApplicable as why:
         return replace(quantized, model=replace(model, stateless=str(why)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.types import KEPT, ImportedModel, Node
+from apq_tvm.types import ImportedModel, Node
 
 PACKS = {"apq.PackKeys": "keys", "apq.PackValues": "rows"}
 """Nodes that lay out what attention reads → the layout (`apq_tvm.ops.graph.cache`)."""
@@ -63,12 +63,14 @@ def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[No
     """The model's nodes with an ``apq.Cache`` for what lays a present as attention reads it.
 
     ``apq.Cache`` has the inputs of what joins past and new. Its attributes are ``orders``, of both
-    to ``[T, B, N, H]``; ``layout``, ``dtype`` and ``total``, the dimension T.
+    to ``[T, B, N, H]``; ``layout``, ``dtype`` and ``total``, the dimension T. Of int8 it has two
+    outputs, scales and codes (`apq_tvm.ops.graph.coded_cache`), and ``apq.Attention`` reads the
+    scales of keys and of values behind both.
 
     Raises
     ------
     NotApplicable
-        Something else reads a past or a present.
+        Something else reads a past or a present, or attention reads a cache and what is none.
     """
     by_present = {pair.present: pair for pair in pairs}
     owners = {pair.past: pair.node.name for pair in pairs}
@@ -85,7 +87,24 @@ def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[No
                     "read in a session"
                 )
         nodes.append(node)
-    return nodes
+    return _read_as_kept(nodes, cache)
+
+
+def _read_as_kept(nodes: list[Node], cache: str) -> list[Node]:
+    """Let attention read what ``apq.Cache`` gives: of int8 the scales too."""
+    caches = {node.outputs[-1]: node for node in nodes if node.op == "apq.Cache"}
+    out = []
+    for node in nodes:
+        kept = [caches.get(name) for name in node.inputs[1:3]]
+        if node.op == "apq.Attention" and any(kept):
+            keys, values = kept
+            if keys is None or values is None:
+                raise NotApplicable(f"'{node.name}' has a cache of keys or of values alone")
+            if cache == "int8":
+                scales = (keys.outputs[0], values.outputs[0])
+                node = replace(node, inputs=(*node.inputs[:3], *scales, *node.inputs[3:]))
+        out.append(node)
+    return out
 
 
 def _cache(
@@ -107,6 +126,6 @@ def _cache(
         "layout": PACKS[pack.op],
         "dtype": dtype,
         "total": model.value_specs[pair.present].shape[pair.axis],
-        "kept": KEPT,
     }
-    return Node("apq.Cache", pack.name, (past, new, *start), pack.outputs, attrs)
+    outputs = (f"{pack.outputs[0]}.scales",) * (dtype == "int8") + tuple(pack.outputs)
+    return Node("apq.Cache", pack.name, (past, new, *start), outputs, attrs)

@@ -10,7 +10,7 @@ from tvm.sym import Analyzer
 
 from apq_tvm.codegen.graph.bounds import Lookup, Reach
 from apq_tvm.codegen.graph.c_expr import c_expr
-from apq_tvm.codegen.graph.plain import Condition, IdCheck, Place, Tensor
+from apq_tvm.codegen.graph.plain import GROWING, Condition, IdCheck, Place, Tensor
 from apq_tvm.codegen.graph.work import work_of
 from apq_tvm.errors import UnsupportedModel
 
@@ -149,8 +149,8 @@ def call_work(
         assert isinstance(along, Tensor)
         elements = f"{elements} * {along.dims[axis]}"
     work = work_of(func, names, elements, " + ".join(touched) or "0")
-    if func.attrs and str(func.attrs.get("apq.op", "")) == "cache":  # what is kept costs nothing
-        kept, total = args[-3:-1]
+    if func.attrs and str(func.attrs.get("apq.op", "")) in GROWING:  # what is kept costs nothing
+        kept, total = (arg for arg in args if isinstance(arg, str))
         return f"({work}) * (double)({total} - {kept}) / (double)({total})"
     return work
 

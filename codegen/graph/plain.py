@@ -20,6 +20,9 @@ from apq_tvm.types import Variant
 
 Array = NDArray[Any]
 
+GROWING = ("cache", "coded_cache")
+"""``apq.op`` of what writes behind what its results hold already."""
+
 
 class Place(Enum):
     """Where a value's bytes are."""
@@ -132,7 +135,7 @@ class Call:
     outputs : int
         How many arguments at the end the call writes.
     grows : bool
-        Whether the tensor it writes may hold a part already (`apq_tvm.ops.graph.cache`).
+        Whether the tensors it writes may hold a part already (`apq_tvm.ops.graph.cache`).
     """
 
     kernel: str

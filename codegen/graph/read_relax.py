@@ -28,6 +28,7 @@ from apq_tvm.codegen.graph.calls import (
 from apq_tvm.codegen.graph.check_calls import check_call
 from apq_tvm.codegen.graph.late import filled, must_wait
 from apq_tvm.codegen.graph.plain import (
+    GROWING,
     Array,
     Buffer,
     Call,
@@ -471,7 +472,7 @@ class _Reader:
                 comment=f"{result} = {name}",
                 precision=self._precision(choices, args),
                 outputs=outputs,
-                grows=op == "cache",
+                grows=op in GROWING,
                 products=self.products.of(name, args),
             )
         )

@@ -32,8 +32,8 @@ def add_session(graph: Graph, state: State) -> None:
     )
     for step in graph.calls:
         if step.grows:
-            buffer = graph.buffers[int(tensors_of(step)[-1].key)]
-            buffer.grows = True
+            for tensor in tensors_of(step)[-step.outputs :]:
+                graph.buffers[int(tensor.key)].grows = True
 
 
 def left_out(graph: Graph) -> Mapping[int, int]:

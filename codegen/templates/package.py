@@ -312,7 +312,7 @@ _library = _Library(_FOLDER, manifest)
 _GPU = bool(manifest["library"].get("gpu"))
 if manifest.get("session"):
     from .generate import Drafted, Sampler, tokens
-    from .session import Session, SessionLibrary
+    from .session import Session, SessionLibrary, whole_number
 
     __all__ += ["Drafted", "Sampler", "Session", "generate"]
 if _GPU:
@@ -680,7 +680,8 @@ def session(max_tokens: int, *, batch: int = 1, given: Mapping[str, Any] | None 
         verify()
     functions = SessionLibrary(_library._function, _library.check, _aligned_empty, InputError)
     handle = ctypes.c_void_p()
-    batch, max_tokens = operator.index(batch), operator.index(max_tokens)
+    batch = whole_number("batch", batch, InputError)
+    max_tokens = whole_number("max_tokens", max_tokens, InputError)
     code = functions.session_create(
         _library.handle, batch, max_tokens, ctypes.byref(tensors.c), ctypes.byref(handle)
     )
@@ -738,6 +739,9 @@ def generate(
     given = np.asarray(ids)
     if given.ndim != 1 or given.size == 0 or operator.index(max_new_tokens) < 1:
         raise InputError(f"ids of shape {given.shape}: wanted one token at least, to make as many")
+    # Each module with sessions has a class of its own.
+    if session is not None and not (manifest.get("session") and isinstance(session, Session)):
+        raise InputError(f"{session!r} is no session of {_library.name}")
     mine = session or _new_session(given.size + max_new_tokens)
     if mine.batch != 1:
         raise InputError(f"the session has {mine.batch} sequences; tokens are generated for one")

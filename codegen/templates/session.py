@@ -19,6 +19,22 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+def whole_number(name: str, value: Any, refuse: Callable[[str], Exception], bits: int = 64) -> int:
+    """An argument that the library takes as a signed integer of so many bits.
+
+    Raises
+    ------
+    InputError
+        It is an integer that has more: ctypes would cut it off.
+    TypeError
+        It is none.
+    """
+    number = operator.index(value)
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise refuse(f"{name}={number} is too large")
+    return number
+
+
 class Session:
     """Caches of equally long sequences in the library's memory; `session` of the module makes it.
 
@@ -81,20 +97,26 @@ class Session:
             Not enough memory.
         """
         library = self._library
-        given = np.asarray(ids)
+        try:
+            given = np.asarray(ids)
+        except (ValueError, OverflowError) as error:
+            raise library.refuse(f"ids are no array: {error}") from error
         if given.dtype.kind not in "iu":
             raise library.refuse(f"ids are of {given.dtype}, wanted integers")
+        if given.dtype == np.uint64 and given.size and int(given.max()) >= 2**63:
+            raise library.refuse(f"id {given.max()} is no token")
         rows = np.ascontiguousarray(given, np.int64)
         rows = rows.reshape(1, -1) if rows.ndim < 2 else rows
         if rows.ndim != 2 or rows.shape[0] != self.batch:
             raise library.refuse(f"ids have shape {given.shape}, wanted [{self.batch}, tokens]")
         tokens = rows.shape[1]
         asked = 1 if last is None else operator.index(last)
+        bits = whole_number("bits", bits, library.refuse, 32)
         if not 0 <= asked <= tokens:
             raise library.refuse(f"last={asked}: there are {tokens} tokens")
         logits = library.empty((self.batch, asked, self._width), self._logits)
         code = library.session_run(
-            self._c(), rows.ctypes.data, tokens, asked, logits.ctypes.data, operator.index(bits)
+            self._c(), rows.ctypes.data, tokens, asked, logits.ctypes.data, bits
         )
         library.check(code)
         if last is None:
@@ -115,7 +137,11 @@ class Session:
         ndarray [vocabulary] or [batch, vocabulary]
             The latter where `ids` is an array. Errors are those of `prefill`.
         """
-        logits = self.prefill(np.reshape(ids, (-1, 1)), bits=bits)
+        try:
+            column = np.reshape(ids, (-1, 1))
+        except (ValueError, OverflowError) as error:
+            raise self._library.refuse(f"ids are no array: {error}") from error
+        logits = self.prefill(column, bits=bits)
         return logits if np.ndim(ids) else logits[0]
 
     def rewind(self, tokens: int) -> None:
@@ -126,7 +152,7 @@ class Session:
         InputError
             There are not so many.
         """
-        count = operator.index(tokens)
+        count = whole_number("tokens", tokens, self._library.refuse)
         self._library.check(self._library.session_rewind(self._c(), count))
 
     def reset(self) -> None:

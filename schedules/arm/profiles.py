@@ -32,6 +32,7 @@ from apq_tvm.types import DeviceProfile
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear.kernel import LinearKernel
+    from apq_tvm.tensorize.meaning.four_dot import FourDot
 
 _KB = 1024
 _DOCS = "https://developer.arm.com/documentation/"
@@ -281,6 +282,13 @@ def rules() -> Mapping[str, Callable[..., Any]]:
     from apq_tvm.schedules.arm.activations import schedule_bundles
 
     return {"quantize_bundles": schedule_bundles}
+
+
+def four_dots(features: Iterable[str]) -> tuple[FourDot, ...]:
+    """What multiplies int8 keys on a device with these features, the best first."""
+    from apq_tvm.tensorize.arm.four_dot import SDOT
+
+    return (SDOT,) if "dotprod" in features else ()
 
 
 def linear_kernels() -> tuple[LinearKernel, ...]:

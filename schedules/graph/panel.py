@@ -53,10 +53,12 @@ def strides(shape: Sequence[Expr]) -> list[Expr]:
 
 
 def flat_views(func: Any) -> tuple[list[Stmt], list[Any]]:
-    """Flat views of the arguments."""
+    """Flat views of the arguments that are buffers."""
     out: list[Stmt] = []
     views: list[Any] = []
     for p in func.params:
+        if not hasattr(p, "shape"):  # a number
+            continue
         size: Any = i64(1)
         for extent in p.shape:
             size = size * extent

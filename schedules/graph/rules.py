@@ -11,6 +11,7 @@ from apq_tvm.schedules.graph.attention.pack_keys import schedule_pack_keys
 from apq_tvm.schedules.graph.attention.tasks import schedule_attention
 from apq_tvm.schedules.graph.batch_matmul import schedule_batch_matmul
 from apq_tvm.schedules.graph.cache import schedule_cache
+from apq_tvm.schedules.graph.coded_cache import schedule_coded_cache
 from apq_tvm.schedules.graph.convolution import schedule_convolution
 from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
@@ -31,6 +32,7 @@ RULES: dict[str, Rule] = {
     "attention": schedule_attention,
     "batch_matmul": schedule_batch_matmul,
     "cache": schedule_cache,
+    "coded_cache": schedule_coded_cache,
     "convolution": schedule_convolution,
     "depthwise": schedule_window_reduce,
     "embedding": schedule_embedding,

@@ -26,6 +26,7 @@ from apq_tvm.types import DeviceProfile
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear.kernel import LinearKernel
+    from apq_tvm.tensorize.meaning.four_dot import FourDot
 
 _KB = 1024
 _PSABI = "https://gitlab.com/x86-psABIs/x86-64-ABI, section 3.1.1"
@@ -190,6 +191,18 @@ def _physical_cores(values: dict[str, list[str]]) -> int:
 def rules() -> Mapping[str, Callable[..., Any]]:
     """Schedules of PrimFuncs that only these devices have: none."""
     return {}
+
+
+def four_dots(features: Iterable[str]) -> tuple[FourDot, ...]:
+    """What multiplies int8 keys on a device with these features, the best first."""
+    from apq_tvm.tensorize.x86.four_dot import MADDUBS, VPDPBUSD256, VPDPBUSD512
+
+    found = frozenset(features)
+    if "avx512vnni" in found:
+        return (VPDPBUSD512,)
+    if "avxvnni" in found:
+        return (VPDPBUSD256,)
+    return (MADDUBS,) if "avx2" in found else ()
 
 
 def linear_kernels() -> tuple[LinearKernel, ...]:

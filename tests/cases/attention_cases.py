@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.ops.graph.attention import PACK, attention
+from apq_tvm.ops.graph.attention import FOURS, PACK, attention
 
 LOWEST = np.finfo(np.float32).min
 
@@ -29,6 +29,35 @@ def mask_of(kind: str, batch: int, queries: int, tokens: int) -> Any:
     return np.broadcast_to(mask, (batch, 1, queries, tokens)).copy()
 
 
+def coded(rows: Any) -> tuple[Any, Any]:
+    """int8 codes of rows and their float32 scales, rounded once, as one instruction does."""
+    largest = np.abs(rows).max(-1, keepdims=True)
+    scale = largest * np.float32(1 / 127)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = np.rint(rows.astype(np.float64) * inverse.astype(np.float64))
+    return np.ascontiguousarray(codes, np.int8), scale[..., 0]
+
+
+def in_fours(codes: Any) -> Any:
+    """Codes [T, B, N, H] as keys are packed; garbage where nothing may be read."""
+    tokens, batch, heads, size = codes.shape
+    blocks, fours = -(-tokens // PACK), -(-size // FOURS)
+    packed = np.full((blocks * PACK, batch, heads, fours * FOURS), 99, np.int8)
+    packed[:tokens] = 0  # columns that fill up a four multiply zeros of q, or are zeros
+    packed[:tokens, ..., :size] = codes
+    packed = packed.reshape(blocks, PACK, batch, heads, fours, FOURS)
+    return packed.transpose(0, 2, 3, 4, 1, 5).reshape(blocks, batch, heads, fours, -1).copy()
+
+
+def by_blocks(scales: Any) -> Any:
+    """Scales [T, B, N] as ``[ceil(T / 16), B, N, 16]``; NaN where nothing may be read."""
+    tokens, *rest = scales.shape
+    blocks = -(-tokens // PACK)
+    packed = np.full((blocks * PACK, *rest), np.nan, np.float32)
+    packed[:tokens] = scales
+    return packed.reshape(blocks, PACK, *rest).transpose(0, 2, 3, 1).copy()
+
+
 class Problem:
     """Heads and what is done to scores; sizes are a run's."""
 
@@ -39,16 +68,22 @@ class Problem:
         self.group, self.heads, self.size, self.width = group, heads, size, width or size
         self.dtype, self.masked, self.softcap = dtype, masked, softcap
         self.sink, self.zero_masked = sink, zero_masked
+        self.rounds_q = False
+        """Whether int8 keys are multiplied by codes of q."""
 
     def func(self) -> Any:
         """The PrimFunc of q [B, S, N, H] and values [T, B, Nkv, Hv]."""
+        keys, scales = ("C", "B", self.heads, self.size, PACK), ()
+        if self.dtype == "int8":
+            keys = (*keys[:3], -(-self.size // FOURS), PACK * FOURS)
+            scales = (("C", "B", self.heads, PACK),) * 2
         return attention(
             ("B", "S", self.group * self.heads, self.size),
-            ("C", "B", self.heads, self.size, PACK),
+            keys,
             ("T", "B", self.heads, self.width),
             ("B", 1, "S", "T") if self.masked else None,
             order=(0, 2, 1, 3), order_out=(0, 2, 1, 3), scale=self.size**-0.5, dtype=self.dtype,
-            softcap=self.softcap, sink=self.sink, zero_masked=self.zero_masked,
+            softcap=self.softcap, sink=self.sink, zero_masked=self.zero_masked, scales=scales,
         )  # fmt: skip
 
     def _operands(self, batch: int, queries: int, tokens: int) -> tuple[Any, Any, Any, Any]:
@@ -58,8 +93,9 @@ class Problem:
             return rng.standard_normal(shape).astype(np.float32)
 
         q = normal(batch, queries, self.group * self.heads, self.size)
-        k = normal(tokens, batch, self.heads, self.size).astype(self.dtype)
-        v = normal(tokens, batch, self.heads, self.width).astype(self.dtype)
+        kept = "float32" if self.dtype == "int8" else self.dtype
+        k = normal(tokens, batch, self.heads, self.size).astype(kept)
+        v = normal(tokens, batch, self.heads, self.width).astype(kept)
         return q, k, v, normal(self.group * self.heads)
 
     def run(
@@ -71,17 +107,33 @@ class Problem:
         mask = mask_of(kind, batch, queries, tokens)
         if only is not None:
             q, mask = q[:, only : only + 1].copy(), mask[:, :, only : only + 1].copy()
+        y = np.full((*q.shape[:-1], self.width), np.nan, np.float32)
+        run(q, *self._kept(k, v), *[mask] * self.masked, *[sink] * self.sink, y)
+        return y
+
+    def _kept(self, k: Any, v: Any) -> tuple[Any, ...]:
+        """Keys and values as a cache has them."""
+        if self.dtype == "int8":
+            (k, key_scales), (v, value_scales) = coded(k), coded(v)
+            return in_fours(k), v, by_blocks(key_scales), by_blocks(value_scales)
+        tokens = len(k)
         blocks = -(-tokens // PACK)
         packed = np.full((blocks * PACK, *k.shape[1:]), np.nan, self.dtype)
         packed[:tokens] = k
         packed = packed.reshape(blocks, PACK, *k.shape[1:]).transpose(0, 2, 3, 4, 1).copy()
-        y = np.full((*q.shape[:-1], self.width), np.nan, np.float32)
-        run(q, packed, v, *[mask] * self.masked, *[sink] * self.sink, y)
-        return y
+        return packed, v
 
     def expected(self, batch: int, queries: int, tokens: int, kind: str) -> Any:
-        """The same in float64."""
-        q, k, v, sink = (x.astype(np.float64) for x in self._operands(batch, queries, tokens))
+        """The same in float64, of operands as they are kept and, if `rounds_q`, multiplied."""
+        q, k, v, sink = self._operands(batch, queries, tokens)
+        if self.dtype == "int8":
+            (k, key_scales), (v, value_scales) = coded(k), coded(v)
+            k, v = k * key_scales[..., None], v * value_scales[..., None]
+        if self.rounds_q:
+            scale = np.float32(self.size**-0.5)
+            q, steps = coded(q * scale)
+            q = q * steps[..., None] / scale
+        q, k, v, sink = (x.astype(np.float64) for x in (q, k, v, sink))
         k, v = (np.repeat(x, self.group, axis=2) for x in (k, v))
         scores = np.einsum("bsnd,tbnd->bnst", q, k) * self.size**-0.5
         if self.softcap:

@@ -40,7 +40,7 @@ def entries(number: int) -> Iterator[tuple[str, str]]:
         return compile_sources(tools, paths, work)
 
     scheduled = []
-    schedule = pipeline._schedule
+    schedule = pipeline.scheduled
 
     def keep(*args: Any) -> Any:
         scheduled.append(schedule(*args))
@@ -49,7 +49,7 @@ def entries(number: int) -> Iterator[tuple[str, str]]:
     with (
         tempfile.TemporaryDirectory(prefix="golden.") as folder,
         mock.patch.object(emit, "compile_sources", watch),
-        mock.patch.object(pipeline, "_schedule", keep),
+        mock.patch.object(pipeline, "scheduled", keep),
     ):
         path = _model(model, Path(folder))
         made = pipeline.compile(path, Path(folder) / "golden", target=target, scheme=scheme)

@@ -25,6 +25,9 @@ from apq_tvm.tensorize.exprs import PrimFunc, i32, i64
 PACK = 16
 """Tokens side by side in packed keys."""
 
+FOURS = 4
+"""Columns of a token side by side in packed keys of int8, as products of bytes take them."""
+
 WIDEST = 512
 """Columns of a head of keys or of values: a tile's rows of them lie on the stack."""
 
@@ -42,6 +45,8 @@ class Attended:
     scale, softcap : float
     zero_masked, masked, sink : bool
         Of the function's arguments; the last two whether they are there.
+    coded : bool
+        Whether keys and values are int8, and their scales arguments.
     """
 
     order: tuple[int, ...]
@@ -53,6 +58,14 @@ class Attended:
     zero_masked: bool
     masked: bool
     sink: bool
+    coded: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """What the attribute says; of floats the same as ever."""
+        fields = asdict(self)
+        if not self.coded:
+            del fields["coded"]
+        return fields
 
     @classmethod
     def of(cls, func: PrimFunc) -> Attended:
@@ -76,8 +89,9 @@ def attention(
     zero_masked: bool = False,
     sink: bool = False,
     dtype: str = "float32",
+    scales: Sequence[Sequence[Dim]] = (),
 ) -> PrimFunc:
-    """Declare ``(q, keys, values, [mask], [sink], y)``.
+    """Declare ``(q, keys, values, [key scales, value scales], [mask], [sink], y)``.
 
     Streaming softmax after Milakov and Gimelshein, arXiv:1805.02867, in blocks of keys as Dao et
     al., "FlashAttention", arXiv:2205.14135; grouped heads of Ainslie et al., arXiv:2305.13245.
@@ -87,7 +101,8 @@ def attention(
     q : sequence of int or str
         Shape as stored, float32; strings are dynamic dimensions.
     keys : sequence of int or str
-        ``[ceil(T / 16), B, Nkv, H, 16]`` of `dtype`; lanes past T hold anything.
+        ``[ceil(T / 16), B, Nkv, H, 16]`` of `dtype`; lanes past T hold anything. Of int8
+        ``[ceil(T / 16), B, Nkv, ceil(H / 4), 64]`` (`apq_tvm.ops.graph.coded_cache`).
     values : sequence of int or str
         As stored, of `dtype`; no value past T is read.
     mask : sequence of int or str, optional
@@ -104,8 +119,10 @@ def attention(
     zero_masked, sink : bool
         A row whose scores are all -inf is 0 instead of NaN; there is float32 [N], a score per head
         that has no value (arXiv:2309.17453).
-    dtype : {"float32", "float16"}
+    dtype : {"float32", "float16", "int8"}
         Of keys and values.
+    scales : two sequences of int or str
+        Of int8: shapes of the scales of keys and of values, ``[ceil(T / 16), B, Nkv, 16]``.
 
     Returns
     -------
@@ -119,37 +136,46 @@ def attention(
     """
     logical = [q[p] for p in order]
     spread = [values[p] for p in order_values]
-    group, width = _group(logical, keys, spread), spread[-1]
+    coded = dtype == "int8"
+    if coded != (len(scales) == 2):
+        raise NotApplicable(f"keys of {dtype} with {len(scales)} scales")
+    group, width = _group(logical, keys, spread, FOURS if coded else 1), spread[-1]
+    for shape in scales:
+        if tuple(shape[1:]) != (*keys[1:3], PACK):
+            raise NotApplicable(f"scales {tuple(shape)} and keys {tuple(keys)} do not match")
     result = [*logical[:-1], width]
     if order_out[-1] != len(result) - 1 or order_values[-1] != len(values) - 1:
         raise NotApplicable("columns of values are not the last axis of values and result")
     if mask is not None:
         _check_mask((*logical[:-1], spread[0]), mask)
     orders = (tuple(order), tuple(order_out), tuple(order_values))
-    spec = Attended(*orders, group, scale, softcap, zero_masked, mask is not None, sink)
+    spec = Attended(*orders, group, scale, softcap, zero_masked, mask is not None, sink, coded)
     symbols = Symbols()
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("attention")
         argument("q", symbols.shape(q), "float32")
         argument("keys", symbols.shape(keys), dtype)
         argument("values", symbols.shape(values), dtype)
+        for name, shape in zip(("key_scales", "value_scales"), scales, strict=False):
+            argument(name, symbols.shape(shape), "float32")
         if mask is not None:
             argument("mask", symbols.shape(mask), "float32")
         if sink:
             argument("sink", symbols.shape((int(keys[2]) * group,)), "float32")
         argument("y", symbols.shape([result[p] for p in order_out]), "float32")
         b.func_attr({"apq.op": "attention", "op_pattern": 8, "tirx.noalias": True})
-        b.func_attr({"apq.attention": json.dumps(asdict(spec)), **_work(keys, width, order_values)})
+        b.func_attr({"apq.attention": json.dumps(spec.told())})
+        b.func_attr(_work(int(logical[-1]), width, order_values))
         b.evaluate(i32(0))
     return builder.get()
 
 
-def _work(keys: Sequence[Dim], width: Dim, order_values: Sequence[int]) -> dict[str, Any]:
+def _work(size: int, width: Dim, order_values: Sequence[int]) -> dict[str, Any]:
     """Of an element of y and a key: a product, its share of the score's; twice as fast as others.
 
     An axis counts the keys: an expression would make every layer's function another.
     """
-    each = max(1, (int(keys[3]) + int(width)) // int(width))
+    each = max(1, (size + int(width)) // int(width))
     return {"apq.work": each, "apq.work_along": [2, int(order_values[0])]}
 
 
@@ -160,11 +186,18 @@ def _check_mask(scores: Sequence[Dim], mask: Sequence[Dim]) -> None:
         raise NotApplicable(f"mask {tuple(mask)} has no column for each key")
 
 
-def _group(logical: Sequence[Dim], keys: Sequence[Dim], values: Sequence[Dim]) -> int:
-    """Heads of q that share a head of keys, where everything matches."""
-    if len(keys) != 5 or keys[4] != PACK or len(values) not in (3, 4):
+def _group(
+    logical: Sequence[Dim], keys: Sequence[Dim], values: Sequence[Dim], together: int
+) -> int:
+    """Heads of q that share a head of keys, where everything matches.
+
+    `together` are the columns that keys have side by side.
+    """
+    if len(keys) != 5 or keys[4] != PACK * together or len(values) not in (3, 4):
         raise NotApplicable(f"keys {tuple(keys)} and values {tuple(values)} are not packed")
     _, batch, heads, size, _ = keys
+    if together > 1 and isinstance(logical[-1], int) and -(-logical[-1] // together) == size:
+        size = logical[-1]
     wide = tuple(values) if len(values) == 4 else (*values[:2], 1, values[2])
     if not isinstance(heads, int) or wide[1:3] != (batch, heads):
         raise NotApplicable(f"keys {tuple(keys)} and values {wide} do not match")

@@ -144,6 +144,9 @@ typedef struct {
 
 /* Stores the text for this thread and returns `code`. */
 int apq_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* What every public function answers to a NULL that it cannot do without. */
+int apq_null(const char *what);
 const char *apq_last_error(void);
 
 /* ---- threads and scratch (threads.c, cores.c, launch.c, workspace.c) ---- */

@@ -20,6 +20,8 @@ int apq_fail(int code, const char *format, ...) {
   return code;
 }
 
+int apq_null(const char *what) { return apq_fail(APQ_BAD_INPUT, "%s is NULL", what); }
+
 /* Kernels report through this, the one function of TVM's FFI they call. */
 void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t num_parts);
 void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t num_parts) {

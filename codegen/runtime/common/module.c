@@ -4,16 +4,13 @@
 
 #include "apq_context.h"
 
-/* What every public function answers to a NULL that it cannot do without. */
-static int is_null(const char *what) { return apq_fail(APQ_BAD_INPUT, "%s is NULL", what); }
-
 /* ---- handle ---- */
 
 int apq_open(const apq_module *const *modules, const char *weights_path, int32_t device, apq_handle **out) {
   const apq_module *m;
-  if (out == NULL) return is_null("where the handle is to be written");
+  if (out == NULL) return apq_null("where the handle is to be written");
   *out = NULL;
-  if (weights_path == NULL) return is_null("the path of the weights file");
+  if (weights_path == NULL) return apq_null("the path of the weights file");
   int rc = apq_choose(modules, device, &m);
   if (rc != APQ_OK) return rc;
   apq_handle *h = calloc(1, sizeof *h + (size_t)m->num_precisions * sizeof(atomic_int));
@@ -44,19 +41,19 @@ void apq_close(apq_handle *h) {
 
 const char *apq_target(const apq_handle *h) {
   if (h != NULL) return h->module->target;
-  (void)is_null("the handle");
+  (void)apq_null("the handle");
   return "";
 }
 
 int32_t apq_rank(const apq_handle *h, int32_t of_output, int32_t index) {
-  if (h == NULL) return is_null("the handle");
+  if (h == NULL) return apq_null("the handle");
   const apq_module *m = h->module;
   if (index < 0 || index >= (of_output ? m->num_outputs : m->num_inputs)) return -1;
   return (of_output ? m->outputs : m->inputs)[index].ndim;
 }
 
 int apq_verify(const apq_handle *h) {
-  if (h == NULL) return is_null("the handle");
+  if (h == NULL) return apq_null("the handle");
   const apq_module *m = h->module;
   uint64_t sum = apq_checksum(h->weights.data + m->header_bytes, h->weights.bytes - m->header_bytes);
   if (sum == m->data_checksum) return APQ_OK;
@@ -65,7 +62,7 @@ int apq_verify(const apq_handle *h) {
 }
 
 int apq_set_num_threads(apq_handle *h, int32_t threads) {
-  if (h == NULL) return is_null("the handle");
+  if (h == NULL) return apq_null("the handle");
   if (threads < 1 || threads > APQ_MAX_THREADS) {
     return apq_fail(APQ_BAD_INPUT, "number of threads is %d, wanted 1 to %d", (int)threads,
                     APQ_MAX_THREADS);
@@ -75,13 +72,13 @@ int apq_set_num_threads(apq_handle *h, int32_t threads) {
 }
 
 int32_t apq_num_threads(const apq_handle *h) {
-  if (h == NULL) return is_null("the handle");
+  if (h == NULL) return apq_null("the handle");
   int32_t threads = atomic_load(&((apq_handle *)(uintptr_t)h)->threads);
   return h->parallel != NULL ? threads : apq_usable_threads(threads);
 }
 
 int apq_set_parallel(apq_handle *h, apq_parallel parallel, void *data) {
-  if (h == NULL) return is_null("the handle");
+  if (h == NULL) return apq_null("the handle");
   h->parallel = parallel;
   h->parallel_data = data;
   return APQ_OK;
@@ -114,7 +111,7 @@ static int check_all_bits(const apq_module *m, const char *layer, int32_t bits) 
 }
 
 int apq_set_precision(apq_handle *h, const char *layer, int32_t bits) {
-  if (h == NULL) return is_null("the handle");
+  if (h == NULL) return apq_null("the handle");
   const apq_module *m = h->module;
   int rc = check_all_bits(m, layer, bits);
   if (rc != APQ_OK) return rc;
@@ -125,8 +122,8 @@ int apq_set_precision(apq_handle *h, const char *layer, int32_t bits) {
 }
 
 int32_t apq_get_precision(const apq_handle *h, const char *layer) {
-  if (h == NULL) return is_null("the handle");
-  if (layer == NULL) return is_null("the layer's name");
+  if (h == NULL) return apq_null("the handle");
+  if (layer == NULL) return apq_null("the layer's name");
   const apq_module *m = h->module;
   for (int32_t i = 0; i < m->num_precisions; i++) {
     if (strcmp(layer, m->precisions[i].layer) == 0) return atomic_load(&h->bits[i]);
@@ -144,9 +141,9 @@ static void *cut(unsigned char **at, int32_t count, size_t size) {
 }
 
 int apq_context_create(const apq_handle *h, apq_context **out) {
-  if (out == NULL) return is_null("where the context is to be written");
+  if (out == NULL) return apq_null("where the context is to be written");
   *out = NULL;
-  if (h == NULL) return is_null("the handle");
+  if (h == NULL) return apq_null("the handle");
   const apq_module *m = h->module;
   int32_t values = m->num_inputs + m->num_outputs + m->num_buffers;
   size_t plan_bytes = 8 * (size_t)(m->num_symbols + m->input_dims + m->output_dims) +
@@ -201,8 +198,8 @@ void apq_context_destroy(apq_context *c) {
 }
 
 int apq_memory(apq_context *c, uint64_t *arena_bytes, uint64_t *live_bytes) {
-  if (c == NULL) return is_null("the context");
-  if (arena_bytes == NULL || live_bytes == NULL) return is_null("where bytes are to be written");
+  if (c == NULL) return apq_null("the context");
+  if (arena_bytes == NULL || live_bytes == NULL) return apq_null("where bytes are to be written");
   const apq_module *m = c->handle->module;
   *arena_bytes = c->arena.bytes + c->staging.bytes;
   for (int32_t i = 0; i < m->num_segments; i++) *arena_bytes += c->late[i].bytes;
@@ -355,7 +352,7 @@ int apq_find_plan(apq_context *c, const DLTensor *inputs, int32_t first_stage, i
   const apq_module *m = c->handle->module;
   plan *p;
   int rc;
-  if (inputs == NULL && m->num_inputs > 0) return is_null("the array of inputs");
+  if (inputs == NULL && m->num_inputs > 0) return apq_null("the array of inputs");
   for (int32_t i = 0; i < m->num_inputs; i++) {
     if ((rc = check_tensor(c->handle, "input", &m->inputs[i], &inputs[i])) != APQ_OK) return rc;
     if ((rc = check_filled(&m->inputs[i], &inputs[i])) != APQ_OK) return rc;
@@ -400,8 +397,8 @@ unsigned char *apq_gather(unsigned char *to, const unsigned char *from, const DL
 }
 
 int apq_result(apq_context *c, int32_t index, DLTensor *result) {
-  if (c == NULL) return is_null("the context");
-  if (result == NULL) return is_null("where the result is to be written");
+  if (c == NULL) return apq_null("the context");
+  if (result == NULL) return apq_null("where the result is to be written");
   const apq_module *m = c->handle->module;
   if (index < 0 || index >= m->num_outputs) {
     return apq_fail(APQ_BAD_INPUT, "output %d does not exist, %s has %d", (int)index, m->name,
@@ -419,8 +416,8 @@ int apq_result(apq_context *c, int32_t index, DLTensor *result) {
 }
 
 int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int64_t *shape) {
-  if (c == NULL) return is_null("the context");
-  if (shape == NULL) return is_null("where the shape is to be written");
+  if (c == NULL) return apq_null("the context");
+  if (shape == NULL) return apq_null("where the shape is to be written");
   const apq_module *m = c->handle->module;
   if (index < 0 || index >= m->num_outputs) {
     return apq_fail(APQ_BAD_INPUT, "output %d does not exist, %s has %d", (int)index, m->name,
@@ -436,9 +433,9 @@ int apq_output_shape(apq_context *c, const DLTensor *inputs, int32_t index, int6
 }
 
 int apq_output_shapes(apq_context *c, const DLTensor *inputs, int64_t *shapes) {
-  if (c == NULL) return is_null("the context");
+  if (c == NULL) return apq_null("the context");
   const apq_module *m = c->handle->module;
-  if (shapes == NULL && m->output_dims > 0) return is_null("where the shapes are to be written");
+  if (shapes == NULL && m->output_dims > 0) return apq_null("where the shapes are to be written");
   plan *p;
   int rc = find_all(c, inputs, &p);
   if (rc == APQ_OK && m->output_dims > 0) memcpy(shapes, p->out_dims, 8 * (size_t)m->output_dims);
@@ -448,7 +445,7 @@ int apq_output_shapes(apq_context *c, const DLTensor *inputs, int64_t *shapes) {
 static int check_outputs(const apq_handle *h, const plan *p, const DLTensor *outputs) {
   const apq_module *m = h->module;
   int rc;
-  if (outputs == NULL && m->num_outputs > 0) return is_null("the array of outputs");
+  if (outputs == NULL && m->num_outputs > 0) return apq_null("the array of outputs");
   const int64_t *dims = p->out_dims;
   for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
     if (m->outputs[i].late) continue;
@@ -474,7 +471,7 @@ int apq_take_bits(apq_context *c, int32_t bits) {
 }
 
 int apq_run(apq_context *c, const DLTensor *inputs, const DLTensor *outputs, int32_t bits) {
-  if (c == NULL) return is_null("the context");
+  if (c == NULL) return apq_null("the context");
   const apq_module *m = c->handle->module;
   plan *p;
   int rc = apq_take_bits(c, bits);

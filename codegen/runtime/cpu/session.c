@@ -11,8 +11,6 @@
 /* New tokens that one run takes: their activations stay near the processor. */
 enum { TOGETHER = 256 };
 
-static int fail_null(const char *what) { return apq_fail(APQ_BAD_INPUT, "%s is NULL", what); }
-
 /* ---- the dimensions of a run ---- */
 
 /* Axis `axis` of input `input` where `tokens` come behind `past`. */
@@ -204,9 +202,9 @@ static int prepare_plans(apq_session *s) {
 
 int apq_session_create(const apq_handle *h, int64_t batch, int64_t max_tokens, const DLTensor *given,
                        apq_session **out) {
-  if (out == NULL) return fail_null("where the session is to be written");
+  if (out == NULL) return apq_null("where the session is to be written");
   *out = NULL;
-  if (h == NULL) return fail_null("the handle");
+  if (h == NULL) return apq_null("the handle");
   const apq_module *m = h->module;
   if (m->kept == NULL) return apq_fail(APQ_BAD_INPUT, "%s has no caches that a session could keep", m->name);
   if (batch < 1 || batch > APQ_LARGEST_DIM || max_tokens < 1 || max_tokens > APQ_LARGEST_DIM) {
@@ -246,7 +244,7 @@ void apq_session_destroy(apq_session *s) {
 /* ---- one at a time ---- */
 
 static int take(apq_session *s) {
-  if (s == NULL) return fail_null("the session");
+  if (s == NULL) return apq_null("the session");
   if (!atomic_flag_test_and_set(&s->busy)) return APQ_OK;
   return apq_fail(APQ_BAD_INPUT, "the session is in use by another thread; fork it, or make one for each");
 }
@@ -256,10 +254,10 @@ static int give_back(apq_session *s, int rc) {
   return rc;
 }
 
-int64_t apq_session_length(const apq_session *s) { return s == NULL ? fail_null("the session") : s->length; }
+int64_t apq_session_length(const apq_session *s) { return s == NULL ? apq_null("the session") : s->length; }
 
 int64_t apq_session_width(const apq_session *s) {
-  if (s == NULL) return fail_null("the session");
+  if (s == NULL) return apq_null("the session");
   const apq_module *m = s->context->handle->module;
   const int64_t *dims = s->context->plans[0].out_dims;
   for (int32_t i = 0; i <= m->kept->logits; i++) dims += m->outputs[i].ndim;
@@ -268,13 +266,13 @@ int64_t apq_session_width(const apq_session *s) {
 
 apq_context *apq_session_context(apq_session *s) {
   if (s != NULL) return s->context;
-  (void)fail_null("the session");
+  (void)apq_null("the session");
   return NULL;
 }
 
 int apq_session_memory(const apq_session *s, uint64_t *cache_bytes, uint64_t *arena_bytes) {
-  if (s == NULL) return fail_null("the session");
-  if (cache_bytes == NULL || arena_bytes == NULL) return fail_null("where bytes are to be written");
+  if (s == NULL) return apq_null("the session");
+  if (cache_bytes == NULL || arena_bytes == NULL) return apq_null("where bytes are to be written");
   uint64_t live;
   *cache_bytes = 0;
   for (int32_t i = 0; i < s->context->handle->module->kept->num_buffers; i++) *cache_bytes += s->kept[i].bytes;
@@ -309,7 +307,7 @@ static int copy_caches(apq_session *to, const apq_session *from) {
 }
 
 int apq_session_fork(apq_session *s, apq_session **out) {
-  if (out == NULL) return fail_null("where the session is to be written");
+  if (out == NULL) return apq_null("where the session is to be written");
   *out = NULL;
   int rc = take(s);
   if (rc != APQ_OK) return rc;
@@ -380,10 +378,21 @@ static int run_all(apq_session *s, const int64_t *ids, int64_t tokens, int64_t a
   return APQ_OK;
 }
 
+/* Tokens count from 0: what looks up their rows would take a negative one from the end of its table. */
+static int check_ids(const apq_session *s, const int64_t *ids, int64_t tokens) {
+  for (int64_t i = 0; i < s->batch * tokens; i++) {
+    if (ids[i] < 0) {
+      return apq_fail(APQ_BAD_INPUT, "id %lld (token %lld of sequence %lld) is no token: they count from 0",
+                      (long long)ids[i], (long long)(i % tokens), (long long)(i / tokens));
+    }
+  }
+  return APQ_OK;
+}
+
 int apq_session_run(apq_session *s, const int64_t *ids, int64_t tokens, int64_t asked, void *logits,
                     int32_t bits) {
-  if (ids == NULL) return fail_null("the ids");
-  if (logits == NULL && asked > 0) return fail_null("where logits are to be written");
+  if (ids == NULL) return apq_null("the ids");
+  if (logits == NULL && asked > 0) return apq_null("where logits are to be written");
   int rc = take(s);
   if (rc != APQ_OK) return rc;
   if (tokens < 1 || asked < 0 || asked > tokens) {
@@ -396,7 +405,8 @@ int apq_session_run(apq_session *s, const int64_t *ids, int64_t tokens, int64_t 
                                  "with more, or take some back by _session_rewind",
                                  (long long)s->length, (long long)s->capacity, (long long)tokens));
   }
-  rc = apq_take_bits(s->context, bits);
+  rc = check_ids(s, ids, tokens);
+  if (rc == APQ_OK) rc = apq_take_bits(s->context, bits);
   if (rc == APQ_OK) rc = run_all(s, ids, tokens, asked, logits);
   return give_back(s, rc);
 }

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvm import tirx
 
 from apq_tvm.ops import math
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.softmax import LOWEST
+from apq_tvm.schedules.graph.attention.products import (
+    Sums,
+    as_float,
+    cleared,
+    coded_scores,
+    multiply,
+)
 from apq_tvm.schedules.graph.attention.scratch import (
     BLOCK,
     VECTORS,
@@ -41,16 +48,17 @@ class Block:
     scratch : Scratch
     count, used : Expr
         Register tiles and rows that there are.
-    keys, values : Expr
-        Where those of the task's head begin.
+    keys, values, scales : Expr
+        Where those of the task's head begin; scales are those of int8 keys and values.
     """
 
     def __init__(
         self, p: Problem, rows: Rows, scratch: Scratch, count: Expr, used: Expr, keys: Expr,
-        values: Expr,
+        values: Expr, scales: Expr = None,
     ) -> None:  # fmt: skip
         self.p, self.rows, self.s = p, rows, scratch
-        self.count, self.used, self.keys, self.values = count, used, keys, values
+        self.count, self.used = count, used
+        self.keys, self.values, self.scales = keys, values, scales
 
     def whole(self, number: Expr) -> Stmt:
         """Block `number`, of 64 keys."""
@@ -135,25 +143,37 @@ class Block:
     def _scores(self, row: Expr, first: Expr, c: Expr, vectors: int) -> Stmt:
         """Products of a register tile with ``vectors`` times 16 keys."""
         p, s, rows = self.p, self.s, self.rows.rows
-        acc = tirx.decl_buffer((rows * vectors * PACK,), "float32", "acc")
         step = p.key_steps[0]
-        places = [self.keys + (first + c * i64(vectors) + i64(v)) * step for v in range(vectors)]
-        binds, bases = slots(places, "keys_at")
-
-        def column(d: Expr) -> Stmt:
-            at = [tirx.Ramp(base + d * i64(PACK), i64(1), PACK) for base in bases]
-            loads = [_float(tirx.BufferLoad(p.keys, [a])) for a in at]
-            factors = [s.load(s.q, (row + i64(r)) * i64(p.size) + d) for r in range(rows)]
-            return _multiply(acc, factors, loads)
-
-        parts = [tirx.AllocBuffer(acc), *binds, *_cleared(acc, rows * vectors)]
-        parts.append(loop(i64(p.size), column))
+        blocks = [first + c * i64(vectors) + i64(v) for v in range(vectors)]
+        binds, bases = slots([self.keys + block * step for block in blocks], "keys_at")
+        if p.spec.coded:
+            summed, of = coded_scores(p, s, row, rows, bases)
+            at = [self.scales + block * p.scale_steps[0] for block in blocks]
+            more, scales = slots([s.load(p.key_scales, a, PACK) for a in at], "key_scale")
+            parts = [*binds, *summed, *more]
+        else:
+            summed, of = self._float_scores(row, bases)
+            parts = [*summed[:1], *binds, *summed[1:]]
         for r in range(rows):
             for v in range(vectors):
-                value = s.load(acc, i64((r * vectors + v) * PACK), PACK)
+                value = of(r, v) * scales[v] if p.spec.coded else of(r, v)
                 to = (row + i64(r)) * i64(BLOCK) + (c * i64(vectors) + i64(v)) * i64(PACK)
                 parts.append(s.store(s.scores, to, value, PACK))
         return tirx.stmt_seq(*parts)
+
+    def _float_scores(self, row: Expr, bases: list[Expr]) -> tuple[list[Stmt], Sums]:
+        """Of keys that are floats, column by column."""
+        p, s, rows, vectors = self.p, self.s, self.rows.rows, len(bases)
+        acc = tirx.decl_buffer((rows * vectors * PACK,), "float32", "acc")
+
+        def column(d: Expr) -> Stmt:
+            at = [tirx.Ramp(base + d * i64(PACK), i64(1), PACK) for base in bases]
+            loads = [as_float(tirx.BufferLoad(p.keys, [a])) for a in at]
+            factors = [s.load(s.q, (row + i64(r)) * i64(p.size) + d) for r in range(rows)]
+            return multiply(acc, factors, loads)
+
+        parts = [tirx.AllocBuffer(acc), *cleared(acc, rows * vectors), loop(i64(p.size), column)]
+        return parts, lambda r, v: s.load(acc, i64((r * vectors + v) * PACK), PACK)
 
     def _softmax(self, number: Expr, vectors: int, rest: Expr | None) -> list[Stmt]:
         """Scores of all rows become what they weigh.
@@ -166,7 +186,7 @@ class Block:
         return [
             loop(rows, lambda r: self._largest(r, number, vectors, rest)),
             loop(sixteen, lambda i: self._fades(i * i64(PACK))),
-            loop(rows, lambda r: self._weights(r, vectors)),
+            loop(rows, lambda r: self._weights(r, number, vectors)),
         ]
 
     def _largest(self, r: Expr, number: Expr, vectors: int, rest: Expr | None) -> Stmt:
@@ -210,8 +230,8 @@ class Block:
         parts += [*binds, s.store(s.fade, r, fade, PACK)]
         return tirx.stmt_seq(*parts, s.store(s.most, r, top, PACK), s.store(s.top, r, base, PACK))
 
-    def _weights(self, r: Expr, vectors: int) -> Stmt:
-        """Exponentials of a row, and their sum."""
+    def _weights(self, r: Expr, number: Expr, vectors: int) -> Stmt:
+        """Exponentials of a row, and their sum; of int8 values the former times their scales."""
         s, parts = self.s, list[Stmt]()
         base, weights = tirx.Broadcast(s.load(s.top, r), PACK), list[Expr]()
         for v in range(vectors):
@@ -219,8 +239,12 @@ class Block:
             binds, value = exponential(s.load(s.scores, at, PACK) - base)
             parts += binds
             binds, (value,) = slots([value], "weight")
-            parts += [*binds, s.store(s.scores, at, value, PACK)]
             weights.append(value)
+            if self.p.spec.coded:
+                block = number * i64(VECTORS) + i64(v)
+                place = self.scales + block * self.p.scale_steps[0]
+                value = value * s.load(self.p.value_scales, place, PACK)
+            parts += [*binds, s.store(s.scores, at, value, PACK)]
         total = s.load(s.sums, r * i64(PACK), PACK) * tirx.Broadcast(s.load(s.fade, r), PACK)
         total = total + reduce(lambda a, c: a + c, weights)
         return tirx.stmt_seq(*parts, s.store(s.sums, r * i64(PACK), total, PACK))
@@ -268,38 +292,11 @@ class Block:
         def key(t: Expr) -> Stmt:
             at = self.values + (number * i64(BLOCK) + t) * p.value_steps[0]
             binds, (base,) = slots([at], "value_at")
-            loads = [_float(s.load(p.values, base + i64(begin), lanes)) for begin, lanes in part]
+            loads = [as_float(s.load(p.values, base + i64(begin), lanes)) for begin, lanes in part]
             factors = [s.load(s.scores, (row + i64(r)) * i64(BLOCK) + t) for r in range(rows)]
-            return tirx.stmt_seq(*binds, _multiply(acc, factors, loads))
+            return tirx.stmt_seq(*binds, multiply(acc, factors, loads))
 
         return tirx.stmt_seq(*parts, *each(load), loop(keys, key), *each(store))
-
-
-def _multiply(acc: Any, factors: list[Expr], vectors: list[Expr]) -> Stmt:
-    """``acc[r, v] += factors[r] * vectors[v]``."""
-    out, columns = slots(vectors, "column")
-    for r, factor in enumerate(factors):
-        binds, (scalar,) = slots([factor], "factor")
-        out += binds
-        for v, column in enumerate(columns):
-            lanes = int(str(column.ty).partition("x")[2])
-            at = tirx.Ramp(i64((r * len(columns) + v) * PACK), i64(1), lanes)
-            more = tirx.Broadcast(scalar, lanes) * column
-            out.append(tirx.BufferStore(acc, tirx.BufferLoad(acc, [at]) + more, [at]))
-    return tirx.stmt_seq(*out)
-
-
-def _cleared(acc: Any, vectors: int) -> list[Stmt]:
-    zero = tirx.Broadcast(f32(0.0), PACK)
-    return [
-        tirx.BufferStore(acc, zero, [tirx.Ramp(i64(v * PACK), i64(1), PACK)])
-        for v in range(vectors)
-    ]
-
-
-def _float(vector: Expr) -> Expr:
-    kind = str(vector.ty)
-    return vector if kind.startswith("float32") else vector.astype(kind.replace("16", "32", 1))
 
 
 def _not_zero(e: Expr) -> bool:

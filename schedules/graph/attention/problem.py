@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import Attended
+from apq_tvm.schedules.graph.attention.codes import padded
 from apq_tvm.schedules.graph.attention.scratch import BLOCK, Rows
 from apq_tvm.schedules.graph.panel import flat_views, strides
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
+
+if TYPE_CHECKING:
+    from apq_tvm.tensorize.meaning.four_dot import FourDot
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,14 @@ class Problem:
     tokens: Expr
     size: int
     width: int
+    columns: int
+    """Of a row of q in scratch."""
+    key_scales: Any = None
+    value_scales: Any = None
+    scale_steps: tuple[Expr, ...] = ()
+    """Of 16 tokens, batch, head."""
+    dot: FourDot | None = None
+    """What multiplies int8 keys as they are; without it they become floats."""
 
     def parts(self, rows: Rows) -> Expr:
         """How many parts of so many blocks the keys are."""
@@ -46,18 +58,19 @@ class Problem:
         return sym.Analyzer().simplify((self.tokens + i64(keys - 1)) // i64(keys))
 
 
-def read_problem(func: Any) -> tuple[list[Stmt], Problem]:
-    """Views of the arguments, and what they mean."""
+def read_problem(func: Any, dot: FourDot | None = None) -> tuple[list[Stmt], Problem]:
+    """Views of the arguments, and what they mean; int8 keys are for `dot`, if there is one."""
     spec, params = Attended.of(func), list(func.params)
     declared, views = flat_views(func)
     rest = list(zip(params[3:-1], views[3:-1], strict=True))
+    scales = [rest.pop(0) for _ in range(2 * spec.coded)]
     mask = rest.pop(0) if spec.masked else None
     q, keys, values, y = params[0], params[1], params[2], params[-1]
     logical = [q.shape[p] for p in spec.order]
     steps = [strides(q.shape)[p] for p in spec.order]
     out = _inverted(strides(y.shape), spec.order_out)
     spread = [strides(values.shape)[p] for p in spec.order_values]
-    by_key = strides(keys.shape)
+    by_key, size = strides(keys.shape), int(logical[-1])
     problem = Problem(
         spec, views[0], views[1], views[2], mask[1] if mask else None,
         rest[0][1] if spec.sink else None, views[-1],
@@ -65,8 +78,13 @@ def read_problem(func: Any) -> tuple[list[Stmt], Problem]:
         _mask_steps(mask[0].shape, logical, spec.group) if mask else (),
         (*spread[:2], spread[2] if len(spread) == 4 else i64(0)), tuple(by_key[:3]),
         keys.shape[1], int(keys.shape[2]), logical[-2],
-        values.shape[spec.order_values[0]], int(keys.shape[3]), int(y.shape[-1]),
+        values.shape[spec.order_values[0]], size, int(y.shape[-1]),
+        padded(size) if spec.coded else size,
     )  # fmt: skip
+    if scales:
+        steps = strides(scales[0][0].shape)
+        by_scale = {"key_scales": scales[0][1], "value_scales": scales[1][1]}
+        problem = replace(problem, **by_scale, scale_steps=tuple(steps[:3]), dot=dot)
     return declared, problem
 
 

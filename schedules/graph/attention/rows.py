@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.schedules.graph.attention.block import Block
+from apq_tvm.schedules.graph.attention.codes import coded_row
 from apq_tvm.schedules.graph.attention.problem import Problem
 from apq_tvm.schedules.graph.attention.scratch import (
     BLOCK,
@@ -21,7 +22,10 @@ from apq_tvm.schedules.graph.attention.scratch import (
     slots,
 )
 from apq_tvm.schedules.graph.panel import is_const, loop
-from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
+from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i32, i64
+
+if TYPE_CHECKING:
+    from apq_tvm.tensorize.meaning.four_dot import FourDot
 
 
 class Task:
@@ -32,7 +36,7 @@ class Task:
     ) -> None:
         self.p, self.rows, self.batch, self.head, self.first = p, rows, batch, head, first
         self.whole = whole
-        self.scratch = Scratch.of(rows, p.size, p.width)
+        self.scratch = Scratch.of(rows, p.columns, p.width, p.dot is not None)
 
         self.used: Expr = None
         self.count: Expr = None
@@ -47,8 +51,11 @@ class Task:
         more, (self.count,) = slots([(self.used + units - i64(1)) // units], "count")
         key_at = self.batch * p.key_steps[1] + self.head * p.key_steps[2]
         value_at = self.batch * p.value_steps[1] + self.head * p.value_steps[2]
-        binds, (keys, values) = slots([key_at, value_at], "base")
-        self.block = Block(p, self.rows, s, self.count, self.used, keys, values)
+        bases = [key_at, value_at]
+        if p.scale_steps:
+            bases.append(self.batch * p.scale_steps[1] + self.head * p.scale_steps[2])
+        binds, bases = slots(bases, "base")
+        self.block = Block(p, self.rows, s, self.count, self.used, *bases)
         return [
             *(tirx.AllocBuffer(buffer) for buffer in s.buffers),
             *binds,
@@ -145,10 +152,23 @@ class Task:
             value = tirx.BufferLoad(p.q, [place])
             factor: Any = f32(p.spec.scale)
             factor = factor if lanes == 1 else tirx.Broadcast(factor, lanes)
-            parts.append(s.store(s.q, r * i64(p.size) + i64(begin), value * factor, lanes))
+            parts.append(s.store(s.q, r * i64(p.columns) + i64(begin), value * factor, lanes))
+        for begin, lanes in runs(p.columns - p.size):
+            zero: Any = f32(0.0) if lanes == 1 else tirx.Broadcast(f32(0.0), lanes)
+            parts.append(s.store(s.q, r * i64(p.columns) + i64(p.size + begin), zero, lanes))
+        if p.dot is not None:
+            parts += self._rounded(r, p.dot)
         if p.mask is not None:
             parts.append(s.store(s.hidden, r, self._offset(p.mask_steps, query, head)))
         return tirx.stmt_seq(*parts, s.store(s.before, r, f32(-float("inf"))))
+
+    def _rounded(self, r: Expr, dot: FourDot) -> list[Stmt]:
+        """Codes of a row of q, and what its sums with int8 keys begin with."""
+        p, s, at = self.p, self.scratch, r * i64(self.p.columns)
+        parts, scale, codes = coded_row(s.q, at, s.codes, at, p.columns)
+        more, whole = across(add, codes)
+        offset = whole * i32(-dot.offset)
+        return [*parts, *more, s.store(s.steps, r, scale), s.store(s.offsets, r, offset)]
 
     def _reset(self, r: Expr, part: Expr) -> Stmt:
         """Nothing is seen yet; the first part begins with the sink."""

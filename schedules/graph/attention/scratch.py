@@ -87,10 +87,16 @@ class Scratch:
     hidden: Any
     edge: Any
     least: Any
+    codes: Any = None
+    """Of q, where int8 keys are multiplied as they are."""
+    steps: Any = None
+    """What a product of a row's codes is worth, but for the key's scale."""
+    offsets: Any = None
+    """What its sums begin with."""
 
     @classmethod
-    def of(cls, rows: Rows, size: int, width: int) -> Scratch:
-        """For so many rows of heads of `size` columns, of values of `width`."""
+    def of(cls, rows: Rows, size: int, width: int, coded: bool = False) -> Scratch:
+        """For so many rows of `size` columns, of values of `width`; with codes of q if `coded`."""
         count = rows.rows * rows.tiles
         padded = -(-count // PACK) * PACK
 
@@ -109,12 +115,21 @@ class Scratch:
             buffer("hidden", count, "int64"),
             buffer("edge", PACK),
             buffer("least", 1),
+            *(
+                (
+                    buffer("q_codes", count * size, "int8"),
+                    buffer("q_steps", count),
+                    buffer("q_offsets", count, "int32"),
+                )
+                if coded
+                else ()
+            ),
         )
 
     @property
     def buffers(self) -> tuple[Any, ...]:
         """All of them."""
-        return tuple(vars(self).values())
+        return tuple(buffer for buffer in vars(self).values() if buffer is not None)
 
     @staticmethod
     def load(buffer: Any, at: Expr, lanes: int = 1) -> Expr:

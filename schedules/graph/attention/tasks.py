@@ -17,8 +17,9 @@ from typing import Any
 
 from tvm import sym, tirx
 
-from apq_tvm.ops.graph.attention import PACK
+from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.devices import four_dots
 from apq_tvm.schedules.graph.attention.problem import Problem, read_problem
 from apq_tvm.schedules.graph.attention.rows import Task, finished
 from apq_tvm.schedules.graph.attention.scratch import BLOCK, Kept, Rows, slots
@@ -39,13 +40,18 @@ def schedule_attention(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     func : tvm.tirx.PrimFunc
     profile : DeviceProfile
     decide : Decide
-        ``rows`` of a register tile, ``tiles`` of them in a task, blocks of a ``part``.
+        ``rows`` of a register tile, ``tiles`` of them in a task, blocks of a ``part``; of int8 keys
+        how ``scores`` are made, by an instruction of the device or as ``float``.
 
     Returns
     -------
     tvm.tirx.PrimFunc
     """
-    views, p = read_problem(func)
+    dot = None
+    if Attended.of(func).coded:
+        dots = {dot.name: dot for dot in four_dots(profile)}
+        dot = dots.get(decide("scores", (*dots, "float")))
+    views, p = read_problem(func, dot)
     wide = profile.vector_bytes >= 64
     narrow = profile.vector_bytes == 16 and profile.vector_registers < 32
     most = decide("rows", (3, 2) if narrow else (6, 4, 3))

@@ -43,6 +43,29 @@ def test_grouped_queries_are_fed_a_mask(tmp_path: Path) -> None:
     assert state is not None and state.feeds == {"input_ids": "ids", "mask": "mask"}
 
 
+def test_int8_caches_give_their_scales_to_attention(tmp_path: Path) -> None:
+    path = small_llama(tmp_path / "llama.onnx")
+    quantized = pipeline.plan(
+        path, scheme="W8A8g32", search=False, target="znver4", kv="i8"
+    ).quantized
+    model = quantized.model
+    caches = [node for node in model.nodes if node.op == "apq.Cache"]
+    assert [node.attrs["dtype"] for node in caches] == ["int8", "int8"]
+    (attention,) = (node for node in model.nodes if node.op == "apq.Attention")
+    scales, codes = zip(*(node.outputs for node in caches), strict=True)
+    assert attention.inputs[1:5] == (*codes, *scales)
+    assert model.state is not None and model.state.cache == "int8"
+
+
+def not_given_back(graph: onnx.GraphProto) -> None:
+    graph.output.remove(next(each for each in graph.output if each.name == "present.0.key"))
+
+
+def behind_what_is_new(graph: onnx.GraphProto) -> None:
+    (join,) = (node for node in graph.node if "present.0.key" in node.output)
+    join.input[:] = join.input[::-1]
+
+
 def more_output(graph: onnx.GraphProto) -> None:
     name = next(node.input[0] for node in graph.node if "logits" in node.output)
     graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
@@ -71,6 +94,8 @@ def no_ids(graph: onnx.GraphProto) -> None:
         (more_output, "outputs beside the caches are logits, "),
         (other_reader, "'turn' reads the cache 'present.0.key'"),
         (no_ids, "no input is known to hold token ids"),
+        (behind_what_is_new, "is as long as the caches, but no cache"),
+        (not_given_back, "is as long as the caches, but no cache"),
     ],
 )
 def test_what_stands_against_sessions_is_said(tmp_path: Path, change: Change, reason: str) -> None:
@@ -93,5 +118,5 @@ def test_gpus_have_none(tmp_path: Path) -> None:
 
 
 def test_types_of_caches_are_known(tmp_path: Path) -> None:
-    with pytest.raises(BadScheme, match=r"kv='f8'.*f32, f16"):
+    with pytest.raises(BadScheme, match=r"kv='f8'.*f32, f16, i8"):
         pipeline.plan(small_llama(tmp_path / "llama.onnx"), kv="f8")
