@@ -50,12 +50,15 @@ class AttentionLowering:
         """Of a processor (`apq_tvm.launches.packed`)."""
         shapes = Shapes(node)
         args = [value for value in inputs if value is not None]
-        of, dtype = [shapes.of(value) for value in args], str(args[1].ty.dtype)
+        sink, dtype = bool(node.attrs.get("sink")), str(args[1].ty.dtype)
+        of = [shapes.of(value) for value in args[: len(args) - sink]]  # a sink's follows from heads
         scales = of[3:5] if dtype == "int8" else []
         given = [*of[:3], *of[3 + len(scales) :]]
         try:
             func = attention(*given, **node.attrs, dtype=dtype, scales=scales)
         except NotApplicable as why:
+            if sink:  # plain operators have no score without a value
+                raise
             self.declined[node.name] = str(why)
             return Unpacked(bb, node, self._dims).result(args)
         return call(bb, func, args, shapes)
