@@ -13,6 +13,7 @@
     ├── NotApplicable        one rule or kernel declines one layer; never reaches a user
     ├── PackError            codes do not fit the layout they are packed into
     ├── BuildError           TVM, the C compiler or the linker failed
+    ├── DeviceFailed         what the tuner times candidates on cannot be reached, or was lost
     ├── OutputExists         the output is there already and ``force`` was not given
     └── OutputFailed         the output could not be written (disk full); the old one is intact
 
@@ -65,6 +66,10 @@ class PackError(ApqError):
 
 class BuildError(ApqError):
     """TVM, the C compiler or the linker failed."""
+
+
+class DeviceFailed(ApqError):
+    """A device that candidates are timed on cannot be reached, was lost, or lacks features."""
 
 
 class OutputExists(ApqError):
