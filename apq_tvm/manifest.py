@@ -20,6 +20,9 @@ from apq_tvm.types import (
     Scheme,
 )
 
+DEFAULT = "default"
+"""Where decisions come from without a record of the tuner."""
+
 
 def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str, Any]:
     """The compiler's part of ``manifest.json``; ``emit`` adds sizes, signature and checksums.
@@ -53,7 +56,12 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         **describe_attention(plan.quantized),
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
-            {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
+            {
+                "name": name,
+                "schedule": made.rule,
+                "decisions": dict(made.decisions),
+                "source": made.source or DEFAULT,
+            }
             for name, made in sorted(scheduled[0].schedules.items())
             if name not in scheduled[0].lowered.linears
         ],
@@ -99,7 +107,10 @@ def describe_layers(
     """``layers``: `describe_layer` of every layer that was planned."""
     nodes = {node.name: node for node in plan.quantized.model.nodes}
     linears = scheduled.lowered.linears.values() if scheduled else ()
-    decided = {(made.kernel.name, made.choice.spec): made.choice.decisions for made in linears}
+    decided = {
+        (made.kernel.name, made.choice.spec, made.planned.decisions): made.choice.decisions
+        for made in linears
+    }
     return [describe_layer(plan, nodes[name], decided) for name in plan.choices]
 
 
@@ -119,7 +130,9 @@ def describe_variants(plan: KernelPlan, scheduled: Sequence[ScheduledModel] = ()
 
 
 def describe_layer(
-    plan: KernelPlan, node: Node, decided: Mapping[tuple[str, LinearSpec], Mapping[str, Any]]
+    plan: KernelPlan,
+    node: Node,
+    decided: Mapping[tuple[str, LinearSpec, tuple[Any, ...]], Mapping[str, Any]],
 ) -> dict[str, Any]:
     """One entry of ``layers``: format, size and kernels of one layer.
 
@@ -129,7 +142,7 @@ def describe_layer(
     node : Node
         An ``apq.Linear`` or ``apq.Embedding``.
     decided : mapping
-        (kernel, problem) → its decisions; empty before anything is scheduled.
+        (kernel, problem, what records say) → its decisions; empty before anything is scheduled.
 
     Returns
     -------
@@ -137,7 +150,7 @@ def describe_layer(
         Keys ``name, op, n, k, scheme, activations, details, epilogue, bits_per_weight, bytes,
         layout, kernels, rejected`` and ``note``. `bytes` counts codes, scales, zeros and tables
         without the layout's padding; ``bits`` of a kernel is the width it is for, 0 where there is
-        no choice; ``decisions`` what was decided for it.
+        no choice; ``decisions`` what was decided for it, ``source`` by which record of the tuner.
     """
     quantized = plan.quantized
     choices = plan.choices[node.name]
@@ -164,7 +177,10 @@ def describe_layer(
                 "m_min": c.m_min,
                 "m_max": c.m_max,
                 "kernel": c.kernel,
-                "decisions": dict(decided.get((c.kernel, spec), {})) if spec else {},
+                "decisions": dict(
+                    decided.get((c.kernel, spec, c.decisions), dict(c.decisions)) if spec else {}
+                ),
+                "source": c.source or DEFAULT,
             }
             for c in choices
         ],

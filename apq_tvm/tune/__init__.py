@@ -1,1 +1,1 @@
-"""The tuner: searches the decisions of a model's kernels on a device, and records what is faster."""
+"""The tuner: searches decisions of kernels on a device, and records what is faster."""

@@ -93,7 +93,7 @@ def _processor() -> str:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
         lines = []
-    found = {}
+    found: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")
         found.setdefault(key.strip(), value.strip())

@@ -88,7 +88,7 @@ class GpuLayer:
         with self._target:
             for name in dict.fromkeys(choice.kernel for choice in self.choices):
                 kernel = self._kernels[name]
-                decide = default_decisions(name, self.spec)
+                decide = default_decisions(name)
                 choice = kernel.choose(self.spec, self.profile, decide)
                 read, preparation = ["x"], kernel.prepare(choice)
                 if preparation is not None:
