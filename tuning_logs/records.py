@@ -44,6 +44,8 @@ class Record:
         Of a linear layer, ``"float"`` without one.
     details : tuple of (str, int)
         As `LinearSpec.details`.
+    width : int
+        Bits, where they are chosen at run time; else 0.
     rows : (int, int)
         Rows of x that it holds for, both inclusive; -1 is no limit.
     ratio : float
@@ -66,6 +68,7 @@ class Record:
     k: int = 0
     scheme: str = ""
     details: tuple[tuple[str, int], ...] = ()
+    width: int = 0
     rows: tuple[int, int] = (1, -1)
     ratio: float = 1.0
     interval: tuple[float, float] = (1.0, 1.0)
@@ -79,7 +82,8 @@ class Record:
     def identity(self) -> tuple[Any, ...]:
         """Records of one identity answer one question: the better of two is kept."""
         what = (self.schedule, self.kernel) if self.op == FUNCTION else ("", "")
-        return (self.op, self.n, self.k, self.scheme, self.details, self.rows, self.threads, *what)
+        shape = (self.n, self.k, self.scheme, self.details, self.width)
+        return (self.op, *shape, self.rows, self.threads, *what)
 
     @property
     def worth(self) -> tuple[bool, float, str]:
@@ -102,7 +106,7 @@ def _plain(record: Record) -> dict[str, Any]:
     """Fields in their order; those that hold nothing are left out."""
     fields = {
         "op": record.op, "n": record.n, "k": record.k, "scheme": record.scheme,
-        "details": dict(record.details), "rows": list(record.rows), "threads": record.threads,
+        "details": dict(record.details), "width": record.width, "rows": list(record.rows), "threads": record.threads,
         "kernel": record.kernel, "decisions": dict(record.decisions),
         "ratio": round(record.ratio, 4), "interval": [round(v, 4) for v in record.interval],
         "how": record.how, "machine": record.machine, "date": record.date,
@@ -112,7 +116,8 @@ def _plain(record: Record) -> dict[str, Any]:
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "op": str, "n": int, "k": int, "scheme": str, "details": dict, "rows": list, "threads": int,
+    "op": str, "n": int, "k": int, "scheme": str, "details": dict, "width": int,
+    "rows": list, "threads": int,
     "kernel": str, "decisions": dict, "ratio": (int, float), "interval": list, "how": str,
     "machine": str, "date": str, "versions": dict, "schedule": str,
 }  # fmt: skip

@@ -22,6 +22,11 @@ from apq_tvm.types import Array
 
 SOURCE = Path(__file__).with_suffix(".c")
 
+_THREADS = (
+    *("cores", "forks", "launch", "openmp", "pool", "team", "threads", "workspace", "worth"),
+)
+"""Sources of the runtime that kernels need: parallel loops and scratch memory."""
+
 INPUT, WEIGHTS, SCRATCH = range(3)
 """Kinds of `Operand`."""
 
@@ -85,11 +90,14 @@ class Batch:
     ----------
     operands : tuple of Operand
     candidates : tuple of tuple of Call
+        All are called to be checked.
     result : int
         The operand that holds every candidate's result.
     expected : tuple of Expected
         For each set of inputs.
     threads : int
+    timed : tuple of (int, int)
+        Of each candidate, the first of its calls that is timed and past the last; all by default.
     """
 
     operands: tuple[Operand, ...]
@@ -97,6 +105,7 @@ class Batch:
     result: int
     expected: tuple[Expected, ...]
     threads: int = 1
+    timed: tuple[tuple[int, int], ...] = ()
 
     def functions(self) -> list[str]:
         """Symbols that are called, each once."""
@@ -118,8 +127,9 @@ class Batch:
                 file.write(head + struct.pack(f"<{array.ndim}qQ", *array.shape, array.nbytes))
                 for stored in operand.arrays if operand.kind != SCRATCH else ():
                     file.write(np.ascontiguousarray(stored).data)
-            for calls in self.candidates:
-                file.write(struct.pack("<2i", len(calls), self.result))
+            spans = self.timed or [(0, len(calls)) for calls in self.candidates]
+            for calls, span in zip(self.candidates, spans, strict=True):
+                file.write(struct.pack("<4i", len(calls), self.result, *span))
                 for call in calls:
                     numbers = (functions[call.function], len(call.args), call.work, *call.args)
                     file.write(struct.pack(f"<2id{len(call.args)}i", *numbers))
@@ -140,13 +150,9 @@ class Linker:
 
     def __init__(self, tools: Toolchain, folder: Path) -> None:
         self.tools, self._folder = tools, folder
-        sources = [SOURCE, *sorted((RUNTIME / "cpu").glob("*.c")), *sorted(COMMON.glob("*.c"))]
-        sources = [s for s in sources if s.name not in ("run.c", "session.c", "module.c")]
+        sources = [SOURCE, COMMON / "errors.c", *(RUNTIME / "cpu" / f"{n}.c" for n in _THREADS)]
         with compile_sources(tools, sources, folder, (str(COMMON),)) as compiled:
-            objects = compiled()
-        self._main, rest = objects[0], objects[1:]
-        self._runtime = folder / "libruntime.a"
-        run([tools.ar, "rcsD", str(self._runtime), *map(str, rest)])
+            self._runtime = tuple(compiled())
 
     def link(
         self, name: str, functions: Sequence[str], kernels: Sequence[Path]
@@ -157,7 +163,7 @@ class Linker:
         made = table.with_suffix(".o")
         flags = ["-O1", "-fPIC", f"-I{COMMON}", "-c", str(table), "-o", str(made)]
         run([*self.tools.cc, *flags])
-        objects = (self._main, made, *kernels, self._runtime)
+        objects = (*self._runtime, made, *kernels)
         static = ["-static", "-Wl,--gc-sections", "-z", "noexecstack"]
         libraries = self.tools.link_libraries
         run([*self.tools.cc, *static, *map(str, objects), *libraries, "-o", str(program)])
