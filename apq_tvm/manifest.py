@@ -39,6 +39,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         ``target``, ``features``, ``stored``, ``batch`` (the ``dimension`` along which large runs
         are cut into parts, or a ``note`` why there is none), ``attention`` (`describe_attention`),
         ``session`` (`describe_session`; where a model with caches has none, ``stateless`` is why),
+        ``tuning`` (`describe_tuning`),
         ``layers``, ``functions``,
         ``onnx_sha256``; where there are several devices also ``variants``, a list of ``target``,
         ``features`` and ``layers`` of each. ``layers`` and ``functions`` are then those of the
@@ -54,6 +55,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         "session": describe_session(model),
         "stateless": model.stateless,
         **describe_attention(plan.quantized),
+        "tuning": describe_tuning(plan),
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
             {
@@ -88,6 +90,17 @@ def describe_attention(quantized: QuantizedModel) -> dict[str, Any]:
     if not kernels and not quantized.apart:
         return {}
     return {"attention": {"kernels": kernels, "apart": dict(quantized.apart)}}
+
+
+def describe_tuning(plan: KernelPlan) -> dict[str, Any]:
+    """``tuning``: how many ``records`` of the tuner there were, and ``remarks`` on those that could
+    not be used."""
+    plans = plan.variants or (plan,)
+    known = [p.records for p in plans if p.records is not None]
+    return {
+        "records": sum(len(records.records) for records in known),
+        "remarks": list(dict.fromkeys(text for records in known for text in records.remarks)),
+    }
 
 
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:

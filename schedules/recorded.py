@@ -7,7 +7,6 @@ nearest shape that has one; all others the defaults. A record whose default sche
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,11 +33,13 @@ FARTHEST = 3.0
 
 
 def fingerprint(func: Any) -> str:
-    """Hash of a scheduled PrimFunc's text, without the name it has in a module."""
+    """Hash of a scheduled PrimFunc, the same in every process, whatever its name in a module."""
+    from tvm_ffi import structural_hash
+
     for name in ("global_symbol", "apq.layer"):
         if func.attrs is not None and name in func.attrs:
             func = func.without_attr(name)
-    return hashlib.sha256(func.script().encode()).hexdigest()[:16]
+    return f"{structural_hash(func, map_free_vars=True) & (1 << 64) - 1:016x}"
 
 
 def bare(spec: LinearSpec) -> LinearSpec:

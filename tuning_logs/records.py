@@ -106,8 +106,8 @@ def _plain(record: Record) -> dict[str, Any]:
     """Fields in their order; those that hold nothing are left out."""
     fields = {
         "op": record.op, "n": record.n, "k": record.k, "scheme": record.scheme,
-        "details": dict(record.details), "width": record.width, "rows": list(record.rows), "threads": record.threads,
-        "kernel": record.kernel, "decisions": dict(record.decisions),
+        "details": dict(record.details), "width": record.width, "rows": list(record.rows),
+        "threads": record.threads, "kernel": record.kernel, "decisions": dict(record.decisions),
         "ratio": round(record.ratio, 4), "interval": [round(v, 4) for v in record.interval],
         "how": record.how, "machine": record.machine, "date": record.date,
         "versions": dict(record.versions), "schedule": record.schedule,

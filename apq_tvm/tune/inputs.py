@@ -20,8 +20,9 @@ JITTER = 0.2
 RELATIVE_ERROR = 2e-6
 """Of float32 sums, against the sum of the products' magnitudes."""
 
-APPROXIMATE = ("anyprec", "bcq")
-"""Families whose kernels round tables of their own: the default is what others must equal."""
+APPROXIMATE = ("anyprec", "bcq", "mixed")
+"""Families whose kernels round more than weights and activations (tables of int8, outliers): the
+default is what others must equal."""
 
 LOOSE = 2e4
 """Tolerances by which such a default may miss the exact product."""

@@ -182,9 +182,7 @@ class Bench:
                 arguments += [f"limit={LIMIT_S}", f"loose={self._workshop.loose:g}"]
                 arguments += ["check=1"] if checked else []
                 seconds = 30.0 + LIMIT_S + len(left) * (2 + 0.2 * rounds)
-                job = Job(
-                    program, data, tuple(arguments), seconds, objects, self._linker.tools
-                )
+                job = Job(program, data, tuple(arguments), seconds, objects, self._linker.tools)
                 left = self._once(job, left, runs)
         finally:
             self._device.forget(data)
@@ -212,13 +210,13 @@ class Bench:
         if report.done:
             self._check_default(report)
             return []
-        culprit, why = report.at, _why(outcome)
-        if not culprit:
+        ended, why = report.at, _why(outcome)
+        if not ended:
             name = self._workshop.task.name
             text = outcome.errors.strip() or "no message"
             raise DefaultFailed(f"{name}: the default {why} on {self._device.name} ({text})")
-        runs.ended[culprit] = (LATE if _is_late(outcome) else CRASHED, why)
-        return [number for number in left if number != culprit]
+        runs.ended[ended] = (LATE if _is_late(outcome) else CRASHED, why)
+        return [number for number in left if number != ended]
 
     def _check_default(self, report: Report) -> None:
         error, name = report.errors.get(0, 0.0), self._workshop.task.name

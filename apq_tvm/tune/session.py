@@ -1,11 +1,11 @@
-"""``tune``: from a model to records of what is faster than the defaults on a device."""
+"""A session: tasks one after the other on devices, from trials to records."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,25 +15,24 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from apq_tvm import __version__
-from apq_tvm.errors import ApqError, BadInput, DeviceFailed
-from apq_tvm.schedules.recorded import LOG, default_of_kernel
-from apq_tvm.tune.budget import Planned, share_out
+from apq_tvm.errors import ApqError, DeviceFailed
+from apq_tvm.extras import require
+from apq_tvm.schedules.recorded import default_of_kernel
+from apq_tvm.tune.budget import Planned
 from apq_tvm.tune.candidates import Workshop
 from apq_tvm.tune.device import Device
 from apq_tvm.tune.journal import Journal, add_records
-from apq_tvm.tune.local import Local
 from apq_tvm.tune.measure import OK, SECOND_ROUNDS, Bench, DefaultFailed, Trial
 from apq_tvm.tune.program import Linker
 from apq_tvm.tune.ratios import CONFIDENCE, Ratio
 from apq_tvm.tune.search import BATCH, best_of, search_for
 from apq_tvm.tune.space import Point, Space
-from apq_tvm.tune.tasks import DEFAULT_ROWS, Task, extract
-from apq_tvm.tuning_logs import log_path
+from apq_tvm.tune.tasks import Task
 from apq_tvm.tuning_logs.records import FUNCTION, TIMED, Record
-from apq_tvm.types import AnyPath, DeviceProfile, DimSizes, KernelPlan
+from apq_tvm.types import DeviceProfile
 
 if TYPE_CHECKING:
-    from apq_tvm.types import Scheme
+    pass
 
 FINALISTS = 6
 """Candidates that are timed again before one is chosen."""
@@ -140,108 +139,6 @@ class Settings:
     how: str = TIMED
 
 
-def tune(
-    model: AnyPath | None = None,
-    *,
-    target: str = "host",
-    scheme: str | Scheme = "W4A8g32",
-    shapes: Sequence[tuple[int, int]] = (),
-    rows: Sequence[int] = DEFAULT_ROWS,
-    trials: int | None = None,
-    minutes: float | None = None,
-    tensor_types: Mapping[str, str] | None = None,
-    dims: DimSizes | None = None,
-    log: AnyPath | None = None,
-    threads: int | None = None,
-    devices: Sequence[Device] = (),
-    seed: int = 0,
-    observer: Observer | None = None,
-) -> list[Finding]:
-    """Search the decisions of a model's linear layers, and record what is faster for sure.
-
-    Parameters
-    ----------
-    model : str or path, optional
-        The ONNX file; without one, random layers of `shapes`.
-    target, scheme, tensor_types, dims
-        As in `apq_tvm.compile`.
-    shapes : sequence of (int, int)
-        N and K; with a model, only its layers of these.
-    rows : sequence of int
-        Rows of activations to tune for.
-    trials : int, optional
-        Of all tasks together; by default up to 64 of each.
-    minutes : float, optional
-        After which to stop.
-    log : str or path, optional
-        File of records to add to; by default the device's own in `apq_tvm.tuning_logs`.
-    threads : int, optional
-        By default the device's cores.
-    devices : sequence of Device
-        Where candidates run, several side by side; by default here.
-    seed : int
-        Of what is drawn at random.
-    observer : Observer, optional
-
-    Returns
-    -------
-    list of Finding
-        One for each task, in their order.
-
-    Raises
-    ------
-    ApqError
-        The model cannot be read, the log cannot be written, the device cannot be reached.
-    """
-    plan = plan_of(model, target, scheme, shapes, tensor_types, dims)
-    tasks = [task for p in plan for task in extract(p, rows)]
-    if model is not None and shapes:
-        tasks = [t for t in tasks if (t.spec.n, t.spec.k) in set(shapes)]
-    profile = plan[0].profile
-    planned = share_out({task: task.space() for task in tasks}, trials, minutes)
-    if not planned:
-        raise BadInput("there is nothing to tune: no linear layer has a choice on this device")
-    settings = Settings(
-        Path(log) if log is not None else log_path(profile.name, LOG),
-        threads or profile.cores,
-        seed,
-        time.monotonic() + 60 * minutes if minutes is not None else None,
-    )
-    return tune_tasks(planned, profile, settings, devices or (Local(),), observer)
-
-
-def plan_of(
-    model: AnyPath | None,
-    target: str,
-    scheme: str | Scheme,
-    shapes: Sequence[tuple[int, int]] = (),
-    tensor_types: Mapping[str, str] | None = None,
-    dims: DimSizes | None = None,
-) -> list[KernelPlan]:
-    """The model's plan by defaults, or one for each of the shapes."""
-    from apq_tvm import pipeline
-
-    given: dict[str, Any] = {"target": target, "scheme": scheme, "shipped_logs": False}
-    given |= {"search": False, "tensor_types": tensor_types}
-    if model is not None:
-        return [pipeline.plan(model, dims=dims, **given)]
-    if not shapes:
-        raise BadInput("name an ONNX file, or shapes of layers with --shapes 4096x4096")
-    with tempfile.TemporaryDirectory(prefix="apq-tune-") as folder:
-        return [_plan_of_shape(Path(folder), n, k, given) for n, k in dict.fromkeys(shapes)]
-
-
-def _plan_of_shape(folder: Path, n: int, k: int, given: Mapping[str, Any]) -> KernelPlan:
-    import numpy as np
-
-    from apq_tvm import pipeline
-    from apq_tvm.bench.linear import write_model
-
-    path = folder / "linear.onnx"
-    write_model(path, np.random.default_rng(n + k).standard_normal((n, k)).astype(np.float32))
-    return pipeline.plan(path, **given)
-
-
 def tune_tasks(
     planned: Sequence[Planned],
     profile: DeviceProfile,
@@ -253,12 +150,16 @@ def tune_tasks(
 
     Raises
     ------
+    MissingPackage
+        A space is larger than its trials, and xgboost, which searches such, is not installed.
     DeviceFailed
         No device is left.
     """
     from apq_tvm.codegen.build.toolchain import find_toolchain
 
     observer = observer or Quiet()
+    if any(each.trials < len(each.space.points) - 1 for each in planned):
+        require("xgboost")
     for device in devices:
         device.check(sorted(profile.features))
     findings: dict[int, Finding] = {}
@@ -284,7 +185,9 @@ def tune_tasks(
         if len(devices) == 1:
             work(devices[0])
         else:
-            _side_by_side(work, devices, observer)
+            left = list(devices)
+            while left and not waiting.empty():  # what a device left may come after others ended
+                left = _side_by_side(work, left, observer)
     if len(findings) < len(planned):
         raise DeviceFailed(f"{len(planned) - len(findings)} tasks are left, and no device")
     return [findings[number] for number in range(len(planned))]
@@ -292,15 +195,18 @@ def tune_tasks(
 
 def _side_by_side(
     work: Callable[[Device], None], devices: Sequence[Device], observer: Observer
-) -> None:
-    """A thread for each device; those that are lost leave their tasks to the others."""
+) -> list[Device]:
+    """A thread for each device; those that are lost leave their tasks to the others, given back."""
+    alive = []
     with ThreadPoolExecutor(len(devices)) as pool:
-        jobs = {device.name: pool.submit(work, device) for device in devices}
-        for name, job in jobs.items():
+        jobs = [(device, pool.submit(work, device)) for device in devices]
+        for device, job in jobs:
             try:
                 job.result()
+                alive.append(device)
             except DeviceFailed as error:
-                observer.remark(f"{name} is lost: {error}")
+                observer.remark(f"{device.name} is lost: {error}")
+    return alive
 
 
 @contextmanager
@@ -490,4 +396,3 @@ def versions() -> dict[str, str]:
 
     llvm = tvm.target.codegen.llvm_version_major()
     return {"apq_tvm": __version__, "tvm": str(tvm.__version__), "llvm": str(llvm)}
-

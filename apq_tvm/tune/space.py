@@ -154,7 +154,8 @@ def covering(points: Sequence[Point], seed: int = 0) -> list[Point]:
     """Few points that have every answer of every decision of every kernel."""
     order = list(points)
     random.Random(seed).shuffle(order)
-    chosen, seen = [], set[tuple[str, str, Any]]()
+    chosen: list[Point] = []
+    seen = set[tuple[str, str, Any]]()
     for point in (points[0], *order):
         answers = {(point.kernel, name, value) for name, value in point.decisions}
         if not answers <= seen or not chosen:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from apq_tvm.formats import details, dequantize
+from apq_tvm.formats import dequantize, details
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults, Recorded, Recording
 from apq_tvm.schedules.devices import linear_kernels
