@@ -30,6 +30,7 @@ def merge_command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="File to write.", show_default=False)
     ],
+    json: Json = False,
 ) -> None:
     """Write the best record of each question that the files answer."""
     from apq_tvm.tune.logs import merge
@@ -37,18 +38,22 @@ def merge_command(
     made = merge(files, output)
     for remark in made.remarks:
         say(f"remark: {remark}")
+    if json:
+        print_json({"records": len(made.records), "remarks": list(made.remarks)})
     say(f"{output}: {len(made.records)} records")
 
 
 @logs_app.command("prune", epilog="Example: apq-tvm logs prune mine.json --target znver5")
 @reports_errors
-def prune_command(file: File, target: Target = "") -> None:
+def prune_command(file: File, target: Target = "", json: Json = False) -> None:
     """Drop records of schedules that are others today."""
     from apq_tvm.tune.logs import check_file, device_of, prune
 
     dropped = prune(check_file(file), target or device_of(file))
     for entry in dropped:
         say(f"dropped {entry.record.kernel} {entry.record.n}x{entry.record.k}: {entry.why}")
+    if json:
+        print_json({"dropped": [{**_words(e.record), "why": e.why} for e in dropped]})
     say(f"{file}: {len(dropped)} records dropped")
 
 
@@ -102,6 +107,7 @@ def verify_command(
     file: File,
     target: Target = "",
     device: Annotated[str, typer.Option(help="Where candidates run.")] = "local",
+    json: Json = False,
 ) -> None:
     """Check that records are still right, and still faster.
 
@@ -117,15 +123,27 @@ def verify_command(
     for remark in found.remarks:
         say(f"remark: {remark}")
     records = only_linear(found.records)
-    bad = 0
+    verdicts = []
     with tempfile.TemporaryDirectory(prefix="apq-verify-") as folder:
         (where, *_) = devices_of(device, profile)
         for verdict in verify(records, profile, where, Path(folder)):
-            record, ratio = verdict.record, verdict.ratio
-            now = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"
-            words = f"{record.n}x{record.k} {record.scheme} M={record.rows[0]}.. {record.kernel}"
-            print(f"{'bad ' if verdict.why else 'good'} {words}: now {now} {verdict.why}".rstrip())
-            bad += bool(verdict.why) and not (verdict.right and ratio is None)
+            verdicts.append(verdict)
+            if not json:
+                print(_verdict_line(verdict))
+    if json:
+        print_json([
+            {**_words(v.record), "good": v.good, "why": v.why, "now": v.ratio and v.ratio.value}
+            for v in verdicts
+        ])  # fmt: skip
+    bad = sum(not verdict.good for verdict in verdicts)
+    say(f"{len(records) - bad} of {len(records)} records are good")
     if bad:
-        say(f"{bad} of {len(records)} records are not good any more; logs prune drops stale ones")
+        say("apq-tvm logs prune drops those of other schedules; tune again for the others")
         raise typer.Exit(1)
+
+
+def _verdict_line(verdict: Any) -> str:
+    record, ratio = verdict.record, verdict.ratio
+    now = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"
+    words = f"{record.n}x{record.k} {record.scheme} M={record.rows[0]}.. {record.kernel}"
+    return f"{'good' if verdict.good else 'bad '} {words}: now {now} {verdict.why}".rstrip()

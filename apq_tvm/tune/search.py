@@ -126,7 +126,14 @@ def _levels(ratios: Any) -> Any:
 
 def search_for(space: Space, budget: int, seed: int) -> Search:
     """The way to search a space with so many trials."""
-    return InOrder(space) if len(space.points) <= budget else Boosted(space, seed)
+    if len(space.points) <= budget:
+        return InOrder(space)
+    return Boosted(space, seed) if needs_trees(space, budget) else AtRandom(space, seed)
+
+
+def needs_trees(space: Space, budget: int) -> bool:
+    """Whether xgboost is needed: fewer trials than points, and more than are drawn at random."""
+    return FIRST < budget < len(space.points)
 
 
 def best_of(tried: Mapping[Point, float], count: int) -> Sequence[Point]:

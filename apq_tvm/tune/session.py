@@ -25,7 +25,7 @@ from apq_tvm.tune.journal import Journal, add_records
 from apq_tvm.tune.measure import OK, SECOND_ROUNDS, Bench, DefaultFailed, Trial
 from apq_tvm.tune.program import Linker
 from apq_tvm.tune.ratios import CONFIDENCE, Ratio
-from apq_tvm.tune.search import BATCH, best_of, search_for
+from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
 from apq_tvm.tuning_logs.records import FUNCTION, TIMED, Record
@@ -158,8 +158,9 @@ def tune_tasks(
     from apq_tvm.codegen.build.toolchain import find_toolchain
 
     observer = observer or Quiet()
-    if any(each.trials < len(each.space.points) - 1 for each in planned):
+    if any(needs_trees(Space(each.space.points[1:]), each.trials) for each in planned):
         require("xgboost")
+    add_records(settings.log, [])  # a log that cannot be written is known before any work
     for device in devices:
         device.check(sorted(profile.features))
     findings: dict[int, Finding] = {}

@@ -45,6 +45,11 @@ class Verdict:
     ratio: Ratio | None
     why: str = ""
 
+    @property
+    def good(self) -> bool:
+        """Right, and not slower than the default for sure."""
+        return self.right and not (self.ratio is not None and self.ratio.high < SLOWER)
+
 
 def verify(
     records: Sequence[Record], profile: DeviceProfile, device: Device, folder: Path
