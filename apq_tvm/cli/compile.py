@@ -209,7 +209,7 @@ def _report_module(
         print_json(report)
         return
     say_remarks(layers, codes)
-    for remark in report["tuning"]["remarks"]:
+    for remark in report.get("tuning", {}).get("remarks", ()):
         say(f"remark: {remark}")
     share = report["package_bytes"] / max(model.stat().st_size, 1)
     say(

@@ -151,6 +151,7 @@ def tune_command(
         _print_plan(session.planned, seconds_of(session.planned, minutes), json)
         return
     devices = devices_of(device, session.profile)
+    session.check(devices)
     live = Live(session.planned)
     say(f"records go to {session.settings.log}")
     with live.bars:

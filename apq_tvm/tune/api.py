@@ -15,7 +15,7 @@ from apq_tvm.schedules.recorded import LOG
 from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.device import Device
 from apq_tvm.tune.local import Local
-from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, tune_tasks
+from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, check_ready, tune_tasks
 from apq_tvm.tune.tasks import DEFAULT_ROWS, extract
 from apq_tvm.tuning_logs import log_path
 from apq_tvm.types import AnyPath, DeviceProfile, DimSizes, KernelPlan, Scheme
@@ -106,6 +106,10 @@ class Session:
     planned: list[Planned]
     profile: DeviceProfile
     settings: Settings
+
+    def check(self, devices: Sequence[Device]) -> None:
+        """See that nothing is missing, as `apq_tvm.tune.session.check_ready` does."""
+        check_ready(self.planned, self.profile, self.settings, devices)
 
     def run(self, observer: Observer, devices: Sequence[Device]) -> list[Finding]:
         """Tune."""

@@ -16,7 +16,7 @@ from apq_tvm.errors import ApqError, DeviceFailed
 from apq_tvm.tune.candidates import Built, Workshop
 from apq_tvm.tune.device import TIMED_OUT, Device, Job, Outcome
 from apq_tvm.tune.program import Linker, Report, read_report
-from apq_tvm.tune.ratios import Ratio, ratio_of
+from apq_tvm.tune.ratios import Ratio, ratio_of, rough_ratio
 from apq_tvm.tune.space import Point
 
 OK, WRONG, FAILED, REFUSED, CRASHED, LATE, LOST = (
@@ -55,9 +55,9 @@ class Trial:
     status : str
         `OK`, or what went wrong.
     ratio : float
-        The default's time over its, 0 without one.
+        The default's time over its, by minima: roughly, 0 without one.
     ns : float
-        Its time: median of samples.
+        Its time: the least of its samples.
     why : str
         What went wrong, for people.
     """
@@ -163,8 +163,7 @@ class Bench:
         pairs = report.pairs.get(number, [])
         if not pairs:
             return Trial(point, LOST, why="no sample of it came back")
-        times = sorted(mine for _, mine in pairs)
-        return Trial(point, OK, ratio_of(pairs).value, times[len(times) // 2])
+        return Trial(point, OK, rough_ratio(pairs), min(mine for _, mine in pairs))
 
     def _run(self, candidates: Sequence[Built], rounds: int, checked: bool) -> _Runs:
         """Run the program of a batch until every candidate has had its turn."""

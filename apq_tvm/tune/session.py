@@ -158,11 +158,7 @@ def tune_tasks(
     from apq_tvm.codegen.build.toolchain import find_toolchain
 
     observer = observer or Quiet()
-    if any(needs_trees(Space(each.space.points[1:]), each.trials) for each in planned):
-        require("xgboost")
-    add_records(settings.log, [])  # a log that cannot be written is known before any work
-    for device in devices:
-        device.check(sorted(profile.features))
+    check_ready(planned, profile, settings, devices)
     findings: dict[int, Finding] = {}
     waiting: SimpleQueue[tuple[int, Planned]] = SimpleQueue()
     for entry in enumerate(planned):
@@ -192,6 +188,25 @@ def tune_tasks(
     if len(findings) < len(planned):
         raise DeviceFailed(f"{len(planned) - len(findings)} tasks are left, and no device")
     return [findings[number] for number in range(len(planned))]
+
+
+def check_ready(
+    planned: Sequence[Planned],
+    profile: DeviceProfile,
+    settings: Settings,
+    devices: Sequence[Device],
+) -> None:
+    """See before any work that all is there: xgboost if need be, a log to write, the devices.
+
+    Raises
+    ------
+    MissingPackage, BadLog, OutputFailed, DeviceFailed
+    """
+    if any(needs_trees(Space(each.space.points[1:]), each.trials) for each in planned):
+        require("xgboost")
+    add_records(settings.log, [])
+    for device in devices:
+        device.check(sorted(profile.features))
 
 
 def _side_by_side(
