@@ -122,6 +122,9 @@ def tune_command(
         typer.Option(help="Where candidates run: local, ssh://, adb:// or rpc:// and an address."),
     ] = "local",
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    functions: Annotated[
+        bool, typer.Option(help="A model's softmax, norms and other functions of floats too.")
+    ] = True,
     html: Annotated[
         Path | None, typer.Option(help="Page with the curve of each task.", show_default=False)
     ] = None,
@@ -144,7 +147,7 @@ def tune_command(
     wanted = Request(
         model, target, scheme, parse_shapes(shapes) if shapes else [], parse_counts(m, "--m"),
         trials, minutes, parse_tensor_types(tensor_type or []), parse_dims(dim or []), log, threads,
-        seed,
+        seed, functions,
     )  # fmt: skip
     session = prepare(wanted)
     if dry_run:

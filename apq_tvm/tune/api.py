@@ -14,9 +14,10 @@ from apq_tvm.errors import BadInput, DeviceFailed
 from apq_tvm.schedules.recorded import LOG
 from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.device import Device
+from apq_tvm.tune.functions import GraphTask, extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, check_ready, tune_tasks
-from apq_tvm.tune.tasks import DEFAULT_ROWS, extract
+from apq_tvm.tune.tasks import DEFAULT_ROWS, Task, extract
 from apq_tvm.tuning_logs import log_path
 from apq_tvm.types import AnyPath, DeviceProfile, DimSizes, KernelPlan, Scheme
 
@@ -36,6 +37,7 @@ def tune(
     threads: int | None = None,
     devices: Sequence[Device] = (),
     seed: int = 0,
+    functions: bool = True,
     observer: Observer | None = None,
 ) -> list[Finding]:
     """Search the decisions of a model's linear layers, and record what is faster for sure.
@@ -62,6 +64,8 @@ def tune(
         Where candidates run, several side by side; by default here.
     seed : int
         Of what is drawn at random.
+    functions : bool
+        Tune a model's softmax, norms and other functions of floats too.
     observer : Observer, optional
 
     Returns
@@ -76,7 +80,7 @@ def tune(
     """
     request = Request(
         model, target, scheme, shapes, rows, trials, minutes, tensor_types or {}, dims, log,
-        threads, seed,
+        threads, seed, functions,
     )  # fmt: skip
     return prepare(request).run(observer or Quiet(), devices or (Local(),))
 
@@ -97,6 +101,7 @@ class Request:
     log: AnyPath | None
     threads: int | None
     seed: int
+    functions: bool = True
 
 
 @dataclass(frozen=True)
@@ -135,10 +140,14 @@ def prepare(request: Request) -> Session:
         )
     if profile.variants:
         raise BadInput(f"{profile.name} is several devices; tune one of its variants by name")
-    tasks = [task for plan in plans for task in extract(plan, request.rows)]
+    linear = [task for plan in plans for task in extract(plan, request.rows)]
+    tasks: list[Task | GraphTask] = list(linear)
     if request.model is not None and request.shapes:
         shapes = set(request.shapes)
-        tasks = [task for task in tasks if (task.spec.n, task.spec.k) in shapes]
+        tasks = [task for task in linear if (task.spec.n, task.spec.k) in shapes]
+    elif request.model is not None and request.functions:
+        sizes = {n: size for n, size in (request.dims or {}).items() if isinstance(size, int)}
+        tasks += extract_functions(plans[0], sizes)
     planned = share_out({task: task.space() for task in tasks}, request.trials, request.minutes)
     if not planned:
         raise BadInput("there is nothing to tune: no linear layer has a choice on this device")

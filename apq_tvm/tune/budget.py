@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from apq_tvm.tune.functions import GraphTask
 from apq_tvm.tune.space import Space
 from apq_tvm.tune.tasks import Task
 
@@ -28,7 +29,7 @@ class Planned:
 
     Parameters
     ----------
-    task : Task
+    task : Task or GraphTask
     space : Space
     trials : int
         At most.
@@ -36,7 +37,7 @@ class Planned:
         Of all the time, where it is limited.
     """
 
-    task: Task
+    task: Task | GraphTask
     space: Space
     trials: int
     part: float
@@ -48,13 +49,15 @@ class Planned:
 
 
 def share_out(
-    spaces: Mapping[Task, Space], trials: int | None = None, minutes: float | None = None
+    spaces: Mapping[Task | GraphTask, Space],
+    trials: int | None = None,
+    minutes: float | None = None,
 ) -> list[Planned]:
     """Give each task its trials, by the root of its share of the model's time.
 
     Parameters
     ----------
-    spaces : mapping of Task to Space
+    spaces : mapping of Task or GraphTask to Space
     trials : int, optional
         Of all tasks together.
     minutes : float, optional

@@ -22,6 +22,7 @@ from apq_tvm.tune.program import INPUT, SCRATCH, WEIGHTS, Batch, Call, Expected,
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.tasks import Task, packed_arrays
 from apq_tvm.tuning_logs.records import FUNCTION
+from apq_tvm.types import DeviceProfile
 
 _NS_PER_BYTE, _NS_PER_MAC = 0.04, 0.03
 """As `apq_tvm.codegen.graph.work` estimates calls."""
@@ -47,49 +48,25 @@ class Built:
     text: str
 
 
-class Workshop:
-    """Builds candidates of one task, and what they are called with.
+class Builder:
+    """Builds candidates of one task; what they are is its subclasses'.
 
     Parameters
     ----------
-    task : Task
+    profile : DeviceProfile
     folder : Path
         For object files.
     threads : int
         That candidates are timed with.
     """
 
-    def __init__(self, task: Task, folder: Path, threads: int) -> None:
+    def __init__(self, profile: DeviceProfile, folder: Path, threads: int) -> None:
         import tvm
 
-        self.task, self._folder, self.threads = task, folder, threads
-        self._target = tvm.target.Target(dict(task.profile.target))
+        self._folder, self.threads = folder, threads
+        self._target = tvm.target.Target(dict(profile.target))
         self._made: dict[str, Built] = {}
         self._operands: list[Operand] = []
-        self._first: dict[str, tuple[tuple[int, ...], tuple[Built, ...]]] = {}
-        self._sets = activations(task.spec.scheme, task.spec.k, task.m, seed=task.spec.n + task.m)
-        self._x = self._add(INPUT, *(s.x for s in self._sets))
-        arrays = packed_arrays(task)
-        self._weights = {name: self._add(WEIGHTS, array) for name, array in arrays.items()}
-        self._y = self._add(SCRATCH, np.zeros((task.m, task.spec.n), np.float32))
-        self._expected: tuple[Expected, ...] = ()
-
-    @property
-    def loose(self) -> float:
-        """How many tolerances the default may miss: its kernels approximate."""
-        scheme = self.task.spec.scheme
-        return LOOSE if scheme is not None and scheme.family in APPROXIMATE else 1.0
-
-    def _add(self, kind: int, *arrays: Any) -> int:
-        self._operands.append(Operand(kind, tuple(np.ascontiguousarray(a) for a in arrays)))
-        return len(self._operands) - 1
-
-    def expected(self) -> tuple[Expected, ...]:
-        """Results for every set of inputs, computed once."""
-        if not self._expected:
-            dense = self.task.dense()
-            self._expected = tuple(expected(_values(s), dense) for s in self._sets)
-        return self._expected
 
     def scheduled(self, point: Point) -> Any:
         """The PrimFunc of a candidate.
@@ -99,15 +76,11 @@ class Workshop:
         NotApplicable
             Its schedule declines the combination.
         """
-        task = self.task
-        with self._target:
-            if task.op == FUNCTION:
-                made = task.preparation(task.kernel_named(task.kernel))
-                assert made is not None
-                return task.prepared(made, task.decided(point))[0]
-            kernel = task.kernel_named(point.kernel)
-            choice = kernel.choose(task.spec, task.profile, task.decided(point))
-            return kernel.scheduled(choice)
+        raise NotImplementedError
+
+    def _add(self, kind: int, *arrays: Any) -> int:
+        self._operands.append(Operand(kind, tuple(np.ascontiguousarray(a) for a in arrays)))
+        return len(self._operands) - 1
 
     def build(self, points: Sequence[Point]) -> Iterator[tuple[Point, Built | str]]:
         """Build candidates side by side; what cannot be built comes with the reason."""
@@ -147,6 +120,64 @@ class Workshop:
         built = Built(point, f"__tvm_ffi_{name}_{name}", tuple(paths), text)
         self._made[text] = built
         return built
+
+    def _bytes(self, operands: Sequence[int]) -> int:
+        return sum(self._operands[i].arrays[0].nbytes for i in operands)
+
+
+class Workshop(Builder):
+    """Builds candidates of one task, and what they are called with.
+
+    Parameters
+    ----------
+    task : Task
+    folder : Path
+        For object files.
+    threads : int
+        That candidates are timed with.
+    """
+
+    def __init__(self, task: Task, folder: Path, threads: int) -> None:
+        super().__init__(task.profile, folder, threads)
+        self.task = task
+        self._first: dict[str, tuple[tuple[int, ...], tuple[Built, ...]]] = {}
+        self._sets = activations(task.spec.scheme, task.spec.k, task.m, seed=task.spec.n + task.m)
+        self._x = self._add(INPUT, *(s.x for s in self._sets))
+        arrays = packed_arrays(task)
+        self._weights = {name: self._add(WEIGHTS, array) for name, array in arrays.items()}
+        self._y = self._add(SCRATCH, np.zeros((task.m, task.spec.n), np.float32))
+        self._expected: tuple[Expected, ...] = ()
+
+    @property
+    def loose(self) -> float:
+        """How many tolerances the default may miss: its kernels approximate."""
+        scheme = self.task.spec.scheme
+        return LOOSE if scheme is not None and scheme.family in APPROXIMATE else 1.0
+
+    def expected(self) -> tuple[Expected, ...]:
+        """Results for every set of inputs, computed once."""
+        if not self._expected:
+            dense = self.task.dense()
+            self._expected = tuple(expected(_values(s), dense) for s in self._sets)
+        return self._expected
+
+    def scheduled(self, point: Point) -> Any:
+        """The PrimFunc of a candidate.
+
+        Raises
+        ------
+        NotApplicable
+            Its schedule declines the combination.
+        """
+        task = self.task
+        with self._target:
+            if task.op == FUNCTION:
+                made = task.preparation(task.kernel_named(task.kernel))
+                assert made is not None
+                return task.prepared(made, task.decided(point))[0]
+            kernel = task.kernel_named(point.kernel)
+            choice = kernel.choose(task.spec, task.profile, task.decided(point))
+            return kernel.scheduled(choice)
 
     def batch(self, candidates: Sequence[Built]) -> tuple[Batch, list[Path]]:
         """The batch of these candidates, the default first, and all object files."""
@@ -219,9 +250,6 @@ class Workshop:
         args = (*operands, *weights, self._y)
         work = self._bytes(args) * _NS_PER_BYTE + self.task.m * spec.n * spec.k * _NS_PER_MAC
         return Call(function, args, work)
-
-    def _bytes(self, operands: Sequence[int]) -> int:
-        return sum(self._operands[i].arrays[0].nbytes for i in operands)
 
 
 def _values(given: Activations) -> Any:

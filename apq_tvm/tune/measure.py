@@ -15,6 +15,7 @@ from pathlib import Path
 from apq_tvm.errors import ApqError, DeviceFailed
 from apq_tvm.tune.candidates import Built, Workshop
 from apq_tvm.tune.device import TIMED_OUT, Device, Job, Outcome
+from apq_tvm.tune.functions import FunctionWorkshop
 from apq_tvm.tune.program import Linker, Report, read_report
 from apq_tvm.tune.ratios import Ratio, ratio_of, rough_ratio
 from apq_tvm.tune.space import Point
@@ -82,7 +83,7 @@ class Bench:
 
     Parameters
     ----------
-    workshop : Workshop
+    workshop : Workshop or FunctionWorkshop
     linker : Linker
     device : Device
     folder : Path
@@ -97,7 +98,12 @@ class Bench:
     _numbers = itertools.count()
 
     def __init__(
-        self, workshop: Workshop, linker: Linker, device: Device, folder: Path, default: Point
+        self,
+        workshop: Workshop | FunctionWorkshop,
+        linker: Linker,
+        device: Device,
+        folder: Path,
+        default: Point,
     ) -> None:
         self._workshop, self._linker = workshop, linker
         self._device, self._folder, self.default = device, folder, default

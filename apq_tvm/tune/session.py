@@ -21,6 +21,7 @@ from apq_tvm.schedules.recorded import default_of_kernel
 from apq_tvm.tune.budget import Planned
 from apq_tvm.tune.candidates import Workshop
 from apq_tvm.tune.device import Device
+from apq_tvm.tune.functions import FunctionWorkshop, GraphTask
 from apq_tvm.tune.journal import Journal, add_records
 from apq_tvm.tune.measure import OK, SECOND_ROUNDS, Bench, DefaultFailed, Trial
 from apq_tvm.tune.program import Linker
@@ -294,7 +295,8 @@ class Tuner:
         default = space.points[0]
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         try:
-            workshop = Workshop(task, folder, self._settings.threads)
+            make = Workshop if isinstance(task, Task) else FunctionWorkshop
+            workshop = make(task, folder, self._settings.threads)  # type: ignore[arg-type]
             bench = Bench(workshop, self._linker, self._device, folder, default)
             known = self._journal.trials(task.key, bench.fingerprint, self._where)
             trials = {trial.point: trial for trial in known if trial.point in set(space.points)}
@@ -376,11 +378,10 @@ class Tuner:
         best = found[0] if found else None
         return Finding(planned, trials, best, ratio, record, why)
 
-    def _record(self, task: Task, bench: Bench, point: Point, ratio: Ratio) -> Record:
+    def _record(self, task: Task | GraphTask, bench: Bench, point: Point, ratio: Ratio) -> Record:
         shape: dict[str, Any] = {}
-        if task.op == FUNCTION:
-            schedule = bench.fingerprint
-        else:
+        schedule = bench.fingerprint
+        if isinstance(task, Task) and task.op != FUNCTION:
             kernel = task.kernel_named(point.kernel)
             schedule = default_of_kernel(task.spec, kernel, self._profile)
             shape = {
