@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,11 +63,11 @@ class Tracker:
     def servers(self) -> dict[str, int]:
         """How many servers there are, by key."""
         summary = self._ask([SUMMARY])
-        count: dict[str, int] = {}
-        for info in summary.get("server_info", ()):
-            key = str(info.get("key", "")).removeprefix("server:")
-            count[key] = count.get(key, 0) + 1
-        return count
+        try:
+            keys = [str(info["key"]).removeprefix("server:") for info in summary["server_info"]]
+        except (KeyError, TypeError) as error:
+            raise DeviceLost(f"{self._address}: the tracker's summary is none: {error}") from error
+        return dict(Counter(keys))
 
     def request(self, wait_s: float = FREE_S) -> tuple[str, int, str]:
         """Host, port and word for a free server of the address's key.
@@ -77,8 +78,12 @@ class Tracker:
             None became free.
         """
         self._socket.settimeout(wait_s)
-        host, port, word = self._ask([REQUEST, self._address.name, "", 1])
-        return str(host), int(port), str(word)
+        found = self._ask([REQUEST, self._address.name, "", 1])
+        try:
+            host, port, word = found
+            return str(host), int(port), str(word)
+        except (TypeError, ValueError) as error:
+            raise DeviceLost(f"{self._address}: the tracker gave {str(found)[:200]}") from error
 
     def close(self) -> None:
         """End the connection."""
@@ -92,7 +97,7 @@ class Tracker:
             (size,) = struct.unpack("<i", self._receive(4))
             if not 0 < size <= _LONGEST:
                 raise DeviceLost(f"{self._address}: the tracker sent {size} bytes")
-            code, *rest = json.loads(self._receive(size))
+            answer = json.loads(self._receive(size))
         except TimeoutError as error:
             raise DeviceLost(
                 f"{self._address}: no device of this key became free within "
@@ -100,9 +105,9 @@ class Tracker:
             ) from error
         except (OSError, ValueError) as error:
             raise DeviceLost(f"{self._address}: the tracker's answer failed: {error}") from error
-        if code != SUCCESS or not rest:
-            raise DeviceLost(f"{self._address}: the tracker refused: {rest}")
-        return rest[0]
+        if not isinstance(answer, list) or len(answer) < 2 or answer[0] != SUCCESS:
+            raise DeviceLost(f"{self._address}: the tracker refused: {str(answer)[:200]}")
+        return answer[1]
 
     def _receive(self, size: int) -> bytes:
         parts = []
