@@ -25,6 +25,7 @@ from apq_tvm.cli.console import (
     reports_errors,
     show,
 )
+from apq_tvm.cli.devices import mount as mount_devices
 from apq_tvm.cli.eval import mount
 from apq_tvm.cli.generate import mount as mount_generate
 from apq_tvm.cli.gpu import mount as mount_gpu
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 mount_static(bench_app)
 mount_gpu(bench_app)
+mount_devices(bench_app)
 mount_profile(bench_app)
 mount_generate(bench_app)
 app.add_typer(bench_app, name="bench")

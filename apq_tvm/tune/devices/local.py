@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from apq_tvm.errors import DeviceLost, DeviceToolMissing
+from apq_tvm.errors import DeviceLost, DeviceToolMissing, DeviceUnfit
 from apq_tvm.tune.devices.address import Address
 from apq_tvm.tune.devices.transport import (
     AGENT,
@@ -76,7 +76,13 @@ class LocalTransport:
 
     def facts(self) -> str:
         """What the agent says of the machine, or of what the emulator is."""
-        done = call([*self._prefix, str(self._folder / AGENT), "facts"], GRACE_S)
+        try:
+            done = call([*self._prefix, str(self._folder / AGENT), "facts"], GRACE_S)
+        except OSError as error:
+            raise DeviceUnfit(
+                f"{self.address} cannot run the program that was compiled for it: {error.strerror};"
+                " is the target of this machine's architecture?"
+            ) from error
         if done.returncode != 0:
             raise DeviceLost(f"{self.address}: {done.stderr.strip()[-500:]}")
         return done.stdout
