@@ -32,6 +32,7 @@ from apq_tvm.cli.gpu import mount as mount_gpu
 from apq_tvm.cli.logs import logs_app
 from apq_tvm.cli.options import Json, Module
 from apq_tvm.cli.profile import mount as mount_profile
+from apq_tvm.cli.rank import mount as mount_rank
 from apq_tvm.cli.static import mount as mount_static
 from apq_tvm.cli.tune import tune_command
 from apq_tvm.module import damaged
@@ -49,6 +50,7 @@ app = typer.Typer(
 mount_static(bench_app)
 mount_gpu(bench_app)
 mount_devices(bench_app)
+mount_rank(bench_app)
 mount_profile(bench_app)
 mount_generate(bench_app)
 app.add_typer(bench_app, name="bench")
