@@ -102,7 +102,8 @@ def _tasks(profile: DeviceProfile, target: str, shape: str, m: str, scheme: str)
     from apq_tvm.bench.linear import write_model
     from apq_tvm.tune.tasks import extract
 
-    rows, tasks = parse_counts(m, "--m"), {}
+    rows = parse_counts(m, "--m")
+    tasks: dict[str, Task] = {}
     for n, k in parse_shapes(shape):
         for word in scheme.split(","):
             with tempfile.TemporaryDirectory(prefix="apq-rank-") as folder:
@@ -117,8 +118,8 @@ def _tasks(profile: DeviceProfile, target: str, shape: str, m: str, scheme: str)
 def _show(report: dict[str, Any]) -> None:
     columns = ("task", "kernel", "candidates", "spread", "Spearman", "Kendall", "its pick", "")
     print_table(
-        f"{report['target']} on {report['machine']}: static figures beside times; its pick: the best "
-        "time over that of the candidate with the least figure",
+        f"{report['target']} on {report['machine']}: static figures beside times; its pick: the "
+        "best time over that of the candidate with the least figure",
         columns,
         (
             (
@@ -133,7 +134,7 @@ def _show(report: dict[str, Any]) -> None:
         ),
         right=columns[2:7],
     )
-    columns = (
+    shown = (
         "family",
         "candidates",
         "kernels and shapes",
@@ -143,7 +144,7 @@ def _show(report: dict[str, Any]) -> None:
     )
     print_table(
         "families",
-        columns,
+        shown,
         (
             (
                 name,
@@ -154,7 +155,7 @@ def _show(report: dict[str, Any]) -> None:
             )
             for name, found in report["families"].items()
         ),
-        right=columns[1:5],
+        right=shown[1:5],
     )
     if not report["families"]:
         show("no group of candidates says anything")
