@@ -13,6 +13,7 @@ from rich.progress import Progress as RichProgress
 from apq_tvm.cli.bench import parse_counts, parse_shapes
 from apq_tvm.cli.console import print_json, print_table, reports_errors, say, stderr
 from apq_tvm.cli.options import Dim, Json, TensorType, parse_dims, parse_tensor_types
+from apq_tvm.errors import BadInput
 
 if TYPE_CHECKING:
     from apq_tvm.tune.budget import Planned
@@ -121,6 +122,12 @@ def tune_command(
         str,
         typer.Option(help="Where candidates run: local, ssh://, adb:// or rpc:// and an address."),
     ] = "local",
+    static: Annotated[
+        bool,
+        typer.Option(
+            "--static", help="Without the device: judge code, where that is known to rank right."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
     functions: Annotated[
         bool, typer.Option(help="A model's softmax, norms and other functions of floats too.")
@@ -153,12 +160,19 @@ def tune_command(
     if dry_run:
         _print_plan(session.planned, seconds_of(session.planned, minutes), json)
         return
-    devices = devices_of(device, session.profile)
+    if static and device != "local":
+        raise BadInput("--static times nothing: leave --device out")
+    devices = [] if static else devices_of(device, session.profile)
     session.check(devices)
     live = Live(session.planned)
     say(f"records go to {session.settings.log}")
     with live.bars:
-        findings = session.run(live, devices)
+        if static:
+            from apq_tvm.tune.static.session import tune_static
+
+            findings = tune_static(session.planned, session.profile, session.settings, live)
+        else:
+            findings = session.run(live, devices)
     if html is not None:
         from apq_tvm.tune.page import write_page
 

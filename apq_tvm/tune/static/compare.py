@@ -34,7 +34,8 @@ LEAST_SPREAD = 1.05
 LEAST_POINTS = 5
 """Candidates of a group, that differ in their figures, for a correlation to say anything."""
 
-ROUNDS = 9
+ROUNDS = 25
+"""Samples of each candidate, of which the least counts: other programs only ever add to it."""
 
 Times = Callable[[Task, Sequence[Point], Path], Mapping[Point, float]]
 
@@ -187,16 +188,14 @@ class _Timed:
         """Nanoseconds of those whose results are right."""
         from apq_tvm.codegen.build.toolchain import find_toolchain
         from apq_tvm.tune.candidates import Workshop
-        from apq_tvm.tune.measure import OK, Bench
+        from apq_tvm.tune.measure import Bench
         from apq_tvm.tune.program import Linker
 
         tools = find_toolchain(task.profile.triple, exact=False)
         workshop = Workshop(task, folder, 1)
         default = task.space().points[0]
         bench = Bench(workshop, Linker(tools, folder), self._device, folder, default)
-        trials = bench.trials(points, ROUNDS)
-        # Their ratios to the default are steadier than their times.
-        return {t.point: 1e6 / t.ratio for t in trials if t.status == OK and t.ratio > 0}
+        return bench.least(points, ROUNDS)
 
 
 def agreements(groups: Sequence[Group]) -> dict[str, Agreement]:
