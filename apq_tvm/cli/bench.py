@@ -118,7 +118,7 @@ def linear(
         for rows in parse_counts(m, "--m")
     ]
     if device:
-        from apq_tvm.cli.devices import layers_on_devices
+        from apq_tvm.cli.layers import layers_on_devices
 
         layers_on_devices(cases, device, target, seconds, json)
         return

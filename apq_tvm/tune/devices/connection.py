@@ -144,12 +144,12 @@ def toolchain(profile: DeviceProfile, cc: str = "", sysroot: str = "") -> Toolch
     BuildError
         There is none; with the line that installs it.
     """
-    environment = os.environ.get("CC", ""), os.environ.get("PATH", "")
+    environment = tuple(os.environ.get(name, "") for name in ("CC", "PATH"))
     return _toolchain(profile.triple, cc, sysroot, environment)
 
 
 @cache
-def _toolchain(triple: str, cc: str, sysroot: str, environment: tuple[str, str]) -> Toolchain:
+def _toolchain(triple: str, cc: str, sysroot: str, environment: tuple[str, ...]) -> Toolchain:
     """Looking for it starts a dozen programs; `environment` is what else decides."""
     return find_toolchain(triple, cc, sysroot, exact=False)
 

@@ -7,7 +7,6 @@ library (``rpc_bridge.c``) does. The session lives in a process of its own (`rpc
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import apq_tvm
 from apq_tvm.errors import DeviceFailed, DeviceLost, DeviceUnfit, DeviceUnreachable
 from apq_tvm.tune.devices.address import Address
 from apq_tvm.tune.devices.tracker import Tracker
@@ -35,6 +33,8 @@ from apq_tvm.tune.devices.transport import (
 )
 
 BRIDGE, FUNCTION, COMMAND = "bridge.so", "apq_run", "command"
+
+WORKER = "apq_tvm.tune.devices.rpc_worker"
 
 START_S = 120.0
 """For the process to import TVM and to connect."""
@@ -142,16 +142,15 @@ class RpcTransport:
         self._folder.cleanup()
 
     def _start(self, host: str, port: int, word: str) -> None:
-        root = str(Path(apq_tvm.__file__).parents[1])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        # It finds packages where this process does.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {WORKER} import main; main()"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "apq_tvm.tune.devices.rpc_worker", host, str(port), word],
+                [sys.executable, "-c", code, host, str(port), word],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,
             )
         self._answers: queue.Queue[str] = queue.Queue()

@@ -67,13 +67,9 @@ def _last(error: Exception) -> str:
 
 
 def main() -> None:
-    """``python -m apq_tvm.tune.devices.rpc_worker HOST PORT WORD``."""
+    """Serve a session with the server that the arguments name: HOST PORT WORD."""
     # TVM prints; what it prints is not to be taken for an answer.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         host, port, word = sys.argv[1:]
         serve(host, int(port), word, answers)
-
-
-if __name__ == "__main__":
-    main()
