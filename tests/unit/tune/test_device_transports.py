@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ from apq_tvm.schedules.devices import find_profile
 from apq_tvm.tune.device import TIMED_OUT, Job
 from apq_tvm.tune.devices import open_devices
 from apq_tvm.tune.devices.address import parse_device
+from apq_tvm.tune.devices.bundle import run_bundle
 from apq_tvm.tune.devices.connection import Connection, toolchain
 from apq_tvm.tune.devices.errand import Errand
 from apq_tvm.tune.devices.machine import HWCAPS, Machine, check_fit, fitting, parse_facts
@@ -158,6 +160,50 @@ def test_words_for_ssh_and_adb_are_arguments(fakes: Path) -> None:
             with pytest.raises(ValueError, match="may not stand"):
                 device.run(Errand({"program": odd}, ("program", "$(reboot)")))
     assert "reboot" not in (fakes / "log").read_text().replace(str(odd), "")
+
+
+# ---- bundles for GPUs ----
+
+RUN = """import json, sys
+from pathlib import Path
+print("case 1", flush=True)
+here = Path(__file__).parent
+names = sorted(p.relative_to(here).as_posix() for p in here.rglob("*") if p.suffix != ".pyc")
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+out.write_text(json.dumps({"names": names, "words": sys.argv[1:]}))
+sys.exit(json.loads((here / "bundle.json").read_text())["exit"])
+"""
+
+
+@pytest.mark.parametrize("way", ["local", "ssh://gpu"])
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_bundle_runs_where_there_is_a_gpu(way: str, code: int, fakes: Path) -> None:
+    bundle, heard = fakes / "a bundle", list[str]()
+    (bundle / "images").mkdir(parents=True)
+    (bundle / "images" / "a.sm_90").write_bytes(b"image")
+    (bundle / "run.py").write_text(RUN)
+    target = "h200" if HOST == "x86_64" else "jetson-agx-orin"
+    (bundle / "bundle.json").write_text(json.dumps({"target": target, "exit": code}))
+    (bundle / "results.json").write_text("old")
+    device = address(way, fakes)
+    if code:
+        with pytest.raises(BadInput, match=r"run.py ended with 1"):
+            run_bundle(bundle, device)
+    else:
+        results = run_bundle(bundle, device, seconds=2, on_line=heard.append)
+        assert {"images/a.sm_90", "bundle.json", "run.py"} <= set(results["names"])
+        assert results["words"] == ["--seconds", "2", "--out", "results.json"]
+        assert heard[0] == "case 1" and "results.json" not in results["names"]
+    assert "names" in json.loads((bundle / "results.json").read_text())
+    assert not list((fakes / "there").iterdir())
+
+
+def test_what_is_no_bundle_or_has_no_gpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no bundle"):
+        run_bundle(tmp_path, "local")
+    for way in ("qemu://max", "rpc://box:9190/gpu", "adb://phone"):
+        with pytest.raises(BadInput, match="local, or ssh"):
+            run_bundle(tmp_path, way)
 
 
 # ---- what the tuner sees ----
