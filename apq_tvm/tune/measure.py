@@ -137,19 +137,6 @@ class Bench:
                 trials[made.point] = self._trial(made.point, number, runs)
         return [trials[point] for point in points]
 
-    def least(self, points: Sequence[Point], rounds: int) -> dict[Point, float]:
-        """The least time of each candidate that is built and right, in nanoseconds."""
-        built = [made for _, made in self._workshop.build(points) if not isinstance(made, str)]
-        if not built:
-            return {}
-        runs = self._run([self._default, *built], rounds, checked=True)
-        least = {}
-        for number, made in enumerate(built, 1):
-            pairs = runs.report.pairs.get(number, [])
-            if pairs and runs.report.errors.get(number, math.inf) <= 1 and number not in runs.ended:
-                least[made.point] = min(mine for _, mine in pairs)
-        return least
-
     def last(self, point: Point, confidence: float) -> Ratio:
         """Samples of a candidate that did not choose it, checked again, in several programs."""
         pairs: list[tuple[float, float]] = []

@@ -188,14 +188,14 @@ class _Timed:
         """Nanoseconds of those whose results are right."""
         from apq_tvm.codegen.build.toolchain import find_toolchain
         from apq_tvm.tune.candidates import Workshop
-        from apq_tvm.tune.measure import Bench
+        from apq_tvm.tune.measure import OK, Bench
         from apq_tvm.tune.program import Linker
 
         tools = find_toolchain(task.profile.triple, exact=False)
         workshop = Workshop(task, folder, 1)
         default = task.space().points[0]
         bench = Bench(workshop, Linker(tools, folder), self._device, folder, default)
-        return bench.least(points, ROUNDS)
+        return {t.point: t.ns for t in bench.trials(points, ROUNDS) if t.status == OK}
 
 
 def agreements(groups: Sequence[Group]) -> dict[str, Agreement]:

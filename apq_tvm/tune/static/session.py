@@ -94,6 +94,8 @@ def _one(
     right: Right,
 ) -> Finding:
     task, default = planned.task, planned.space.points[0]
+    if not isinstance(task, Task):
+        return Finding(planned, why="functions of floats are not judged without a device")
     others = [p for p in planned.space.points[1:] if p.kernel == default.kernel]
     drawn = random.Random(settings.seed).sample(others, min(planned.trials, len(others)))
     first, *figures = costs(task, [default, *drawn])
