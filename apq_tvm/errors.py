@@ -13,6 +13,14 @@
     ├── NotApplicable        one rule or kernel declines one layer; never reaches a user
     ├── PackError            codes do not fit the layout they are packed into
     ├── BuildError           TVM, the C compiler or the linker failed
+    ├── BadDevice            a ``--device`` is spelled wrongly
+    ├── DeviceFailed         what code is to run on cannot be reached, was lost, or lacks features
+    │   ├── DeviceToolMissing    ssh, scp, adb or what else reaches it is not installed here
+    │   ├── DeviceUnreachable    nothing answers there, or it lets nobody in
+    │   ├── HostKeyRefused       its host key is unknown, or not the one that is known
+    │   ├── UnknownKey           a tracker has no device of this key
+    │   ├── DeviceUnfit          it has another architecture, or lacks what the code needs
+    │   └── DeviceLost           it died, or no longer answers, in the middle of the work
     ├── OutputExists         the output is there already and ``force`` was not given
     └── OutputFailed         the output could not be written (disk full); the old one is intact
 
@@ -65,6 +73,38 @@ class PackError(ApqError):
 
 class BuildError(ApqError):
     """TVM, the C compiler or the linker failed."""
+
+
+class BadDevice(ApqError):
+    """The address of a device is spelled wrongly."""
+
+
+class DeviceFailed(ApqError):
+    """A device that code is to run on cannot be reached, was lost, or lacks features."""
+
+
+class DeviceToolMissing(DeviceFailed):
+    """A program of this machine that reaches the device is not installed."""
+
+
+class DeviceUnreachable(DeviceFailed):
+    """Nothing answers at the address, or it lets nobody in."""
+
+
+class HostKeyRefused(DeviceFailed):
+    """The device's host key is unknown, or not the one that is known."""
+
+
+class UnknownKey(DeviceFailed):
+    """A tracker has no device of this key."""
+
+
+class DeviceUnfit(DeviceFailed):
+    """The device has another architecture, or lacks what the code needs."""
+
+
+class DeviceLost(DeviceFailed):
+    """The device died, or no longer answers, in the middle of the work."""
 
 
 class OutputExists(ApqError):

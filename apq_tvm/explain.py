@@ -158,8 +158,14 @@ def _decided(kernel: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={answer}" for name, answer in decisions.items()) or "default"
 
 
+def _source(kernel: Mapping[str, Any]) -> str:
+    """The record of the tuner that decided, as text; nothing of defaults."""
+    source = kernel.get("source", "default")
+    return "" if source == "default" else f"; {source}"
+
+
 def _story(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    got = [f"{rows_range(k)}: {k['kernel']} ({_decided(k)})" for k in entry["kernels"]]
+    got = [f"{rows_range(k)}: {k['kernel']} ({_decided(k)}){_source(k)}" for k in entry["kernels"]]
     why = [
         f"not {shorten(names)}: {reason}" for reason, names in by_reason(entry["rejected"]).items()
     ]

@@ -10,6 +10,7 @@ EXTRAS = {
     "onnxruntime": ("bench", "comparing with ONNX Runtime"),
     "torch": ("calibrate", "running a model in torch"),
     "matplotlib": ("report", "drawing plots"),
+    "xgboost": ("tune", "searching spaces that are too large to try whole"),
 }
 """Package → the extra that installs it, and what it is for."""
 

@@ -106,8 +106,17 @@ def kernel_sets(layers: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], st
 
 
 def kernels_of(layer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Every kernel of a layer with its range of M."""
-    return tuple(f"{rows_range(k)}: {k['kernel']}" for k in layer["kernels"])
+    """Every kernel of a layer with its range of M, and whether a record of the tuner decided."""
+    return tuple(f"{rows_range(k)}: {k['kernel']}{_recorded(k)}" for k in layer["kernels"])
+
+
+def _recorded(kernel: Mapping[str, Any]) -> str:
+    """``" (record, 1.08 times the default)"``, the shape it is of where that is another's."""
+    source = kernel.get("source", "default")
+    if source == "default":
+        return ""
+    what, _, found = source.partition(": ")
+    return f" ({what}, {found.partition(' (')[0].partition(',')[0]})"
 
 
 def _letter(number: int) -> str:

@@ -20,6 +20,9 @@ from apq_tvm.types import (
     Scheme,
 )
 
+DEFAULT = "default"
+"""Where decisions come from without a record of the tuner."""
+
 
 def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str, Any]:
     """The compiler's part of ``manifest.json``; ``emit`` adds sizes, signature and checksums.
@@ -36,6 +39,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         ``target``, ``features``, ``stored``, ``batch`` (the ``dimension`` along which large runs
         are cut into parts, or a ``note`` why there is none), ``attention`` (`describe_attention`),
         ``session`` (`describe_session`; where a model with caches has none, ``stateless`` is why),
+        ``tuning`` (`describe_tuning`),
         ``layers``, ``functions``,
         ``onnx_sha256``; where there are several devices also ``variants``, a list of ``target``,
         ``features`` and ``layers`` of each. ``layers`` and ``functions`` are then those of the
@@ -51,9 +55,15 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         "session": describe_session(model),
         "stateless": model.stateless,
         **describe_attention(plan.quantized, scheduled),
+        "tuning": describe_tuning(plan),
         "layers": describe_layers(plan, scheduled[0]),
         "functions": [
-            {"name": name, "schedule": made.rule, "decisions": dict(made.decisions)}
+            {
+                "name": name,
+                "schedule": made.rule,
+                "decisions": dict(made.decisions),
+                "source": made.source or DEFAULT,
+            }
             for name, made in sorted(scheduled[0].schedules.items())
             if name not in scheduled[0].lowered.linears
         ],
@@ -95,6 +105,17 @@ def describe_attention(
     return {"attention": {"kernels": len(joined), "apart": apart, **said}}
 
 
+def describe_tuning(plan: KernelPlan) -> dict[str, Any]:
+    """``tuning``: how many ``records`` of the tuner there were, and ``remarks`` on those that could
+    not be used."""
+    plans = plan.variants or (plan,)
+    known = [p.records for p in plans if p.records is not None]
+    return {
+        "records": sum(len(records.records) for records in known),
+        "remarks": list(dict.fromkeys(text for records in known for text in records.remarks)),
+    }
+
+
 def describe_stored(quantized: QuantizedModel) -> dict[str, int]:
     """``stored``: ``weights`` and ``bytes`` of all there is, ``quantized_*`` of what is coded."""
     stored = storage(quantized)
@@ -112,7 +133,10 @@ def describe_layers(
     """``layers``: `describe_layer` of every layer that was planned."""
     nodes = {node.name: node for node in plan.quantized.model.nodes}
     linears = scheduled.lowered.linears.values() if scheduled else ()
-    decided = {(made.kernel.name, made.choice.spec): made.choice.decisions for made in linears}
+    decided = {
+        (made.kernel.name, made.choice.spec, made.planned.decisions): made.choice.decisions
+        for made in linears
+    }
     return [describe_layer(plan, nodes[name], decided) for name in plan.choices]
 
 
@@ -132,7 +156,9 @@ def describe_variants(plan: KernelPlan, scheduled: Sequence[ScheduledModel] = ()
 
 
 def describe_layer(
-    plan: KernelPlan, node: Node, decided: Mapping[tuple[str, LinearSpec], Mapping[str, Any]]
+    plan: KernelPlan,
+    node: Node,
+    decided: Mapping[tuple[str, LinearSpec, tuple[Any, ...]], Mapping[str, Any]],
 ) -> dict[str, Any]:
     """One entry of ``layers``: format, size and kernels of one layer.
 
@@ -142,7 +168,7 @@ def describe_layer(
     node : Node
         An ``apq.Linear`` or ``apq.Embedding``.
     decided : mapping
-        (kernel, problem) → its decisions; empty before anything is scheduled.
+        (kernel, problem, what records say) → its decisions; empty before anything is scheduled.
 
     Returns
     -------
@@ -150,7 +176,7 @@ def describe_layer(
         Keys ``name, op, n, k, scheme, activations, details, epilogue, bits_per_weight, bytes,
         layout, kernels, rejected`` and ``note``. `bytes` counts codes, scales, zeros and tables
         without the layout's padding; ``bits`` of a kernel is the width it is for, 0 where there is
-        no choice; ``decisions`` what was decided for it.
+        no choice; ``decisions`` what was decided for it, ``source`` by which record of the tuner.
     """
     quantized = plan.quantized
     choices = plan.choices[node.name]
@@ -177,7 +203,10 @@ def describe_layer(
                 "m_min": c.m_min,
                 "m_max": c.m_max,
                 "kernel": c.kernel,
-                "decisions": dict(decided.get((c.kernel, spec), {})) if spec else {},
+                "decisions": dict(
+                    decided.get((c.kernel, spec, c.decisions), dict(c.decisions)) if spec else {}
+                ),
+                "source": c.source or DEFAULT,
             }
             for c in choices
         ],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import AnyPath, CompiledModule, DimSizes, KernelPlan, ScheduledModel, Scheme
@@ -13,7 +13,6 @@ from apq_tvm.types import AnyPath, CompiledModule, DimSizes, KernelPlan, Schedul
 if TYPE_CHECKING:
     from apq_tvm.codegen.build.toolchain import Toolchain
     from apq_tvm.codegen.cuda.compilers import ImageCompiler
-    from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.quantizers.guided import Guidance
     from apq_tvm.schedules.decide import Decide
 
@@ -43,6 +42,8 @@ def plan(
     triple: str = "",
     layout: str = "",
     kv: str = "f32",
+    log: AnyPath | None = None,
+    shipped_logs: bool = True,
     progress: Progress | None = None,
     stopwatch: _Stopwatch | None = None,
 ) -> KernelPlan:
@@ -58,6 +59,7 @@ def plan(
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
     from apq_tvm.schedules.devices import device_operators, find_profile, linear_kernels
+    from apq_tvm.schedules.recorded import Records
     from apq_tvm.select import select
     from apq_tvm.sessions import cache_type, keep
 
@@ -74,11 +76,14 @@ def plan(
     joined = join(quantized, device_operators(profile))
     quantized = keep(joined, cache_type(kv), on_gpu=profile.gpu is not None)
     quantized = settle(quantized, on_gpu=profile.gpu is not None)
-    variants = tuple(select(quantized, v, linear_kernels(v)) for v in profile.variants)
-    if variants:
-        chosen = KernelPlan(quantized, profile, variants[0].choices, variants)
-    else:
-        chosen = select(quantized, profile, linear_kernels(profile))
+    file = Path(log) if log is not None else None
+    plans = [
+        select(quantized, p, linear_kernels(p), Records.of(p, file, shipped_logs))
+        for p in profile.variants or (profile,)
+    ]
+    chosen = plans[0]
+    if profile.variants:
+        chosen = KernelPlan(quantized, profile, chosen.choices, tuple(plans))
     stopwatch.lap("select")
     return chosen
 
@@ -100,6 +105,8 @@ def compile(
     cc: str = "",
     sysroot: str = "",
     images: ImageCompiler | None = None,
+    log: AnyPath | None = None,
+    shipped_logs: bool = True,
     progress: Progress | None = None,
 ) -> CompiledModule:
     """Compile an ONNX model into a module folder: a Python package and a C library in one.
@@ -138,6 +145,10 @@ def compile(
         target's headers and libraries (`apq_tvm.codegen.build.toolchain`).
     images : ImageCompiler, optional
         Compiler of a GPU's code, by default NVRTC or nvcc (`apq_tvm.codegen.cuda.compilers`).
+    log : str or path, optional
+        Records of the tuner, which hold before those shipped for the device.
+    shipped_logs : bool
+        Use those at all.
     progress : Progress, optional
 
     Returns
@@ -158,7 +169,8 @@ def compile(
     images = images or _images(target)
     chosen = plan(
         model, target=target, scheme=scheme, tensor_types=tensor_types, dims=dims, search=search,
-        guidance=guidance, triple=triple, layout=layout, kv=kv, progress=progress, stopwatch=watch,
+        guidance=guidance, triple=triple, layout=layout, kv=kv, log=log, shipped_logs=shipped_logs,
+        progress=progress, stopwatch=watch,
     )  # fmt: skip
     return build(
         chosen, output, force=force, tools=tools, images=images, progress=progress, stopwatch=watch
@@ -236,15 +248,16 @@ def scheduled(
     packed = pack(chosen, progress)
     stopwatch.lap("pack")
     with progress.stage("lower"):
-        lowered = lower(packed, by_name(linear_kernels(chosen.profile)), default_decisions)
+        decide = chosen.records.decide if chosen.records else default_decisions
+        lowered = lower(packed, by_name(linear_kernels(chosen.profile)), decide)
     stopwatch.lap("lower")
-    made = schedule(lowered, progress, default_decisions)
+    made = schedule(lowered, progress, decide)
     stopwatch.lap("schedule")
     return made
 
 
-def default_decisions(function: str, spec: LinearSpec | None = None) -> Decide:
-    """The decisions of a function, or of a kernel for a layer, without a tuning log: defaults."""
+def default_decisions(function: str, default: Callable[[], Any] | None = None) -> Decide:
+    """The decisions of a function without a record of the tuner: defaults (`DecideOf`)."""
     from apq_tvm.schedules.decide import Defaults
 
     return Defaults()

@@ -8,7 +8,7 @@ import tvm
 from tvm import tirx
 
 from apq_tvm.progress import Progress
-from apq_tvm.schedules.decide import DecideOf, Recording
+from apq_tvm.schedules.decide import Decide, DecideOf, Defaults, Recording
 from apq_tvm.schedules.graph.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_function, schedule_preparation
 from apq_tvm.types import DeviceProfile, LoweredModel, Scheduled, ScheduledModel
@@ -54,13 +54,16 @@ def _schedule(
         sch = tvm.s_tir.Schedule(func)
         linear.kernel.schedule(sch, linear.choice)
         choice = linear.choice
-        return sch.mod["main"], Scheduled(linear.kernel.name, choice.decisions, choice.alternatives)
+        source = linear.planned.source if linear.planned is not None else ""
+        made = Scheduled(linear.kernel.name, choice.decisions, choice.alternatives, source)
+        return sch.mod["main"], made
     profile, preparation = lowered.packed.plan.profile, lowered.preparations.get(name)
     if preparation is not None:
         return _prepared(preparation, func, profile)
-    decide = Recording(decide_of(name))
+    answers = decide_of(operation(func), lambda: schedule_function(func, profile, Defaults())[0])
+    decide = Recording(answers)
     scheduled, rule = schedule_function(func, profile, decide)
-    return scheduled, Scheduled(rule, decide.taken, decide.alternatives)
+    return scheduled, Scheduled(rule, decide.taken, decide.alternatives, source_of(answers))
 
 
 def _prepared(preparation: Preparation, func: Any, profile: DeviceProfile) -> tuple[Any, Scheduled]:
@@ -68,4 +71,16 @@ def _prepared(preparation: Preparation, func: Any, profile: DeviceProfile) -> tu
     first, decide = preparation.made[1], Recording(preparation.decide)
     scheduled, rule = schedule_preparation(preparation, func, profile, decide)
     taken = {**first.taken, **decide.taken}
-    return scheduled, Scheduled(rule, taken, {**first.alternatives, **decide.alternatives})
+    alternatives = {**first.alternatives, **decide.alternatives}
+    return scheduled, Scheduled(rule, taken, alternatives, source_of(preparation.decide))
+
+
+def operation(func: Any) -> str:
+    """What the tuner's records call a function: its operation, ``"generic"`` without one."""
+    attrs = func.attrs or {}
+    return str(attrs["apq.op"]) if "apq.op" in attrs else "generic"
+
+
+def source_of(decide: Decide) -> str:
+    """The record that answers, ``""`` for defaults."""
+    return str(getattr(decide, "source", ""))

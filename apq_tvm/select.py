@@ -9,7 +9,9 @@ model cannot be compiled for this device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from apq_tvm import formats
@@ -21,6 +23,7 @@ from apq_tvm.types import DeviceProfile, KernelChoice, KernelPlan, Node, Quantiz
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear.kernel import LinearKernel
+    from apq_tvm.schedules.recorded import Advice, Records
 
     _Fitting = tuple[LinearKernel, int, int]
     """A kernel, and fewest and most rows that it is chosen for."""
@@ -64,7 +67,11 @@ def epilogue(spec: LinearSpec) -> list[str]:
 
 
 def choose(
-    spec: LinearSpec, kernels: Sequence[LinearKernel], profile: DeviceProfile, layer: str
+    spec: LinearSpec,
+    kernels: Sequence[LinearKernel],
+    profile: DeviceProfile,
+    layer: str,
+    records: Records | None = None,
 ) -> tuple[KernelChoice, ...]:
     """Cover M = 1, 2, ... with the most preferred kernels that share one layout.
 
@@ -76,6 +83,8 @@ def choose(
     profile : DeviceProfile
     layer : str
         For the error.
+    records : Records, optional
+        Of the tuner: other kernels and decisions for some rows.
 
     Returns
     -------
@@ -111,13 +120,47 @@ def choose(
     if fitting and not rejected and fitting[0][0].kind == "generic":
         why = f"is for other families of formats than {spec.scheme}"
         rejected.append(("every other kernel", why))
-    return tuple(
+    chosen = [
         KernelChoice(kernel.name, layout, m_min, m_max, tuple(rejected), width)
         for width in widths
         for kernel, m_min, m_max in _cover(
             [f for f in fitting if f[0].width == width], spec, profile, layer, rejected
         )
-    )
+    ]
+    if not records:
+        return tuple(chosen)
+    mine = {kernel.name: kernel for kernel, _, _ in fitting}
+    advice = records.advice(spec, mine, profile)
+    return tuple(piece for choice in chosen for piece in _advised(choice, advice, mine))
+
+
+def _advised(
+    choice: KernelChoice, advice: Sequence[Advice], kernels: Mapping[str, LinearKernel]
+) -> list[KernelChoice]:
+    """A choice cut into ranges of rows by what records say, the first that holds for each."""
+    fit = [a for a in advice if kernels[a.kernel].width == choice.width]
+    last = choice.m_max if choice.m_max >= 0 else math.inf
+    starts = {choice.m_min}
+    for each in fit:
+        low, high = max(each.rows[0], kernels[each.kernel].m_tile), each.rows[1]
+        starts |= {m for m in (low, high + 1) if m > 0 and choice.m_min < m <= last}
+    made: list[KernelChoice] = []
+    ends = [*sorted(starts)[1:], 0]
+    for start, after in zip(sorted(starts), ends, strict=True):
+        end = after - 1 if after else choice.m_max
+        piece = replace(choice, m_min=start, m_max=end)
+        for each in fit:
+            low, high = max(each.rows[0], kernels[each.kernel].m_tile), each.rows[1]
+            if low <= start and (high < 0 or 0 <= end <= high):
+                piece = replace(
+                    piece, kernel=each.kernel, decisions=each.decisions, source=each.source
+                )
+                break
+        if made and replace(made[-1], m_max=end) == replace(piece, m_min=made[-1].m_min):
+            made[-1] = replace(made[-1], m_max=end)
+        else:
+            made.append(piece)
+    return made
 
 
 def _cover(
@@ -149,7 +192,10 @@ def _cover(
 
 
 def select(
-    quantized: QuantizedModel, profile: DeviceProfile, kernels: Sequence[LinearKernel]
+    quantized: QuantizedModel,
+    profile: DeviceProfile,
+    kernels: Sequence[LinearKernel],
+    records: Records | None = None,
 ) -> KernelPlan:
     """Choose kernels for every ``apq.Linear`` and the layout of every ``apq.Embedding``.
 
@@ -159,6 +205,8 @@ def select(
     profile : DeviceProfile
     kernels : sequence of LinearKernel
         The device's kernels in order of preference.
+    records : Records, optional
+        Of the tuner, as `choose` takes them.
 
     Returns
     -------
@@ -181,7 +229,7 @@ def select(
         if node.op == "apq.Linear":
             spec = linear_spec(quantized, node)
             if spec not in memo:
-                memo[spec] = choose(spec, kernels, profile, node.name)
+                memo[spec] = choose(spec, kernels, profile, node.name, records)
             choices[node.name] = memo[spec]
             if node.name in quantized.layers:
                 layouts[quantized.layers[node.name]] = memo[spec][0].layout
@@ -191,7 +239,7 @@ def select(
             layout = layouts.get(key) or embedding_layout(quantized.tensors[key].scheme).name
             choices[node.name] = (KernelChoice("embedding", layout, 1, -1),)
     ordered = {n.name: choices[n.name] for n in quantized.model.nodes if n.name in choices}
-    return KernelPlan(quantized, profile, ordered)
+    return KernelPlan(quantized, profile, ordered, records=records)
 
 
 def by_name(kernels: Sequence[LinearKernel]) -> Mapping[str, LinearKernel]:

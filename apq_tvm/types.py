@@ -476,6 +476,10 @@ class KernelChoice:
         Bits it is for, where they are chosen at run time; else 0.
     rejected : tuple of (str, str)
         Faster kernels that declined, with their reasons.
+    decisions : tuple of (str, object)
+        What the tuner found; empty for the defaults.
+    source : str
+        The record that says so; ``""`` without one.
     """
 
     kernel: str
@@ -484,6 +488,8 @@ class KernelChoice:
     m_max: int
     rejected: tuple[tuple[str, str], ...] = ()
     width: int = 0
+    decisions: tuple[tuple[str, Any], ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -491,13 +497,15 @@ class KernelPlan:
     """Kernels per layer: names of layers → choices ordered by width, then by `m_min`.
 
     `variants` are the plans for `DeviceProfile.variants`, where the library chooses when it is
-    loaded; `choices` are then those of the first.
+    loaded; `choices` are then those of the first. `records` are the tuner's for the device
+    (`apq_tvm.schedules.recorded.Records`), None for the defaults.
     """
 
     quantized: QuantizedModel
     profile: DeviceProfile
     choices: Mapping[str, tuple[KernelChoice, ...]]
     variants: tuple[KernelPlan, ...] = ()
+    records: Any = None
 
 
 @dataclass(frozen=True)
@@ -588,11 +596,14 @@ class Scheduled:
         What was decided.
     alternatives : mapping of str to tuple
         What each was chosen from, the default first: the space a tuner searches.
+    source : str
+        The tuner's record that answered, ``""`` for defaults.
     """
 
     rule: str
     decisions: Mapping[str, Any] = field(default_factory=dict)
     alternatives: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,8 @@ tuner is a dict of decisions; running the schedule again with one entry changed 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from apq_tvm.ops.linear.spec import LinearSpec
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -25,10 +22,13 @@ class Decide(Protocol):
 
 
 class DecideOf(Protocol):
-    """Finds who answers for a kernel on a layer, or for any other function by its name."""
+    """Finds who answers for a function that is no kernel of a linear layer: those are planned."""
 
-    def __call__(self, function: str, spec: LinearSpec | None = None) -> Decide:
-        """Of a preparation, `function` is its key."""
+    def __call__(self, function: str, default: Callable[[], Any] | None = None) -> Decide:
+        """Of a preparation, `function` is its key, of others their rule.
+
+        `default` makes the function scheduled by default, which records are compared with.
+        """
 
 
 class Defaults:

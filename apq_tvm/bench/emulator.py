@@ -63,7 +63,7 @@ class Program:
         self.path, self._folder = folder / "program", folder
         self._cpu, self._objects = cpu, objects
         self._command = [*emulator(profile.arch, cpu), str(self.path)]
-        files = map(str, (_main(profile.arch), *objects))
+        files = map(str, (kernel_main(profile.arch), *objects))
         run([COMPILERS[profile.arch], "-static", *files, "-lm", "-o", str(self.path)])
 
     def __call__(self, *arrays: Array) -> None:
@@ -98,7 +98,7 @@ class Program:
     def _files(self, arrays: tuple[Array, ...]) -> list[str]:
         """Write the arguments; the program reads the first file and writes the second."""
         calls, results = self._folder / "calls", self._folder / "results"
-        calls.write_bytes(_arguments(arrays))
+        calls.write_bytes(kernel_arguments(arrays))
         return [str(calls), str(results)]
 
     def _read(self, arrays: tuple[Array, ...]) -> None:
@@ -111,7 +111,7 @@ class Program:
 
 
 @functools.cache
-def _main(arch: str) -> Path:
+def kernel_main(arch: str) -> Path:
     """The object file that reads the arguments and calls the kernel, compiled once per process."""
     folder = tempfile.TemporaryDirectory(prefix="apq_emulator_")
     _folders.append(folder)
@@ -139,7 +139,8 @@ def emulator(arch: str, cpu: str) -> list[str]:
     return [path, "-cpu", cpu]
 
 
-def _arguments(arrays: tuple[Array, ...]) -> bytes:
+def kernel_arguments(arrays: tuple[Array, ...]) -> bytes:
+    """Arrays as `kernel_main` reads them from its first file."""
     parts = [struct.pack("<i", len(arrays))]
     for array in arrays:
         if not array.flags.c_contiguous:

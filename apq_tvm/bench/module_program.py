@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,13 @@ class ModuleProgram:
 
     def __init__(self, module: Path, folder: Path, driver: Path | None = None) -> None:
         self.module, self.manifest = module, read_manifest(module)
-        name = self.manifest["name"]
         self.path, self._folder = folder / "module_program", folder
-        library = ["-static", str(module / f"lib{name}.a")]
+        library: list[str] = []
         self._found: list[str] = []
         if driver is not None:
-            library = [f"-L{module}", f"-l{name}"]
+            library = [f"-L{module}", f"-l{self.manifest['name']}"]
             self._found = ["-L", str(SYSTEM), "-E", f"LD_LIBRARY_PATH={module}:{driver}"]
-        run([
-            COMPILERS["aarch64"], "-O1", "-Wall", "-Wextra", "-Werror", f"-I{module}",
-            f"-DNAME={name}", f'-DHEADER="{name}.h"', str(SOURCE), *library,
-            "-lm", "-ldl", "-lpthread", "-o", str(self.path),
-        ])  # fmt: skip
+        link_program(module, self.manifest, self.path, [COMPILERS["aarch64"]], library)
         self.target = ""
         """The device whose code ran last."""
 
@@ -92,7 +87,7 @@ class ModuleProgram:
         if done.returncode != 0:
             raise BadInput(f"{self.module} ended with {done.returncode}: {done.stderr.strip()}")
         self.target = done.stdout.strip()
-        return _read((self._folder / "results").read_bytes(), self.manifest["outputs"])
+        return read_results((self._folder / "results").read_bytes(), self.manifest["outputs"])
 
     def trace(self, feeds: Mapping[str, Array], cpu: str = "max", bits: int = 0) -> Trace:
         """Run the module twice and count what the second run executes.
@@ -109,16 +104,66 @@ class ModuleProgram:
 
     def _files(self, feeds: Mapping[str, Array], bits: int) -> list[str]:
         """Write the inputs; arguments of the program."""
-        inputs, outputs = self.manifest["inputs"], self.manifest["outputs"]
-        parts = [struct.pack("<ii", bits, len(inputs))]
-        for port in inputs:
-            array = np.ascontiguousarray(feeds[port["name"]])
-            parts += [_header(array.dtype, array.shape), array.tobytes()]
-        parts.append(struct.pack("<i", len(outputs)))
-        parts += [_header(np.dtype(p["dtype"]), (0,) * len(p["shape"])) for p in outputs]
         calls, results = self._folder / "calls", self._folder / "results"
-        calls.write_bytes(b"".join(parts))
+        calls.write_bytes(written_calls(self.manifest, feeds, bits))
         return [str(self.module / "weights.safetensors"), str(calls), str(results)]
+
+
+def link_program(
+    module: Path,
+    manifest: Mapping[str, Any],
+    program: Path,
+    cc: Sequence[str],
+    library: Sequence[str] = (),
+) -> None:
+    """Compile ``module_program.c`` for a module.
+
+    Parameters
+    ----------
+    module : Path
+    manifest : mapping
+        Of the module.
+    program : Path
+        To be written; static unless `library` is given.
+    cc : sequence of str
+        The C compiler and its options.
+    library : sequence of str
+        What to link with instead of the module's static library.
+
+    Raises
+    ------
+    BuildError
+        The compiler is missing or fails.
+    """
+    name = manifest["name"]
+    run([
+        *cc, "-O1", "-Wall", "-Wextra", "-Werror", f"-I{module}", f"-DNAME={name}",
+        f'-DHEADER="{name}.h"', str(SOURCE),
+        *(library or ("-static", str(module / f"lib{name}.a"))),
+        "-lm", "-ldl", "-lpthread", "-o", str(program),
+    ])  # fmt: skip
+
+
+def written_calls(manifest: Mapping[str, Any], feeds: Mapping[str, Array], bits: int = 0) -> bytes:
+    """What the program's file CALLS holds: inputs, and which outputs are wanted.
+
+    Parameters
+    ----------
+    manifest : mapping
+        Of the module.
+    feeds : mapping of str to ndarray
+        Every input by name.
+    bits : int
+        Width chosen at run time, 0 for what the module starts with.
+    """
+    inputs, outputs = manifest["inputs"], manifest["outputs"]
+    parts = [struct.pack("<ii", bits, len(inputs))]
+    for port in inputs:
+        array = np.ascontiguousarray(feeds[port["name"]])
+        parts += [_header(array.dtype, array.shape), array.tobytes()]
+    parts.append(struct.pack("<i", len(outputs)))
+    parts += [_header(np.dtype(p["dtype"]), (0,) * len(p["shape"])) for p in outputs]
+    return b"".join(parts)
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -127,8 +172,21 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return head + struct.pack(f"<{len(shape)}q", *shape)
 
 
-def _read(data: bytes, ports: list[dict[str, Any]]) -> dict[str, Array]:
-    """Tensors that the program wrote: dimensions and values of each."""
+def read_results(data: bytes, ports: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """Read what the program wrote, by name: dimensions and values of each output.
+
+    Raises
+    ------
+    BadInput
+        It is too short.
+    """
+    try:
+        return _read(data, ports)
+    except (struct.error, ValueError) as error:
+        raise BadInput(f"the program's results are damaged: {error}") from error
+
+
+def _read(data: bytes, ports: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     at, results = 0, {}
     for port in ports:
         rank, dtype = len(port["shape"]), np.dtype(port["dtype"])

@@ -250,7 +250,18 @@ def _disassemble(path: Path, start: int, stop: int) -> Mapping[int, str]:
 
 
 def run(command: Sequence[str]) -> str:
-    """Run a tool and return what it printed.
+    """Run a tool where this process is, and return what it printed.
+
+    Raises
+    ------
+    BuildError
+        It is missing or failed; with the end of its message.
+    """
+    return run_in(None, command)
+
+
+def run_in(folder: Path | None, command: Sequence[str]) -> str:
+    """Run a tool in a folder and return what it printed.
 
     Raises
     ------
@@ -258,7 +269,7 @@ def run(command: Sequence[str]) -> str:
         It is missing or failed; with the end of its message.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise BuildError(f"{command[0]} is not on PATH: {INSTALL}") from error
     if done.returncode != 0:

@@ -97,6 +97,10 @@ def linear(
         bool, typer.Option("--cold/--warm", help="Weights out of cache, as in a real model.")
     ] = True,
     target: Annotated[str, typer.Option(help="Device to compile for.")] = "host",
+    device: Annotated[
+        str,
+        typer.Option(help="Where to run, as in bench module; alone, without rivals."),
+    ] = "",
     seconds: Seconds = 4.0,
     json: Json = False,
 ) -> None:
@@ -113,6 +117,11 @@ def linear(
         for count in parse_counts(threads, "--threads")
         for rows in parse_counts(m, "--m")
     ]
+    if device:
+        from apq_tvm.cli.layers import layers_on_devices
+
+        layers_on_devices(cases, device, target, seconds, json)
+        return
     rows = bench_linear(cases, against, target=target, budget_s=seconds, progress=Bars())
     if json:
         print_json(rows)

@@ -84,6 +84,13 @@ Sysroot = Annotated[
     str | None,
     typer.Option(help="Folder of the target's headers and libraries.", show_default=False),
 ]
+LogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--log", help="Records of apq-tvm tune, before those of the device.", show_default=False
+    ),
+]
+NoLog = Annotated[bool, typer.Option("--no-log", help="Without the device's records of the tuner.")]
 InputsOption = Annotated[
     Path | None,
     typer.Option(
@@ -120,6 +127,8 @@ def compile_command(
     cc: Compiler = None,
     sysroot: Sysroot = None,
     inputs: InputsOption = None,
+    log: LogOption = None,
+    no_log: NoLog = False,
     force: Force = False,
     dry_run: DryRun = False,
     verbose: Verbose = False,
@@ -150,6 +159,8 @@ def compile_command(
             triple=triple or "",
             layout=layout or "",
             kv=kv,
+            log=log,
+            shipped_logs=not no_log,
             progress=Bars(),
         )
         _report_plan(plan, json, codes)
@@ -174,6 +185,8 @@ def compile_command(
         kv=kv,
         cc=cc or "",
         sysroot=sysroot or "",
+        log=log,
+        shipped_logs=not no_log,
         progress=Bars(),
     )
     if verbose:
@@ -196,6 +209,8 @@ def _report_module(
         print_json(report)
         return
     say_remarks(layers, codes)
+    for remark in report.get("tuning", {}).get("remarks", ()):
+        say(f"remark: {remark}")
     share = report["package_bytes"] / max(model.stat().st_size, 1)
     say(
         f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "

@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from apq_tvm.cli.bench import parse_counts, parse_shapes
-from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors
+from apq_tvm.cli.console import (
+    Bars,
+    megabytes,
+    print_json,
+    print_table,
+    reports_errors,
+    say,
+)
 from apq_tvm.cli.options import Force, Json
 
 SHAPES = "4096x4096,11008x4096,28672x8192"
@@ -31,6 +38,9 @@ def gpu(
     shape: Annotated[str, typer.Option(help="Comma list of NxK, outputs by inputs.")] = SHAPES,
     m: Annotated[str, typer.Option("--m", help="Comma list of rows of activations.")] = "1,8,32",
     scheme: Annotated[str, typer.Option(help="Comma list of schemes.")] = SCHEMES,
+    device: Annotated[
+        str, typer.Option(help="Run it there too: local, or ssh://[user@]host[:port].")
+    ] = "",
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -47,7 +57,15 @@ def gpu(
         for word in scheme.split(",")
         for rows in parse_counts(m, "--m")
     ]
+    if device:
+        from apq_tvm.tune.devices.bundle import gpu_device
+
+        gpu_device(device)
     made = prepare_bundle(cases, prepare, target=target, force=force, progress=Bars())
+    if device:
+        from apq_tvm.tune.devices.bundle import run_bundle
+
+        made |= {"results": run_bundle(prepare, device, on_line=say)}
     if json:
         print_json(made)
         return
@@ -67,4 +85,7 @@ def gpu(
         ),
         right=("M", "least us"),
     )
-    print(f"where there is a GPU: python {prepare}/run.py")
+    if device:
+        print(f"measured on {device}: {prepare}/results.json")
+    else:
+        print(f"where there is a GPU: python {prepare}/run.py, or --device ssh://host")

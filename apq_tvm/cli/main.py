@@ -25,12 +25,16 @@ from apq_tvm.cli.console import (
     reports_errors,
     show,
 )
+from apq_tvm.cli.devices import mount as mount_devices
 from apq_tvm.cli.eval import mount
 from apq_tvm.cli.generate import mount as mount_generate
 from apq_tvm.cli.gpu import mount as mount_gpu
+from apq_tvm.cli.logs import logs_app
 from apq_tvm.cli.options import Json, Module
 from apq_tvm.cli.profile import mount as mount_profile
+from apq_tvm.cli.rank import mount as mount_rank
 from apq_tvm.cli.static import mount as mount_static
+from apq_tvm.cli.tune import tune_command
 from apq_tvm.module import damaged
 from apq_tvm.signals import unwind_on_signals
 
@@ -45,6 +49,8 @@ app = typer.Typer(
 )
 mount_static(bench_app)
 mount_gpu(bench_app)
+mount_devices(bench_app)
+mount_rank(bench_app)
 mount_profile(bench_app)
 mount_generate(bench_app)
 app.add_typer(bench_app, name="bench")
@@ -61,6 +67,10 @@ app.command("codebooks", epilog="Example: apq-tvm codebooks model.onnx -o books.
     codebooks_command
 )
 mount(app)
+app.add_typer(logs_app, name="logs")
+app.command(
+    "tune", epilog="Example: apq-tvm tune model.onnx --scheme W4A8g32 --m 1,128 --minutes 20"
+)(tune_command)
 
 
 def _version(wanted: bool) -> None:

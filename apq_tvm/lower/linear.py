@@ -6,6 +6,7 @@ range of M; the others are its *variants*, which the emitted C chooses between b
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -17,7 +18,9 @@ from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.ops.linear.spec import LinearSpec
+from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.graph.exprs import substitute
+from apq_tvm.schedules.graph.rules import prepared_by_default
 from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
@@ -34,6 +37,7 @@ class LinearFunc:
     kernel: LinearKernel
     choice: Choice
     params: tuple[Any, ...] = ()
+    planned: KernelChoice | None = None
 
 
 class LinearLowering:
@@ -179,13 +183,14 @@ class LinearLowering:
 
     def _add_kernel(self, bb: relax.BlockBuilder, choice: KernelChoice, spec: LinearSpec) -> _Made:
         kernel = self._kernels[choice.kernel]
-        name = f"{kernel.name}_{spec_suffix(spec)}"
+        name = f"{kernel.name}_{spec_suffix(spec)}{decisions_suffix(choice)}"
         if name not in self.funcs:
-            decided = kernel.choose(spec, self._plan.profile, self._decide(kernel.name, spec))
+            decide = Recorded(dict(choice.decisions)) if choice.decisions else Defaults()
+            decided = kernel.choose(spec, self._plan.profile, decide)
             func = kernel.func(decided)
             # A global symbol keeps variants, which no Relax call names, from dead code elimination.
             self._vars[name] = bb.add_func(func.with_attr("global_symbol", name), name)
-            self.funcs[name] = LinearFunc(kernel, decided, tuple(func.params))
+            self.funcs[name] = LinearFunc(kernel, decided, tuple(func.params), choice)
         preparation = kernel.prepare(self.funcs[name].choice)
         if preparation is not None:
             preparation = self._decided(preparation)
@@ -196,7 +201,9 @@ class LinearLowering:
         """The one of its key, whose decisions are found by that."""
         key = preparation.key
         if key not in self.preparations:
-            self.preparations[key] = replace(preparation, decide=self._decide(key))
+            profile = self._plan.profile
+            decide = self._decide(key, lambda: prepared_by_default(preparation, profile))
+            self.preparations[key] = replace(preparation, decide=decide)
         return self.preparations[key]
 
     def _prepare(
@@ -366,6 +373,14 @@ def known_shape(x: Any, node: Node) -> list[Any]:
             "replace the data-dependent operator before it"
         )
     return list(shape.values)
+
+
+def decisions_suffix(choice: KernelChoice) -> str:
+    """What tells apart the PrimFuncs of one kernel that the tuner's records decided otherwise."""
+    if not choice.decisions:
+        return ""
+    text = ",".join(f"{name}={value}" for name, value in choice.decisions)
+    return f"_t{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def spec_suffix(spec: LinearSpec) -> str:

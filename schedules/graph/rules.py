@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from apq_tvm.schedules.decide import Decide
+import tvm
+
+from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import device_rules, whole_schedule
 from apq_tvm.schedules.graph.attention.pack_keys import schedule_pack_keys
 from apq_tvm.schedules.graph.attention.tasks import schedule_attention
@@ -79,6 +82,13 @@ def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tupl
         return rule(func, profile, decide), f"{profile.arch}_{op}"
     scheduled, kind = schedule_generic(func, profile, decide)
     return scheduled, f"generic_{kind}"
+
+
+def prepared_by_default(preparation: Preparation, profile: DeviceProfile) -> Any:
+    """What a kernel wants done to x, made and scheduled by the first choice of each decision."""
+    default = replace(preparation, decide=Defaults())
+    with tvm.target.Target(dict(profile.target)):
+        return schedule_preparation(default, default.func, profile, default.decide)[0]
 
 
 def schedule_preparation(

@@ -143,7 +143,7 @@ COMMANDS = sorted({c for d in DOCUMENTS for c in all_commands(d) if c.startswith
 def test_commands_and_options_exist(command: str) -> None:
     words = shlex.split(command)[1:]
     names = [w for w in words if not w.startswith("-")]
-    names = names[:2] if names[0] == "bench" else names[:1]
+    names = names[:2] if names[0] in ("bench", "logs") else names[:1]
     result = CliRunner().invoke(app, [*names, "--help"])
     assert result.exit_code == 0
     for option in (w for w in words if w.startswith("-")):
@@ -161,7 +161,7 @@ def test_readme_and_guide_name_every_command() -> None:
 def test_every_command_prints_json() -> None:
     for names, what, *_ in table(GUIDE, "| command |"):
         for name in re.findall("`apq-tvm (.*?)`", names):
-            parts = re.findall("`(.*?)`", what) if name == "bench" else [""]
+            parts = re.findall("`(.*?)`", what) if name in ("bench", "logs") else [""]
             for part in parts:
                 words = [name, *filter(None, [part]), "--help"]
                 assert "--json" in CliRunner().invoke(app, words).output, words

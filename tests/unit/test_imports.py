@@ -63,8 +63,9 @@ RANKS = {
     "apq_tvm.module": 8,
     "apq_tvm.inspect": 8,
     "apq_tvm.explain": 8,
-    "apq_tvm.cli": 9,
-    "apq_tvm": 10,
+    "apq_tvm.tune": 9,
+    "apq_tvm.cli": 10,
+    "apq_tvm": 11,
 }
 
 # These two read and choose: they know nothing of kernels, layouts or devices.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -48,16 +48,27 @@ def mnemonic(instruction: Instruction) -> str:
     return instruction.text.split(maxsplit=1)[0]
 
 
-def bodies(instructions: Sequence[Instruction]) -> list[Body]:
+def bodies(
+    instructions: Sequence[Instruction],
+    target: Callable[[Instruction], int | None] | None = None,
+) -> list[Body]:
     """Split executed instructions into bodies.
+
+    Parameters
+    ----------
+    instructions : sequence of Instruction
+        In order of address.
+    target : callable, optional
+        Where an instruction jumps to; A64's `branch_target` by default.
 
     A loop reaches from the target of a backward branch to the last branch back to it, as LLVM and
     gcc lay loops out; an instruction belongs to the smallest loop around it.
     """
+    target = target or branch_target
     found: list[Body] = []
     for _, group in groupby(instructions, key=lambda i: i.function):
         code = list(group)
-        loops = _loops(code)
+        loops = _loops(code, target)
         groups: dict[tuple[tuple[int, int], int], list[Instruction]] = {}
         for instruction in code:
             around = [(a, b) for a, b in loops if a <= instruction.address <= b]
@@ -75,12 +86,14 @@ def branch_target(instruction: Instruction) -> int | None:
     return int(match[1], 16) if match else None
 
 
-def _loops(code: Sequence[Instruction]) -> list[tuple[int, int]]:
+def _loops(
+    code: Sequence[Instruction], jump: Callable[[Instruction], int | None]
+) -> list[tuple[int, int]]:
     """First and last address of every loop of a function."""
     ends: dict[int, int] = {}
     addresses = {i.address for i in code}
     for instruction in code:
-        target = branch_target(instruction)
+        target = jump(instruction)
         if target in addresses and target <= instruction.address:
             ends[target] = max(ends.get(target, 0), instruction.address)
     return list(ends.items())

@@ -36,10 +36,16 @@ class Analyser:
         Of llvm-mca.
     mcpu : str
         LLVM's name of the core.
+    arch : str
+        First part of LLVM's triple.
+    iterations : (int, int)
+        Of a piece of code; cycles are taken between the two.
     """
 
     path: str
     mcpu: str
+    arch: str = "aarch64"
+    iterations: tuple[int, int] = (_WARM, _LONG)
 
     def model(self) -> str:
         """Whose scheduling model LLVM uses for the core, ``"A57"`` for a Cortex-A76."""
@@ -48,18 +54,19 @@ class Analyser:
 
     def cycles(self, judged: Sequence[Body]) -> list[float]:
         """Cycles of one execution of each body, repeated without end, from the level-1 cache."""
-        return self._steady(assembly(judged))
+        return self._steady(assembly(judged, comment="#" if self.arch == "x86_64" else "//"))
 
     def _steady(self, text: str) -> list[float]:
         """Cycles per iteration of every region of `text`, once the pipeline is full."""
-        warm, long = (self._run(text, count)["CodeRegions"] for count in (_WARM, _LONG))
+        fewer, more = self.iterations
+        warm, long = (self._run(text, count)["CodeRegions"] for count in self.iterations)
         return [
-            (b["SummaryView"]["TotalCycles"] - a["SummaryView"]["TotalCycles"]) / (_LONG - _WARM)
+            (b["SummaryView"]["TotalCycles"] - a["SummaryView"]["TotalCycles"]) / (more - fewer)
             for a, b in zip(warm, long, strict=True)
         ]
 
     def _run(self, text: str, iterations: int) -> dict[str, Any]:
-        command = [self.path, "-mtriple=aarch64", f"-mcpu={self.mcpu}", "-json",
+        command = [self.path, f"-mtriple={self.arch}", f"-mcpu={self.mcpu}", "-json",
                    f"-iterations={iterations}", "-"]  # fmt: skip
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -68,7 +75,7 @@ class Analyser:
         return found
 
 
-def find_analyser(mcpu: str, path: str = "") -> Analyser:
+def find_analyser(mcpu: str, path: str = "", arch: str = "aarch64") -> Analyser:
     """llvm-mca by `path`, ``APQ_LLVM_MCA``, on PATH, or as ``make arm-tools`` installs it.
 
     Raises
@@ -87,10 +94,10 @@ def find_analyser(mcpu: str, path: str = "") -> Analyser:
         raise BadInput(
             f"{found} is of LLVM {version}, whose models differ from {VERSION}'s; {INSTALL}"
         )
-    return Analyser(found, mcpu)
+    return Analyser(found, mcpu, arch)
 
 
-def assembly(judged: Sequence[Body], cycles: Sequence[float] = ()) -> str:
+def assembly(judged: Sequence[Body], cycles: Sequence[float] = (), comment: str = "//") -> str:
     """Write bodies as regions of llvm-mca, with their cycles, if known, in a comment.
 
     Branches jump to themselves: where they go does not matter to llvm-mca.
@@ -98,11 +105,11 @@ def assembly(judged: Sequence[Body], cycles: Sequence[float] = ()) -> str:
     lines = []
     for i, body in enumerate(judged):
         note = f"; {cycles[i]:g} cycles each" if cycles else ""
-        lines.append(f"// {body.function}: executed {body.count} times{note}")
-        lines.append(f"// LLVM-MCA-BEGIN {_region(i)}")
+        lines.append(f"{comment} {body.function}: executed {body.count} times{note}")
+        lines.append(f"{comment} LLVM-MCA-BEGIN {_region(i)}")
         for instruction in body.instructions:
             lines.append("\t" + re.sub(r"(?<!#)0x[0-9a-f]+$", ".", instruction.text))
-        lines.append(f"// LLVM-MCA-END {_region(i)}")
+        lines.append(f"{comment} LLVM-MCA-END {_region(i)}")
     return "\n".join(lines) + "\n"
 
 

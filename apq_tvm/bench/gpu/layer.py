@@ -8,7 +8,7 @@ layer's weights are blocks of them, and what it computes is known by them, too.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from apq_tvm.types import Array, DeviceProfile, KernelChoice
 if TYPE_CHECKING:
     from apq_tvm.bench.gpu.launches import Launch
     from apq_tvm.codegen.cuda.split import DeviceCode
+    from apq_tvm.schedules.decide import Decide
 
 TILE_ROWS = 192
 """Rows that are quantized: whole blocks of every layout, of 12, 16 or 64 rows."""
@@ -39,6 +40,8 @@ class GpuLayer:
         Without ``@``.
     profile : DeviceProfile
         Of one GPU.
+    decide : callable, optional
+        Name of a kernel or preparation → who answers for it; defaults if not given.
 
     Attributes
     ----------
@@ -48,13 +51,21 @@ class GpuLayer:
         Kernels of all ranges of M, and what they want done to x.
     """
 
-    def __init__(self, n: int, k: int, scheme: str, profile: DeviceProfile) -> None:
+    def __init__(
+        self,
+        n: int,
+        k: int,
+        scheme: str,
+        profile: DeviceProfile,
+        decide: Callable[[str], Decide] | None = None,
+    ) -> None:
         from apq_tvm import pipeline
         from apq_tvm.pack import pack
         from apq_tvm.schedules.devices import linear_kernels
         from apq_tvm.select import by_name, choose, linear_spec
 
         self.n, self.k, self.profile = n, k, profile
+        self._decide = decide or pipeline.default_decisions
         rng = np.random.default_rng(k)
         self._float = rng.standard_normal((TILE_ROWS, k)).astype(np.float32)
         with tempfile.TemporaryDirectory(prefix="apq-layer-") as folder:
@@ -78,7 +89,6 @@ class GpuLayer:
         import tvm
 
         from apq_tvm.codegen.cuda.split import split
-        from apq_tvm.pipeline import default_decisions
         from apq_tvm.schedules.graph.rules import schedule_preparation
 
         self._target = tvm.target.Target(dict(self.profile.target))
@@ -88,11 +98,11 @@ class GpuLayer:
         with self._target:
             for name in dict.fromkeys(choice.kernel for choice in self.choices):
                 kernel = self._kernels[name]
-                decide = default_decisions(name, self.spec)
+                decide = self._decide(name)
                 choice = kernel.choose(self.spec, self.profile, decide)
                 read, preparation = ["x"], kernel.prepare(choice)
                 if preparation is not None:
-                    decide = default_decisions(preparation.key)
+                    decide = self._decide(preparation.key)
                     unscheduled = replace(preparation, decide=decide).func
                     func, _ = schedule_preparation(preparation, unscheduled, self.profile, decide)
                     given = ["x", *preparation.weights]

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.slow
 NOT_RUN = {
     r"make ": "installs, or runs for minutes; tests/unit/test_docs.py checks that targets exist",
     r"pip install ": "installs",
+    r"apq-tvm .*--device (ssh|adb|rpc)": "those devices are not here; tests/unit/tune has fakes",
     r"apq-tvm .*--against libggml": "ggml's library is not here; its options are checked",
 }
 """Commands that are not run, by their beginning, and why."""
@@ -42,9 +43,12 @@ SMALLER = {
     r"apq-tvm bench gpu ": "--shape 64x64 --m 1 --scheme W4A8g32",
     r"apq-tvm bench linear ": "--shape 64x64 --m 1 --threads 1 --seconds 0 --warm",
     r"apq-tvm bench model ": "--seq 8 --seconds 0",
+    r"apq-tvm bench module ": "--seq 8 --seconds 0",
+    r"apq-tvm bench rank ": "--shape 64x64 --m 1 --scheme W8A8 --candidates 5",
     r"apq-tvm bench profile ": "--seq 8 --threads 1 --seconds 0",
     r"apq-tvm bench static ": "--shape 64x64 --m 1",
     r"apq-tvm bench static-model ": "--seq 8",
+    r"apq-tvm tune ": "--m 1 --trials 1 --threads 1",
     r"apq-tvm calibrate .*--learn ": "--epochs 1",
 }
 """What is added to commands: the last of repeated options counts."""

@@ -37,7 +37,7 @@ def test_a_preparation_is_decided_by_its_key(
     plain, before = compiled(model, tmp_path / "plain")
     asked: list[str] = []
 
-    def decide_of(function: str, spec: Any = None) -> Decide:
+    def decide_of(function: str, default: Any = None) -> Decide:
         asked.append(function)
         return Recorded(SMALL) if function == before["name"] else Defaults()
 

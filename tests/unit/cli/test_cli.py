@@ -46,6 +46,11 @@ COMMANDS = (
     ["targets"],
     ["formats"],
     ["explain"],
+    ["tune"],
+    ["logs", "merge"],
+    ["logs", "prune"],
+    ["logs", "show"],
+    ["logs", "verify"],
 )
 
 
@@ -64,8 +69,11 @@ def test_help_has_an_example_and_json(command: list[str]) -> None:
 def test_every_command_is_tested_above() -> None:
     names = {" ".join(c) for c in COMMANDS}
     listed = {c.name or c.callback.__name__ for c in app.registered_commands}
-    (bench,) = app.registered_groups
-    nested = {f"bench {c.name}" for c in bench.typer_instance.registered_commands}
+    nested = {
+        f"{group.name} {command.name}"
+        for group in app.registered_groups
+        for command in group.typer_instance.registered_commands
+    }
     assert listed | nested == names
 
 
@@ -265,6 +273,7 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
         "--tensor-type", "att.*=W4A8g32", "--tensor-type", "cls=float", "--no-search", "--json",
         "--calibration", "c.safetensors", "--method", "gptq", "--triple", "x86_64-linux-gnu",
         "--layout", "4x8", "--cc", "gcc", "--sysroot", "/", "--dim", "batch=2", "--kv", "f16",
+        "--log", "mine.json", "--no-log",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["path"] == str(module)
@@ -274,6 +283,8 @@ def test_compile_passes_everything_on(module: Path, monkeypatch: pytest.MonkeyPa
         "model": Path("m.onnx"),
         "output": module,
         "kv": "f16",
+        "log": Path("mine.json"),
+        "shipped_logs": False,
         "target": "znver3",
         "scheme": "W8A8",
         "tensor_types": {"att.*": "W4A8g32", "cls": "float"},

@@ -1,0 +1,234 @@
+"""``apq-tvm tune``: find and record what is faster than the defaults on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from apq_tvm.cli.bench import parse_counts, parse_shapes
+from apq_tvm.cli.console import print_json, print_table, reports_errors, say, stderr
+from apq_tvm.cli.options import Dim, Json, TensorType, parse_dims, parse_tensor_types
+from apq_tvm.errors import BadInput
+
+if TYPE_CHECKING:
+    from apq_tvm.tune.budget import Planned
+    from apq_tvm.tune.measure import Trial
+    from apq_tvm.tune.ratios import Ratio
+    from apq_tvm.tune.session import Finding
+
+ModelOption = Annotated[
+    Path | None, typer.Argument(help="ONNX file; none with --shapes.", show_default=False)
+]
+Log = Annotated[
+    Path | None,
+    typer.Option(
+        "--log", help="File of records to add to; by default the device's.", show_default=False
+    ),
+]
+
+
+class Live:
+    """Bars of tasks on standard error: trials, the best against the default, time left."""
+
+    def __init__(self, planned: Sequence[Planned]) -> None:
+        columns = (
+            TextColumn("{task.description:<40}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+            TextColumn("{task.fields[best]}"), TimeRemainingColumn(),
+        )  # fmt: skip
+        self.bars = RichProgress(*columns, console=stderr())
+        total = sum(each.trials for each in planned)
+        self._whole = self.bars.add_task("all tasks", total=total, best="")
+        self._tasks: dict[str, TaskID] = {}
+
+    def noise(self, ratio: Ratio) -> None:
+        """A line: how much equal code differs."""
+        say(
+            f"noise: equal code differs by {abs(ratio.value - 1):.1%}; "
+            f"95 % sure: {ratio.low:.3f} to {ratio.high:.3f}"
+        )
+
+    def begin(self, planned: Planned, known: int) -> None:
+        """A bar of its own."""
+        task = planned.task
+        words = f"{task.name} M={task.m}"
+        self._tasks[task.key] = self.bars.add_task(
+            words, total=planned.trials, completed=known, best=""
+        )
+        self.bars.advance(self._whole, known)
+
+    def tried(self, planned: Planned, trials: Sequence[Trial], best: float) -> None:
+        """The bar goes on."""
+        bar = self._tasks[planned.task.key]
+        self.bars.update(bar, advance=len(trials), best=f"best {best:.2f}x")
+        self.bars.advance(self._whole, len(trials))
+
+    def end(self, finding: Finding) -> None:
+        """The bar is gone; a line says what was found."""
+        bar = self._tasks.pop(finding.planned.task.key, None)
+        if bar is not None:
+            self.bars.remove_task(bar)
+        left = finding.planned.trials - len(finding.trials)
+        if left > 0:
+            self.bars.advance(self._whole, left)
+        say(_line(finding))
+
+    def remark(self, text: str) -> None:
+        """A line."""
+        say(f"remark: {text}")
+
+
+def _line(finding: Finding) -> str:
+    task = finding.planned.task
+    head = f"{task.name} M={task.m}: {len(finding.trials)} trials"
+    if finding.record is not None:
+        low, high = finding.record.interval
+        answers = ", ".join(f"{n}={v}" for n, v in finding.record.decisions.items())
+        return f"{head}, {finding.record.ratio:.2f}x ({low:.2f} to {high:.2f}): {answers}"
+    return f"{head}, {'as before: ' if finding.resumed else ''}default ({finding.why})"
+
+
+@reports_errors
+def tune_command(
+    model: ModelOption = None,
+    target: Annotated[str, typer.Option(help="Device, see: apq-tvm targets.")] = "host",
+    scheme: Annotated[str, typer.Option(help="Of every layer, see: apq-tvm formats.")] = "W4A8g32",
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so long.", show_default=False)
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of all tasks together; by default 64 of each.", show_default=False
+        ),
+    ] = None,
+    shapes: Annotated[
+        str, typer.Option(help="Comma list of NxK: only such layers; without a model, these.")
+    ] = "",
+    m: Annotated[
+        str, typer.Option("--m", help="Comma list: rows of activations to tune for.")
+    ] = "1,4,16,128",
+    tensor_type: TensorType = None,
+    dim: Dim = None,
+    log: Log = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Default: all physical cores.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(help="Where candidates run: local, ssh://, adb:// or rpc:// and an address."),
+    ] = "local",
+    static: Annotated[
+        bool,
+        typer.Option(
+            "--static", help="Without the device: judge code, where that is known to rank right."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    functions: Annotated[
+        bool, typer.Option(help="A model's softmax, norms and other functions of floats too.")
+    ] = True,
+    html: Annotated[
+        Path | None, typer.Option(help="Page with the curve of each task.", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say tasks, sizes of spaces and time.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Find decisions that are faster than the defaults, and record them.
+
+    compile uses the records. Ctrl-C keeps everything; starting again goes on.
+    """
+    from apq_tvm.tune.api import Request, devices_of, prepare
+    from apq_tvm.tune.budget import seconds_of
+
+    if html is not None:
+        from apq_tvm.extras import require
+
+        require("matplotlib")
+    wanted = Request(
+        model, target, scheme, parse_shapes(shapes) if shapes else [], parse_counts(m, "--m"),
+        trials, minutes, parse_tensor_types(tensor_type or []), parse_dims(dim or []), log, threads,
+        seed, functions,
+    )  # fmt: skip
+    session = prepare(wanted)
+    if dry_run:
+        _print_plan(session.planned, seconds_of(session.planned, minutes), json)
+        return
+    if static and device != "local":
+        raise BadInput("--static times nothing: leave --device out")
+    devices = [] if static else devices_of(device, session.profile)
+    if not static:
+        session.check(devices)
+    live = Live(session.planned)
+    say(f"records go to {session.settings.log}")
+    with live.bars:
+        if static:
+            from apq_tvm.tune.static.session import tune_static
+
+            findings = tune_static(session.planned, session.profile, session.settings, live)
+        else:
+            findings = session.run(live, devices)
+    if html is not None:
+        from apq_tvm.tune.page import write_page
+
+        write_page(html, findings, session.settings)
+    if json:
+        print_json([_words(finding) for finding in findings])
+        return
+    _print_findings(findings)
+
+
+def _print_plan(planned: Sequence[Planned], seconds: float, json: bool) -> None:
+    rows = [
+        {
+            "task": each.task.name,
+            "m": each.task.m,
+            "rows": list(each.task.rows),
+            "layers": len(each.task.layers),
+            "points": len(each.space.points),
+            "trials": each.trials,
+        }
+        for each in planned
+    ]
+    if json:
+        print_json({"dry_run": True, "tasks": rows, "seconds": round(seconds)})
+        return
+    columns = ("task", "M", "layers", "points", "trials")
+    table = [(r["task"], r["m"], r["layers"], r["points"], r["trials"]) for r in rows]
+    print_table(f"{len(rows)} tasks", columns, table, right=columns[1:])
+    print(f"about {seconds / 60:.1f} minutes; nothing was timed")
+
+
+def _words(finding: Finding) -> dict[str, Any]:
+    task, record = finding.planned.task, finding.record
+    return {
+        "task": task.name,
+        "m": task.m,
+        "trials": len(finding.trials),
+        "ratio": round(record.ratio, 4) if record else 1.0,
+        "interval": list(record.interval) if record else None,
+        "kernel": record.kernel if record else "",
+        "decisions": dict(record.decisions) if record else {},
+        "why": finding.why,
+    }
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    columns = ("task", "M", "trials", "ratio", "decisions, or why there is no record")
+    rows = [
+        (
+            f.planned.task.name,
+            f.planned.task.m,
+            len(f.trials),
+            f"{f.record.ratio:.2f}" if f.record else "1.00",
+            ", ".join(f"{n}={v}" for n, v in f.record.decisions.items()) if f.record else f.why,
+        )
+        for f in findings
+    ]
+    print_table("time of the default over the found one's", columns, rows, right=columns[1:4])

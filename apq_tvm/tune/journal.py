@@ -1,0 +1,150 @@
+"""Trials that were made, so that a tuner that starts again repeats none.
+
+One JSON object a line, appended and synced as each batch ends: a tuner that is killed loses the
+batch in flight at most, and a torn last line is passed over. A lock lets several write one file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from apq_tvm.errors import OutputFailed
+from apq_tvm.tune.measure import Trial
+from apq_tvm.tune.space import Point
+from apq_tvm.tuning_logs.records import Record, merged, read_records, write_records
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a log; others wait.
+
+    Raises
+    ------
+    OutputFailed
+        The folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock").open("a")
+    except OSError as error:
+        raise OutputFailed(
+            f"{path}: {error.strerror or error}; name a file that can be written with --log"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def add_records(path: Path, records: Sequence[Record]) -> None:
+    """Merge records into a log, which stays whole at every moment.
+
+    A record takes the place of older ones of its identity that are of another schedule or that it
+    is better than.
+
+    Raises
+    ------
+    BadLog, OutputFailed
+        The log cannot be read or written.
+    """
+    with locked(path):
+        found = read_records(path).records if path.exists() else ()
+        fresh = {record.identity: record.schedule for record in records}
+        known = [r for r in found if fresh.get(r.identity, r.schedule) == r.schedule]
+        write_records(path, merged([*known, *records]))
+
+
+class Journal:
+    """The trials beside a log.
+
+    Parameters
+    ----------
+    path : Path
+        Of the log; the journal has ``.trials`` behind its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_name(f"{path.name}.trials")
+
+    def trials(self, task: str, schedule: str, machine: str) -> list[Trial]:
+        """Trials of a task, beside the same default on the same machine."""
+        wanted = {"task": task, "schedule": schedule, "machine": machine}
+        return [
+            _trial(line)
+            for line in self._lines()
+            if all(line.get(name) == value for name, value in wanted.items())
+        ]
+
+    def finished(self, task: str, schedule: str, machine: str) -> dict[str, Any] | None:
+        """What was written when the task ended, None if it did not."""
+        wanted = {"end": task, "schedule": schedule, "machine": machine}
+        ends = [
+            line
+            for line in self._lines()
+            if all(line.get(name) == value for name, value in wanted.items())
+        ]
+        return ends[-1] if ends else None
+
+    def add(self, task: str, schedule: str, machine: str, trials: Sequence[Trial]) -> None:
+        """Write trials, whole and for good."""
+        head = {"task": task, "schedule": schedule, "machine": machine}
+        self._append([{**head, **_words(trial)} for trial in trials])
+
+    def end(self, task: str, schedule: str, machine: str, **words: Any) -> None:
+        """Write that a task is done."""
+        self._append([{"end": task, "schedule": schedule, "machine": machine, **words}])
+
+    def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        with locked(self.path):
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                size = os.fstat(file).st_size
+                torn = size and os.pread(file, 1, size - 1) != b"\n"
+                os.write(file, ("\n" if torn else "").encode() + text.encode())
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        if not self.path.exists():
+            return
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                words = json.loads(line)
+            except ValueError:
+                continue  # torn by a kill
+            if isinstance(words, dict):
+                yield words
+
+
+def _words(trial: Trial) -> dict[str, Any]:
+    point = trial.point
+    return {
+        "kernel": point.kernel,
+        "decisions": [[name, value] for name, value in point.decisions],
+        "status": trial.status,
+        "ratio": round(trial.ratio, 5),
+        "ns": round(trial.ns, 1),
+        **({"why": trial.why[:500]} if trial.why else {}),
+    }
+
+
+def _trial(words: dict[str, Any]) -> Trial:
+    decisions = tuple((str(name), _tuples(value)) for name, value in words.get("decisions", []))
+    return Trial(
+        Point(str(words.get("kernel", "")), decisions),
+        str(words.get("status", "")),
+        float(words.get("ratio", 0)),
+        float(words.get("ns", 0)),
+        str(words.get("why", "")),
+    )
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,110 @@
+"""A device without a processor: it says what a program would print, by its own clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from apq_tvm.errors import DeviceFailed
+from apq_tvm.tune.device import Job, Outcome
+
+
+@dataclass
+class FakeDevice:
+    """Prints samples of ``cost`` nanoseconds with noise.
+
+    Parameters
+    ----------
+    cost : callable
+        Symbol of a candidate's function → nanoseconds; the job's program is a list of symbols.
+    wrong, crashing, hanging : set of str
+        Symbols of candidates that are wrong, or end the program.
+    noise : float
+        Standard deviation of a sample, relative.
+    lost : int
+        So many runs fail at first.
+    """
+
+    cost: Callable[[str], float] = lambda symbol: 1000.0
+    wrong: set[str] = field(default_factory=set)
+    crashing: set[str] = field(default_factory=set)
+    hanging: set[str] = field(default_factory=set)
+    noise: float = 0.02
+    lost: int = 0
+    seed: int = 0
+    jumps: bool = False
+    name: str = "fake"
+    speed: bool = True
+    cold_bytes: int = 1
+    runs: int = 0
+    timed: list[str] = field(default_factory=list)
+
+    def describe(self) -> str:
+        return "a fake"
+
+    def check(self, features: Sequence[str]) -> None:
+        pass
+
+    def forget(self, data: Path) -> None:
+        pass
+
+    def run(self, job: Job, on_line: Callable[[str], None] | None = None) -> Outcome:
+        self.runs += 1
+        if self.lost:
+            self.lost -= 1
+            raise DeviceFailed("the fake is lost")
+        rng = random.Random(f"{self.seed} {self.runs}")
+        symbols = job.program.read_text().split()
+        options = dict(word.split("=") for word in job.arguments)
+        order = [int(n) for n in options["only"].split(",")]
+        lines = [f"apq-tune 1 {len(symbols)}"]
+
+        def say(line: str) -> None:
+            lines.append(line)
+            if on_line is not None:
+                on_line(line)
+
+        say("at check 0")
+        say("checked 0 0.1")
+        for number in order:
+            say(f"at check {number}")
+            if symbols[number] in self.crashing:
+                return Outcome(tuple(lines), -11)
+            say(f"checked {number} {300 if symbols[number] in self.wrong else 0.1}")
+        order = [n for n in order if symbols[n] not in self.wrong]
+
+        def sample(number: int) -> str:
+            slow = 1 + abs(rng.gauss(0, self.noise)) + (0.5 if rng.random() < 0.02 else 0)
+            time = self.cost(symbols[number]) * slow
+            return f"t {number} {-1 if self.jumps and rng.random() < 0.1 else round(time, 1)}"
+
+        for _ in range(int(options["rounds"])):
+            rng.shuffle(order)
+            for number in order:
+                say(sample(0))
+                say(f"at time {number}")
+                if symbols[number] in self.hanging:
+                    return Outcome(tuple(lines), -14)
+                self.timed.append(symbols[number])
+                say(sample(number))
+        say(sample(0))
+        say("done")
+        return Outcome(tuple(lines), 0)
+
+
+class FakeLinker:
+    """Writes a batch's symbols instead of a program."""
+
+    tools = None
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def link(
+        self, name: str, functions: Sequence[str], kernels: Sequence[Path]
+    ) -> tuple[Path, tuple[Path, ...]]:
+        path = self._folder / name
+        path.write_text(" ".join(functions))
+        return path, ()
