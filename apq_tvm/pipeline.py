@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath, CompiledModule, DimSizes, KernelPlan, ScheduledModel, Scheme
+from apq_tvm.types import (
+    AnyPath,
+    CompiledModule,
+    DeviceProfile,
+    DimSizes,
+    KernelPlan,
+    QuantizedModel,
+    ScheduledModel,
+    Scheme,
+)
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.build.toolchain import Toolchain
@@ -54,12 +64,10 @@ def plan(
     -------
     KernelPlan
     """
-    from apq_tvm.launches import join, settle
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
-    from apq_tvm.schedules.devices import device_operators, find_profile, linear_kernels
+    from apq_tvm.schedules.devices import find_profile, linear_kernels
     from apq_tvm.select import select
-    from apq_tvm.sessions import cache_type, keep
 
     progress = progress or Silent()
     stopwatch = stopwatch or _Stopwatch()
@@ -71,9 +79,7 @@ def plan(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
     )
     stopwatch.lap("quantize")
-    joined = join(quantized, device_operators(profile))
-    quantized = keep(joined, cache_type(kv), on_gpu=profile.gpu is not None)
-    quantized = settle(quantized)
+    quantized = _joined(quantized, profile, kv)
     variants = tuple(select(quantized, v, linear_kernels(v)) for v in profile.variants)
     if variants:
         chosen = KernelPlan(quantized, profile, variants[0].choices, variants)
@@ -81,6 +87,23 @@ def plan(
         chosen = select(quantized, profile, linear_kernels(profile))
     stopwatch.lap("select")
     return chosen
+
+
+def _joined(quantized: QuantizedModel, profile: DeviceProfile, kv: str) -> QuantizedModel:
+    """Fewer, larger nodes, and caches that grow in place where the model is a decoder.
+
+    On a GPU attention of such reads other layouts than that of other models.
+    """
+    from apq_tvm.launches import join, settle
+    from apq_tvm.schedules.devices import cached_operators, device_operators
+    from apq_tvm.sessions import cache_type, keep
+
+    on_gpu = profile.gpu is not None
+    kept = keep(join(quantized, cached_operators(profile)), cache_type(kv, on_gpu))
+    if kept.model.state is not None or not on_gpu:
+        return settle(kept)
+    joined = join(quantized, device_operators(profile))
+    return replace(joined, model=replace(joined.model, stateless=kept.model.stateless))
 
 
 def compile(

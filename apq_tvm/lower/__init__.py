@@ -75,7 +75,7 @@ def lower(
     windows = ChannelsLastLowering(shapes.extents)
     linears = LinearLowering(packed.plan, kernels, decide, layer_params, windows)
     converters = {
-        "apq.Cache": cache_converter(dims),
+        "apq.Cache": cache_converter(dims, packed.plan.profile),
         "apq.Linear": linears.convert,
         **node_converters(packed, layer_params),
         **ARITHMETIC,

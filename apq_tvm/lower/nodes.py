@@ -19,15 +19,14 @@ from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.formats import details
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.ops.graph.attention import PACK, attention
+from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.elementwise import activation, gelu
 from apq_tvm.ops.graph.embedding import embedding
 from apq_tvm.ops.graph.layernorm import layernorm
-from apq_tvm.ops.graph.pack_keys import pack_keys
 from apq_tvm.ops.graph.scan import running
 from apq_tvm.ops.graph.softmax import softmax
-from apq_tvm.schedules.devices import device_operators
+from apq_tvm.schedules.devices import cached_operators, device_operators
 from apq_tvm.types import DeviceProfile, ImportedModel, Node, PackedModel
 
 
@@ -129,14 +128,19 @@ def convert_matmul(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) ->
     return call(bb, func, [a, b], shapes)
 
 
-def convert_pack_keys(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+def pack_keys_converter(profile: DeviceProfile) -> Convert:
     """``apq.PackKeys``."""
-    shapes, order, (k,) = Shapes(node), node.attrs["order"], inputs
-    func = pack_keys(shapes.of(k), order, str(k.ty.dtype))
-    total, batch, *heads, size = (k.ty.shape.values[p] for p in order)
-    blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
-    out = relax.TensorType([blocks, batch, *(heads or [1]), size, PACK], k.ty.dtype)
-    return bb.emit(relax.call_tir(bb.add_func(func, "pack_keys"), [k], out))
+    pack_keys = cached_operators(profile)["apq.PackKeys"]
+
+    def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        shapes, order, (k,) = Shapes(node), node.attrs["order"], inputs
+        func = pack_keys(shapes.of(k), order, str(k.ty.dtype))
+        total, batch, *heads, size = (k.ty.shape.values[p] for p in order)
+        blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
+        out = relax.TensorType([blocks, batch, *(heads or [1]), size, PACK], k.ty.dtype)
+        return bb.emit(relax.call_tir(bb.add_func(func, "pack_keys"), [k], out))
+
+    return convert
 
 
 def convert_pack_values(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
@@ -144,26 +148,19 @@ def convert_pack_values(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any
     return relax.op.permute_dims(inputs[0], node.attrs["order"])
 
 
-def packed_attention(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``apq.Attention`` of a processor (`apq_tvm.launches.packed`)."""
-    shapes = Shapes(node)
-    args = [value for value in inputs if value is not None]
-    of = [shapes.of(value) for value in args]
-    func = attention(*of, **node.attrs, dtype=str(args[1].ty.dtype))
-    return call(bb, func, args, shapes)
-
-
 def attention_converter(profile: DeviceProfile) -> Convert:
-    """``apq.Attention``: one kernel, or three where its shapes turn out not to match."""
-    if not profile.gpu:
-        return packed_attention
-    make = device_operators(profile).get("apq.Attention")
+    """``apq.Attention``: over packed keys (`apq_tvm.launches.packed`) as processors and decoders
+    have it; on a GPU else one kernel, or three where its shapes turn out not to match.
+    """
+    packed = cached_operators(profile)["apq.Attention"]
+    make = device_operators(profile)["apq.Attention"]
 
     def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        assert make is not None  # or there would be no such node
         shapes = Shapes(node)
         args = [value for value in inputs if value is not None]
         of = [shapes.of(value) for value in args]
+        if "order_values" in node.attrs:
+            return call(bb, packed(*of, **node.attrs, dtype=str(args[1].ty.dtype)), args, shapes)
         try:
             func = make(of[:3], mask=of[3] if len(of) > 3 else None, **node.attrs)
         except NotApplicable:
@@ -260,7 +257,7 @@ def node_converters(
         "apq.Embedding": embedding_converter(packed, param_vars),
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,
-        "apq.PackKeys": convert_pack_keys,
+        "apq.PackKeys": pack_keys_converter(packed.plan.profile),
         "apq.PackValues": convert_pack_values,
         "apq.Softmax": convert_softmax,
         "CumProd": cumsum_converter(packed.plan.quantized.model),

@@ -31,7 +31,8 @@ def call(function: str, *args: Expr, dtype: str = "void") -> Any:
 
 
 def team_call(function: str, dtype: str, *args: Expr) -> Any:
-    """What a function of ``team.cuh`` gives, of type `dtype`."""
+    """What a function of ``team.cuh`` or ``warp.cuh`` gives, of type `dtype`."""
     from tvm.script import tirx as T
 
-    return T.cuda.func_call(function, *args, source_code=source("team"), return_type=dtype)
+    header = "warp" if f" {function}(" in source("warp") else "team"
+    return T.cuda.func_call(function, *args, source_code=source(header), return_type=dtype)
