@@ -311,10 +311,13 @@ class _Tile:
             b.buffer_store(self.most, top, [row])
             b.buffer_store(value, exp_of_nonpositive(value[0] - least[0]), [0])
             b.buffer_store(self.sums, self.sums[row] * self.fade[row] + value[0], [row])
-            b.buffer_store(self.weights, value[0], [self._weight(self.lane, row)])
+            put = self.made.call("apq_warp_put", "void", self._weight(self.lane, row), value[0])
+            b.evaluate(put)
 
     def _weight(self, key: Expr, row: int) -> Expr:
-        return (self.warp * WARP + key) * self.stride + row
+        """Where that of a key of the warp is."""
+        at = (self.warp * WARP + key) * self.stride + row
+        return tirx.address_of(self.weights[at])
 
     def _column(self, i: Any) -> Expr:
         """Of values: a lane's i-th."""
@@ -328,7 +331,7 @@ class _Tile:
             for i in range(along):
                 at = row * along + i
                 b.buffer_store(self.total, self.total[at] * self.fade[row], [at])
-        found = local(TOGETHER * along, "float32")
+        found, weight = local(TOGETHER * along, "float32"), local(1, "float32")
         with b.serial(0, WARP // TOGETHER) as turn:
             for j in range(TOGETHER):
                 token = tirx.min(first + turn * TOGETHER + j, made.t - i32(1))
@@ -336,10 +339,11 @@ class _Tile:
             for j in range(TOGETHER):
                 number = turn * TOGETHER + j
                 for row in range(self.rows):
-                    weight = self.weights[self._weight(number, row)]
+                    place = self._weight(number, row)
+                    b.buffer_store(weight, made.call("apq_warp_get", "float32", place), [0])
                     for i in range(along):
                         at = row * along + i
-                        more = weight * found[j * along + i]
+                        more = weight[0] * found[j * along + i]
                         b.buffer_store(self.total, self.total[at] + more, [at])
 
     def _read_values(self, found: Any, place: int, token: Expr) -> None:
