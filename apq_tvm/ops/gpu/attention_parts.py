@@ -54,20 +54,6 @@ def _up(a: Expr, b: Expr) -> Expr:
     return (a + b - i32(1)) // b
 
 
-def whole_softmax(most: Expr, whole: Expr, total: Expr, sink: Any, zero_masked: bool) -> Expr:
-    """What was weighed over what it weighs, where `sink`, if there is one, is a score without value.
-
-    A row whose scores are all -inf is 0 with `zero_masked`, else NaN.
-    """
-    if sink is not None:
-        top = tirx.max(most, sink)
-        fade = exp_of_nonpositive(most - top)
-        total, whole = total * fade, whole * fade + exp_of_nonpositive(sink - top)
-    if zero_masked:
-        whole = tirx.max(whole, f32(1e-30))
-    return total / whole
-
-
 def join_parts(made: Any, sizes: Sequence[tuple[Parts, Any]]) -> None:
     """The kernel that joins the sums of parts, a block for each row.
 
@@ -122,4 +108,4 @@ def _join(made: Any, of: Any, count: Expr, row: Expr, number: Expr, column: Expr
         part_total = made.totals[at * i32(made.out) + column]
         b.buffer_store(total, total[0] + weight[0] * part_total, [0])
     place = made.place(number)
-    made.finish(place, row, column, (top[0], whole[0], total[0]))
+    made.finish(place, row, column, (whole[0], total[0]))

@@ -25,7 +25,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.blocks import argument
-from apq_tvm.ops.gpu.attention_parts import Parts, join_parts, whole_softmax
+from apq_tvm.ops.gpu.attention_parts import Parts, join_parts
 from apq_tvm.ops.gpu.team import WARP, Call, Team, local, meet, meet_warp, shared
 from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.ops.graph.attention import attention as declared
@@ -41,6 +41,10 @@ WARPS = 4
 
 WIDEST = 256
 """Columns of a head of keys or of values: their sums lie in 48 KiB of shared memory."""
+
+HIDDEN, SEEN = -1e37, -1e36
+"""A mask up to the first beside a score from the second on weighs exactly 0 in float32: exporters
+hide keys by the least float, and a row that sees no key at all weighs them alike."""
 
 TOGETHER = 8
 """Keys whose values are read before the first is used."""
@@ -73,6 +77,8 @@ def cached_attention(
         As there; heads of more than 256 columns, or not of whole fours.
     """
     spec = Attended.of(declared(q, keys, values, mask, **attributes))
+    if spec.sink:
+        raise NotApplicable("attention of GPUs has no scores without values")
     width, out = int(keys[3]), int(values[spec.order_values[-1]])
     for columns in (width, out):
         if columns > WIDEST or columns % 4:
@@ -120,12 +126,9 @@ class _Attention:
             self.q = argument("q", symbols.shape(q), "float32")
             self.keys = argument("keys", symbols.shape(keys), dtype)
             self.values = argument("values", symbols.shape(values), dtype)
-            self.mask = self.sink = None
+            self.mask = None
             if mask is not None:
                 self.mask = argument("mask", symbols.shape(mask), "float32")
-            if spec.sink:
-                heads = int(keys[2]) * spec.group
-                self.sink = argument("sink", symbols.shape((heads,)), "float32")
             result = [*self.logical[:-1], self.out]
             self.y = argument("y", symbols.shape([result[p] for p in spec.order_out]), "float32")
             tokens = self.values.shape[spec.order_values[0]]
@@ -196,14 +199,12 @@ class _Attention:
         return [index.astype("int64") for index in indices]
 
     def finish(self, place: Place, row: Expr, column: Expr, ends: Any) -> None:
-        """Store an element of y: ``ends`` are a largest score, its sum, and what was weighed."""
-        spec, (most, whole, total) = self.spec, ends
-        score = None
-        if self.sink is not None:
-            score = self.sink[place.head * i32(spec.group) + row % i32(spec.group)]
-        value = whole_softmax(most, whole, total, score, spec.zero_masked)
+        """Store an element of y: `ends` are all weights together, and what they weigh."""
+        whole, total = ends
+        if self.spec.zero_masked:
+            whole = tirx.max(whole, f32(1e-30))
         logical = [*self.at(place, row), column.astype("int64")]
-        b.buffer_store(self.y, value, [logical[p] for p in spec.order_out])
+        b.buffer_store(self.y, total / whole, [logical[p] for p in self.spec.order_out])
 
 
 class _Tile:
@@ -263,8 +264,10 @@ class _Tile:
             indices = [*made.at(self.place, self._row(i32(row))), here.astype("int64")]
             place = broadcast_index(made.scores, made.mask_shape or (), indices)
             b.buffer_store(masked, made.mask[tuple(place)], [row])
-            hidden = masked[row] == f32(-float("inf"))
-            b.buffer_store(seen, tirx.Select(hidden, seen[0], i32(1)), [0])
+            plain = tirx.Not(masked[row] <= f32(HIDDEN))
+            first_seen = tirx.Not(self.most[row] > f32(SEEN))
+            wanted = tirx.Or(plain, tirx.And(masked[row] > f32(-float("inf")), first_seen))
+            b.buffer_store(seen, tirx.Select(wanted, i32(1), seen[0]), [0])
         with b.If(self.team.find("max", seen[0]) > i32(0)), b.Then():
             self._both(first, key, here, masked)
 
@@ -369,6 +372,7 @@ class _Tile:
     def _finish(self) -> None:
         """The warps' sums as one: the result, or the sums of a part."""
         made, rows, out = self.made, self.rows, self.made.out
+        meet()  # what comes now may lie where q and weights were
         sums, most = shared(WARPS * rows, "float32"), shared(WARPS * rows, "float32")
         totals = shared(WARPS * rows * out, "float32")
         for row in range(rows):
@@ -389,7 +393,7 @@ class _Tile:
             with b.If(number < made.m), b.Then():
                 with b.If(self.parts.count == i32(1)):
                     with b.Then():
-                        made.finish(self.place, number, column, ends)
+                        made.finish(self.place, number, column, ends[1:])
                     with b.Else():
                         self._store_part(row, column, ends)
 
