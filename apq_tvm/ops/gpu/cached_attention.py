@@ -46,8 +46,8 @@ HIDDEN, SEEN = -1e37, -1e36
 """A mask up to the first beside a score from the second on weighs exactly 0 in float32: exporters
 hide keys by the least float, and a row that sees no key at all weighs them alike."""
 
-TOGETHER = 8
-"""Keys whose values are read before the first is used."""
+READS = 32
+"""Numbers of values that a thread reads before it uses the first, or half of that for many rows."""
 
 
 def cached_attention(
@@ -334,13 +334,15 @@ class _Tile:
             for i in range(along):
                 at = row * along + i
                 b.buffer_store(self.total, self.total[at] * self.fade[row], [at])
-        found, weight = local(TOGETHER * along, "float32"), local(1, "float32")
-        with b.serial(0, WARP // TOGETHER) as turn:
-            for j in range(TOGETHER):
-                token = tirx.min(first + turn * TOGETHER + j, made.t - i32(1))
+        reads = READS if self.rows < ROWS else READS // 2
+        together = min(8, max(1, reads // along))
+        found, weight = local(together * along, "float32"), local(1, "float32")
+        with b.serial(0, WARP // together) as turn:
+            for j in range(together):
+                token = tirx.min(first + turn * together + j, made.t - i32(1))
                 self._read_values(found, j * along, token)
-            for j in range(TOGETHER):
-                number = turn * TOGETHER + j
+            for j in range(together):
+                number = turn * together + j
                 for row in range(self.rows):
                     place = self._weight(number, row)
                     b.buffer_store(weight, made.call("apq_warp_get", "float32", place), [0])
