@@ -21,7 +21,7 @@ BLOCKS = 2
 
 def cached_operators(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]:
     """Operators of decoders whose caches lie as sessions keep them."""
-    blocks = BLOCKS * profile.cores
+    blocks = max(1, int(BLOCKS * profile.cores))
     return {
         "apq.Attention": partial(cached_attention, blocks=blocks, call=team_call),
         "apq.Cache": cache,
