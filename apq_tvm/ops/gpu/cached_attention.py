@@ -31,7 +31,7 @@ from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.ops.graph.attention import attention as declared
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 from apq_tvm.ops.graph.softmax import LOWEST, broadcast_index, exp_of_nonpositive
-from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64
+from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32
 
 ROWS = 8
 """Rows of a tile, where queries are many."""
@@ -102,7 +102,11 @@ class _Attention:
         self.spec, self.width, self.out, self.call = spec, width, out, call
         self.blocks = blocks
         self.along = -(-out // WARP)
-        self.near = out % self.along == 0 and self.along in (1, 2, 4)  # a lane's columns: neighbours
+        self.near = out % self.along == 0 and self.along in (
+            1,
+            2,
+            4,
+        )  # a lane's columns: neighbours
         few = -(-spec.group // -(-spec.group // ROWS))  # of one query's heads
         self.few = few if few < ROWS else ROWS
 
@@ -214,7 +218,10 @@ class _Tile:
         self.made, self.parts, self.place = made, parts, place
         self.rows, self.stride = parts.rows, -(-parts.rows // 4) * 4
         self.first = place.tile * i32(parts.rows)
-        self.team, self.everyone = Team(WARP, thread, made.call), Team(WARPS * WARP, thread, made.call)
+        self.team, self.everyone = (
+            Team(WARP, thread, made.call),
+            Team(WARPS * WARP, thread, made.call),
+        )
         self.warp, self.lane = thread // WARP, thread % WARP
 
     def run(self) -> None:

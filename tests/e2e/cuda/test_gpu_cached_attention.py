@@ -1,4 +1,4 @@
-"""Attention over packed keys on a GPU, checked for races: against numpy, keys whole and in parts."""
+"""Attention over packed keys on a GPU, checked for races, against numpy: keys whole, and cut."""
 
 from __future__ import annotations
 

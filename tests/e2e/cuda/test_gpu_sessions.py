@@ -245,7 +245,9 @@ def test_a_child_is_told(program: Program, folder: Path, llama: tuple[Any, Any])
     assert done.returncode == 0, done.stderr
 
 
-def test_the_same_in_c(program: Program, bits: tuple[Any, Any], driver: Path, tmp_path: Path) -> None:
+def test_the_same_in_c(
+    program: Program, bits: tuple[Any, Any], driver: Path, tmp_path: Path
+) -> None:
     gpu, cpu = bits
     folder = Path(gpu.__file__).parent
     made, source = tmp_path / "generate", ROOT / "examples" / "generate.c"
