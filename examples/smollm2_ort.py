@@ -89,7 +89,9 @@ class _Writer:
     def block(self, x: str, normed: str, number: int) -> tuple[str, str]:
         """Attention and feed-forward part; the residual stream, and what is to be added to it."""
         c, at, bits = self.config, f"model.layers.{number}", self.bits
-        parts = [self.linear(normed, f"{at}.self_attn.{p}_proj", f"{at}.{p}", bits) for p in "qkv"]
+        parts = [
+            self.linear(normed, f"{at}.self_attn.{p}_proj", f"{at}.{p}", bits) for p in "qkv"
+        ]
         past = [f"past_key_values.{number}.{kind}" for kind in ("key", "value")]
         present = [f"present.{number}.{kind}" for kind in ("key", "value")]
         mixed = self.op(
