@@ -3,7 +3,8 @@
 For processors, and for decoders on GPUs. Keys and values get nodes of their own, so that a cache
 which is kept packed can take their place: ``apq.PackKeys(k)`` and ``apq.PackValues(v)`` with the
 attribute ``order``, as ONNX Transpose to tokens first (`apq_tvm.ops.graph.pack_keys`).
-`read_in_place` then takes away every ``apq.PackValues`` that the kernel needs not, which reads values by strides.
+`read_in_place` then takes away every ``apq.PackValues`` that the kernel needs not, which reads
+values by strides.
 """
 
 from __future__ import annotations
