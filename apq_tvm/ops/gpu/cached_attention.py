@@ -372,6 +372,11 @@ class _Tile:
 
         if made.near and along > 1:
             lane = tirx.min(self.lane, i32(made.out // along - 1))
+            if str(made.values.dtype) == "float16":
+                index = self._stored([*at, (lane * along).astype("int64")], made.spec.order_values)
+                places = tirx.address_of(found[place]), tirx.address_of(made.values[tuple(index)])
+                b.evaluate(made.call(f"apq_read_halves{along}", "void", *places))
+                return
             with b.vectorized(0, along) as i:
                 read(i, lane * along + i)
             return

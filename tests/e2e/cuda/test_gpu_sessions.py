@@ -25,6 +25,8 @@ from tests.simulated_gpu import Program
 ROOT = Path(__file__).resolve().parents[3]
 IDS = np.random.default_rng(0).integers(0, CONFIG.vocabulary, (2, 560))
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+HALF = {"rtol": 1e-3, "atol": 1e-3}
+"""A difference in the last place may round a number of 16 bits the other way."""
 
 
 def built(onnx: Path, folder: Path, name: str, scheme: str, kv: str = "f32") -> tuple[Any, Any]:
@@ -87,7 +89,7 @@ def test_a_processor_finds_the_same(name: str, batch: int, request: Any) -> None
     gpu, cpu = request.getfixturevalue(name)
     for found, wanted in zip(walk(gpu, IDS[:batch]), walk(cpu, IDS[:batch]), strict=True):
         assert found.shape == wanted.shape
-        assert_allclose(found, wanted, **CLOSE)
+        assert_allclose(found, wanted, **(HALF if name == "grouped" else CLOSE))
     assert gpu.manifest["session"] == cpu.manifest["session"]
     of_gpu, of_cpu = (one.session(30, batch=batch).memory() for one in (gpu, cpu))
     assert of_gpu["cache"] == of_cpu["cache"]
@@ -214,12 +216,13 @@ def test_what_is_given_once(folder: Path, gpu: None, llama: tuple[Any, Any]) -> 
     assert np.abs(plain - found[0][0]).max() > 0.01
 
 
-def test_columns_that_are_no_warps(folder: Path, gpu: None) -> None:
-    """Three heads of 36 share keys, in caches of half the bytes."""
-    path = small_llama(folder / "wide.onnx", replace(CONFIG, width=108, heads=3))
-    ours, theirs = built(path, folder, "wide", "float", "f16")
+@pytest.mark.parametrize("heads, columns", [(3, 36), (1, 128)])
+def test_columns_of_many_kinds(folder: Path, gpu: None, heads: int, columns: int) -> None:
+    """Heads of more columns than a warp has threads share keys, in caches of half the bytes."""
+    path = small_llama(folder / "wide.onnx", replace(CONFIG, width=heads * columns, heads=heads))
+    ours, theirs = built(path, folder, f"wide{columns}", "float", "f16")
     for found, wanted in zip(walk(ours, IDS[:1]), walk(theirs, IDS[:1]), strict=True):
-        assert_allclose(found, wanted, **CLOSE)
+        assert_allclose(found, wanted, **HALF)
 
 
 FORKED = """
