@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath, CompiledModule, DimSizes, KernelPlan, ScheduledModel, Scheme
+from apq_tvm.types import (
+    AnyPath,
+    CompiledModule,
+    DeviceProfile,
+    DimSizes,
+    KernelPlan,
+    QuantizedModel,
+    ScheduledModel,
+    Scheme,
+)
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.build.toolchain import Toolchain
@@ -55,13 +65,11 @@ def plan(
     -------
     KernelPlan
     """
-    from apq_tvm.launches import join, settle
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
-    from apq_tvm.schedules.devices import device_operators, find_profile, linear_kernels
+    from apq_tvm.schedules.devices import find_profile, linear_kernels
     from apq_tvm.schedules.recorded import Records
     from apq_tvm.select import select
-    from apq_tvm.sessions import cache_type, keep
 
     progress = progress or Silent()
     stopwatch = stopwatch or _Stopwatch()
@@ -73,9 +81,7 @@ def plan(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
     )
     stopwatch.lap("quantize")
-    joined = join(quantized, device_operators(profile))
-    quantized = keep(joined, cache_type(kv), on_gpu=profile.gpu is not None)
-    quantized = settle(quantized, on_gpu=profile.gpu is not None)
+    quantized = _joined(quantized, profile, kv)
     file = Path(log) if log is not None else None
     plans = [
         select(quantized, p, linear_kernels(p), Records.of(p, file, shipped_logs))
@@ -86,6 +92,23 @@ def plan(
         chosen = KernelPlan(quantized, profile, chosen.choices, tuple(plans))
     stopwatch.lap("select")
     return chosen
+
+
+def _joined(quantized: QuantizedModel, profile: DeviceProfile, kv: str) -> QuantizedModel:
+    """Fewer, larger nodes, and caches that grow in place where the model is a decoder.
+
+    On a GPU attention of such reads other layouts than that of other models.
+    """
+    from apq_tvm.launches import join, settle
+    from apq_tvm.schedules.devices import cached_operators, device_operators
+    from apq_tvm.sessions import cache_type, keep
+
+    on_gpu = profile.gpu is not None
+    kept = keep(join(quantized, cached_operators(profile)), cache_type(kv, on_gpu))
+    if kept.model.state is not None or not on_gpu:
+        return settle(kept, on_gpu)
+    joined = join(quantized, device_operators(profile))
+    return replace(joined, model=replace(joined.model, stateless=kept.model.stateless))
 
 
 def compile(

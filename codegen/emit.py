@@ -209,13 +209,13 @@ def read(scheduled: ScheduledModel, number: int = 0, count: int = 1) -> _Part:
     )
     target = tvm.target.Target(dict(profile.target))
     prefix = f"d{number}_" if count > 1 else ""
+    if model.state is not None:
+        add_session(graph, model.state)
     if profile.gpu is not None:
         fit_gpu(graph, profile.name)
         device = Device(profile.name, (), number, prefix, runtime="cuda")
         return _Part(device, graph, mod, target, profile)
     cut_along(graph, model.batch)
-    if model.state is not None:
-        add_session(graph, model.state)
     graph.stages = find_stages(graph)
     flags, near = cpu_flags(target), NEAR_CACHES * profile.l2_bytes
     return _Part(Device(profile.name, flags, number, prefix, near), graph, mod, target, profile)

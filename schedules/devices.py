@@ -146,7 +146,17 @@ def device_operators(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]
         from apq_tvm.schedules.cuda.operators import OPERATORS
 
         return OPERATORS
+    return cached_operators(profile)
+
+
+def cached_operators(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]:
+    """Likewise of a decoder whose caches a module keeps: attention over packed keys, the caches."""
+    if profile.gpu:
+        from apq_tvm.schedules.cuda.operators import cached_operators
+
+        return cached_operators(profile)
     from apq_tvm.ops.graph.attention import attention
+    from apq_tvm.ops.graph.cache import cache
     from apq_tvm.ops.graph.pack_keys import pack_keys
 
-    return {"apq.Attention": attention, "apq.PackKeys": pack_keys}
+    return {"apq.Attention": attention, "apq.Cache": cache, "apq.PackKeys": pack_keys}

@@ -14,12 +14,13 @@ CONFIG = smollm2.Config(
 PAST = (1, CONFIG.kv_heads, 3, CONFIG.head_width)
 
 
-def small_llama(path: Path) -> Path:
+def small_llama(path: Path, config: smollm2.Config = CONFIG) -> Path:
     """Write the model and return its path."""
     rng = np.random.default_rng(0)
-    c = CONFIG
+    c = config
+    keys = c.kv_heads * c.head_width
     shapes = {
-        "q_proj": (c.width, c.width), "k_proj": (16, c.width), "v_proj": (16, c.width),
+        "q_proj": (c.width, c.width), "k_proj": (keys, c.width), "v_proj": (keys, c.width),
         "o_proj": (c.width, c.width), "gate_proj": (c.hidden, c.width),
         "up_proj": (c.hidden, c.width), "down_proj": (c.width, c.hidden),
     }  # fmt: skip
@@ -30,7 +31,7 @@ def small_llama(path: Path) -> Path:
         weights[f"model.layers.0.{name}.weight"] = weight
     weights["model.norm.weight"] = np.ones(c.width)
     float32 = {name: weight.astype(np.float32) for name, weight in weights.items()}
-    onnx.save(smollm2.build(CONFIG, float32, cache=True), path)
+    onnx.save(smollm2.build(config, float32, cache=True), path)
     return path
 
 

@@ -1,10 +1,10 @@
 """Fewer, larger nodes: attention as one, whose scores then never reach memory.
 
-On processors it reads packed keys (`packed`), and linear layers of one x are one where slices of
-their result cost nothing (`one_input`). On a GPU a launch of a captured graph costs a
-microsecond or two, and a layer of an encoder has fifteen nodes: attention becomes one
-(`attention`), linear layers of one x that only it reads become one (`siblings`). What a kernel does
-to x moves into what makes x later (`apq_tvm.lower.behind`).
+On processors, and on a GPU where a decoder keeps its caches, it reads packed keys (`packed`). On
+processors linear layers of one x are one where slices of their result cost nothing (`one_input`).
+On a GPU a launch of a captured graph costs a microsecond or two, and a layer of an encoder has
+fifteen nodes: attention becomes one (`attention`), linear layers of one x that only it reads become
+one (`siblings`). What a kernel does to x moves into what makes x later (`apq_tvm.lower.behind`).
 """
 
 from __future__ import annotations

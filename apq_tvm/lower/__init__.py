@@ -77,7 +77,7 @@ def lower(
     attentions = AttentionLowering(packed.plan.profile, dims)
     linears = LinearLowering(packed.plan, kernels, decide, layer_params, windows)
     converters = {
-        "apq.Cache": cache_converter(dims),
+        "apq.Cache": cache_converter(dims, packed.plan.profile),
         "apq.Linear": linears.convert,
         **attentions.converters(),
         **node_converters(packed, layer_params),

@@ -17,10 +17,9 @@ from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.nodes import Shapes, call, convert_matmul, convert_softmax, same
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.ops.graph.attention import PACK, attention
-from apq_tvm.ops.graph.pack_keys import pack_keys
+from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.unpacked import unpacked_keys, unpacked_values
-from apq_tvm.schedules.devices import device_operators
+from apq_tvm.schedules.devices import cached_operators, device_operators
 from apq_tvm.types import DeviceProfile, Node
 
 
@@ -41,27 +40,47 @@ class AttentionLowering:
     def converters(self) -> dict[str, Convert]:
         """By operator name."""
         return {
-            "apq.Attention": self._on_gpu if self._profile.gpu else self._packed,
-            "apq.PackKeys": convert_pack_keys,
+            "apq.Attention": self._attention,
+            "apq.PackKeys": self._pack_keys,
             "apq.PackValues": convert_pack_values,
         }
 
+    def _attention(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """Over packed keys as processors and decoders have it, or as other models on a GPU do."""
+        packed = "order_values" in node.attrs
+        return (self._packed if packed else self._on_gpu)(bb, node, inputs)
+
     def _packed(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        """Of a processor (`apq_tvm.launches.packed`)."""
+        """Of a processor or a decoder (`apq_tvm.launches.packed`)."""
+        attention = cached_operators(self._profile)["apq.Attention"]
         shapes = Shapes(node)
         args = [value for value in inputs if value is not None]
         sink, dtype = bool(node.attrs.get("sink")), str(args[1].ty.dtype)
         of = [shapes.of(value) for value in args[: len(args) - sink]]  # a sink's follows from heads
         scales = of[3:5] if dtype == "int8" else []
         given = [*of[:3], *of[3 + len(scales) :]]
+        coded = {"scales": scales} if scales else {}
         try:
-            func = attention(*given, **node.attrs, dtype=dtype, scales=scales)
+            func = attention(*given, **node.attrs, **coded, dtype=dtype)
         except NotApplicable as why:
             if sink:  # plain operators have no score without a value
                 raise
             self.declined[node.name] = str(why)
             return Unpacked(bb, node, self._dims).result(args)
         return call(bb, func, args, shapes)
+
+    def _pack_keys(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+        """``apq.PackKeys``; where it declines, keys with tokens first that are not packed."""
+        shapes, order, (k,) = Shapes(node), node.attrs["order"], inputs
+        try:
+            pack_keys = cached_operators(self._profile)["apq.PackKeys"]
+            func = pack_keys(shapes.of(k), order, str(k.ty.dtype))
+        except NotApplicable:  # so does attention, which sees it by their axes
+            return relax.op.permute_dims(k, order)
+        total, batch, *heads, size = (k.ty.shape.values[p] for p in order)
+        blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
+        out = relax.TensorType([blocks, batch, *(heads or [1]), size, PACK], k.ty.dtype)
+        return bb.emit(relax.call_tir(bb.add_func(func, "pack_keys"), [k], out))
 
     def _on_gpu(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """Of a GPU (`apq_tvm.launches.attention`)."""
@@ -76,19 +95,6 @@ class AttentionLowering:
             self.declined[node.name] = str(why)
             return _apart(bb, node, args)
         return call(bb, func, args, shapes)
-
-
-def convert_pack_keys(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``apq.PackKeys``; where it declines, keys with tokens first that are not packed."""
-    shapes, order, (k,) = Shapes(node), node.attrs["order"], inputs
-    try:
-        func = pack_keys(shapes.of(k), order, str(k.ty.dtype))
-    except NotApplicable:  # so does attention, which sees it by their axes
-        return relax.op.permute_dims(k, order)
-    total, batch, *heads, size = (k.ty.shape.values[p] for p in order)
-    blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
-    out = relax.TensorType([blocks, batch, *(heads or [1]), size, PACK], k.ty.dtype)
-    return bb.emit(relax.call_tir(bb.add_func(func, "pack_keys"), [k], out))
 
 
 def convert_pack_values(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:

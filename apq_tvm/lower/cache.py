@@ -11,13 +11,15 @@ from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.nodes import Shapes
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.attention import PACK
-from apq_tvm.ops.graph.cache import KEYS, cache
+from apq_tvm.ops.graph.cache import KEYS
 from apq_tvm.ops.graph.coded_cache import coded_cache, coded_shapes
-from apq_tvm.types import KEPT, Node
+from apq_tvm.schedules.devices import cached_operators
+from apq_tvm.types import KEPT, DeviceProfile, Node
 
 
-def cache_converter(dims: Dims) -> Convert:
+def cache_converter(dims: Dims, profile: DeviceProfile) -> Convert:
     """Converter of ``apq.Cache``; its attributes are those of `apq_tvm.sessions.caches`."""
+    cache = cached_operators(profile)["apq.Cache"]
 
     def convert(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         shapes, attrs = Shapes(node), node.attrs

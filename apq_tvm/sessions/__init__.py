@@ -23,20 +23,26 @@ CACHES = {"f32": "float32", "f16": "float16", "i8": "int8"}
 """Types of caches, as users spell them; int8 with one scale for each head and token."""
 
 
-def cache_type(kv: str) -> str:
+ON_GPU = ("f32", "f16")
+"""Those that attention on a GPU reads."""
+
+
+def cache_type(kv: str, on_gpu: bool = False) -> str:
     """numpy's name of a type of caches.
 
     Raises
     ------
     BadScheme
-        There is no such type.
+        There is no such type, or attention on a GPU does not read it.
     """
+    if on_gpu and kv in CACHES and kv not in ON_GPU:
+        raise BadScheme(f"kv={kv!r} is not for GPUs, whose attention reads {' and '.join(ON_GPU)}")
     if kv not in CACHES:
         raise BadScheme(f"kv={kv!r} is no type of caches: wanted one of {', '.join(CACHES)}")
     return CACHES[kv]
 
 
-def keep(quantized: QuantizedModel, cache: str = "float32", on_gpu: bool = False) -> QuantizedModel:
+def keep(quantized: QuantizedModel, cache: str = "float32") -> QuantizedModel:
     """Let a decoder's attention read caches that grow in place.
 
     Parameters
@@ -45,8 +51,6 @@ def keep(quantized: QuantizedModel, cache: str = "float32", on_gpu: bool = False
         With ``apq.Attention``, ``apq.PackKeys`` and ``apq.PackValues`` (`apq_tvm.launches`).
     cache : str
         Type of the caches, ``"float32"``, ``"float16"`` or ``"int8"``.
-    on_gpu : bool
-        Whether it is compiled for a GPU, where there are no sessions yet.
 
     Returns
     -------
@@ -58,9 +62,6 @@ def keep(quantized: QuantizedModel, cache: str = "float32", on_gpu: bool = False
     pairs = find_pairs(model)
     if not pairs:
         return quantized
-    if on_gpu:
-        why = "on a GPU runs take caches and give them back; run(on_device=True) leaves them there"
-        return replace(quantized, model=replace(model, stateless=why))
     try:
         feeds, past, length = find_feeds(model, pairs)
         nodes = in_place(model, pairs, cache)

@@ -31,7 +31,10 @@ def call(function: str, *args: Expr, dtype: str = "void") -> Any:
 
 
 def team_call(function: str, dtype: str, *args: Expr) -> Any:
-    """What a function of ``team.cuh`` gives, of type `dtype`."""
+    """What a function of ``team.cuh``, ``warp.cuh`` or ``halves.cuh`` gives, of type `dtype`."""
     from tvm.script import tirx as T
 
-    return T.cuda.func_call(function, *args, source_code=source("team"), return_type=dtype)
+    beginnings = {"apq_warp_": "warp", "apq_read_halves": "halves"}
+    names = (name for begin, name in beginnings.items() if function.startswith(begin))
+    header = next(names, "team")
+    return T.cuda.func_call(function, *args, source_code=source(header), return_type=dtype)

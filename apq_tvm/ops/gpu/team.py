@@ -77,6 +77,11 @@ def meet() -> None:
     b.evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))
 
 
+def meet_warp(call: Call) -> None:
+    """All threads of the warp come here before one goes on, and see what the others stored."""
+    b.evaluate(call("apq_warp_meet", "void"))
+
+
 def last(bound: Expr, index: Expr) -> Expr:
     """`index`, or the last one below `bound`: what comes of that is not stored."""
     return tirx.min(index, bound - i64(1))

@@ -76,7 +76,8 @@ struct apq_session {
   region *fed;       /* for each input, what a session puts there */
   int64_t *fed_dims; /* of those that are given; inputs one after the other, as in a plan */
   DLTensor *inputs, *outputs;
-  region unwanted; /* logits that nobody asked for */
+  region unwanted; /* logits that nobody asked for, where kernels write */
+  region aside;    /* logits of a part of the tokens, before each sequence's go to their place */
 };
 
 /* ---- what differs between processors and GPUs ---- */
@@ -124,6 +125,17 @@ int apq_reserve(region *r, size_t bytes, const char *what);
 /* Of a session: its caches where buffers lie, before a run; nothing for them in a plan. */
 void apq_place_caches(apq_context *c);
 int apq_leave_caches(apq_context *c, size_t *bytes);
+
+/* ---- a session's memory that runs read and write where it lies (cpu/resident.c, cuda/resident.c) ---- */
+
+/* New tokens that one run takes. */
+int64_t apq_together(void);
+DLDevice apq_resident_device(const apq_context *c);
+int apq_reserve_resident(apq_context *c, region *r, size_t bytes, const char *what);
+void apq_free_resident(apq_context *c, region *r);
+/* The bytes of a contiguous tensor, which may lie in the program's memory or in such. */
+int apq_put_resident(apq_context *c, region *r, const DLTensor *t, size_t bytes);
+int apq_copy_resident(apq_context *c, void *to, const void *from, size_t bytes);
 /* ---- profiles ---- */
 
 uint64_t apq_now(void);

@@ -89,13 +89,38 @@ int (*__TVMFFIHandleInitOnce)(void **, int (*)(void **)) = init_once;
 
 /* ---- working memory between the kernels of one host half ---- */
 
-static void *workspace_alloc(int device_type, int device_id, uint64_t bytes, int dtype_code, int dtype_bits) {
-  (void)device_type, (void)device_id, (void)dtype_code, (void)dtype_bits;
-  apq_block *fit = NULL, *fresh = NULL; /* the smallest free one that fits; none is ever freed: graphs know it */
+/* Runs of a session are never captured: a block that is free, and too small, makes place for a larger one.
+ * Kernels of this run may still be at it. */
+static void drop_small_block(void) {
+  apq_device *d = now->handle->device;
+  apq_block *largest = NULL;
   for (int i = 0; i < APQ_BLOCKS; i++) {
     apq_block *b = &now->stream->blocks[i];
-    if (b->data == 0 && fresh == NULL) fresh = b;
+    if (b->data != 0 && !b->used && (largest == NULL || b->bytes > largest->bytes)) largest = b;
+  }
+  if (largest == NULL) return;
+  (void)d->cu->synchronize(now->stream->now);
+  (void)d->cu->free(largest->data);
+  *largest = (apq_block){0, 0, 0};
+}
+
+static apq_block *free_block(uint64_t bytes, apq_block **fresh) {
+  apq_block *fit = NULL;
+  *fresh = NULL;
+  for (int i = 0; i < APQ_BLOCKS; i++) {
+    apq_block *b = &now->stream->blocks[i];
+    if (b->data == 0 && *fresh == NULL) *fresh = b;
     if (b->data != 0 && !b->used && b->bytes >= bytes && (fit == NULL || b->bytes < fit->bytes)) fit = b;
+  }
+  return fit;
+}
+
+static void *workspace_alloc(int device_type, int device_id, uint64_t bytes, int dtype_code, int dtype_bits) {
+  (void)device_type, (void)device_id, (void)dtype_code, (void)dtype_bits;
+  apq_block *fresh, *fit = free_block(bytes, &fresh); /* else none is ever freed: graphs know it */
+  if (fit == NULL && now->session != NULL) {
+    drop_small_block();
+    fit = free_block(bytes, &fresh);
   }
   if (fit == NULL && fresh != NULL &&
       apq_gpu_alloc(now->handle->device, bytes, "kernel scratch", &fresh->data) == APQ_OK) {

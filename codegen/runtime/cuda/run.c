@@ -115,6 +115,10 @@ static apq_graph *new_graph(const apq_context *c, const plan *p) {
 /* The graph of this run, which may be new: then `exec` is NULL. */
 static apq_graph *find_graph(apq_context *c, const plan *p) {
   apq_graph **oldest = &c->stream->graphs[0];
+  if (c->session != NULL) { /* each of its runs is another: what is kept of one is its checks */
+    if (*oldest == NULL) *oldest = new_graph(c, NULL);
+    return *oldest;
+  }
   for (int i = 0; i < APQ_GRAPHS; i++) {
     apq_graph **at = &c->stream->graphs[i];
     if (*at == NULL) {
@@ -171,11 +175,12 @@ static int bad_ids(const apq_graph *g, const apq_found_ids *found) {
 }
 
 /* Kernels, by the graph or one by one. A program's own tensors may lie elsewhere in every run: what they
- * are part of is worth a graph when it comes the second time. */
+ * are part of is worth a graph when it comes the second time. A session's runs have another length each: to
+ * capture one would cost more than its calls. */
 static int launch(apq_context *c, const plan *p, apq_graph *g, int in_place) {
   apq_device *d = c->handle->device;
   struct apq_stream *s = c->stream;
-  if (g->exec == NULL && in_place && g->used == 0) return call_kernels(c, p, g, s->queue);
+  if (c->session != NULL || (g->exec == NULL && in_place && g->used == 0)) return call_kernels(c, p, g, s->queue);
   int rc = g->exec == NULL ? capture(c, p, g) : APQ_OK;
   if (rc != APQ_OK) return rc;
   apq_result_code result = d->cu->graph_launch(g->exec, s->queue);

@@ -32,6 +32,9 @@ int apq_check_place(const apq_handle *h, const char *kind, const char *name, con
                   kind, name, (int)t->device.device_id, d->ordinal, d->name, (int)t->device.device_id);
 }
 
+/* An output that a session's run does not make. */
+static int left_out(const apq_context *c, const DLTensor *output) { return c->session != NULL && output->data == NULL; }
+
 static size_t staged(const DLTensor *t) { return used_in_place(t) ? 0 : apq_stage_of(t); }
 
 /* The tensor's address, or the next of the staging block's. */
@@ -53,15 +56,20 @@ int apq_place(apq_context *c, const plan *p, const DLTensor *inputs, const DLTen
     }
     bytes = apq_sum(bytes, staged(&inputs[i]));
   }
-  for (int32_t i = 0; i < m->num_outputs; i++) bytes = apq_sum(bytes, staged(&outputs[i]));
+  for (int32_t i = 0; i < m->num_outputs; i++) {
+    if (!left_out(c, &outputs[i])) bytes = apq_sum(bytes, staged(&outputs[i]));
+  }
   int rc = apq_grow(c, &c->staging, bytes, "inputs and outputs");
   if (rc == APQ_OK) rc = apq_grow(c, &c->arena, p->arena, "working memory");
   if (rc != APQ_OK) return rc;
   unsigned char *next = c->staging.data;
   *in_place = 0;
   for (int32_t i = 0; i < m->num_inputs; i++) c->inputs[i] = address(&inputs[i], &next, in_place);
-  for (int32_t i = 0; i < m->num_outputs; i++) c->outputs[i] = address(&outputs[i], &next, in_place);
+  for (int32_t i = 0; i < m->num_outputs; i++) {
+    c->outputs[i] = left_out(c, &outputs[i]) ? NULL : address(&outputs[i], &next, in_place);
+  }
   for (int32_t i = 0; i < m->num_buffers; i++) c->buffers[i] = apq_past(c->arena.data, p->offsets[i]);
+  if (c->session != NULL) apq_place_caches(c);
   return APQ_OK;
 }
 
@@ -113,7 +121,7 @@ int apq_copy_out(apq_context *c, const DLTensor *outputs) {
     const DLTensor *t = &outputs[i];
     apq_pointer from = (apq_pointer)(uintptr_t)c->outputs[i];
     size_t bytes = apq_bytes_of(t);
-    if (bytes == 0 || used_in_place(t)) continue;
+    if (bytes == 0 || used_in_place(t) || left_out(c, t)) continue;
     apq_result_code rc = in_gpu_memory(t)
                              ? d->cu->copy((apq_pointer)(uintptr_t)apq_address(t), from, bytes, c->stream->queue)
                              : d->cu->download(apq_address(t), from, bytes, c->stream->queue);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from apq_tvm.tensorize.cuda.functions import source
 from tests.onnx_models import build, rand, save
 from tests.small_llama import inputs, small_llama
 
-BARRIER = "__syncthreads();"
+BARRIERS = ("__syncthreads();", "apq_warp_meet();")
+"""Of a block's threads, and of a warp's where our own function is called."""
 
 
 def further(*schemes: str) -> list[Any]:
@@ -42,15 +44,26 @@ __attribute__((noinline, no_sanitize("thread"))) static bool apq_meets(int numbe
 class Leaving(Simulator):
     """A checked build that leaves out the barrier whose number is in ``APQ_WITHOUT``.
 
-    Its text is kept in `folder`.
+    Its text is kept in `folder`; with `only` they are those of kernels whose name begins so.
     """
 
     folder: Path = Path()
+    only: str = ""
+
+    def barriers(self, text: str) -> list[int]:
+        """Where those stand that may be left out."""
+        named = r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\([^;{]*\{"
+        kernels = [(found.start(), found[1]) for found in re.finditer(named, text)][::-1]
+
+        def of(at: int) -> str:
+            return next((name for begin, name in kernels if begin < at), "")
+
+        return [at for at in barriers(text) if of(at).startswith(self.only)]
 
     def image(self, code: DeviceCode, sm: int) -> bytes:
         text = code.source
         (self.folder / "kernels.cu").write_text(text)
-        for number, at in reversed([*enumerate(barriers(text))]):
+        for number, at in reversed([*enumerate(self.barriers(text))]):
             text = f"{text[:at]}if (apq_meets({number})) {text[at:]}"
         return super().image(replace(code, source=WITHOUT + text), sm)
 
@@ -68,10 +81,8 @@ def barriers(text: str) -> list[int]:
 
 
 def _all(text: str) -> Iterator[int]:
-    at = text.find(BARRIER)
-    while at >= 0:
-        yield at
-        at = text.find(BARRIER, at + 1)
+    for found in re.finditer("|".join(map(re.escape, BARRIERS)), text):
+        yield found.start()
 
 
 def encoder(folder: Path) -> Path:
@@ -142,6 +153,41 @@ def test_a_decoder_has_no_races(program, tmp_path: Path) -> None:
     """
     done = program(tmp_path, text)
     assert done.returncode == 0, done.stderr
+
+
+SESSION = """
+import numpy as np
+import llama
+ids = np.arange(260) % 40
+with llama.session(260) as session:
+    assert np.isfinite(session.prefill(ids[None, :259])).all()
+    assert np.isfinite(session.step(ids[259:])).all()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["f32", *further("f16")])
+def test_attention_over_a_cache_needs_its_barriers(
+    program, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the kernels for one query and for many, of blocks and of warps.
+
+    On a GPU of few multiprocessors: a block passes several turns of keys.
+    """
+    monkeypatch.setattr("apq_tvm.schedules.cuda.operators.BLOCKS", 1 / 41)
+    leaving = Leaving(checked=True, folder=tmp_path, only="cached_attention")
+    options = {"target": "rtx-3090", "scheme": "float", "search": False, "kv": cache}
+    path = small_llama(tmp_path / "llama.onnx")
+    pipeline.compile(path, tmp_path / "llama", images=leaving, **options)
+    whole = program(tmp_path, SESSION)
+    assert whole.returncode == 0, whole.stderr
+    text = (tmp_path / "kernels.cu").read_text()
+    found = leaving.barriers(text)
+    kinds = [text[at : at + 12] for at in found]
+    assert kinds.count("apq_warp_mee") >= 4 and kinds.count("__syncthread") >= 6
+    for number, at in enumerate(found):
+        done = program(tmp_path, SESSION, {"APQ_WITHOUT": str(number)})
+        assert "cusim: " in done.stderr, f"none misses the barrier at\n{text[at - 600 : at + 300]}"
 
 
 @pytest.mark.slow

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_llama import CONFIG, small_llama
 from typer.testing import CliRunner
 
+from apq_tvm import pipeline
 from apq_tvm.bench.gpu import counts
 from apq_tvm.bench.gpu.native import is_native, written
-from apq_tvm.bench.gpu.sass import Loop, find_tool
+from apq_tvm.bench.gpu.sass import Loop, disassemble, find_tool
 from apq_tvm.cli.main import app
-from apq_tvm.codegen.cuda.compilers import find_compiler
+from apq_tvm.codegen.cuda.compilers import ImageCompiler, find_compiler
+from apq_tvm.codegen.cuda.split import DeviceCode
 from apq_tvm.errors import BuildError
 from apq_tvm.schedules.devices import find_profile
 
@@ -84,6 +88,50 @@ def test_without_a_compiler_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) 
     words = ["bench", "static", "--target", "rtx-3090", "--shape", "64x256"]
     result = CliRunner().invoke(app, words)
     assert "was not counted: g++" in result.output.replace("\n", " ")
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """A compiler whose last image is kept."""
+
+    of: ImageCompiler
+    images: list[bytes] = field(default_factory=list)
+
+    def image(self, code: DeviceCode, sm: int) -> bytes:
+        self.images.append(self.of.image(code, sm))
+        return self.images[-1]
+
+    def ptx(self, code: DeviceCode, sm: int) -> bytes:
+        return self.of.ptx(code, sm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", ["f32", "f16"])
+@pytest.mark.parametrize("target", ["rtx-3090", "rtx-4090", "h200"])
+@pytest.mark.parametrize("heads, columns", [(3, 64), (4, 128)])
+def test_attention_over_caches_is_short(
+    target: str, kv: str, heads: int, columns: int, tmp_path: Path
+) -> None:
+    """Of one query, and of many: what threads keep stays in registers but for four words, which no
+    inner loop touches; values are read in the longest pieces that a thread's columns are.
+    """
+    try:
+        keeping = Keeping(find_compiler(find_profile(target).gpu))
+        find_tool("nvdisasm")
+    except BuildError as error:
+        pytest.skip(str(error))
+    sizes = replace(CONFIG, heads=heads, width=heads * columns)
+    path = small_llama(tmp_path / "llama.onnx", sizes)
+    options = {"target": target, "scheme": "float", "search": False, "kv": kv}
+    pipeline.compile(path, tmp_path / "llama", images=keeping, **options)
+    kernels = disassemble(keeping.images[-1])
+    one, many, join = (kernels[f"cached_attention_kernel{end}"] for end in ("", "_1", "_2"))
+    assert one.registers <= 80 and many.registers <= 160 and join.registers <= 48
+    assert one.local_bytes <= 16 and many.local_bytes == join.local_bytes == 0
+    piece = "LDG.E.128" if (kv, columns) == ("f32", 128) else "LDG.E.64"
+    if (kv, columns) != ("f16", 64):
+        assert one.text.count(piece) >= 8 and many.text.count(piece) >= 4
+    assert all(kernels[f"cache{end}_kernel"].registers <= 32 for end in ("", "1"))
 
 
 PTX = """

@@ -11,7 +11,7 @@ import tiny_decoder
 from onnx import TensorProto, helper
 from small_llama import small_llama
 
-from apq_tvm import pipeline
+from apq_tvm import pipeline, sessions
 from apq_tvm.errors import BadScheme
 from apq_tvm.explain import explanation_lines
 from apq_tvm.types import ImportedModel
@@ -112,9 +112,24 @@ def test_what_stands_against_sessions_is_said(tmp_path: Path, change: Change, re
     assert f"no sessions: {model.stateless}" in explanation_lines(report)
 
 
-def test_gpus_have_none(tmp_path: Path) -> None:
-    model = planned(small_llama(tmp_path / "llama.onnx"), target="rtx-3090")
-    assert model.state is None and "on_device" in model.stateless
+def test_gpus_have_the_same(tmp_path: Path) -> None:
+    """Or, where something stands against it, attention that reads keys as they are stored."""
+    path = small_llama(tmp_path / "llama.onnx")
+    model, other = (planned(path, target=target) for target in ("rtx-3090", "znver4"))
+    assert model.state is not None and model.state == other.state
+    kept = [node.op for node in model.nodes]
+    assert kept == [node.op for node in other.nodes]
+    model = planned(path, other_reader, target="rtx-3090")
+    assert model.state is None and "'turn' reads the cache" in model.stateless
+    (attention,) = (node for node in model.nodes if node.op == "apq.Attention")
+    assert "orders" in attention.attrs and "apq.PackKeys" not in {n.op for n in model.nodes}
+
+
+def test_gpus_read_some_types_of_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sessions.CACHES, "i9", "int9")
+    assert sessions.cache_type("i9") == "int9"
+    with pytest.raises(BadScheme, match=r"kv='i9' is not for GPUs, .* f32 and f16"):
+        pipeline.plan(small_llama(tmp_path / "llama.onnx"), kv="i9", target="rtx-3090")
 
 
 def test_types_of_caches_are_known(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ static const char *kernel = "";
 static uint32_t epoch = 1, began = 1;  // barriers that opened, and as the block began
 static uint32_t meetings[32];                    // of each warp
 
-// Who wrote or read a byte of shared memory last; `thread` -1 is several.
+// Who wrote or read a byte of shared memory last; `thread` -1 is several, -2 - w several of warp w.
 struct Who { uint32_t epoch, meeting; int thread; };
 struct Cell { Who wrote, read; };
 static unsigned char *shared_first;
@@ -48,11 +48,13 @@ CUSIM_UNCHECKED inline void block_begins() { began = ++epoch; }
   die(text);
 }
 
+CUSIM_UNCHECKED inline int warp_of(const Who &who) { return who.thread >= 0 ? who.thread / 32 : -2 - who.thread; }
+
 // Whether a barrier, or a meeting of the warp, is between that and now.
 CUSIM_UNCHECKED inline bool before(const Who &who) {
   if (who.epoch < epoch || who.thread == block.current) return true;
   int warp = block.current / 32;
-  return who.thread >= 0 && who.thread / 32 == warp && who.meeting < meetings[warp];
+  return warp_of(who) == warp && who.meeting < meetings[warp];
 }
 
 CUSIM_UNCHECKED inline void on_shared(size_t at, bool write) {
@@ -69,7 +71,7 @@ CUSIM_UNCHECKED inline void on_shared(size_t at, bool write) {
   }
   if (cell.wrote.epoch < began) wrong("shared memory is read that nobody wrote", -1);
   bool others = cell.read.epoch == epoch && cell.read.thread != block.current;
-  if (others && !(cell.read.thread >= 0 && before(cell.read))) me.thread = -1;
+  if (others && !before(cell.read)) me.thread = warp_of(cell.read) == me.thread / 32 ? -2 - me.thread / 32 : -1;
   cell.read = me;
 }
 

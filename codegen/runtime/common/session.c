@@ -2,14 +2,13 @@
  *
  * The graph is that of other runs. Its inputs for caches are not read, since the tokens that a cache holds
  * already are not written (apq_symbol); the outputs that give caches back have no memory, and what makes
- * them is left out. Caches have tokens outermost, so that one of full capacity begins with the present. */
+ * them is left out. Caches have tokens outermost, so that one of full capacity begins with the present.
+ * What stays from run to run lies where kernels read it: in the GPU's memory, where they run on one. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "apq_context.h"
 
-/* New tokens that one run takes: their activations stay near the processor. */
-enum { TOGETHER = 256 };
 
 /* ---- the dimensions of a run ---- */
 
@@ -92,6 +91,26 @@ static int put_ones(unsigned char *to, DLDataType type, int64_t count) {
   return 0;
 }
 
+/* Ones for all tokens, where runs read them. */
+static int fill_mask(apq_session *s, const apq_value *input, region *to, size_t bytes) {
+  region ones = {NULL, 0};
+  int rc = apq_reserve(&ones, bytes, "a session's mask");
+  if (rc == APQ_OK && put_ones(ones.data, input->dtype, s->batch * s->capacity) != 0) {
+    rc = apq_fail(APQ_BAD_INPUT, "input '%s' has a type that sessions cannot fill", input->name);
+  }
+  if (rc == APQ_OK) {
+    DLTensor all = apq_tensor(ones.data, input->dtype, 1, (int64_t[]){s->batch * s->capacity});
+    rc = apq_put_resident(s->context, to, &all, bytes);
+  }
+  free(ones.data);
+  return rc;
+}
+
+/* Whether a run reads what a session was made with, or what this run brings. */
+static int is_resident(apq_feed feed) {
+  return feed == APQ_FEED_PAST || feed == APQ_FEED_MASK || feed == APQ_FEED_GIVEN;
+}
+
 /* Memory of all that a session feeds, for full caches; masks are filled once. */
 static int prepare_feeds(apq_session *s, const DLTensor *given) {
   const apq_module *m = s->context->handle->module;
@@ -110,16 +129,20 @@ static int prepare_feeds(apq_session *s, const DLTensor *given) {
                         input->name);
       }
       if ((rc = apq_bytes(&bytes, input->name, item, t->ndim, t->shape)) != APQ_OK) return rc;
+      if ((rc = apq_check_place(s->context->handle, "input", input->name, t)) != APQ_OK) return rc;
       memcpy(dims, t->shape, 8 * (size_t)t->ndim);
     } else if (feed != APQ_FEED_LENGTHS && feed != APQ_FEED_TOTAL) {
       int64_t tokens[] = {s->batch, s->capacity};
       if ((rc = apq_bytes(&bytes, input->name, item, 2, tokens)) != APQ_OK) return rc;
     }
-    if ((rc = apq_reserve(&s->fed[i], bytes, "a session's inputs")) != APQ_OK) return rc;
-    if (feed == APQ_FEED_GIVEN) memcpy(s->fed[i].data, apq_address(&given[i]), bytes);
-    if (feed == APQ_FEED_MASK && put_ones(s->fed[i].data, input->dtype, s->batch * s->capacity) != 0) {
-      return apq_fail(APQ_BAD_INPUT, "input '%s' has a type that sessions cannot fill", input->name);
+    if (is_resident(feed)) {
+      rc = apq_reserve_resident(s->context, &s->fed[i], bytes, "a session's inputs");
+      if (rc == APQ_OK && feed == APQ_FEED_GIVEN) rc = apq_put_resident(s->context, &s->fed[i], &given[i], bytes);
+      if (rc == APQ_OK && feed == APQ_FEED_MASK) rc = fill_mask(s, input, &s->fed[i], bytes);
+    } else {
+      rc = apq_reserve(&s->fed[i], bytes, "a session's inputs");
     }
+    if (rc != APQ_OK) return rc;
   }
   return APQ_OK;
 }
@@ -132,12 +155,14 @@ static int feed_inputs(apq_session *s, const plan *p, const int64_t *first, int6
   int64_t *dims = p->in_dims;
   for (int32_t i = 0; i < m->num_inputs; dims += m->inputs[i].ndim, i++) {
     const apq_value *input = &m->inputs[i];
-    unsigned char *to = s->fed[i].data;
+    int resident = is_resident(m->kept->feeds[i]);
+    unsigned char *to = m->kept->feeds[i] == APQ_FEED_PAST ? s->kept[0].data : s->fed[i].data;
     int64_t rows = 1, at = 0;
     size_t bytes;
     int rc = apq_bytes(&bytes, input->name, input->dtype.bits / 8, input->ndim, dims);
     if (rc != APQ_OK) return rc;
     s->inputs[i] = apq_tensor(to, input->dtype, input->ndim, dims);
+    if (resident) s->inputs[i].device = apq_resident_device(s->context);
     if (m->kept->feeds[i] == APQ_FEED_PAST) continue;
     if (bytes > s->fed[i].bytes) {
       return apq_fail(APQ_BAD_INPUT, "input '%s' has more elements than a session feeds", input->name);
@@ -188,14 +213,14 @@ static apq_session *allocate(const apq_module *m) {
 /* Plans of one token and of as many as are taken at once, behind full caches: they have room for all
  * others. The first one measures the caches. */
 static int prepare_plans(apq_session *s) {
-  int64_t most = s->capacity < TOGETHER ? s->capacity : TOGETHER;
+  int64_t most = s->capacity < apq_together() ? s->capacity : apq_together();
   plan *p;
   int rc = plan_for(s, s->capacity - 1, 1, 1, &p);
   if (rc == APQ_OK) rc = plan_for(s, s->capacity - most, most, 1, &p);
   for (int32_t i = 0; rc == APQ_OK && i < s->context->handle->module->kept->num_buffers; i++) {
     size_t bytes = s->kept[i].bytes;
     s->kept[i].bytes = 0;
-    rc = apq_reserve(&s->kept[i], bytes, "a session's caches");
+    rc = apq_reserve_resident(s->context, &s->kept[i], bytes, "a session's caches");
   }
   return rc;
 }
@@ -233,10 +258,17 @@ void apq_session_destroy(apq_session *s) {
   if (s == NULL) return;
   if (s->context != NULL) {
     const apq_module *m = s->context->handle->module;
-    for (int32_t i = 0; i < m->kept->num_buffers; i++) free(s->kept[i].data);
-    for (int32_t i = 0; i < m->num_inputs; i++) free(s->fed[i].data);
+    for (int32_t i = 0; i < m->kept->num_buffers; i++) apq_free_resident(s->context, &s->kept[i]);
+    apq_free_resident(s->context, &s->unwanted);
+    for (int32_t i = 0; i < m->num_inputs; i++) {
+      if (is_resident(m->kept->feeds[i])) {
+        apq_free_resident(s->context, &s->fed[i]);
+      } else {
+        free(s->fed[i].data);
+      }
+    }
   }
-  free(s->unwanted.data);
+  free(s->aside.data);
   apq_context_destroy(s->context);
   free(s);
 }
@@ -300,7 +332,7 @@ static int copy_caches(apq_session *to, const apq_session *from) {
   int rc = plan_for(to, from->length - 1, 1, 1, &p);
   if (rc == APQ_OK) rc = m->shapes(p->symbols, p->in_dims, p->out_dims, bytes);
   for (int32_t i = 0; rc == APQ_OK && i < m->kept->num_buffers; i++) {
-    memcpy(to->kept[i].data, from->kept[i].data, bytes[m->kept->buffers[i]]);
+    rc = apq_copy_resident(c, to->kept[i].data, from->kept[i].data, bytes[m->kept->buffers[i]]);
   }
   to->length = from->length;
   return rc;
@@ -318,6 +350,7 @@ int apq_session_fork(apq_session *s, apq_session **out) {
   int64_t *dims = s->fed_dims;
   for (int32_t i = 0; i < m->num_inputs; dims += m->inputs[i].ndim, i++) {
     given[i] = apq_tensor(s->fed[i].data, m->inputs[i].dtype, m->inputs[i].ndim, dims);
+    if (is_resident(m->kept->feeds[i])) given[i].device = apq_resident_device(s->context);
   }
   apq_session *made;
   rc = apq_session_create(h, s->batch, s->capacity, given, &made);
@@ -331,7 +364,7 @@ int apq_session_fork(apq_session *s, apq_session **out) {
 
 /* Runs `tokens` behind `past` and writes logits of the last `asked` of them. */
 static int run_some(apq_session *s, const int64_t *first, int64_t count, int64_t past, int64_t tokens,
-                    int64_t asked, void *logits) {
+                    int64_t asked, void *logits, DLDevice place) {
   const apq_module *m = s->context->handle->module;
   plan *p;
   int rc = plan_for(s, past, tokens, asked, &p);
@@ -341,6 +374,7 @@ static int run_some(apq_session *s, const int64_t *first, int64_t count, int64_t
   for (int32_t i = 0; i < m->num_outputs; dims += m->outputs[i].ndim, i++) {
     void *data = i == m->kept->logits ? logits : NULL;
     s->outputs[i] = apq_tensor(data, m->outputs[i].dtype, m->outputs[i].ndim, dims);
+    s->outputs[i].device = place;
   }
   s->context->threads = apq_num_threads(s->context->handle);
   return apq_run_plan(s->context, p, s->inputs, s->outputs);
@@ -350,7 +384,7 @@ static int run_some(apq_session *s, const int64_t *first, int64_t count, int64_t
 static void spread(const apq_session *s, unsigned char *to, int64_t asked, int64_t before, int64_t rows,
                    size_t row_bytes) {
   for (int64_t b = 0; b < s->batch; b++) {
-    memcpy(to + (size_t)(b * asked + before) * row_bytes, s->unwanted.data + (size_t)(b * rows) * row_bytes,
+    memcpy(to + (size_t)(b * asked + before) * row_bytes, s->aside.data + (size_t)(b * rows) * row_bytes,
            (size_t)rows * row_bytes);
   }
 }
@@ -360,17 +394,23 @@ static int run_all(apq_session *s, const int64_t *ids, int64_t tokens, int64_t a
   size_t row_bytes = (size_t)apq_session_width(s) * (m->outputs[m->kept->logits].dtype.bits / 8);
   int64_t done = 0, written = 0;
   while (done < tokens) {
-    int64_t now = tokens - done < TOGETHER ? tokens - done : TOGETHER;
+    int64_t now = tokens - done < apq_together() ? tokens - done : apq_together();
     int64_t wanted = asked - (tokens - done - now); /* of the rows asked for, those up to here ... */
     wanted = wanted < written ? 0 : wanted - written; /* ... that were not written before */
     int64_t rows = wanted > 0 ? wanted : 1;
-    int aside = wanted == 0 || s->batch > 1;
+    int aside = wanted > 0 && s->batch > 1 && now < tokens;
+    size_t bytes = (size_t)(s->batch * rows) * row_bytes;
+    DLDevice host = {kDLCPU, 0};
+    void *to = logits + (size_t)written * row_bytes;
     int rc = APQ_OK;
-    if (aside) rc = apq_reserve(&s->unwanted, (size_t)(s->batch * rows) * row_bytes, "logits");
-    void *to = aside ? s->unwanted.data : logits + (size_t)written * row_bytes;
-    if (rc == APQ_OK) rc = run_some(s, ids + done, tokens, s->length + done, now, rows, to);
+    if (aside) rc = apq_reserve(&s->aside, bytes, "logits");
+    if (wanted == 0) rc = apq_reserve_resident(s->context, &s->unwanted, bytes, "logits");
+    if (rc == APQ_OK && aside) to = s->aside.data;
+    if (rc == APQ_OK && wanted == 0) to = s->unwanted.data;
+    DLDevice place = wanted == 0 ? apq_resident_device(s->context) : host;
+    if (rc == APQ_OK) rc = run_some(s, ids + done, tokens, s->length + done, now, rows, to, place);
     if (rc != APQ_OK) return rc;
-    if (aside && wanted > 0) spread(s, logits, asked, written, wanted, row_bytes);
+    if (aside) spread(s, logits, asked, written, wanted, row_bytes);
     done += now;
     written += wanted;
   }
