@@ -31,7 +31,7 @@ from apq_tvm.schedules.linear.kernel import (
 )
 from apq_tvm.schedules.linear.quantize import schedule_quantize, task_rows
 from apq_tvm.schedules.linear.tensorized import tensorize
-from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
+from apq_tvm.tensorize.meaning.planes import CELL_BITS, ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -46,11 +46,22 @@ def _layout(spec: LinearSpec) -> PlanesLayout:
     return PlanesLayout.of(spec.scheme, spec.details)
 
 
-def _check(spec: LinearSpec, profile: DeviceProfile, instruction: PlanesInstruction) -> None:
+def _step(spec: LinearSpec, instruction: PlanesInstruction, width: int) -> PlanesStep:
+    """A step of `PLANES_K` columns."""
+    layout = _layout(spec)
+    return instruction.step(
+        width, layout.tables_per_block, PLANES_K, step_group(spec), layout.divides(width)
+    )
+
+
+def _check(
+    spec: LinearSpec, profile: DeviceProfile, instruction: PlanesInstruction, width: int
+) -> None:
     check_integer_acts(spec)
     check_all_features(profile, instruction.features, instruction.vector)
-    # |Σ (c + offset) x|, and |offset Σ x|
-    largest = 127 + 2 * instruction.offset
+    step = _step(spec, instruction, width)
+    # |Σ (c + offset) x|, and |offset Σ x|; of two digits 16 times that of one, and another
+    largest = 127 * (17 if step.two_digits else 1) + 2 * step.added
     columns = step_group(spec) or _layout(spec).padded_k(spec.k)
     if columns * largest * 127 > _INT32_MAX:
         raise NotApplicable(f"K={spec.k}: the sum of its products may exceed int32")
@@ -102,15 +113,14 @@ def _record(
     """
 
     def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
-        _check(spec, profile, instruction)
+        _check(spec, profile, instruction, width)
         if check is not None:
             check(spec, profile)
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> PlanesStep:
         for name, choices in decisions.items():
             decide(name, choices)
-        tables = _layout(spec).tables_per_block
-        return instruction.step(width, tables, PLANES_K, step_group(spec))
+        return _step(spec, instruction, width)
 
     return LinearKernel(
         kind,
@@ -168,7 +178,32 @@ def apart_kernel(
                 tensorize(sch, f"dot{suffix}{table}", dot)
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
-    return _record("gemv", instruction, width, 1, func, schedule, {}, form, check)
+    tables = _tables(width)
+
+    def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
+        tables(spec, profile)
+        if check is not None:
+            check(spec, profile)
+
+    return _record("gemv", instruction, width, 1, func, schedule, {}, form, declines)
+
+
+def _one_digit(width: int) -> Callable[[LinearSpec, DeviceProfile], None]:
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        if _layout(spec).divides(width) and width > CELL_BITS + 1:
+            raise NotApplicable(
+                f"is for weights of one byte; those of {width} bits in divided cells are two"
+            )
+
+    return check
+
+
+def _tables(width: int) -> Callable[[LinearSpec, DeviceProfile], None]:
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        if _layout(spec).divides(width):
+            raise NotApplicable("is for tables of 128 and 256 centroids; cells are divided")
+
+    return check
 
 
 def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> LinearKernel:
@@ -189,4 +224,6 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
             _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)
 
     decisions = {"m_tiles": (32, 16, 64), **_AHEAD}
-    return _record("gemm", instruction, width, m_tile, func, schedule, decisions)
+    return _record(
+        "gemm", instruction, width, m_tile, func, schedule, decisions, "", _one_digit(width)
+    )

@@ -44,9 +44,11 @@ class PlanesInstruction(ABC):
     offset: int
     features: tuple[str, ...]
 
-    def step(self, bits: int, tables: int, k: int, group: int = 0) -> PlanesStep:
+    def step(
+        self, bits: int, tables: int, k: int, group: int = 0, divided: bool = False
+    ) -> PlanesStep:
         """A step for this instruction; parameters as there."""
-        return PlanesStep(bits, tables, k, self.vector, self.offset, group)
+        return PlanesStep(bits, tables, k, self.vector, self.offset, group, divided)
 
     def dot(self, step: PlanesStep, ahead: int = 0) -> str:
         """`planes_dot`, with every plane prefetched `ahead` bytes."""
