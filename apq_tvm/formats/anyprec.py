@@ -275,9 +275,10 @@ FAMILY = Family(
     grammar=(
         "anyprec{min}-{max}[c{channels}|u][A{1..8|16|32}[g{group}]]: codes of max bits whose upper "
         "bits are every narrower model, down to min; a table of centroids per width, shared by so "
-        "many channels that they stay below a tenth of the codes (c1: by none; u: by none, and from "
-        "6 bits on every cell of 5 bits is divided uniformly); activations have one scale per token, with g one per group (only theirs: weights have none along the "
-        "input); bits are chosen at run time"
+        "many channels that they stay below a tenth of the codes (c1: by none; u: by none, and "
+        "from 6 bits on every cell of 5 bits is divided uniformly); activations have one scale per "
+        "token, with g one per group (only theirs: weights have none along the input); "
+        "bits are chosen at run time"
     ),
     examples=(
         "anyprec3-8",
