@@ -16,7 +16,7 @@ from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.spread import quantize_spread
 from apq_tvm.ops.few_rows.anyprec import RUN, SUM_ROWS, planes_gemm, planes_gemv, planes_gemv_apart
-from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, parts_of, step_group
+from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, digit_suffix, parts_of, step_group
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_all_features, check_integer_acts
@@ -31,7 +31,7 @@ from apq_tvm.schedules.linear.kernel import (
 )
 from apq_tvm.schedules.linear.quantize import schedule_quantize, task_rows
 from apq_tvm.schedules.linear.tensorized import tensorize
-from apq_tvm.tensorize.meaning.planes import CELL_BITS, ROWS, PlanesStep
+from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -188,16 +188,6 @@ def apart_kernel(
     return _record("gemv", instruction, width, 1, func, schedule, {}, form, declines)
 
 
-def _one_digit(width: int) -> Callable[[LinearSpec, DeviceProfile], None]:
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        if _layout(spec).divides(width) and width > CELL_BITS + 1:
-            raise NotApplicable(
-                f"is for weights of one byte; those of {width} bits in divided cells are two"
-            )
-
-    return check
-
-
 def _tables(width: int) -> Callable[[LinearSpec, DeviceProfile], None]:
     def check(spec: LinearSpec, profile: DeviceProfile) -> None:
         if _layout(spec).divides(width):
@@ -216,14 +206,15 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
     def schedule(sch: Any, choice: Choice) -> None:
         schedule_stages(sch, _UNROLLED)
         for suffix, step in _steps(choice):
-            tensorize(sch, f"lookup{suffix}", instruction.lookup(step, choice["ahead"]))
             dot = instruction.rows(step, m_tile, SUM_ROWS)
-            for row in range(0, ROWS, SUM_ROWS):
-                tensorize(sch, f"dot{suffix}{row}", dot)
+            for digit in range(step.digits):
+                name = f"{suffix}{digit_suffix(digit)}"
+                lookup = instruction.lookup(step, choice["ahead"], digit)
+                tensorize(sch, f"lookup{name}", lookup)
+                for row in range(0, ROWS, SUM_ROWS):
+                    tensorize(sch, f"dot{name}{row}", dot)
         for row in range(0, ROWS, SUM_ROWS):
             _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)
 
     decisions = {"m_tiles": (32, 16, 64), **_AHEAD}
-    return _record(
-        "gemm", instruction, width, m_tile, func, schedule, decisions, "", _one_digit(width)
-    )
+    return _record("gemm", instruction, width, m_tile, func, schedule, decisions)

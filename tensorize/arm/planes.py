@@ -88,7 +88,7 @@ class ArmPlanes(PlanesInstruction):
                         w = _large_lookup(step, table, [], index, self.chained)
                         sums.add(lead, w, x.vload([at], "int8x16"))
 
-    def emit_lookup(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
+    def emit_lookup(self, step: PlanesStep, ahead: int, digit: int, *buffers: Buffer) -> None:
         planes, table, out = buffers
         with b.serial(0, i64(step.registers)) as loop:
             at = loop * i64(BYTES)

@@ -78,6 +78,11 @@ class PlanesStep:
         return self.divided and self.bits > CELL_BITS + 1
 
     @property
+    def digits(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.two_digits else 1
+
+    @property
     def added(self) -> int:
         """What `offset` adds to a weight."""
         return self.offset * ((1 << FINE_BITS) + 1 if self.two_digits else 1)
@@ -144,8 +149,8 @@ def plane_code(load: Callable[[int], Expr], row: Expr, bits: int) -> Expr:
     return code
 
 
-def cell_value(centroid: Expr, half: Expr, code: Expr, bits: int) -> Expr:
-    """The weight of a code of 6 to 8 bits, as an int32 expression.
+def cell_value(centroid: Expr, half: Expr, code: Expr, bits: int, digit: int | None = None) -> Expr:
+    """The weight of a code of 6 to 8 bits, or one of its digits, as an int32 expression.
 
     Parameters
     ----------
@@ -154,6 +159,8 @@ def cell_value(centroid: Expr, half: Expr, code: Expr, bits: int) -> Expr:
     code : PrimExpr
         int32; of its bits those after the fifth matter.
     bits : int
+    digit : int, optional
+        0 for T, 1 for what is less than a step.
     """
     from tvm import tirx
 
@@ -168,12 +175,13 @@ def cell_value(centroid: Expr, half: Expr, code: Expr, bits: int) -> Expr:
     up = tirx.shift_right(h + i32(2), i32(2))
     down = tirx.shift_right(h + i32(1), i32(2))
     value = centroid.astype("int32") + tirx.Select(bit(low - 1) == i32(1), up, -down)
-    if low == 1:
+    if low == 1 or digit == 0:
         return value
-    value = value * i32(1 << FINE_BITS)
     if low == 2:
-        return value + h * (bit(0) * i32(4) - i32(2))
-    return value + h * (bit(1) * i32(4) + bit(0) * i32(2) - i32(3))
+        fine = h * (bit(0) * i32(4) - i32(2))
+    else:
+        fine = h * (bit(1) * i32(4) + bit(0) * i32(2) - i32(3))
+    return fine if digit == 1 else value * i32(1 << FINE_BITS) + fine
 
 
 def centroid_if(code: Expr, entry: Expr, centroid: Expr, offset: int) -> Expr:
@@ -198,16 +206,18 @@ def _halves(unit: PlanesStep) -> tuple[Operand, ...]:
     return (Operand("halves", shape, "uint8", 32, True),) if unit.divided else ()
 
 
-def _weight(unit: PlanesStep, code: Expr, entry: Expr, row: Expr, *tables: Load) -> Expr:
-    """What an entry of the table of a row gives a code, int32: its weight, or 0."""
+def _weight(
+    unit: PlanesStep, code: Expr, entry: Expr, row: Expr, *tables: Load, digit: int | None = None
+) -> Expr:
+    """What an entry of the table of a row gives a code, int32: its weight or a digit, or 0."""
     from tvm import tirx
 
     at = (table_of(row, unit.tables), entry)
     if not unit.divided:
         return centroid_if(code, entry, tables[0](*at), unit.offset)
     cell = tirx.shift_right(code, tirx.const(unit.bits - CELL_BITS, "int32"))
-    value = cell_value(tables[0](*at), tables[1](*at), code, unit.bits)
-    value = value + tirx.const(unit.added, "int32")
+    value = cell_value(tables[0](*at), tables[1](*at), code, unit.bits, digit)
+    value = value + tirx.const(unit.added if digit is None else unit.offset, "int32")
     return tirx.Select(cell == entry.astype("int32"), value, tirx.const(0, "int32"))
 
 
@@ -268,17 +278,16 @@ def planes_dot(unit: PlanesStep) -> Meaning:
     return _meaning("dot", operands, sums.shape, (unit.registers, QUAD, unit.entries), term)
 
 
-def planes_lookup(unit: PlanesStep) -> Meaning:
+def planes_lookup(unit: PlanesStep, digit: int = 0) -> Meaning:
     """Lookup of a step: planes, tables, [halves,] out uint8 [8, k], to which centroids are added.
 
-    Weights have one digit.
+    `digit` says which byte of weights that have two.
     """
-    assert not unit.two_digits
 
     def term(at: list[Expr], planes: Load, *tables: Load) -> Expr:
         row, column, entry = at
         code = plane_code(lambda p: planes(p, 0, column), row, unit.bits)
-        return _weight(unit, code, entry, row, *tables).astype("uint8")
+        return _weight(unit, code, entry, row, *tables, digit=digit).astype("uint8")
 
     out = Operand("out", (ROWS, unit.k), "uint8", 32, True)
     operands = (_planes(unit), _tables(unit), *_halves(unit), out)

@@ -65,15 +65,16 @@ class X86Planes(PlanesInstruction):
         _prefetch(step, planes, ahead)
         sums = [acc.vload([r, 0], f"{step.sums}x{step.lanes}") for r in range(ROWS)]
         for first in range(0, step.registers, step.together):
-            parts: list[list[Expr]] = [[None, None] for _ in range(ROWS)]
-            for register in range(first, first + step.together):
-                xs = load(step, x, (), register)
-                for r, digits in enumerate(_digits(step, planes, table, halves, register)):
-                    for i, digit in enumerate(digits):
-                        parts[r][i] = multiply(step, parts[r][i], digit, xs)
-            for r, (part, fine) in enumerate(parts):
-                if fine is not None:
-                    part = part * splat(1 << FINE_BITS, "int32", step.lanes) + fine
+            registers = range(first, first + step.together)
+            found = [_digits(step, planes, table, halves, at) for at in registers]
+            xs = [load(step, x, (), at) for at in registers]
+            for r in range(ROWS):
+                part: Expr = None
+                for i in range(step.digits):
+                    if i:
+                        part = part * splat(1 << FINE_BITS, "int32", step.lanes)
+                    for digits, value in zip(found, xs, strict=True):
+                        part = multiply(step, part, digits[r][i], value)
                 if scales:
                     scale = load_scales(step, scales[0], (), first)
                     sums[r] = add_scaled(step, sums[r], part, scale)
@@ -82,14 +83,14 @@ class X86Planes(PlanesInstruction):
         for r in range(ROWS):
             b.buffer_store(acc, sums[r], [r, tirx.Ramp(0, 1, step.lanes)])
 
-    def emit_lookup(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
+    def emit_lookup(self, step: PlanesStep, ahead: int, digit: int, *buffers: Buffer) -> None:
         planes, table, *halves, out = buffers
         _prefetch(step, planes, ahead)
         width = min(step.k, step.vector)
         for register in range(step.registers):
             if step.divided:
                 digits = _digits(step, planes, table, halves[0], register)
-                found = [digit for (digit,) in digits]
+                found = [each[digit] for each in digits]
             else:
                 found = _lookups(step, planes, table, register)
             for r, w in enumerate(found):

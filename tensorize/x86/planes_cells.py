@@ -20,8 +20,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.exprs import Buffer, Expr, splat, x86
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
-from apq_tvm.tensorize.x86.planes_index import nibble_indices, wide_indices
-from apq_tvm.tensorize.x86.vectors import lanes_of, shifted
+from apq_tvm.tensorize.x86.planes_index import nibble_indices, nibbles, pairs
+from apq_tvm.tensorize.x86.vectors import lanes_of, merged, shifted
 
 CELLS = 32
 _HALF = 16
@@ -40,12 +40,26 @@ def wide_digits(
     table, halves : Buffer
         int8 and uint8 [tables, 32].
     """
-    cell = planes[4::-1]
-    uppers = [wide_indices([*cell, plane]) for plane in planes[5:]]
-    kept = b.alloc_buffer((len(uppers), ROWS, step.vector), "uint8", align=64)
-    for i, indices in enumerate(uppers):
-        for r, index in enumerate(indices):
-            b.buffer_store(kept, index.vector, [i, r, tirx.Ramp(0, 1, step.vector)])
+    size = step.vector
+    kept = b.alloc_buffer((ROWS + 2 * len(planes[5:]), size), "uint8", align=64)
+
+    def keep(at: int, value: Expr) -> Expr:
+        """The same in a register: what is used often would be computed for each use."""
+        b.buffer_store(kept, value, [at, tirx.Ramp(0, 1, size)])
+        return kept.vload([at, 0], f"uint8x{size}")
+
+    low = nibbles(planes[4:0:-1])
+    low = [keep(j, value) for j, value in enumerate(low)]
+    low += [keep(4 + j, shifted(value, -4)) for j, value in enumerate(low)]
+    # The cell's upper bit and the bit after it, side by side: of even rows, of odd ones.
+    tops = [
+        [keep(ROWS + 2 * i + j, value) for j, value in enumerate(pairs(planes[0], plane))]
+        for i, plane in enumerate(planes[5:])
+    ]
+
+    def index(top: list[Expr], r: int) -> Expr:
+        return merged(0x0F, low[r], shifted(top[r % 2], 4 - r // 2 * 2))
+
     rows = []
     for r in range(ROWS):
         c, h = _row(table, halves, r, 0, CELLS)
@@ -54,9 +68,9 @@ def wide_digits(
                 "int8x64",
                 "avx512.permvar.qi.512",
                 _joined(*pair, flip=i < 2),
-                kept.vload([i, r, 0], "uint8x64"),
+                index(tops[i], r),
             )
-            for i, pair in enumerate(_pairs(c, h, len(uppers)))
+            for i, pair in enumerate(_pairs(c, h, len(tops)))
         ]
         rows.append([found[0], found[1] + found[2]] if len(found) == 3 else found)
     return rows

@@ -35,6 +35,11 @@ def parts_of(k: int, width: int) -> list[tuple[str, int]]:
     return ([("", width)] if whole else []) + ([("_tail", rest)] if rest else [])
 
 
+def digit_suffix(digit: int) -> str:
+    """What names of blocks of the second byte of weights have at their end."""
+    return "_fine" if digit else ""
+
+
 class PlanesTask(GemmTask):
     """Operands, epilogue and horizontal sums."""
 
