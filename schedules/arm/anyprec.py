@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.linear.anyprec import apart_kernel, gemm_kernel, gemv_kernel
+from apq_tvm.schedules.linear.anyprec import apart_kernel, cells_kernel, gemm_kernel, gemv_kernel
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.tensorize.arm.planes import INSTRUCTIONS, SDOT_TBX
 from apq_tvm.types import DeviceProfile
@@ -31,6 +31,7 @@ ANYPREC_KERNELS: tuple[LinearKernel, ...] = tuple(
     for kernel in (
         gemm_kernel(instruction, width, M_TILE),
         (apart_kernel if width >= APART else gemv_kernel)(instruction, width),
+        *([cells_kernel(instruction, width)] if width >= APART else []),
     )
 )
 """In order of preference: where several fit, larger M tiles take over as M grows."""

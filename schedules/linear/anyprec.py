@@ -143,7 +143,12 @@ def _record(
 _AHEAD = {"ahead": (4096, 2048, 8192, 0)}
 
 
-def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
+def gemv_kernel(
+    instruction: PlanesInstruction,
+    width: int,
+    form: str = "",
+    check: Callable[[LinearSpec, DeviceProfile], None] | None = None,
+) -> LinearKernel:
     """The record of the kernel for one row of x."""
 
     def func(choice: Choice) -> Any:
@@ -155,7 +160,17 @@ def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
             tensorize(sch, f"dot{suffix}", instruction.dot(step, choice["ahead"]))
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
-    return _record("gemv", instruction, width, 1, func, schedule, _AHEAD)
+    return _record("gemv", instruction, width, 1, func, schedule, _AHEAD, form, check)
+
+
+def cells_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
+    """`gemv_kernel` for divided cells alone, where wider tables have a kernel of another form."""
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        if not _layout(spec).divides(width):
+            raise NotApplicable(f"is for divided cells, not for tables of {1 << width} centroids")
+
+    return gemv_kernel(instruction, width, "_cells", check)
 
 
 def apart_kernel(
