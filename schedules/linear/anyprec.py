@@ -143,12 +143,7 @@ def _record(
 _AHEAD = {"ahead": (4096, 2048, 8192, 0)}
 
 
-def gemv_kernel(
-    instruction: PlanesInstruction,
-    width: int,
-    form: str = "",
-    check: Callable[[LinearSpec, DeviceProfile], None] | None = None,
-) -> LinearKernel:
+def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
     """The record of the kernel for one row of x."""
 
     def func(choice: Choice) -> Any:
@@ -160,24 +155,26 @@ def gemv_kernel(
             tensorize(sch, f"dot{suffix}", instruction.dot(step, choice["ahead"]))
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
-    return _record("gemv", instruction, width, 1, func, schedule, _AHEAD, form, check)
+    return _record("gemv", instruction, width, 1, func, schedule, _AHEAD)
 
 
-def cells_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
-    """`gemv_kernel` for divided cells alone, where wider tables have a kernel of another form."""
+def check_tables(spec: LinearSpec, profile: DeviceProfile) -> None:
+    """Decline what has a table of at most 32 centroids for every row."""
+    if _layout(spec).cells:
+        raise NotApplicable("is for tables of 128 and 256 centroids; cells are divided")
 
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        if not _layout(spec).divides(width):
-            raise NotApplicable(f"is for divided cells, not for tables of {1 << width} centroids")
 
-    return gemv_kernel(instruction, width, "_cells", check)
+def check_cells(spec: LinearSpec, profile: DeviceProfile) -> None:
+    """Decline tables that rows share, or of more than 32 centroids."""
+    if not _layout(spec).cells:
+        raise NotApplicable(f"is for divided cells, not for the tables of {spec.scheme}")
 
 
 def apart_kernel(
     instruction: PlanesInstruction,
     width: int,
     form: str = "",
-    check: Callable[[LinearSpec, DeviceProfile], None] | None = None,
+    check: Callable[[LinearSpec, DeviceProfile], None] = check_tables,
 ) -> LinearKernel:
     """The record of the kernel for one row of x and tables that fill the registers."""
 
@@ -193,22 +190,7 @@ def apart_kernel(
                 tensorize(sch, f"dot{suffix}{table}", dot)
         _add_lanes(sch, "add", instruction.vector // 4, 2)
 
-    tables = _tables(width)
-
-    def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
-        tables(spec, profile)
-        if check is not None:
-            check(spec, profile)
-
-    return _record("gemv", instruction, width, 1, func, schedule, {}, form, declines)
-
-
-def _tables(width: int) -> Callable[[LinearSpec, DeviceProfile], None]:
-    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
-        if _layout(spec).divides(width):
-            raise NotApplicable("is for tables of 128 and 256 centroids; cells are divided")
-
-    return check
+    return _record("gemv", instruction, width, 1, func, schedule, {}, form, check)
 
 
 def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> LinearKernel:

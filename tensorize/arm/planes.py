@@ -15,13 +15,14 @@ IntrinsicsAArch64.td for names.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.lookup import BYTES, table_lookup
-from apq_tvm.tensorize.arm.planes_cells import digits
+from apq_tvm.tensorize.arm.planes_cells import digits, row_digits
 from apq_tvm.tensorize.arm.planes_index import indices
 from apq_tvm.tensorize.arm.planes_sums import Sums
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64, neon, shuffled, splat
@@ -55,13 +56,14 @@ class ArmPlanes(PlanesInstruction):
         planes, table, *halves, x, scales, acc = self._operands(step, buffers)
         sums = Sums(self, step, acc, scales, [[r] for r in range(ROWS)])
         with sums.steps() as steps:
+            if step.divided:
+                found = [digits(step, planes, table, halves[0], at) for at in steps]
+                for r, i in product(range(ROWS), range(step.digits)):
+                    for at, rows in zip(steps, found, strict=True):
+                        sums.add([r], rows[r][i], x.vload([at], "int8x16"), i)
+                return
             for at in steps:
                 xs = x.vload([at], "int8x16")
-                if step.divided:
-                    for r, found in enumerate(digits(step, planes, table, halves[0], at)):
-                        for i, w in enumerate(found):
-                            sums.add([r], w, xs, i)
-                    continue
                 for r, w in enumerate(lookups(step, planes, table, at, self.sve)):
                     sums.add([r], w, xs)
 
@@ -81,7 +83,18 @@ class ArmPlanes(PlanesInstruction):
 
     def emit_table_dot(self, step: PlanesStep, rows: int, *buffers: Buffer) -> None:
         """The table stays in registers; rows are taken two at a time."""
-        codes, table, x, *scales, acc = buffers
+        codes, table, *halves, x, scales, acc = self._operands(step, buffers)
+        if step.divided:
+            sums = Sums(self, step, acc, scales, [[]])
+            with sums.steps() as steps:
+                found = [
+                    row_digits(step, codes.vload([at], "uint8x16"), table, halves[0])
+                    for at in steps
+                ]
+                for i in range(step.digits):
+                    for at, each in zip(steps, found, strict=True):
+                        sums.add([], each[i], x.vload([at], "int8x16"), i)
+            return
         for start in range(0, rows, 2):
             leads = [[r] if rows > 1 else [] for r in range(start, min(start + 2, rows))]
             sums = Sums(self, step, acc, scales, leads)

@@ -39,21 +39,51 @@ def digits(
     return rows
 
 
+def row_digits(step: PlanesStep, code: Expr, table: Buffer, halves: Buffer) -> list[Expr]:
+    """int8 [16] digits of codes of one row, uint8 [16], by its centroids and steps [32]."""
+    last = step.bits - CELL_BITS - 1
+    found = [table_lookup(_pairs(table, halves), shifted(code, -last))]
+    if step.two_digits:
+        steps = [tirx.reinterpret("int8x16", halves.vload([at], "uint8x16")) for at in (0, BYTES)]
+        h = table_lookup(steps, shifted(code, -last - 1))
+        bits = masked(code, (1 << last) - 1)
+        found.append(h * _factor(step.bits, bits, tuple(range(last))))
+    return found
+
+
+def _pairs(table: Buffer, halves: Buffer) -> list[Expr]:
+    """Four registers: T of both halves of each cell, side by side."""
+    both = _lower_upper(table, halves, [])
+    found = []
+    for low, high in zip(*both, strict=True):
+        for first in (0, BYTES // 2):
+            order = [i for e in range(first, first + BYTES // 2) for i in (e, BYTES + e)]
+            found.append(tirx.Shuffle([low, high], [tirx.const(i, "int32") for i in order]))
+    return found
+
+
 def _steps(halves: Buffer, row: int, part: int) -> Expr:
     return tirx.reinterpret("int8x16", halves.vload([row, part * BYTES], "uint8x16"))
 
 
 def _halves(table: Buffer, halves: Buffer, row: int) -> list[Expr]:
     """Four registers: T of the lower halves of the cells, then of the upper ones."""
-    low, high = [], []
+    low, high = _lower_upper(table, halves, [row])
+    return low + high
+
+
+def _lower_upper(table: Buffer, halves: Buffer, lead: list[int]) -> tuple[list[Expr], list[Expr]]:
+    """T of the lower and of the upper halves of the cells, two registers each."""
+    low: list[Expr] = []
+    high: list[Expr] = []
     for part in (0, BYTES):
-        c, h = table.vload([row, part], "int8x16"), halves.vload([row, part], "uint8x16")
+        c, h = table.vload([*lead, part], "int8x16"), halves.vload([*lead, part], "uint8x16")
         down, up = (
             tirx.reinterpret("int8x16", shifted(h + splat(more, "uint8"), -2)) for more in (1, 2)
         )
         low.append(c - down)
         high.append(c + up)
-    return low + high
+    return low, high
 
 
 def _factor(bits: int, index: Expr, places: tuple[int, ...]) -> Expr:

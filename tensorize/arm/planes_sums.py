@@ -69,9 +69,7 @@ class Sums:
         self._parts = {}
         yield
         for lead in dict.fromkeys(lead for lead, _ in self._parts):
-            part = self._parts[lead, 0]
-            if (lead, 1) in self._parts:
-                part = part * splat(1 << FINE_BITS, "int32", 4) + self._parts[lead, 1]
+            part = self._parts.get((lead, 1), self._parts[lead, 0])
             if not self._scales:
                 whole = self._acc.vload([*lead, 0], "int32x4") + part
                 b.buffer_store(self._acc, whole, [*lead, tirx.Ramp(0, 1, 4)])
@@ -83,12 +81,17 @@ class Sums:
             b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
 
     def add(self, lead: list[int], w: Expr, x: Expr, digit: int = 0) -> None:
-        """Add the products of a register to a row's sums; 16 times those of the first of two
-        digits."""
+        """Add the products of a register to a row's sums.
+
+        Those of a second digit start from 16 times the first's, which come before.
+        """
         if not self._scales and not self._step.two_digits:
             value = self._how.multiply(self._acc.vload([*lead, 0], "int32x4"), w, x)
             b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
             return
+        key = (tuple(lead), digit)
+        if digit and key not in self._parts:
+            self._parts[key] = self._parts[key[0], 0] * splat(1 << FINE_BITS, "int32", 4)
         zero = tirx.Broadcast(tirx.const(0, "int32"), 4)
-        before = self._parts.get((tuple(lead), digit), zero)
-        self._parts[tuple(lead), digit] = self._how.multiply(before, w, x)
+        before = self._parts.get(key, zero)
+        self._parts[key] = self._how.multiply(before, w, x)

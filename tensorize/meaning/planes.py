@@ -210,13 +210,20 @@ def _weight(
     unit: PlanesStep, code: Expr, entry: Expr, row: Expr, *tables: Load, digit: int | None = None
 ) -> Expr:
     """What an entry of the table of a row gives a code, int32: its weight or a digit, or 0."""
+    which = table_of(row, unit.tables)
+    return _entry(unit, code, entry, *(table(which, entry) for table in tables), digit=digit)
+
+
+def _entry(
+    unit: PlanesStep, code: Expr, entry: Expr, *found: Expr, digit: int | None = None
+) -> Expr:
+    """The same of what the tables hold at that entry."""
     from tvm import tirx
 
-    at = (table_of(row, unit.tables), entry)
     if not unit.divided:
-        return centroid_if(code, entry, tables[0](*at), unit.offset)
+        return centroid_if(code, entry, found[0], unit.offset)
     cell = tirx.shift_right(code, tirx.const(unit.bits - CELL_BITS, "int32"))
-    value = cell_value(tables[0](*at), tables[1](*at), code, unit.bits, digit)
+    value = cell_value(*found, code, unit.bits, digit)
     value = value + tirx.const(unit.added if digit is None else unit.offset, "int32")
     return tirx.Select(cell == entry.astype("int32"), value, tirx.const(0, "int32"))
 
@@ -308,23 +315,25 @@ def planes_codes(unit: PlanesStep) -> Meaning:
 def table_dot(unit: PlanesStep, rows: int) -> Meaning:
     """Lookups of rows that share a table, times one row of activations.
 
-    Operands: codes uint8 [rows, k], table int8 [2^bits], x int8 [k], [scales,] sums int32
-    [rows, vector / 4]; there is no axis of one row.
+    Operands: codes uint8 [rows, k], table int8 [2^bits], [halves uint8 [32],] x int8 [k], [scales,]
+    sums int32 [rows, vector / 4]; there is no axis of one row.
     """
+    count = 2 if unit.divided else 1
 
-    def term(at: list[Expr], codes: Load, table: Load, *x: Load) -> Expr:
+    def term(at: list[Expr], codes: Load, *loads: Load) -> Expr:
         row, lane, register, byte, entry = at
         column = _column(unit, lane, register, byte)
         code = codes(row, column).astype("int32")
-        weight = centroid_if(code, entry, table(entry), unit.offset)
-        return _product(unit, weight, 0, column, *x)
+        weight = _entry(unit, code, entry, *(load(entry) for load in loads[:count]))
+        return _product(unit, weight, 0, column, *loads[count:])
 
     lead = (rows,) if rows > 1 else ()
     codes = Operand("codes", (*lead, unit.k), "uint8", 32, rows > 1)
     table = Operand("table", (unit.entries,), "int8", min(unit.entries, 64))
     sums = Operand("acc", (*lead, unit.lanes), unit.sums, 16)
     reduced = (unit.registers, QUAD, unit.entries)
-    operands = (codes, table, *_factors(unit), sums)
+    halves = (Operand("halves", (unit.entries,), "uint8", 32),) if unit.divided else ()
+    operands = (codes, table, *halves, *_factors(unit), sums)
     return _meaning("table_dot", operands, (rows, unit.lanes), reduced, term)
 
 

@@ -105,7 +105,8 @@ def test_kernels_of_tables_and_of_cells_keep_apart() -> None:
         for kernel in ANYPREC_KERNELS:
             if kernel.kind != "gemv" or kernel.width < 7 or kernel.instruction.name[:5] != "sdot":
                 continue
-            if ("_cells" in kernel.name) != (good == "_cells"):
+            cells = "_cells" in kernel.name
+            if cells != (good == "_cells") and (cells or kernel.width >= 7):
                 with pytest.raises(NotApplicable):
                     kernel.check(spec, profile)
     assert kernel_of("gemv", 8, "sdot_cells", ANYPREC_KERNELS).name.endswith("_cells_r8m1")

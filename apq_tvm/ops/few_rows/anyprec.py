@@ -92,8 +92,9 @@ class _Apart(_Gemv):
 
             def views(*axis: Expr, table: int = table) -> list[View]:
                 x, mine = self.x_at(self.first(axis)), (table * rows, 0)
-                entries = View(self.table, (self.first_table(self.row_block(0)) + table, 0))
-                return [View(self.codes, mine), entries, *x, View(self.spread, mine)]
+                at = (self.first_table(self.row_block(0)) + table, 0)
+                entries = [View(held, at) for held in (self.table, self.halves) if held is not None]
+                return [View(self.codes, mine), *entries, *x, View(self.spread, mine)]
 
             product(table_dot(step, rows), f"dot{suffix}{table}", views, self.around(u))
 
