@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from tvm import tirx
 
 from apq_tvm.codegen.layouts.layout import Details, Shapes, WeightLayout
 from apq_tvm.errors import PackError
@@ -245,5 +244,7 @@ class PlanesLayout(WeightLayout):
 
     def factor(self, bits: int) -> Any:
         """float32: the step of a width where cells are divided, in a row's scale."""
+        from tvm import tirx
+
         fine = cells.FINE if bits > cells.CELL_BITS + 1 else 1
         return tirx.const(1 / (cells.UNITS * fine), "float32")

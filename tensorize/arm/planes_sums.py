@@ -69,7 +69,7 @@ class Sums:
         self._parts = {}
         yield
         for lead in dict.fromkeys(lead for lead, _ in self._parts):
-            part = self._parts.get((lead, 1), self._parts[lead, 0])
+            part: Expr = self._parts.get((lead, 1), self._parts[lead, 0])
             if not self._scales:
                 whole = self._acc.vload([*lead, 0], "int32x4") + part
                 b.buffer_store(self._acc, whole, [*lead, tirx.Ramp(0, 1, 4)])

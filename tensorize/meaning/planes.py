@@ -223,7 +223,7 @@ def _entry(
     if not unit.divided:
         return centroid_if(code, entry, found[0], unit.offset)
     cell = tirx.shift_right(code, tirx.const(unit.bits - CELL_BITS, "int32"))
-    value = cell_value(*found, code, unit.bits, digit)
+    value = cell_value(found[0], found[1], code, unit.bits, digit)
     value = value + tirx.const(unit.added if digit is None else unit.offset, "int32")
     return tirx.Select(cell == entry.astype("int32"), value, tirx.const(0, "int32"))
 

@@ -44,7 +44,6 @@ def record(kind: str, bits: int, instruction: str) -> LinearKernel:
     )
 
 
-@pytest.mark.few(4)
 @needs_qemu
 @pytest.mark.parametrize(("kind", "bits", "instruction", "acts"), CASES)
 def test_digits(kind: str, bits: int, instruction: str, acts: str, tmp_path: Path) -> None:
